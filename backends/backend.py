@@ -1,0 +1,288 @@
+"""Backend: the base class of every communication library, and their registry.
+
+A backend is one file that subclasses :class:`Backend` and registers itself.
+The semantics of each method are those of the ``torch.distributed`` function of
+the same name; what a base-class method does not build out of others raises
+`NotImplementedError`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NoReturn
+
+import numpy as np
+
+from .errors import DistBackendError
+from .reduce_op import ReduceOp
+from .store import Store
+from .work import OpType, Work
+
+__all__ = ["Array", "Backend", "BackendCreator", "chain"]
+
+# What a backend is handed: numpy arrays for "cpu", cupy's for "cuda", and what
+# the caller gave for a device type Rankscope knows no array library for.
+Array = Any
+
+BackendCreator = Callable[[Store, int, int, float], "Backend"]
+
+
+@dataclass(frozen=True)
+class _Registration:
+    name: str
+    creator: BackendCreator
+    devices: tuple[str, ...]
+
+
+class Backend:
+    """One communication library, serving one group on this rank.
+
+    A subclass is made by its registered creator,
+    ``creator(store, rank, world_size, timeout)``, at the group's first use of
+    one of its device types. Making it may rendezvous through `store`, whose
+    keys are private to this group, generation and backend.
+
+    Contract for the collective methods. They are called from any thread, one
+    at a time, in issue order. Arguments have been validated by the
+    dispatcher: arrays are C-contiguous, writable where they are written, of
+    one dtype, of matching sizes and not empty; `src` and `dst` are ranks *in
+    the group*. A method returns a :class:`Work` at once and never blocks on a
+    peer. The backend keeps what it uses alive until the Work is over, runs
+    ops in the order of issue, and reports each start and end. It knows no
+    deadlines: the dispatcher times ops out and then calls :meth:`abort`.
+    """
+
+    registry: ClassVar[dict[str, _Registration]] = {}
+
+    name: ClassVar[str] = "backend"
+    #: Reductions the library has; AVG is made of SUM where it is not listed.
+    reduce_ops: ClassVar[frozenset[ReduceOp]] = frozenset(
+        {ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX}
+    )
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        #: Set by the group: call it with a reason when the library, a peer or
+        #: a side process fails on its own. The group is then aborted everywhere.
+        self.on_failure: Callable[[str], None] = lambda reason: None
+
+    # -- registry ----------------------------------------------------------
+
+    @classmethod
+    def register_backend(
+        cls,
+        name: str,
+        creator: BackendCreator,
+        devices: str | Sequence[str] = ("cpu", "cuda"),
+        extended_api: bool = False,
+    ) -> None:
+        """Make `name` usable in a `BackendConfig`, for the device types `devices`.
+
+        ``creator(store, rank, world_size, timeout)`` returns the backend of
+        this rank; `timeout` is the group's, in seconds. Registering a name
+        again replaces it for groups made from then on. `extended_api` is
+        accepted for c10d's signature and must be ``False``.
+        """
+        if not name.isidentifier() or name.lower() != name:
+            raise ValueError(
+                f"backend name {name!r}: expected a lower-case identifier such as 'ucc'"
+            )
+        if extended_api:
+            raise ValueError("register_backend: extended_api=True is not supported")
+        kinds = (devices,) if isinstance(devices, str) else tuple(devices)
+        if not kinds:
+            raise ValueError(f"backend {name!r}: devices is empty, expected e.g. 'cpu'")
+        cls.registry[name] = _Registration(name, creator, kinds)
+
+    @classmethod
+    def unavailable_reason(cls) -> str | None:
+        """Why this library cannot be used here, with the remedy; ``None`` if it can."""
+        return None
+
+    # -- checks the dispatcher asks for ------------------------------------
+
+    def check(self, op: OpType, dtype: Any, reduce_op: ReduceOp | None) -> None:
+        """Raise `TypeError` or `ValueError` if the op cannot be done.
+
+        Called before the op gets its sequence number, so that nothing is lost.
+        """
+        if reduce_op is not None and reduce_op not in self.reduce_ops:
+            names = ", ".join(sorted(r.name for r in self.reduce_ops))
+            raise ValueError(
+                f"backend {self.name!r} has no ReduceOp.{reduce_op.name}; it has {names}"
+            )
+
+    # -- collectives -------------------------------------------------------
+
+    def all_reduce(self, tensor: Array, op: ReduceOp) -> Work:
+        """Reduce `tensor` over all ranks, in place, on every rank."""
+        self._missing("all_reduce")
+
+    def broadcast(self, tensor: Array, src: int) -> Work:
+        """Copy `tensor` of rank `src` into `tensor` of every other rank."""
+        self._missing("broadcast")
+
+    def reduce(self, tensor: Array, dst: int, op: ReduceOp) -> Work:
+        """Reduce over all ranks into `tensor` of rank `dst`; others keep theirs."""
+        self._missing("reduce")
+
+    def all_gather(self, tensor_list: Sequence[Array], tensor: Array) -> Work:
+        """``tensor_list[r]`` becomes `tensor` of rank r (sizes may differ by rank)."""
+        self._missing("all_gather")
+
+    def all_gather_into_tensor(self, output: Array, tensor: Array) -> Work:
+        """`output`, flat, becomes the concatenation of all ranks' `tensor`."""
+        return self.all_gather(_chunks(output, self.size), tensor)
+
+    def gather(
+        self, tensor: Array, gather_list: Sequence[Array] | None, dst: int
+    ) -> Work:
+        """On `dst`, ``gather_list[r]`` becomes `tensor` of rank r."""
+        self._missing("gather")
+
+    def scatter(
+        self, tensor: Array, scatter_list: Sequence[Array] | None, src: int
+    ) -> Work:
+        """`tensor` becomes ``scatter_list[rank]`` of rank `src`."""
+        self._missing("scatter")
+
+    def reduce_scatter(
+        self, output: Array, input_list: Sequence[Array], op: ReduceOp
+    ) -> Work:
+        """`output` becomes the reduction of all ranks' ``input_list[rank]``.
+
+        Built on all_reduce of one flat copy; entries may differ in size.
+        """
+        flat = np.concatenate([np.ravel(entry) for entry in input_list])
+        start = sum(entry.size for entry in input_list[: self.rank])
+
+        def take() -> None:
+            output.reshape(-1)[:] = flat[start : start + output.size]
+
+        return chain(
+            self.all_reduce(flat, op), OpType.REDUCE_SCATTER, take, result=output
+        )
+
+    def reduce_scatter_tensor(self, output: Array, tensor: Array, op: ReduceOp) -> Work:
+        """As `reduce_scatter`, `tensor` being the flat concatenation of the parts."""
+        return self.reduce_scatter(output, _chunks(tensor, self.size), op)
+
+    def all_to_all(
+        self, output_list: Sequence[Array], input_list: Sequence[Array]
+    ) -> Work:
+        """``output_list[r]`` becomes ``input_list[rank]`` of rank r (sizes may differ)."""
+        self._missing("all_to_all")
+
+    def all_to_all_single(
+        self,
+        output: Array,
+        tensor: Array,
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
+    ) -> Work:
+        """As `all_to_all` on one array each, split along dimension 0."""
+        return self.all_to_all(
+            _split(output, output_split_sizes), _split(tensor, input_split_sizes)
+        )
+
+    def barrier(self) -> Work:
+        """End when every rank has entered."""
+        self._missing("barrier")
+
+    def send(self, tensor: Array, dst: int, tag: int) -> Work:
+        """Send `tensor` to rank `dst`, matched by `tag`."""
+        self._missing("send")
+
+    def recv(self, tensor: Array, src: int | None, tag: int) -> Work:
+        """Receive into `tensor` from `src`; ``None``: from any rank.
+
+        The Work's result is the sender's rank in the group.
+        """
+        self._missing("recv")
+
+    # -- end of life -------------------------------------------------------
+
+    def abort(self, reason: str) -> None:
+        """Stop everything in flight, now, whatever it hangs in; never block on a peer.
+
+        The dispatcher fails the Works itself. Calling it again does nothing.
+        """
+
+    def shutdown(self) -> None:
+        """Free everything in good order: no op is in flight and none will come."""
+
+    def _missing(self, op: str) -> NoReturn:
+        raise NotImplementedError(f"backend {self.name!r} does not implement {op}")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} rank {self.rank} of {self.size}>"
+
+
+class _Chained(Work):
+    """A Work that does something more when the Work it stands on is done."""
+
+    __slots__ = ("inner",)
+
+    def __init__(self, inner: Work, op_type: OpType, result: Any) -> None:
+        super().__init__(op_type, result)
+        self.inner = inner
+
+    def _block(self, timeout: float | None) -> bool:
+        # The inner Work's waiter may be what drives progress. Its callbacks,
+        # ours among them, have not all run when it says done.
+        return self.inner._block(timeout) and super()._block(timeout)
+
+    def detach(self) -> None:
+        self.inner.detach()
+
+
+def chain(
+    inner: Work, op_type: OpType, then: Callable[[], None], result: Any = None
+) -> Work:
+    """Return a Work that runs `then` after `inner` went well, and then ends.
+
+    It is over when `then` has returned; it fails as `inner` does, or with the
+    error `then` raised.
+    """
+    outer = _Chained(inner, op_type, result)
+
+    def follow(done: Work) -> None:
+        error = done.exception()
+        if error is not None:
+            outer.mark_failed(error, done.state)
+            return
+        try:
+            then()
+        except Exception as raised:  # noqa: BLE001 - it belongs to the Work
+            outer.mark_failed(raised)
+        else:
+            outer.mark_completed(result, started_ns=done.started_ns)
+
+    inner.add_done_callback(follow)
+    return outer
+
+
+def _chunks(tensor: Array, parts: int) -> list[Array]:
+    flat = tensor.reshape(-1)
+    size = flat.size // parts
+    return [flat[i * size : (i + 1) * size] for i in range(parts)]
+
+
+def _split(tensor: Array, sizes: Sequence[int]) -> list[Array]:
+    pieces, start = [], 0
+    for size in sizes:
+        pieces.append(tensor[start : start + size])
+        start += size
+    return pieces
+
+
+def load_builtin(name: str) -> None:
+    """Import the file of a built-in backend, which registers itself."""
+    if name in ("gloo", "mpi", "nccl") and name not in Backend.registry:
+        try:
+            importlib.import_module(f"{__package__}.{name}")
+        except ModuleNotFoundError as error:
+            raise DistBackendError(f"backend {name!r} is not part of this build") from error

@@ -1,0 +1,353 @@
+"""Work: one operation in flight, its state machine and its timing.
+
+The class follows ``c10d::Work``. The state machine is the pure function
+:func:`transition`; everything else is bookkeeping around it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import enum
+import threading
+import time
+from collections.abc import Callable, Generator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from .errors import DistBackendError, DistTimeoutError
+
+if TYPE_CHECKING:
+    from .recorder import Record
+
+__all__ = ["OpType", "Work", "WorkState", "create_work_from_future", "transition"]
+
+
+class OpType(enum.Enum):
+    """What an operation does; the values are the public names of the API."""
+
+    ALL_REDUCE = "all_reduce"
+    BROADCAST = "broadcast"
+    REDUCE = "reduce"
+    ALL_GATHER = "all_gather"
+    ALL_GATHER_INTO_TENSOR = "all_gather_into_tensor"
+    GATHER = "gather"
+    SCATTER = "scatter"
+    REDUCE_SCATTER = "reduce_scatter"
+    REDUCE_SCATTER_TENSOR = "reduce_scatter_tensor"
+    ALL_TO_ALL = "all_to_all"
+    ALL_TO_ALL_SINGLE = "all_to_all_single"
+    BARRIER = "barrier"
+    SEND = "send"
+    RECV = "recv"
+    UNKNOWN = "unknown"
+
+    @property
+    def is_p2p(self) -> bool:
+        """Whether the op is counted by ``p2p_seq_id``."""
+        return self in (OpType.SEND, OpType.RECV)
+
+
+class WorkState(enum.Enum):
+    """Where a Work is; the last four are terminal and never change."""
+
+    SCHEDULED = "scheduled"
+    STARTED = "started"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    ABORTED = "aborted"
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether the Work is over."""
+        return self not in (WorkState.SCHEDULED, WorkState.STARTED)
+
+
+def transition(state: WorkState, event: WorkState) -> WorkState:
+    """Return the state that follows `state` when `event` is reported.
+
+    A terminal state absorbs every event: the first outcome is the outcome.
+    A Work may end without having started (aborted in the queue, or so short
+    that its start was never reported). ``SCHEDULED`` is no event: reporting it
+    is a bug of the backend and raises `ValueError`.
+    """
+    if event is WorkState.SCHEDULED:
+        raise ValueError("a Work cannot go back to SCHEDULED")
+    if state.is_terminal:
+        return state
+    return event
+
+
+class Work:
+    """One operation of one group, from its issue to its end.
+
+    A backend makes the Work, returns it at once and reports on it from
+    whatever thread it likes through :meth:`mark_started`,
+    :meth:`mark_completed` and :meth:`mark_failed`. The dispatcher binds it to
+    its flight-recorder slot (`record`), which carries the sequence numbers.
+
+    Durations run from when the op started to execute, never from when it was
+    queued. `timed` is fixed when the Work is made.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_callbacks",
+        "_done",
+        "_exception",
+        "_lock",
+        "_result",
+        "_state",
+        "completed_ns",
+        "op_type",
+        "record",
+        "scheduled_ns",
+        "started_ns",
+        "timed",
+    )
+
+    def __init__(self, op_type: OpType = OpType.UNKNOWN, result: Any = None) -> None:
+        self.op_type = op_type
+        self.record: Record | None = None
+        self.timed = True
+        self.scheduled_ns = time.time_ns()
+        self.started_ns = 0
+        self.completed_ns = 0
+        self._state = WorkState.SCHEDULED
+        self._result = result
+        self._exception: BaseException | None = None
+        self._lock = threading.Lock()
+        # Made by the first waiter only: most Works are done before anybody
+        # has to block, and an Event costs more than the rest of the object.
+        self._done: threading.Event | None = None
+        self._callbacks: list[Callable[[Work], None]] | None = None
+
+    # -- what a caller uses ------------------------------------------------
+
+    @property
+    def state(self) -> WorkState:
+        """The present state."""
+        return self._state
+
+    def is_completed(self) -> bool:
+        """Whether the op is over, well or not (``c10d::Work::isCompleted``)."""
+        return self._state.is_terminal
+
+    def is_success(self) -> bool:
+        """Whether the op is over and went well."""
+        return self._state is WorkState.COMPLETED
+
+    def exception(self) -> BaseException | None:
+        """The error of a Work that did not go well, else ``None``."""
+        return self._exception
+
+    def result(self) -> Any:
+        """What the op produced (the output array or list of arrays).
+
+        Raises the Work's error if it failed and `DistBackendError` if it is
+        still in flight.
+        """
+        if self._exception is not None:
+            raise self._exception
+        if self._state is not WorkState.COMPLETED:
+            raise DistBackendError(f"{self.describe()} has no result yet: wait() first")
+        return self._result
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        """Block until the op is over; return ``True``, or raise its error.
+
+        `timeout` (seconds or `timedelta`) bounds this wait only: when it
+        passes, `DistTimeoutError` is raised and the Work stays in flight. The
+        op's own timeout, the group's, goes on counting from the op's start.
+        """
+        seconds = (
+            timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        )
+        if not self._state.is_terminal and not self._block(seconds):
+            raise DistTimeoutError(
+                f"{self.describe()} was not done after wait(timeout={seconds:g} s); "
+                "it is still in flight"
+            )
+        if self._exception is not None:
+            raise self._exception
+        return True
+
+    def synchronize(self) -> None:
+        """Make the result usable on the caller's stream; on CPU, wait."""
+        self.wait()
+
+    def get_future(self) -> concurrent.futures.Future[Any]:
+        """Return a future that ends as this Work does, with its result."""
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+        def settle(work: Work) -> None:
+            # A future that somebody cancelled takes no result any more.
+            if future.set_running_or_notify_cancel():
+                if work._exception is not None:
+                    future.set_exception(work._exception)
+                else:
+                    future.set_result(work._result)
+
+        self.add_done_callback(settle)
+        return future
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """``await work``: suspend the task, not the thread; returns the result."""
+        return asyncio.wrap_future(self.get_future()).__await__()
+
+    @property
+    def sequence_number(self) -> int:
+        """``collective_seq_id``, or ``p2p_seq_id`` of a send or recv; -1 if unbound."""
+        if self.record is None:
+            return -1
+        if self.op_type.is_p2p:
+            return self.record.p2p_seq_id
+        return self.record.collective_seq_id
+
+    @property
+    def duration_ns(self) -> int | None:
+        """Nanoseconds from start to end; ``None`` if unknown or not timed."""
+        if not self.timed or not self.started_ns or not self.completed_ns:
+            return None
+        return self.completed_ns - self.started_ns
+
+    def get_duration(self) -> float | None:
+        """Milliseconds from start to end, as ``Work._get_duration`` has it."""
+        duration = self.duration_ns
+        return None if duration is None else duration / 1e6
+
+    def add_done_callback(self, callback: Callable[[Work], None]) -> None:
+        """Call ``callback(work)`` once, when the Work is over (at once if it is)."""
+        with self._lock:
+            if not self._state.is_terminal:
+                if self._callbacks is None:
+                    self._callbacks = []
+                self._callbacks.append(callback)
+                return
+        callback(self)
+
+    def describe(self) -> str:
+        """``all_reduce #14 of group 'default' on rank 2``, for messages."""
+        if self.record is None:
+            return self.op_type.value
+        return self.record.describe()
+
+    def __repr__(self) -> str:
+        duration = self.get_duration()
+        took = "" if duration is None else f", {duration:.3f} ms"
+        return f"<Work {self.describe()}: {self._state.value}{took}>"
+
+    # -- what a backend uses -----------------------------------------------
+
+    def detach(self) -> None:
+        """Nobody waits now: the backend must make progress by itself.
+
+        Called by the dispatcher for ``async_op=True``. A backend whose ops
+        advance without a waiter has nothing to do here.
+        """
+
+    def _block(self, timeout: float | None) -> bool:
+        """Block until terminal or `timeout` seconds passed; say whether it is.
+
+        A backend whose waiter drives progress overrides this.
+        """
+        with self._lock:
+            if self._state.is_terminal:
+                return True
+            if self._done is None:
+                self._done = threading.Event()
+        return self._done.wait(timeout)
+
+    def mark_started(self, at_ns: int | None = None) -> None:
+        """Report that the op began to execute (`at_ns`: ``time.time_ns``)."""
+        with self._lock:
+            if self._state is not WorkState.SCHEDULED:
+                return
+            self._state = transition(self._state, WorkState.STARTED)
+            self.started_ns = at_ns or time.time_ns()
+            if self.record is not None:
+                self.record.started(self)
+
+    def mark_completed(
+        self,
+        result: Any = None,
+        started_ns: int | None = None,
+        completed_ns: int | None = None,
+    ) -> bool:
+        """Report success; `result` replaces the one given at construction."""
+        return self._end(WorkState.COMPLETED, None, result, started_ns, completed_ns)
+
+    def mark_failed(
+        self, error: BaseException, state: WorkState = WorkState.FAILED
+    ) -> bool:
+        """Report that the op ended badly: FAILED, TIMED_OUT or ABORTED.
+
+        Returns whether this call ended it (``False``: it was over already).
+        """
+        return self._end(state, error, None, None, None)
+
+    def _end(
+        self,
+        event: WorkState,
+        error: BaseException | None,
+        result: Any,
+        started_ns: int | None,
+        completed_ns: int | None,
+    ) -> bool:
+        with self._lock:
+            if self._state.is_terminal:
+                return False
+            if started_ns and not self.started_ns:
+                self.started_ns = started_ns
+            self.completed_ns = completed_ns or time.time_ns()
+            if result is not None:
+                self._result = result
+            self._exception = error
+            self._state = transition(self._state, event)
+            if self.record is not None:
+                self.record.ended(self)
+            done, callbacks = self._done, self._callbacks
+            self._callbacks = None
+        if done is not None:
+            done.set()
+        for callback in callbacks or ():
+            callback(self)
+        return True
+
+    def bind(self, record: Record) -> None:
+        """Tie the Work to its flight-recorder slot (the dispatcher does this)."""
+        with self._lock:
+            self.record = record
+            if self.started_ns:
+                record.started(self)
+            if self._state.is_terminal:
+                record.ended(self)
+
+
+def create_work_from_future(
+    future: concurrent.futures.Future[Any], op_type: OpType = OpType.UNKNOWN
+) -> Work:
+    """Return a Work that ends as `future` does, with the future's result.
+
+    For process groups and backends written in plain Python: run the op on an
+    executor and return the future as a Work (c10d's ``create_work_from_future``).
+    """
+    work = Work(op_type)
+    work.mark_started()
+
+    def settle(done: concurrent.futures.Future[Any]) -> None:
+        if done.cancelled():
+            work.mark_failed(
+                DistBackendError(f"the future of {work.describe()} was cancelled"),
+                WorkState.ABORTED,
+            )
+            return
+        error = done.exception()
+        if error is None:
+            work.mark_completed(done.result())
+        else:
+            work.mark_failed(error)
+
+    future.add_done_callback(settle)
+    return work
