@@ -1,0 +1,68 @@
+# Everything a person does with this repository: `make help` lists it.
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+ROOMS := magics engines backends widgets
+SOURCES := rankscope $(ROOMS) tests tools bench
+
+# The rooms lie at the top of the repository and are mapped into the package by
+# an import hook that mypy does not follow: links make the tree it can read,
+# and its messages get the true paths back.
+TYPING := build/typing
+MYPY := MYPYPATH=$(TYPING) $(BIN)/mypy
+TRUE_PATHS := sed -E 's|^$(TYPING)/(rankscope/[^/]*:)|\1|; s|^$(TYPING)/rankscope/||'
+
+# IPython, Jupyter and matplotlib all want to write under the home folder.
+ifeq ($(shell test -n "$$HOME" -a -d "$$HOME" -a -w "$$HOME" && echo usable),)
+export HOME := $(CURDIR)/build/home
+endif
+
+.PHONY: help demo lab test lint style types format bench clean distclean environment typing
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: environment ## run the quickstart notebook for real and print what each rank got
+	@$(BIN)/python tools/demo.py
+
+lab: environment ## open the notebooks in JupyterLab
+	@$(BIN)/python -m jupyterlab --notebook-dir=notebooks $(LAB_ARGS)
+
+test: lint ## linter, type checker and tests (PYTEST_ARGS="-k gloo" for some)
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: style types ## linter, formatter (check only) and type checker
+
+style: environment
+	@$(BIN)/ruff check $(SOURCES)
+	@$(BIN)/ruff format --check $(SOURCES)
+
+types: environment typing
+	@$(MYPY) -p rankscope | $(TRUE_PATHS)
+	@$(MYPY) $(wildcard tests tools bench) | $(TRUE_PATHS)
+
+format: environment ## format the code and mend what the linter can mend
+	@$(BIN)/ruff check --fix $(SOURCES)
+	@$(BIN)/ruff format $(SOURCES)
+
+bench: environment ## measure against pygloo, torch.distributed and ipyparallel (BENCH_ARGS=--quick)
+	@$(BIN)/python -m bench $(BENCH_ARGS)
+
+clean: ## remove caches and everything built or written by the targets above
+	rm -rf build dist .artifacts .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
+
+distclean: clean ## clean, and remove the environments too
+	rm -rf $(VENV) .venv-torch rankscope.egg-info
+
+environment:
+	@mkdir -p "$$HOME"
+	@tools/environment.sh
+
+typing:
+	@mkdir -p $(TYPING)/rankscope
+	@find $(TYPING) -xtype l -delete
+	@ln -sfn $(addprefix ../../../,$(ROOMS) $(wildcard rankscope/*.py rankscope/py.typed)) $(TYPING)/rankscope/
