@@ -1,0 +1,111 @@
+"""What a test may leave behind: nothing. Processes, threads and descriptors."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+import uuid
+from dataclasses import dataclass
+
+import psutil
+
+__all__ = ["TOKEN", "Snapshot", "kill", "mark_this_process", "wait_until_clean"]
+
+# Every process started from here on inherits it, so that one whose parent has
+# died (an orphan belongs to nobody's children) is found all the same.
+TOKEN = "RANKSCOPE_TEST_RUN"
+_VALUE = uuid.uuid4().hex
+
+
+def mark_this_process() -> None:
+    """Put the token into the environment, for all processes to come."""
+    os.environ[TOKEN] = _VALUE
+
+
+def _processes() -> frozenset[psutil.Process]:
+    found = set(psutil.Process().children(recursive=True))
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(TOKEN) == _VALUE and process.pid != os.getpid():
+                found.add(process)
+        except psutil.Error:
+            continue  # gone by now, or somebody else's
+    return frozenset(p for p in found if _lives(p))
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _descriptors() -> dict[int, str]:
+    table = {}
+    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+        try:
+            table[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue  # the descriptor listdir itself had open
+    return table
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The processes, threads and descriptors of this test run at one moment."""
+
+    processes: frozenset[psutil.Process]
+    threads: frozenset[threading.Thread]
+    descriptors: dict[int, str]
+
+    @classmethod
+    def take(cls) -> Snapshot:
+        """Look now."""
+        return cls(_processes(), frozenset(threading.enumerate()), _descriptors())
+
+    def leaks(self, before: Snapshot) -> list[str]:
+        """What is here now and was not `before`, one line each."""
+        lines = [
+            f"process {p.pid}: {_command(p)}" for p in self.processes - before.processes
+        ]
+        lines += [f"thread {t.name}" for t in self.threads - before.threads]
+        # Numbers are reused and links may change, so the count is what tells.
+        surplus = len(self.descriptors) - len(before.descriptors)
+        if surplus > 0:
+            fresh = [
+                f"{number} -> {target}"
+                for number, target in sorted(self.descriptors.items())
+                if before.descriptors.get(number) != target
+            ]
+            lines.append(f"{surplus} descriptors, among: {', '.join(fresh)}")
+        return lines
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return "(gone)"
+
+
+def wait_until_clean(before: Snapshot, seconds: float = 10) -> list[str]:
+    """Wait until nothing is left that was not there `before`; return what is."""
+    deadline = time.monotonic() + seconds
+    while True:
+        # Descriptors whose owner is garbage in a cycle are no leak.
+        gc.collect()
+        leaks = Snapshot.take().leaks(before)
+        if not leaks or time.monotonic() > deadline:
+            return leaks
+        time.sleep(0.05)
+
+
+def kill(before: Snapshot) -> None:
+    """Kill the processes that came after `before`: one leak is one failure."""
+    for process in Snapshot.take().processes - before.processes:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
