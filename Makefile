@@ -26,7 +26,7 @@ help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: environment ## run the quickstart notebook for real and print what each rank got
-	@$(BIN)/python tools/demo.py
+	@$(BIN)/python -m tools.demo
 
 lab: environment ## open the notebooks in JupyterLab
 	@$(BIN)/python -m jupyterlab --notebook-dir=notebooks $(LAB_ARGS)

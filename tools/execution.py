@@ -1,0 +1,114 @@
+"""Executes a notebook with this interpreter, reporting on each cell."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from ipykernel.kernelspec import get_kernel_dict
+from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+
+__all__ = ["CellRun", "execute", "text_of"]
+
+_TERMINAL_CODES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+class _ThisInterpreter(AsyncKernelManager):
+    """Runs the ipykernel of this interpreter, whatever kernels are registered.
+
+    A kernel spec of the user's called ``python3`` may belong to any Python.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if self.has_trait("transport_encryption"):  # newer versions
+            self.transport_encryption = "auto"
+
+    @property
+    def kernel_spec(self) -> KernelSpec:
+        return KernelSpec(**get_kernel_dict())
+
+
+@dataclass
+class CellRun:
+    """One code cell that is about to run, or has run."""
+
+    index: int  # among the code cells, from 1
+    total: int
+    title: str  # the heading it stands under
+    cell: nbformat.NotebookNode
+    seconds: float = 0.0
+
+
+def text_of(cell: nbformat.NotebookNode) -> str:
+    """The text that a code cell put out, errors included, without colours."""
+    parts = []
+    for output in cell.get("outputs", ()):
+        if output.output_type == "stream":
+            parts.append(output.text)
+        elif output.output_type == "error":
+            parts.append("\n".join(output.traceback) + "\n")
+        else:
+            parts.append(output.data.get("text/plain", "") + "\n")
+    return _TERMINAL_CODES.sub("", "".join(parts))
+
+
+def _titles(notebook: nbformat.NotebookNode) -> dict[str, str]:
+    """Cell id → the last heading at or above that cell."""
+    title, titles = "", {}
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            headings = re.findall(r"^#+ +(.+)$", cell.source, re.MULTILINE)
+            title = headings[-1] if headings else title
+        titles[cell.id] = title
+    return titles
+
+
+def execute(
+    path: Path,
+    *,
+    before: Callable[[CellRun], Any] = lambda run: None,
+    after: Callable[[CellRun], Any] = lambda run: None,
+    timeout: float = 300,
+) -> nbformat.NotebookNode:
+    """Run the notebook at `path` in its own folder; return it with its outputs.
+
+    `before` and `after` are called around each code cell. An error in a cell,
+    or a cell that takes longer than `timeout` seconds, raises nbclient's
+    `CellExecutionError` or `CellTimeoutError`; `after` has seen the cell by then.
+    """
+    notebook = nbformat.read(path, as_version=4)
+    titles = _titles(notebook)
+    code = [cell.id for cell in notebook.cells if cell.cell_type == "code"]
+    runs: dict[str, CellRun] = {}
+    started: dict[str, float] = {}
+
+    def on_start(cell: nbformat.NotebookNode, **_: Any) -> None:
+        if cell.cell_type != "code":
+            return
+        number = code.index(cell.id) + 1
+        runs[cell.id] = CellRun(number, len(code), titles[cell.id], cell)
+        started[cell.id] = time.perf_counter()
+        before(runs[cell.id])
+
+    def on_executed(cell: nbformat.NotebookNode, **_: Any) -> None:
+        run = runs[cell.id]
+        run.seconds = time.perf_counter() - started[cell.id]
+        after(run)
+
+    client = NotebookClient(
+        notebook,
+        kernel_manager_class=_ThisInterpreter,
+        resources={"metadata": {"path": str(path.parent)}},
+        timeout=timeout,
+        on_cell_start=on_start,
+        on_cell_executed=on_executed,
+    )
+    return client.execute()
