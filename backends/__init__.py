@@ -1,1 +1,125 @@
-"""Placeholder."""
+"""The c10d layer: groups, backends, collectives.  It knows nothing of Jupyter.
+
+The names of ``torch.distributed``, usable from a plain script under any
+launcher that sets ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT``.
+"""
+
+from __future__ import annotations
+
+from .backend import Backend
+from .collectives import (
+    all_gather,
+    all_gather_into_tensor,
+    all_reduce,
+    all_to_all,
+    all_to_all_single,
+    barrier,
+    broadcast,
+    gather,
+    reduce,
+    reduce_scatter,
+    reduce_scatter_tensor,
+    scatter,
+)
+from .config import BackendConfig
+from .errors import (
+    DistAbortedError,
+    DistBackendError,
+    DistError,
+    DistNetworkError,
+    DistStoreError,
+    DistStoreTimeoutError,
+    DistTimeoutError,
+)
+from .file_store import FileStore
+from .groups import (
+    GroupMember,
+    abort_process_group,
+    destroy_process_group,
+    get_backend,
+    get_backend_config,
+    get_global_rank,
+    get_group_rank,
+    get_process_group_ranks,
+    get_rank,
+    get_world_size,
+    group,
+    init_process_group,
+    is_available,
+    is_backend_available,
+    is_gloo_available,
+    is_initialized,
+    is_mpi_available,
+    is_nccl_available,
+    new_group,
+    rebuild_process_group,
+)
+from .monitored_barrier import monitored_barrier
+from .point_to_point import irecv, isend, recv, send
+from .prefix_store import PrefixStore
+from .process_group import ProcessGroup
+from .reduce_op import ReduceOp
+from .store import Store
+from .tcp_store import TCPStore
+from .work import OpType, Work, WorkState, create_work_from_future
+from .world import NonGroupMember
+
+__all__ = [
+    "Backend",
+    "BackendConfig",
+    "DistAbortedError",
+    "DistBackendError",
+    "DistError",
+    "DistNetworkError",
+    "DistStoreError",
+    "DistStoreTimeoutError",
+    "DistTimeoutError",
+    "FileStore",
+    "GroupMember",
+    "NonGroupMember",
+    "OpType",
+    "PrefixStore",
+    "ProcessGroup",
+    "ReduceOp",
+    "Store",
+    "TCPStore",
+    "Work",
+    "WorkState",
+    "abort_process_group",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "create_work_from_future",
+    "destroy_process_group",
+    "gather",
+    "get_backend",
+    "get_backend_config",
+    "get_global_rank",
+    "get_group_rank",
+    "get_process_group_ranks",
+    "get_rank",
+    "get_world_size",
+    "group",
+    "init_process_group",
+    "irecv",
+    "is_available",
+    "is_backend_available",
+    "is_gloo_available",
+    "is_initialized",
+    "is_mpi_available",
+    "is_nccl_available",
+    "isend",
+    "monitored_barrier",
+    "new_group",
+    "rebuild_process_group",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+    "send",
+]

@@ -9,6 +9,7 @@ the same name; what a base-class method does not build out of others raises
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
@@ -20,7 +21,15 @@ from .reduce_op import ReduceOp
 from .store import Store
 from .work import OpType, Work
 
-__all__ = ["Array", "Backend", "BackendCreator", "chain"]
+__all__ = [
+    "Array",
+    "Backend",
+    "BackendCreator",
+    "builtin_devices",
+    "chain",
+    "resolve",
+    "unavailable_reason",
+]
 
 # What a backend is handed: numpy arrays for "cpu", cupy's for "cuda", and what
 # the caller gave for a device type Rankscope knows no array library for.
@@ -34,6 +43,7 @@ class _Registration:
     name: str
     creator: BackendCreator
     devices: tuple[str, ...]
+    unavailable: Callable[[], str | None]
 
 
 class Backend:
@@ -47,7 +57,7 @@ class Backend:
     Contract for the collective methods. They are called from any thread, one
     at a time, in issue order. Arguments have been validated by the
     dispatcher: arrays are C-contiguous, writable where they are written, of
-    one dtype, of matching sizes and not empty; `src` and `dst` are ranks *in
+    one dtype, of matching sizes and not all empty; `src` and `dst` are ranks *in
     the group*. A method returns a :class:`Work` at once and never blocks on a
     peer. The backend keeps what it uses alive until the Work is over, runs
     ops in the order of issue, and reports each start and end. It knows no
@@ -78,13 +88,16 @@ class Backend:
         creator: BackendCreator,
         devices: str | Sequence[str] = ("cpu", "cuda"),
         extended_api: bool = False,
+        unavailable: Callable[[], str | None] = lambda: None,
     ) -> None:
         """Make `name` usable in a `BackendConfig`, for the device types `devices`.
 
         ``creator(store, rank, world_size, timeout)`` returns the backend of
         this rank; `timeout` is the group's, in seconds. Registering a name
         again replaces it for groups made from then on. `extended_api` is
-        accepted for c10d's signature and must be ``False``.
+        accepted for c10d's signature and must be ``False``. ``unavailable()``
+        says in a sentence, with the remedy, why the library cannot be used on
+        this machine; ``None`` if it can.
         """
         if not name.isidentifier() or name.lower() != name:
             raise ValueError(
@@ -95,12 +108,14 @@ class Backend:
         kinds = (devices,) if isinstance(devices, str) else tuple(devices)
         if not kinds:
             raise ValueError(f"backend {name!r}: devices is empty, expected e.g. 'cpu'")
-        cls.registry[name] = _Registration(name, creator, kinds)
+        cls.registry[name] = _Registration(name, creator, kinds, unavailable)
 
-    @classmethod
-    def unavailable_reason(cls) -> str | None:
-        """Why this library cannot be used here, with the remedy; ``None`` if it can."""
-        return None
+    def refresh(self) -> None:
+        """Bring the states of Works in flight up to date.
+
+        Called before a status summary and by the watchdog: a backend that
+        does not report each start as it happens does so here. Never blocks.
+        """
 
     # -- checks the dispatcher asks for ------------------------------------
 
@@ -112,7 +127,8 @@ class Backend:
         if reduce_op is not None and reduce_op not in self.reduce_ops:
             names = ", ".join(sorted(r.name for r in self.reduce_ops))
             raise ValueError(
-                f"backend {self.name!r} has no ReduceOp.{reduce_op.name}; it has {names}"
+                f"backend {self.name!r} has no ReduceOp.{reduce_op.name}; it has "
+                f"{names}"
             )
 
     # -- collectives -------------------------------------------------------
@@ -173,7 +189,7 @@ class Backend:
     def all_to_all(
         self, output_list: Sequence[Array], input_list: Sequence[Array]
     ) -> Work:
-        """``output_list[r]`` becomes ``input_list[rank]`` of rank r (sizes may differ)."""
+        """``output_list[r]`` becomes ``input_list[rank]`` of rank r; sizes vary."""
         self._missing("all_to_all")
 
     def all_to_all_single(
@@ -279,10 +295,31 @@ def _split(tensor: Array, sizes: Sequence[int]) -> list[Array]:
     return pieces
 
 
-def load_builtin(name: str) -> None:
-    """Import the file of a built-in backend, which registers itself."""
-    if name in ("gloo", "mpi", "nccl") and name not in Backend.registry:
-        try:
-            importlib.import_module(f"{__package__}.{name}")
-        except ModuleNotFoundError as error:
-            raise DistBackendError(f"backend {name!r} is not part of this build") from error
+_BUILTIN_DEVICES = {"gloo": ("cpu",), "mpi": ("cpu",), "nccl": ("cuda",)}
+
+
+def builtin_devices() -> dict[str, tuple[str, ...]]:
+    """The backends that come with Rankscope, and the device types each serves."""
+    return _BUILTIN_DEVICES
+
+
+def resolve(name: str) -> _Registration:
+    """Return the registration of `name`, importing a built-in's file if need be."""
+    if name in _BUILTIN_DEVICES and name not in Backend.registry:
+        module = f"{__package__}.{name}"
+        if importlib.util.find_spec(module) is None:
+            raise DistBackendError(
+                f"backend {name!r} is not part of this version of Rankscope"
+            )
+        importlib.import_module(module)
+    return Backend.registry[name]
+
+
+def unavailable_reason(name: str) -> str | None:
+    """Why backend `name` cannot be used here, with the remedy; ``None`` if it can."""
+    if name not in _BUILTIN_DEVICES and name not in Backend.registry:
+        return f"no backend {name!r} is registered"
+    try:
+        return resolve(name).unavailable()
+    except DistBackendError as error:
+        return str(error)

@@ -38,6 +38,7 @@ class OpType(enum.Enum):
     ALL_TO_ALL = "all_to_all"
     ALL_TO_ALL_SINGLE = "all_to_all_single"
     BARRIER = "barrier"
+    MONITORED_BARRIER = "monitored_barrier"
     SEND = "send"
     RECV = "recv"
     UNKNOWN = "unknown"
@@ -161,9 +162,7 @@ class Work:
         passes, `DistTimeoutError` is raised and the Work stays in flight. The
         op's own timeout, the group's, goes on counting from the op's start.
         """
-        seconds = (
-            timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        )
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         if not self._state.is_terminal and not self._block(seconds):
             raise DistTimeoutError(
                 f"{self.describe()} was not done after wait(timeout={seconds:g} s); "

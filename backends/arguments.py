@@ -1,0 +1,217 @@
+"""Arguments of the collectives: the checks they share, before any byte moves.
+
+Every `take_*` validates and returns what the dispatcher needs; every `check_*`
+raises `TypeError` or `ValueError` that names the op, the group, the rank, the
+argument and what was expected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .arrays import check_dtypes, check_list, check_size, device_type, native
+from .process_group import ProcessGroup
+from .reduce_op import ReduceOp
+from .work import OpType
+
+__all__ = [
+    "Array",
+    "check_equal_sizes",
+    "check_op",
+    "check_own_part",
+    "check_same",
+    "check_tag",
+    "place",
+    "take",
+    "take_list",
+    "take_on",
+    "take_peer",
+    "take_root_list",
+    "take_splits",
+]
+
+Array = Any
+
+
+def place(kind: OpType, pg: ProcessGroup) -> str:
+    return f"{kind.value} in {pg.describe()}"
+
+
+def check_op(op: ReduceOp, name: str, pg: ProcessGroup) -> None:
+    if not isinstance(op, ReduceOp):
+        names = ", ".join(member.name for member in ReduceOp)
+        raise TypeError(
+            f"{name} in {pg.describe()}: op is {op!r}; expected a ReduceOp ({names})"
+        )
+
+
+def check_tag(tag: int, name: str, pg: ProcessGroup) -> None:
+    if not isinstance(tag, int) or not 0 <= tag < 2**31:
+        raise ValueError(
+            f"{name} in {pg.describe()}: tag={tag!r}; expected an int from 0 to "
+            f"{2**31 - 1}"
+        )
+
+
+def take_peer(
+    pg: ProcessGroup,
+    global_rank: int | None,
+    group_rank: int | None,
+    argument: str,
+    name: str,
+    *,
+    default: int | None = None,
+    itself: bool = True,
+) -> int:
+    """Return the rank in the group that `argument` means, or raise `ValueError`."""
+    where = f"{name} in {pg.describe()}"
+    if global_rank is not None and group_rank is not None:
+        raise ValueError(f"{where}: give {argument} or group_{argument}, not both")
+    if global_rank is None and group_rank is None:
+        if default is None:
+            raise ValueError(f"{where}: {argument} is missing; expected a global rank")
+        # torch's default is global rank 0; a group without it has its own.
+        return pg.ranks.index(default) if default in pg.ranks else 0
+    if group_rank is not None:
+        if not isinstance(group_rank, int) or not 0 <= group_rank < pg.size():
+            raise ValueError(
+                f"{where}: group_{argument}={group_rank!r}; expected a rank in the "
+                f"group, 0 to {pg.size() - 1}"
+            )
+        peer = group_rank
+    elif global_rank not in pg.ranks:
+        raise ValueError(
+            f"{where}: {argument}={global_rank!r}; expected one of the group's "
+            f"ranks: {', '.join(map(str, pg.ranks))}"
+        )
+    else:
+        peer = pg.ranks.index(global_rank)
+    if peer == pg.rank and not itself:
+        raise ValueError(
+            f"{where}: {argument} is this rank itself; expected another rank"
+        )
+    return peer
+
+
+def take(
+    value: Array,
+    argument: str,
+    kind: OpType,
+    pg: ProcessGroup,
+    *,
+    writable: bool = True,
+) -> tuple[Array, str]:
+    """Validate one array; return it in native form with its device type."""
+    where = place(kind, pg)
+    device = device_type(value, argument, where)
+    return native(value, device, argument, where, writable=writable), device
+
+
+def take_on(
+    value: Array,
+    argument: str,
+    kind: OpType,
+    pg: ProcessGroup,
+    device: str,
+    *,
+    writable: bool = True,
+) -> Array:
+    """Validate one array that has to be on `device`."""
+    array, found = take(value, argument, kind, pg, writable=writable)
+    if found != device:
+        raise ValueError(
+            f"{place(kind, pg)}: {argument} is on {found!r}, the other arrays are "
+            f"on {device!r}; expected one device type"
+        )
+    return array
+
+
+def take_list(
+    values: Sequence[Array],
+    argument: str,
+    kind: OpType,
+    pg: ProcessGroup,
+    device: str,
+    *,
+    writable: bool = True,
+) -> list[Array]:
+    """Validate a list with one array per rank, all on `device`."""
+    check_list(values, argument, pg.size(), place(kind, pg))
+    return [
+        take_on(value, f"{argument}[{i}]", kind, pg, device, writable=writable)
+        for i, value in enumerate(values)
+    ]
+
+
+def take_root_list(
+    values: Sequence[Array] | None,
+    argument: str,
+    kind: OpType,
+    pg: ProcessGroup,
+    device: str,
+    root: int,
+    *,
+    writable: bool = True,
+) -> list[Array] | None:
+    """Validate a list that the root gives and nobody else."""
+    if pg.rank != root:
+        if values:
+            raise ValueError(
+                f"{place(kind, pg)}: {argument} is given, but this rank is not the "
+                f"root (rank {pg.ranks[root]}); expected None"
+            )
+        return None
+    if values is None:
+        raise ValueError(
+            f"{place(kind, pg)}: {argument} is missing; expected a list of "
+            f"{pg.size()} arrays on the root (rank {pg.ranks[root]})"
+        )
+    return take_list(values, argument, kind, pg, device, writable=writable)
+
+
+def check_same(arrays: Sequence[Array], first: str, rest: str, where: str) -> None:
+    check_dtypes(
+        arrays, [first, *(f"{rest}[{i}]" for i in range(len(arrays) - 1))], where
+    )
+
+
+def check_equal_sizes(
+    arrays: Sequence[Array], argument: str, size: int, other: str, where: str
+) -> None:
+    for i, array in enumerate(arrays):
+        check_size(array, f"{argument}[{i}]", size, f"the size of {other}", where)
+
+
+def check_own_part(received: int, sent: int, pg: ProcessGroup, where: str) -> None:
+    if received != sent:
+        raise ValueError(
+            f"{where}: part {pg.rank}, what this rank sends itself, has size {sent} "
+            f"in the input and {received} in the output; expected one size"
+        )
+
+
+def take_splits(
+    array: Array,
+    sizes: Sequence[int] | None,
+    argument: str,
+    pg: ProcessGroup,
+    where: str,
+) -> list[int]:
+    """Rows of dimension 0 per rank."""
+    if array.ndim == 0:
+        raise ValueError(f"{where}: {argument} has no dimension 0 to split")
+    rows = array.shape[0]
+    if not sizes:
+        if rows % pg.size():
+            raise ValueError(
+                f"{where}: dimension 0 of {argument} (shape {tuple(array.shape)}) is "
+                f"not divisible by {pg.size()} ranks; give {argument}_split_sizes"
+            )
+        return [rows // pg.size()] * pg.size()
+    if len(sizes) != pg.size() or any(size < 0 for size in sizes) or sum(sizes) != rows:
+        raise ValueError(
+            f"{where}: {argument}_split_sizes={list(sizes)}; expected {pg.size()} "
+            f"sizes of at least 0 that add up to {rows}, dimension 0 of {argument}"
+        )
+    return list(sizes)

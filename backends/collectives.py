@@ -1,0 +1,469 @@
+"""The collectives and point-to-point operations, as functions.
+
+Names, signatures and semantics are those of ``torch.distributed``. What they
+have in common, so that it is said once:
+
+- Arrays are numpy arrays or anything that exports DLPack (CPU torch tensors,
+  cupy arrays), C-contiguous, and writable where they are written. The device
+  type of the arrays picks the group's backend.
+- `src` and `dst` are *global* ranks; `group_src` and `group_dst` are ranks in
+  the group, instead.
+- With ``async_op=True`` the function returns a :class:`Work` at once, and the
+  arrays belong to the op until it is done. Else it blocks and returns
+  ``None``.
+- What is wrong with the arguments raises `TypeError` or `ValueError` before
+  anything is sent; the group stays usable.
+- What goes wrong afterwards raises `DistTimeoutError`, `DistAbortedError` or
+  another `DistBackendError`, naming rank, op and sequence number.
+- On a rank that is not in `group`, every op raises `ValueError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .arguments import (
+    Array,
+    check_equal_sizes,
+    check_op,
+    check_own_part,
+    check_same,
+    place,
+    take,
+    take_list,
+    take_on,
+    take_peer,
+    take_root_list,
+    take_splits,
+)
+from .arrays import check_dtypes, check_list, check_size, device_type
+from .groups import Group, resolve_group
+from .reduce_op import ReduceOp
+from .work import OpType, Work
+
+__all__ = [
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+]
+
+
+def all_reduce(
+    tensor: Array,
+    op: ReduceOp = ReduceOp.SUM,
+    group: Group = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Reduce `tensor` over all ranks; every rank's `tensor` becomes the result."""
+    pg = resolve_group(group, "all_reduce")
+    check_op(op, "all_reduce", pg)
+    array, device = take(tensor, "tensor", OpType.ALL_REDUCE, pg)
+    return _finish(
+        pg.reduce_issue(
+            OpType.ALL_REDUCE,
+            device,
+            (array,),
+            lambda backend, reduce_op: backend.all_reduce(array, reduce_op),
+            op,
+            array,
+        ),
+        async_op,
+    )
+
+
+def broadcast(
+    tensor: Array,
+    src: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> Work | None:
+    """Copy `tensor` of rank `src` into every other rank's `tensor`."""
+    pg = resolve_group(group, "broadcast")
+    root = take_peer(pg, src, group_src, "src", "broadcast")
+    array, device = take(
+        tensor, "tensor", OpType.BROADCAST, pg, writable=pg.rank != root
+    )
+    return _finish(
+        pg.issue(
+            OpType.BROADCAST,
+            device,
+            (array,),
+            lambda backend: backend.broadcast(array, root),
+            peer=root,
+            result=array,
+        ),
+        async_op,
+    )
+
+
+def reduce(
+    tensor: Array,
+    dst: int | None = None,
+    op: ReduceOp = ReduceOp.SUM,
+    group: Group = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Work | None:
+    """Reduce `tensor` over all ranks into `tensor` of rank `dst`.
+
+    The other ranks' `tensor` is left as it is.
+    """
+    pg = resolve_group(group, "reduce")
+    check_op(op, "reduce", pg)
+    root = take_peer(pg, dst, group_dst, "dst", "reduce")
+    array, device = take(tensor, "tensor", OpType.REDUCE, pg, writable=pg.rank == root)
+    return _finish(
+        pg.reduce_issue(
+            OpType.REDUCE,
+            device,
+            (array,),
+            lambda backend, reduce_op: backend.reduce(array, root, reduce_op),
+            op,
+            array if pg.rank == root else None,
+            peer=root,
+        ),
+        async_op,
+    )
+
+
+def all_gather(
+    tensor_list: Sequence[Array],
+    tensor: Array,
+    group: Group = None,
+    async_op: bool = False,
+) -> Work | None:
+    """``tensor_list[r]`` becomes `tensor` of rank r, on every rank.
+
+    Sizes may differ from rank to rank; ``tensor_list[r]`` has the size of
+    rank r's `tensor`. `tensor` is not changed.
+    """
+    pg = resolve_group(group, "all_gather")
+    where = place(OpType.ALL_GATHER, pg)
+    array, device = take(tensor, "tensor", OpType.ALL_GATHER, pg, writable=False)
+    outputs = take_list(tensor_list, "tensor_list", OpType.ALL_GATHER, pg, device)
+    check_same([array, *outputs], "tensor", "tensor_list", where)
+    check_size(
+        outputs[pg.rank],
+        f"tensor_list[{pg.rank}]",
+        array.size,
+        "the size of this rank's tensor",
+        where,
+    )
+    return _finish(
+        pg.issue(
+            OpType.ALL_GATHER,
+            device,
+            (array, *outputs),
+            lambda backend: backend.all_gather(outputs, array),
+            result=outputs,
+        ),
+        async_op,
+    )
+
+
+def all_gather_into_tensor(
+    output_tensor: Array,
+    input_tensor: Array,
+    group: Group = None,
+    async_op: bool = False,
+) -> Work | None:
+    """`output_tensor` becomes all ranks' `input_tensor`, one after the other.
+
+    `output_tensor` has world-size times the elements of `input_tensor`, whose
+    size is the same on all ranks.
+    """
+    pg = resolve_group(group, "all_gather_into_tensor")
+    kind = OpType.ALL_GATHER_INTO_TENSOR
+    where = place(kind, pg)
+    array, device = take(input_tensor, "input_tensor", kind, pg, writable=False)
+    output = take_on(output_tensor, "output_tensor", kind, pg, device)
+    check_dtypes([array, output], ["input_tensor", "output_tensor"], where)
+    check_size(
+        output,
+        "output_tensor",
+        array.size * pg.size(),
+        f"{pg.size()} ranks times {array.size} elements of input_tensor",
+        where,
+    )
+    return _finish(
+        pg.issue(
+            kind,
+            device,
+            (array, output),
+            lambda backend: backend.all_gather_into_tensor(output, array),
+            result=output,
+        ),
+        async_op,
+    )
+
+
+def gather(
+    tensor: Array,
+    gather_list: Sequence[Array] | None = None,
+    dst: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Work | None:
+    """On rank `dst` (default 0), ``gather_list[r]`` becomes `tensor` of rank r.
+
+    `gather_list` is given on `dst` and nowhere else; all arrays have one size.
+    """
+    pg = resolve_group(group, "gather")
+    where = place(OpType.GATHER, pg)
+    root = take_peer(pg, dst, group_dst, "dst", "gather", default=0)
+    array, device = take(tensor, "tensor", OpType.GATHER, pg, writable=False)
+    outputs = take_root_list(
+        gather_list, "gather_list", OpType.GATHER, pg, device, root
+    )
+    if outputs is not None:
+        check_same([array, *outputs], "tensor", "gather_list", where)
+        check_equal_sizes(outputs, "gather_list", array.size, "tensor", where)
+    return _finish(
+        pg.issue(
+            OpType.GATHER,
+            device,
+            (array, *(outputs or ())),
+            lambda backend: backend.gather(array, outputs, root),
+            peer=root,
+            result=outputs,
+        ),
+        async_op,
+    )
+
+
+def scatter(
+    tensor: Array,
+    scatter_list: Sequence[Array] | None = None,
+    src: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> Work | None:
+    """`tensor` becomes ``scatter_list[rank]`` of rank `src` (default 0).
+
+    `scatter_list` is given on `src` and nowhere else; all arrays have one
+    size. The entries are not changed.
+    """
+    pg = resolve_group(group, "scatter")
+    where = place(OpType.SCATTER, pg)
+    root = take_peer(pg, src, group_src, "src", "scatter", default=0)
+    array, device = take(tensor, "tensor", OpType.SCATTER, pg)
+    inputs = take_root_list(
+        scatter_list, "scatter_list", OpType.SCATTER, pg, device, root, writable=False
+    )
+    if inputs is not None:
+        check_same([array, *inputs], "tensor", "scatter_list", where)
+        check_equal_sizes(inputs, "scatter_list", array.size, "tensor", where)
+    return _finish(
+        pg.issue(
+            OpType.SCATTER,
+            device,
+            (*(inputs or ()), array),
+            lambda backend: backend.scatter(array, inputs, root),
+            peer=root,
+            result=array,
+        ),
+        async_op,
+    )
+
+
+def reduce_scatter(
+    output: Array,
+    input_list: Sequence[Array],
+    op: ReduceOp = ReduceOp.SUM,
+    group: Group = None,
+    async_op: bool = False,
+) -> Work | None:
+    """`output` becomes the reduction of all ranks' ``input_list[rank]``.
+
+    Entry r has the size of rank r's `output`; sizes may differ. The entries
+    are not changed.
+    """
+    pg = resolve_group(group, "reduce_scatter")
+    kind = OpType.REDUCE_SCATTER
+    where = place(kind, pg)
+    check_op(op, "reduce_scatter", pg)
+    array, device = take(output, "output", kind, pg)
+    inputs = take_list(input_list, "input_list", kind, pg, device, writable=False)
+    check_same([array, *inputs], "output", "input_list", where)
+    check_size(
+        array,
+        "output",
+        inputs[pg.rank].size,
+        f"the size of input_list[{pg.rank}], this rank's part",
+        where,
+    )
+    return _finish(
+        pg.reduce_issue(
+            kind,
+            device,
+            (*inputs, array),
+            lambda backend, reduce_op: backend.reduce_scatter(array, inputs, reduce_op),
+            op,
+            array,
+        ),
+        async_op,
+    )
+
+
+def reduce_scatter_tensor(
+    output: Array,
+    input: Array,
+    op: ReduceOp = ReduceOp.SUM,
+    group: Group = None,
+    async_op: bool = False,
+) -> Work | None:
+    """As :func:`reduce_scatter`, the parts being equal slices of `input`.
+
+    `input` has world-size times the elements of `output` and is not changed.
+    """
+    pg = resolve_group(group, "reduce_scatter_tensor")
+    kind = OpType.REDUCE_SCATTER_TENSOR
+    where = place(kind, pg)
+    check_op(op, "reduce_scatter_tensor", pg)
+    array, device = take(output, "output", kind, pg)
+    source = take_on(input, "input", kind, pg, device, writable=False)
+    check_dtypes([array, source], ["output", "input"], where)
+    check_size(
+        source,
+        "input",
+        array.size * pg.size(),
+        f"{pg.size()} ranks times {array.size} elements of output",
+        where,
+    )
+    return _finish(
+        pg.reduce_issue(
+            kind,
+            device,
+            (source, array),
+            lambda backend, reduce_op: backend.reduce_scatter_tensor(
+                array, source, reduce_op
+            ),
+            op,
+            array,
+        ),
+        async_op,
+    )
+
+
+def all_to_all(
+    output_tensor_list: Sequence[Array],
+    input_tensor_list: Sequence[Array],
+    group: Group = None,
+    async_op: bool = False,
+) -> Work | None:
+    """``output_tensor_list[r]`` becomes ``input_tensor_list[rank]`` of rank r.
+
+    Sizes may differ; each output has the size of the input that comes to it.
+    The inputs are not changed.
+    """
+    pg = resolve_group(group, "all_to_all")
+    kind = OpType.ALL_TO_ALL
+    where = place(kind, pg)
+    check_list(input_tensor_list, "input_tensor_list", pg.size(), where)
+    device = device_type(input_tensor_list[0], "input_tensor_list[0]", where)
+    inputs = take_list(
+        input_tensor_list, "input_tensor_list", kind, pg, device, writable=False
+    )
+    outputs = take_list(output_tensor_list, "output_tensor_list", kind, pg, device)
+    check_dtypes(
+        [*inputs, *outputs],
+        [
+            *(f"input_tensor_list[{i}]" for i in range(pg.size())),
+            *(f"output_tensor_list[{i}]" for i in range(pg.size())),
+        ],
+        where,
+    )
+    check_own_part(outputs[pg.rank].size, inputs[pg.rank].size, pg, where)
+    return _finish(
+        pg.issue(
+            kind,
+            device,
+            (*inputs, *outputs),
+            lambda backend: backend.all_to_all(outputs, inputs),
+            result=outputs,
+        ),
+        async_op,
+    )
+
+
+def all_to_all_single(
+    output: Array,
+    input: Array,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: Group = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Split `input` along dimension 0, send part r to rank r, concatenate in `output`.
+
+    Split sizes count rows of dimension 0, one entry per rank; without them
+    the array is split evenly, and its dimension 0 must be divisible by the
+    world size. `input` is not changed.
+    """
+    pg = resolve_group(group, "all_to_all_single")
+    kind = OpType.ALL_TO_ALL_SINGLE
+    where = place(kind, pg)
+    source, device = take(input, "input", kind, pg, writable=False)
+    target = take_on(output, "output", kind, pg, device)
+    check_dtypes([source, target], ["input", "output"], where)
+    sends = take_splits(source, input_split_sizes, "input", pg, where)
+    receives = take_splits(target, output_split_sizes, "output", pg, where)
+    if source.shape[1:] != target.shape[1:]:
+        raise ValueError(
+            f"{where}: output has shape {tuple(target.shape)}, input "
+            f"{tuple(source.shape)}; expected the same shape after dimension 0"
+        )
+    check_own_part(receives[pg.rank], sends[pg.rank], pg, where)
+    return _finish(
+        pg.issue(
+            kind,
+            device,
+            (source, target),
+            lambda backend: backend.all_to_all_single(target, source, receives, sends),
+            result=target,
+        ),
+        async_op,
+    )
+
+
+def barrier(
+    group: Group = None,
+    async_op: bool = False,
+    device_ids: Sequence[int] | None = None,
+    device: str | None = None,
+) -> Work | None:
+    """Block until every rank of the group has entered.
+
+    `device` is the device type whose backend does it (default: the group's
+    first). `device_ids` is accepted for c10d's signature.
+    """
+    pg = resolve_group(group, "barrier")
+    return _finish(
+        pg.issue(
+            OpType.BARRIER,
+            device or pg.first_device(),
+            (),
+            lambda backend: backend.barrier(),
+        ),
+        async_op,
+    )
+
+
+def _finish(work: Work, async_op: bool) -> Work | None:
+    if async_op:
+        work.detach()
+        return work
+    work.wait()
+    return None

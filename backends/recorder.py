@@ -1,0 +1,282 @@
+"""The flight recorder: what this rank issued, in what state, from which line.
+
+The fields are those of PyTorch's Flight Recorder. The ring has a fixed size;
+a record is one object, written in place at each transition.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .work import OpType, Work, WorkState
+
+__all__ = ["FlightRecorder", "GroupStatus", "Record", "recorder", "user_frame"]
+
+Frame = tuple[str, int, str]
+Sizes = tuple[tuple[int, ...], ...]
+
+_ROOM = str(Path(__file__).parent)
+
+
+def user_frame() -> Frame:
+    """Return (file, line, function) of the innermost frame that is not ours."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename.startswith(_ROOM) and frame.f_back is not None:
+        frame = frame.f_back
+    code = frame.f_code
+    return code.co_filename, frame.f_lineno, code.co_name
+
+
+class Record:
+    """One op on this rank, as the flight recorder keeps it.
+
+    Times are ``time.time_ns``; 0 stands for "not yet". `sizes` and `dtypes`
+    are those of the inputs and the outputs, in this order. `peer` is the root
+    of a rooted collective or the other side of a send or recv, as a rank in
+    the group, else ``None``.
+    """
+
+    __slots__ = (
+        "collective_seq_id",
+        "created_ns",
+        "dtypes",
+        "ended_ns",
+        "error",
+        "frame",
+        "generation",
+        "op_id",
+        "op_type",
+        "p2p_seq_id",
+        "peer",
+        "record_id",
+        "sizes",
+        "started_ns",
+        "state",
+        "status",
+        "timeout",
+    )
+
+    def __init__(
+        self,
+        status: GroupStatus,
+        op_type: OpType,
+        sizes: Sizes,
+        dtypes: tuple[str, ...],
+        peer: int | None,
+        timeout: float,
+    ) -> None:
+        self.status = status
+        self.generation = status.generation
+        self.op_type = op_type
+        self.sizes = sizes
+        self.dtypes = dtypes
+        self.peer = peer
+        self.timeout = timeout
+        self.frame = user_frame()
+        self.state = WorkState.SCHEDULED
+        self.created_ns = time.time_ns()
+        self.started_ns = 0
+        self.ended_ns = 0
+        self.error: str | None = None
+        self.record_id = -1
+        if op_type.is_p2p:
+            status.p2p_seq += 1
+        else:
+            status.collective_seq += 1
+        status.op_id += 1
+        self.collective_seq_id = status.collective_seq
+        self.p2p_seq_id = status.p2p_seq
+        self.op_id = status.op_id
+
+    @property
+    def group(self) -> str:
+        """The name of the group."""
+        return self.status.name
+
+    @property
+    def seq(self) -> int:
+        """``p2p_seq_id`` of a send or recv, else ``collective_seq_id``."""
+        return self.p2p_seq_id if self.op_type.is_p2p else self.collective_seq_id
+
+    def started(self, work: Work) -> None:
+        """Note that `work` began to execute."""
+        self.state = work.state
+        self.started_ns = work.started_ns
+        self.status.started = self
+        recorder.changed()
+
+    def ended(self, work: Work) -> None:
+        """Note that `work` is over."""
+        self.state = work.state
+        self.started_ns = work.started_ns
+        self.ended_ns = work.completed_ns
+        status = self.status
+        if self.state is WorkState.COMPLETED:
+            status.completed = self
+            if status.started is None or status.started.op_id < self.op_id:
+                status.started = self
+        else:
+            self.error = str(work.exception())
+        status.in_flight.pop(self.op_id, None)
+        recorder.changed()
+
+    def describe(self) -> str:
+        """``all_reduce #14 of group 'default' on rank 2 (cell 7 line 3)``."""
+        return (
+            f"{self.op_type.value} #{self.seq} of group {self.group!r} "
+            f"on rank {self.status.rank} ({recorder.name_source(self.frame)})"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The record as plain data (JSON-able)."""
+        return {
+            "record_id": self.record_id,
+            "group": self.group,
+            "generation": self.generation,
+            "collective_seq_id": self.collective_seq_id,
+            "p2p_seq_id": self.p2p_seq_id,
+            "op_id": self.op_id,
+            "op": self.op_type.value,
+            "is_p2p": self.op_type.is_p2p,
+            "state": self.state.value,
+            "sizes": [list(size) for size in self.sizes],
+            "dtypes": list(self.dtypes),
+            "peer": self.peer,
+            "timeout": self.timeout,
+            "time_created_ns": self.created_ns,
+            "time_started_ns": self.started_ns,
+            "time_ended_ns": self.ended_ns,
+            "duration_ns": (
+                self.ended_ns - self.started_ns
+                if self.started_ns and self.ended_ns
+                else None
+            ),
+            "frame": {
+                "file": self.frame[0],
+                "line": self.frame[1],
+                "function": self.frame[2],
+                "source": recorder.name_source(self.frame),
+            },
+            "error": self.error,
+        }
+
+    def brief(self) -> dict[str, Any]:
+        """Sequence number, op and source line: what a status table shows."""
+        return {
+            "seq": self.seq,
+            "op": self.op_type.value,
+            "source": recorder.name_source(self.frame),
+        }
+
+
+class GroupStatus:
+    """Counters of one group on this rank, and where it is.
+
+    The last ops enqueued, started and completed, and the Works in flight by
+    ``op_id``, oldest first.
+    """
+
+    __slots__ = (
+        "collective_seq",
+        "completed",
+        "enqueued",
+        "generation",
+        "in_flight",
+        "name",
+        "op_id",
+        "p2p_seq",
+        "rank",
+        "started",
+    )
+
+    def __init__(self, name: str, rank: int, generation: int) -> None:
+        self.name = name
+        self.rank = rank  # the global rank: what messages show
+        self.generation = generation
+        # Sequence numbers start at 1, as in PyTorch; 0 says "none yet".
+        self.collective_seq = 0
+        self.p2p_seq = 0
+        self.op_id = 0
+        self.enqueued: Record | None = None
+        self.started: Record | None = None
+        self.completed: Record | None = None
+        self.in_flight: dict[int, Work] = {}
+
+
+class FlightRecorder:
+    """A ring of the last `size` records of this process."""
+
+    def __init__(self, size: int = 2000) -> None:
+        self._ring: list[Record | None] = [None] * size
+        self._next = 0
+        self._listeners: tuple[Callable[[], None], ...] = ()
+        self._namer: Callable[[str, int], str] | None = None
+
+    def add(self, record: Record) -> None:
+        """Take `record` into the ring; the oldest one falls out."""
+        record.record_id = self._next
+        self._ring[self._next % len(self._ring)] = record
+        self._next += 1
+        record.status.enqueued = record
+        self.changed()
+
+    def records(self) -> list[Record]:
+        """The records there are, oldest first."""
+        size = len(self._ring)
+        start = max(0, self._next - size)
+        kept = (self._ring[i % size] for i in range(start, self._next))
+        return [record for record in kept if record is not None]
+
+    def dump(self) -> list[dict[str, Any]]:
+        """All records as plain data, oldest first."""
+        return [record.as_dict() for record in self.records()]
+
+    def clear(self) -> None:
+        """Forget all records."""
+        self._ring = [None] * len(self._ring)
+        self._next = 0
+
+    def changed(self) -> None:
+        """Tell the listeners that a record, or a group, changed."""
+        for listener in self._listeners:
+            listener()
+
+    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call ``listener()`` at every transition; it must be cheap.
+
+        It runs on whatever thread made the transition, with locks held: it
+        may set a flag, no more. Returns a function that removes it.
+        """
+        self._listeners = (*self._listeners, listener)
+
+        def cancel() -> None:
+            self._listeners = tuple(x for x in self._listeners if x is not listener)
+
+        return cancel
+
+    def set_source_namer(self, namer: Callable[[str, int], str] | None) -> None:
+        """Name source lines by ``namer(file, line)``, e.g. ``cell 7 line 3``."""
+        self._namer = namer
+
+    def name_source(self, frame: Frame) -> str:
+        """How `frame` is shown to a person."""
+        file, line, _ = frame
+        if self._namer is not None:
+            return self._namer(file, line)
+        return f"{Path(file).name}:{line}"
+
+
+def sizes_and_dtypes(arrays: Sequence[Any]) -> tuple[Sizes, tuple[str, ...]]:
+    """Shapes and dtype names of `arrays`, without keeping the arrays."""
+    return (
+        tuple(array.shape for array in arrays),
+        tuple(array.dtype.name for array in arrays),
+    )
+
+
+#: The recorder of this process.
+recorder = FlightRecorder()
