@@ -1,0 +1,282 @@
+"""The project around the code: rooms, wheel, README, environment."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("magics", "widgets", "engines", "backends")  # each may use those after it
+JUPYTER = {
+    "IPython",
+    "anywidget",
+    "ipykernel",
+    "ipyparallel",
+    "ipywidgets",
+    "jupyter_client",
+    "jupyter_core",
+    "matplotlib",
+    "nbclient",
+    "nbformat",
+    "traitlets",
+}
+
+
+def _imports(path: Path) -> list[tuple[int, str]]:
+    """Line and absolute name of what a module imports, wherever it does."""
+    package = ["rankscope", *path.relative_to(ROOT).parts[:-1]]
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            name = ".".join([*base, *([node.module] if node.module else [])])
+            # `from rankscope import engines` names a room by its alias.
+            found += [(node.lineno, f"{name}.{alias.name}") for alias in node.names]
+    return found
+
+
+def _room_files(room: str) -> list[Path]:
+    return sorted(
+        path
+        for path in (ROOT / room).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    )
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_depend_one_way(room: str) -> None:
+    allowed = ROOMS[ROOMS.index(room) :]
+    wrong = []
+    for path in _room_files(room):
+        if path.suffix != ".py":
+            continue
+        for line, name in _imports(path):
+            parts = name.split(".")
+            if parts[0] != "rankscope":
+                continue
+            if len(parts) < 2 or parts[1] not in allowed:
+                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
+    assert wrong == []
+
+
+def test_backends_know_nothing_of_jupyter() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in _room_files("backends")
+        if path.suffix == ".py"
+        for line, name in _imports(path)
+        if name.split(".")[0] in JUPYTER
+    ]
+    assert wrong == []
+
+
+def test_backends_load_without_jupyter() -> None:
+    """What they import has to keep to the rule as well."""
+    script = (
+        "import sys, rankscope.backends as b\n"
+        "b.init_process_group\n"
+        f"print(sorted({JUPYTER!r} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+# -- the wheel -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built from a copy: setuptools would leave its traces in the tree."""
+    source = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    ignored = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
+    for name in ("rankscope", *ROOMS, "notebooks", "tests", "tools", "bench"):
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, ignore=ignored)
+    out = tmp_path_factory.mktemp("wheel")
+    _run(
+        *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"),
+        *("--no-build-isolation", "--wheel-dir", out, source),
+    )
+    (built,) = out.glob("rankscope-*.whl")
+    return built
+
+
+def _run(*command: str | Path, cwd: Path | None = None) -> str:
+    done = subprocess.run(
+        [*map(str, command)], cwd=cwd, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{command}: {done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_wheel_holds_the_rooms_and_nothing_else(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    packed = {name for name in names if ".dist-info/" not in name}
+    expected = {
+        f"rankscope/{path.relative_to(ROOT).as_posix()}"
+        for room in ROOMS
+        for path in _room_files(room)
+    } | {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "rankscope").iterdir()
+        if path.is_file()
+    }
+    assert packed == expected
+    assert "rankscope/py.typed" in packed
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_wheel_installs_and_imports(wheel: Path, tmp_path: Path) -> None:
+    """In a fresh environment that borrows only the dependencies from this one."""
+    _run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv")
+    python = tmp_path / "venv" / "bin" / "python"
+    _run(
+        *(sys.executable, "-m", "pip", "--python", python, "install", "--quiet"),
+        *("--no-index", "--no-deps", wheel),
+    )
+    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = Path(_run(python, "-c", where).strip())
+    ours = _run(sys.executable, "-c", where).strip()
+    # The .pth files in the borrowed folder, the editable one among them, are
+    # not read from there.
+    (site / "borrowed.pth").write_text(ours + "\n")
+    script = (
+        "import rankscope, rankscope.backends, rankscope.engines, rankscope.magics\n"
+        "import rankscope.widgets\n"
+        "assert callable(rankscope.load_ipython_extension)\n"
+        "print(*(m.__file__ for m in (rankscope, rankscope.backends,"
+        " rankscope.engines, rankscope.magics, rankscope.widgets)), sep='\\n')"
+    )
+    for line in _run(python, "-c", script, cwd=tmp_path).splitlines():
+        assert Path(line).is_relative_to(site)
+    assert {path.name for path in site.iterdir()} <= {
+        "borrowed.pth",
+        "rankscope",
+        *(path.name for path in site.glob("rankscope-*.dist-info")),
+    }
+
+
+# -- the README ----------------------------------------------------------------
+
+
+def _readme_blocks(language: str) -> list[str]:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def test_readme_make_targets_exist() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    named = set(re.findall(r"\bmake ([a-z]+)", "\n".join(_readme_blocks("bash"))))
+    named |= set(re.findall(r"`make ([a-z]+)", text))
+    assert {"demo", "test"} <= named
+    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    assert named <= targets
+
+
+def test_readme_files_exist() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    links = re.findall(r"\]\((?!https?:|#)([^)]+)\)", text)
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_readme_magics_exist() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"%(dist_[a-z]+)", text))
+    assert "dist_init" in named
+    script = (
+        "from IPython.testing.globalipapp import start_ipython\n"
+        "ip = start_ipython(); ip.run_line_magic('load_ext', 'rankscope')\n"
+        "print(*ip.magics_manager.magics['line'])"
+    )
+    registered = set(_run(sys.executable, "-c", script).split())
+    assert named <= registered
+
+
+# -- the environment -----------------------------------------------------------
+
+# Stands in for a Python: makes environments of itself and notes what pip is
+# asked for.
+FAKE_PYTHON = """#!/bin/bash
+case "$*" in
+    *version_info*) exit {version_differs} ;;
+    "-c import ensurepip, venv") exit {lacks_ensurepip} ;;
+    "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+    "-m pip "*) echo "$*" >> pip.log ;;
+    --version) echo "Python 3.10.0" ;;
+esac
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder with what tools/environment.sh reads."""
+    (tmp_path / "tools").mkdir()
+    shutil.copy(ROOT / "tools" / "environment.sh", tmp_path / "tools")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    shutil.copy(ROOT / ".python-version", tmp_path)
+    return tmp_path
+
+
+def _environment(
+    checkout: Path, *, differs: int = 0, lacks: int = 0
+) -> subprocess.CompletedProcess[str]:
+    tools = checkout / "path"
+    tools.mkdir(exist_ok=True)
+    fake = tools / "python3.10"
+    fake.write_text(
+        FAKE_PYTHON.format(version_differs=differs, lacks_ensurepip=lacks),
+        encoding="utf-8",
+    )
+    fake.chmod(0o755)
+    for name in ("bash", "cat", "cksum", "cp", "dirname", "mkdir", "rm"):
+        link = tools / name
+        if not link.exists():
+            link.symlink_to(str(shutil.which(name)))
+    return subprocess.run(
+        [checkout / "tools" / "environment.sh"],
+        env={"PATH": str(tools), "HOME": str(checkout)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_environment_is_installed_once(checkout: Path) -> None:
+    log = checkout / "pip.log"
+    assert _environment(checkout).returncode == 0
+    assert log.read_text().count("--editable .[dev,mpi]") == 1
+    assert _environment(checkout).returncode == 0
+    assert len(log.read_text().splitlines()) == 1
+
+    with (checkout / "pyproject.toml").open("a") as file:
+        file.write("# changed\n")
+    assert _environment(checkout).returncode == 0
+    assert len(log.read_text().splitlines()) == 2
+
+
+def test_environment_says_how_to_get_venv(checkout: Path) -> None:
+    done = _environment(checkout, lacks=1)
+    assert done.returncode != 0
+    assert "apt-get install python3.10-venv" in done.stderr
+
+
+def test_environment_says_which_pythons_will_do(checkout: Path) -> None:
+    done = _environment(checkout, differs=1)
+    assert done.returncode != 0
+    assert "No Python 3.10, 3.11, 3.12 or 3.13" in done.stderr
