@@ -5,17 +5,29 @@ The interface follows ``torch.distributed.Store``.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-__all__ = ["Store"]
+from .errors import DistStoreError, DistStoreTimeoutError
+
+__all__ = [
+    "Store",
+    "missing_keys_error",
+    "remaining",
+    "sum_of",
+    "to_bytes",
+    "to_seconds",
+]
 
 
 class Store:
     """Base class of the stores.  Keys are ``str``, values ``bytes``.
 
     Every wait has a timeout (seconds); its `DistStoreTimeoutError` names the
-    keys that are still missing.
+    keys that are still missing. All methods may be called from several threads
+    at once, and a thread that waits blocks no other. After `close` every
+    method, and every wait in progress, raises `DistStoreError`.
     """
 
     timeout: float = 300.0
@@ -32,14 +44,18 @@ class Store:
         """Add to the integer at `key` (absent: 0), atomically; return the sum."""
         raise NotImplementedError
 
-    def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
+    def compare_set(
+        self, key: str, expected: bytes | str, desired: bytes | str
+    ) -> bytes:
         """Set `key` to `desired` if it is `expected`, atomically; return what it holds.
 
         An absent key counts as ``b""``.
         """
         raise NotImplementedError
 
-    def wait(self, keys: Sequence[str], timeout: float | timedelta | None = None) -> None:
+    def wait(
+        self, keys: Sequence[str], timeout: float | timedelta | None = None
+    ) -> None:
         """Block until all of `keys` are set."""
         raise NotImplementedError
 
@@ -59,8 +75,61 @@ class Store:
         """Call ``callback(value)`` once, on a thread of the store's, when `key` is set.
 
         Returns a function that cancels. At most 0.1 s pass between set and call.
+        Callbacks run one after another, so they should be quick; they may use
+        the store.
         """
         raise NotImplementedError
 
     def close(self) -> None:
         """Free sockets, threads and files; the store is unusable afterwards."""
+
+
+def to_bytes(value: bytes | str) -> bytes:
+    """Return `value` as the bytes a store keeps; `str` is encoded as UTF-8."""
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    raise TypeError(f"a store keeps bytes or str, not {type(value).__name__}")
+
+
+def to_seconds(timeout: float | timedelta | None, default: float) -> float:
+    """Return `timeout` in seconds, `default` standing in for ``None``."""
+    if timeout is None:
+        return default
+    if isinstance(timeout, timedelta):
+        return timeout.total_seconds()
+    return float(timeout)
+
+
+def sum_of(key: str, value: bytes | None, amount: int) -> bytes:
+    """Return what `key` holds after adding `amount` to `value` (``None``: absent)."""
+    try:
+        return b"%d" % (int(value or b"0") + amount)
+    except ValueError as error:
+        raise DistStoreError(
+            f"add: key {key!r} holds {(value or b'')[:32]!r}, which is no integer"
+        ) from error
+
+
+def missing_keys_error(keys: Sequence[str], timeout: float) -> DistStoreTimeoutError:
+    """Return the error of a wait for `keys` that lasted `timeout` seconds.
+
+    Keys that end in a rank (``.../3``) are what ranks announce themselves by,
+    so their ranks are named too.
+    """
+    shown = ", ".join(map(repr, keys[:8]))
+    if len(keys) > 8:
+        shown += f" and {len(keys) - 8} more"
+    tails = [key.rpartition("/")[2] for key in keys if "/" in key]
+    ranks = sorted({int(tail) for tail in tails if tail.isascii() and tail.isdigit()})
+    message = f"after {timeout:g} s the store still misses {shown}"
+    if ranks:
+        noun = "rank" if len(ranks) == 1 else "ranks"
+        message += f": {noun} {', '.join(map(str, ranks))} did not come"
+    return DistStoreTimeoutError(message)
+
+
+def remaining(deadline: float) -> float:
+    """Seconds until `deadline` (``time.monotonic``), never negative."""
+    return max(0.0, deadline - time.monotonic())

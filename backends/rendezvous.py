@@ -1,0 +1,128 @@
+"""Rendezvous: from an ``init_method`` to a store, a rank and a world size."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from .errors import DistError
+from .file_store import FileStore
+from .store import Store
+from .tcp_store import TCPStore
+
+__all__ = ["rendezvous"]
+
+# Variables that carry the same number, best first: torchrun's and the engines'
+# own, then what mpiexec sets (Open MPI; MPICH, Intel MPI and others with PMI).
+_RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_WORLD_SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+
+_FORMS = "expected env://, tcp://host:port or file:///path"
+
+
+def rendezvous(
+    init_method: str | None,
+    rank: int,
+    world_size: int,
+    timeout: float,
+    key: bytes | None = None,
+) -> tuple[Store, int, int]:
+    """Return a store that all ranks share, this rank and the world size.
+
+    `init_method` is as in ``torch.distributed.init_process_group``:
+    ``env://`` (also ``None``) takes MASTER_ADDR, MASTER_PORT and, where `rank`
+    or `world_size` is -1, RANK and WORLD_SIZE (or what mpiexec sets in their
+    stead) from the environment; ``tcp://host:port`` and ``file:///path`` take
+    them from the arguments or from ``?rank=0&world_size=4``. Rank 0 hosts the
+    TCP store. `timeout` (seconds) bounds the connecting and every later wait.
+    `key` defaults to `store_key.shared_key()`.
+
+    Raises `ValueError` for a bad URL, rank or world size, `DistError` naming
+    each environment variable that is missing, and `DistNetworkError` or
+    `DistStoreError` if the store cannot be reached.
+    """
+    url = urlsplit("env://" if init_method is None else init_method)
+    if url.scheme not in ("env", "tcp", "file"):
+        raise ValueError(f"init_method {init_method!r}: {_FORMS}")
+    query = parse_qs(url.query, strict_parsing=bool(url.query))
+    rank = _from_query(query, "rank", rank)
+    world_size = _from_query(query, "world_size", world_size)
+
+    if url.scheme == "env":
+        rank, world_size, host, port = _from_environment(rank, world_size)
+    _check(rank, world_size)
+    if url.scheme == "file":
+        if url.netloc not in ("", "localhost") or not url.path.strip("/"):
+            raise ValueError(
+                f"init_method {init_method!r}: expected file:/// and an absolute path"
+            )
+        return (
+            FileStore(unquote(url.path), timeout, discard_stale=True),
+            rank,
+            world_size,
+        )
+    if url.scheme == "tcp":
+        try:
+            host, port = url.hostname or "", url.port or 0
+        except ValueError as error:
+            raise ValueError(f"init_method {init_method!r}: {error}") from error
+        if not host or not port:
+            raise ValueError(f"init_method {init_method!r}: expected tcp://host:port")
+    store = TCPStore(host, port, world_size, rank == 0, timeout, key=key)
+    return store, rank, world_size
+
+
+def _from_query(query: dict[str, list[str]], name: str, given: int) -> int:
+    if name not in query:
+        return given
+    try:
+        value = int(query[name][0])
+    except ValueError as error:
+        raise ValueError(
+            f"init_method: {name}={query[name][0]!r} is no integer"
+        ) from error
+    if given not in (-1, value):
+        raise ValueError(f"init_method says {name}={value}, the argument {given}")
+    return value
+
+
+def _from_environment(rank: int, world_size: int) -> tuple[int, int, str, int]:
+    missing: list[str] = []
+
+    def read(names: Sequence[str]) -> str:
+        for name in names:
+            if os.environ.get(name):
+                return os.environ[name]
+        missing.append(names[0])
+        return "0"
+
+    def integer(names: Sequence[str]) -> int:
+        text = read(names)
+        try:
+            return int(text)
+        except ValueError as error:
+            raise DistError(
+                f"the environment variable {names[0]} is {text!r}, no integer"
+            ) from error
+
+    if rank == -1:
+        rank = integer(_RANK)
+    if world_size == -1:
+        world_size = integer(_WORLD_SIZE)
+    host = read(["MASTER_ADDR"])
+    port = integer(["MASTER_PORT"])
+    if missing:
+        raise DistError(
+            f"init_method env://: not set in the environment: {', '.join(missing)}. "
+            "Set this on every rank, or give rank=, world_size= and "
+            "init_method='tcp://host:port'"
+        )
+    return rank, world_size, host, port
+
+
+def _check(rank: int, world_size: int) -> None:
+    if world_size < 1:
+        raise ValueError(f"world_size {world_size}: expected the number of ranks, ≥ 1")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank}: expected 0 to {world_size - 1}")

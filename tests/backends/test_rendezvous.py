@@ -1,0 +1,166 @@
+"""Rendezvous: every form of init_method, and every way to get it wrong."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from rankscope.backends.errors import DistError, DistStoreTimeoutError
+from rankscope.backends.rendezvous import rendezvous
+
+KEY = b"the key of this test"
+
+_VARIABLES = [
+    "RANK",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_RANK",
+    "PMI_SIZE",
+]
+
+
+@pytest.fixture(autouse=True)
+def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in _VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def meet(init_method: str, world_size: int = 3) -> None:
+    """All ranks, as threads, meet and see each other's keys."""
+
+    def run(rank: int) -> list[bytes]:
+        store, *numbers = rendezvous(init_method, rank, world_size, 20, KEY)
+        assert numbers == [rank, world_size]
+        store.set(f"rank/{rank}", str(rank))
+        values = [store.get(f"rank/{r}") for r in range(world_size)]
+        if store.add("left", 1) == world_size:
+            store.set("all left", "")
+        store.wait(["all left"])
+        if rank:
+            store.close()
+            return values
+        for other in range(1, world_size):
+            values[other] = store.get(f"rank/{other}")
+        store.close()
+        return values
+
+    with ThreadPoolExecutor(world_size) as pool:
+        for values in pool.map(run, range(world_size)):
+            assert values == [b"0", b"1", b"2"][:world_size]
+
+
+def test_file(tmp_path: Path) -> None:
+    path = tmp_path / "a name with spaces"
+    meet(f"file://{str(path).replace(' ', '%20')}")
+    assert path.exists()
+    meet(f"file://{path}?world_size=3")  # what the first run left is dropped
+
+
+@pytest.mark.parametrize(
+    ("names", "values"),
+    [
+        (("RANK", "WORLD_SIZE"), {}),
+        (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), {}),
+        (("PMI_RANK", "PMI_SIZE"), {}),
+        (("RANK", "WORLD_SIZE"), {"PMI_RANK": "7", "PMI_SIZE": "9"}),
+    ],
+)
+def test_env_in_real_processes(names: tuple[str, str], values: dict[str, str]) -> None:
+    program = (
+        "from rankscope.backends.rendezvous import rendezvous\n"
+        "store, rank, size = rendezvous(None, -1, -1, 20)\n"
+        "store.set(f'rank/{rank}', 'x')\n"
+        "store.wait([f'rank/{r}' for r in range(size)])\n"
+        "store.add('out', 1)\n"
+        "print(rank, size)\n"
+        "if rank == 0:\n"
+        "    while store.add('out', 0) < size: pass\n"
+    )
+    shared = dict(os.environ, MASTER_ADDR="localhost", MASTER_PORT=str(free_port()))
+    shared |= {"RANKSCOPE_KEY": "secret"} | values
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            env=shared | {names[0]: str(rank), names[1]: "2"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = [process.communicate(timeout=30)[0] for process in processes]
+    assert outputs == ["0 2\n", "1 2\n"]
+
+
+def test_env_names_everything_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DistError) as caught:
+        rendezvous("env://", -1, -1, 1, KEY)
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        assert name in str(caught.value)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with pytest.raises(DistError, match=r": WORLD_SIZE, MASTER_PORT\. "):
+        rendezvous(None, -1, -1, 1, KEY)
+
+
+def test_env_bad_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "zero")
+    with pytest.raises(DistError, match="RANK is 'zero'"):
+        rendezvous("env://", -1, 2, 1, KEY)
+
+
+def test_arguments_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in zip(_VARIABLES, ("5", "9", "127.0.0.1", "0"), strict=False):
+        monkeypatch.setenv(name, value)
+    store, rank, size = rendezvous("env://", 0, 1, 5, KEY)
+    assert (rank, size) == (0, 1)
+    store.close()
+
+
+def test_tcp() -> None:
+    meet(f"tcp://127.0.0.1:{free_port()}", 2)
+
+
+def test_timeout_is_the_stores(tmp_path: Path) -> None:
+    store, *_ = rendezvous(f"file://{tmp_path}/s", 0, 2, 0.05)
+    with pytest.raises(DistStoreTimeoutError, match="rank 1 did not come"):
+        store.wait(["rank/1"])
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("init_method", "rank", "world_size", "message"),
+    [
+        ("ftp://host:1", 0, 1, "expected env://"),
+        ("nonsense", 0, 1, "expected env://"),
+        ("tcp://host", 0, 1, "expected tcp://host:port"),
+        ("tcp://:1234", 0, 1, "expected tcp://host:port"),
+        ("tcp://host:99999", 0, 1, "tcp://host:99999"),
+        ("file://relative/path", 0, 1, "absolute path"),
+        ("file:///", 0, 1, "absolute path"),
+        ("file:///tmp/x", 2, 2, "rank 2: expected 0 to 1"),
+        ("file:///tmp/x", -1, 2, "rank -1"),
+        ("file:///tmp/x", 0, -1, "world_size -1"),
+        ("file:///tmp/x?rank=one", -1, 2, "rank='one'"),
+        ("file:///tmp/x?rank=1", 0, 2, "rank=1, the argument 0"),
+    ],
+)
+def test_bad_init_method(
+    init_method: str, rank: int, world_size: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        rendezvous(init_method, rank, world_size, 1, KEY)
