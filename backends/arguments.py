@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from .arrays import check_dtypes, check_list, check_size, device_type, native
 from .process_group import ProcessGroup
 from .reduce_op import ReduceOp
@@ -17,12 +19,12 @@ from .work import OpType
 
 __all__ = [
     "Array",
+    "Place",
     "check_equal_sizes",
     "check_op",
     "check_own_part",
     "check_same",
     "check_tag",
-    "place",
     "take",
     "take_list",
     "take_on",
@@ -34,8 +36,17 @@ __all__ = [
 Array = Any
 
 
-def place(kind: OpType, pg: ProcessGroup) -> str:
-    return f"{kind.value} in {pg.describe()}"
+class Place:
+    """Where an op is issued, as messages say it; put into words only for one."""
+
+    __slots__ = ("kind", "pg")
+
+    def __init__(self, kind: OpType, pg: ProcessGroup) -> None:
+        self.kind = kind
+        self.pg = pg
+
+    def __str__(self) -> str:
+        return f"{self.kind.value} in {self.pg.describe()}"
 
 
 def check_op(op: ReduceOp, name: str, pg: ProcessGroup) -> None:
@@ -103,7 +114,17 @@ def take(
     writable: bool = True,
 ) -> tuple[Array, str]:
     """Validate one array; return it in native form with its device type."""
-    where = place(kind, pg)
+    if type(value) is np.ndarray:
+        # Nearly every op comes this way: what `native` asks, in one look.
+        flags, dtype = value.flags, value.dtype
+        if (
+            flags.c_contiguous
+            and (flags.writeable or not writable)
+            and dtype.kind in "biufc"
+            and dtype.isnative
+        ):
+            return value, "cpu"
+    where = Place(kind, pg)
     device = device_type(value, argument, where)
     return native(value, device, argument, where, writable=writable), device
 
@@ -121,7 +142,7 @@ def take_on(
     array, found = take(value, argument, kind, pg, writable=writable)
     if found != device:
         raise ValueError(
-            f"{place(kind, pg)}: {argument} is on {found!r}, the other arrays are "
+            f"{Place(kind, pg)}: {argument} is on {found!r}, the other arrays are "
             f"on {device!r}; expected one device type"
         )
     return array
@@ -137,7 +158,7 @@ def take_list(
     writable: bool = True,
 ) -> list[Array]:
     """Validate a list with one array per rank, all on `device`."""
-    check_list(values, argument, pg.size(), place(kind, pg))
+    check_list(values, argument, pg.size(), Place(kind, pg))
     return [
         take_on(value, f"{argument}[{i}]", kind, pg, device, writable=writable)
         for i, value in enumerate(values)
@@ -158,32 +179,32 @@ def take_root_list(
     if pg.rank != root:
         if values:
             raise ValueError(
-                f"{place(kind, pg)}: {argument} is given, but this rank is not the "
+                f"{Place(kind, pg)}: {argument} is given, but this rank is not the "
                 f"root (rank {pg.ranks[root]}); expected None"
             )
         return None
     if values is None:
         raise ValueError(
-            f"{place(kind, pg)}: {argument} is missing; expected a list of "
+            f"{Place(kind, pg)}: {argument} is missing; expected a list of "
             f"{pg.size()} arrays on the root (rank {pg.ranks[root]})"
         )
     return take_list(values, argument, kind, pg, device, writable=writable)
 
 
-def check_same(arrays: Sequence[Array], first: str, rest: str, where: str) -> None:
+def check_same(arrays: Sequence[Array], first: str, rest: str, where: Place) -> None:
     check_dtypes(
         arrays, [first, *(f"{rest}[{i}]" for i in range(len(arrays) - 1))], where
     )
 
 
 def check_equal_sizes(
-    arrays: Sequence[Array], argument: str, size: int, other: str, where: str
+    arrays: Sequence[Array], argument: str, size: int, other: str, where: Place
 ) -> None:
     for i, array in enumerate(arrays):
         check_size(array, f"{argument}[{i}]", size, f"the size of {other}", where)
 
 
-def check_own_part(received: int, sent: int, pg: ProcessGroup, where: str) -> None:
+def check_own_part(received: int, sent: int, pg: ProcessGroup, where: Place) -> None:
     if received != sent:
         raise ValueError(
             f"{where}: part {pg.rank}, what this rank sends itself, has size {sent} "
@@ -196,7 +217,7 @@ def take_splits(
     sizes: Sequence[int] | None,
     argument: str,
     pg: ProcessGroup,
-    where: str,
+    where: Place,
 ) -> list[int]:
     """Rows of dimension 0 per rank."""
     if array.ndim == 0:

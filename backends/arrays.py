@@ -1,4 +1,8 @@
-"""Arrays: what may be communicated, and the checks before any byte moves."""
+"""Arrays: what may be communicated, and the checks before any byte moves.
+
+`where` says, once it is put into a message, which op of which group on which
+rank was asked for.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ _DLPACK_DEVICES = {
 }
 
 
-def device_type(array: Any, argument: str, where: str) -> str:
+def device_type(array: Any, argument: str, where: object) -> str:
     """Return the device type of `array`: the key that ops are dispatched by."""
     if type(array) is np.ndarray:
         return "cpu"
@@ -43,7 +47,7 @@ def device_type(array: Any, argument: str, where: str) -> str:
 
 
 def native(
-    array: Any, device: str, argument: str, where: str, *, writable: bool = True
+    array: Any, device: str, argument: str, where: object, *, writable: bool = True
 ) -> Any:
     """Return `array` as the array type backends work on, sharing its memory.
 
@@ -82,7 +86,9 @@ def native(
     return result
 
 
-def check_dtypes(arrays: Sequence[Any], arguments: Sequence[str], where: str) -> None:
+def check_dtypes(
+    arrays: Sequence[Any], arguments: Sequence[str], where: object
+) -> None:
     """Raise `TypeError` unless all `arrays` have the dtype of the first."""
     first = arrays[0].dtype
     for array, argument in zip(arrays, arguments, strict=True):
@@ -93,7 +99,7 @@ def check_dtypes(arrays: Sequence[Any], arguments: Sequence[str], where: str) ->
             )
 
 
-def check_list(value: Any, argument: str, length: int, where: str) -> None:
+def check_list(value: Any, argument: str, length: int, where: object) -> None:
     """Raise unless `value` is a list or tuple with one entry per rank."""
     if not isinstance(value, (list, tuple)):
         raise TypeError(
@@ -107,7 +113,9 @@ def check_list(value: Any, argument: str, length: int, where: str) -> None:
         )
 
 
-def check_size(array: Any, argument: str, expected: int, why: str, where: str) -> None:
+def check_size(
+    array: Any, argument: str, expected: int, why: str, where: object
+) -> None:
     """Raise `ValueError` unless `array` has `expected` elements."""
     if array.size != expected:
         raise ValueError(

@@ -245,6 +245,9 @@ class _Chained(Work):
     def __init__(self, inner: Work, op_type: OpType, result: Any) -> None:
         super().__init__(op_type, result)
         self.inner = inner
+        inner._outer = self
+        if inner.started_ns:
+            self.mark_started(inner.started_ns)
 
     def _block(self, timeout: float | None) -> bool:
         # The inner Work's waiter may be what drives progress. Its callbacks,
@@ -295,7 +298,11 @@ def _split(tensor: Array, sizes: Sequence[int]) -> list[Array]:
     return pieces
 
 
-_BUILTIN_DEVICES = {"gloo": ("cpu",), "mpi": ("cpu",), "nccl": ("cuda",)}
+_BUILTIN_DEVICES: dict[str, tuple[str, ...]] = {
+    "gloo": ("cpu",),
+    "mpi": ("cpu",),
+    "nccl": ("cuda",),
+}
 
 
 def builtin_devices() -> dict[str, tuple[str, ...]]:

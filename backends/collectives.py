@@ -24,11 +24,11 @@ from collections.abc import Sequence
 
 from .arguments import (
     Array,
+    Place,
     check_equal_sizes,
     check_op,
     check_own_part,
     check_same,
-    place,
     take,
     take_list,
     take_on,
@@ -148,7 +148,7 @@ def all_gather(
     rank r's `tensor`. `tensor` is not changed.
     """
     pg = resolve_group(group, "all_gather")
-    where = place(OpType.ALL_GATHER, pg)
+    where = Place(OpType.ALL_GATHER, pg)
     array, device = take(tensor, "tensor", OpType.ALL_GATHER, pg, writable=False)
     outputs = take_list(tensor_list, "tensor_list", OpType.ALL_GATHER, pg, device)
     check_same([array, *outputs], "tensor", "tensor_list", where)
@@ -184,7 +184,7 @@ def all_gather_into_tensor(
     """
     pg = resolve_group(group, "all_gather_into_tensor")
     kind = OpType.ALL_GATHER_INTO_TENSOR
-    where = place(kind, pg)
+    where = Place(kind, pg)
     array, device = take(input_tensor, "input_tensor", kind, pg, writable=False)
     output = take_on(output_tensor, "output_tensor", kind, pg, device)
     check_dtypes([array, output], ["input_tensor", "output_tensor"], where)
@@ -220,7 +220,7 @@ def gather(
     `gather_list` is given on `dst` and nowhere else; all arrays have one size.
     """
     pg = resolve_group(group, "gather")
-    where = place(OpType.GATHER, pg)
+    where = Place(OpType.GATHER, pg)
     root = take_peer(pg, dst, group_dst, "dst", "gather", default=0)
     array, device = take(tensor, "tensor", OpType.GATHER, pg, writable=False)
     outputs = take_root_list(
@@ -256,7 +256,7 @@ def scatter(
     size. The entries are not changed.
     """
     pg = resolve_group(group, "scatter")
-    where = place(OpType.SCATTER, pg)
+    where = Place(OpType.SCATTER, pg)
     root = take_peer(pg, src, group_src, "src", "scatter", default=0)
     array, device = take(tensor, "tensor", OpType.SCATTER, pg)
     inputs = take_root_list(
@@ -292,7 +292,7 @@ def reduce_scatter(
     """
     pg = resolve_group(group, "reduce_scatter")
     kind = OpType.REDUCE_SCATTER
-    where = place(kind, pg)
+    where = Place(kind, pg)
     check_op(op, "reduce_scatter", pg)
     array, device = take(output, "output", kind, pg)
     inputs = take_list(input_list, "input_list", kind, pg, device, writable=False)
@@ -330,7 +330,7 @@ def reduce_scatter_tensor(
     """
     pg = resolve_group(group, "reduce_scatter_tensor")
     kind = OpType.REDUCE_SCATTER_TENSOR
-    where = place(kind, pg)
+    where = Place(kind, pg)
     check_op(op, "reduce_scatter_tensor", pg)
     array, device = take(output, "output", kind, pg)
     source = take_on(input, "input", kind, pg, device, writable=False)
@@ -370,7 +370,7 @@ def all_to_all(
     """
     pg = resolve_group(group, "all_to_all")
     kind = OpType.ALL_TO_ALL
-    where = place(kind, pg)
+    where = Place(kind, pg)
     check_list(input_tensor_list, "input_tensor_list", pg.size(), where)
     device = device_type(input_tensor_list[0], "input_tensor_list[0]", where)
     inputs = take_list(
@@ -414,7 +414,7 @@ def all_to_all_single(
     """
     pg = resolve_group(group, "all_to_all_single")
     kind = OpType.ALL_TO_ALL_SINGLE
-    where = place(kind, pg)
+    where = Place(kind, pg)
     source, device = take(input, "input", kind, pg, writable=False)
     target = take_on(output, "output", kind, pg, device)
     check_dtypes([source, target], ["input", "output"], where)

@@ -21,13 +21,15 @@ from .errors import (
     DistTimeoutError,
 )
 from .prefix_store import PrefixStore
-from .recorder import GroupStatus, Record, recorder, sizes_and_dtypes
+from .recorder import GroupStatus, Record, recorder
 from .reduce_op import ReduceOp
 from .store import Store
 from .watchdog import watchdog
 from .work import OpType, Work, WorkState
 
 __all__ = ["AbortReason", "ProcessGroup"]
+
+_AVG = ReduceOp.AVG
 
 _log = logging.getLogger(__name__)
 
@@ -131,12 +133,15 @@ class ProcessGroup:
                 arrays[0].dtype if arrays else None,
                 _without_avg(backend, reduce_op),
             )
-        sizes, dtypes = sizes_and_dtypes(arrays)
         with self._issue_lock:
-            self.raise_if_aborted(op_type.value)
-            record = Record(self.status, op_type, sizes, dtypes, peer, self.timeout)
+            self.raise_if_aborted(op_type)
+            record = Record(self.status, op_type, arrays, peer, self.timeout)
             recorder.add(record)
-            if arrays and not any(array.size for array in arrays):
+            if (
+                arrays
+                and not arrays[0].size
+                and not any(array.size for array in arrays)
+            ):
                 work = Work(op_type, result)
                 work.mark_started()
                 work.mark_completed()
@@ -189,7 +194,7 @@ class ProcessGroup:
     def _backend_for(self, device: str, op_type: OpType) -> Backend:
         """Return the backend of `device`, building it if this is its first use."""
         with self._issue_lock:
-            self.raise_if_aborted(op_type.value)
+            self.raise_if_aborted(op_type)
             backend = self._backends.get(device)
             if backend is not None:
                 return backend
@@ -220,10 +225,10 @@ class ProcessGroup:
 
     # -- abort, rebuild, end -----------------------------------------------
 
-    def raise_if_aborted(self, op: str) -> None:
+    def raise_if_aborted(self, op: OpType) -> None:
         """Raise `DistAbortedError` naming `op` if the group was aborted."""
         if self.aborted is not None:
-            raise self._aborted_error(f"{op} in {self.describe()}")
+            raise self._aborted_error(f"{op.value} in {self.describe()}")
 
     def _aborted_error(self, what: str) -> DistAbortedError:
         return DistAbortedError(
@@ -358,8 +363,8 @@ class ProcessGroup:
     def enter(self, op_type: OpType, timeout: float, peer: int | None) -> Work:
         """Number and record an op that no backend runs; the caller ends its Work."""
         with self._issue_lock:
-            self.raise_if_aborted(op_type.value)
-            record = Record(self.status, op_type, (), (), peer, timeout)
+            self.raise_if_aborted(op_type)
+            record = Record(self.status, op_type, (), peer, timeout)
             recorder.add(record)
             work = Work(op_type)
             self.status.in_flight[record.op_id] = work
@@ -419,13 +424,13 @@ def _in_flight(work: Work | None) -> dict[str, Any] | None:
         "elapsed": (time.time_ns() - begun) / 1e9,
         "timeout": record.timeout,
         "sizes": [list(size) for size in record.sizes],
-        "dtypes": list(record.dtypes),
+        "dtypes": [dtype.name for dtype in record.dtypes],
         "peer": record.peer,
     }
 
 
 def _without_avg(backend: Backend, op: ReduceOp | None) -> ReduceOp | None:
-    if op is ReduceOp.AVG and ReduceOp.AVG not in backend.reduce_ops:
+    if op is _AVG and _AVG not in backend.reduce_ops:
         return ReduceOp.SUM
     return op
 

@@ -17,14 +17,18 @@ from .work import OpType, Work, WorkState
 __all__ = ["FlightRecorder", "GroupStatus", "Record", "recorder", "user_frame"]
 
 Frame = tuple[str, int, str]
-Sizes = tuple[tuple[int, ...], ...]
+
+# See work.py: a member's look-up on its class is slow before Python 3.11.
+_SCHEDULED = WorkState.SCHEDULED
+_COMPLETED = WorkState.COMPLETED
 
 _ROOM = str(Path(__file__).parent)
 
 
 def user_frame() -> Frame:
     """Return (file, line, function) of the innermost frame that is not ours."""
-    frame = sys._getframe(1)
+    # This function, Record, the dispatcher and the public function are ours.
+    frame = sys._getframe(3)
     while frame.f_code.co_filename.startswith(_ROOM) and frame.f_back is not None:
         frame = frame.f_back
     code = frame.f_code
@@ -64,20 +68,20 @@ class Record:
         self,
         status: GroupStatus,
         op_type: OpType,
-        sizes: Sizes,
-        dtypes: tuple[str, ...],
+        arrays: Sequence[Any],
         peer: int | None,
         timeout: float,
     ) -> None:
         self.status = status
         self.generation = status.generation
         self.op_type = op_type
-        self.sizes = sizes
-        self.dtypes = dtypes
+        # Not the arrays: the ring would keep them alive.
+        self.sizes = [array.shape for array in arrays]
+        self.dtypes = [array.dtype for array in arrays]
         self.peer = peer
         self.timeout = timeout
         self.frame = user_frame()
-        self.state = WorkState.SCHEDULED
+        self.state = _SCHEDULED
         self.created_ns = time.time_ns()
         self.started_ns = 0
         self.ended_ns = 0
@@ -115,7 +119,7 @@ class Record:
         self.started_ns = work.started_ns
         self.ended_ns = work.completed_ns
         status = self.status
-        if self.state is WorkState.COMPLETED:
+        if self.state is _COMPLETED:
             status.completed = self
             if status.started is None or status.started.op_id < self.op_id:
                 status.started = self
@@ -144,7 +148,7 @@ class Record:
             "is_p2p": self.op_type.is_p2p,
             "state": self.state.value,
             "sizes": [list(size) for size in self.sizes],
-            "dtypes": list(self.dtypes),
+            "dtypes": [dtype.name for dtype in self.dtypes],
             "peer": self.peer,
             "timeout": self.timeout,
             "time_created_ns": self.created_ns,
@@ -268,14 +272,6 @@ class FlightRecorder:
         if self._namer is not None:
             return self._namer(file, line)
         return f"{Path(file).name}:{line}"
-
-
-def sizes_and_dtypes(arrays: Sequence[Any]) -> tuple[Sizes, tuple[str, ...]]:
-    """Shapes and dtype names of `arrays`, without keeping the arrays."""
-    return (
-        tuple(array.shape for array in arrays),
-        tuple(array.dtype.name for array in arrays),
-    )
 
 
 #: The recorder of this process.

@@ -43,10 +43,14 @@ class OpType(enum.Enum):
     RECV = "recv"
     UNKNOWN = "unknown"
 
-    @property
-    def is_p2p(self) -> bool:
-        """Whether the op is counted by ``p2p_seq_id``."""
-        return self in (OpType.SEND, OpType.RECV)
+    #: Whether the op is counted by ``p2p_seq_id``.
+    is_p2p: bool
+
+    def __new__(cls, value: str) -> OpType:
+        member = object.__new__(cls)
+        member._value_ = value
+        member.is_p2p = value in ("send", "recv")
+        return member
 
 
 class WorkState(enum.Enum):
@@ -59,10 +63,21 @@ class WorkState(enum.Enum):
     TIMED_OUT = "timed_out"
     ABORTED = "aborted"
 
-    @property
-    def is_terminal(self) -> bool:
-        """Whether the Work is over."""
-        return self not in (WorkState.SCHEDULED, WorkState.STARTED)
+    #: Whether the Work is over.
+    is_terminal: bool
+
+    def __new__(cls, value: str) -> WorkState:
+        member = object.__new__(cls)
+        member._value_ = value
+        member.is_terminal = value not in ("scheduled", "started")
+        return member
+
+
+# Looking a member up on its class costs a Python call before 3.11, and these
+# are looked up several times for each op.
+_SCHEDULED = WorkState.SCHEDULED
+_STARTED = WorkState.STARTED
+_COMPLETED = WorkState.COMPLETED
 
 
 def transition(state: WorkState, event: WorkState) -> WorkState:
@@ -73,7 +88,7 @@ def transition(state: WorkState, event: WorkState) -> WorkState:
     that its start was never reported). ``SCHEDULED`` is no event: reporting it
     is a bug of the backend and raises `ValueError`.
     """
-    if event is WorkState.SCHEDULED:
+    if event is _SCHEDULED:
         raise ValueError("a Work cannot go back to SCHEDULED")
     if state.is_terminal:
         return state
@@ -98,6 +113,7 @@ class Work:
         "_done",
         "_exception",
         "_lock",
+        "_outer",
         "_result",
         "_state",
         "completed_ns",
@@ -115,7 +131,7 @@ class Work:
         self.scheduled_ns = time.time_ns()
         self.started_ns = 0
         self.completed_ns = 0
-        self._state = WorkState.SCHEDULED
+        self._state = _SCHEDULED
         self._result = result
         self._exception: BaseException | None = None
         self._lock = threading.Lock()
@@ -123,6 +139,8 @@ class Work:
         # has to block, and an Event costs more than the rest of the object.
         self._done: threading.Event | None = None
         self._callbacks: list[Callable[[Work], None]] | None = None
+        # The Work that stands on this one and starts when it does.
+        self._outer: Work | None = None
 
     # -- what a caller uses ------------------------------------------------
 
@@ -137,7 +155,7 @@ class Work:
 
     def is_success(self) -> bool:
         """Whether the op is over and went well."""
-        return self._state is WorkState.COMPLETED
+        return self._state is _COMPLETED
 
     def exception(self) -> BaseException | None:
         """The error of a Work that did not go well, else ``None``."""
@@ -151,7 +169,7 @@ class Work:
         """
         if self._exception is not None:
             raise self._exception
-        if self._state is not WorkState.COMPLETED:
+        if self._state is not _COMPLETED:
             raise DistBackendError(f"{self.describe()} has no result yet: wait() first")
         return self._result
 
@@ -261,12 +279,14 @@ class Work:
     def mark_started(self, at_ns: int | None = None) -> None:
         """Report that the op began to execute (`at_ns`: ``time.time_ns``)."""
         with self._lock:
-            if self._state is not WorkState.SCHEDULED:
+            if self._state is not _SCHEDULED:
                 return
-            self._state = transition(self._state, WorkState.STARTED)
+            self._state = transition(self._state, _STARTED)
             self.started_ns = at_ns or time.time_ns()
             if self.record is not None:
                 self.record.started(self)
+        if self._outer is not None:
+            self._outer.mark_started(self.started_ns)
 
     def mark_completed(
         self,
@@ -275,7 +295,7 @@ class Work:
         completed_ns: int | None = None,
     ) -> bool:
         """Report success; `result` replaces the one given at construction."""
-        return self._end(WorkState.COMPLETED, None, result, started_ns, completed_ns)
+        return self._end(_COMPLETED, None, result, started_ns, completed_ns)
 
     def mark_failed(
         self, error: BaseException, state: WorkState = WorkState.FAILED

@@ -1,0 +1,655 @@
+"""ProcessGroup and the functional API on one rank, over backends made here.
+
+The backend `manual` does what the test tells it to, when it tells it; so the
+dispatch point is seen at work without a communication library.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rankscope.backends.recorder import recorder
+from rankscope.backends.world import world
+
+import rankscope as dist
+from tests.waiting import until
+
+Deferred = list[dist.Work]
+
+
+class Manual(dist.Backend):
+    """Keeps every Work until the test ends it; knows all_reduce and barrier."""
+
+    name = "manual"
+    reduce_ops = frozenset({dist.ReduceOp.SUM, dist.ReduceOp.MAX})
+    made: list[Manual] = []  # noqa: RUF012 - what the tests look at
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: float) -> None:
+        super().__init__(rank, size)
+        self.works: list[dist.Work] = []
+        self.arrays: list[Any] = []
+        self.aborted: list[str] = []
+        self.closed = False
+        Manual.made.append(self)
+
+    def _new(self, kind: dist.OpType) -> dist.Work:
+        work = dist.Work(kind)
+        self.works.append(work)
+        return work
+
+    def all_reduce(self, tensor: Any, op: dist.ReduceOp) -> dist.Work:
+        self.arrays.append((tensor, op))
+        return self._new(dist.OpType.ALL_REDUCE)
+
+    def barrier(self) -> dist.Work:
+        return self._new(dist.OpType.BARRIER)
+
+    def send(self, tensor: Any, dst: int, tag: int) -> dist.Work:
+        return self._new(dist.OpType.SEND)
+
+    def abort(self, reason: str) -> None:
+        self.aborted.append(reason)
+
+    def shutdown(self) -> None:
+        self.closed = True
+
+
+class OnDevice:
+    """An array of another device type: what DLPack says, and no memory."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+        self.shape, self.dtype, self.size = (3,), np.dtype("f4"), 3
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.code, 0
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
+    dist.Backend.register_backend("manual", Manual, devices=("cpu", "cuda"))
+    store = dist.FileStore(str(tmp_path / "store"), 4)
+    dist.init_process_group("cpu:manual,cuda:manual", store=store, rank=0, world_size=4)
+    recorder.clear()
+    yield world.get_group()
+    world.destroy()
+    store.close()
+    del dist.Backend.registry["manual"]
+    Manual.made.clear()
+
+
+def test_backends_are_built_at_the_first_use_of_their_device(
+    group: dist.ProcessGroup,
+) -> None:
+    assert Manual.made == []
+    assert group.summary()["devices"]["cpu"] == "manual (not built)"
+    dist.all_reduce(np.ones(3), async_op=True)
+    dist.all_reduce(np.ones(3), async_op=True)
+    assert len(Manual.made) == 1
+    assert group.summary()["devices"] == {"cpu": "manual", "cuda": "manual (not built)"}
+    dist.all_reduce(OnDevice(2), async_op=True)
+    assert len(Manual.made) == 2
+    assert [len(backend.works) for backend in Manual.made] == [2, 1]
+
+
+def test_barrier_goes_to_the_first_device_or_the_one_named(
+    group: dist.ProcessGroup,
+) -> None:
+    dist.barrier(async_op=True)
+    dist.barrier(async_op=True, device="cuda")
+    assert [len(backend.works) for backend in Manual.made] == [1, 1]
+
+
+def test_a_device_without_a_backend_is_refused_and_costs_no_number(
+    group: dist.ProcessGroup,
+) -> None:
+    with pytest.raises(ValueError, match="device type 'metal'.*cpu:manual,cuda:manual"):
+        dist.all_reduce(OnDevice(8))
+    assert group.status.collective_seq == 0
+
+
+def test_sequence_numbers_count_collectives_and_p2p_apart(
+    group: dist.ProcessGroup,
+) -> None:
+    x = np.ones(3)
+    works = [
+        dist.all_reduce(x, async_op=True),
+        dist.isend(x, dst=1),
+        dist.barrier(async_op=True),
+        dist.isend(x, dst=2),
+    ]
+    numbers = []
+    for work in works:
+        assert work is not None
+        assert work.record is not None
+        record = work.record
+        numbers.append(
+            (record.collective_seq_id, record.p2p_seq_id, record.op_id, record.seq)
+        )
+    assert numbers == [(1, 0, 1, 1), (1, 1, 2, 1), (2, 1, 3, 2), (2, 2, 4, 2)]
+
+
+def test_an_empty_array_is_a_completed_work_with_its_own_number(
+    group: dist.ProcessGroup,
+) -> None:
+    work = dist.all_reduce(np.ones(0), async_op=True)
+    assert work is not None
+    assert work.is_success()
+    assert work.sequence_number == 1
+    assert dist.all_reduce(np.ones((4, 0))) is None
+    assert group.status.collective_seq == 2
+    assert Manual.made[0].works == []
+
+
+def test_the_recorder_keeps_what_and_where(group: dist.ProcessGroup) -> None:
+    x = np.ones((2, 3), np.float32)
+    work = dist.all_reduce(x, async_op=True)
+    assert work is not None
+    entry = recorder.dump()[-1]
+    assert entry["state"] == "scheduled"
+    assert entry["sizes"] == [[2, 3]]
+    assert entry["dtypes"] == ["float32"]
+    assert entry["frame"]["file"] == __file__
+    assert entry["frame"]["function"] == "test_the_recorder_keeps_what_and_where"
+    work.mark_started()
+    assert recorder.dump()[-1]["state"] == "started"
+    assert group.summary()["oldest"]["state"] == "started"
+    assert group.summary()["in_flight"] == 1
+    work.mark_completed()
+    entry = recorder.dump()[-1]
+    assert entry["state"] == "completed"
+    assert 0 < entry["time_created_ns"] <= entry["time_started_ns"]
+    assert entry["time_started_ns"] <= entry["time_ended_ns"]
+    assert entry["duration_ns"] == entry["time_ended_ns"] - entry["time_started_ns"]
+    assert group.summary()["in_flight"] == 0
+    assert group.summary()["completed"]["seq"] == 1
+
+
+def test_the_ring_is_of_fixed_size_and_keeps_no_array(group: dist.ProcessGroup) -> None:
+    x = np.ones(0)
+    gone = weakref.ref(x)
+    for _ in range(len(recorder._ring) + 10):
+        dist.all_reduce(x)
+    records = recorder.records()
+    assert len(records) == len(recorder._ring)
+    assert [r.record_id for r in records] == sorted(r.record_id for r in records)
+    assert records[-1].collective_seq_id == len(recorder._ring) + 10
+    del x
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_source_namer_names_lines(group: dist.ProcessGroup) -> None:
+    recorder.set_source_namer(lambda file, line: f"cell 7 line {line - line + 3}")
+    try:
+        work = dist.all_reduce(np.ones(3), async_op=True)
+        assert work is not None
+        assert "all_reduce #1 of group 'default' on rank 0 (cell 7 line 3)" in repr(
+            work
+        )
+    finally:
+        recorder.set_source_namer(None)
+
+
+def test_listeners_hear_of_every_transition_until_cancelled(
+    group: dist.ProcessGroup,
+) -> None:
+    heard = []
+    cancel = world.on_change(lambda: heard.append(1))
+    work = dist.all_reduce(np.ones(3), async_op=True)
+    assert work is not None
+    work.mark_started()
+    work.mark_completed()
+    assert len(heard) == 3
+    cancel()
+    dist.all_reduce(np.ones(0))
+    assert len(heard) == 3
+
+
+def test_average_is_a_sum_and_a_division(group: dist.ProcessGroup) -> None:
+    x = np.array([4.0, 8.0])
+    work = dist.all_reduce(x, op=dist.ReduceOp.AVG, async_op=True)
+    assert work is not None
+    inner = Manual.made[0].works[0]
+    assert Manual.made[0].arrays[0][1] is dist.ReduceOp.SUM
+    inner.mark_completed()
+    work.wait()
+    assert x.tolist() == [1.0, 2.0]
+    assert work.sequence_number == 1
+
+
+def test_an_integer_average_goes_towards_zero(group: dist.ProcessGroup) -> None:
+    x = np.array([-7, 7])
+    work = dist.all_reduce(x, op=dist.ReduceOp.AVG, async_op=True)
+    assert work is not None
+    Manual.made[0].works[0].mark_completed()
+    work.wait()
+    assert x.tolist() == [-1, 1]
+
+
+def test_a_reduction_the_backend_lacks_is_refused_before_anything_is_issued(
+    group: dist.ProcessGroup,
+) -> None:
+    with pytest.raises(
+        ValueError, match="'manual' has no ReduceOp.BXOR; it has MAX, SUM"
+    ):
+        dist.all_reduce(np.ones(3), op=dist.ReduceOp.BXOR)
+    assert group.status.collective_seq == 0
+
+
+def test_an_op_the_backend_lacks_says_so_and_leaves_the_group_usable(
+    group: dist.ProcessGroup,
+) -> None:
+    with pytest.raises(
+        NotImplementedError, match="backend 'manual' does not implement broadcast"
+    ):
+        dist.broadcast(np.ones(3), src=1)
+    assert group.summary()["in_flight"] == 0
+    work = dist.all_reduce(np.ones(3), async_op=True)
+    assert work is not None
+    work.mark_completed()
+
+
+# -- abort, rebuild, timeouts ----------------------------------------------
+
+
+def test_abort_fails_what_is_in_flight_and_refuses_what_comes(
+    group: dist.ProcessGroup,
+) -> None:
+    work = dist.all_reduce(np.ones(3), async_op=True)
+    assert work is not None
+    dist.abort_process_group(reason="enough")
+    assert work.state is dist.WorkState.ABORTED
+    with pytest.raises(dist.DistAbortedError, match=r"all_reduce #1.*enough.*rebuild"):
+        work.wait()
+    with pytest.raises(dist.DistAbortedError, match="barrier in group.*enough"):
+        dist.barrier()
+    dist.abort_process_group(reason="again")
+    assert group.aborted is not None
+    assert group.aborted.text == "enough"
+    assert len(Manual.made[0].aborted) == 1
+    summary = group.summary()
+    assert summary["state"] == "aborted"
+    assert "enough" in summary["reason"]
+    assert summary["in_flight"] == 0
+
+
+def test_abort_releases_a_thread_that_waits(group: dist.ProcessGroup) -> None:
+    caught: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            dist.all_reduce(np.ones(3))
+        except dist.DistAbortedError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    until(lambda: group.status.in_flight)
+    dist.abort_process_group(reason="free")
+    thread.join(10)
+    assert "free" in str(caught[0])
+
+
+def test_rebuild_begins_a_new_generation_with_fresh_backends(
+    group: dist.ProcessGroup,
+) -> None:
+    work = dist.all_reduce(np.ones(3), async_op=True)
+    assert work is not None
+    dist.abort_process_group(reason="x")
+    dist.rebuild_process_group()
+    assert work.state is dist.WorkState.ABORTED
+    again = dist.all_reduce(np.ones(3), async_op=True)
+    assert again is not None
+    assert again.sequence_number == 1
+    assert again.record is not None
+    assert again.record.generation == 1
+    assert len(Manual.made) == 2
+    again.mark_completed()
+    assert group.summary()["state"] == "ready"
+
+
+def test_rebuild_of_a_healthy_group_ends_what_was_in_flight(
+    group: dist.ProcessGroup,
+) -> None:
+    work = dist.all_reduce(np.ones(3), async_op=True)
+    assert work is not None
+    dist.rebuild_process_group()
+    with pytest.raises(dist.DistAbortedError, match="rebuilt"):
+        work.wait()
+    assert group.generation == 1
+
+
+def test_a_backend_that_fails_aborts_its_group(group: dist.ProcessGroup) -> None:
+    work = dist.all_reduce(np.ones(3), async_op=True)
+    assert work is not None
+    Manual.made[0].on_failure("the library broke")
+    with pytest.raises(dist.DistAbortedError, match="library broke"):
+        work.wait()
+
+
+def test_an_abort_of_another_rank_comes_through_the_store(
+    group: dist.ProcessGroup,
+) -> None:
+    work = dist.all_reduce(np.ones(3), async_op=True)
+    assert work is not None
+    group.store.set("abort", '{"text": "rank 3 gave up", "rank": 3, "at": 0}')
+    with pytest.raises(dist.DistAbortedError, match="rank 3 gave up.*by rank 3"):
+        work.wait(timeout=10)
+
+
+def test_an_abort_is_published_for_the_other_ranks(group: dist.ProcessGroup) -> None:
+    dist.abort_process_group(reason="all of you")
+    assert b"all of you" in group.store.get("abort", timeout=10)
+
+
+def test_the_timeout_fires_from_the_start_of_the_op(group: dist.ProcessGroup) -> None:
+    small = dist.new_group([0, 1], timeout=timedelta(seconds=0.4), group_desc="small")
+    began = time.monotonic()
+    first = dist.all_reduce(np.ones(3), group=small, async_op=True)
+    second = dist.all_reduce(np.ones(3), group=small, async_op=True)
+    assert first is not None
+    assert second is not None
+    first.mark_started()
+    with pytest.raises(dist.DistTimeoutError, match=r"all_reduce #1.*'small'.*0\.4 s"):
+        first.wait()
+    assert 0.39 < time.monotonic() - began < 5
+    assert first.state is dist.WorkState.TIMED_OUT
+    with pytest.raises(dist.DistAbortedError, match="all_reduce #1.*timed out"):
+        second.wait(timeout=10)
+    assert group.aborted is None
+
+
+def test_an_op_queued_behind_another_is_not_timed_out_before_it_starts(
+    group: dist.ProcessGroup,
+) -> None:
+    small = dist.new_group([0, 1], timeout=0.4)
+    first = dist.all_reduce(np.ones(3), group=small, async_op=True)
+    second = dist.all_reduce(np.ones(3), group=small, async_op=True)
+    assert first is not None
+    assert second is not None
+    first.mark_started()
+    until(lambda: time.time_ns() - second.scheduled_ns > 0.3e9)
+    first.mark_completed()
+    second.mark_started()
+    with pytest.raises(dist.DistTimeoutError):
+        second.wait()
+    assert second.started_ns - second.scheduled_ns > 0.3e9
+    assert second.completed_ns - second.started_ns > 0.39e9
+
+
+# -- groups ----------------------------------------------------------------
+
+
+def test_new_groups_are_named_without_talking_to_anybody(
+    group: dist.ProcessGroup,
+) -> None:
+    names = [
+        dist.new_group([0, 2]),
+        dist.new_group([2, 0]),
+        dist.new_group([0, 1], group_desc="tp"),
+        dist.new_group(),
+    ]
+    assert [one.name for one in names] == [
+        "ranks 0,2",
+        "ranks 0,2 (2)",
+        "tp",
+        "ranks 0,1,2,3",
+    ]
+    assert world.get_group("tp") is names[2]
+    assert dist.get_process_group_ranks(names[0]) == [0, 2]
+    assert dist.get_world_size(names[0]) == 2
+    assert dist.get_rank(names[0]) == 0
+    assert dist.get_group_rank(names[0], 2) == 1
+    assert dist.get_global_rank(names[0], 1) == 2
+    assert dist.get_backend_config(names[0]) == "cpu:manual,cuda:manual"
+
+
+def test_a_rank_that_is_not_in_the_group_is_told_so_by_every_op(
+    group: dist.ProcessGroup,
+) -> None:
+    outside = dist.new_group([1, 3], group_desc="odd")
+    assert isinstance(outside, dist.NonGroupMember)
+    assert not outside
+    assert dist.get_rank(outside) == -1
+    assert dist.get_world_size(outside) == -1
+    x = np.ones(4)
+    for attempt in (
+        lambda: dist.all_reduce(x, group=outside),
+        lambda: dist.broadcast(x, 1, group=outside),
+        lambda: dist.barrier(group=outside),
+        lambda: dist.isend(x, 1, group=outside),
+        lambda: dist.monitored_barrier(group=outside),
+        lambda: dist.abort_process_group(outside),
+    ):
+        with pytest.raises(ValueError, match="rank 0 is not in group 'odd' .ranks 1,3"):
+            attempt()
+
+
+def test_disjoint_groups_of_one_name_do_not_share_keys(
+    group: dist.ProcessGroup,
+) -> None:
+    mine = dist.new_group([0, 1], group_desc="pair")
+    assert isinstance(mine, dist.ProcessGroup)
+    other = dist.ProcessGroup("pair", [2, 3], 2, mine.config, mine._root_store, 1.0)
+    mine.store.set("k", b"mine")
+    assert not other.store.check(["k"])
+
+
+def test_the_default_group_of_a_block(group: dist.ProcessGroup) -> None:
+    dist.new_group([0, 1], group_desc="tp")
+    with world.default_group("tp") as tp:
+        assert dist.get_world_size() == 2
+        assert world.get_group() is tp
+    assert dist.get_world_size() == 4
+
+
+def test_groups_are_exported_and_imported_on_a_fresh_rank(
+    group: dist.ProcessGroup, tmp_path: Path
+) -> None:
+    dist.new_group([0, 1], group_desc="tp", timeout=9)
+    dist.new_group([0, 2])
+    exported = world.export_groups()
+    world.destroy("tp")
+    assert world.import_groups(exported) == ["tp"]
+    assert world.get_group("tp").timeout == 9
+    assert dist.new_group([0, 2]).name == "ranks 0,2 (2)"
+
+
+def test_get_backend_warns(group: dist.ProcessGroup) -> None:
+    with pytest.deprecated_call():
+        assert dist.get_backend() == "manual"
+
+
+# -- bad input -------------------------------------------------------------
+
+X = np.ones(8)
+READ_ONLY = np.ones(8)
+READ_ONLY.flags.writeable = False
+
+BAD_CALLS: dict[str, tuple[Any, type[Exception], str]] = {
+    "not contiguous": (
+        lambda: dist.all_reduce(np.ones((4, 4))[:, 0]),
+        ValueError,
+        "tensor .*strides.*not C-contiguous.*ascontiguousarray",
+    ),
+    "read-only": (
+        lambda: dist.all_reduce(READ_ONLY),
+        ValueError,
+        r"tensor is read-only; expected a writable array",
+    ),
+    "object dtype": (
+        lambda: dist.all_reduce(np.array([None, 1])),
+        TypeError,
+        "tensor has dtype object",
+    ),
+    "foreign byte order": (
+        lambda: dist.all_reduce(np.ones(3, ">f8")),
+        TypeError,
+        "native byte order",
+    ),
+    "a number": (lambda: dist.all_reduce(3.0), TypeError, "tensor is a float"),
+    "a list": (lambda: dist.all_reduce([1.0]), TypeError, "tensor is a list"),
+    "no ReduceOp": (
+        lambda: dist.all_reduce(X, op="sum"),  # type: ignore[arg-type]
+        TypeError,
+        "op is 'sum'; expected a ReduceOp",
+    ),
+    "src out of range": (
+        lambda: dist.broadcast(X, src=4),
+        ValueError,
+        "src=4; expected one of the group's ranks: 0, 1, 2, 3",
+    ),
+    "src negative": (lambda: dist.broadcast(X, src=-1), ValueError, "src=-1"),
+    "src missing": (lambda: dist.broadcast(X), ValueError, "src is missing"),
+    "src twice": (
+        lambda: dist.broadcast(X, src=1, group_src=1),
+        ValueError,
+        "src or group_src, not both",
+    ),
+    "group_dst out of range": (
+        lambda: dist.reduce(X, group_dst=9),
+        ValueError,
+        "group_dst=9; expected a rank in the group, 0 to 3",
+    ),
+    "list length": (
+        lambda: dist.all_gather([X, X], X),
+        ValueError,
+        "tensor_list has 2 entries; expected 4",
+    ),
+    "no list": (
+        lambda: dist.all_gather(X, X),  # type: ignore[arg-type]
+        TypeError,
+        "tensor_list is a ndarray",
+    ),
+    "shape in a list": (
+        lambda: dist.all_gather([np.ones(3), X, X, X], X),
+        ValueError,
+        r"tensor_list\[0\] .*3 elements; expected 8",
+    ),
+    "mixed dtypes": (
+        lambda: dist.all_gather([X, X, X.astype("f4"), X], X),
+        TypeError,
+        r"tensor_list\[2\] has dtype float32, tensor has float64",
+    ),
+    "output size": (
+        lambda: dist.all_gather_into_tensor(np.ones(31), X),
+        ValueError,
+        "output_tensor .*31 elements; expected 32",
+    ),
+    "gather without a list": (
+        lambda: dist.gather(X, dst=0),
+        ValueError,
+        "gather_list is missing",
+    ),
+    "gather with a list elsewhere": (
+        lambda: dist.gather(X, [X, X, X, X], dst=1),
+        ValueError,
+        "gather_list is given, but this rank is not the root .rank 1",
+    ),
+    "scatter sizes": (
+        lambda: dist.scatter(X, [X, X, np.ones(7), X], src=0),
+        ValueError,
+        r"scatter_list\[2\] .*7 elements; expected 8",
+    ),
+    "reduce_scatter part": (
+        lambda: dist.reduce_scatter(X, [np.ones(2)] * 4),
+        ValueError,
+        r"output .*8 elements; expected 2: the size of input_list\[0\]",
+    ),
+    "reduce_scatter_tensor size": (
+        lambda: dist.reduce_scatter_tensor(X, np.ones(30)),
+        ValueError,
+        "input .*30 elements; expected 32",
+    ),
+    "all_to_all_single not divisible": (
+        lambda: dist.all_to_all_single(np.ones(7), np.ones(7)),
+        ValueError,
+        "not divisible by 4 ranks; give input_split_sizes",
+    ),
+    "all_to_all_single splits": (
+        lambda: dist.all_to_all_single(X, X, [2, 2, 2, 2], [1, 1, 1, 1]),
+        ValueError,
+        r"input_split_sizes=\[1, 1, 1, 1\]; expected 4 sizes .* add up to 8",
+    ),
+    "mixed devices": (
+        lambda: dist.all_gather_into_tensor(OnDevice(2), X),
+        ValueError,
+        "output_tensor is on 'cuda', the other arrays are on 'cpu'",
+    ),
+    "send to itself": (
+        lambda: dist.isend(X, dst=0),
+        ValueError,
+        "dst is this rank itself",
+    ),
+    "bad tag": (lambda: dist.isend(X, dst=1, tag=-1), ValueError, "tag=-1"),
+    "a group that is none": (
+        lambda: dist.all_reduce(X, group="tp"),  # type: ignore[arg-type]
+        TypeError,
+        "group is a str; expected a ProcessGroup",
+    ),
+    "init twice": (
+        lambda: dist.init_process_group("manual"),
+        ValueError,
+        "there already",
+    ),
+    "new_group of strangers": (
+        lambda: dist.new_group([0, 4]),
+        ValueError,
+        r"ranks=\[0, 4\]; expected distinct global ranks",
+    ),
+    "new_group of twins": (lambda: dist.new_group([1, 1]), ValueError, "distinct"),
+    "new_group of nobody": (lambda: dist.new_group([]), ValueError, "at least one"),
+    "new_group timeout": (
+        lambda: dist.new_group([0], timeout=0),
+        ValueError,
+        "timeout=0; expected more than 0",
+    ),
+}
+
+
+ALIKE = {"a group that is none", "new_group timeout"}
+
+
+@pytest.mark.parametrize("case", list(BAD_CALLS))
+def test_bad_input_is_named_and_costs_nothing(
+    group: dist.ProcessGroup, case: str
+) -> None:
+    call, kind, message = BAD_CALLS[case]
+    with pytest.raises(kind, match=message) as caught:
+        call()
+    # What is wrong on every rank alike, whatever the rank, need not name one.
+    assert "rank 0" in str(caught.value) or case in ALIKE
+    assert group.status.collective_seq == 0
+    assert recorder.records() == []
+    work = dist.all_reduce(np.ones(3), async_op=True)
+    assert work is not None
+    work.mark_completed()
+    assert work.sequence_number == 1
+
+
+def test_a_collective_before_init_says_what_to_call() -> None:
+    with pytest.raises(ValueError, match=r"init_process_group\(\) first.*%dist_init"):
+        dist.all_reduce(X)
+    assert not dist.is_initialized()
+    assert dist.group.WORLD is None
+
+
+@pytest.mark.parametrize(("rank", "size"), [(0, 0), (2, 2), (-1, 2), (0, -1)])
+def test_a_bad_rank_or_world_size_is_refused(
+    rank: int, size: int, tmp_path: Path
+) -> None:
+    store = dist.FileStore(str(tmp_path / "store"), 2)
+    with pytest.raises(ValueError, match=f"rank {rank} of world_size {size}"):
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    store.close()
+    assert not dist.is_initialized()
