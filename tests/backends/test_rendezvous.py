@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
 from rankscope.backends.errors import DistError, DistStoreTimeoutError
 from rankscope.backends.rendezvous import rendezvous
 

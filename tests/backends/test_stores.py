@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 import zmq
+
 from rankscope.backends.errors import (
     DistNetworkError,
     DistStoreError,
