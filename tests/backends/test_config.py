@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from rankscope.backends import Backend, BackendConfig
 from rankscope.backends.config import gloo_has_wheels
 

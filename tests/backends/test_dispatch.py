@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rankscope.backends.recorder import recorder
-from rankscope.backends.world import world
 
 import rankscope as dist
+from rankscope.backends.recorder import recorder
+from rankscope.backends.world import world
 from tests.waiting import until
 
 Deferred = list[dist.Work]

@@ -10,6 +10,7 @@ import threading
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from rankscope.backends import (
     DistAbortedError,
     DistBackendError,
