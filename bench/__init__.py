@@ -1,0 +1,1 @@
+"""``make bench``: Rankscope against pygloo, torch.distributed and ipyparallel."""

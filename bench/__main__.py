@@ -1,0 +1,107 @@
+"""Measure everything and print one table: ``python -m bench``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from . import all_reduce, dispatch, notebook
+from .table import Row, machine, markdown
+from .torch_environment import TORCH, torch_python
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+BEGIN, END = "<!-- make bench: begin -->", "<!-- make bench: end -->"
+PARTS = ("all_reduce", "cell", "start", "dispatch")
+EXPLANATION = (
+    "Medians, with the 99th percentile in parentheses. All contenders take turns, "
+    "round by round; a ratio is the median over the rounds, so that what slows the "
+    "machine down for a while slows both sides. all_reduce is in place on float32; "
+    "its time is the mean over the ranks. pygloo runs over the same transport (uv), "
+    "with the faster of RING and BCUBE at each size."
+)
+
+
+Say = Callable[[str], None]
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _all_reduce(quick: bool, versions: dict[str, str], note: Say) -> list[Row]:
+    if importlib.util.find_spec("pygloo") is None:
+        note("all_reduce: gloo is not available in this environment")
+        return []
+    here = sys.executable
+    pythons = {"rankscope": here, "rankscope-copies": here, "pygloo": here}
+    torch = torch_python(_say, note)
+    if torch is not None:
+        pythons["torch"] = torch
+        versions["torch"] = TORCH
+    return all_reduce.measure(
+        pythons, rounds=3 if quick else 9, say=_say, left_out=note
+    )
+
+
+def _publish(text: str) -> None:
+    readme = README.read_text(encoding="utf-8")
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        sys.exit(f"{README.name} lacks the lines {BEGIN} and {END}")
+    README.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+    _say(f"Written into {README.name}.")
+
+
+def main() -> None:
+    """Parse the options, measure, print the table."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, rougher")
+    parser.add_argument("--only", choices=PARTS, action="append", metavar="PART")
+    parser.add_argument(
+        "--readme", action="store_true", help="put the table into README.md as well"
+    )
+    options = parser.parse_args()
+    quick: bool = options.quick
+    if options.readme and (quick or options.only):
+        parser.error("--readme wants the whole, unhurried table")
+
+    versions: dict[str, str] = {}
+    notes: list[str] = []
+
+    def note(text: str) -> None:
+        _say(f"  left out: {text}")
+        notes.append(f"Left out: {text}.")
+
+    parts: dict[str, Callable[[], list[Row]]] = {
+        "all_reduce": lambda: _all_reduce(quick, versions, note),
+        "cell": lambda: notebook.empty_cell(rounds=3 if quick else 9),
+        "start": lambda: notebook.start_up(rounds=2 if quick else 5),
+        "dispatch": lambda: dispatch.measure(rounds=5 if quick else 15),
+    }
+    load = os.getloadavg()[0]
+    rows: list[Row] = []
+    start = time.perf_counter()
+    for name in PARTS:
+        if not options.only or name in options.only:
+            _say(f"{name} ...")
+            rows += parts[name]()
+    _say(f"took {time.perf_counter() - start:.0f} s")
+    paragraphs = [machine(versions, load), EXPLANATION, markdown(rows), *notes]
+    text = "\n\n".join(paragraphs)
+    print(text)
+    over = sum(row.passed is False for row in rows)
+    judged = sum(row.passed is not None for row in rows)
+    print(f"\n{judged - over} of {judged} within their budget.")
+    if options.readme:
+        _publish(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""One rank of one contender; a program that is told by lines on its input.
+
+It runs under the Python of the library it measures, so it needs nothing but
+that library. Each request is a line of JSON and gets one as its answer:
+
+    {"do": "prepare", "bytes": 1024}             {"ok": true}
+    {"do": "run", "iterations": 100, ...}        {"times": [nanoseconds, ...]}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["CONTENDERS"]
+
+# Ops before a block's clock starts: ranks get the request at different times.
+WARM_UP = 2
+
+
+class Contender:
+    """float32 SUM all_reduce, in place, by one library."""
+
+    def __init__(self, rank: int, size: int, folder: str) -> None:
+        self.rank, self.size, self.folder = rank, size, folder
+        self.array: Any = None
+
+    def allocate(self, count: int) -> Any:
+        """Return an array of `count` float32, contents undefined."""
+        import numpy as np
+
+        return np.empty(count, dtype=np.float32)
+
+    def op(self, variant: str) -> Callable[[], object]:
+        """Return the call that all-reduces ``self.array`` once."""
+        raise NotImplementedError
+
+    def prepare(self, nbytes: int, variant: str) -> None:
+        """Make the array of this size and check one result on it."""
+        self.array = None
+        gc.collect()
+        self.array = self.allocate(nbytes // 4)
+        self.array[:] = self.rank + 1
+        self.op(variant)()
+        expected = self.size * (self.size + 1) / 2
+        for index in (0, len(self.array) // 2, -1):
+            found = float(self.array[index])
+            if found != expected:
+                raise ValueError(f"element {index} is {found}, expected {expected}")
+        # Sums of sums would overflow; zeros stay what they are.
+        self.array[:] = 0
+
+
+class Rankscope(Contender):
+    """Rankscope's gloo backend, on arrays that lie in its shared memory."""
+
+    zero_copy = True
+
+    def __init__(self, rank: int, size: int, folder: str) -> None:
+        super().__init__(rank, size, folder)
+        import rankscope as dist
+
+        self.dist = dist
+        dist.init_process_group(
+            "cpu:gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size
+        )
+
+    def allocate(self, count: int) -> Any:
+        import numpy as np
+
+        if self.zero_copy:
+            return self.dist.empty(count, dtype=np.float32)
+        return np.empty(count, dtype=np.float32)
+
+    def op(self, variant: str) -> Callable[[], object]:
+        array, all_reduce = self.array, self.dist.all_reduce
+        return lambda: all_reduce(array)
+
+
+class RankscopeCopies(Rankscope):
+    """The same on ordinary numpy arrays."""
+
+    zero_copy = False
+
+
+class Pygloo(Contender):
+    """pygloo in this process, over libuv; the variant is its algorithm."""
+
+    def __init__(self, rank: int, size: int, folder: str) -> None:
+        super().__init__(rank, size, folder)
+        import pygloo
+
+        self.pygloo = pygloo
+        path = f"{folder}/pygloo"
+        os.makedirs(path, exist_ok=True)
+        self.context = pygloo.rendezvous.Context(rank, size)
+        device = pygloo.transport.uv.CreateDevice(pygloo.transport.uv.attr("127.0.0.1"))
+        store = pygloo.rendezvous.FileStore(path)
+        self.context.connectFullMesh(
+            pygloo.rendezvous.PrefixStore("bench", store), device
+        )
+
+    def op(self, variant: str) -> Callable[[], object]:
+        gloo, array = self.pygloo, self.array
+        address = array.ctypes.data
+        algorithm = getattr(gloo.allreduceAlgorithm, variant)
+        return lambda: gloo.allreduce(
+            self.context,
+            address,
+            address,
+            array.size,
+            gloo.glooDataType_t.glooFloat32,
+            gloo.ReduceOp.SUM,
+            algorithm,
+        )
+
+
+class Torch(Contender):
+    """torch.distributed's gloo backend."""
+
+    def __init__(self, rank: int, size: int, folder: str) -> None:
+        super().__init__(rank, size, folder)
+        import torch
+        import torch.distributed as dist
+
+        self.torch, self.dist = torch, dist
+        dist.init_process_group(
+            "gloo", init_method=f"file://{folder}/torch", rank=rank, world_size=size
+        )
+
+    def allocate(self, count: int) -> Any:
+        return self.torch.empty(count, dtype=self.torch.float32)
+
+    def op(self, variant: str) -> Callable[[], object]:
+        array, all_reduce = self.array, self.dist.all_reduce
+        return lambda: all_reduce(array)
+
+
+CONTENDERS: dict[str, type[Contender]] = {
+    "rankscope": Rankscope,
+    "rankscope-copies": RankscopeCopies,
+    "pygloo": Pygloo,
+    "torch": Torch,
+}
+
+
+def _run(contender: Contender, iterations: int, variant: str) -> list[int]:
+    op = contender.op(variant)
+    for _ in range(WARM_UP):
+        op()
+    times = []
+    clock = time.perf_counter_ns
+    for _ in range(iterations):
+        start = clock()
+        op()
+        times.append(clock() - start)
+    return times
+
+
+def main() -> None:
+    """Serve requests until the input ends."""
+    name, rank, size, folder = sys.argv[1:]
+    # Libraries print; the answers keep the real output to themselves.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    contender = CONTENDERS[name](int(rank), int(size), folder)
+    answers.write(json.dumps({"ok": True}) + "\n")
+    for line in sys.stdin:
+        request = json.loads(line)
+        variant = request.get("variant", "")
+        if request["do"] == "prepare":
+            contender.prepare(request["bytes"], variant)
+            answer: dict[str, Any] = {"ok": True}
+        else:
+            answer = {"times": _run(contender, request["iterations"], variant)}
+        answers.write(json.dumps(answer) + "\n")
+    # A library's own goodbye may wait for peers that are gone already.
+    with contextlib.suppress(OSError):
+        answers.close()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
