@@ -22,8 +22,8 @@ def torch_python(
 ) -> str | None:
     """Return the Python of ``.venv-torch``, made if need be; ``None`` if it cannot be.
 
-    `left_out` is told why it cannot. PyTorch is a large download, so this is the one thing
-    that the environment of ``make test`` does without.
+    `left_out` is told why it cannot. PyTorch is a large download, so the
+    environment of ``make test`` does without it.
     """
     python = FOLDER / "bin" / "python"
     if _has_torch(python):
