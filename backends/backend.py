@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
+from .composite import chain
 from .errors import DistBackendError
 from .reduce_op import ReduceOp
 from .store import Store
@@ -26,7 +27,6 @@ __all__ = [
     "Backend",
     "BackendCreator",
     "builtin_devices",
-    "chain",
     "resolve",
     "unavailable_reason",
 ]
@@ -235,53 +235,6 @@ class Backend:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} rank {self.rank} of {self.size}>"
-
-
-class _Chained(Work):
-    """A Work that does something more when the Work it stands on is done."""
-
-    __slots__ = ("inner",)
-
-    def __init__(self, inner: Work, op_type: OpType, result: Any) -> None:
-        super().__init__(op_type, result)
-        self.inner = inner
-        inner._outer = self
-        if inner.started_ns:
-            self.mark_started(inner.started_ns)
-
-    def _block(self, timeout: float | None) -> bool:
-        # The inner Work's waiter may be what drives progress. Its callbacks,
-        # ours among them, have not all run when it says done.
-        return self.inner._block(timeout) and super()._block(timeout)
-
-    def detach(self) -> None:
-        self.inner.detach()
-
-
-def chain(
-    inner: Work, op_type: OpType, then: Callable[[], None], result: Any = None
-) -> Work:
-    """Return a Work that runs `then` after `inner` went well, and then ends.
-
-    It is over when `then` has returned; it fails as `inner` does, or with the
-    error `then` raised.
-    """
-    outer = _Chained(inner, op_type, result)
-
-    def follow(done: Work) -> None:
-        error = done.exception()
-        if error is not None:
-            outer.mark_failed(error, done.state)
-            return
-        try:
-            then()
-        except Exception as raised:  # noqa: BLE001 - it belongs to the Work
-            outer.mark_failed(raised)
-        else:
-            outer.mark_completed(result, started_ns=done.started_ns)
-
-    inner.add_done_callback(follow)
-    return outer
 
 
 def _chunks(tensor: Array, parts: int) -> list[Array]:

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from .backend import Array, Backend, chain, resolve
+from .backend import Array, Backend, resolve
+from .composite import chain
 from .config import BackendConfig
 from .errors import (
     DistAbortedError,

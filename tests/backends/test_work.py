@@ -21,7 +21,7 @@ from rankscope.backends import (
     WorkState,
     create_work_from_future,
 )
-from rankscope.backends.backend import chain
+from rankscope.backends.composite import chain, join
 from rankscope.backends.work import transition
 
 EVENTS = [state for state in WorkState if state is not WorkState.SCHEDULED]
@@ -225,6 +225,33 @@ def test_a_chained_work_fails_with_either_part() -> None:
     inner.mark_completed()
     with pytest.raises(ZeroDivisionError):
         outer.wait()
+
+
+def test_a_joined_work_ends_with_the_last_and_fails_with_the_first() -> None:
+    parts = [Work(), Work()]
+    outer = join(parts, OpType.SEND, "all")
+    parts[1].mark_completed()
+    assert not outer.is_completed()
+    parts[0].mark_completed()
+    assert outer.wait(5)
+    assert outer.result() == "all"
+    assert join([], OpType.SEND).is_success()
+
+    parts = [Work(), Work()]
+    outer = join(parts, OpType.SEND)
+    parts[0].mark_failed(DistAbortedError("one"))
+    with pytest.raises(DistAbortedError, match="one"):
+        outer.wait(5)
+
+
+def test_a_composite_that_is_aborted_releases_whoever_waits_for_its_parts() -> None:
+    inner = Work()
+    outer = chain(inner, OpType.REDUCE, lambda: None)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiter = pool.submit(outer.wait)
+        outer.mark_failed(DistAbortedError("stop"), WorkState.ABORTED)
+        assert isinstance(waiter.exception(30), DistAbortedError)
+    assert inner.state is WorkState.ABORTED
 
 
 def test_reduce_ops_are_those_of_torch() -> None:
