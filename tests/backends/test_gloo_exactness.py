@@ -1,0 +1,396 @@
+"""gloo through the public API: exact, in order, patient, and clean afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import rankscope as dist
+from tests.backends import exactness
+from tests.ranks import Rank, Ranks, run_ranks
+from tests.waiting import until
+
+pytestmark = pytest.mark.skipif(
+    not dist.is_gloo_available(), reason="pygloo has no wheel for this Python"
+)
+
+
+@contextlib.contextmanager
+def world(timeout: float = 60) -> Iterator[None]:
+    """The default group over gloo, from the environment that Ranks sets."""
+    dist.init_process_group("gloo", timeout=timeout)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def everything(me: Rank, async_op: bool, shared: bool) -> int:
+    with world():
+        make = dist.empty if shared else np.empty
+        return exactness.check_everything(async_op, make)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_every_collective_is_exact(size: int) -> None:
+    counts = run_ranks(size, everything, False, False, timeout=170)
+    assert len(set(counts)) == 1
+    assert counts[0] > 1000
+
+
+def test_every_collective_is_exact_when_asynchronous_and_without_a_copy() -> None:
+    counts = run_ranks(3, everything, True, True, timeout=170)
+    assert len(set(counts)) == 1
+
+
+# -- what gloo cannot reduce -----------------------------------------------
+
+
+def refusals(me: Rank) -> list[str]:
+    seen = []
+    with world():
+        for dtype in ("int16", "uint16", "bool", "complex64"):
+            for op in (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MAX):
+                held = [exactness.data(r, 9, dtype) for r in range(2)]
+                x = held[me.rank].copy()
+                try:
+                    dist.all_reduce(x, op)
+                except (TypeError, ValueError) as error:
+                    np.testing.assert_array_equal(x, held[me.rank])
+                    seen.append(f"{dtype} {op.name}: {type(error).__name__} {error}")
+                else:
+                    wanted = exactness.reduced(op, held)
+                    np.testing.assert_array_equal(x, wanted)
+        y = np.ones(3)
+        dist.all_reduce(y)
+        assert y.tolist() == [2.0, 2.0, 2.0]
+    return seen
+
+
+def test_a_reduction_gloo_cannot_do_honestly_is_refused_by_all_ranks_alike() -> None:
+    first, second = run_ranks(2, refusals)
+    assert [text.split(":")[0] for text in first] == [
+        text.split(":")[0] for text in second
+    ]
+    refused = {text.split(":")[0] for text in first}
+    assert {"int16 SUM", "uint16 SUM", "bool SUM", "complex64 MAX"} <= refused
+    for text in first:
+        dtype = text.split()[0]
+        assert dtype in text.split(":", 1)[1], text
+
+
+# -- a thousand collectives over two overlapping groups ---------------------
+
+
+def footprint() -> dict[str, int]:
+    """Threads, descriptors, children of this process; resident MiB of all."""
+    gc.collect()
+    me = psutil.Process()
+    family = [me, *me.children(recursive=True)]
+    return {
+        "threads": threading.active_count(),
+        "descriptors": sum(process.num_fds() for process in family),
+        "processes": len(family),
+        "MiB": sum(process.memory_info().rss for process in family) >> 20,
+    }
+
+
+def soak(me: Rank, count: int) -> tuple[dict[str, int], dict[str, int]]:
+    with world():
+        low = dist.new_group([0, 1, 2])
+        high = dist.new_group([1, 2, 3])
+        mine = [group for group in (low, high) if group]
+        plan = random.Random(5)
+
+        def run(operations: int) -> None:
+            for _ in range(operations):
+                group = plan.choice([low, high])
+                name = plan.choice([*exactness.MOVES[:-1], *exactness.REDUCTIONS])
+                size = plan.choice([1, 13, 1009, 70_001])
+                async_op = plan.random() < 0.3
+                if group not in mine:
+                    continue
+                one(name, size, group, async_op)
+
+        def one(name: str, size: int, group: Any, async_op: bool) -> None:
+            with dist.backends.world.world.default_group(group.name):
+                checker = exactness.Checker(async_op, np.empty)
+                if name in exactness.REDUCTIONS:
+                    getattr(checker, name)(size, "float64", dist.ReduceOp.SUM)
+                elif name in ("all_to_all", "all_to_all_single", "all_gather"):
+                    getattr(checker, name)(size, "int64")
+                else:
+                    rooted(checker, name, size, group)
+
+        run(count // 4)
+        before = footprint()
+        run(count - count // 4)
+        after = footprint()
+    left = psutil.Process().children(recursive=True)
+    assert not left, left
+    return before, after
+
+
+def rooted(checker: exactness.Checker, name: str, size: int, group: Any) -> None:
+    """The ops that the checker addresses by rank: of the world, here."""
+    ranks = dist.get_process_group_ranks(group)
+    held = exactness.data(ranks[1], size, "int64")
+    if name == "broadcast":
+        x = held.copy() if checker.rank == 1 else np.zeros_like(held)
+        checker.done(dist.broadcast(x, ranks[1], async_op=checker.async_op))
+        np.testing.assert_array_equal(x, held)
+    elif name == "all_gather_into_tensor":
+        checker.all_gather_into_tensor(size, "int64")
+    elif name == "gather":
+        outs = [np.zeros_like(held) for _ in ranks] if checker.rank == 1 else None
+        checker.done(dist.gather(held, outs, ranks[1], async_op=checker.async_op))
+        for out in outs or []:
+            np.testing.assert_array_equal(out, held)
+    else:
+        parts = [held + r for r in ranks] if checker.rank == 1 else None
+        out = np.zeros_like(held)
+        checker.done(dist.scatter(out, parts, ranks[1], async_op=checker.async_op))
+        np.testing.assert_array_equal(out, held + ranks[checker.rank])
+
+
+def test_a_thousand_mixed_collectives_leave_everything_as_it_was() -> None:
+    for before, after in run_ranks(4, soak, 1000, timeout=170):
+        memory_before, memory_after = before.pop("MiB"), after.pop("MiB")
+        assert after == before
+        assert memory_after <= memory_before + 40
+
+
+# -- order, patience, timeouts ----------------------------------------------
+
+
+def in_order(me: Rank) -> list[float]:
+    with world():
+        x = np.array([float(me.rank + 1)])
+        works = []
+        for step in range(40):
+            if step % 2:
+                works.append(dist.broadcast(x, step % 4, async_op=True))
+            else:
+                works.append(dist.all_reduce(x, async_op=True))
+        works[-1].wait()
+        assert all(work.is_success() for work in works)
+        starts = [work.started_ns for work in works]
+        assert starts == sorted(starts)
+        return x.tolist()
+
+
+def test_ops_of_a_group_run_in_the_order_of_issue() -> None:
+    results = run_ranks(4, in_order)
+    assert results == [[10.0 * 4.0**19]] * 4
+
+
+def patient(me: Rank, late: float) -> float:
+    with world(timeout=300):
+        dist.barrier()
+        if me.rank == 1:
+            threading.Event().wait(late)
+        x, began = np.ones(1000), time.monotonic()
+        dist.all_reduce(x)
+        assert x[0] == 2.0
+        return time.monotonic() - began
+
+
+def test_a_rank_that_comes_45_s_late_is_waited_for() -> None:
+    waited, _ = run_ranks(2, patient, 45.0, timeout=120)
+    assert waited > 44
+
+
+def impatient(me: Rank) -> tuple[float, str]:
+    with world(timeout=3):
+        dist.barrier()
+        if me.rank == 1:
+            me.listen()
+            return 0.0, ""
+        began = time.monotonic()
+        with pytest.raises(dist.DistTimeoutError) as caught:
+            dist.all_reduce(np.ones(1000))
+        took = time.monotonic() - began
+        with pytest.raises(dist.DistAbortedError, match="timed out"):
+            dist.barrier()
+        return took, str(caught.value)
+
+
+def test_a_timeout_of_3_s_fires_after_3_s_and_says_what_to_do() -> None:
+    with Ranks(2, impatient) as ranks:
+        until(lambda: ranks._receive([0], time.monotonic() + 10))
+        ranks.tell(1, "go")
+        (took, message), _ = ranks.wait()
+    assert 2.9 < took < 4.5
+    assert "all_reduce #2 of group 'default' on rank 0" in message
+    assert "3 s" in message
+    assert "rebuild" in message
+
+
+def abort_and_rebuild(me: Rank) -> list[float]:
+    with world():
+        dist.barrier()
+        seconds = []
+        for attempt in range(3):
+            if me.rank == 0:
+                # Everybody hangs in it; one rank has not even entered.
+                timer = threading.Timer(0.3, dist.abort_process_group, (None, "test"))
+                timer.start()
+            if me.rank != 3:
+                with pytest.raises(dist.DistAbortedError, match="test"):
+                    dist.all_reduce(np.ones(100 + attempt))
+            else:
+                until(lambda: dist.group.WORLD.aborted)
+            began = time.monotonic()
+            dist.rebuild_process_group()
+            x = np.full(10, float(me.rank))
+            dist.all_reduce(x)
+            seconds.append(time.monotonic() - began)
+            assert x.tolist() == [6.0] * 10
+        return seconds
+
+
+def test_an_abort_reaches_every_rank_and_the_group_is_rebuilt() -> None:
+    for seconds in run_ranks(4, abort_and_rebuild):
+        assert max(seconds) < 10
+
+
+def monitored(me: Rank) -> list[str]:
+    with world():
+        dist.monitored_barrier(timeout=30)
+        said = []
+        for every in (False, True):
+            if me.rank in (0, 2):
+                with pytest.raises(dist.DistBackendError) as caught:
+                    dist.monitored_barrier(timeout=0.5, wait_all_ranks=every)
+                said.append(str(caught.value))
+            else:
+                # Keep the numbers in step: a barrier that cannot succeed here.
+                with pytest.raises(dist.DistBackendError):
+                    me_too_late(me)
+        dist.barrier()
+        return said
+
+
+def me_too_late(me: Rank) -> None:
+    """Enter the barrier when rank 0 has given its verdict."""
+    store, number = dist.group.WORLD.store, dist.group.WORLD.status.collective_seq + 1
+    store.wait([f"monitored_barrier/{number}/verdict"], timeout=30)
+    dist.monitored_barrier(timeout=0.5)
+
+
+def test_monitored_barrier_names_who_is_missing_and_the_group_stays_usable() -> None:
+    said = run_ranks(4, monitored)
+    assert "rank 1 did not reach it" in said[0][0]
+    assert "ranks 1, 3 did not reach it" in said[0][1]
+    assert said[2] == said[0]
+
+
+# -- what else a rank can do meanwhile --------------------------------------
+
+
+def responsive(me: Rank) -> int:
+    with world():
+        dist.barrier()
+        if me.rank == 1:
+            me.listen()
+            dist.all_reduce(np.ones(10))
+            return 0
+        count, over = 0, threading.Event()
+
+        def counting() -> None:
+            nonlocal count
+            while not over.wait(0.001):
+                count += 1
+
+        thread = threading.Thread(target=counting)
+        thread.start()
+        me.report("waiting")
+        dist.all_reduce(np.ones(10))
+        over.set()
+        thread.join()
+        return count
+
+
+def test_other_threads_of_a_rank_run_while_an_op_is_in_flight() -> None:
+    with Ranks(2, responsive) as ranks:
+        ranks.next_report(0)
+        time.sleep(1)  # the time in which the other thread has to count
+        ranks.tell(1, "go")
+        count, _ = ranks.wait()
+    assert count > 100
+
+
+def statuses(me: Rank) -> dict[str, Any]:
+    with world():
+        dist.barrier()
+        if me.rank == 1:
+            me.listen()
+        work = dist.all_reduce(np.ones(10), async_op=True)
+        if me.rank == 0:
+            summary = dist.backends.world.world.summary
+            until(lambda: summary()["groups"][0]["oldest"]["state"] == "started")
+            seen = summary()["groups"][0]
+            me.report(seen)
+        work.wait()
+        return dist.backends.world.world.summary()["groups"][0]
+
+
+def test_a_hung_op_is_seen_as_started() -> None:
+    with Ranks(2, statuses) as ranks:
+        seen = ranks.next_report(0)
+        ranks.tell(1, "go")
+        after, _ = ranks.wait()
+    assert seen["started"]["op"] == "all_reduce"
+    assert seen["started"]["seq"] == 2
+    assert seen["completed"]["seq"] == 1
+    assert "test_gloo_exactness.py" in seen["oldest"]["source"]
+    assert after["completed"]["seq"] == 2
+
+
+# -- a plain script ----------------------------------------------------------
+
+SCRIPT = """
+import numpy as np
+import rankscope as dist
+
+dist.init_process_group(timeout=60)
+x = np.full(4, float(dist.get_rank()))
+dist.all_reduce(x)
+pair = dist.new_group([0, 1])
+if dist.get_rank() < 2:
+    dist.broadcast(x, src=1, group=pair)
+print(dist.get_rank(), x.tolist())
+dist.destroy_process_group()
+"""
+
+
+def script(me: Rank) -> tuple[int, str]:
+    import subprocess
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=me.folder,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_plain_script_needs_nothing_but_the_environment() -> None:
+    for rank, (code, output) in enumerate(run_ranks(3, script)):
+        assert code == 0, output
+        assert output == f"{rank} [3.0, 3.0, 3.0, 3.0]\n"
