@@ -1,1 +1,22 @@
-"""Placeholder."""
+"""The cluster: engines, the agent inside each, the control and status channel."""
+
+from __future__ import annotations
+
+from .cluster import Cluster
+from .errors import ClusterError, ClusterStartError
+from .execution import Execution, ExecutionError, Output, RankError
+from .status import ClusterStatus, GroupStatus, OpStatus, RankStatus
+
+__all__ = [
+    "Cluster",
+    "ClusterError",
+    "ClusterStartError",
+    "ClusterStatus",
+    "Execution",
+    "ExecutionError",
+    "GroupStatus",
+    "OpStatus",
+    "Output",
+    "RankError",
+    "RankStatus",
+]

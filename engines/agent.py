@@ -1,0 +1,340 @@
+"""The agent inside each engine: it answers and reports while a cell blocks.
+
+Requests come over the engine's control channel and are served on its control
+thread, so they are answered whatever the main thread does. Status goes out on
+the engine's iopub from a thread of the agent's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from rankscope import __version__
+from rankscope.backends import TCPStore, init_process_group
+from rankscope.backends.recorder import recorder
+from rankscope.backends.world import world
+
+from . import private
+
+__all__ = ["Agent", "install"]
+
+#: Seconds between two status messages at least, and at most.
+MIN_INTERVAL = 0.1
+HEARTBEAT = 1.0
+#: Seconds after which a subscriber that did not renew is forgotten.
+LEASE = 30.0
+#: Seconds that connecting to the ranks' store may take.
+STORE_TIMEOUT = 10.0
+
+_agent: Agent | None = None
+
+
+def install(version: str) -> str:
+    """Make the engine that calls this one of Rankscope's; return its `hello`.
+
+    Runs on the engine's main thread. Doing it again changes nothing. The
+    answer is JSON, since it comes back as the repr of an expression.
+    """
+    global _agent
+    if version != __version__:
+        return json.dumps({"version": __version__, "python": platform.python_version()})
+    if _agent is None:
+        from ipykernel.kernelapp import IPKernelApp
+
+        _agent = Agent(IPKernelApp.instance().kernel)
+    return json.dumps(_agent.hello())
+
+
+class Agent:
+    """Serves the cluster's requests and publishes this rank's status."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self.shell = kernel.shell
+        self.seat: dict[str, Any] = {}
+        self._store: TCPStore | None = None
+        self._main = threading.main_thread()
+        self._cell: int | None = None
+        self._cell_began: float | None = None
+        self._cell_scope = ExitStack()
+        self._interruptible = False
+        self._subscribers: dict[str, tuple[dict[str, Any], float]] = {}
+        self._changed = threading.Event()
+        self._ops: dict[str, Callable[..., Any]] = {
+            "abort": self._abort,
+            "export_groups": world.export_groups,
+            "hello": self.hello,
+            "host_store": self._host_store,
+            "import_groups": world.import_groups,
+            "init_group": self._init_group,
+            "interrupt": self._interrupt,
+            "join_store": self._join_store,
+            "rebuild": self._rebuild,
+            "sit": self._sit,
+            "subscribe": self._subscribe,
+            "set_environment": os.environ.update,
+            "summary": self.summary,
+            "unsubscribe": self._unsubscribe,
+            "where": self._where,
+        }
+        private.allow_top_level_await(kernel)
+        kernel.control_handlers["rankscope_request"] = self._serve
+        self.shell.events.register("pre_run_cell", self._before_cell)
+        self.shell.events.register("post_run_cell", self._after_cell)
+        recorder.set_source_namer(self._name_source)
+        world.on_change(self._changed.set)
+        threading.Thread(
+            target=self._publish_forever, name="rankscope-status", daemon=True
+        ).start()
+
+    # -- requests, on the control thread -----------------------------------
+
+    def _serve(self, stream: Any, ident: Any, request: private.Message) -> None:
+        content = request["content"]
+        try:
+            result = self._ops[content["op"]](**content["args"])
+            answer = {"ok": True, "result": result}
+        except Exception as error:  # noqa: BLE001 - it is the answer
+            answer = {
+                "ok": False,
+                "ename": type(error).__name__,
+                "evalue": str(error),
+                "traceback": traceback.format_exc(),
+            }
+        private.reply(self.kernel, stream, ident, request, answer)
+
+    def hello(self) -> dict[str, Any]:
+        """Who this engine is, and the seat it has if it has one."""
+        return {
+            "version": __version__,
+            "python": platform.python_version(),
+            "pid": os.getpid(),
+            "nanny": private.nanny_pid(self.kernel),
+            "host": socket.gethostname(),
+            "address": self._address(),
+            "port": _free_port(),
+            "seat": self.seat,
+            "groups": [one.name for one in world.groups()],
+        }
+
+    def _address(self) -> str:
+        """The address of this host as the network towards the controller has it."""
+        controller = urlsplit(private.controller_address(self.kernel)).hostname
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            # Connecting a datagram socket sends nothing: it picks the route.
+            probe.connect((controller, 9))
+            return probe.getsockname()[0]
+
+    def _sit(self, seat: dict[str, Any], env: dict[str, str]) -> dict[str, Any]:
+        """Take a seat: rank, world size, environment and namespace."""
+        self.seat = seat
+        os.environ.update(env)
+        import rankscope
+
+        names: dict[str, Any] = {
+            "dist": rankscope,
+            "np": np,
+            "rank": seat["rank"],
+            "world_size": seat["world_size"],
+        }
+        cupy = _cupy()
+        if cupy is not None:
+            names["cp"] = cupy
+        # Hidden, as IPython's own names are: %who shows what the user made.
+        self.shell.push(names, interactive=False)
+        return {"device": None if cupy is None else "cuda"}
+
+    def _host_store(self, host: str) -> dict[str, Any]:
+        """Open the store of all ranks here; return how to reach it."""
+        key = secrets.token_bytes(32)
+        self._replace_store(
+            TCPStore(host, 0, is_master=True, timeout=STORE_TIMEOUT, key=key)
+        )
+        assert self._store is not None
+        return {"host": host, "port": self._store.port, "key": key.hex()}
+
+    def _join_store(self, host: str, port: int, key: str) -> None:
+        """Connect to the store that another rank hosts."""
+        self._replace_store(
+            TCPStore(host, port, timeout=STORE_TIMEOUT, key=bytes.fromhex(key))
+        )
+
+    def _replace_store(self, store: TCPStore) -> None:
+        if self._store is not None:
+            self._store.close()
+        self._store = store
+
+    def _init_group(self, backend: str | None, timeout: float | None) -> None:
+        """Make the default group; its backends are built at their first use."""
+        init_process_group(
+            backend,
+            timeout=timeout,
+            rank=self.seat["rank"],
+            world_size=self.seat["world_size"],
+            store=self._store,
+        )
+
+    def _abort(self, group: str | None, reason: str) -> list[str]:
+        return world.abort(group, reason)
+
+    def _rebuild(self, generations: Mapping[str, int]) -> None:
+        """Begin a new generation of each group named, on the present store."""
+        for name, generation in generations.items():
+            world.rebuild(name, generation, self._store)
+
+    def _interrupt(self) -> bool:
+        """Interrupt the cell that runs; say whether there was one."""
+        if self._cell_began is None:
+            return False
+        assert self._main.ident is not None
+        # To the main thread itself, so that it wakes from whatever it waits in.
+        signal.pthread_kill(self._main.ident, signal.SIGINT)
+        return True
+
+    def _where(self) -> str:
+        """What the main thread is doing, as a traceback."""
+        assert self._main.ident is not None
+        frame = sys._current_frames()[self._main.ident]
+        lines = []
+        for entry in traceback.extract_stack(frame):
+            cell = self._cell_name(entry.filename)
+            place = f'File "{entry.filename}"' if cell is None else cell
+            lines.append(f"  {place}, line {entry.lineno}, in {entry.name}")
+            if entry.line:
+                lines.append(f"    {entry.line}")
+        return "\n".join(lines)
+
+    # -- cells, on the main thread -----------------------------------------
+
+    def _before_cell(self, info: Any) -> None:
+        asked = private.request_metadata(self.kernel).get("rankscope")
+        self._cell_began = time.monotonic()
+        self._changed.set()
+        if asked is None:
+            return
+        self._cell = asked["cell"]
+        if self._cell is not None:
+            # Tracebacks and source lines then carry the notebook's own number.
+            self.shell.execution_count = self._cell
+        if asked["group"] is not None:
+            self._cell_scope.enter_context(world.default_group(asked["group"]))
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            # ipykernel restores its own handler after the cell. Until then an
+            # interrupt that comes when the cell is over must hit nothing.
+            self._interruptible = True
+            signal.signal(signal.SIGINT, self._on_sigint)
+
+    def _after_cell(self, result: Any) -> None:
+        self._interruptible = False
+        self._cell_scope.close()
+        error = None
+        if result is not None:
+            error = result.error_before_exec or result.error_in_exec
+        if error is not None:
+            private.publish(
+                self.kernel,
+                "rankscope_error",
+                {"line": self._line_of(error), "cell": self._cell},
+                private.message_header(self.kernel.get_parent("shell")),
+            )
+        self._cell = self._cell_began = None
+        self._changed.set()
+
+    def _on_sigint(self, signum: int, frame: Any) -> None:
+        if self._interruptible:
+            raise KeyboardInterrupt
+
+    def _line_of(self, error: BaseException) -> int | None:
+        """The line of the cell that an error came from."""
+        if isinstance(error, SyntaxError) and self._is_cell(error.filename):
+            return error.lineno
+        lines = [
+            number
+            for frame, number in traceback.walk_tb(error.__traceback__)
+            if self._is_cell(frame.f_code.co_filename)
+        ]
+        return lines[-1] if lines else None
+
+    def _is_cell(self, filename: str | None) -> bool:
+        return filename is not None and self._cell_name(filename) is not None
+
+    def _cell_name(self, filename: str) -> str | None:
+        """``Cell In[7]`` for the file that IPython compiled cell 7 as."""
+        named = self.shell.compile.format_code_name(filename)
+        return None if named is None else " ".join(named)
+
+    def _name_source(self, filename: str, line: int) -> str:
+        named = self.shell.compile.format_code_name(filename)
+        if named is None:
+            return f"{os.path.basename(filename)} line {line}"
+        number = named[1].removeprefix("In[").removesuffix("]")
+        return f"cell {number} line {line}"
+
+    # -- status, on a thread of its own ------------------------------------
+
+    def summary(self) -> dict[str, Any]:
+        """What this rank is doing, as plain data."""
+        began = self._cell_began
+        return {
+            **world.summary(),
+            "pid": os.getpid(),
+            "busy": began is not None,
+            "busy_for": None if began is None else time.monotonic() - began,
+            "cell": self._cell,
+        }
+
+    def _subscribe(self, header: dict[str, Any]) -> dict[str, Any]:
+        """Publish status under `header` for the next `LEASE` seconds."""
+        self._subscribers[header["msg_id"]] = (header, time.monotonic() + LEASE)
+        return self.summary()
+
+    def _unsubscribe(self, msg_id: str) -> None:
+        self._subscribers.pop(msg_id, None)
+
+    def _publish_forever(self) -> None:
+        while True:
+            self._changed.wait(HEARTBEAT)
+            self._changed.clear()
+            now = time.monotonic()
+            for msg_id, (header, until) in list(self._subscribers.items()):
+                if now > until:
+                    self._subscribers.pop(msg_id, None)
+                    continue
+                private.publish(self.kernel, "rankscope_status", self.summary(), header)
+            time.sleep(MIN_INTERVAL)
+
+
+def _cupy() -> Any | None:
+    """cupy, if it is installed and there is a GPU to use it with."""
+    if not os.path.exists("/dev/nvidiactl") and "CUDA_PATH" not in os.environ:
+        return None
+    try:
+        import cupy
+    except ImportError:
+        return None
+    try:
+        return cupy if cupy.cuda.runtime.getDeviceCount() > 0 else None
+    except cupy.cuda.runtime.CUDARuntimeError:
+        return None
+
+
+def _free_port() -> int:
+    """A port nobody listens on: for frameworks that open MASTER_PORT themselves."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,127 @@
+"""Seating ranks, opening their store, rebuilding groups after a death."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .errors import ClusterError
+from .roster import Roster
+from .seats import environment, members
+
+__all__ = ["new_groups", "open_store", "rebuild", "resume_groups", "seat"]
+
+#: Seconds that ranks get to host, or to connect to, the store.
+STORE_WAIT = 12.0
+
+
+def seat(roster: Roster, ranks: Sequence[int]) -> None:
+    """Tell the engines that hold `ranks` who they are, and the others about it."""
+    env = environment(roster.seats)
+    size = len(roster.seats)
+    roster.ask(
+        "sit",
+        lambda rank: {"seat": {"rank": rank, "world_size": size}, "env": env[rank]},
+        ranks,
+        timeout=10.0,
+    ).all()
+    others = set(roster.uuids()) - set(ranks)
+    # MASTER_PORT moves with rank 0.
+    roster.ask("set_environment", lambda rank: {"env": env[rank]}, others).all()
+
+
+def open_store(roster: Roster) -> int:
+    """Open a store on the lowest living rank, connect the others; return that rank."""
+    living = sorted(roster.uuids())
+    host = living[0]
+    places = {one.host for one in roster.seats}
+    address = "127.0.0.1" if len(places) == 1 else roster.seats[host].address
+    # The key is made on the host and goes over the control channel only.
+    store = roster.ask("host_store", {"host": address}, [host], STORE_WAIT).all()[host]
+    roster.ask("join_store", store, living[1:], STORE_WAIT).all()
+    return host
+
+
+def new_groups(roster: Roster, backend: str | None, timeout: float | None) -> None:
+    """Make the default group on every rank."""
+    roster.ask("init_group", {"backend": backend, "timeout": timeout}).all()
+
+
+def resume_groups(
+    roster: Roster,
+    ranks: Sequence[int],
+    exported: Mapping[str, Any] | None,
+    reason: str,
+    backend: str | None,
+    timeout: float | None,
+) -> None:
+    """Make on fresh `ranks` the groups that the others have, aborted as theirs are.
+
+    `exported` is what a rank that lived on has, ``None`` if there is none:
+    then the default group is made anew, with `backend` and `timeout`.
+    """
+    if exported is None:
+        args = {"backend": backend, "timeout": timeout}
+        roster.ask("init_group", args, ranks).all()
+        return
+    found = {one["name"]: one for one in exported["groups"]}
+    default = found.get("default")
+    if default is None:
+        return
+    args = {"backend": default["backend"], "timeout": default["timeout"]}
+    roster.ask("init_group", args, ranks).all()
+    roster.ask("import_groups", {"exported": exported}, ranks).all()
+    roster.ask("abort", {"group": None, "reason": reason}, ranks).all()
+
+
+def rebuild(roster: Roster, group: str | None, store_host: int | None) -> int:
+    """Begin a new generation of a group (``None``: all); return the store's host.
+
+    Raises `ClusterError` naming the dead ranks of the group and what to do,
+    before anything is touched.
+    """
+    summaries = roster.ask("summary").all()
+    known: dict[str, None] = {}
+    for summary in summaries.values():
+        known.update(dict.fromkeys(one["name"] for one in summary["groups"]))
+    if group is not None and group not in known:
+        raise ClusterError(
+            f"no group called {group!r}; there is "
+            f"{', '.join(map(repr, known)) or 'none'}"
+        )
+    generations: dict[int, dict[str, int]] = {}
+    ready: dict[int, list[str]] = {}
+    for name in known if group is None else [group]:
+        for ranks, said in members(summaries, name).items():
+            _check_alive(roster, name, ranks)
+            generation = 1 + max(one["generation"] for one in said)
+            for rank in ranks:
+                generations.setdefault(rank, {})[name] = generation
+            if any(one["state"] == "ready" for one in said):
+                for rank in ranks:
+                    ready.setdefault(rank, []).append(name)
+    for name in dict.fromkeys(one for names in ready.values() for one in names):
+        chosen = [rank for rank, names in ready.items() if name in names]
+        reason = f"group {name!r} is being rebuilt"
+        roster.ask("abort", {"group": name, "reason": reason}, chosen).all()
+    if store_host is None or not roster.seats[store_host].alive:
+        store_host = open_store(roster)
+    roster.ask(
+        "rebuild",
+        lambda rank: {"generations": generations[rank]},
+        generations,
+        timeout=5.0,
+    ).all()
+    return store_host
+
+
+def _check_alive(roster: Roster, name: str, ranks: Sequence[int]) -> None:
+    dead = [one for one in roster.seats if one.rank in ranks and not one.alive]
+    if dead:
+        which = ",".join(str(one.rank) for one in dead)
+        raise ClusterError(
+            f"group {name!r} cannot be rebuilt: "
+            f"{'; '.join(str(one.death) for one in dead)}. Start "
+            f"{'it' if len(dead) == 1 else 'them'} again with %dist_restart {which} "
+            f"(Cluster.restart([{which}])), then rebuild"
+        )

@@ -1,0 +1,160 @@
+"""What is known about a cluster at one moment: plain data, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["ClusterStatus", "GroupStatus", "OpStatus", "RankStatus", "parse_summary"]
+
+
+@dataclass(frozen=True)
+class OpStatus:
+    """One op of a rank on one group."""
+
+    op: str
+    #: The group's sequence number of the op, ``None`` where it has none.
+    seq: int | None = None
+    #: ``SCHEDULED``, ``STARTED``, ... where it is known.
+    state: str = ""
+    #: Seconds since it started (or was queued, if it has not started).
+    elapsed: float | None = None
+    #: Seconds after which it fails.
+    timeout: float | None = None
+    sizes: tuple[tuple[int, ...], ...] = ()
+    dtypes: tuple[str, ...] = ()
+    peer: int | None = None
+    #: The user's line, e.g. ``cell 7 line 3``.
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class GroupStatus:
+    """One group as one of its ranks sees it."""
+
+    name: str
+    ranks: tuple[int, ...]
+    backend: str
+    generation: int
+    #: ``ready`` or ``aborted``.
+    state: str
+    reason: str | None
+    timeout: float
+    #: Device type → backend, with ``(not built)`` behind one not used yet.
+    devices: Mapping[str, str]
+    enqueued: OpStatus | None
+    started: OpStatus | None
+    completed: OpStatus | None
+    in_flight: int
+    oldest: OpStatus | None
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """One rank: its engine, what its main thread does, and its groups."""
+
+    rank: int
+    engine_id: int
+    host: str
+    pid: int
+    #: ``idle``, ``busy``, ``unreachable`` (alive, but nothing heard) or ``dead``.
+    state: str
+    #: Why it is dead.
+    reason: str | None = None
+    #: Seconds since anything was heard, ``None`` before the first time.
+    heartbeat_age: float | None = None
+    #: The number of the cell that runs.
+    cell: int | None = None
+    #: Seconds since that cell began.
+    busy_for: float | None = None
+    groups: tuple[GroupStatus, ...] = ()
+    #: Everything the rank said, as it came.
+    summary: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine lives (it may still be busy or silent)."""
+        return self.state != "dead"
+
+    def group(self, name: str) -> GroupStatus | None:
+        """Return the group called `name` if this rank is in it."""
+        return next((one for one in self.groups if one.name == name), None)
+
+
+@dataclass(frozen=True)
+class ClusterStatus:
+    """All ranks of a cluster at one moment."""
+
+    cluster_id: str
+    profile: str
+    launcher: str
+    backend: str
+    #: ``running`` or ``stopped``.
+    state: str
+    ranks: tuple[RankStatus, ...]
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return len(self.ranks)
+
+    @property
+    def dead(self) -> list[int]:
+        """The ranks whose engine is gone."""
+        return [one.rank for one in self.ranks if not one.alive]
+
+    @property
+    def groups(self) -> dict[str, list[int]]:
+        """Group name → the ranks that have it, the default group first."""
+        found: dict[str, list[int]] = {}
+        for rank in self.ranks:
+            for group in rank.groups:
+                found.setdefault(group.name, []).append(rank.rank)
+        return found
+
+
+def parse_summary(
+    summary: Mapping[str, Any],
+) -> tuple[tuple[GroupStatus, ...], int | None, float | None]:
+    """Return the groups, the running cell and its age out of a rank's summary."""
+    groups = tuple(_group(one) for one in summary.get("groups", ()))
+    return groups, summary.get("cell"), summary.get("busy_for")
+
+
+def _group(one: Mapping[str, Any]) -> GroupStatus:
+    return GroupStatus(
+        name=one["name"],
+        ranks=tuple(one["ranks"]),
+        backend=one["backend"],
+        generation=one["generation"],
+        state=one["state"],
+        reason=one["reason"],
+        timeout=one["timeout"],
+        devices=dict(one["devices"]),
+        enqueued=_op(one.get("enqueued")),
+        started=_op(one.get("started")),
+        completed=_op(one.get("completed")),
+        in_flight=one["in_flight"],
+        oldest=_op(one.get("oldest")),
+    )
+
+
+def _op(one: Mapping[str, Any] | None) -> OpStatus | None:
+    if one is None:
+        return None
+    return OpStatus(
+        op=one["op"],
+        seq=one.get("seq"),
+        state=one.get("state", ""),
+        elapsed=one.get("elapsed"),
+        timeout=one.get("timeout"),
+        sizes=_sizes(one.get("sizes", ())),
+        dtypes=tuple(one.get("dtypes", ())),
+        peer=one.get("peer"),
+        source=one.get("source", ""),
+    )
+
+
+def _sizes(sizes: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(size) for size in sizes)
