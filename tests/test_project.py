@@ -66,6 +66,9 @@ def test_rooms_depend_one_way(room: str) -> None:
             parts = name.split(".")
             if parts[0] != "rankscope":
                 continue
+            # The agent hands the front door to the ranks, as `dist`.
+            if room != "backends" and parts[1:] in ([], ["__version__"]):
+                continue
             if len(parts) < 2 or parts[1] not in allowed:
                 wrong.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
     assert wrong == []
