@@ -200,8 +200,9 @@ class FileStore(Store):
     ``rankscope-store`` in it is used. Its keys outlive the processes: a rank
     that dies, even while writing, harms nobody. With `discard_stale`, what a
     file holds is dropped if no living process uses it (left over from an
-    earlier run). `timeout` in seconds is the default of every wait. Changes
-    by other processes are seen within 50 ms.
+    earlier run). `world_size` is how many ranks are expected (for messages
+    only, as c10d has it in this place), `timeout` in seconds the default of
+    every wait. Changes by other processes are seen within 50 ms.
 
     Raises `DistStoreError` if the file cannot be opened, locked, or is
     something else. Whoever can write the file can write the store: it is made
@@ -211,6 +212,7 @@ class FileStore(Store):
     def __init__(
         self,
         path: str | os.PathLike[str],
+        world_size: int | None = None,
         timeout: float | timedelta = 300.0,
         *,
         discard_stale: bool = False,
@@ -218,6 +220,7 @@ class FileStore(Store):
         file = Path(path)
         if file.is_dir():
             file = file / "rankscope-store"
+        self.world_size = world_size
         self.timeout = to_seconds(timeout, 300.0)
         self.path = file.resolve()
         self._log = _Log.open(self.path, discard_stale, self.timeout)
@@ -324,7 +327,8 @@ class FileStore(Store):
                 yield self._log
 
     def __repr__(self) -> str:
-        return f"FileStore({str(self.path)!r})"
+        ranks = "" if self.world_size is None else f", {self.world_size} ranks"
+        return f"<FileStore {str(self.path)!r}{ranks}>"
 
 
 class _Watches:
