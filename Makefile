@@ -28,8 +28,9 @@ help: ## list these targets
 demo: environment ## run the quickstart notebook for real and print what each rank got
 	@$(BIN)/python -m tools.demo
 
-lab: environment ## open the notebooks in JupyterLab
-	@$(BIN)/python -m jupyterlab --notebook-dir=notebooks $(LAB_ARGS)
+lab: environment ## open the notebooks in JupyterLab (LAB_ARGS="--no-browser --port 8888")
+	@$(BIN)/python -m jupyterlab --notebook-dir=notebooks \
+	    $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_ARGS)
 
 test: lint ## linter, type checker and tests (PYTEST_ARGS="-k gloo" for some)
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
