@@ -320,7 +320,10 @@ class Launched:
         """The files that must not stay behind."""
         controller = self.cluster.controller
         connection = controller.connection_files.values() if controller else ()
-        return [self.cluster.cluster_file, *connection]
+        # The hub writes its engines down, to no use, and leaves the file there.
+        log_dir = Path(self.cluster.profile_dir, "log")
+        engines = log_dir / f"engines{self.cluster.cluster_id}.json"
+        return [self.cluster.cluster_file, *connection, str(engines)]
 
     # -- stopping ----------------------------------------------------------
 
@@ -336,14 +339,15 @@ class Launched:
             if launcher is not None
             and (process := private.process_of(launcher)) is not None
         }
-        for pid, process in mine.items():
-            if pid in leaders:
-                # The others end with them, in their own order.
-                _signal(process, signal.SIGTERM)
-        _, alive = psutil.wait_procs(list(mine.values()), GRACE)
-        for process in alive:
-            if self.is_local:
-                _signal(process, signal.SIGKILL)
+        leading = [mine[pid] for pid in leaders if pid in mine]
+        for process in leading:
+            _signal(process, signal.SIGTERM)
+        _wait_gone(leading, GRACE)
+        # The controller's schedulers end with it. The engines' nannies would
+        # wait for seconds to tell a controller that is gone.
+        for process in mine.values():
+            _signal(process, signal.SIGKILL)
+        _wait_gone(mine.values(), GRACE)
         try:
             # What is left is bookkeeping, and what runs elsewhere.
             self.run(self.cluster.stop_cluster(), None if not self.is_local else 5.0)
@@ -359,11 +363,9 @@ class Launched:
         except psutil.NoSuchProcess:
             return
         _signal(process, signal.SIGTERM)
-        try:
-            process.wait(1.0)
-        except psutil.TimeoutExpired:
+        if not _wait_gone([process], 1.0):
             _signal(process, signal.SIGKILL)
-            process.wait(5.0)
+            _wait_gone([process], GRACE)
 
     def close(self) -> None:
         """End the loop and its thread; what was started runs on."""
@@ -377,6 +379,26 @@ class Launched:
 def _signal(process: psutil.Process, signum: int) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         process.send_signal(signum)
+
+
+def _wait_gone(processes: Iterable[psutil.Process], timeout: float) -> bool:
+    """Wait until all `processes` ended, at most `timeout` seconds; say whether."""
+    deadline = time.monotonic() + timeout
+    living = list(processes)
+    # Not psutil.wait_procs: it waits for each in turn, and for ever for a
+    # zombie whose parent does not ask.
+    while living := [one for one in living if _lives(one)]:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _configure_mpi(config: Config) -> None:
