@@ -57,11 +57,9 @@ def rendezvous(
             raise ValueError(
                 f"init_method {init_method!r}: expected file:/// and an absolute path"
             )
-        return (
-            FileStore(unquote(url.path), timeout, discard_stale=True),
-            rank,
-            world_size,
-        )
+        path = unquote(url.path)
+        file_store = FileStore(path, world_size, timeout, discard_stale=True)
+        return file_store, rank, world_size
     if url.scheme == "tcp":
         try:
             host, port = url.hostname or "", url.port or 0

@@ -34,7 +34,7 @@ KEY = b"the key of this test"
 
 # How another process reaches the store under test; formatted with `where`.
 _CONNECT = {
-    "file": "FileStore({where!r}, 20)",
+    "file": "FileStore({where!r}, timeout=20)",
     "tcp": f"TCPStore('127.0.0.1', {{where}}, timeout=20, key={KEY!r})",
 }
 _CONNECT |= {
