@@ -7,6 +7,15 @@ launcher that sets ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT``.
 from __future__ import annotations
 
 from .backend import Backend
+from .coalescing import (
+    CoalescingManager,
+    P2POp,
+    all_gather_into_tensor_coalesced,
+    all_reduce_coalesced,
+    batch_isend_irecv,
+    coalescing_manager,
+    reduce_scatter_tensor_coalesced,
+)
 from .collectives import (
     all_gather,
     all_gather_into_tensor,
@@ -36,6 +45,7 @@ from .groups import (
     GroupMember,
     abort_process_group,
     destroy_process_group,
+    enable_timing,
     get_backend,
     get_backend_config,
     get_global_rank,
@@ -54,6 +64,7 @@ from .groups import (
     new_group,
     rebuild_process_group,
 )
+from .hooks import add_op_hook
 from .monitored_barrier import monitored_barrier
 from .point_to_point import irecv, isend, recv, send
 from .prefix_store import PrefixStore
@@ -67,6 +78,7 @@ from .world import NonGroupMember
 __all__ = [
     "Backend",
     "BackendConfig",
+    "CoalescingManager",
     "DistAbortedError",
     "DistBackendError",
     "DistError",
@@ -78,6 +90,7 @@ __all__ = [
     "GroupMember",
     "NonGroupMember",
     "OpType",
+    "P2POp",
     "PrefixStore",
     "ProcessGroup",
     "ReduceOp",
@@ -86,15 +99,21 @@ __all__ = [
     "Work",
     "WorkState",
     "abort_process_group",
+    "add_op_hook",
     "all_gather",
     "all_gather_into_tensor",
+    "all_gather_into_tensor_coalesced",
     "all_reduce",
+    "all_reduce_coalesced",
     "all_to_all",
     "all_to_all_single",
     "barrier",
+    "batch_isend_irecv",
     "broadcast",
+    "coalescing_manager",
     "create_work_from_future",
     "destroy_process_group",
+    "enable_timing",
     "gather",
     "get_backend",
     "get_backend_config",
@@ -120,6 +139,7 @@ __all__ = [
     "reduce",
     "reduce_scatter",
     "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced",
     "scatter",
     "send",
 ]

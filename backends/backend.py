@@ -8,6 +8,7 @@ the same name; what a base-class method does not build out of others raises
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
+from . import flat
 from .composite import chain
 from .errors import DistBackendError
 from .reduce_op import ReduceOp
@@ -203,6 +205,32 @@ class Backend:
         return self.all_to_all(
             _split(output, output_split_sizes), _split(tensor, input_split_sizes)
         )
+
+    # -- coalesced: many small ops for the price of one --------------------
+
+    def all_reduce_coalesced(self, tensors: Sequence[Array], op: ReduceOp) -> Work:
+        """`all_reduce` of each of `tensors`; here, of one flat copy per dtype."""
+        return flat.all_reduce(self, tensors, op)
+
+    def all_gather_into_tensor_coalesced(
+        self, outputs: Sequence[Array], tensors: Sequence[Array]
+    ) -> Work:
+        """`all_gather_into_tensor` of each pair; here, of one flat copy per dtype."""
+        return flat.all_gather_into_tensor(self, outputs, tensors)
+
+    def reduce_scatter_tensor_coalesced(
+        self, outputs: Sequence[Array], tensors: Sequence[Array], op: ReduceOp
+    ) -> Work:
+        """`reduce_scatter_tensor` of each pair; here, of one flat copy per dtype."""
+        return flat.reduce_scatter_tensor(self, outputs, tensors, op)
+
+    def coalescing(self) -> contextlib.AbstractContextManager[None]:
+        """A block around the calls of one batch of sends and receives."""
+        return contextlib.nullcontext()
+
+    def scratch(self, size: int, dtype: Any) -> Array:
+        """A flat array for a fused op: in the memory the backend likes best."""
+        return np.empty(size, dtype)
 
     def barrier(self) -> Work:
         """End when every rank has entered."""

@@ -67,17 +67,14 @@ def all_reduce(
     pg = resolve_group(group, "all_reduce")
     check_op(op, "all_reduce", pg)
     array, device = take(tensor, "tensor", OpType.ALL_REDUCE, pg)
-    return _finish(
-        pg.reduce_issue(
-            OpType.ALL_REDUCE,
-            device,
-            (array,),
-            lambda backend, reduce_op: backend.all_reduce(array, reduce_op),
-            op,
-            array,
-        ),
-        async_op,
-    )
+    return pg.reduce_issue(
+        OpType.ALL_REDUCE,
+        device,
+        (array,),
+        lambda backend, reduce_op: backend.all_reduce(array, reduce_op),
+        op,
+        array,
+    ).finish(async_op)
 
 
 def broadcast(
@@ -93,17 +90,14 @@ def broadcast(
     array, device = take(
         tensor, "tensor", OpType.BROADCAST, pg, writable=pg.rank != root
     )
-    return _finish(
-        pg.issue(
-            OpType.BROADCAST,
-            device,
-            (array,),
-            lambda backend: backend.broadcast(array, root),
-            peer=root,
-            result=array,
-        ),
-        async_op,
-    )
+    return pg.issue(
+        OpType.BROADCAST,
+        device,
+        (array,),
+        lambda backend: backend.broadcast(array, root),
+        peer=root,
+        result=array,
+    ).finish(async_op)
 
 
 def reduce(
@@ -122,18 +116,15 @@ def reduce(
     check_op(op, "reduce", pg)
     root = take_peer(pg, dst, group_dst, "dst", "reduce")
     array, device = take(tensor, "tensor", OpType.REDUCE, pg, writable=pg.rank == root)
-    return _finish(
-        pg.reduce_issue(
-            OpType.REDUCE,
-            device,
-            (array,),
-            lambda backend, reduce_op: backend.reduce(array, root, reduce_op),
-            op,
-            array if pg.rank == root else None,
-            peer=root,
-        ),
-        async_op,
-    )
+    return pg.reduce_issue(
+        OpType.REDUCE,
+        device,
+        (array,),
+        lambda backend, reduce_op: backend.reduce(array, root, reduce_op),
+        op,
+        array if pg.rank == root else None,
+        peer=root,
+    ).finish(async_op)
 
 
 def all_gather(
@@ -159,16 +150,13 @@ def all_gather(
         "the size of this rank's tensor",
         where,
     )
-    return _finish(
-        pg.issue(
-            OpType.ALL_GATHER,
-            device,
-            (array, *outputs),
-            lambda backend: backend.all_gather(outputs, array),
-            result=outputs,
-        ),
-        async_op,
-    )
+    return pg.issue(
+        OpType.ALL_GATHER,
+        device,
+        (array, *outputs),
+        lambda backend: backend.all_gather(outputs, array),
+        result=outputs,
+    ).finish(async_op)
 
 
 def all_gather_into_tensor(
@@ -195,16 +183,13 @@ def all_gather_into_tensor(
         f"{pg.size()} ranks times {array.size} elements of input_tensor",
         where,
     )
-    return _finish(
-        pg.issue(
-            kind,
-            device,
-            (array, output),
-            lambda backend: backend.all_gather_into_tensor(output, array),
-            result=output,
-        ),
-        async_op,
-    )
+    return pg.issue(
+        kind,
+        device,
+        (array, output),
+        lambda backend: backend.all_gather_into_tensor(output, array),
+        result=output,
+    ).finish(async_op)
 
 
 def gather(
@@ -229,17 +214,14 @@ def gather(
     if outputs is not None:
         check_same([array, *outputs], "tensor", "gather_list", where)
         check_equal_sizes(outputs, "gather_list", array.size, "tensor", where)
-    return _finish(
-        pg.issue(
-            OpType.GATHER,
-            device,
-            (array, *(outputs or ())),
-            lambda backend: backend.gather(array, outputs, root),
-            peer=root,
-            result=outputs,
-        ),
-        async_op,
-    )
+    return pg.issue(
+        OpType.GATHER,
+        device,
+        (array, *(outputs or ())),
+        lambda backend: backend.gather(array, outputs, root),
+        peer=root,
+        result=outputs,
+    ).finish(async_op)
 
 
 def scatter(
@@ -265,17 +247,14 @@ def scatter(
     if inputs is not None:
         check_same([array, *inputs], "tensor", "scatter_list", where)
         check_equal_sizes(inputs, "scatter_list", array.size, "tensor", where)
-    return _finish(
-        pg.issue(
-            OpType.SCATTER,
-            device,
-            (*(inputs or ()), array),
-            lambda backend: backend.scatter(array, inputs, root),
-            peer=root,
-            result=array,
-        ),
-        async_op,
-    )
+    return pg.issue(
+        OpType.SCATTER,
+        device,
+        (*(inputs or ()), array),
+        lambda backend: backend.scatter(array, inputs, root),
+        peer=root,
+        result=array,
+    ).finish(async_op)
 
 
 def reduce_scatter(
@@ -304,17 +283,14 @@ def reduce_scatter(
         f"the size of input_list[{pg.rank}], this rank's part",
         where,
     )
-    return _finish(
-        pg.reduce_issue(
-            kind,
-            device,
-            (*inputs, array),
-            lambda backend, reduce_op: backend.reduce_scatter(array, inputs, reduce_op),
-            op,
-            array,
-        ),
-        async_op,
-    )
+    return pg.reduce_issue(
+        kind,
+        device,
+        (*inputs, array),
+        lambda backend, reduce_op: backend.reduce_scatter(array, inputs, reduce_op),
+        op,
+        array,
+    ).finish(async_op)
 
 
 def reduce_scatter_tensor(
@@ -342,19 +318,16 @@ def reduce_scatter_tensor(
         f"{pg.size()} ranks times {array.size} elements of output",
         where,
     )
-    return _finish(
-        pg.reduce_issue(
-            kind,
-            device,
-            (source, array),
-            lambda backend, reduce_op: backend.reduce_scatter_tensor(
-                array, source, reduce_op
-            ),
-            op,
-            array,
+    return pg.reduce_issue(
+        kind,
+        device,
+        (source, array),
+        lambda backend, reduce_op: backend.reduce_scatter_tensor(
+            array, source, reduce_op
         ),
-        async_op,
-    )
+        op,
+        array,
+    ).finish(async_op)
 
 
 def all_to_all(
@@ -386,16 +359,13 @@ def all_to_all(
         where,
     )
     check_own_part(outputs[pg.rank].size, inputs[pg.rank].size, pg, where)
-    return _finish(
-        pg.issue(
-            kind,
-            device,
-            (*inputs, *outputs),
-            lambda backend: backend.all_to_all(outputs, inputs),
-            result=outputs,
-        ),
-        async_op,
-    )
+    return pg.issue(
+        kind,
+        device,
+        (*inputs, *outputs),
+        lambda backend: backend.all_to_all(outputs, inputs),
+        result=outputs,
+    ).finish(async_op)
 
 
 def all_to_all_single(
@@ -426,16 +396,13 @@ def all_to_all_single(
             f"{tuple(source.shape)}; expected the same shape after dimension 0"
         )
     check_own_part(receives[pg.rank], sends[pg.rank], pg, where)
-    return _finish(
-        pg.issue(
-            kind,
-            device,
-            (source, target),
-            lambda backend: backend.all_to_all_single(target, source, receives, sends),
-            result=target,
-        ),
-        async_op,
-    )
+    return pg.issue(
+        kind,
+        device,
+        (source, target),
+        lambda backend: backend.all_to_all_single(target, source, receives, sends),
+        result=target,
+    ).finish(async_op)
 
 
 def barrier(
@@ -450,20 +417,9 @@ def barrier(
     first). `device_ids` is accepted for c10d's signature.
     """
     pg = resolve_group(group, "barrier")
-    return _finish(
-        pg.issue(
-            OpType.BARRIER,
-            device or pg.first_device(),
-            (),
-            lambda backend: backend.barrier(),
-        ),
-        async_op,
-    )
-
-
-def _finish(work: Work, async_op: bool) -> Work | None:
-    if async_op:
-        work.detach()
-        return work
-    work.wait()
-    return None
+    return pg.issue(
+        OpType.BARRIER,
+        device or pg.first_device(),
+        (),
+        lambda backend: backend.barrier(),
+    ).finish(async_op)

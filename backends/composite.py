@@ -77,7 +77,7 @@ def chain(
 
 
 def join(parts: Sequence[Work], op_type: OpType, result: Any = None) -> Work:
-    """Return a Work that is over when all of `parts` are; the first error is its own."""
+    """Return a Work that is over when all of `parts` are, or one fails."""
     outer = _Composite(parts, op_type, result)
     lock, left = threading.Lock(), len(parts)
 

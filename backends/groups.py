@@ -21,6 +21,7 @@ __all__ = [
     "abort_process_group",
     "as_seconds",
     "destroy_process_group",
+    "enable_timing",
     "get_backend",
     "get_backend_config",
     "get_global_rank",
@@ -170,6 +171,14 @@ def rebuild_process_group(group: Group = None) -> None:
     they ended. Needs no communication.
     """
     resolve_group(group, "rebuild_process_group").rebuild()
+
+
+def enable_timing(group: Group = None, enabled: bool = True) -> None:
+    """Time the Works of `group` that are made from now on, or do not.
+
+    Whether a Work is timed is fixed when it is made. On by default.
+    """
+    resolve_group(group, "enable_timing").timing = enabled
 
 
 def is_initialized() -> bool:

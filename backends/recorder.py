@@ -14,7 +14,7 @@ from typing import Any
 
 from .work import OpType, Work, WorkState
 
-__all__ = ["FlightRecorder", "GroupStatus", "Record", "recorder", "user_frame"]
+__all__ = ["Batch", "FlightRecorder", "GroupStatus", "Record", "recorder", "user_frame"]
 
 Frame = tuple[str, int, str]
 
@@ -87,10 +87,20 @@ class Record:
         self.ended_ns = 0
         self.error: str | None = None
         self.record_id = -1
-        if op_type.is_p2p:
-            status.p2p_seq += 1
-        else:
-            status.collective_seq += 1
+        self.collective_seq_id = self.p2p_seq_id = self.op_id = -1
+
+    def number(self, *, first: bool = True) -> None:
+        """Take the next sequence number, and an ``op_id``.
+
+        The ops of a coalesced batch share the number that the `first` one of
+        its kind, collective or point-to-point, took.
+        """
+        status = self.status
+        if first:
+            if self.op_type.is_p2p:
+                status.p2p_seq += 1
+            else:
+                status.collective_seq += 1
         status.op_id += 1
         self.collective_seq_id = status.collective_seq
         self.p2p_seq_id = status.p2p_seq
@@ -175,6 +185,34 @@ class Record:
             "op": self.op_type.value,
             "source": recorder.name_source(self.frame),
         }
+
+
+class Batch:
+    """The records of ops that one backend call runs together.
+
+    To the Work it is bound to it stands for them all; where one is shown, it
+    is the first.
+    """
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self.records = records
+
+    def started(self, work: Work) -> None:
+        """Note that `work` began to execute."""
+        for record in self.records:
+            record.started(work)
+
+    def ended(self, work: Work) -> None:
+        """Note that `work` is over."""
+        for record in self.records:
+            record.ended(work)
+
+    def describe(self) -> str:
+        """``64 coalesced all_reduce #14 of group 'default' on rank 2 (…)``."""
+        return f"{len(self.records)} coalesced {self.records[0].describe()}"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.records[0], name)
 
 
 class GroupStatus:

@@ -13,7 +13,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .process_group import ProcessGroup
+    from .group_life import GroupLife
 
 __all__ = ["Watchdog", "watchdog"]
 
@@ -28,14 +28,14 @@ class Watchdog:
     """Looks at the groups that have work in flight and times it out."""
 
     def __init__(self) -> None:
-        self._groups: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
+        self._groups: weakref.WeakSet[GroupLife] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._kick = threading.Event()
         self._idle = True
         self._stopped = False
         self._thread: threading.Thread | None = None
 
-    def register(self, group: ProcessGroup) -> None:
+    def register(self, group: GroupLife) -> None:
         """Look after `group` from now on, for as long as it is alive."""
         with self._lock:
             self._stopped = False

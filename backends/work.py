@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import DistBackendError, DistTimeoutError
 
 if TYPE_CHECKING:
-    from .recorder import Record
+    from .recorder import Batch, Record
 
 __all__ = ["OpType", "Work", "WorkState", "create_work_from_future", "transition"]
 
@@ -39,6 +39,7 @@ class OpType(enum.Enum):
     ALL_TO_ALL_SINGLE = "all_to_all_single"
     BARRIER = "barrier"
     MONITORED_BARRIER = "monitored_barrier"
+    COALESCED = "coalesced"
     SEND = "send"
     RECV = "recv"
     UNKNOWN = "unknown"
@@ -126,7 +127,7 @@ class Work:
 
     def __init__(self, op_type: OpType = OpType.UNKNOWN, result: Any = None) -> None:
         self.op_type = op_type
-        self.record: Record | None = None
+        self.record: Record | Batch | None = None
         self.timed = True
         self.scheduled_ns = time.time_ns()
         self.started_ns = 0
@@ -264,6 +265,14 @@ class Work:
         advance without a waiter has nothing to do here.
         """
 
+    def finish(self, async_op: bool) -> Work | None:
+        """What a public function ends with: hand the Work out, or wait for it."""
+        if async_op:
+            self.detach()
+            return self
+        self.wait()
+        return None
+
     def _block(self, timeout: float | None) -> bool:
         """Block until terminal or `timeout` seconds passed; say whether it is.
 
@@ -334,7 +343,7 @@ class Work:
             callback(self)
         return True
 
-    def bind(self, record: Record) -> None:
+    def bind(self, record: Record | Batch) -> None:
         """Tie the Work to its flight-recorder slot (the dispatcher does this)."""
         with self._lock:
             self.record = record

@@ -10,7 +10,6 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,70 +20,8 @@ import pytest
 import rankscope as dist
 from rankscope.backends.recorder import recorder
 from rankscope.backends.world import world
+from tests.backends.manual import Manual, OnDevice
 from tests.waiting import until
-
-Deferred = list[dist.Work]
-
-
-class Manual(dist.Backend):
-    """Keeps every Work until the test ends it; knows all_reduce and barrier."""
-
-    name = "manual"
-    reduce_ops = frozenset({dist.ReduceOp.SUM, dist.ReduceOp.MAX})
-    made: list[Manual] = []  # noqa: RUF012 - what the tests look at
-
-    def __init__(self, store: dist.Store, rank: int, size: int, timeout: float) -> None:
-        super().__init__(rank, size)
-        self.works: list[dist.Work] = []
-        self.arrays: list[Any] = []
-        self.aborted: list[str] = []
-        self.closed = False
-        Manual.made.append(self)
-
-    def _new(self, kind: dist.OpType) -> dist.Work:
-        work = dist.Work(kind)
-        self.works.append(work)
-        return work
-
-    def all_reduce(self, tensor: Any, op: dist.ReduceOp) -> dist.Work:
-        self.arrays.append((tensor, op))
-        return self._new(dist.OpType.ALL_REDUCE)
-
-    def barrier(self) -> dist.Work:
-        return self._new(dist.OpType.BARRIER)
-
-    def send(self, tensor: Any, dst: int, tag: int) -> dist.Work:
-        return self._new(dist.OpType.SEND)
-
-    def abort(self, reason: str) -> None:
-        self.aborted.append(reason)
-
-    def shutdown(self) -> None:
-        self.closed = True
-
-
-class OnDevice:
-    """An array of another device type: what DLPack says, and no memory."""
-
-    def __init__(self, code: int) -> None:
-        self.code = code
-        self.shape, self.dtype, self.size = (3,), np.dtype("f4"), 3
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self.code, 0
-
-
-@pytest.fixture
-def group(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
-    dist.Backend.register_backend("manual", Manual, devices=("cpu", "cuda"))
-    store = dist.FileStore(str(tmp_path / "store"), 4)
-    dist.init_process_group("cpu:manual,cuda:manual", store=store, rank=0, world_size=4)
-    recorder.clear()
-    yield world.get_group()
-    world.destroy()
-    store.close()
-    del dist.Backend.registry["manual"]
-    Manual.made.clear()
 
 
 def test_backends_are_built_at_the_first_use_of_their_device(
@@ -220,7 +157,7 @@ def test_average_is_a_sum_and_a_division(group: dist.ProcessGroup) -> None:
     work = dist.all_reduce(x, op=dist.ReduceOp.AVG, async_op=True)
     assert work is not None
     inner = Manual.made[0].works[0]
-    assert Manual.made[0].arrays[0][1] is dist.ReduceOp.SUM
+    assert Manual.made[0].calls[0][2] is dist.ReduceOp.SUM
     inner.mark_completed()
     work.wait()
     assert x.tolist() == [1.0, 2.0]

@@ -1,0 +1,324 @@
+"""The life of a group on this rank: its backends, generations, abort and end."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .backend import Backend, resolve
+from .capture import Captured
+from .config import BackendConfig
+from .errors import DistAbortedError, DistError, DistTimeoutError
+from .prefix_store import PrefixStore
+from .recorder import GroupStatus, recorder
+from .store import Store
+from .watchdog import watchdog
+from .work import OpType, Work, WorkState
+
+__all__ = ["REBUILD_HINT", "AbortReason", "GroupLife"]
+
+_log = logging.getLogger(__name__)
+
+REBUILD_HINT = "make it usable again with rebuild_process_group() or %dist_rebuild"
+
+
+@dataclass(frozen=True)
+class AbortReason:
+    """Who ended a group, when and why; the first writer wins."""
+
+    text: str
+    rank: int | None
+    at: float
+
+    def __str__(self) -> str:
+        when = time.strftime("%H:%M:%S", time.localtime(self.at))
+        who = "" if self.rank is None else f", by rank {self.rank}"
+        return f"{self.text} (at {when}{who})"
+
+
+class GroupLife:
+    """What a `ProcessGroup` is apart from its ops.
+
+    `ranks` are global ranks, `rank` is this process's place among them,
+    `timeout` is in seconds. `generation` counts the rebuilds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        ranks: Sequence[int],
+        global_rank: int,
+        config: BackendConfig,
+        store: Store,
+        timeout: float,
+        generation: int = 0,
+    ) -> None:
+        self.name = name
+        self.ranks = list(ranks)
+        self.global_rank = global_rank
+        self.rank = self.ranks.index(global_rank)
+        self.config = config
+        self.timeout = timeout
+        self.timing = True
+        self._root_store = store
+        # Held while an op is given its number and handed over, so that the
+        # order of the numbers is the order of the ops.
+        self._issue_lock = threading.Lock()
+        self._abort_lock = threading.Lock()
+        self._begin(generation)
+        watchdog.register(self)
+
+    def _begin(self, generation: int) -> None:
+        self.generation = generation
+        self.status = GroupStatus(self.name, self.global_rank, generation)
+        self.aborted: AbortReason | None = None
+        self._backends: dict[str, Backend] = {}
+        # The batch that each thread inside a coalescing block is filling.
+        self._captures: dict[int, list[Captured]] = {}
+        # Two disjoint groups may share a name: their ranks tell them apart.
+        members = hashlib.sha1(repr(self.ranks).encode()).hexdigest()[:8]
+        self._store = PrefixStore(
+            f"{self.name}/{members}/{generation}", self._root_store
+        )
+        self._unwatch: Callable[[], None] | None = None
+
+    def size(self) -> int:
+        """The number of ranks in the group."""
+        return len(self.ranks)
+
+    @property
+    def store(self) -> Store:
+        """The store of this generation of the group."""
+        return self._store
+
+    # -- backends ----------------------------------------------------------
+
+    def _backend_for(self, device: str, op_type: OpType) -> Backend:
+        """Return the backend of `device`, building it if this is its first use."""
+        with self._issue_lock:
+            self.raise_if_aborted(op_type)
+            backend = self._backends.get(device)
+            if backend is not None:
+                return backend
+            where = f"{op_type.value} in {self.describe()}"
+            name = self.config.device_backend_map.get(device)
+            if name is None:
+                raise ValueError(
+                    f"{where}: no backend for device type {device!r}; the group has "
+                    f"{self.config}. Make one with new_group(backend=...) that "
+                    f"names {device!r}"
+                )
+            registration = resolve(name)
+            store = PrefixStore(f"{name}-{device}", self._store)
+            try:
+                backend = registration.creator(
+                    store, self.rank, self.size(), self.timeout
+                )
+            except DistError as error:
+                raise type(error)(f"{where}: {error}") from error
+            backend.on_failure = self._backend_failed
+            self._backends[device] = backend
+            self._watch_peers()
+            return backend
+
+    def first_device(self) -> str:
+        """The device type that ops without an array go to."""
+        return next(iter(self.config.device_backend_map))
+
+    # -- abort, rebuild, end -----------------------------------------------
+
+    def raise_if_aborted(self, op: OpType) -> None:
+        """Raise `DistAbortedError` naming `op` if the group was aborted."""
+        if self.aborted is not None:
+            raise self._aborted_error(f"{op.value} in {self.describe()}")
+
+    def _aborted_error(self, what: str) -> DistAbortedError:
+        return DistAbortedError(
+            f"{what}: the group was aborted: {self.aborted}; {REBUILD_HINT}"
+        )
+
+    def abort(self, reason: str, *, rank: int | None = None) -> None:
+        """Fail what is in flight and stop the backends, here and on every rank.
+
+        Every Work in flight ends as ABORTED with `reason`; ops issued later
+        raise it. Returns at once, whatever the backends hang in; the other
+        ranks are told through the store. Calling it again does nothing.
+        """
+        self._abort(AbortReason(reason or "abort_process_group()", rank, time.time()))
+
+    def _abort(self, reason: AbortReason, publish: bool = True) -> None:
+        with self._abort_lock:
+            if self.aborted is not None:
+                return
+            self.aborted = reason
+            backends = list(self._backends.values())
+            unwatch, self._unwatch = self._unwatch, None
+        for backend in backends:
+            backend.abort(str(reason))
+        for work in list(self.status.in_flight.values()):
+            work.mark_failed(self._aborted_error(work.describe()), WorkState.ABORTED)
+        recorder.changed()
+        if unwatch is not None:
+            unwatch()
+        if publish and self.size() > 1:
+            # The store's host may be the rank that is gone: never wait for it.
+            threading.Thread(
+                target=self._publish_abort,
+                args=(self._store, reason),
+                name=f"rankscope-abort-{self.name}",
+                daemon=True,
+            ).start()
+
+    def _publish_abort(self, store: Store, reason: AbortReason) -> None:
+        try:
+            store.compare_set("abort", b"", json.dumps(asdict(reason)))
+        except DistError as error:
+            _log.warning("%s: could not tell the other ranks: %s", self, error)
+
+    def _watch_peers(self) -> None:
+        """From now on, abort when another rank does."""
+        if self._unwatch is not None or self.size() == 1:
+            return
+        generation = self.generation
+
+        def peer_aborted(value: bytes) -> None:
+            if self.generation == generation:
+                self._abort(AbortReason(**json.loads(value)), publish=False)
+
+        self._unwatch = self._store.watch("abort", peer_aborted)
+
+    def _backend_failed(self, reason: str) -> None:
+        self.abort(reason, rank=self.global_rank)
+
+    def rebuild(
+        self, generation: int | None = None, store: Store | None = None
+    ) -> None:
+        """Begin a new generation: same name and ranks, fresh backends, seq from 0.
+
+        Local and immediate; every rank of the group has to do it, with the
+        same `generation` (default: the next one). Works of the old generation
+        stay as they ended. `store` replaces the group's store.
+        """
+        self._abort(
+            AbortReason("the group was rebuilt", self.global_rank, time.time()),
+            publish=False,
+        )
+        with self._issue_lock, self._abort_lock:
+            if store is not None:
+                self._root_store = store
+            self._begin(self.generation + 1 if generation is None else generation)
+        recorder.changed()
+
+    def shutdown(self) -> None:
+        """Free the backends in good order; abort if work is still in flight."""
+        if self.status.in_flight:
+            self._abort(
+                AbortReason("destroy_process_group()", self.global_rank, time.time())
+            )
+            return
+        with self._issue_lock, self._abort_lock:
+            if self.aborted is None:
+                self.aborted = AbortReason(
+                    "destroy_process_group()", self.global_rank, time.time()
+                )
+            backends, self._backends = self._backends, {}
+            unwatch, self._unwatch = self._unwatch, None
+        if unwatch is not None:
+            unwatch()
+        for backend in backends.values():
+            backend.shutdown()
+        recorder.changed()
+
+    # -- deadlines ---------------------------------------------------------
+
+    def expire(self) -> float:
+        """Time out what is overdue; return seconds to the next deadline."""
+        status = self.status
+        if not status.in_flight:
+            return float("inf")
+        for backend in list(self._backends.values()):
+            backend.refresh()
+        now = time.time_ns()
+        nearest = float("inf")
+        for place, work in enumerate(list(status.in_flight.values())):
+            record = work.record
+            if record is None or (place and not work.started_ns):
+                continue
+            begun = work.started_ns or work.scheduled_ns
+            left = record.timeout - (now - begun) / 1e9
+            if left > 0:
+                nearest = min(nearest, left)
+                continue
+            error = DistTimeoutError(
+                f"{work.describe()} was not done {record.timeout:g} s after it began "
+                f"(the group's timeout): not every rank entered it, or one is "
+                f"stuck. The group was aborted; {REBUILD_HINT}"
+            )
+            if work.mark_failed(error, WorkState.TIMED_OUT):
+                self.abort(
+                    f"{record.describe()} timed out after {record.timeout:g} s",
+                    rank=self.global_rank,
+                )
+                return float("inf")
+        return nearest
+
+    # -- what is shown -----------------------------------------------------
+
+    def describe(self) -> str:
+        """``group 'default' on rank 2``, for messages."""
+        return f"group {self.name!r} on rank {self.global_rank}"
+
+    def summary(self) -> dict[str, Any]:
+        """Where this rank is in the group, as plain data for the status channel."""
+        for backend in list(self._backends.values()):
+            backend.refresh()
+        status = self.status
+        oldest = next(iter(list(status.in_flight.values())), None)
+        reason = self.aborted
+        return {
+            "name": self.name,
+            "ranks": self.ranks,
+            "backend": str(self.config),
+            "generation": self.generation,
+            "state": "ready" if reason is None else "aborted",
+            "reason": None if reason is None else str(reason),
+            "timeout": self.timeout,
+            "devices": {
+                device: name if device in self._backends else f"{name} (not built)"
+                for device, name in self.config.device_backend_map.items()
+            },
+            "enqueued": status.enqueued.brief() if status.enqueued else None,
+            "started": status.started.brief() if status.started else None,
+            "completed": status.completed.brief() if status.completed else None,
+            "in_flight": len(status.in_flight),
+            "oldest": _in_flight(oldest),
+        }
+
+    def __repr__(self) -> str:
+        state = "" if self.aborted is None else f", aborted: {self.aborted}"
+        return (
+            f"<ProcessGroup {self.name!r}: rank {self.global_rank} of "
+            f"{self.ranks}, {self.config}{state}>"
+        )
+
+
+def _in_flight(work: Work | None) -> dict[str, Any] | None:
+    if work is None or work.record is None:
+        return None
+    record = work.record
+    begun = work.started_ns or work.scheduled_ns
+    return {
+        **record.brief(),
+        "state": work.state.value,
+        "elapsed": (time.time_ns() - begun) / 1e9,
+        "timeout": record.timeout,
+        "sizes": [list(size) for size in record.sizes],
+        "dtypes": [dtype.name for dtype in record.dtypes],
+        "peer": record.peer,
+    }
