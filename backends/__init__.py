@@ -66,6 +66,15 @@ from .groups import (
 )
 from .hooks import add_op_hook
 from .monitored_barrier import monitored_barrier
+from .objects import (
+    all_gather_object,
+    broadcast_object_list,
+    gather_object,
+    recv_object_list,
+    refuse_pickles,
+    scatter_object_list,
+    send_object_list,
+)
 from .point_to_point import irecv, isend, recv, send
 from .prefix_store import PrefixStore
 from .process_group import ProcessGroup
@@ -103,6 +112,7 @@ __all__ = [
     "all_gather",
     "all_gather_into_tensor",
     "all_gather_into_tensor_coalesced",
+    "all_gather_object",
     "all_reduce",
     "all_reduce_coalesced",
     "all_to_all",
@@ -110,11 +120,13 @@ __all__ = [
     "barrier",
     "batch_isend_irecv",
     "broadcast",
+    "broadcast_object_list",
     "coalescing_manager",
     "create_work_from_future",
     "destroy_process_group",
     "enable_timing",
     "gather",
+    "gather_object",
     "get_backend",
     "get_backend_config",
     "get_global_rank",
@@ -136,10 +148,14 @@ __all__ = [
     "new_group",
     "rebuild_process_group",
     "recv",
+    "recv_object_list",
     "reduce",
     "reduce_scatter",
     "reduce_scatter_tensor",
     "reduce_scatter_tensor_coalesced",
+    "refuse_pickles",
     "scatter",
+    "scatter_object_list",
     "send",
+    "send_object_list",
 ]

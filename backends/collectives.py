@@ -22,6 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from .arguments import (
     Array,
     Place,
@@ -39,6 +41,7 @@ from .arguments import (
 from .arrays import check_dtypes, check_list, check_size, device_type
 from .groups import Group, resolve_group
 from .reduce_op import ReduceOp
+from .sparse import is_sparse, sparse_all_reduce
 from .work import OpType, Work
 
 __all__ = [
@@ -63,9 +66,16 @@ def all_reduce(
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Reduce `tensor` over all ranks; every rank's `tensor` becomes the result."""
+    """Reduce `tensor` over all ranks; every rank's `tensor` becomes the result.
+
+    A scipy.sparse array (COO or CSR) is summed too: its patterns may differ
+    from rank to rank. That blocks, so ``async_op=True`` raises `ValueError`.
+    """
     pg = resolve_group(group, "all_reduce")
     check_op(op, "all_reduce", pg)
+    if type(tensor) is not np.ndarray and is_sparse(tensor):
+        sparse_all_reduce(tensor, op, pg, async_op)
+        return None
     array, device = take(tensor, "tensor", OpType.ALL_REDUCE, pg)
     return pg.reduce_issue(
         OpType.ALL_REDUCE,

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import rankscope as dist
-from tests.backends import exactness
+from tests.backends import exactness, surface
 from tests.ranks import Rank, Ranks, run_ranks
 from tests.waiting import until
 
@@ -51,6 +51,16 @@ def test_every_collective_is_exact(size: int) -> None:
 def test_every_collective_is_exact_when_asynchronous_and_without_a_copy() -> None:
     counts = run_ranks(3, everything, True, True, timeout=170)
     assert len(set(counts)) == 1
+
+
+def the_rest(me: Rank) -> None:
+    with world():
+        surface.everything()
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_objects_sparse_arrays_and_batches(size: int) -> None:
+    run_ranks(size, the_rest)
 
 
 # -- what gloo cannot reduce -----------------------------------------------

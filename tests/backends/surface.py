@@ -1,0 +1,167 @@
+"""The rest of the surface, for any CPU backend: what the ranks run.
+
+Object collectives, sparse all_reduce, coalescing and batches over the default
+group, each against what is expected; every function takes this rank's place
+from the group.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rankscope as dist
+from tests.backends import exactness
+
+
+class Thing:
+    """An object with a large buffer, which is pickled out of band."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.data = np.full(100_000 + rank, rank)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Thing) and np.array_equal(self.data, other.data)
+
+    def __hash__(self) -> int:
+        return self.rank
+
+
+def objects() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mine: dict[str, Any] = {"rank": rank, "text": "ä" * rank, "thing": Thing(rank)}
+
+    def of(r: int) -> dict[str, Any]:
+        return {"rank": r, "text": "ä" * r, "thing": Thing(r)}
+
+    gathered: list[Any] = [None] * size
+    dist.all_gather_object(gathered, mine)
+    assert gathered == [of(r) for r in range(size)]
+
+    for root in range(size):
+        some: list[Any] = [of(root), None, root] if rank == root else [0, 0, 0]
+        dist.broadcast_object_list(some, src=root)
+        assert some == [of(root), None, root]
+
+        rows: list[Any] | None = [None] * size if rank == root else None
+        dist.gather_object(mine, rows, dst=root)
+        assert rows is None or rows == [of(r) for r in range(size)]
+
+        out: list[Any] = [None]
+        source = [of(r) for r in range(size)] if rank == root else None
+        dist.scatter_object_list(out, source, src=root)
+        assert out == [of(rank)]
+
+    if size > 1 and rank == 0:
+        dist.send_object_list([mine, 5], dst=1)
+    elif rank == 1:
+        received: list[Any] = [None, None]
+        assert dist.recv_object_list(received, src=0) == 0
+        assert received == [of(0), 5]
+
+
+def object_errors() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    with pytest.raises(TypeError, match="obj cannot be pickled"):
+        dist.all_gather_object([None] * size, threading.Lock())
+    with pytest.raises(ValueError, match=f"expected {size}"):
+        dist.all_gather_object([None] * (size + 1), 1)
+    with pytest.raises(TypeError, match="at least one entry"):
+        dist.broadcast_object_list([], 0)
+    dist.refuse_pickles()
+    try:
+        if size > 1:
+            with pytest.raises(dist.DistError, match="this rank refuses"):
+                dist.all_gather_object([None] * size, rank)
+    finally:
+        dist.refuse_pickles(False)
+    values = [None] * size
+    dist.all_gather_object(values, rank)
+    assert values == list(range(size))
+
+
+def sparse() -> None:
+    sp = pytest.importorskip("scipy.sparse")
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+    def of(r: int) -> Any:
+        generator = np.random.default_rng(r)
+        dense = generator.integers(0, 3, (7, 5)) * (generator.random((7, 5)) < 0.4)
+        return dense.astype(np.float64)
+
+    wanted = sum(of(r) for r in range(size))
+    for kind in (sp.coo_array, sp.csr_array, sp.coo_matrix, sp.csr_matrix):
+        x = kind(of(rank))
+        assert dist.all_reduce(x) is None
+        np.testing.assert_array_equal(x.toarray(), wanted)
+    empty = sp.csr_array((7, 5))
+    dist.all_reduce(empty)
+    assert empty.nnz == 0
+    with pytest.raises(ValueError, match="can be summed only"):
+        dist.all_reduce(sp.csr_array(of(rank)), dist.ReduceOp.MAX)
+    with pytest.raises(TypeError, match="expected 'coo' or 'csr'"):
+        dist.all_reduce(sp.dok_array(of(rank)))
+    with pytest.raises(ValueError, match="async_op=False"):
+        dist.all_reduce(sp.csr_array(of(rank)), async_op=True)
+
+
+def coalesced() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for async_ops in (False, True):
+        arrays = [np.full(n, float(rank + n)) for n in range(1, 65)]
+        with dist.coalescing_manager(async_ops=async_ops) as manager:
+            for array in arrays:
+                dist.all_reduce(array)
+        manager.wait()
+        for n, array in enumerate(arrays, 1):
+            np.testing.assert_array_equal(array, sum(r + n for r in range(size)))
+
+    held = [exactness.data(r, 50, "int32") for r in range(size)]
+    outputs = [np.zeros(50 * size, np.int32), np.zeros(20 * size, np.int32)]
+    inputs = [held[rank], held[rank][:20].copy()]
+    dist.all_gather_into_tensor_coalesced(outputs, inputs)
+    np.testing.assert_array_equal(outputs[0], np.concatenate(held))
+    np.testing.assert_array_equal(outputs[1], np.concatenate([h[:20] for h in held]))
+
+    wide = [exactness.data(r, 6 * size, "float64") for r in range(size)]
+    narrow = [np.zeros(6), np.zeros(6)]
+    dist.reduce_scatter_tensor_coalesced(narrow, [wide[rank], wide[rank] * 2])
+    mine = sum(wide)[rank * 6 : rank * 6 + 6]
+    np.testing.assert_array_equal(narrow[0], mine)
+    np.testing.assert_array_equal(narrow[1], mine * 2)
+
+
+def batches() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if size == 1:
+        return
+    up, down = (rank + 1) % size, (rank - 1) % size
+    for length in (1, 10, 300_000):
+        sent = np.full(length, rank)
+        got = [np.zeros(length, sent.dtype) for _ in range(2)]
+        ops = [
+            dist.P2POp(dist.irecv, got[0], down, tag=1),
+            dist.P2POp(dist.isend, sent, up, tag=1),
+            dist.P2POp(dist.isend, sent, down, tag=2),
+            dist.P2POp(dist.irecv, got[1], up, tag=2),
+        ]
+        if rank % 2:  # the order within a batch does not matter
+            ops.reverse()
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+        assert np.all(got[0] == down)
+        assert np.all(got[1] == up)
+
+
+def everything() -> None:
+    """Run all of the above on this rank."""
+    objects()
+    object_errors()
+    sparse()
+    coalesced()
+    batches()
+    dist.barrier()
