@@ -79,6 +79,7 @@ from .point_to_point import irecv, isend, recv, send
 from .prefix_store import PrefixStore
 from .process_group import ProcessGroup
 from .reduce_op import ReduceOp
+from .staging import register_staging
 from .store import Store
 from .tcp_store import TCPStore
 from .work import OpType, Work, WorkState, create_work_from_future
@@ -154,6 +155,7 @@ __all__ = [
     "reduce_scatter_tensor",
     "reduce_scatter_tensor_coalesced",
     "refuse_pickles",
+    "register_staging",
     "scatter",
     "scatter_object_list",
     "send",

@@ -220,7 +220,7 @@ def take_splits(
     where: Place,
 ) -> list[int]:
     """Rows of dimension 0 per rank."""
-    if array.ndim == 0:
+    if not array.shape:
         raise ValueError(f"{where}: {argument} has no dimension 0 to split")
     rows = array.shape[0]
     if not sizes:

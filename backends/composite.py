@@ -56,7 +56,7 @@ def chain(
     """Return a Work that runs `then` after `inner` went well, and then ends.
 
     It is over when `then` has returned; it fails as `inner` does, or with the
-    error `then` raised.
+    error `then` raised. Its result is `result`, or that of `inner`.
     """
     outer = _Composite([inner], op_type, result)
 
@@ -70,7 +70,8 @@ def chain(
         except Exception as raised:  # noqa: BLE001 - it belongs to the Work
             outer.mark_failed(raised)
         else:
-            outer.mark_completed(result, started_ns=done.started_ns)
+            said = done.result() if result is None else result
+            outer.mark_completed(said, started_ns=done.started_ns)
 
     inner.add_done_callback(follow)
     return outer

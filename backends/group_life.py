@@ -17,6 +17,7 @@ from .config import BackendConfig
 from .errors import DistAbortedError, DistError, DistTimeoutError
 from .prefix_store import PrefixStore
 from .recorder import GroupStatus, recorder
+from .staging import StagedBackend, staging_for
 from .store import Store
 from .watchdog import watchdog
 from .work import OpType, Work, WorkState
@@ -116,12 +117,17 @@ class GroupLife:
                 )
             registration = resolve(name)
             store = PrefixStore(f"{name}-{device}", self._store)
+            staged = device not in registration.devices
             try:
+                if staged:
+                    staging_for(device, name)
                 backend = registration.creator(
                     store, self.rank, self.size(), self.timeout
                 )
             except DistError as error:
                 raise type(error)(f"{where}: {error}") from error
+            if staged:
+                backend = StagedBackend(backend, device)
             backend.on_failure = self._backend_failed
             self._backends[device] = backend
             self._watch_peers()

@@ -157,6 +157,82 @@ def batches() -> None:
         assert np.all(got[1] == up)
 
 
+class Elsewhere:
+    """An array of device type ``ext``: its memory is reached by copying alone."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = np.array(data)
+
+    shape = property(lambda self: self.data.shape)
+    dtype = property(lambda self: self.data.dtype)
+    size = property(lambda self: self.data.size)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 12, 0
+
+
+def staged() -> None:
+    """``ext`` arrays on a backend for host memory; the group has to name ``ext``."""
+    dist.register_staging(
+        "ext",
+        lambda array: array.data.copy(),
+        lambda host, array: np.copyto(array.data, host),
+    )
+    rank, size = dist.get_rank(), dist.get_world_size()
+    held = [exactness.data(r, 6 * size, "int64") for r in range(size)]
+    x = Elsewhere(held[rank])
+    dist.all_reduce(x)
+    np.testing.assert_array_equal(x.data, sum(held))
+    x = Elsewhere(held[rank])
+    dist.broadcast(x, src=size - 1)
+    np.testing.assert_array_equal(x.data, held[-1])
+    x = Elsewhere(held[rank])
+    dist.reduce(x, dst=0)
+    np.testing.assert_array_equal(x.data, sum(held) if rank == 0 else held[rank])
+
+    x = Elsewhere(held[rank])
+    outs = [Elsewhere(np.zeros_like(h)) for h in held]
+    dist.all_gather(outs, x)
+    for out, wanted in zip(outs, held, strict=True):
+        np.testing.assert_array_equal(out.data, wanted)
+    whole = Elsewhere(np.zeros(6 * size * size, np.int64))
+    dist.all_gather_into_tensor(whole, x)
+    np.testing.assert_array_equal(whole.data, np.concatenate(held))
+    rows = [Elsewhere(np.zeros_like(h)) for h in held] if rank == 0 else None
+    dist.gather(x, rows, dst=0)
+    for row, wanted in zip(rows or [], held, strict=False):
+        np.testing.assert_array_equal(row.data, wanted)
+    dist.scatter(x, rows, src=0)
+    np.testing.assert_array_equal(x.data, held[rank])
+
+    parts = [Elsewhere(part) for part in np.split(held[rank], size)]
+    mine = slice(rank * 6, rank * 6 + 6)
+    small = Elsewhere(np.zeros(6, np.int64))
+    dist.reduce_scatter(small, parts)
+    np.testing.assert_array_equal(small.data, sum(held)[mine])
+    small = Elsewhere(np.zeros(6, np.int64))
+    dist.reduce_scatter_tensor(small, x)
+    np.testing.assert_array_equal(small.data, sum(held)[mine])
+    outs = [Elsewhere(np.zeros(6, np.int64)) for _ in held]
+    dist.all_to_all(outs, parts)
+    for out, h in zip(outs, held, strict=True):
+        np.testing.assert_array_equal(out.data, h[mine])
+    swapped = Elsewhere(np.zeros(6 * size, np.int64))
+    dist.all_to_all_single(swapped, x)
+    np.testing.assert_array_equal(swapped.data, np.concatenate([h[mine] for h in held]))
+
+    many = [Elsewhere(held[rank][:n]) for n in (1, 3, 6)]
+    dist.all_reduce_coalesced(many)
+    for one in many:
+        np.testing.assert_array_equal(one.data, sum(held)[: one.size])
+    dist.barrier(device="ext")
+    if size > 1 and rank == 0:
+        dist.send(x, 1)
+    elif rank == 1:
+        assert dist.recv(x, 0) == 0
+        np.testing.assert_array_equal(x.data, held[0])
+
+
 def everything() -> None:
     """Run all of the above on this rank."""
     objects()

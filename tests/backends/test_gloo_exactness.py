@@ -26,9 +26,9 @@ pytestmark = pytest.mark.skipif(
 
 
 @contextlib.contextmanager
-def world(timeout: float = 60) -> Iterator[None]:
-    """The default group over gloo, from the environment that Ranks sets."""
-    dist.init_process_group("gloo", timeout=timeout)
+def world(timeout: float = 60, backend: str = "gloo") -> Iterator[None]:
+    """The default group, from the environment that Ranks sets."""
+    dist.init_process_group(backend, timeout=timeout)
     try:
         yield
     finally:
@@ -56,6 +56,19 @@ def test_every_collective_is_exact_when_asynchronous_and_without_a_copy() -> Non
 def the_rest(me: Rank) -> None:
     with world():
         surface.everything()
+
+
+def other_devices(me: Rank) -> dict[str, str]:
+    with world(backend="cpu:gloo,ext:gloo,cuda:nccl"):
+        surface.staged()
+        x = np.ones(3)
+        dist.all_reduce(x)
+        return dist.backends.world.world.summary()["groups"][0]["devices"]
+
+
+def test_arrays_of_another_device_are_staged_through_host_memory() -> None:
+    for devices in run_ranks(3, other_devices):
+        assert devices == {"cpu": "gloo", "ext": "gloo", "cuda": "nccl (not built)"}
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
