@@ -1,0 +1,122 @@
+"""CellRun: one ``%%distributed`` cell, from its start to its one-line end."""
+
+from __future__ import annotations
+
+import time
+from typing import NoReturn
+
+from rankscope.engines import Cluster, Execution
+from rankscope.widgets import format_ranks, name_ranks
+
+from .failures import CellError, CellTimeout, Interrupted, summary_of
+from .present import Presenter
+from .screen import Screen
+from .supervise import Supervisor
+
+__all__ = ["CellRun", "follow"]
+
+#: Seconds between two looks at failures and deadlines while nothing comes in.
+TICK = 0.1
+#: Seconds that ranks get to end after they were told to, and after which they
+#: are told again: an `except` of theirs may have taken the first interrupt.
+STOP = 1.4
+AGAIN = 0.5
+
+
+def follow(presenter: Presenter, timeout: float | None = None) -> None:
+    """Show what comes until all ranks are done, at most `timeout` seconds."""
+    until = None if timeout is None else time.monotonic() + timeout
+    while not presenter.done and (until is None or time.monotonic() < until):
+        presenter.pump(TICK)
+    presenter.close()
+
+
+class CellRun:
+    """Runs the wait for a cell on the main thread.
+
+    Everything is shown from here, so that it lands in the notebook cell that
+    waits, and the wait is made of short ones, so that Ctrl-C gets through.
+    `limit` is the number of seconds the cell may take.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        execution: Execution,
+        screen: Screen,
+        *,
+        collapse: bool = True,
+        limit: float | None = None,
+    ) -> None:
+        self._execution = execution
+        self._limit = limit
+        self._began = time.monotonic()
+        self._presenter = Presenter(execution, screen, collapse=collapse)
+        self._supervisor = Supervisor(cluster, execution, screen.say)
+
+    def run(self) -> None:
+        """Wait for the end, showing output as it comes.
+
+        Raises `CellError` if ranks failed, `CellTimeout` after `limit`
+        seconds, `Interrupted` on Ctrl-C.
+        """
+        try:
+            while not self._presenter.done:
+                self._wait(TICK)
+                if self._limit is not None and self._elapsed > self._limit:
+                    self._expire(self._limit)
+        except KeyboardInterrupt:
+            self._interrupted()
+        self._presenter.close()
+        errors = self._execution.errors
+        if errors:
+            told = [summary_of(errors.values()), self._supervisor.restore(False)]
+            raise CellError("; ".join(filter(None, told)), errors)
+
+    @property
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._began
+
+    def _wait(self, timeout: float) -> None:
+        """Wait a little.
+
+        On front ends without subshells this is also where the messages of
+        widgets have to be served while the cell blocks the main thread.
+        """
+        self._presenter.pump(timeout)
+        self._supervisor.tick(self._presenter.failures)
+
+    def _expire(self, limit: float) -> NoReturn:
+        number = self._execution.cell
+        cell = "the cell" if number is None else f"cell {number}"
+        places = self._stop(f"{cell} passed its deadline of {limit:g} s")
+        raise CellTimeout(self._end(f"not done after {limit:g} s", places)) from None
+
+    def _interrupted(self) -> NoReturn:
+        after = f"after {self._elapsed:.1f} s"
+        places = self._stop("interrupted from the notebook")
+        raise Interrupted(self._end(after, places)) from None
+
+    def _stop(self, reason: str) -> str:
+        self._presenter.stopping = True
+        places = self._supervisor.stop(reason)
+        deadline = time.monotonic() + STOP
+        again = time.monotonic() + AGAIN
+        while not self._presenter.done and time.monotonic() < deadline:
+            self._presenter.pump(TICK)
+            if time.monotonic() > again:
+                again = time.monotonic() + AGAIN
+                self._supervisor.interrupt()
+        return places
+
+    def _end(self, what: str, places: str) -> str:
+        self._presenter.close()
+        running = self._execution.ranks_running
+        told = [what, places]
+        if running:
+            told.append(
+                f"{name_ranks(running)} did not stop: "
+                f"%dist_restart {format_ranks(running)} replaces them"
+            )
+        told.append(self._supervisor.restore(True))
+        return "; ".join(filter(None, told))

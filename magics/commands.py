@@ -1,0 +1,140 @@
+"""What each magic accepts: the one place for options, their help and examples."""
+
+from __future__ import annotations
+
+from . import values
+from .options import Command, Option, Parameter
+
+__all__ = ["COMMANDS", "DISTRIBUTED", "DIST_INIT"]
+
+_RANKS = Option(
+    "ranks", ("-r", "--ranks"), "ranks such as 0,2-3 (default: all)", "RANKS",
+    kind="ranks",
+)  # fmt: skip
+_GROUP = Parameter("group", "GROUP", "?", "name of a group (default: all)", "group")
+
+DIST_INIT = Command(
+    "dist_init",
+    "Start ranks, or attach to running ones, and build the default group.",
+    "%dist_init -n 4\n%dist_init -n 4 --backend cpu:gloo,cuda:nccl --timeout 60\n"
+    "%dist_init --cluster-id CLUSTER",
+    "cluster = rankscope.Cluster.start(4), rankscope.Cluster.attach(cluster_id=…)",
+    (
+        Option("n", ("-n", "--ranks"), "number of ranks to start", "N", values.count),
+        Option(
+            "backend", ("--backend",), "backends by device, e.g. cpu:gloo,cuda:nccl",
+            "CONFIG", values.backend, "backend",
+        ),
+        Option(
+            "engines", ("--engines",), "launcher: local, mpi, ssh, slurm, …",
+            "LAUNCHER", values.launcher, "launcher",
+        ),
+        Option(
+            "timeout", ("--timeout",), "timeout of collectives in seconds", "S",
+            values.seconds,
+        ),
+        Option(
+            "keep", ("--keep",), "let the ranks live on when the notebook ends",
+        ),
+        Option(
+            "profile", ("--profile",), "IPython profile of the cluster", "P",
+            kind="profile",
+        ),
+        Option(
+            "cluster_id", ("--cluster-id",), "attach to this cluster; with -n: name it",
+            "C", kind="cluster",
+        ),
+        Option(
+            "connection_file", ("--connection-file",),
+            "attach by the cluster's connection file", "F", kind="file",
+        ),
+    ),
+)  # fmt: skip
+
+DISTRIBUTED = Command(
+    "distributed",
+    "Run the cell on the ranks. dist, rank, world_size and np are there.\n"
+    "Output streams while it runs; what several ranks put out alike is shown once.",
+    "%%distributed -r 0,2-3\nx = np.full(3, rank)\ndist.all_reduce(x)\nx",
+    "cluster.execute(code, ranks=[0, 2, 3]).result()",
+    (
+        _RANKS,
+        Option(
+            "group", ("-g", "--group"), "run on this group's ranks, as default group",
+            "GROUP", kind="group",
+        ),
+        Option(
+            "limit", ("-t", "--timeout"), "end the cell after so many seconds",
+            "SECONDS", values.seconds,
+        ),
+        Option(
+            "background", ("--async",), "return at once, with a handle (it is in _)",
+        ),
+        Option(
+            "apart", ("--no-collapse",), "show the output of each rank by itself",
+        ),
+    ),
+    cell=True,
+)  # fmt: skip
+
+COMMANDS = {
+    command.name: command
+    for command in (
+        DIST_INIT,
+        DISTRIBUTED,
+        Command(
+            "dist_status",
+            "Show what every rank is doing, as a table.",
+            "%dist_status",
+            "cluster.status()",
+        ),
+        Command(
+            "dist_abort",
+            "Fail what is in flight on a group, at once.",
+            "%dist_abort default",
+            "cluster.abort('default', reason='…')",
+            parameter=_GROUP,
+        ),
+        Command(
+            "dist_rebuild",
+            "Make an aborted group usable again.",
+            "%dist_rebuild default",
+            "cluster.rebuild('default')",
+            parameter=_GROUP,
+        ),
+        Command(
+            "dist_push",
+            "Copy variables of the notebook to the ranks.",
+            "%dist_push x weights -r 0",
+            "cluster.push({'x': x}, ranks=[0])",
+            (_RANKS,),
+            Parameter("names", "NAME", "+", "variables of the notebook", "variable"),
+        ),
+        Command(
+            "dist_pull",
+            "Copy variables of the ranks here: a list in rank order, or the value\n"
+            "itself if -r names a single rank.",
+            "%dist_pull loss -r 0",
+            "cluster.pull('loss', ranks=[0])",
+            (_RANKS,),
+            Parameter("names", "NAME", "+", "variables on the ranks"),
+        ),
+        Command(
+            "dist_restart",
+            "Give ranks a fresh engine each; they keep their number and groups and\n"
+            "lose their variables.",
+            "%dist_restart 2",
+            "cluster.restart([2])",
+            parameter=Parameter(
+                "ranks", "RANKS", "?", "ranks such as 0,2-3 (default: the dead ones)",
+                "ranks",
+            ),
+        ),
+        Command(
+            "dist_shutdown",
+            "End the ranks and all that belongs to them (attached ranks live on).",
+            "%dist_shutdown",
+            "cluster.shutdown()",
+        ),
+    )
+}  # fmt: skip

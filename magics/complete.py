@@ -1,0 +1,163 @@
+"""Tab completion: options of the magics, and values where they can be known.
+
+A matcher of its own, and not the ``complete_command`` hook, since IPython
+cuts words at ``-``, ``,``, ``:`` and ``=``, and the hook sees the last piece.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any
+
+from IPython.core.completer import (
+    CompletionContext,
+    SimpleCompletion,
+    SimpleMatcherResult,
+    context_matcher,
+)
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.profileapp import list_profiles_in
+from IPython.paths import get_ipython_dir
+
+from rankscope.backends import Backend
+from rankscope.backends.backend import builtin_devices
+from rankscope.engines.launch import launcher_names
+
+from .commands import COMMANDS
+from .options import Command, Option
+from .session import session
+
+__all__ = ["candidates", "matcher"]
+
+_LINE = re.compile(r"\s*(%{1,2})(\w+)\s")
+
+#: What may follow a word of a value: completion starts anew after these.
+_SEPARATORS = {"ranks": ",-", "backend": ",:"}
+
+Kinds = dict[str, Callable[[str], Iterable[str]]]
+
+
+def matcher(shell: InteractiveShell) -> Callable[[CompletionContext], Any]:
+    """Return a matcher for `shell`, to be put among its `custom_matchers`."""
+    kinds: Kinds = {
+        "ranks": lambda text: _ranks(),
+        "group": lambda text: _groups(),
+        "backend": _backends,
+        "launcher": lambda text: launcher_names(),
+        "profile": lambda text: _profiles(),
+        "variable": lambda text: _variables(shell.user_ns),
+    }
+
+    @context_matcher(priority=100, identifier="rankscope")  # type: ignore[untyped-decorator]
+    def rankscope_matcher(context: CompletionContext) -> SimpleMatcherResult:
+        found = candidates(context.text_until_cursor, context.cursor_line, kinds)
+        if found is None:
+            return SimpleMatcherResult(completions=[])
+        fragment, words = found
+        return SimpleMatcherResult(
+            completions=[SimpleCompletion(word, type="magic") for word in words],
+            matched_fragment=fragment,
+            suppress=True,
+            ordered=True,
+        )
+
+    return rankscope_matcher
+
+
+def candidates(line: str, number: int, kinds: Kinds) -> tuple[str, list[str]] | None:
+    """Return what is being typed at the end of `line`, and what it may become.
+
+    ``None`` if it is not the line of one of our magics. `number` is the line's
+    place in its cell: a cell magic stands on the first.
+    """
+    match = _LINE.match(line)
+    if match is None:
+        return None
+    command = COMMANDS.get(match[2])
+    if command is None or command.cell != (match[1] == "%%"):
+        return None
+    if command.cell and number:
+        return None
+    words = line[match.end() :].split(" ")
+    word, before = words[-1], [w for w in words[:-1] if w]
+    if word.startswith("-") and "=" not in word:
+        return _matching(word, _flags(command, before))
+    flag, equals, value = word.partition("=")
+    if equals and command.option(flag) is not None:
+        return _value(command.option(flag), value, kinds)
+    option = command.option(before[-1]) if before else None
+    if option is not None and option.metavar is not None:
+        return _value(option, word, kinds)
+    if command.parameter is not None and command.parameter.kind is not None:
+        return _typed(command.parameter.kind, word, kinds)
+    return _matching(word, _flags(command, before))
+
+
+def _flags(command: Command, before: list[str]) -> list[str]:
+    """The spellings of the options that are not there yet."""
+    return [
+        flag
+        for option in command.all_options
+        if not any(flag in before for flag in option.flags)
+        for flag in option.flags
+    ]
+
+
+def _value(
+    option: Option | None, text: str, kinds: Kinds
+) -> tuple[str, list[str]] | None:
+    if option is None or option.kind is None:
+        return None
+    return _typed(option.kind, text, kinds)
+
+
+def _typed(kind: str, text: str, kinds: Kinds) -> tuple[str, list[str]] | None:
+    if kind not in kinds:
+        return None
+    cut = max((text.rfind(mark) for mark in _SEPARATORS.get(kind, "")), default=-1)
+    return _matching(text[cut + 1 :], kinds[kind](text[: cut + 1]))
+
+
+def _matching(word: str, words: Iterable[str]) -> tuple[str, list[str]]:
+    return word, [one for one in words if one.startswith(word)]
+
+
+# -- values ----------------------------------------------------------------------
+
+
+def _ranks() -> list[str]:
+    cluster = session.cluster
+    return [] if cluster is None else [*map(str, cluster.ranks), "all"]
+
+
+def _groups() -> list[str]:
+    cluster = session.cluster
+    return [] if cluster is None else list(cluster.status().groups)
+
+
+def _backends(before: str) -> list[str]:
+    """Devices at the start of a part, backends after the colon."""
+    names = {**builtin_devices()}
+    names.update((name, one.devices) for name, one in Backend.registry.items())
+    if before.endswith(":"):
+        device = before[:-1].rpartition(",")[2]
+        return sorted(name for name, devices in names.items() if device in devices)
+    devices = sorted({device for known in names.values() for device in known})
+    parts = [f"{device}:" for device in devices]
+    return parts if before else [*parts, *sorted(names)]
+
+
+def _profiles() -> list[str]:
+    return list_profiles_in(get_ipython_dir())  # type: ignore[no-untyped-call]
+
+
+def _variables(namespace: dict[str, Any]) -> list[str]:
+    return sorted(
+        name
+        for name, value in namespace.items()
+        if not name.startswith("_")
+        and name not in ("In", "Out", "exit", "quit", "open", "get_ipython")
+        and not isinstance(value, (type, ModuleType))
+    )

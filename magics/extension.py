@@ -1,0 +1,354 @@
+"""The magics themselves: from a command line to the cluster and back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from IPython.core.interactiveshell import InteractiveShell
+
+from rankscope.engines import Cluster, ClusterError
+from rankscope.widgets import ProgressLine, StatusTable, name_ranks
+
+from .background import BackgroundCell
+from .cell import CellRun
+from .commands import COMMANDS, DIST_INIT, DISTRIBUTED
+from .failures import CommandError
+from .options import Command, Values, closest
+from .ranks import parse_ranks
+from .screen import Screen
+from .session import session
+
+__all__ = ["RankscopeMagics"]
+
+
+class RankscopeMagics:
+    """``%%distributed`` and the ``%dist_*`` magics: a method for each command."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self.shell = shell
+
+    # -- the cluster ----------------------------------------------------------
+
+    def dist_init(self, line: str) -> None:
+        """Start ranks, or attach to running ones."""
+        values = _parse(DIST_INIT, line)
+        if values is None:
+            return
+        _check_init(values)
+        if session.cluster is not None:
+            self._already(session.cluster, values)
+            return
+        began = time.monotonic()
+        with ProgressLine(self.shell) as progress, _told(DIST_INIT):
+            cluster = _start(values, progress.update)
+            session.use(cluster, values)
+            verb = "ready" if values["n"] is not None else "attached"
+            progress.done(
+                f"{_size(cluster)} {verb} in {time.monotonic() - began:.1f} s · "
+                f"{_kind(cluster)}"
+            )
+        if values["keep"]:
+            print(f"after a restart: %dist_init --cluster-id {cluster.cluster_id}")
+
+    def _already(self, cluster: Cluster, values: Values) -> None:
+        running = f"{_size(cluster)} · {_kind(cluster)}"
+        if values != session.request:
+            DIST_INIT.fail(
+                f"other ranks are running ({running}); %dist_shutdown ends them"
+            )
+        dead = cluster.status().dead
+        if dead:
+            print(f"{running}; {name_ranks(dead)} dead: %dist_restart replaces them")
+        else:
+            print(f"already running: {running}")
+
+    def dist_shutdown(self, line: str) -> None:
+        """End the ranks and all that belongs to them."""
+        command = COMMANDS["dist_shutdown"]
+        if _parse(command, line) is None:
+            return
+        cluster = session.cluster
+        if cluster is None:
+            print("no cluster: there is nothing to shut down")
+            return
+        size, owned = _size(cluster), cluster.owned
+        session.forget()
+        with ProgressLine(self.shell) as progress, _told(command):
+            if not owned:
+                cluster.close()
+                progress.done(f"let go of {size}, which live on")
+                return
+            progress.update(f"ending {size}")
+            cluster.shutdown()
+            progress.done(f"{size} ended")
+
+    def dist_restart(self, line: str) -> None:
+        """Give ranks a fresh engine each."""
+        command = COMMANDS["dist_restart"]
+        values = _parse(command, line)
+        if values is None:
+            return
+        cluster = _require(command)
+        if values["ranks"] is not None:
+            ranks = _ranks(command, "", values["ranks"], cluster)
+        else:
+            ranks = cluster.status().dead
+            if not ranks:
+                print("every rank is alive; name those to restart: %dist_restart 0")
+                return
+        began = time.monotonic()
+        with ProgressLine(self.shell) as progress, _told(command):
+            progress.update(f"restarting {name_ranks(ranks)}")
+            cluster.restart(ranks)
+            took = time.monotonic() - began
+            progress.done(
+                f"{name_ranks(ranks)} restarted in {took:.1f} s, without variables; "
+                "%dist_rebuild makes aborted groups usable"
+            )
+
+    def dist_status(self, line: str) -> None:
+        """Show what every rank is doing."""
+        command = COMMANDS["dist_status"]
+        if _parse(command, line) is None:
+            return
+        with _told(command):
+            table = StatusTable(_require(command).status())
+        self.shell.display_pub.publish(table._repr_mimebundle_())
+
+    # -- groups ---------------------------------------------------------------
+
+    def dist_abort(self, line: str) -> None:
+        """Fail what is in flight on a group, at once."""
+        command = COMMANDS["dist_abort"]
+        values = _parse(command, line)
+        if values is None:
+            return
+        cluster = _require(command)
+        group = _group(command, values["group"], cluster)
+        with _told(command):
+            cluster.abort(group, "aborted with %dist_abort")
+        print(f"{_named(group)} aborted; %dist_rebuild makes usable again")
+
+    def dist_rebuild(self, line: str) -> None:
+        """Make an aborted group usable again."""
+        command = COMMANDS["dist_rebuild"]
+        values = _parse(command, line)
+        if values is None:
+            return
+        cluster = _require(command)
+        group = _group(command, values["group"], cluster)
+        with _told(command):
+            cluster.rebuild(group)
+        print(f"{_named(group)} rebuilt")
+
+    # -- variables ------------------------------------------------------------
+
+    def dist_push(self, line: str) -> None:
+        """Copy variables of the notebook to the ranks."""
+        command = COMMANDS["dist_push"]
+        values = _parse(command, line)
+        if values is None:
+            return
+        cluster = _require(command)
+        ranks = _ranks(command, "-r ", values["ranks"], cluster)
+        namespace = self.shell.user_ns
+        for name in values["names"]:
+            if name not in namespace:
+                known = [key for key in namespace if not key.startswith("_")]
+                command.fail(
+                    f"the notebook has no variable {name!r}{closest(name, known)}"
+                )
+        with _told(command):
+            cluster.push({name: namespace[name] for name in values["names"]}, ranks)
+        print(f"{', '.join(values['names'])} → {name_ranks(ranks)}")
+
+    def dist_pull(self, line: str) -> None:
+        """Copy variables of the ranks here."""
+        command = COMMANDS["dist_pull"]
+        values = _parse(command, line)
+        if values is None:
+            return
+        cluster = _require(command)
+        ranks = _ranks(command, "-r ", values["ranks"], cluster)
+        for name in values["names"]:
+            if not name.isidentifier():
+                command.fail(f"{name!r} is not the name of a variable")
+        with _told(command):
+            pulled = cluster.pull(values["names"], ranks)
+        single = values["ranks"] is not None and len(ranks) == 1
+        for name in values["names"]:
+            found = [pulled[rank][name] for rank in ranks]
+            self.shell.user_ns[name] = found[0] if single else found
+        what = "" if single else f" (lists of {len(ranks)})"
+        print(f"{', '.join(values['names'])} ← {name_ranks(ranks)}{what}")
+
+    # -- cells ------------------------------------------------------------------
+
+    def distributed(self, line: str, cell: str) -> BackgroundCell | None:
+        """Run the cell on the ranks."""
+        values = _parse(DISTRIBUTED, line)
+        if values is None:
+            return None
+        cluster = _require(DISTRIBUTED)
+        group = values["group"]
+        ranks = None
+        if group is not None:
+            _group(DISTRIBUTED, group, cluster)
+        if values["ranks"] is not None:
+            ranks = _ranks(DISTRIBUTED, "-r ", values["ranks"], cluster, group)
+        with _told(DISTRIBUTED):
+            execution = cluster.execute(
+                _numbered(cell, self._lines_above(cell)),
+                ranks=ranks,
+                cell=self.shell.execution_count,
+                group=group,
+            )
+        options: dict[str, Any] = {
+            "collapse": not values["apart"],
+            "limit": values["limit"],
+        }
+        if values["background"]:
+            return BackgroundCell(cluster, execution, self.shell, **options)
+        screen = Screen(self.shell, cluster.ranks)
+        CellRun(cluster, execution, screen, **options).run()
+        return None
+
+    def _lines_above(self, cell: str) -> int:
+        """How many lines of the notebook's cell are above `cell`, the body."""
+        history = self.shell.history_manager
+        raw = history.input_hist_raw[-1] if history is not None else ""
+        start = raw.rfind(cell.rstrip("\n"))
+        return max(1, raw.count("\n", 0, start)) if start > 0 else 1
+
+
+# -- arguments -------------------------------------------------------------------
+
+
+def _parse(command: Command, line: str) -> Values | None:
+    values = command.parse(line)
+    if values is None:
+        print(command.help())
+    return values
+
+
+def _require(command: Command) -> Cluster:
+    cluster = session.cluster
+    if cluster is None:
+        command.fail("no cluster: run %dist_init -n 4 first")
+    return cluster
+
+
+def _check_init(values: Values) -> None:
+    attach = values["cluster_id"] is not None or values["connection_file"] is not None
+    if values["n"] is None and not attach and values["profile"] is None:
+        DIST_INIT.fail(
+            "-n N is missing, the number of ranks to start "
+            "(to attach to running ones: --cluster-id or --connection-file)"
+        )
+    if values["n"] is not None and values["connection_file"] is not None:
+        DIST_INIT.fail("-n starts ranks, --connection-file attaches: give one of them")
+    if values["n"] is None:
+        for name in ("engines", "keep"):
+            if values[name]:
+                DIST_INIT.fail(f"--{name} is for ranks that are started: -n is missing")
+
+
+def _start(values: Values, progress: Callable[[str], None]) -> Cluster:
+    common = {
+        "profile": values["profile"],
+        "cluster_id": values["cluster_id"],
+        "backend": values["backend"],
+        "timeout": values["timeout"],
+        "progress": progress,
+    }
+    if values["n"] is None:
+        return Cluster.attach(connection_file=values["connection_file"], **common)
+    return Cluster.start(
+        values["n"],
+        engines=values["engines"] or "local",
+        keep=values["keep"],
+        **common,
+    )
+
+
+def _ranks(
+    command: Command,
+    flag: str,
+    text: str | None,
+    cluster: Cluster,
+    group: str | None = None,
+) -> list[int]:
+    present, of = cluster.ranks, "cluster"
+    if group is not None:
+        present, of = cluster.status().groups[group], f"group {group!r}"
+    if text is None:
+        return present
+    try:
+        return parse_ranks(text, present, of)
+    except ValueError as error:
+        command.fail(f"{flag}{text}: {error}")
+
+
+def _group(command: Command, name: str | None, cluster: Cluster) -> str | None:
+    """Return the group called `name`, asking the ranks if it is not known yet."""
+    if name is None or name in cluster.status().groups:
+        return name
+    groups = list(cluster.status(fresh=True).groups)
+    if name not in groups:
+        there = ", ".join(groups) or "none"
+        command.fail(
+            f"there is no group {name!r}{closest(name, groups)} (groups: {there})"
+        )
+    return name
+
+
+@contextmanager
+def _told(command: Command) -> Iterator[None]:
+    """Turn an error of the cluster into one line instead of a traceback."""
+    try:
+        yield
+    except (ClusterError, TimeoutError) as error:
+        _tell(command, error)
+
+
+def _tell(command: Command, error: Exception) -> NoReturn:
+    raise CommandError(command.title, str(error)) from None
+
+
+# -- code and words ----------------------------------------------------------------
+
+
+def _numbered(cell: str, above: int) -> str:
+    """Return `cell` with its lines numbered as in the notebook's cell.
+
+    Comments stand for the lines above it: IPython strips empty lines.
+    """
+    first = cell.lstrip("\n")
+    if first.startswith("%%"):
+        # Another cell magic must be on the first line.
+        return cell
+    # IPython allows a cell that is indented as a whole, which comments in front
+    # of it would end.
+    indent = first[: len(first) - len(first.lstrip(" \t"))]
+    lines = cell.splitlines(keepends=True)
+    body = "".join(line.removeprefix(indent) for line in lines)
+    return "# %%distributed\n" * above + body
+
+
+def _size(cluster: Cluster) -> str:
+    return "1 rank" if cluster.n == 1 else f"{cluster.n} ranks"
+
+
+def _kind(cluster: Cluster) -> str:
+    groups = [group for rank in cluster.status().ranks for group in rank.groups]
+    default = [group for group in groups if group.name == "default"]
+    if not default:
+        return f"{cluster.launcher} · no group"
+    return f"{default[0].backend} · group 'default'"
+
+
+def _named(group: str | None) -> str:
+    return "all groups" if group is None else f"group {group!r}"

@@ -1,0 +1,177 @@
+"""Failures of ranks: which are one and the same, and how they are told.
+
+An error that several ranks share is shown as one traceback. Ranks may differ
+in the numbers that it mentions (their own rank, a pid, an address): such
+errors count as the same, and each message is then listed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
+
+from rankscope.engines import RankError
+from rankscope.widgets import format_ranks, name_ranks
+
+__all__ = [
+    "CellError",
+    "CellTimeout",
+    "CommandError",
+    "Interrupted",
+    "failure_key",
+    "failure_of",
+    "is_release",
+    "place_of",
+    "plain",
+    "released",
+    "report",
+    "summary_of",
+]
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_CELL_LINE = re.compile(r"Cell In\[\d+\], line (\d+)")
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
+
+#: Messages of one shared error that are listed before the rest is counted.
+VARIANTS = 8
+
+BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
+
+
+class _Told(BaseException):
+    """What its traceback would show was shown already: it is told in one line."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"\x1b[31m{type(self).__name__}\x1b[0m: {self}"]
+
+
+class CommandError(_Told, RuntimeError):
+    """A magic could not do what it was asked; `title` is the magic."""
+
+    def __init__(self, title: str, message: str) -> None:
+        super().__init__(message)
+        self.title = title
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"\x1b[31m{self.title}\x1b[0m: {self}"]
+
+
+class CellError(_Told, Exception):
+    """A ``%%distributed`` cell failed on some ranks.
+
+    `errors` maps each of them to its `rankscope.engines.RankError`.
+    """
+
+    def __init__(self, message: str, errors: dict[int, RankError]) -> None:
+        super().__init__(message)
+        self.errors = errors
+
+
+class CellTimeout(_Told, TimeoutError):
+    """A ``%%distributed`` cell was not done after the seconds of its ``-t``."""
+
+
+class Interrupted(_Told, KeyboardInterrupt):
+    """A ``%%distributed`` cell was interrupted; ends "Run All" as an error does."""
+
+
+def plain(text: str) -> str:
+    """Return `text` without ANSI colours."""
+    return _ANSI.sub("", text)
+
+
+def failure_of(rank: int, output: dict[str, object], cell: int | None) -> RankError:
+    """Return the failure that an ``error`` output of `rank` tells of.
+
+    The line is read from the traceback, since the output comes while the cell
+    still runs elsewhere.
+    """
+    lines = output["traceback"]
+    assert isinstance(lines, (list, tuple))
+    error = RankError(
+        rank, str(output["ename"]), str(output["evalue"]), tuple(lines), cell
+    )
+    found = _CELL_LINE.findall(error.plain_traceback)
+    return replace(error, line=int(found[-1])) if found else error
+
+
+def failure_key(error: RankError) -> Hashable:
+    """Return what is equal for errors that are one and the same."""
+    return (
+        error.ename,
+        error.line,
+        _NUMBER.sub("#", error.evalue),
+        _NUMBER.sub("#", error.plain_traceback),
+    )
+
+
+def is_release(error: RankError) -> bool:
+    """Whether `error` only says that the rank was let go from a collective."""
+    return error.ename == "DistAbortedError"
+
+
+def place_of(error: RankError) -> str:
+    """Return ``" at cell 7 line 3"``, or what of it is known."""
+    if error.cell is None or error.line is None:
+        return ""
+    return f" at cell {error.cell} line {error.line}"
+
+
+def report(errors: Sequence[RankError], label: bool = True) -> str:
+    """Return one traceback for `errors`, which share a `failure_key`.
+
+    `label` names the ranks in front.
+    """
+    first = errors[0]
+    lines = []
+    if label:
+        ranks = name_ranks(error.rank for error in errors)
+        lines.append(f"{BOLD}{ranks}{PLAIN}")
+    lines += first.traceback or (f"{first.ename}: {first.evalue}",)
+    variants: dict[str, list[int]] = {}
+    for error in errors:
+        variants.setdefault(error.evalue, []).append(error.rank)
+    if len(variants) > 1:
+        lines.append(f"{BOLD}The message on each rank{PLAIN}")
+        for evalue, members in list(variants.items())[:VARIANTS]:
+            lines.append(f"[{format_ranks(members)}] {first.ename}: {evalue}")
+        if len(variants) > VARIANTS:
+            lines.append(f"… and {len(variants) - VARIANTS} more")
+    return "\n".join(lines)
+
+
+def released(errors: Sequence[RankError]) -> str:
+    """Return one line on ranks that were let go from a collective."""
+    first = errors[0]
+    ranks = name_ranks(error.rank for error in errors)
+    return f"{ranks} released{place_of(first)}: {_one_line(first.evalue, 300)}"
+
+
+def summary_of(errors: Iterable[RankError]) -> str:
+    """Return all failures in one line: causes first, released ranks after."""
+    failures = list(errors)
+    causes = [error for error in failures if not is_release(error)]
+    if not causes:
+        causes, failures = failures, []
+    groups: dict[Hashable, list[RankError]] = {}
+    for error in causes:
+        groups.setdefault(failure_key(error), []).append(error)
+    parts = []
+    for members in groups.values():
+        first = members[0]
+        message = _one_line(first.evalue)
+        if len({error.evalue for error in members}) > 1:
+            message = f"{message} (and alike)"
+        text = f"{first.ename}: {message}" if message else first.ename
+        ranks = name_ranks(error.rank for error in members)
+        parts.append(f"{ranks}: {text}{place_of(first)}")
+    let_go = [error.rank for error in failures if is_release(error)]
+    if let_go:
+        parts.append(f"{name_ranks(let_go)} released")
+    return "; ".join(parts)
+
+
+def _one_line(text: str, limit: int = 120) -> str:
+    line = plain(text).strip().partition("\n")[0]
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"

@@ -1,0 +1,181 @@
+"""Screen: puts merged items before a person, in a notebook or a terminal.
+
+Lines of ranks carry the label of their ranks, ``[0-3]`` or ``[2]``, in the
+syntax of ``-r``. In a notebook the whole output of a cell can be drawn again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+from IPython.core.displaypub import CapturingDisplayPublisher
+from IPython.core.interactiveshell import InteractiveShell
+
+from rankscope.widgets import format_ranks, name_ranks
+
+from .assemble import Bundle
+from .failures import released, report
+from .merge import Item
+from .present import BRIEF, HIDDEN
+
+__all__ = ["Screen", "label_lines", "label_width"]
+
+#: Distinct unfinished lines that are shown while a cell runs.
+PARTIALS = 8
+
+HEADER = (
+    '<div style="color: var(--jp-ui-font-color2, inherit); '
+    "font-family: var(--jp-ui-font-family, system-ui, sans-serif); "
+    'font-size: 0.85em; margin-top: 0.4em; opacity: 0.85">{}</div>'
+)
+
+
+class Screen:
+    """Where the items of one cell go.
+
+    `ranks` are those of the cluster.
+    """
+
+    def __init__(self, shell: InteractiveShell, ranks: Sequence[int]) -> None:
+        self._shell = shell
+        self._width = label_width(ranks)
+        self._partials: str | None = None
+        self._serial = 0
+        # By identity: two bundles may be equal, and are kept by the assembler.
+        self._handles: dict[int, str] = {}
+        self._said: list[str] = []
+
+    @property
+    def is_rich(self) -> bool:
+        """Whether there is a front end that shows more than text."""
+        return getattr(self._shell, "kernel", None) is not None
+
+    @property
+    def can_redraw(self) -> bool:
+        """Whether what was shown can be taken back (not under ``%%capture``)."""
+        return self.is_rich and not isinstance(
+            self._shell.display_pub, CapturingDisplayPublisher
+        )
+
+    def show(self, items: Iterable[tuple[str, Item]]) -> None:
+        """Show items, each in its mode, below what is there."""
+        visible = [(mode, item) for mode, item in items if mode != HIDDEN]
+        for kind, group in groupby(visible, key=lambda pair: pair[1].kind):
+            if kind == "display":
+                for _, item in group:
+                    self._display(item)
+                continue
+            text = "".join(self._text(mode, item) for mode, item in group)
+            # The other stream first, or a front end shows them in any order.
+            other, stream = sys.stderr, sys.stdout
+            if kind in ("stderr", "error"):
+                other, stream = stream, other
+            other.flush()
+            stream.write(text)
+            stream.flush()
+
+    def redraw(self, items: Iterable[tuple[str, Item]]) -> None:
+        """Show items in place of everything the cell has shown."""
+        self._shell.display_pub.clear_output(wait=True)  # type: ignore[no-untyped-call]
+        self._partials = None
+        self.show(items)
+        said, self._said = self._said, []
+        for text in said:
+            self.say(text)
+
+    def say(self, text: str) -> None:
+        """Show a line of our own, about the cell, not from it."""
+        self._said.append(text)
+        sys.stdout.flush()
+        print(text, file=sys.stderr, flush=True)
+
+    # -- unfinished lines ---------------------------------------------------
+
+    @property
+    def shows_partials(self) -> bool:
+        """Whether unfinished lines are on the screen, so that it must be redrawn."""
+        return self._partials is not None
+
+    def partials(self, lines: dict[int, str]) -> None:
+        """Show the unfinished line of each rank, in place of those shown before."""
+        if not self.can_redraw or (not lines and self._partials is None):
+            return
+        groups: dict[str, list[int]] = {}
+        for rank, line in lines.items():
+            groups.setdefault(line, []).append(rank)
+        rows = [
+            label_lines(line, ranks, self._width)
+            for line, ranks in list(groups.items())[:PARTIALS]
+        ]
+        if len(groups) > PARTIALS:
+            rows.append(f"… and {len(groups) - PARTIALS} more\n")
+        known = self._partials
+        if known is None:
+            self._partials = self._new_id()
+        self._shell.display_pub.publish(
+            {"text/plain": "".join(rows).rstrip("\n")},
+            transient={"display_id": self._partials},
+            update=known is not None,
+        )
+
+    # -- items --------------------------------------------------------------
+
+    def _text(self, mode: str, item: Item) -> str:
+        if item.kind == "error":
+            if mode == BRIEF:
+                return released(item.contents) + "\n"
+            return report(item.contents, label=self._width > 0) + "\n"
+        content = item.content
+        text = content.text if isinstance(content, Bundle) else content
+        return label_lines(text, item.ranks, self._width)
+
+    def _display(self, item: Item) -> None:
+        bundle: Bundle = item.content
+        if not self.is_rich:
+            print(label_lines(bundle.text, item.ranks, self._width), end="", flush=True)
+            return
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if self._width:
+            name = name_ranks(item.ranks)
+            self._shell.display_pub.publish(
+                {"text/html": HEADER.format(name), "text/plain": name}
+            )
+        transient: dict[str, Any] = {}
+        if bundle.display_id is not None:
+            transient["display_id"] = self._new_id()
+            self._handles[id(bundle)] = transient["display_id"]
+        self._shell.display_pub.publish(
+            bundle.data, bundle.metadata, transient=transient
+        )
+
+    def update(self, bundle: Bundle) -> None:
+        """Show again a display whose bundle its rank has changed."""
+        handle = self._handles.get(id(bundle))
+        if handle is not None:
+            self._shell.display_pub.publish(
+                bundle.data,
+                bundle.metadata,
+                transient={"display_id": handle},
+                update=True,
+            )
+
+    def _new_id(self) -> str:
+        self._serial += 1
+        return f"rankscope-{id(self):x}-{self._serial}"
+
+
+def label_width(ranks: Sequence[int]) -> int:
+    """Return the width of labels in a cluster of `ranks`: 0 for a single rank."""
+    return 0 if len(ranks) < 2 else len(f"[{format_ranks(ranks)}] ")
+
+
+def label_lines(text: str, ranks: Iterable[int], width: int) -> str:
+    """Return `text` with the label of `ranks` before each line."""
+    if not width:
+        return f"{text}\n"
+    label = f"[{format_ranks(ranks)}] ".ljust(width)
+    return "".join(f"{(label + line).rstrip()}\n" for line in text.split("\n"))

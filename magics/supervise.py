@@ -1,0 +1,160 @@
+"""Supervisor: ends waits that nobody can end, and cells that shall end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from rankscope.engines import Cluster, ClusterError, ClusterStatus, Execution, RankError
+from rankscope.widgets import name_ranks
+
+from .failures import is_release, place_of
+from .release import aborted, in_flight, out_of_step, stuck_on
+
+__all__ = ["Supervisor", "doing"]
+
+#: Seconds that the other ranks wait for a rank that raised before they are let
+#: go: time for those that are on their way, and for a person to read the error.
+GRACE = 1.5
+#: Seconds between two looks at the status while a rank has failed.
+LOOK = 0.25
+
+
+class Supervisor:
+    """Watches one cell; `say` tells a person what was done about it."""
+
+    def __init__(
+        self, cluster: Cluster, execution: Execution, say: Callable[[str], None]
+    ) -> None:
+        self._cluster = cluster
+        self._execution = execution
+        self._say = say
+        self._next_look = 0.0
+        self._first_failure: float | None = None
+        #: The groups that were aborted from here.
+        self.groups: list[str] = []
+
+    def tick(self, failures: Mapping[int, RankError]) -> None:
+        """Let ranks go that wait for one that raised; call it now and then."""
+        now = time.monotonic()
+        running = self._execution.ranks_running
+        if not failures or not running:
+            return
+        if self._first_failure is None:
+            self._first_failure = now
+        if now < max(self._next_look, self._first_failure + GRACE):
+            return
+        self._next_look = now + LOOK
+        status = self._cluster.status()
+        for stuck in stuck_on(status, failures, running, GRACE / 2):
+            cause = _cause(failures, stuck.absent)
+            seq = "" if stuck.op.seq is None else f" #{stuck.op.seq}"
+            at = f" at {stuck.op.source}" if stuck.op.source else ""
+            if self._abort(stuck.group, cause):
+                self._say(
+                    f"{name_ranks(stuck.ranks)} in {stuck.op.op}{seq}{at}, which rank "
+                    f"{stuck.absent} will not join: group {stuck.group!r} aborted"
+                )
+
+    def stop(self, reason: str) -> str:
+        """Abort what is in flight and interrupt the ranks that still run.
+
+        Returns in words where they were. Does not wait for them.
+        """
+        running = self._execution.ranks_running
+        status = self._cluster.status()
+        for group in in_flight(status, running):
+            self._abort(group, reason)
+        self.interrupt()
+        return doing(status, running)
+
+    def interrupt(self) -> None:
+        """Interrupt the ranks that still run."""
+        running = self._execution.ranks_running
+        if running:
+            self._cluster.interrupt(running)
+
+    def restore(self, stopped: bool) -> str:
+        """Rebuild the groups that this cell has cost; return what to know about it.
+
+        Only those that were aborted from here, and, where the ranks were
+        `stopped` anywhere in their work, those that are out of step since. A
+        group that somebody else aborted, or that timed out, is left as it is,
+        for a person to look at.
+        """
+        ranks = self._execution.ranks
+        status = self._cluster.status(fresh=True)
+        broken = dict.fromkeys(self.groups)
+        hints = []
+        if stopped:
+            broken.update(dict.fromkeys(out_of_step(status, ranks)))
+        rebuilt = []
+        for group in broken:
+            if status.dead or self._execution.ranks_running:
+                hints.append(f"group {group!r} is aborted")
+                continue
+            self._cluster.rebuild(group)
+            rebuilt.append(group)
+        if rebuilt:
+            hints.append(f"{_groups(rebuilt)} rebuilt")
+        hints += self._remaining(status, ranks, set(broken))
+        return "; ".join(hints)
+
+    def _remaining(
+        self, status: ClusterStatus, ranks: Sequence[int], done: set[str]
+    ) -> list[str]:
+        if status.dead:
+            return [
+                f"%dist_restart and %dist_rebuild replace {name_ranks(status.dead)}"
+            ]
+        hints = []
+        left = [group for group in aborted(status, ranks) if group not in done]
+        if left:
+            hints.append(f"{_groups(left)} aborted: %dist_rebuild makes it usable")
+        uneven = [
+            group
+            for group in out_of_step(status, ranks)
+            if group not in done and group not in left
+        ]
+        if uneven:
+            hints.append(f"{_groups(uneven)} out of step: %dist_rebuild evens it")
+        return hints
+
+    def _abort(self, group: str, reason: str) -> bool:
+        try:
+            self._cluster.abort(group, reason)
+        except ClusterError as error:
+            # The ranks that answered are aborted; who did not is told.
+            self._say(f"aborting group {group!r}: {error}")
+            return False
+        if group not in self.groups:
+            self.groups.append(group)
+        return True
+
+
+def doing(status: ClusterStatus, ranks: Sequence[int]) -> str:
+    """Return in words where `ranks` are: the op they are in, or the cell's line."""
+    places: dict[str, list[int]] = {}
+    for rank in status.ranks:
+        if rank.rank not in ranks:
+            continue
+        ops = [group.oldest for group in rank.groups if group.oldest is not None]
+        if ops:
+            seq = "" if ops[0].seq is None else f" #{ops[0].seq}"
+            source = f" at {ops[0].source}" if ops[0].source else ""
+            places.setdefault(f"in {ops[0].op}{seq}{source}", []).append(rank.rank)
+    return ", ".join(f"{name_ranks(who)} {place}" for place, who in places.items())
+
+
+def _cause(failures: Mapping[int, RankError], absent: int) -> str:
+    """Why `absent` will not come: its own error, or the one that led to it."""
+    error = failures[absent]
+    if is_release(error):
+        causes = [e for e in failures.values() if not is_release(e)]
+        error = causes[0] if causes else error
+    return f"rank {error.rank} raised {error.ename}{place_of(error)}"
+
+
+def _groups(names: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, names))
+    return f"group {shown}" if len(names) == 1 else f"groups {shown}"

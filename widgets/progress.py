@@ -1,0 +1,60 @@
+"""ProgressLine: one line that says what is being done, and in the end what was."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+from IPython.core.displaypub import CapturingDisplayPublisher
+from IPython.core.interactiveshell import InteractiveShell
+
+__all__ = ["ProgressLine"]
+
+
+class ProgressLine:
+    """A line of text that changes in place.
+
+    In a notebook it is a display that is updated, so that a saved notebook
+    has the last text only; in a terminal it is written over; elsewhere only
+    the last text is printed. Left without `done`, it is taken away.
+    """
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self._publisher = shell.display_pub
+        captured = isinstance(self._publisher, CapturingDisplayPublisher)
+        self._updates = getattr(shell, "kernel", None) is not None and not captured
+        self._overwrites = not self._updates and sys.stdout.isatty()
+        self._shown = False
+        self._done = False
+
+    def update(self, text: str) -> None:
+        """Show `text` in place of what was there."""
+        if self._updates:
+            self._publisher.publish(
+                {"text/plain": text},
+                transient={"display_id": f"rankscope-{id(self):x}"},
+                update=self._shown,
+            )
+            self._shown = True
+        elif self._overwrites:
+            print(f"\r\x1b[2K{text}", end="", flush=True)
+            self._shown = True
+
+    def done(self, text: str) -> None:
+        """Show `text` for good."""
+        self._done = True
+        self.update(text)
+        if not self._updates:
+            print("" if self._overwrites else text, flush=True)
+
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._shown and not self._done:
+            self.update("")
