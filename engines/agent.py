@@ -68,6 +68,7 @@ class Agent:
         self.shell = kernel.shell
         self.seat: dict[str, Any] = {}
         self._store: TCPStore | None = None
+        self._key = b""
         self._main = threading.main_thread()
         self._cell: int | None = None
         self._cell_began: float | None = None
@@ -86,8 +87,9 @@ class Agent:
             "join_store": self._join_store,
             "rebuild": self._rebuild,
             "sit": self._sit,
+            "store_address": self._store_address,
             "subscribe": self._subscribe,
-            "set_environment": os.environ.update,
+            "set_environment": _set_environment,
             "summary": self.summary,
             "unsubscribe": self._unsubscribe,
             "where": self._where,
@@ -129,6 +131,7 @@ class Agent:
             "address": self._address(),
             "port": _free_port(),
             "seat": self.seat,
+            "hosts_store": self._store is not None and self._store.is_master,
             "groups": [one.name for one in world.groups()],
         }
 
@@ -161,12 +164,20 @@ class Agent:
 
     def _host_store(self, host: str) -> dict[str, Any]:
         """Open the store of all ranks here; return how to reach it."""
-        key = secrets.token_bytes(32)
+        self._key = secrets.token_bytes(32)
         self._replace_store(
-            TCPStore(host, 0, is_master=True, timeout=STORE_TIMEOUT, key=key)
+            TCPStore(host, 0, is_master=True, timeout=STORE_TIMEOUT, key=self._key)
         )
+        return self._store_address()
+
+    def _store_address(self) -> dict[str, Any]:
+        """How to reach the store that is hosted here."""
         assert self._store is not None
-        return {"host": host, "port": self._store.port, "key": key.hex()}
+        return {
+            "host": self._store.host,
+            "port": self._store.port,
+            "key": self._key.hex(),
+        }
 
     def _join_store(self, host: str, port: int, key: str) -> None:
         """Connect to the store that another rank hosts."""
@@ -207,14 +218,18 @@ class Agent:
         return True
 
     def _where(self) -> str:
-        """What the main thread is doing, as a traceback."""
+        """What the main thread is doing: its stack from the cell's frame on."""
         assert self._main.ident is not None
-        frame = sys._current_frames()[self._main.ident]
+        stack = traceback.extract_stack(sys._current_frames()[self._main.ident])
+        inside = [self._is_cell(entry.filename) for entry in stack]
+        if True in inside:
+            stack = stack[inside.index(True) :]
+        elif self._cell_began is None:
+            return "idle"
         lines = []
-        for entry in traceback.extract_stack(frame):
-            cell = self._cell_name(entry.filename)
-            place = f'File "{entry.filename}"' if cell is None else cell
-            lines.append(f"  {place}, line {entry.lineno}, in {entry.name}")
+        for entry in stack:
+            place = self._cell_name(entry.filename) or f'File "{entry.filename}"'
+            lines.append(f"{place}, line {entry.lineno}, in {entry.name}")
             if entry.line:
                 lines.append(f"    {entry.line}")
         return "\n".join(lines)
@@ -331,6 +346,10 @@ def _cupy() -> Any | None:
         return cupy if cupy.cuda.runtime.getDeviceCount() > 0 else None
     except cupy.cuda.runtime.CUDARuntimeError:
         return None
+
+
+def _set_environment(env: dict[str, str]) -> None:
+    os.environ.update(env)
 
 
 def _free_port() -> int:

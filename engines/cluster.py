@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import atexit
+import concurrent.futures
 import contextlib
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
 
 import ipyparallel
 
-from . import private, recovery
+from . import launch, private, recovery
+from . import variables as variables_
+from .cells import CellRunner
 from .errors import ClusterError
-from .execution import Execution, RankError
+from .execution import Execution
 from .guardian import Guardian
-from .launch import Launched
+from .launched import Launched
 from .roster import Roster
 from .seats import Seat, check_ranks
 from .status import ClusterStatus
@@ -31,6 +33,8 @@ Ranks = Iterable[int] | int | None
 
 #: Seconds after which a rank's last summary is not believed without asking.
 FRESH = 1.5
+#: Seconds that a controller gets to say that it will end.
+HUB_WAIT = 5.0
 
 
 class Cluster:
@@ -60,13 +64,14 @@ class Cluster:
         self._client = client
         self._launched = launched
         self._guardian = guardian
-        self._executions: set[Execution] = set()
         self._store_host: int | None = None
-        self._leaving: dict[int, str] = {}
-        self._lock = threading.RLock()
+        # One rebuild or restart at a time.
+        self._recovering = threading.Lock()
+        self._lock = threading.Lock()
         self._process = os.getpid()
         self._open = True
         self._roster = Roster(client, self._died)
+        self._cells = CellRunner(self._roster)
         atexit.register(self._at_exit)
 
     # -- making one --------------------------------------------------------
@@ -102,7 +107,7 @@ class Cluster:
         private.check()
         say = progress or _silent
         deadline = time.monotonic() + start_timeout
-        launched = Launched.prepare(engines, profile, cluster_id)
+        launched = launch.prepare(engines, profile, cluster_id)
         guardian = None if keep else Guardian()
         self = None
         try:
@@ -132,6 +137,67 @@ class Cluster:
             raise
         say(f"{n} ranks are ready")
         return self
+
+    @classmethod
+    def attach(
+        cls,
+        *,
+        profile: str | None = None,
+        cluster_id: str | None = None,
+        connection_file: str | None = None,
+        backend: str | None = None,
+        timeout: float | None = None,
+        attach_timeout: float = 30,
+        progress: Progress | None = None,
+    ) -> Cluster:
+        """Attach to a cluster that runs: ``ipcluster start``'s, or a kept one.
+
+        It is found by `connection_file`, or by `cluster_id` in `profile`;
+        with neither, the one of ``ipcluster start``, or the only one there
+        is. Where Rankscope was before, ranks, groups and variables are as
+        they were; else the agents are installed and the default group is made
+        with `backend` and `timeout`. The cluster outlives this process.
+
+        Raises `ClusterError` if it is not there, has no engines, or engines
+        do not answer within `attach_timeout` seconds.
+        """
+        private.check()
+        say = progress or _silent
+        say("looking for the cluster")
+        client, launched = launch.find(
+            profile, cluster_id, connection_file, attach_timeout
+        )
+        self = cls(
+            client,
+            launched,
+            None,
+            owned=False,
+            launcher="attached",
+            backend=backend,
+            timeout=timeout,
+        )
+        try:
+            if launched is not None:
+                self._watch_launched()
+            say(f"asking {len(client.ids)} engines")
+            self._find_ranks(time.monotonic() + attach_timeout)
+            self._roster.listen()
+        except BaseException:
+            self.close()
+            raise
+        say(f"{self.n} ranks are ready")
+        return self
+
+    def _find_ranks(self, deadline: float) -> None:
+        numbers = sorted(self._client.ids)
+        if not numbers:
+            raise ClusterError("the cluster has no engines: start some, attach again")
+        hellos = self._roster.install(numbers, _left(deadline), attach=True)
+        if any(hello["seat"] for hello in hellos.values()):
+            self._store_host = recovery.find_seats(self._roster, hellos)
+        else:
+            self._seat(numbers, deadline)
+            recovery.new_groups(self._roster, self.backend, self.timeout)
 
     def _seat(self, engine_ids: list[int], deadline: float) -> None:
         """Seat fresh engines on all ranks, in the order of their ids."""
@@ -226,53 +292,9 @@ class Cluster:
         Raises `ClusterError` for a rank or group that is not there.
         """
         self._check_open()
-        chosen = self._ranks_for(ranks, group)
-        execution = Execution(code, chosen, cell, group)
-        with self._lock:
-            self._executions.add(execution)
-        execution.on_done(self._forget_execution)
-        request = {
-            "code": code,
-            "silent": False,
-            # The numbers are the notebook's: IPython would complain about
-            # two cells with the same one.
-            "store_history": False,
-            "user_expressions": {},
-            "allow_stdin": False,
-            "stop_on_error": False,
-        }
-        metadata = {"rankscope": {"cell": cell, "group": group}}
-        for rank in chosen:
-            self._send_cell(execution, self._roster.seats[rank], request, metadata)
+        execution = Execution(code, self._ranks_for(ranks, group), cell, group)
+        self._cells.run(execution)
         return execution
-
-    def _send_cell(
-        self,
-        execution: Execution,
-        seat: Seat,
-        request: Mapping[str, Any],
-        metadata: Mapping[str, Any],
-    ) -> None:
-        if seat.alive:
-            future: Any = private.send(
-                self._client,
-                "shell",
-                "execute_request",
-                request,
-                seat.uuid,
-                metadata=metadata,
-                on_iopub=lambda message: execution.receive(seat.rank, message),
-            )
-            future.add_done_callback(
-                lambda done: _after_reply(execution, seat.rank, done)
-            )
-        if not seat.alive:
-            # Also if it died while the request was on its way.
-            execution.finish(seat.rank, _engine_died(seat))
-
-    def _forget_execution(self, execution: Execution) -> None:
-        with self._lock:
-            self._executions.discard(execution)
 
     def _ranks_for(self, ranks: Ranks, group: str | None) -> list[int]:
         if group is None:
@@ -327,10 +349,13 @@ class Cluster:
 
     # -- status ------------------------------------------------------------
 
-    def status(self) -> ClusterStatus:
-        """What is known by now; a rank not heard of lately is asked, for 0.8 s."""
+    def status(self, *, fresh: bool = False) -> ClusterStatus:
+        """What is known by now; a rank not heard of lately is asked, for 0.8 s.
+
+        With `fresh` every rank is asked.
+        """
         if self._open:
-            self._roster.refresh(FRESH, 0.8)
+            self._roster.refresh(0.0 if fresh else FRESH, 0.8)
         now = time.monotonic()
         return ClusterStatus(
             cluster_id=self.cluster_id,
@@ -372,8 +397,8 @@ class Cluster:
         Waits until the ranks are free, at most `timeout` seconds
         (`TimeoutError`).
         """
-        view = self._view(ranks)
-        view.push(dict(variables), block=False).get(_forever(timeout))
+        self._check_open()
+        variables_.push(self._roster, variables, check_ranks(ranks, self.n), timeout)
 
     def pull(
         self,
@@ -386,28 +411,8 @@ class Cluster:
 
         Raises `ClusterError` naming the ranks that lack a name.
         """
-        chosen = check_ranks(ranks, self.n)
-        view = self._view(chosen)
-        wanted = [names] if isinstance(names, str) else list(names)
-        try:
-            values = view.pull(wanted, block=False).get(_forever(timeout))
-        except ipyparallel.error.CompositeError as error:
-            raise ClusterError(f"pull({names!r}): {error}") from error
-        found = {
-            rank: dict(zip(wanted, got, strict=True))
-            for rank, got in zip(chosen, values, strict=True)
-        }
-        if isinstance(names, str):
-            return {rank: one[names] for rank, one in found.items()}
-        return dict(found)
-
-    def _view(self, ranks: Ranks) -> Any:
         self._check_open()
-        chosen = check_ranks(ranks, self.n)
-        dead = [one for one in self._roster.seats if one.rank in chosen and one.death]
-        if dead:
-            raise ClusterError("; ".join(str(one.death) for one in dead))
-        return self._client.direct_view([self.engine_ids[rank] for rank in chosen])
+        return variables_.pull(self._roster, names, check_ranks(ranks, self.n), timeout)
 
     # -- groups ------------------------------------------------------------
 
@@ -423,7 +428,9 @@ class Cluster:
         chosen = self._ranks_for(ranks, group)
         said = reason or "aborted from the notebook"
         args = {"group": group, "reason": said}
-        return self._roster.ask("abort", args, chosen).all()
+        answers = self._roster.ask("abort", args, chosen)
+        self._roster.refresh(0.0, 1.0)
+        return answers.all()
 
     def rebuild(self, group: str | None = None) -> None:
         """Make an aborted group (``None``: all groups) usable again.
@@ -432,22 +439,68 @@ class Cluster:
         dead ranks: `restart` those first.
         """
         self._check_open()
-        with self._lock:
+        with self._recovering:
             self._store_host = recovery.rebuild(self._roster, group, self._store_host)
+        self._roster.refresh(0.0, 1.0)
+
+    def restart(
+        self,
+        ranks: Ranks = None,
+        *,
+        start_timeout: float = 120,
+        progress: Progress | None = None,
+    ) -> None:
+        """Give `ranks` (``None``: all), dead or alive, fresh engines.
+
+        The other ranks keep their variables; their groups are aborted, since
+        members of them are gone, and the fresh ranks have the same groups:
+        `rebuild` makes them usable. Raises `ClusterError` for a cluster that
+        was attached to by nothing but its controller's connection file.
+        """
+        self._check_open()
+        chosen = check_ranks(ranks, self.n)
+        launched = self._launched
+        if launched is None:
+            raise ClusterError(
+                "restart: this cluster's launchers are not known here, only its "
+                "controller: start engines as it was started, then attach again"
+            )
+        say = progress or _silent
+        deadline = time.monotonic() + start_timeout
+        which = ", ".join(map(str, chosen))
+        why = f"rank{'s' if len(chosen) > 1 else ''} {which} restarted"
+        with self._recovering:
+            exported = recovery.export_groups(self._roster, chosen)
+            self._roster.end(chosen, why)
+            numbers = launched.start_engines(
+                self._client, len(chosen), start_timeout, say
+            )
+            try:
+                self._watch_launched()
+                hellos = self._roster.install(numbers, max(1.0, _left(deadline)))
+                for rank, number in zip(chosen, numbers, strict=True):
+                    self._roster.take(rank, number, hellos[number])
+                recovery.seat(self._roster, chosen)
+                self._store_host = recovery.join_store(
+                    self._roster, chosen, self._store_host
+                )
+                recovery.resume_groups(
+                    self._roster, chosen, exported, why, self.backend, self.timeout
+                )
+                self._roster.listen(chosen)
+            finally:
+                self._guard()
+        say(f"rank{'s' if len(chosen) > 1 else ''} {which} ready")
 
     # -- deaths ------------------------------------------------------------
 
     def _died(self, seat: Seat) -> None:
         """An engine is gone: on an I/O thread, so nothing here waits."""
-        reason = self._leaving.get(seat.rank) or str(seat.death)
         if self._open:
             with contextlib.suppress(OSError):
+                reason = str(seat.death)
                 self._roster.post("abort", {"group": None, "reason": reason})
-        with self._lock:
-            executions = list(self._executions)
-        for execution in executions:
-            if seat.rank in execution.ranks:
-                execution.finish(seat.rank, _engine_died(seat))
+        self._cells.engine_died(seat)
 
     # -- the end -----------------------------------------------------------
 
@@ -458,13 +511,11 @@ class Cluster:
                 return
             self._open = False
         atexit.unregister(self._at_exit)
-        for execution in list(self._executions):
-            for rank in execution.ranks_running:
-                execution.finish(
-                    rank,
-                    RankError(rank, "ClusterShutDown", "the cluster was shut down"),
-                )
+        self._cells.abandon("ClusterShutDown", "the cluster was shut down")
         pids = self._local_pids()
+        if self._launched is None:
+            self._roster.end(self.ranks, "the cluster was shut down")
+            concurrent.futures.wait([private.shutdown_hub(self._client)], HUB_WAIT)
         self._roster.close()
         if self._launched is not None:
             self._launched.stop(pids)
@@ -505,35 +556,9 @@ class Cluster:
         self._at_exit()
 
 
-def _after_reply(execution: Execution, rank: int, done: Future[Any]) -> None:
-    """The rank replied: it is done when its last output is there too."""
-    reply = done.result()
-    future: Any = done
-    if isinstance(reply, ipyparallel.error.EngineError):
-        # Its death is told by the roster, which knows more about it.
-        private.finish_output(future)
-        return
-    error = None
-    if isinstance(reply, ipyparallel.error.RemoteError):
-        trace = tuple((reply.traceback or "").splitlines())
-        error = RankError(rank, reply.ename, reply.evalue, trace, execution.cell)
-    elif isinstance(reply, Exception):
-        error = RankError(rank, type(reply).__name__, str(reply), (), execution.cell)
-    future.output.add_done_callback(lambda output: execution.finish(rank, error))
-
-
-def _engine_died(seat: Seat) -> RankError:
-    return RankError(seat.rank, "EngineDied", str(seat.death))
-
-
 def _silent(text: str) -> None:
     """The progress of somebody who does not want to hear about it."""
 
 
 def _left(deadline: float) -> float:
     return deadline - time.monotonic()
-
-
-def _forever(timeout: float | None) -> float:
-    """ipyparallel's way to say how long to wait."""
-    return -1 if timeout is None else timeout

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 __all__ = ["Guardian", "birth"]
 
@@ -59,7 +60,7 @@ class Guardian:
         if stop_file is not None:
             self._say({"stop": [sys.executable, stop_file]})
 
-    def _say(self, message: dict[str, object]) -> None:
+    def _say(self, message: dict[str, Any]) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(message).encode() + b"\n")
         self._process.stdin.flush()
@@ -121,10 +122,10 @@ class _Watch:
             elif owner in ready:
                 return
 
-    def note(self, message: dict[str, object]) -> None:
-        self.pids.update(message.get("pids", ()))  # type: ignore[call-overload]
-        self.files += message.get("files", ())  # type: ignore[operator]
-        self.stop = message.get("stop", self.stop)  # type: ignore[assignment]
+    def note(self, message: dict[str, Any]) -> None:
+        self.pids.update(message.get("pids", ()))
+        self.files += message.get("files", ())
+        self.stop = message.get("stop", self.stop)
         self.released = self.released or bool(message.get("bye"))
 
     def end_all(self) -> None:

@@ -1,36 +1,26 @@
-"""Starting and stopping controller and engines, with ipyparallel's launchers."""
+"""How clusters are made: launcher options, Open MPI, finding a running one."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
+import json
 import logging
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Coroutine, Iterable
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import ipyparallel
-import psutil
-from ipyparallel.cluster.launcher import LocalProcessLauncher
 from traitlets import TraitError
 from traitlets.config import Config
 
-from . import private
-from .errors import ClusterStartError
-from .guardian import Guardian
+from .errors import ClusterError, ClusterStartError
+from .launched import Launched
 
-__all__ = ["Launched", "launcher_names"]
-
-T = TypeVar("T")
+__all__ = ["find", "launcher_names", "prepare"]
 
 # ipyparallel would print these into the notebook; whoever wants them adds a
 # handler.
@@ -43,21 +33,16 @@ _log.addHandler(logging.NullHandler())
 HEARTBEAT = 250
 #: Beats an engine may miss: half a minute, as ipyparallel has it.
 MISSES = 120
-#: Seconds between SIGTERM and SIGKILL at shutdown.
-GRACE = 2.0
-#: Lines of a log that go into an error message.
-LOG_LINES = 20
-
 _CONTROLLER_ARGS: dict[str, object] = {
     "HeartMonitor.period": HEARTBEAT,
     "HeartMonitor.max_heartmonitor_misses": MISSES,
+    # ERROR: its log would grow by a line per cell and status message.
+    "IPController.log_level": 40,
     # The hub would keep every cell's code, arrays and outputs for ever.
     "IPController.db_class": "NoDB",
     # Messages carry the key of the ranks' store: encrypt, not only sign.
     "IPController.enable_curve": True,
 }
-
-OnExit = Callable[[int, int | None], None]
 
 
 def launcher_names() -> list[str]:
@@ -66,339 +51,125 @@ def launcher_names() -> list[str]:
     return sorted({one.name for one in found})
 
 
-class Launched:
-    """An `ipyparallel.Cluster` on an event loop and thread of its own.
+def prepare(engines: str, profile: str | None, cluster_id: str | None) -> Launched:
+    """Make a cluster that is not started yet.
 
-    ipyparallel's launchers report to the event loop they were made on. One
-    that always runs, and is not the notebook's, makes the end of an engine
-    known while the notebook's main thread waits in a cell.
+    `engines` is a launcher's name, `profile` an IPython profile, `cluster_id`
+    by default a new one. Raises `ClusterStartError` for a launcher that is
+    not there.
     """
-
-    def __init__(self, cluster: ipyparallel.Cluster) -> None:
-        self.cluster = cluster
-        self._on_exit: OnExit | None = None
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="rankscope-launcher", daemon=True
-        )
-        self._thread.start()
-
-    # -- making one --------------------------------------------------------
-
-    @classmethod
-    def prepare(
-        cls,
-        engines: str,
-        profile: str | None,
-        cluster_id: str | None,
-    ) -> Launched:
-        """Make a cluster that is not started yet.
-
-        Raises `ClusterStartError` for a launcher or profile that is not there.
-        """
-        config = Config()
-        # One engine at a time, 0.1 s apart, is the default.
-        config.LocalEngineSetLauncher.delay = 0
-        if engines.lower() == "mpi":
-            _configure_mpi(config)
-        options: dict[str, Any] = {
-            "engines": engines,
-            "cluster_id": cluster_id or f"rankscope-{secrets.token_hex(6)}",
-            "config": config,
-            "log": _log,
-            "delay": 0,
-            # Ending it is our part: see Cluster.shutdown and the guardian.
-            "shutdown_atexit": False,
-        }
-        if profile is not None:
-            options["profile"] = profile
-        try:
-            cluster = ipyparallel.Cluster(**options)
-        except TraitError as error:
-            raise ClusterStartError(
-                f"engines={engines!r}: no such launcher here; there are "
-                f"{', '.join(launcher_names())}"
-            ) from error
-        given = " ".join(cluster.controller_args)
-        cluster.controller_args = [
-            *(f"--{k}={v}" for k, v in _CONTROLLER_ARGS.items() if k not in given),
-            *cluster.controller_args,
-        ]
-        return cls(cluster)
-
-    # -- starting ----------------------------------------------------------
-
-    def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-        """Run a coroutine of the cluster on its loop and wait for it."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            return future.result(timeout)
-        except BaseException:
-            future.cancel()
-            raise
-
-    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call `call` on the loop's thread after `seconds`."""
-        self._loop.call_soon_threadsafe(self._loop.call_later, seconds, call)
-
-    def start(
-        self,
-        n: int,
-        timeout: float,
-        progress: Callable[[str], None],
-        guardian: Guardian | None,
-    ) -> ipyparallel.Client:
-        """Start the controller and `n` engines; return a client that sees them all.
-
-        Raises `ClusterStartError` with the last log lines if it does not come
-        up within `timeout` seconds, or sooner when it is clear that it won't.
-        """
-        deadline = time.monotonic() + timeout
-        try:
-            progress("starting the controller")
-            self.run(self.cluster.start_controller(), timeout)
-            self._guard(guardian)
-            progress(f"starting {n} engines")
-            self.run(self.cluster.start_engines(n), timeout)
-            self._guard(guardian)
-            client = self.run(self.cluster.connect_client(), timeout)
-        except Exception as error:
-            raise ClusterStartError(
-                f"the cluster did not start: {type(error).__name__}: {error}"
-                f"{self.last_words()}"
-            ) from error
-        try:
-            self.wait_for_engines(client, n, deadline, progress)
-        except BaseException:
-            client.close(linger=0)
-            raise
-        return client
-
-    def _guard(self, guardian: Guardian | None) -> None:
-        if guardian is not None:
-            guardian.watch([one.pid for one in self.processes()], self.files())
-
-    def start_engines(
-        self,
-        client: ipyparallel.Client,
-        n: int,
-        timeout: float,
-        progress: Callable[[str], None],
-    ) -> list[int]:
-        """Start `n` more engines; return their ids."""
-        before = set(client.ids)
-        deadline = time.monotonic() + timeout
-        progress(f"starting {n} engines")
-        self.run(self.cluster.start_engines(n), timeout)
-        self.wait_for_engines(client, n, deadline, progress, before)
-        return sorted(set(client.ids) - before)
-
-    def wait_for_engines(
-        self,
-        client: ipyparallel.Client,
-        n: int,
-        deadline: float,
-        progress: Callable[[str], None],
-        before: Iterable[int] = (),
-    ) -> None:
-        """Wait until the client sees `n` engines beside those `before`."""
-        known = set(before)
-        here: set[int] = set()
-        came = threading.Event()
-        cancel = private.on_notification(client, lambda event: came.set())
-        try:
-            while True:
-                came.clear()
-                now_here = set(client.ids) - known
-                if now_here != here:
-                    here = now_here
-                    progress(f"{len(here)} of {n} engines are there")
-                if len(here) >= n:
-                    return
-                self._raise_if_hopeless(n, len(here))
-                if time.monotonic() > deadline:
-                    raise ClusterStartError(
-                        f"only {len(here)} of {n} engines came up in time"
-                        f"{self.last_words()}"
-                    )
-                came.wait(0.2)
-        finally:
-            cancel()
-
-    def _raise_if_hopeless(self, n: int, here: int) -> None:
-        for engine_set in self.cluster.engines.values():
-            ended = (engine_set.stop_data or {}).get("engines")
-            if engine_set.state == "after" or (ended and here < n):
-                raise ClusterStartError(
-                    f"engines ended while they started ({here} of {n} came up)"
-                    f"{self.last_words()}"
-                )
-        controller = self.cluster.controller
-        if controller is not None and controller.state == "after":
-            raise ClusterStartError(
-                f"the controller ended: {controller.stop_data}{self.last_words()}"
-            )
-
-    def last_words(self) -> str:
-        """The last lines that controller and engines logged, for a message."""
-        found = []
-        controller = self.cluster.controller
-        if controller is not None:
-            found.append(("controller", controller.get_output()))
-        for engine_set in self.cluster.engines.values():
-            members = getattr(engine_set, "launchers", {})
-            outputs = {**getattr(engine_set, "outputs", {})}
-            outputs.update({key: one.get_output() for key, one in members.items()})
-            if not outputs and getattr(engine_set, "output_file", ""):
-                outputs["set"] = engine_set.get_output()
-            found += [(f"engine {key}", text) for key, text in outputs.items()]
-        words = ""
-        for name, text in found:
-            lines = (text or "").strip().splitlines()[-LOG_LINES:]
-            if lines:
-                words += f"\n--- {name}, last lines of its log\n" + "\n".join(lines)
-        return words
-
-    # -- the processes of this machine -------------------------------------
-
-    def watch(self, on_exit: OnExit) -> None:
-        """Call ``on_exit(pid, exit_code)`` when an engine of this machine ends.
-
-        It runs on this object's thread; ``exit_code`` is negative for a
-        signal. To be called again when engines were added.
-        """
-        self._on_exit = on_exit
-
-        def watch() -> None:
-            for launcher in self._engine_launchers():
-                if self._notice not in launcher.stop_callbacks:
-                    launcher.on_stop(self._notice)
-
-        self._loop.call_soon_threadsafe(watch)
-
-    def _notice(self, stop_data: dict[str, Any]) -> None:
-        code = stop_data.get("exit_code")
-        assert self._on_exit is not None
-        self._on_exit(stop_data["pid"], code if isinstance(code, int) else None)
-
-    def _engine_launchers(self) -> list[LocalProcessLauncher]:
-        """The launchers that run one engine each, on this machine."""
-        return [
-            launcher
-            for engine_set in self.cluster.engines.values()
-            for launcher in getattr(engine_set, "launchers", {}).values()
-            if type(launcher).__name__ == "LocalEngineLauncher"
-        ]
-
-    def runs(self, pid: int) -> bool:
-        """Whether `pid` is an engine whose end this object hears of itself."""
-        return any(launcher.pid == pid for launcher in self._engine_launchers())
-
-    @property
-    def is_local(self) -> bool:
-        """Whether everything that was started runs on this machine."""
-        return type(self.cluster.controller).__name__.startswith("Local") and all(
-            type(one).__name__ in ("LocalEngineSetLauncher", "MPIEngineSetLauncher")
-            for one in self.cluster.engines.values()
-        )
-
-    def processes(self) -> list[psutil.Process]:
-        """The processes of this machine that the cluster consists of, by now."""
-        launchers: list[Any] = [self.cluster.controller, *self._engine_launchers()]
-        launchers += self.cluster.engines.values()
-        found: dict[int, psutil.Process] = {}
-        for launcher in launchers:
-            process = None if launcher is None else private.process_of(launcher)
-            if process is None:
-                continue
-            with contextlib.suppress(psutil.NoSuchProcess):
-                for one in (process, *process.children(recursive=True)):
-                    found.setdefault(one.pid, one)
-        return list(found.values())
-
-    def files(self) -> list[str]:
-        """The files that must not stay behind."""
-        controller = self.cluster.controller
-        connection = controller.connection_files.values() if controller else ()
-        # The hub writes its engines down, to no use, and leaves the file there.
-        log_dir = Path(self.cluster.profile_dir, "log")
-        engines = log_dir / f"engines{self.cluster.cluster_id}.json"
-        return [self.cluster.cluster_file, *connection, str(engines)]
-
-    # -- stopping ----------------------------------------------------------
-
-    def stop(self, others: Iterable[int] = ()) -> None:
-        """End controller and engines, and the processes `others`, for good."""
-        mine = {one.pid: one for one in self.processes()}
-        for pid in others:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                mine.setdefault(pid, psutil.Process(pid))
-        leaders = {
-            process.pid
-            for launcher in (self.cluster.controller, *self._engine_launchers())
-            if launcher is not None
-            and (process := private.process_of(launcher)) is not None
-        }
-        leading = [mine[pid] for pid in leaders if pid in mine]
-        for process in leading:
-            _signal(process, signal.SIGTERM)
-        _wait_gone(leading, GRACE)
-        # The controller's schedulers end with it. The engines' nannies would
-        # wait for seconds to tell a controller that is gone.
-        for process in mine.values():
-            _signal(process, signal.SIGKILL)
-        _wait_gone(mine.values(), GRACE)
-        try:
-            # What is left is bookkeeping, and what runs elsewhere.
-            self.run(self.cluster.stop_cluster(), None if not self.is_local else 5.0)
-        finally:
-            for path in self.files():
-                Path(path).unlink(missing_ok=True)
-            self.close()
-
-    def kill(self, pid: int) -> None:
-        """End one engine of this machine: SIGTERM, SIGKILL a second later."""
-        try:
-            process = psutil.Process(pid)
-        except psutil.NoSuchProcess:
-            return
-        _signal(process, signal.SIGTERM)
-        if not _wait_gone([process], 1.0):
-            _signal(process, signal.SIGKILL)
-            _wait_gone([process], GRACE)
-
-    def close(self) -> None:
-        """End the loop and its thread; what was started runs on."""
-        if self._loop.is_closed():
-            return
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-def _signal(process: psutil.Process, signum: int) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process.send_signal(signum)
-
-
-def _wait_gone(processes: Iterable[psutil.Process], timeout: float) -> bool:
-    """Wait until all `processes` ended, at most `timeout` seconds; say whether."""
-    deadline = time.monotonic() + timeout
-    living = list(processes)
-    # Not psutil.wait_procs: it waits for each in turn, and for ever for a
-    # zombie whose parent does not ask.
-    while living := [one for one in living if _lives(one)]:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def _lives(process: psutil.Process) -> bool:
+    config = _config()
+    # One engine at a time, 0.1 s apart, is the default.
+    config.LocalEngineSetLauncher.delay = 0
+    if engines.lower() == "mpi":
+        _configure_mpi(config)
+    options: dict[str, Any] = {
+        "engines": engines,
+        "cluster_id": cluster_id or f"rankscope-{secrets.token_hex(6)}",
+        "config": config,
+        "log": _log,
+        "delay": 0,
+        # Ending it is our part: see Cluster.shutdown and the guardian.
+        "shutdown_atexit": False,
+    }
+    if profile is not None:
+        options["profile"] = profile
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+        launched = Launched(lambda: ipyparallel.Cluster(**options))
+    except TraitError as error:
+        raise ClusterStartError(
+            f"engines={engines!r}: no such launcher here; there are "
+            f"{', '.join(launcher_names())}"
+        ) from error
+    cluster = launched.cluster
+    given = " ".join(cluster.controller_args)
+    cluster.controller_args = [
+        *(f"--{k}={v}" for k, v in _CONTROLLER_ARGS.items() if k not in given),
+        *cluster.controller_args,
+    ]
+    return launched
+
+
+def _config() -> Config:
+    config = Config()
+    # How long a thread that waits for a process goes on after it was let go.
+    config.LocalProcessLauncher.poll_seconds = 1
+    return config
+
+
+def find(
+    profile: str | None,
+    cluster_id: str | None,
+    connection_file: str | None,
+    timeout: float,
+) -> tuple[ipyparallel.Client, Launched | None]:
+    """Return a client of a running cluster, and its launchers where they are known.
+
+    `connection_file` is a controller's ``ipcontroller-...-client.json`` or a
+    cluster's ``cluster-....json``. Without one, `cluster_id` names a cluster
+    of the profile; without that, it is the one of ``ipcluster start``, or the
+    only one there is. Raises `ClusterError` saying what there is instead.
+    """
+    clients, clusters = _files(profile, cluster_id, connection_file)
+    if clusters is not None:
+        cluster_file = str(clusters)
+        launched = Launched(
+            lambda: ipyparallel.Cluster.from_file(
+                cluster_file, config=_config(), log=_log
+            )
+        )
+        if launched.cluster.controller is not None:
+            client = launched.run(
+                launched.cluster.connect_client(timeout=timeout), timeout
+            )
+            return client, launched
+        launched.close()
+        if clients is None or not clients.exists():
+            raise ClusterError(f"the cluster of {clusters} does not run any more")
+    try:
+        return ipyparallel.Client(str(clients), timeout=timeout), None
+    except (OSError, TimeoutError) as error:
+        raise ClusterError(f"no controller answers for {clients}: {error}") from error
+
+
+def _files(
+    profile: str | None, cluster_id: str | None, connection_file: str | None
+) -> tuple[Path | None, Path | None]:
+    """The client's connection file and the cluster file; at least one exists."""
+    if connection_file is not None:
+        path = Path(connection_file).expanduser()
+        if not path.is_file():
+            raise ClusterError(f"there is no connection file {path}")
+        if "cluster" in json.loads(path.read_text()):
+            return None, path
+        name = path.name.removeprefix("ipcontroller").removesuffix("client.json")
+        beside = path.parent / f"cluster-{name.strip('-')}.json"
+        return path, beside if beside.is_file() else None
+    security = _security_dir(profile)
+    ids = sorted(
+        one.name.removeprefix("cluster-").removesuffix(".json")
+        for one in security.glob("cluster-*.json")
+    )
+    if cluster_id is None:
+        cluster_id = ids[0] if len(ids) == 1 else ""
+    dashed = f"-{cluster_id}" if cluster_id else ""
+    clients = security / f"ipcontroller{dashed}-client.json"
+    clusters = security / f"cluster-{cluster_id}.json"
+    if clusters.is_file():
+        return clients, clusters
+    if clients.is_file():
+        return clients, None
+    there = f"; there are {', '.join(map(repr, ids))}" if ids else ""
+    wanted = f"with id {cluster_id!r} " if cluster_id else ""
+    raise ClusterError(f"no cluster {wanted}runs under {security.parent}{there}")
+
+
+def _security_dir(profile: str | None) -> Path:
+    options = {} if profile is None else {"profile": profile}
+    cluster = ipyparallel.Cluster(
+        config=Config(), load_profile=False, shutdown_atexit=False, **options
+    )
+    return Path(cluster.profile_dir, "security")
 
 
 def _configure_mpi(config: Config) -> None:

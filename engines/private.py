@@ -37,6 +37,8 @@ __all__ = [
     "reply",
     "request_metadata",
     "send",
+    "shutdown_hub",
+    "stop_waiting",
     "user_expressions",
 ]
 
@@ -46,7 +48,9 @@ Message = dict[str, Any]
 # Session numbers its messages without a lock, and we send from many threads.
 _numbering = threading.Lock()
 
-_SOCKETS = {"shell": "_mux_socket", "control": "_control_socket"}
+# Streams, not sockets: a socket that is written to behind its stream may leave
+# the stream asleep with an answer in its queue.
+_STREAMS = {"shell": "_mux_stream", "control": "_control_stream"}
 
 
 # -- in the notebook -------------------------------------------------------
@@ -79,7 +83,7 @@ def send(
 
     with _numbering:
         return client._send(
-            getattr(client, _SOCKETS[channel]),
+            getattr(client, _STREAMS[channel]),
             msg_type,
             content=dict(content),
             ident=uuid.encode(),
@@ -163,6 +167,22 @@ def process_of(launcher: Any) -> Any:
     return getattr(launcher, "process", None)
 
 
+def shutdown_hub(client: Any) -> Future[Any]:
+    """Have the controller end; return the Future of its reply."""
+    # The client would close itself at the hub's good-bye, before the reply.
+    client._notification_handlers["shutdown_notification"] = lambda message: None
+    with _numbering:
+        return client._send(client._query_stream, "shutdown_request")
+
+
+def stop_waiting(launcher: Any) -> None:
+    """End the thread in which a local launcher waits for its process."""
+    thread = getattr(launcher, "_wait_thread", None)
+    if thread is not None:
+        launcher._stop_waiting.set()
+        thread.join()
+
+
 # -- in the engine ---------------------------------------------------------
 
 
@@ -240,10 +260,8 @@ _CLIENT = (
     "create_message_futures",
 )
 _CLIENT_TRAITS = (
-    "_control_socket",
     "_engines",
     "_futures",
-    "_mux_socket",
     "_output_futures",
     "_registration_callbacks",
 )

@@ -9,7 +9,16 @@ from .errors import ClusterError
 from .roster import Roster
 from .seats import environment, members
 
-__all__ = ["new_groups", "open_store", "rebuild", "resume_groups", "seat"]
+__all__ = [
+    "export_groups",
+    "find_seats",
+    "join_store",
+    "new_groups",
+    "open_store",
+    "rebuild",
+    "resume_groups",
+    "seat",
+]
 
 #: Seconds that ranks get to host, or to connect to, the store.
 STORE_WAIT = 12.0
@@ -30,6 +39,26 @@ def seat(roster: Roster, ranks: Sequence[int]) -> None:
     roster.ask("set_environment", lambda rank: {"env": env[rank]}, others).all()
 
 
+def find_seats(roster: Roster, hellos: Mapping[int, Mapping[str, Any]]) -> int | None:
+    """Seat engines where their agents say they sit; return the store's host.
+
+    A rank that nobody holds is dead. ``hellos`` are by engine id.
+    """
+    holders = {
+        hello["seat"]["rank"]: number
+        for number, hello in hellos.items()
+        if hello["seat"]
+    }
+    size = max(hello["seat"].get("world_size", 0) for hello in hellos.values())
+    for rank in range(size):
+        if rank in holders:
+            roster.take(rank, holders[rank], hellos[holders[rank]])
+        else:
+            roster.leave_empty(rank)
+    hosts = [rank for rank, one in holders.items() if hellos[one]["hosts_store"]]
+    return hosts[0] if hosts else None
+
+
 def open_store(roster: Roster) -> int:
     """Open a store on the lowest living rank, connect the others; return that rank."""
     living = sorted(roster.uuids())
@@ -40,6 +69,31 @@ def open_store(roster: Roster) -> int:
     store = roster.ask("host_store", {"host": address}, [host], STORE_WAIT).all()[host]
     roster.ask("join_store", store, living[1:], STORE_WAIT).all()
     return host
+
+
+def join_store(roster: Roster, ranks: Sequence[int], host: int | None) -> int:
+    """Connect fresh `ranks` to the store; open another if its host is not there."""
+    if host is None or host in ranks or not roster.seats[host].alive:
+        return open_store(roster)
+    store = roster.ask("store_address", {}, [host]).all()[host]
+    roster.ask("join_store", store, ranks, STORE_WAIT).all()
+    return host
+
+
+def export_groups(roster: Roster, without: Sequence[int]) -> dict[str, Any] | None:
+    """What the living ranks, but those in `without`, have between them."""
+    others = set(roster.uuids()) - set(without)
+    if not others:
+        return None
+    exports = roster.ask("export_groups", {}, others).all().values()
+    names: dict[str, int] = {}
+    groups: dict[tuple[str, tuple[int, ...]], dict[str, Any]] = {}
+    for export in exports:
+        for name, count in export["names"].items():
+            names[name] = max(count, names.get(name, 0))
+        for group in export["groups"]:
+            groups.setdefault((group["name"], tuple(group["ranks"])), group)
+    return {"names": names, "groups": list(groups.values())}
 
 
 def new_groups(roster: Roster, backend: str | None, timeout: float | None) -> None:

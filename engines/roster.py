@@ -6,6 +6,7 @@ import ast
 import concurrent.futures
 import json
 import logging
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -53,6 +54,7 @@ class Roster:
         self._runs: Callable[[int], bool] = lambda pid: False
         self._timers: set[threading.Timer] = set()
         self._lock = threading.RLock()
+        self._buried = threading.Condition(self._lock)
         self._closed = threading.Event()
         self._header, self._unlisten = private.listen(client, self._heard)
         self._unnotify = private.on_notification(client, self._notified)
@@ -156,12 +158,18 @@ class Roster:
             address=hello["address"],
             port=hello["port"],
         )
-        with self._lock:
-            self.seats = sorted(
-                [*(one for one in self.seats if one.rank != rank), seat],
-                key=lambda one: one.rank,
-            )
+        self._place(seat)
         return seat
+
+    def leave_empty(self, rank: int) -> None:
+        """Note that the engine of `rank` was gone before anybody here looked."""
+        death = f"the engine of rank {rank} is gone"
+        self._place(Seat(rank, -1, "", -1, None, "?", "", 0, death=death))
+
+    def _place(self, seat: Seat) -> None:
+        with self._lock:
+            others = [one for one in self.seats if one.rank != seat.rank]
+            self.seats = sorted([*others, seat], key=lambda one: one.rank)
 
     # -- deaths ------------------------------------------------------------
 
@@ -200,9 +208,30 @@ class Roster:
             if not seat.alive:
                 return
             seat.death = death
+            self._buried.notify_all()
         self.channel.lost(seat.uuid, death)
         self._on_death(seat)
         self._tell(seat.rank, {**seat.summary, "dead": death})
+
+    def end(self, ranks: Iterable[int], why: str) -> None:
+        """End the engines that hold `ranks`: SIGTERM, SIGKILL a second later.
+
+        Their nannies send the signals, so it works wherever they run.
+        """
+        going = [self.seats[rank] for rank in ranks if self.seats[rank].alive]
+        for seat in going:
+            seat.leaving = why
+        for signum, patience in ((signal.SIGTERM, 1.0), (signal.SIGKILL, 5.0)):
+            for seat in going:
+                if seat.alive:
+                    self.channel.signal(seat.uuid, signum)
+            with self._buried:
+                self._buried.wait_for(
+                    lambda: not any(seat.alive for seat in going), patience
+                )
+        for seat in going:
+            # Not heard of any more, whether it ended or not.
+            self.bury(seat, why)
 
     # -- status ------------------------------------------------------------
 

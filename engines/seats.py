@@ -29,6 +29,8 @@ class Seat:
     address: str
     #: A port that was free on the engine's host, for MASTER_PORT.
     port: int
+    #: Why the engine is about to go, where it is we who end it.
+    leaving: str | None = None
     #: Why the engine is gone; ``None`` while it lives.
     death: str | None = None
     summary: dict[str, Any] = field(default_factory=dict)
@@ -75,6 +77,8 @@ class Seat:
 
 def death_of(seat: Seat, exit_code: int | None) -> str:
     """Why an engine is gone, from what its exit code says (``None``: unknown)."""
+    if seat.leaving is not None:
+        return seat.leaving
     if exit_code is None:
         return f"{seat.name} died"
     if exit_code < 0:

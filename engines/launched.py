@@ -1,0 +1,340 @@
+"""A controller and its engines: started, watched and ended with ipyparallel."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import ipyparallel
+import psutil
+
+from . import private
+from .errors import ClusterStartError
+from .guardian import Guardian
+
+__all__ = ["Launched"]
+
+T = TypeVar("T")
+
+#: Seconds between SIGTERM and SIGKILL at shutdown.
+GRACE = 2.0
+#: Lines of a log that go into an error message.
+LOG_LINES = 20
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+OnExit = Callable[[int, int | None], None]
+
+
+class Launched:
+    """An `ipyparallel.Cluster` on an event loop and thread of its own.
+
+    ipyparallel's launchers report to the event loop they were made on. One
+    that always runs, and is not the notebook's, makes the end of an engine
+    known while the notebook's main thread waits in a cell.
+    """
+
+    def __init__(self, make: Callable[[], ipyparallel.Cluster]) -> None:
+        self._on_exit: OnExit | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="rankscope-launcher", daemon=True
+        )
+        self._thread.start()
+        try:
+            # There, since launchers keep the loop that they were made on.
+            self.cluster = self.run(_call(make))
+        except BaseException:
+            self.close()
+            raise
+
+    # -- starting ----------------------------------------------------------
+
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+        """Run a coroutine of the cluster on its loop and wait for it."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result(timeout)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def start(
+        self,
+        n: int,
+        timeout: float,
+        progress: Callable[[str], None],
+        guardian: Guardian | None,
+    ) -> ipyparallel.Client:
+        """Start the controller and `n` engines; return a client that sees them all.
+
+        Raises `ClusterStartError` with the last log lines if it does not come
+        up within `timeout` seconds, or sooner when it is clear that it won't.
+        """
+        deadline = time.monotonic() + timeout
+        try:
+            progress("starting the controller")
+            self.run(self.cluster.start_controller(), timeout)
+            self._guard(guardian)
+            progress(f"starting {n} engines")
+            started = self.run(self.cluster.start_engines(n), timeout)
+            self._guard(guardian)
+            client = self.run(self.cluster.connect_client(), timeout)
+        except Exception as error:
+            raise ClusterStartError(
+                f"the cluster did not start: {type(error).__name__}: {error}"
+                f"{self.last_words()}"
+            ) from error
+        try:
+            self._wait_for_engines(client, n, started, deadline, progress)
+        except BaseException:
+            client.close(linger=0)
+            raise
+        return client
+
+    def _guard(self, guardian: Guardian | None) -> None:
+        if guardian is not None:
+            guardian.watch([one.pid for one in self.processes()], self.files())
+
+    def start_engines(
+        self,
+        client: ipyparallel.Client,
+        n: int,
+        timeout: float,
+        progress: Callable[[str], None],
+    ) -> list[int]:
+        """Start `n` more engines; return their ids."""
+        before = set(client.ids)
+        deadline = time.monotonic() + timeout
+        progress(f"starting {n} engines")
+        started = self.run(self.cluster.start_engines(n), timeout)
+        self._wait_for_engines(client, n, started, deadline, progress, before)
+        return sorted(set(client.ids) - before)
+
+    def _wait_for_engines(
+        self,
+        client: ipyparallel.Client,
+        n: int,
+        started: str,
+        deadline: float,
+        progress: Callable[[str], None],
+        before: Iterable[int] = (),
+    ) -> None:
+        """Wait until the client sees the `n` engines of the set `started`."""
+        known = set(before)
+        here: set[int] = set()
+        came = threading.Event()
+        cancel = private.on_notification(client, lambda event: came.set())
+        try:
+            while True:
+                came.clear()
+                now_here = set(client.ids) - known
+                if now_here != here:
+                    here = now_here
+                    progress(f"{len(here)} of {n} engines are there")
+                if len(here) >= n:
+                    return
+                self._raise_if_hopeless(n, len(here), started)
+                if time.monotonic() > deadline:
+                    raise ClusterStartError(
+                        f"only {len(here)} of {n} engines came up in time"
+                        f"{self.last_words(started)}"
+                    )
+                came.wait(0.2)
+        finally:
+            cancel()
+
+    def _raise_if_hopeless(self, n: int, here: int, started: str) -> None:
+        engine_set = self.cluster.engines[started]
+        ended = (engine_set.stop_data or {}).get("engines")
+        if engine_set.state == "after" or ended:
+            raise ClusterStartError(
+                f"engines ended while they started ({here} of {n} came up)"
+                f"{self.last_words(started)}"
+            )
+        controller = self.cluster.controller
+        if controller is not None and controller.state == "after":
+            raise ClusterStartError(
+                f"the controller ended: {controller.stop_data}{self.last_words()}"
+            )
+
+    def last_words(self, started: str | None = None) -> str:
+        """The last lines that the controller and an engine set logged."""
+        found = []
+        if self.cluster.controller is not None:
+            found.append(("controller", self.cluster.controller.get_output()))
+        engine_set = self.cluster.engines.get(started)
+        if engine_set is not None:
+            # Of the engines that ended, if any: they know why.
+            outputs = dict(getattr(engine_set, "outputs", {})) or {
+                number: one.get_output()
+                for number, one in getattr(engine_set, "launchers", {}).items()
+            }
+            if not outputs and engine_set.output_file:
+                outputs["set"] = engine_set.get_output()
+            found += [(f"engine {number}", text) for number, text in outputs.items()]
+        words = ""
+        for name, text in found:
+            lines = _ANSI.sub("", text or "").strip().splitlines()[-LOG_LINES:]
+            if lines:
+                words += f"\n--- {name}, last lines of its log\n" + "\n".join(lines)
+        return words
+
+    # -- the processes of this machine -------------------------------------
+
+    def watch(self, on_exit: OnExit) -> None:
+        """Call ``on_exit(pid, exit_code)`` when an engine of this machine ends.
+
+        It runs on this object's thread; ``exit_code`` is negative for a
+        signal. To be called again when engines were added.
+        """
+        self._on_exit = on_exit
+
+        def watch() -> None:
+            for launcher in self._engine_launchers():
+                if self._notice not in launcher.stop_callbacks:
+                    launcher.on_stop(self._notice)
+
+        self._loop.call_soon_threadsafe(watch)
+
+    def _notice(self, stop_data: dict[str, Any]) -> None:
+        code = stop_data.get("exit_code")
+        assert self._on_exit is not None
+        self._on_exit(stop_data["pid"], code if isinstance(code, int) else None)
+
+    def _engine_launchers(self) -> list[Any]:
+        """The launchers that run one engine each, on this machine."""
+        return [
+            launcher
+            for engine_set in self.cluster.engines.values()
+            for launcher in getattr(engine_set, "launchers", {}).values()
+            if type(launcher).__name__ == "LocalEngineLauncher"
+        ]
+
+    def _launchers(self) -> list[Any]:
+        """Every launcher: the controller's, engine sets' and engines'."""
+        cluster = getattr(self, "cluster", None)
+        if cluster is None:
+            return []
+        controller = [] if cluster.controller is None else [cluster.controller]
+        return [*controller, *cluster.engines.values(), *self._engine_launchers()]
+
+    def runs(self, pid: int) -> bool:
+        """Whether `pid` is an engine whose end this object hears of itself."""
+        return any(launcher.pid == pid for launcher in self._engine_launchers())
+
+    @property
+    def is_local(self) -> bool:
+        """Whether everything that was started runs on this machine."""
+        return type(self.cluster.controller).__name__.startswith("Local") and all(
+            type(one).__name__ in ("LocalEngineSetLauncher", "MPIEngineSetLauncher")
+            for one in self.cluster.engines.values()
+        )
+
+    def processes(self) -> list[psutil.Process]:
+        """The processes of this machine that the cluster consists of, by now."""
+        found: dict[int, psutil.Process] = {}
+        for launcher in self._launchers():
+            process = private.process_of(launcher)
+            if process is None:
+                continue
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for one in (process, *process.children(recursive=True)):
+                    found.setdefault(one.pid, one)
+        return list(found.values())
+
+    def files(self) -> list[str]:
+        """The files that must not stay behind."""
+        controller = self.cluster.controller
+        connection = controller.connection_files.values() if controller else ()
+        # The hub writes its engines down, to no use, and leaves the file there.
+        log_dir = Path(self.cluster.profile_dir, "log")
+        engines = log_dir / f"engines{self.cluster.cluster_id}.json"
+        return [self.cluster.cluster_file, *connection, str(engines)]
+
+    # -- stopping ----------------------------------------------------------
+
+    def stop(self, others: Iterable[int] = ()) -> None:
+        """End controller and engines, and the processes `others`, for good."""
+        mine = {one.pid: one for one in self.processes()}
+        for pid in others:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                mine.setdefault(pid, psutil.Process(pid))
+        leaders = {
+            process.pid
+            for launcher in self._launchers()
+            if (process := private.process_of(launcher)) is not None
+        }
+        leading = [mine[pid] for pid in leaders if pid in mine]
+        for process in leading:
+            _signal(process, signal.SIGTERM)
+        _wait_gone(leading, GRACE)
+        # The controller's schedulers end with it. The engines' nannies would
+        # wait for seconds to tell a controller that is gone.
+        for process in mine.values():
+            _signal(process, signal.SIGKILL)
+        _wait_gone(mine.values(), GRACE)
+        try:
+            # What is left is bookkeeping, and what runs elsewhere.
+            self.run(self.cluster.stop_cluster(), None if not self.is_local else 5.0)
+        finally:
+            for path in self.files():
+                Path(path).unlink(missing_ok=True)
+            self.close()
+
+    def kill(self, pid: int) -> None:
+        """End one engine of this machine: SIGTERM, SIGKILL a second later."""
+        try:
+            process = psutil.Process(pid)
+        except psutil.NoSuchProcess:
+            return
+        _signal(process, signal.SIGTERM)
+        if not _wait_gone([process], 1.0):
+            _signal(process, signal.SIGKILL)
+            _wait_gone([process], GRACE)
+
+    def close(self) -> None:
+        """End the loop and the threads; what was started runs on."""
+        if self._loop.is_closed():
+            return
+        for launcher in self._launchers():
+            private.stop_waiting(launcher)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def _signal(process: psutil.Process, signum: int) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.send_signal(signum)
+
+
+def _wait_gone(processes: Iterable[psutil.Process], timeout: float) -> bool:
+    """Wait until all `processes` ended, at most `timeout` seconds; say whether."""
+    deadline = time.monotonic() + timeout
+    living = list(processes)
+    # Not psutil.wait_procs: it waits for each in turn, and for ever for a
+    # zombie whose parent does not ask.
+    while living := [one for one in living if _lives(one)]:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def _call(make: Callable[[], T]) -> T:
+    return make()
