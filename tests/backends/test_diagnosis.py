@@ -1,0 +1,312 @@
+"""Diagnosis: each verdict from what ranks recorded, and silence when all is well.
+
+The views are made of real recorders: every rank issues its ops over the
+`Manual` status objects, in this process.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.backends import OpType, Work
+from rankscope.backends.diagnosis import (
+    Fault,
+    RankView,
+    SecondLook,
+    Verdict,
+    diagnose,
+    name_ranks,
+)
+from rankscope.backends.recorder import GroupStatus, Record
+
+SECOND = 1_000_000_000
+
+
+class Simulated:
+    """What one rank's recorder holds, made of real records."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.status = GroupStatus("default", rank, 0)
+        self.entries: list[tuple[Record, Work, str]] = []
+        self.extra: dict[str, Any] = {}
+
+    def issue(
+        self,
+        op: OpType,
+        line: int,
+        size: int = 4,
+        dtype: str = "f4",
+        peer: int | None = None,
+        done: bool = False,
+    ) -> None:
+        arrays = [] if op is OpType.BARRIER else [np.empty(size, dtype)]
+        record = Record(self.status, op, arrays, peer, 60.0)
+        record.number()
+        work = Work(op)
+        work.bind(record)
+        work.mark_started()
+        if done:
+            work.mark_completed()
+        self.entries.append((record, work, f"cell 7 line {line}"))
+
+    def view(self, after: float = 10) -> RankView:
+        records = []
+        for record, _, source in self.entries:
+            entry = record.as_dict()
+            entry["frame"]["source"] = source
+            records.append(entry)
+        now = time.time_ns() + int(after * SECOND)
+        return RankView(self.rank, records, now, **self.extra)
+
+
+@pytest.fixture
+def ranks() -> list[Simulated]:
+    """Four ranks that have done an all_reduce together."""
+    everybody = [Simulated(rank) for rank in range(4)]
+    for one in everybody:
+        one.issue(OpType.ALL_REDUCE, 1, done=True)
+    return everybody
+
+
+def look(ranks: list[Simulated], stall: float = 5, after: float = 10) -> list[Verdict]:
+    views = {one.rank: one.view(after) for one in ranks}
+    return diagnose("default", range(len(ranks)), 0, views, stall)
+
+
+def only(ranks: list[Simulated]) -> Verdict:
+    verdicts = look(ranks)
+    assert len(verdicts) == 1
+    return verdicts[0]
+
+
+def test_all_is_well_when_nothing_is_in_flight(ranks: list[Simulated]) -> None:
+    assert look(ranks) == []
+
+
+def test_all_is_well_before_the_stall_threshold(ranks: list[Simulated]) -> None:
+    ranks[0].issue(OpType.BARRIER, 2)
+    assert look(ranks, stall=5, after=4) == []
+    assert len(look(ranks, stall=5, after=6)) == 1
+
+
+def test_a_missing_rank_is_named_with_how_it_left(ranks: list[Simulated]) -> None:
+    for rank in (0, 1, 3):
+        ranks[rank].issue(OpType.ALL_REDUCE, 5)
+    ranks[2].extra["left"] = "left cell 7 with ValueError at line 4"
+    verdict = only(ranks)
+    assert verdict.fault is Fault.MISSING_RANKS
+    assert verdict.culprits == (2,)
+    assert verdict.waiting == (0, 1, 3)
+    assert (verdict.op, verdict.seq) == ("all_reduce", 2)
+    assert str(verdict) == (
+        "rank 2 has not entered: it left cell 7 with ValueError at line 4; "
+        "ranks 0, 1, 3 wait in cell 7 line 5 `all_reduce` #2"
+    )
+
+
+def test_a_rank_that_is_busy_is_named_with_where(ranks: list[Simulated]) -> None:
+    for rank in (0, 3):
+        ranks[rank].issue(OpType.BARRIER, 5)
+    ranks[1].extra["place"] = "cell 7 line 3 (sleep)"
+    ranks[2].extra["place"] = "cell 7 line 3 (sleep)"
+    verdict = only(ranks)
+    assert verdict.fault is Fault.RANK_BUSY_ELSEWHERE
+    assert verdict.culprits == (1, 2)
+    assert "rank 1 has not entered: it is at cell 7 line 3 (sleep)" in str(verdict)
+
+
+def test_an_op_mismatch_names_both_lines(ranks: list[Simulated]) -> None:
+    for rank in (0, 1, 3):
+        ranks[rank].issue(OpType.ALL_REDUCE, 5)
+    ranks[2].issue(OpType.BROADCAST, 3, peer=0)
+    verdict = only(ranks)
+    assert verdict.fault is Fault.OP_MISMATCH
+    assert verdict.culprits == (2,)
+    assert str(verdict) == (
+        "rank 2 is at cell 7 line 3 `broadcast` #2 while ranks 0, 1, 3 are at "
+        "cell 7 line 5 `all_reduce` #2"
+    )
+
+
+def test_ops_in_another_order_are_told_from_other_ops(ranks: list[Simulated]) -> None:
+    for rank in (0, 1, 3):
+        ranks[rank].issue(OpType.ALL_REDUCE, 5)
+        ranks[rank].issue(OpType.BARRIER, 6)
+    ranks[2].issue(OpType.BARRIER, 6)
+    ranks[2].issue(OpType.ALL_REDUCE, 5)
+    verdict = only(ranks)
+    assert verdict.fault is Fault.ORDER_MISMATCH
+    assert verdict.culprits == (2,)
+    assert "same ops in different orders" in str(verdict)
+
+
+@pytest.mark.parametrize(
+    ("fault", "usual", "odd", "words"),
+    [
+        (Fault.ROOT_MISMATCH, {"peer": 0}, {"peer": 3}, "with root rank 3"),
+        (Fault.DTYPE_MISMATCH, {"peer": 0}, {"peer": 0, "dtype": "f8"}, "of float64"),
+        (Fault.SIZE_MISMATCH, {"peer": 0}, {"peer": 0, "size": 9}, "of 9 elements"),
+    ],
+)
+def test_a_mismatch_of_the_arguments(
+    ranks: list[Simulated],
+    fault: Fault,
+    usual: dict[str, Any],
+    odd: dict[str, Any],
+    words: str,
+) -> None:
+    for rank in (0, 2, 3):
+        ranks[rank].issue(OpType.BROADCAST, 5, **usual)
+    ranks[1].issue(OpType.BROADCAST, 5, **odd)
+    verdict = only(ranks)
+    assert verdict.fault is fault
+    assert verdict.culprits == (1,)
+    assert words in str(verdict)
+
+
+def test_sizes_that_may_differ_are_no_mismatch(ranks: list[Simulated]) -> None:
+    for one in ranks:
+        one.issue(OpType.ALL_GATHER, 5, size=3 + one.rank)
+    verdict = only(ranks)
+    assert verdict.fault is Fault.EXECUTION_HANG
+
+
+def test_an_execution_hang_is_when_all_have_entered(ranks: list[Simulated]) -> None:
+    for one in ranks:
+        one.issue(OpType.ALL_REDUCE, 5, done=one.rank == 0)
+    verdict = only(ranks)
+    assert verdict.fault is Fault.EXECUTION_HANG
+    assert str(verdict) == (
+        "all ranks have entered cell 7 line 5 `all_reduce` #2, and it does not "
+        "complete on ranks 1–3"
+    )
+
+
+def test_a_dead_rank_is_reported_at_once_and_explains_who_waits(
+    ranks: list[Simulated],
+) -> None:
+    ranks[1].extra["death"] = "killed by SIGKILL"
+    assert look(ranks)[0].fault is Fault.RANK_DEAD
+    assert str(look(ranks)[0]) == "rank 1 is dead (killed by SIGKILL)"
+    for rank in (0, 2, 3):
+        ranks[rank].issue(OpType.ALL_REDUCE, 5)
+    verdict = only(ranks)
+    assert verdict.fault is Fault.RANK_DEAD
+    assert verdict.waiting == (0, 2, 3)
+    assert "ranks 0, 2, 3 wait in cell 7 line 5 `all_reduce` #2" in str(verdict)
+
+
+def test_a_rank_that_does_not_answer(ranks: list[Simulated]) -> None:
+    for rank in (0, 2, 3):
+        ranks[rank].issue(OpType.ALL_REDUCE, 5)
+    ranks[1].extra["silent_for"] = 7.2
+    verdict = only(ranks)
+    assert verdict.fault is Fault.RANK_NOT_RESPONDING
+    assert verdict.culprits == (1,)
+    assert "rank 1 has not answered for 7 s" in str(verdict)
+
+
+def test_the_first_stuck_collective_counts_not_a_later_one(
+    ranks: list[Simulated],
+) -> None:
+    for one in ranks[:3]:
+        one.issue(OpType.ALL_REDUCE, 5)
+        one.issue(OpType.BARRIER, 6)
+    verdict = only(ranks)
+    assert verdict.culprits == (3,)
+    assert verdict.seq == 2
+
+
+def test_a_receive_without_its_send(ranks: list[Simulated]) -> None:
+    ranks[1].issue(OpType.RECV, 4, peer=0)
+    ranks[0].extra["place"] = "cell 7 line 9"
+    verdict = only(ranks)
+    assert verdict.fault is Fault.RANK_BUSY_ELSEWHERE
+    assert verdict.culprits == (0,)
+    assert str(verdict) == (
+        "rank 0 has not issued the matching send: it is at cell 7 line 9, while "
+        "rank 1 waits in cell 7 line 4 `recv` #1 from rank 0"
+    )
+
+
+def test_a_matched_send_that_hangs(ranks: list[Simulated]) -> None:
+    ranks[0].issue(OpType.SEND, 3, peer=1)
+    ranks[1].issue(OpType.RECV, 4, peer=0)
+    verdicts = look(ranks)
+    assert {verdict.fault for verdict in verdicts} == {Fault.EXECUTION_HANG}
+
+
+def test_another_generation_is_none_of_our_business(ranks: list[Simulated]) -> None:
+    for rank in (0, 1, 3):
+        ranks[rank].issue(OpType.ALL_REDUCE, 5)
+    views = {one.rank: one.view() for one in ranks}
+    assert diagnose("default", range(4), 1, views, 5) == []
+    assert diagnose("other", range(4), 0, views, 5) == []
+
+
+def test_a_rank_nothing_is_known_of_is_missing(ranks: list[Simulated]) -> None:
+    for rank in (0, 1, 3):
+        ranks[rank].issue(OpType.ALL_REDUCE, 5)
+    views = {rank: ranks[rank].view() for rank in (0, 1, 3)}
+    (verdict,) = diagnose("default", range(4), 0, views, 5)
+    assert verdict.culprits == (2,)
+
+
+def test_one_look_is_not_enough_except_for_death(ranks: list[Simulated]) -> None:
+    for rank in (0, 1, 3):
+        ranks[rank].issue(OpType.ALL_REDUCE, 5)
+    second = SecondLook()
+    assert second.confirm(look(ranks)) == []
+    assert [v.culprits for v in second.confirm(look(ranks))] == [(2,)]
+    # It came in the meantime: what was seen then and what is seen now differ.
+    ranks[2].issue(OpType.ALL_REDUCE, 5)
+    assert second.confirm(look(ranks)) == []
+    ranks[2].extra["death"] = "killed"
+    assert second.confirm(look(ranks))[0].fault is Fault.RANK_DEAD
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([2], "rank 2"),
+        ([0, 1], "ranks 0, 1"),
+        ([3, 0, 1], "ranks 0, 1, 3"),
+        ([0, 1, 2, 3], "ranks 0–3"),
+        ([0, 1, 2, 5, 7, 8, 9], "ranks 0–2, 5, 7–9"),
+    ],
+)
+def test_ranks_are_named_shortly(ranks: list[int], text: str) -> None:
+    assert name_ranks(ranks) == text
+
+
+OPS = st.sampled_from(
+    [OpType.ALL_REDUCE, OpType.BROADCAST, OpType.BARRIER, OpType.SEND]
+)
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(OPS, st.booleans()), max_size=4), min_size=2, max_size=5
+    )
+)
+def test_any_history_gives_verdicts_that_can_be_told(
+    histories: list[list[tuple[OpType, bool]]],
+) -> None:
+    ranks = [Simulated(rank) for rank in range(len(histories))]
+    for one, history in zip(ranks, histories, strict=True):
+        for op, done in history:
+            peer = (one.rank + 1) % len(ranks)
+            one.issue(op, 1, peer=None if op is OpType.BARRIER else peer, done=done)
+    verdicts = look(ranks)
+    stuck = any(not done for history in histories for _, done in history)
+    assert bool(verdicts) == stuck
+    for verdict in verdicts:
+        assert str(verdict)
+        assert set(verdict.culprits) <= set(range(len(ranks)))
