@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from .background import BackgroundCell
-from .commands import COMMANDS
+from .commands import COMMANDS, DISTRIBUTED
 from .complete import matcher
 from .extension import RankscopeMagics
 from .failures import CellError, CellTimeout, CommandError, Interrupted
+from .options import Command
 from .session import current_cluster, use_cluster
 
 __all__ = [
@@ -31,17 +33,32 @@ def load_ipython_extension(ip: Any) -> None:
     for command in COMMANDS.values():
         kind = "cell" if command.cell else "line"
         method = getattr(magics, command.name)
-        ip.register_magic_function(method, kind, command.name)
+        ip.register_magic_function(_explained(method, command), kind, command.name)
+    # IPython refuses a cell magic without a cell, so this answers to --help.
+    ip.register_magic_function(
+        _explained(magics.distributed_line, DISTRIBUTED), "line", DISTRIBUTED.name
+    )
     ip.Completer.custom_matchers.append(matcher(ip))
 
 
 def unload_ipython_extension(ip: Any) -> None:
     """Take the magics away. A cluster that runs stays as it is."""
-    for command in COMMANDS.values():
-        kind = "cell" if command.cell else "line"
-        ip.magics_manager.magics[kind].pop(command.name, None)
+    for registered in ip.magics_manager.magics.values():
+        for name in COMMANDS:
+            registered.pop(name, None)
     ip.Completer.custom_matchers[:] = [
         one
         for one in ip.Completer.custom_matchers
         if getattr(one, "matcher_identifier", None) != "rankscope"
     ]
+
+
+def _explained(method: Callable[..., Any], command: Command) -> Callable[..., Any]:
+    """Return `method` with the command's help for ``%name?`` to show."""
+
+    def magic(*arguments: str) -> Any:
+        return method(*arguments)
+
+    magic.__doc__ = command.help()
+    magic.__name__ = command.name
+    return magic

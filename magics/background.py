@@ -16,7 +16,7 @@ from .assemble import Bundle
 from .cell import follow
 from .failures import CellError, plain, summary_of
 from .merge import Item
-from .present import HIDDEN, Presenter, Shown
+from .present import Presenter, Shown
 from .screen import Screen, label_lines, label_width
 from .supervise import Supervisor
 
@@ -204,9 +204,8 @@ class _Tail:
             self._said.append(text)
 
     def show(self, items: Shown) -> None:
-        for mode, item in items:
-            if mode != HIDDEN:
-                self._lines += self._render(item)
+        for _, item in items:
+            self._lines += self._render(item)
         del self._lines[:-TAIL]
 
     def redraw(self, items: Shown) -> None:

@@ -89,17 +89,17 @@ class CellRun:
     def _expire(self, limit: float) -> NoReturn:
         number = self._execution.cell
         cell = "the cell" if number is None else f"cell {number}"
-        places = self._stop(f"{cell} passed its deadline of {limit:g} s")
-        raise CellTimeout(self._end(f"not done after {limit:g} s", places)) from None
+        self._stop(f"{cell} passed its deadline of {limit:g} s")
+        raise CellTimeout(self._end(f"not done after {limit:g} s")) from None
 
     def _interrupted(self) -> NoReturn:
         after = f"after {self._elapsed:.1f} s"
-        places = self._stop("interrupted from the notebook")
-        raise Interrupted(self._end(after, places)) from None
+        self._stop("interrupted from the notebook")
+        raise Interrupted(self._end(after)) from None
 
-    def _stop(self, reason: str) -> str:
+    def _stop(self, reason: str) -> None:
         self._presenter.stopping = True
-        places = self._supervisor.stop(reason)
+        self._supervisor.stop(reason)
         deadline = time.monotonic() + STOP
         again = time.monotonic() + AGAIN
         while not self._presenter.done and time.monotonic() < deadline:
@@ -107,12 +107,11 @@ class CellRun:
             if time.monotonic() > again:
                 again = time.monotonic() + AGAIN
                 self._supervisor.interrupt()
-        return places
 
-    def _end(self, what: str, places: str) -> str:
+    def _end(self, what: str) -> str:
         self._presenter.close()
         running = self._execution.ranks_running
-        told = [what, places]
+        told = [what, self._supervisor.places()]
         if running:
             told.append(
                 f"{name_ranks(running)} did not stop: "

@@ -105,7 +105,7 @@ class RankscopeMagics:
             cluster.restart(ranks)
             took = time.monotonic() - began
             progress.done(
-                f"{name_ranks(ranks)} restarted in {took:.1f} s, without variables; "
+                f"{name_ranks(ranks)} restarted in {took:.1f} s, variables are gone; "
                 "%dist_rebuild makes aborted groups usable"
             )
 
@@ -215,6 +215,11 @@ class RankscopeMagics:
         screen = Screen(self.shell, cluster.ranks)
         CellRun(cluster, execution, screen, **options).run()
         return None
+
+    def distributed_line(self, line: str) -> None:
+        """Explain ``%%distributed``, which needs a cell; ``--help`` gets through."""
+        if _parse(DISTRIBUTED, line) is not None:
+            DISTRIBUTED.fail("it stands on the first line of a cell, with two %%")
 
     def _lines_above(self, cell: str) -> int:
         """How many lines of the notebook's cell are above `cell`, the body."""

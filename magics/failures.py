@@ -7,10 +7,13 @@ errors count as the same, and each message is then listed.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
+import rankscope
+from rankscope import backends, engines
 from rankscope.engines import RankError
 from rankscope.widgets import format_ranks, name_ranks
 
@@ -29,9 +32,18 @@ __all__ = [
     "summary_of",
 ]
 
+_PACKAGES = (rankscope, backends, engines)
+
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _CELL_LINE = re.compile(r"Cell In\[\d+\], line (\d+)")
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
+
+_SYNTAX_PLACE = re.compile(r" \([^()]*, line \d+\)$")
+_FILE = re.compile(r"File (.+?):\d+")
+# Where the ranks run from the same checkout as the notebook.
+_ROOMS = tuple(f"{os.path.abspath(m.__path__[0])}/" for m in _PACKAGES)
+#: Errors that Rankscope raises besides those of its own, for bad arguments.
+_OURS = ("ValueError", "TypeError", "NotImplementedError", "RuntimeError")
 
 #: Messages of one shared error that are listed before the rest is counted.
 VARIANTS = 8
@@ -128,7 +140,7 @@ def report(errors: Sequence[RankError], label: bool = True) -> str:
     if label:
         ranks = name_ranks(error.rank for error in errors)
         lines.append(f"{BOLD}{ranks}{PLAIN}")
-    lines += first.traceback or (f"{first.ename}: {first.evalue}",)
+    lines += _without_our_frames(first) or [f"{first.ename}: {first.evalue}"]
     variants: dict[str, list[int]] = {}
     for error in errors:
         variants.setdefault(error.evalue, []).append(error.rank)
@@ -139,6 +151,32 @@ def report(errors: Sequence[RankError], label: bool = True) -> str:
         if len(variants) > VARIANTS:
             lines.append(f"… and {len(variants) - VARIANTS} more")
     return "\n".join(lines)
+
+
+def _without_our_frames(error: RankError) -> list[str]:
+    """The traceback up to the line of the user that called Rankscope.
+
+    What was wrong is said in the message; `CellError.errors` has all frames.
+    """
+    lines = list(error.traceback)
+    if not (error.ename.startswith("Dist") or error.ename in _OURS):
+        return lines
+    end = len(lines) - 1
+    start = end
+    while start > 0 and _is_ours(lines[start - 1]):
+        start -= 1
+    if start < end:
+        count = end - start
+        lines[start:end] = [f"… {count} frame{'s'[: count > 1]} inside rankscope\n"]
+    return lines
+
+
+def _is_ours(frame: str) -> bool:
+    found = _FILE.match(plain(frame).lstrip())
+    if found is None:
+        return False
+    path = os.path.expanduser(found[1])
+    return "/site-packages/rankscope/" in path or path.startswith(_ROOMS)
 
 
 def released(errors: Sequence[RankError]) -> str:
@@ -160,7 +198,8 @@ def summary_of(errors: Iterable[RankError]) -> str:
     parts = []
     for members in groups.values():
         first = members[0]
-        message = _one_line(first.evalue)
+        # A SyntaxError says where it is in a file that only IPython knows.
+        message = _SYNTAX_PLACE.sub("", _one_line(first.evalue))
         if len({error.evalue for error in members}) > 1:
             message = f"{message} (and alike)"
         text = f"{first.ename}: {message}" if message else first.ename

@@ -89,6 +89,11 @@ class Merger:
         self._open.discard(rank)
 
     @property
+    def keeps(self) -> bool:
+        """Whether all that was fed is kept for the final form."""
+        return self._log is not None
+
+    @property
     def deadline(self) -> float | None:
         """When to `poll` at the latest; ``None`` while nothing is held back."""
         oldest = self._queues.oldest()
@@ -177,7 +182,7 @@ class _Head:
     key: Hashable
     holders: set[int]
     since: float
-    #: How many other ranks could no longer share it if it went now.
+    #: How many pairs of ranks could no longer share it if it went now.
     loss: int = 0
 
 
@@ -238,7 +243,8 @@ class _Queues:
             if others:
                 # A holder that has it more often than the other rank can spare one.
                 spare = min(self._counts[rank][head.key] for rank in head.holders)
-                head.loss = sum(self._counts[r][head.key] >= spare for r in others)
+                losers = sum(self._counts[r][head.key] >= spare for r in others)
+                head.loss = losers * len(head.holders)
         return heads
 
     def pop(self, head: _Head) -> Item:

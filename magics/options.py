@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -198,7 +198,16 @@ class Command:
         values[self.parameter.name] = operands
 
 
-def closest(word: str, known: Sequence[str]) -> str:
+def closest(word: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean X?"`` for the nearest of `known`, or ``""``."""
-    matches = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
-    return f"; did you mean {matches[0]}?" if matches else ""
+    typed = word.lower()
+
+    def likeness(candidate: str) -> float:
+        matcher = difflib.SequenceMatcher(None, typed, candidate.lower())
+        first = matcher.get_matching_blocks()[0]
+        # Typing errors are rare in the first letters.
+        start = first.size if first.a == first.b == 0 else 0
+        return matcher.ratio() + 0.3 * start / max(len(typed), len(candidate), 1)
+
+    best = max(known, key=likeness, default=None)
+    return f"; did you mean {best}?" if best and likeness(best) > 0.7 else ""

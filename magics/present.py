@@ -98,18 +98,27 @@ class Presenter:
             event = self._next(0.0)
         for rank in sorted(set(self.execution.ranks) - running - self._finished):
             self._finish(rank, now)
+        if self.done:
+            # `close` shows what is left in its final form, at best without
+            # having to take anything back.
+            return
         self._show(self._merger.poll(now))
         self._show_partials(now)
 
     def close(self) -> None:
         """Show what is held back; bring the whole output into its final form."""
-        self._show(self._merger.poll(math.inf))
         items = self._merger.final()
-        if items is None or not self._surface.can_redraw:
+        if items is None:
+            self._show(self._merger.poll(math.inf))
             return
         final = self._moded(items)
-        if final != self._shown or self._surface.shows_partials:
+        shown = len(self._shown)
+        if final[:shown] == self._shown and not self._surface.shows_partials:
+            self._surface.show(final[shown:])
+        elif self._surface.can_redraw:
             self._surface.redraw(final)
+        else:
+            self._show(self._merger.poll(math.inf))
 
     # -- taking in ----------------------------------------------------------
 
@@ -170,11 +179,14 @@ class Presenter:
                 return
         if items:
             moded = self._moded(items)
-            self._shown += moded
+            if self._merger.keeps:
+                self._shown += moded
             self._surface.show(moded)
 
     def _moded(self, items: list[Item]) -> Shown:
-        return [(self._mode(item), item) for item in items]
+        """The items that are shown at all, each with its mode."""
+        moded = [(self._mode(item), item) for item in items]
+        return [(mode, item) for mode, item in moded if mode != HIDDEN]
 
     def _mode(self, item: Item) -> str:
         if item.kind != "error":

@@ -19,7 +19,7 @@ from rankscope.widgets import format_ranks, name_ranks
 from .assemble import Bundle
 from .failures import released, report
 from .merge import Item
-from .present import BRIEF, HIDDEN
+from .present import BRIEF
 
 __all__ = ["Screen", "label_lines", "label_width"]
 
@@ -62,8 +62,7 @@ class Screen:
 
     def show(self, items: Iterable[tuple[str, Item]]) -> None:
         """Show items, each in its mode, below what is there."""
-        visible = [(mode, item) for mode, item in items if mode != HIDDEN]
-        for kind, group in groupby(visible, key=lambda pair: pair[1].kind):
+        for kind, group in groupby(items, key=lambda pair: pair[1].kind):
             if kind == "display":
                 for _, item in group:
                     self._display(item)

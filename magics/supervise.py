@@ -5,13 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from rankscope.engines import Cluster, ClusterError, ClusterStatus, Execution, RankError
+from rankscope.engines import (
+    Cluster,
+    ClusterError,
+    ClusterStatus,
+    Execution,
+    OpStatus,
+    RankError,
+    RankStatus,
+)
 from rankscope.widgets import name_ranks
 
 from .failures import is_release, place_of
 from .release import aborted, in_flight, out_of_step, stuck_on
 
-__all__ = ["Supervisor", "doing"]
+__all__ = ["Supervisor", "doing", "name_op"]
 
 #: Seconds that the other ranks wait for a rank that raised before they are let
 #: go: time for those that are on their way, and for a person to read the error.
@@ -31,6 +39,7 @@ class Supervisor:
         self._say = say
         self._next_look = 0.0
         self._first_failure: float | None = None
+        self._places: dict[int, str] = {}
         #: The groups that were aborted from here.
         self.groups: list[str] = []
 
@@ -48,25 +57,39 @@ class Supervisor:
         status = self._cluster.status()
         for stuck in stuck_on(status, failures, running, GRACE / 2):
             cause = _cause(failures, stuck.absent)
-            seq = "" if stuck.op.seq is None else f" #{stuck.op.seq}"
-            at = f" at {stuck.op.source}" if stuck.op.source else ""
             if self._abort(stuck.group, cause):
                 self._say(
-                    f"{name_ranks(stuck.ranks)} in {stuck.op.op}{seq}{at}, which rank "
+                    f"{name_ranks(stuck.ranks)} in {name_op(stuck.op)}, which rank "
                     f"{stuck.absent} will not join: group {stuck.group!r} aborted"
                 )
 
-    def stop(self, reason: str) -> str:
+    def stop(self, reason: str) -> None:
         """Abort what is in flight and interrupt the ranks that still run.
 
-        Returns in words where they were. Does not wait for them.
+        Does not wait for them; where they were is noted for `places`.
         """
         running = self._execution.ranks_running
         status = self._cluster.status()
+        self._places = {
+            rank.rank: place
+            for rank in status.ranks
+            if rank.rank in running and (place := doing(rank)) is not None
+        }
         for group in in_flight(status, running):
             self._abort(group, reason)
         self.interrupt()
-        return doing(status, running)
+
+    def places(self) -> str:
+        """Return in words where the ranks were when they were stopped."""
+        places = dict(self._places)
+        for rank, error in self._execution.errors.items():
+            if error.ename == "KeyboardInterrupt" and rank not in places:
+                places[rank] = place_of(error).strip()
+        groups: dict[str, list[int]] = {}
+        for rank in sorted(places):
+            if places[rank]:
+                groups.setdefault(places[rank], []).append(rank)
+        return ", ".join(f"{name_ranks(who)} {place}" for place, who in groups.items())
 
     def interrupt(self) -> None:
         """Interrupt the ranks that still run."""
@@ -132,18 +155,19 @@ class Supervisor:
         return True
 
 
-def doing(status: ClusterStatus, ranks: Sequence[int]) -> str:
-    """Return in words where `ranks` are: the op they are in, or the cell's line."""
-    places: dict[str, list[int]] = {}
-    for rank in status.ranks:
-        if rank.rank not in ranks:
-            continue
-        ops = [group.oldest for group in rank.groups if group.oldest is not None]
-        if ops:
-            seq = "" if ops[0].seq is None else f" #{ops[0].seq}"
-            source = f" at {ops[0].source}" if ops[0].source else ""
-            places.setdefault(f"in {ops[0].op}{seq}{source}", []).append(rank.rank)
-    return ", ".join(f"{name_ranks(who)} {place}" for place, who in places.items())
+def doing(rank: RankStatus) -> str | None:
+    """Return in words the op that a rank is in, if it is in one."""
+    ops = [group.oldest for group in rank.groups if group.oldest is not None]
+    if not ops:
+        return None
+    return f"in {name_op(ops[0])}"
+
+
+def name_op(op: OpStatus) -> str:
+    """Return ``all_reduce #14 at cell 7 line 3``, or what of it is known."""
+    number = "" if op.seq is None else f" #{op.seq}"
+    source = f" at {op.source}" if op.source else ""
+    return f"{op.op}{number}{source}"
 
 
 def _cause(failures: Mapping[int, RankError], absent: int) -> str:

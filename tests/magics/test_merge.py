@@ -103,6 +103,28 @@ def test_ranks_that_say_the_same_in_another_order_lose_one_match_only() -> None:
     assert texts(out) == shown(merger.final()) == ["0 a", "0,1 b", "1 a"]
 
 
+def test_a_chance_match_does_not_break_up_what_all_ranks_share() -> None:
+    merger = Merger(range(4), hold=HOLD)
+    for rank in range(4):
+        for epoch in range(3):
+            merger.feed(rank, line(f"epoch {epoch}"), 0.0)
+            merger.feed(rank, line(f"loss {epoch * rank}"), 0.0)
+        merger.finish(rank)
+    common = [text for text in shown(merger.poll(0.0)) if "epoch" in text]
+    assert common == [f"0,1,2,3 epoch {epoch}" for epoch in range(3)]
+
+
+def test_a_rank_can_take_back_what_it_put_out() -> None:
+    merger = Merger(range(2), hold=HOLD)
+    for rank in range(2):
+        merger.feed(rank, line("x"), 0.0)
+        merger.feed(rank, line(f"old {rank}"), 0.0)
+    merger.clear(1)
+    merger.feed(1, line("x"), 0.1)
+    assert shown(merger.restart()) == ["0,1 x", "0 old 0"]
+    assert merger.poll(9.0) == []
+
+
 def test_a_late_rank_is_shown_apart_live_and_merged_in_the_final_form() -> None:
     events = [(0.0, 0, "x"), (0.0, 1, "x"), (1.0, 2, "x")]
     out, merger = run(events, 3)
