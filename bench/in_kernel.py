@@ -11,6 +11,8 @@ from typing import Any
 import ipyparallel as ipp
 from IPython.core.getipython import get_ipython
 
+from rankscope.magics import current_cluster
+
 __all__ = ["empty_cells", "start_up"]
 
 ENGINES = 4
@@ -22,7 +24,11 @@ def empty_cells(rounds: int, cells: int) -> None:
     shell.run_line_magic("load_ext", "rankscope")
     shell.run_line_magic("dist_init", f"-n {ENGINES}")
     # The very same engines, through ipyparallel's own magic.
-    with ipp.Client(cluster_id=_cluster_id(shell)) as client:
+    cluster = current_cluster()
+    assert cluster is not None
+    with ipp.Client(
+        cluster_id=cluster.cluster_id, profile_dir=cluster.profile
+    ) as client:
         client.wait_for_engines(ENGINES)
         client[:].activate()
         cases: dict[str, Callable[[], Any]] = {
@@ -65,10 +71,6 @@ def start_up(rounds: int) -> None:
         times["bare"].append([time.perf_counter() - start])
         cluster.stop_cluster_sync()
     _report(times)
-
-
-def _cluster_id(shell: Any) -> str:
-    raise NotImplementedError
 
 
 def _seconds(case: Callable[[], Any]) -> float:
