@@ -302,24 +302,29 @@ class _Case:
             odd[0], _with(values, usual)[0]
         ):
             fault = Fault.ORDER_MISMATCH
-        told = {
-            Fault.OP_MISMATCH: lambda entry: "",
-            Fault.ORDER_MISMATCH: lambda entry: "",
-            Fault.ROOT_MISMATCH: lambda entry: f" with root {self._root(entry)}",
-            Fault.DTYPE_MISMATCH: lambda entry: f" of {_dtype(entry)}",
-            Fault.SIZE_MISMATCH: lambda entry: f" of {_count(entry)} elements",
-        }[fault]
         sides = []
         for value in sorted(counts, key=lambda v: (v == usual, str(v))):
             ranks = _with(values, value)
             entry = self.there[ranks[0]]
             verb = "is" if len(ranks) == 1 else "are"
             where = _where(self.there[rank] for rank in ranks)
-            sides.append(f"{name_ranks(ranks)} {verb} at {where}{told(entry)}")
+            sides.append(
+                f"{name_ranks(ranks)} {verb} at {where}{self._trait(fault, entry)}"
+            )
         text = " while ".join([sides[0], ", ".join(sides[1:])])
         if fault is Fault.ORDER_MISMATCH:
             text += "; they issued the same ops in different orders"
         return self._verdict(fault, odd, text, self.there[_with(values, usual)[0]])
+
+    def _trait(self, fault: Fault, entry: Entry) -> str:
+        """What is different about `entry`, where its op and line do not say it."""
+        if fault is Fault.ROOT_MISMATCH:
+            return f" with root {self._root(entry)}"
+        if fault is Fault.DTYPE_MISMATCH:
+            return f" of {_dtype(entry)}"
+        if fault is Fault.SIZE_MISMATCH:
+            return f" of {_count(entry)} elements"
+        return ""
 
     def _same_ops(self, one: int, other: int) -> bool:
         """Whether two ranks have the same ops from here on, in another order."""

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .arguments import Place, check_tag, take_peer
 from .arrays import check_list
@@ -36,7 +35,8 @@ __all__ = [
     "send_object_list",
 ]
 
-Bytes = npt.NDArray[np.uint8]
+# Flat arrays of bytes. Not spelled more precisely: numpy's stubs differ on it.
+Bytes = Any
 
 _refused = False
 
@@ -217,7 +217,7 @@ def recv_object_list(
 # -- pickles -----------------------------------------------------------------
 
 
-def _length(data: Bytes) -> npt.NDArray[np.int64]:
+def _length(data: Bytes) -> Any:
     return np.array([data.size], np.int64)
 
 
