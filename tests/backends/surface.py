@@ -93,7 +93,7 @@ def sparse() -> None:
         dense = generator.integers(0, 3, (7, 5)) * (generator.random((7, 5)) < 0.4)
         return dense.astype(np.float64)
 
-    wanted = sum(of(r) for r in range(size))
+    wanted = np.sum([of(r) for r in range(size)], axis=0)
     for kind in (sp.coo_array, sp.csr_array, sp.coo_matrix, sp.csr_matrix):
         x = kind(of(rank))
         assert dist.all_reduce(x) is None
@@ -130,7 +130,7 @@ def coalesced() -> None:
     wide = [exactness.data(r, 6 * size, "float64") for r in range(size)]
     narrow = [np.zeros(6), np.zeros(6)]
     dist.reduce_scatter_tensor_coalesced(narrow, [wide[rank], wide[rank] * 2])
-    mine = sum(wide)[rank * 6 : rank * 6 + 6]
+    mine = np.sum(wide, axis=0)[rank * 6 : rank * 6 + 6]
     np.testing.assert_array_equal(narrow[0], mine)
     np.testing.assert_array_equal(narrow[1], mine * 2)
 
@@ -180,15 +180,16 @@ def staged() -> None:
     )
     rank, size = dist.get_rank(), dist.get_world_size()
     held = [exactness.data(r, 6 * size, "int64") for r in range(size)]
+    total = np.sum(held, axis=0)
     x = Elsewhere(held[rank])
     dist.all_reduce(x)
-    np.testing.assert_array_equal(x.data, sum(held))
+    np.testing.assert_array_equal(x.data, total)
     x = Elsewhere(held[rank])
     dist.broadcast(x, src=size - 1)
     np.testing.assert_array_equal(x.data, held[-1])
     x = Elsewhere(held[rank])
     dist.reduce(x, dst=0)
-    np.testing.assert_array_equal(x.data, sum(held) if rank == 0 else held[rank])
+    np.testing.assert_array_equal(x.data, total if rank == 0 else held[rank])
 
     x = Elsewhere(held[rank])
     outs = [Elsewhere(np.zeros_like(h)) for h in held]
@@ -209,10 +210,10 @@ def staged() -> None:
     mine = slice(rank * 6, rank * 6 + 6)
     small = Elsewhere(np.zeros(6, np.int64))
     dist.reduce_scatter(small, parts)
-    np.testing.assert_array_equal(small.data, sum(held)[mine])
+    np.testing.assert_array_equal(small.data, total[mine])
     small = Elsewhere(np.zeros(6, np.int64))
     dist.reduce_scatter_tensor(small, x)
-    np.testing.assert_array_equal(small.data, sum(held)[mine])
+    np.testing.assert_array_equal(small.data, total[mine])
     outs = [Elsewhere(np.zeros(6, np.int64)) for _ in held]
     dist.all_to_all(outs, parts)
     for out, h in zip(outs, held, strict=True):
@@ -224,7 +225,7 @@ def staged() -> None:
     many = [Elsewhere(held[rank][:n]) for n in (1, 3, 6)]
     dist.all_reduce_coalesced(many)
     for one in many:
-        np.testing.assert_array_equal(one.data, sum(held)[: one.size])
+        np.testing.assert_array_equal(one.data, total[: one.size])
     dist.barrier(device="ext")
     if size > 1 and rank == 0:
         dist.send(x, 1)
