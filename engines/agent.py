@@ -223,7 +223,7 @@ class Agent:
         stack = traceback.extract_stack(sys._current_frames()[self._main.ident])
         inside = [self._is_cell(entry.filename) for entry in stack]
         if True in inside:
-            stack = stack[inside.index(True) :]
+            del stack[: inside.index(True)]
         elif self._cell_began is None:
             return "idle"
         lines = []

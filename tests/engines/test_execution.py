@@ -1,0 +1,103 @@
+"""Execution: what arrives, in which order, and how it ends.  No engines."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from rankscope.engines import Execution, ExecutionError, RankError
+
+
+def message(kind: str, **content: Any) -> dict[str, Any]:
+    return {"header": {"msg_type": kind}, "content": content}
+
+
+def printed(text: str) -> dict[str, Any]:
+    return message("stream", name="stdout", text=text)
+
+
+def failed(name: str = "ValueError") -> dict[str, Any]:
+    return message("error", ename=name, evalue="x", traceback=["\x1b[31mred\x1b[0m"])
+
+
+@pytest.fixture
+def cell() -> Execution:
+    return Execution("code", [0, 2], 7, None)
+
+
+def test_outputs_are_kept_per_rank_in_order(cell: Execution) -> None:
+    cell.receive(0, printed("a"))
+    cell.receive(2, printed("b"))
+    cell.receive(0, printed("c"))
+    assert [one["text"] for one in cell.outputs(0)] == ["a", "c"]
+    assert [one["text"] for one in cell.outputs(2)] == ["b"]
+
+
+def test_what_is_no_output_is_passed_over(cell: Execution) -> None:
+    cell.receive(0, message("status", execution_state="busy"))
+    cell.receive(0, message("execute_input", code="code", execution_count=1))
+    assert cell.outputs(0) == []
+
+
+def test_a_late_listener_hears_what_came_before(cell: Execution) -> None:
+    cell.receive(0, printed("a"))
+    heard: list[tuple[int, str]] = []
+    cell.on_output(lambda rank, output: heard.append((rank, output["text"])))
+    cell.receive(2, printed("b"))
+    assert heard == [(0, "a"), (2, "b")]
+    fresh: list[int] = []
+    cell.on_output(lambda rank, output: fresh.append(rank), replay=False)
+    assert fresh == []
+
+
+def test_it_ends_when_every_rank_has(cell: Execution) -> None:
+    ended: list[Execution] = []
+    cell.on_done(ended.append)
+    cell.finish(0)
+    assert (cell.done, cell.ranks_running, ended) == (False, [2], [])
+    assert not cell.wait(0)
+    cell.finish(2)
+    assert (cell.done, cell.ranks_running, ended) == (True, [], [cell])
+    cell.on_done(ended.append)
+    assert ended == [cell, cell]
+    assert cell.result(0) is cell
+
+
+def test_an_error_gets_its_line_at_the_end(cell: Execution) -> None:
+    cell.receive(0, failed())
+    cell.receive(0, message("rankscope_error", line=3, cell=7))
+    cell.finish(0)
+    error = cell.errors[0]
+    assert (error.rank, error.ename, error.line, error.cell) == (0, "ValueError", 3, 7)
+    assert error.plain_traceback == "red"
+    cell.finish(2)
+    with pytest.raises(ExecutionError, match="rank 0, line 3: ValueError: x") as raised:
+        cell.result()
+    assert list(raised.value.errors) == [0]
+
+
+def test_a_published_error_is_not_replaced_by_the_reply(cell: Execution) -> None:
+    cell.receive(0, failed("FirstError"))
+    cell.finish(0, RankError(0, "SecondError", "y"))
+    assert cell.errors[0].ename == "FirstError"
+
+
+def test_a_dead_rank_says_no_more(cell: Execution) -> None:
+    cell.finish(0, RankError(0, "EngineDied", "killed"))
+    cell.receive(0, printed("from the grave"))
+    cell.finish(0)
+    assert cell.outputs(0) == []
+    assert cell.errors[0].ename == "EngineDied"
+    assert cell.ranks_running == [2]
+
+
+def test_a_waiting_thread_is_woken(cell: Execution) -> None:
+    seen: list[bool] = []
+    waiter = threading.Thread(target=lambda: seen.append(cell.wait(30)))
+    waiter.start()
+    cell.finish(0)
+    cell.finish(2)
+    waiter.join(30)
+    assert seen == [True]

@@ -1,0 +1,135 @@
+"""The status model, the seats and their environment: plain data, no engines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rankscope.engines import ClusterError, ClusterStatus
+from rankscope.engines.seats import Seat, check_ranks, death_of, environment
+from rankscope.engines.status import parse_summary
+
+OP = {"op": "all_reduce", "seq": 4, "source": "cell 7 line 3"}
+
+SUMMARY: dict[str, Any] = {
+    "rank": 1,
+    "world_size": 2,
+    "busy": True,
+    "busy_for": 2.5,
+    "cell": 7,
+    "groups": [
+        {
+            "name": "default",
+            "ranks": [0, 1],
+            "backend": "cpu:gloo",
+            "generation": 2,
+            "state": "ready",
+            "reason": None,
+            "timeout": 30.0,
+            "devices": {"cpu": "gloo (not built)"},
+            "enqueued": OP,
+            "started": OP,
+            "completed": None,
+            "in_flight": 1,
+            "oldest": {
+                **OP,
+                "state": "STARTED",
+                "elapsed": 1.5,
+                "timeout": 30.0,
+                "sizes": [[4, 2]],
+                "dtypes": ["float32"],
+                "peer": None,
+            },
+        }
+    ],
+}
+
+
+def seat(rank: int, host: str = "a", **options: Any) -> Seat:
+    return Seat(rank, rank + 10, f"u{rank}", 100 + rank, None, host, "10.0.0.1", 5000,
+                **options)  # fmt: skip
+
+
+class TestSummaries:
+    def test_everything_a_rank_says_is_there(self) -> None:
+        (group,), cell, busy_for = parse_summary(SUMMARY)
+        assert (cell, busy_for) == (7, 2.5)
+        assert (group.name, group.ranks, group.generation) == ("default", (0, 1), 2)
+        assert group.oldest is not None
+        assert group.oldest.sizes == ((4, 2),)
+        assert group.oldest.source == "cell 7 line 3"
+        assert group.completed is None
+
+    def test_a_rank_that_said_nothing_yet(self) -> None:
+        assert parse_summary({}) == ((), None, None)
+
+    @pytest.mark.parametrize(
+        ("heard", "summary", "death", "state"),
+        [
+            (None, {}, None, "unreachable"),
+            (99.5, SUMMARY, None, "busy"),
+            (99.5, {**SUMMARY, "busy": False}, None, "idle"),
+            (90.0, SUMMARY, None, "unreachable"),
+            (99.5, SUMMARY, "it died", "dead"),
+        ],
+    )
+    def test_the_state_of_a_rank(
+        self, heard: float | None, summary: dict, death: str | None, state: str
+    ) -> None:
+        one = seat(1, heard=heard, summary=summary, death=death).status(100.0)
+        assert one.state == state
+        assert one.alive == (death is None)
+        assert one.reason == death
+        assert one.heartbeat_age == (None if heard is None else 100.0 - heard)
+        # A dead rank runs no cell, whatever it said last.
+        assert one.cell == (7 if summary and death is None else None)
+
+    def test_a_cluster(self) -> None:
+        ranks = (
+            seat(0, death="gone").status(0.0),
+            seat(1, heard=0.0, summary=SUMMARY).status(0.0),
+        )
+        status = ClusterStatus("id", "p", "local", "", "running", ranks)
+        assert status.dead == [0]
+        assert status.groups == {"default": [1]}
+        assert ranks[1].group("default") is not None
+        assert ranks[1].group("tp") is None
+
+
+class TestSeats:
+    def test_local_ranks_count_within_a_host(self) -> None:
+        env = environment([seat(0), seat(1, "b"), seat(2), seat(3, "b")])
+        assert [env[r]["LOCAL_RANK"] for r in range(4)] == ["0", "0", "1", "1"]
+        assert {one["LOCAL_WORLD_SIZE"] for one in env.values()} == {"2"}
+        assert {one["MASTER_ADDR"] for one in env.values()} == {"10.0.0.1"}
+        assert {one["MASTER_PORT"] for one in env.values()} == {"5000"}
+
+    def test_one_host_uses_loopback(self) -> None:
+        assert environment([seat(0), seat(1)])[1]["MASTER_ADDR"] == "127.0.0.1"
+
+    @pytest.mark.parametrize(
+        ("code", "said"),
+        [
+            (-9, "died: killed by SIGKILL"),
+            (-250, "died: killed by signal 250"),
+            (3, "ended with exit code 3"),
+            (None, "died"),
+        ],
+    )
+    def test_how_an_engine_ended(self, code: int | None, said: str) -> None:
+        told = death_of(seat(1), code)
+        assert told == f"engine of rank 1 (engine 11, pid 101 on a) {said}"
+
+    def test_an_end_of_our_own_making_is_called_that(self) -> None:
+        assert death_of(seat(1, leaving="rank 1 restarted"), -15) == "rank 1 restarted"
+
+    def test_ranks_are_sorted_and_unique(self) -> None:
+        assert check_ranks([3, 1, 3], 4) == [1, 3]
+        assert check_ranks(2, 4) == [2]
+        assert check_ranks(None, 2) == [0, 1]
+
+    @pytest.mark.parametrize("ranks", [[4], -1, [0, 7], [True], [1.0]])
+    def test_ranks_that_are_not_there(self, ranks: Any) -> None:
+        with pytest.raises(ClusterError, match="has ranks 0 to 3"):
+            check_ranks(ranks, 4)
