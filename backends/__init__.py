@@ -41,6 +41,7 @@ from .errors import (
     DistTimeoutError,
 )
 from .file_store import FileStore
+from .futures import create_work_from_call, create_work_from_future
 from .groups import (
     GroupMember,
     abort_process_group,
@@ -82,7 +83,7 @@ from .reduce_op import ReduceOp
 from .staging import register_staging
 from .store import Store
 from .tcp_store import TCPStore
-from .work import OpType, Work, WorkState, create_work_from_future
+from .work import OpType, Work, WorkState
 from .world import NonGroupMember
 
 __all__ = [
@@ -123,6 +124,7 @@ __all__ = [
     "broadcast",
     "broadcast_object_list",
     "coalescing_manager",
+    "create_work_from_call",
     "create_work_from_future",
     "destroy_process_group",
     "enable_timing",

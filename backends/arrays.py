@@ -64,6 +64,13 @@ def native(
                 f"{where}: {argument} ({type(array).__name__}) cannot be shared "
                 f"through DLPack: {error}"
             ) from error
+    if device != "cpu":
+        lacking = [n for n in ("shape", "dtype", "size") if not hasattr(array, n)]
+        if lacking:
+            raise TypeError(
+                f"{where}: {argument} ({type(array).__name__}, on {device!r}) has no "
+                f"{', '.join(lacking)}; expected an array with shape, dtype and size"
+            )
     flags = getattr(result, "flags", None)
     if flags is not None:
         if isinstance(result, np.ndarray):

@@ -17,9 +17,9 @@ from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
-from . import flat
+from . import flat, plugins
 from .composite import chain
-from .errors import DistBackendError
+from .errors import DistBackendError, DistError
 from .reduce_op import ReduceOp
 from .store import Store
 from .work import OpType, Work
@@ -29,6 +29,7 @@ __all__ = [
     "Backend",
     "BackendCreator",
     "builtin_devices",
+    "known_backends",
     "resolve",
     "unavailable_reason",
 ]
@@ -41,11 +42,34 @@ BackendCreator = Callable[[Store, int, int, float], "Backend"]
 
 
 @dataclass(frozen=True)
-class _Registration:
+class Registration:
+    """A backend that can be made: what `Backend.register_backend` was told."""
+
     name: str
     creator: BackendCreator
     devices: tuple[str, ...]
     unavailable: Callable[[], str | None]
+
+    def build(self, store: Store, rank: int, size: int, timeout: float) -> Backend:
+        """Make this rank's backend; whatever goes wrong is a `DistError`."""
+        try:
+            backend = self.creator(store, rank, size, timeout)
+        except DistError:
+            raise
+        except Exception as error:
+            raise DistBackendError(
+                f"backend {self.name!r} could not be made: its creator "
+                f"{_name_of(self.creator)} raised {type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(backend, Backend):
+            raise DistBackendError(
+                f"backend {self.name!r} could not be made: its creator "
+                f"{_name_of(self.creator)} returned a {type(backend).__name__}; "
+                "expected a rankscope.Backend"
+            )
+        # The name that configs and messages use is the one it is registered by.
+        backend.name = self.name
+        return backend
 
 
 class Backend:
@@ -56,6 +80,10 @@ class Backend:
     one of its device types. Making it may rendezvous through `store`, whose
     keys are private to this group, generation and backend.
 
+    A subclass calls ``super().__init__(rank, size)`` and defines the methods
+    its library has. The others raise `NotImplementedError`, or are built from
+    those: reduce_scatter, the ``_tensor`` forms, AVG and coalesced ops.
+
     Contract for the collective methods. They are called from any thread, one
     at a time, in issue order. Arguments have been validated by the
     dispatcher: arrays are C-contiguous, writable where they are written, of
@@ -63,14 +91,20 @@ class Backend:
     the group*. A method returns a :class:`Work` at once and never blocks on a
     peer. The backend keeps what it uses alive until the Work is over, runs
     ops in the order of issue, and reports each start and end. It knows no
-    deadlines: the dispatcher times ops out and then calls :meth:`abort`.
+    deadlines: the dispatcher times ops out and then calls :meth:`abort`. It
+    writes to no array whose Work is over, however it ended.
+
+    The easy way to keep it: one thread per backend, ``ThreadPoolExecutor(1)``,
+    and `create_work_from_call` for each op. Waits on `store` end when `store`
+    is closed, so that is what :meth:`abort` does.
     """
 
-    registry: ClassVar[dict[str, _Registration]] = {}
+    registry: ClassVar[dict[str, Registration]] = {}
 
-    name: ClassVar[str] = "backend"
+    #: The name it is registered by; set when the group makes the backend.
+    name: str = "backend"
     #: Reductions the library has; AVG is made of SUM where it is not listed.
-    reduce_ops: ClassVar[frozenset[ReduceOp]] = frozenset(
+    reduce_ops: frozenset[ReduceOp] = frozenset(
         {ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX}
     )
 
@@ -110,7 +144,7 @@ class Backend:
         kinds = (devices,) if isinstance(devices, str) else tuple(devices)
         if not kinds:
             raise ValueError(f"backend {name!r}: devices is empty, expected e.g. 'cpu'")
-        cls.registry[name] = _Registration(name, creator, kinds, unavailable)
+        cls.registry[name] = Registration(name, creator, kinds, unavailable)
 
     def refresh(self) -> None:
         """Bring the states of Works in flight up to date.
@@ -265,6 +299,10 @@ class Backend:
         return f"<{type(self).__name__} rank {self.rank} of {self.size}>"
 
 
+def _name_of(creator: BackendCreator) -> str:
+    return getattr(creator, "__qualname__", repr(creator))
+
+
 def _chunks(tensor: Array, parts: int) -> list[Array]:
     flat = tensor.reshape(-1)
     size = flat.size // parts
@@ -291,9 +329,20 @@ def builtin_devices() -> dict[str, tuple[str, ...]]:
     return _BUILTIN_DEVICES
 
 
-def resolve(name: str) -> _Registration:
-    """Return the registration of `name`, importing a built-in's file if need be."""
-    if name in _BUILTIN_DEVICES and name not in Backend.registry:
+def known_backends() -> list[str]:
+    """The names a config may use: built in, registered, or declared by a package."""
+    return sorted({*_BUILTIN_DEVICES, *Backend.registry, *plugins.declared()})
+
+
+def resolve(name: str) -> Registration:
+    """Return the registration of `name`, loading what makes it if need be.
+
+    Raises `DistBackendError` if a built-in is not there, or as `plugins.load`.
+    """
+    if name not in Backend.registry:
+        if name not in _BUILTIN_DEVICES:
+            plugins.load(name, Backend.registry)
+            return Backend.registry[name]
         module = f"{__package__}.{name}"
         if importlib.util.find_spec(module) is None:
             raise DistBackendError(
@@ -305,8 +354,6 @@ def resolve(name: str) -> _Registration:
 
 def unavailable_reason(name: str) -> str | None:
     """Why backend `name` cannot be used here, with the remedy; ``None`` if it can."""
-    if name not in _BUILTIN_DEVICES and name not in Backend.registry:
-        return f"no backend {name!r} is registered"
     try:
         return resolve(name).unavailable()
     except DistBackendError as error:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 
-from .backend import Backend, builtin_devices
+from .backend import Backend, builtin_devices, known_backends, resolve
 
 __all__ = ["GRAMMAR", "BackendConfig"]
 
@@ -28,9 +28,10 @@ class BackendConfig:
 
     `backend` is ``None`` or ``""`` for the defaults of what is installed:
     ``cpu:gloo``, or ``cpu:mpi`` where pygloo has no wheel, and ``cuda:nccl``
-    where cupy is installed. Anything that breaks the grammar or names a
-    backend nobody registered raises `ValueError` naming the offending part.
-    Semantics of ``torch.distributed.BackendConfig``.
+    where cupy is installed. A backend is known if it is built in, registered,
+    or declared by an installed package (see `plugins`). Anything that breaks
+    the grammar or names an unknown backend raises `ValueError` naming the
+    offending part. Semantics of ``torch.distributed.BackendConfig``.
     """
 
     def __init__(self, backend: str | None = None) -> None:
@@ -85,18 +86,24 @@ def _parse(text: str) -> dict[str, str]:
             )
         if not device.isidentifier():
             raise ValueError(f"backend {text!r}: bad device {device!r}; {GRAMMAR}")
-        _devices_of(name, text)
+        _check_known(name, text)
         mapping[device] = name
     return mapping
 
 
-def _devices_of(name: str, text: str) -> tuple[str, ...]:
-    devices = builtin_devices().get(name)
-    if devices is None and name in Backend.registry:
-        devices = Backend.registry[name].devices
-    if devices is None:
-        known = ", ".join(sorted({*builtin_devices(), *Backend.registry}))
+def _check_known(name: str, text: str) -> None:
+    # The metadata of packages is read only for a name that is not at hand, and
+    # no package is imported before its backend is used.
+    if name in builtin_devices() or name in Backend.registry:
+        return
+    known = known_backends()
+    if name not in known:
         raise ValueError(
-            f"backend {text!r}: unknown backend {name!r} (known: {known}); {GRAMMAR}"
+            f"backend {text!r}: unknown backend {name!r} (known: {', '.join(known)}); "
+            f"{GRAMMAR}"
         )
-    return devices
+
+
+def _devices_of(name: str, text: str) -> tuple[str, ...]:
+    _check_known(name, text)
+    return builtin_devices().get(name) or resolve(name).devices

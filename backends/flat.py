@@ -1,7 +1,9 @@
 """Coalesced collectives of host arrays: one op on one flat copy per dtype.
 
 This is what a backend that has nothing better does with a run of captured
-ops; the copies are made in the memory of `Backend.scratch`.
+ops; the copies are made in the memory of `Backend.scratch`. Arrays of another
+kind than numpy's, which a backend of its own device type gets, are not
+gathered: there it is one op each.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from .composite import chain, join
 from .reduce_op import ReduceOp
@@ -24,6 +28,9 @@ Array = Any
 
 def all_reduce(backend: Backend, tensors: Sequence[Array], op: ReduceOp) -> Work:
     """Reduce each of `tensors`, in place."""
+    if not _all_numpy(tensors):
+        singles = [backend.all_reduce(tensor, op) for tensor in tensors]
+        return _all(singles, OpType.ALL_REDUCE)
     works = [
         _all_reduce(backend, [tensors[i] for i in members], op)
         for members in _by_dtype(tensors)
@@ -48,13 +55,17 @@ def all_gather_into_tensor(
     backend: Backend, outputs: Sequence[Array], tensors: Sequence[Array]
 ) -> Work:
     """Gather each of `tensors` of all ranks into its output."""
+    kind = OpType.ALL_GATHER_INTO_TENSOR
+    if not _all_numpy(tensors):
+        pairs = zip(outputs, tensors, strict=True)
+        return _all([backend.all_gather_into_tensor(*pair) for pair in pairs], kind)
     works = [
         _all_gather(
             backend, [outputs[i] for i in members], [tensors[i] for i in members]
         )
         for members in _by_dtype(tensors)
     ]
-    return _all(works, OpType.ALL_GATHER_INTO_TENSOR)
+    return _all(works, kind)
 
 
 def _all_gather(
@@ -80,13 +91,17 @@ def reduce_scatter_tensor(
     backend: Backend, outputs: Sequence[Array], tensors: Sequence[Array], op: ReduceOp
 ) -> Work:
     """Reduce each of `tensors`, and leave this rank's slice in its output."""
+    kind = OpType.REDUCE_SCATTER_TENSOR
+    if not _all_numpy(tensors):
+        pairs = zip(outputs, tensors, strict=True)
+        return _all([backend.reduce_scatter_tensor(*pair, op) for pair in pairs], kind)
     works = [
         _reduce_scatter(
             backend, [outputs[i] for i in members], [tensors[i] for i in members], op
         )
         for members in _by_dtype(tensors)
     ]
-    return _all(works, OpType.REDUCE_SCATTER_TENSOR)
+    return _all(works, kind)
 
 
 def _reduce_scatter(
@@ -110,6 +125,11 @@ def _reduce_scatter(
 
 def _all(works: Sequence[Work], kind: OpType) -> Work:
     return works[0] if len(works) == 1 else join(works, kind)
+
+
+def _all_numpy(arrays: Sequence[Array]) -> bool:
+    # A subclass may stand for memory elsewhere, and its type has to stay.
+    return all(type(array) is np.ndarray for array in arrays)
 
 
 def _by_dtype(arrays: Sequence[Array]) -> list[list[int]]:

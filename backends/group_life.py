@@ -115,13 +115,13 @@ class GroupLife:
                     f"{self.config}. Make one with new_group(backend=...) that "
                     f"names {device!r}"
                 )
-            registration = resolve(name)
             store = PrefixStore(f"{name}-{device}", self._store)
-            staged = device not in registration.devices
             try:
+                registration = resolve(name)
+                staged = device not in registration.devices
                 if staged:
                     staging_for(device, name)
-                backend = registration.creator(
+                backend = registration.build(
                     store, self.rank, self.size(), self.timeout
                 )
             except DistError as error:

@@ -94,6 +94,12 @@ class ProcessGroup(GroupLife):
             return work
         try:
             work = call()
+            if not isinstance(work, Work):
+                raise TypeError(
+                    f"{record.describe()}: the backend returned a "
+                    f"{type(work).__name__}; expected a Work; "
+                    "create_work_from_call and create_work_from_future make one"
+                )
         except BaseException as error:
             work = Work(first.op_type)
             work.mark_failed(error)
@@ -101,6 +107,8 @@ class ProcessGroup(GroupLife):
             raise
         work.op_type = first.op_type
         work.timed = self.timing
+        if work._result is None:
+            work._result = result
         self.status.in_flight[first.op_id] = work
         work.bind(record)
         # abort() may have swept the Works in flight before this one was there.

@@ -92,8 +92,8 @@ class StagedBackend(Backend):
         self.inner = inner
         self._copies = staging_for(device, inner.name)
         # What a class says of itself, this says of what it wraps.
-        self.name = inner.name  # type: ignore[misc]
-        self.reduce_ops = inner.reduce_ops  # type: ignore[misc]
+        self.name = inner.name
+        self.reduce_ops = inner.reduce_ops
         inner.on_failure = lambda reason: self.on_failure(reason)
 
     def check(self, op: OpType, dtype: Any, reduce_op: ReduceOp | None) -> None:

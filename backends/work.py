@@ -20,7 +20,7 @@ from .errors import DistBackendError, DistTimeoutError
 if TYPE_CHECKING:
     from .recorder import Batch, Record
 
-__all__ = ["OpType", "Work", "WorkState", "create_work_from_future", "transition"]
+__all__ = ["OpType", "Work", "WorkState", "transition"]
 
 
 class OpType(enum.Enum):
@@ -351,31 +351,3 @@ class Work:
                 record.started(self)
             if self._state.is_terminal:
                 record.ended(self)
-
-
-def create_work_from_future(
-    future: concurrent.futures.Future[Any], op_type: OpType = OpType.UNKNOWN
-) -> Work:
-    """Return a Work that ends as `future` does, with the future's result.
-
-    For process groups and backends written in plain Python: run the op on an
-    executor and return the future as a Work (c10d's ``create_work_from_future``).
-    """
-    work = Work(op_type)
-    work.mark_started()
-
-    def settle(done: concurrent.futures.Future[Any]) -> None:
-        if done.cancelled():
-            work.mark_failed(
-                DistBackendError(f"the future of {work.describe()} was cancelled"),
-                WorkState.ABORTED,
-            )
-            return
-        error = done.exception()
-        if error is None:
-            work.mark_completed(done.result())
-        else:
-            work.mark_failed(error)
-
-    future.add_done_callback(settle)
-    return work
