@@ -207,7 +207,7 @@ def get_process_group_ranks(group: Group = None) -> list[int]:
     return list(resolve_group(group, "get_process_group_ranks").ranks)
 
 
-def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
+def get_group_rank(group: Group, global_rank: int) -> int:
     """The rank in `group` of global rank `global_rank`; `ValueError` if not in it."""
     pg = resolve_group(group, "get_group_rank")
     if global_rank not in pg.ranks:
@@ -218,7 +218,7 @@ def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
     return pg.ranks.index(global_rank)
 
 
-def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
+def get_global_rank(group: Group, group_rank: int) -> int:
     """The global rank of rank `group_rank` of `group`; `ValueError` if none."""
     pg = resolve_group(group, "get_global_rank")
     if not 0 <= group_rank < pg.size():
