@@ -21,10 +21,7 @@ __all__ = ["main"]
 
 
 def _announce(run: CellRun) -> None:
-    first = next(
-        (line for line in run.cell.source.splitlines() if line.strip()), "(empty)"
-    )
-    print(f"\n[{run.index}/{run.total}] {run.title}: {first}", flush=True)
+    print(f"\n[{run.index}/{run.total}] {run.title}", flush=True)
 
 
 def _report(run: CellRun) -> None:
@@ -42,8 +39,11 @@ def main() -> int:
     start = time.perf_counter()
     try:
         notebook = execute(NOTEBOOK, before=_announce, after=_report)
-    except (CellExecutionError, CellTimeoutError) as error:
-        print(f"\nThe notebook did not run to its end:\n{error}", file=sys.stderr)
+    except CellExecutionError:
+        print("\nThe notebook ended at the error above.", file=sys.stderr)
+        return 1
+    except CellTimeoutError as error:
+        print(f"\nThe notebook did not go on: {error}", file=sys.stderr)
         return 1
     RESULT.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(notebook, RESULT)
