@@ -28,13 +28,16 @@ class Answers:
     def all(self) -> dict[int, Any]:
         """Return the results; raise `ClusterError` if a rank gave none."""
         if self.errors:
-            raise ClusterError(
-                f"{self.op}: "
-                + "; ".join(
-                    f"rank {rank}: {why}" for rank, why in sorted(self.errors.items())
-                )
-            )
+            ranks: dict[str, list[int]] = {}
+            for rank, why in sorted(self.errors.items()):
+                ranks.setdefault(why, []).append(rank)
+            told = (f"{_ranks(where)}: {why}" for why, where in ranks.items())
+            raise ClusterError(f"{self.op}: {'; '.join(told)}")
         return self.results
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 class ControlChannel:

@@ -15,6 +15,8 @@ from typing import Any
 
 import ipyparallel
 
+from rankscope.backends import BackendConfig
+
 from . import launch, private, recovery
 from . import variables as variables_
 from .cells import CellRunner
@@ -98,17 +100,20 @@ class Cluster:
         when this process ends, and `attach` finds it again. `progress` is
         called with a line of text at each step.
 
-        Raises `ClusterStartError`, with the last lines of the logs, if the
+        Raises `ValueError` for a `backend` that cannot be, and
+        `ClusterStartError`, with the last lines of the logs, if the
         cluster is not there after `start_timeout` seconds or cannot come up;
         nothing is left running then.
         """
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             raise ClusterError(f"n={n!r}: the number of ranks, a whole number from 1")
+        # Rather now than on every engine, seconds later.
+        BackendConfig(backend)
         private.check()
         say = progress or _silent
         deadline = time.monotonic() + start_timeout
         launched = launch.prepare(engines, profile, cluster_id)
-        guardian = None if keep else Guardian()
+        guardian = None if keep else Guardian(launched.stop_file)
         self = None
         try:
             client = launched.start(n, start_timeout, say, guardian)
@@ -210,7 +215,7 @@ class Cluster:
     def _watch_launched(self) -> None:
         assert self._launched is not None
         self._roster.expect_exit_codes(self._launched.runs)
-        self._launched.watch(self._roster.exited)
+        self._launched.watch(self._roster.exited, self._roster.controller_exited)
 
     def _guard(self) -> None:
         """Tell the guardian every process there is by now."""
@@ -488,6 +493,10 @@ class Cluster:
                     self._roster, chosen, exported, why, self.backend, self.timeout
                 )
                 self._roster.listen(chosen)
+            except BaseException:
+                held = self.engine_ids.values()
+                self._roster.discard(one for one in numbers if one not in held)
+                raise
             finally:
                 self._guard()
         say(f"rank{'s' if len(chosen) > 1 else ''} {which} ready")

@@ -25,10 +25,14 @@ T = TypeVar("T")
 
 #: Seconds between SIGTERM and SIGKILL at shutdown.
 GRACE = 2.0
+#: Seconds that ipyparallel gets to stop what runs elsewhere.
+STOP_TIMEOUT = 60.0
 #: Lines of a log that go into an error message.
 LOG_LINES = 20
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+_LOCAL = ("LocalEngineSetLauncher", "MPIEngineSetLauncher")
 
 OnExit = Callable[[int, int | None], None]
 
@@ -43,6 +47,8 @@ class Launched:
 
     def __init__(self, make: Callable[[], ipyparallel.Cluster]) -> None:
         self._on_exit: OnExit | None = None
+        self._on_controller_exit: OnExit | None = None
+        self._seen: dict[int, psutil.Process] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="rankscope-launcher", daemon=True
@@ -189,25 +195,32 @@ class Launched:
 
     # -- the processes of this machine -------------------------------------
 
-    def watch(self, on_exit: OnExit) -> None:
+    def watch(self, on_exit: OnExit, on_controller_exit: OnExit) -> None:
         """Call ``on_exit(pid, exit_code)`` when an engine of this machine ends.
 
         It runs on this object's thread; ``exit_code`` is negative for a
         signal. To be called again when engines were added.
         """
         self._on_exit = on_exit
+        self.processes()
 
         def watch() -> None:
             for launcher in self._engine_launchers():
                 if self._notice not in launcher.stop_callbacks:
                     launcher.on_stop(self._notice)
+            if self._on_controller_exit is None:
+                self._on_controller_exit = on_controller_exit
+                self.cluster.controller.on_stop(self._notice_controller)
 
         self._loop.call_soon_threadsafe(watch)
 
     def _notice(self, stop_data: dict[str, Any]) -> None:
-        code = stop_data.get("exit_code")
         assert self._on_exit is not None
-        self._on_exit(stop_data["pid"], code if isinstance(code, int) else None)
+        self._on_exit(stop_data["pid"], _exit_code(stop_data))
+
+    def _notice_controller(self, stop_data: dict[str, Any]) -> None:
+        assert self._on_controller_exit is not None
+        self._on_controller_exit(stop_data.get("pid", -1), _exit_code(stop_data))
 
     def _engine_launchers(self) -> list[Any]:
         """The launchers that run one engine each, on this machine."""
@@ -233,22 +246,28 @@ class Launched:
     @property
     def is_local(self) -> bool:
         """Whether everything that was started runs on this machine."""
-        return type(self.cluster.controller).__name__.startswith("Local") and all(
-            type(one).__name__ in ("LocalEngineSetLauncher", "MPIEngineSetLauncher")
-            for one in self.cluster.engines.values()
+        return (
+            self.cluster.controller_launcher_class.__name__ == "LocalControllerLauncher"
+            and self.cluster.engine_launcher_class.__name__ in _LOCAL
         )
+
+    @property
+    def stop_file(self) -> str | None:
+        """What ipyparallel needs to stop what does not run on this machine."""
+        return None if self.is_local else self.cluster.cluster_file
 
     def processes(self) -> list[psutil.Process]:
         """The processes of this machine that the cluster consists of, by now."""
-        found: dict[int, psutil.Process] = {}
         for launcher in self._launchers():
             process = private.process_of(launcher)
             if process is None:
                 continue
             with contextlib.suppress(psutil.NoSuchProcess):
                 for one in (process, *process.children(recursive=True)):
-                    found.setdefault(one.pid, one)
-        return list(found.values())
+                    # Kept: nobody finds the children of one that was killed.
+                    self._seen.setdefault(one.pid, one)
+        self._seen = {pid: one for pid, one in self._seen.items() if _lives(one)}
+        return list(self._seen.values())
 
     def files(self) -> list[str]:
         """The files that must not stay behind."""
@@ -263,6 +282,17 @@ class Launched:
 
     def stop(self, others: Iterable[int] = ()) -> None:
         """End controller and engines, and the processes `others`, for good."""
+        try:
+            if self.is_local:
+                self._end_here(others)
+            # What is left is bookkeeping, and what runs elsewhere.
+            self.run(self.cluster.stop_cluster(), STOP_TIMEOUT)
+        finally:
+            for path in self.files():
+                Path(path).unlink(missing_ok=True)
+            self.close()
+
+    def _end_here(self, others: Iterable[int]) -> None:
         mine = {one.pid: one for one in self.processes()}
         for pid in others:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -281,34 +311,23 @@ class Launched:
         for process in mine.values():
             _signal(process, signal.SIGKILL)
         _wait_gone(mine.values(), GRACE)
-        try:
-            # What is left is bookkeeping, and what runs elsewhere.
-            self.run(self.cluster.stop_cluster(), None if not self.is_local else 5.0)
-        finally:
-            for path in self.files():
-                Path(path).unlink(missing_ok=True)
-            self.close()
-
-    def kill(self, pid: int) -> None:
-        """End one engine of this machine: SIGTERM, SIGKILL a second later."""
-        try:
-            process = psutil.Process(pid)
-        except psutil.NoSuchProcess:
-            return
-        _signal(process, signal.SIGTERM)
-        if not _wait_gone([process], 1.0):
-            _signal(process, signal.SIGKILL)
-            _wait_gone([process], GRACE)
 
     def close(self) -> None:
         """End the loop and the threads; what was started runs on."""
         if self._loop.is_closed():
             return
-        for launcher in self._launchers():
-            private.stop_waiting(launcher)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        # With the loop at rest: what these threads tell at their end would
+        # make ipyparallel believe that the cluster has ended too.
+        for launcher in self._launchers():
+            private.stop_waiting(launcher)
         self._loop.close()
+
+
+def _exit_code(stop_data: dict[str, Any]) -> int | None:
+    code = stop_data.get("exit_code")
+    return code if isinstance(code, int) else None
 
 
 def _signal(process: psutil.Process, signum: int) -> None:

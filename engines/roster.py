@@ -20,7 +20,7 @@ from rankscope import __version__
 from . import private
 from .channel import Answers, ControlChannel
 from .errors import ClusterError
-from .seats import Seat, death_of
+from .seats import Seat, death_of, how_it_ended
 
 __all__ = ["Roster"]
 
@@ -183,6 +183,16 @@ class Roster:
             if seat.pid == pid and seat.alive:
                 self.bury(seat, death_of(seat, exit_code))
 
+    def controller_exited(self, pid: int, exit_code: int | None) -> None:
+        """The controller is gone: nobody can be reached any more."""
+        for seat in self.seats:
+            self.bury(
+                seat,
+                f"the controller (pid {pid}) {how_it_ended(exit_code)}: rank "
+                f"{seat.rank} cannot be reached any more; end the cluster with "
+                "%dist_shutdown and start another",
+            )
+
     def _notified(self, event: Mapping[str, Any]) -> None:
         if event["event"] != "unregister":
             return
@@ -212,6 +222,13 @@ class Roster:
         self.channel.lost(seat.uuid, death)
         self._on_death(seat)
         self._tell(seat.rank, {**seat.summary, "dead": death})
+
+    def discard(self, engine_ids: Iterable[int]) -> None:
+        """Kill engines that hold no seat."""
+        known = private.engine_uuids(self.client)
+        for number in engine_ids:
+            if number in known:
+                self.channel.signal(known[number], signal.SIGKILL)
 
     def end(self, ranks: Iterable[int], why: str) -> None:
         """End the engines that hold `ranks`: SIGTERM, SIGKILL a second later.

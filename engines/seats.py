@@ -10,7 +10,7 @@ from typing import Any
 from .errors import ClusterError
 from .status import RankStatus, parse_summary
 
-__all__ = ["Seat", "check_ranks", "death_of", "environment"]
+__all__ = ["Seat", "check_ranks", "death_of", "environment", "how_it_ended", "members"]
 
 #: A rank that was not heard for so many seconds is shown as unreachable.
 SILENCE = 5.0
@@ -77,17 +77,19 @@ class Seat:
 
 def death_of(seat: Seat, exit_code: int | None) -> str:
     """Why an engine is gone, from what its exit code says (``None``: unknown)."""
-    if seat.leaving is not None:
-        return seat.leaving
+    return seat.leaving or f"{seat.name} {how_it_ended(exit_code)}"
+
+
+def how_it_ended(exit_code: int | None) -> str:
+    """``died: killed by SIGKILL`` and the like (``None``: it is not known how)."""
     if exit_code is None:
-        return f"{seat.name} died"
-    if exit_code < 0:
-        try:
-            name = signal.Signals(-exit_code).name
-        except ValueError:
-            name = f"signal {-exit_code}"
-        return f"{seat.name} died: killed by {name}"
-    return f"{seat.name} ended with exit code {exit_code}"
+        return "died"
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    try:
+        return f"died: killed by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"died: killed by signal {-exit_code}"
 
 
 def environment(seats: Sequence[Seat]) -> dict[int, dict[str, str]]:

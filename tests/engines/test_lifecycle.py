@@ -1,0 +1,242 @@
+"""Clusters come up, end, are kept, found again, and outlive nobody they should not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ipyparallel
+import psutil
+import pytest
+
+from rankscope.engines import Cluster, ClusterError, ClusterStartError
+from rankscope.engines.guardian import birth
+from tests.waiting import until
+
+WAIT = 30
+
+#: A notebook kernel in small: owns a cluster, says who belongs to it, waits.
+OWNER = """
+import json, sys
+from rankscope.engines import Cluster
+cluster = Cluster.start(2, **json.loads(sys.argv[1]))
+cluster.execute("x = rank * 10").result(30)
+processes = cluster._launched.processes()
+print(json.dumps({
+    "id": cluster.cluster_id,
+    "pids": [p.pid for p in processes],
+    "guardian": cluster._guardian.pid if cluster._guardian else None,
+    "files": cluster._launched.files(),
+}), flush=True)
+sys.stdin.readline()
+"""
+
+
+class Owner:
+    """A process that owns a cluster."""
+
+    def __init__(self, **options: Any) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", OWNER, json.dumps(options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the owner ended with {self.process.wait()}"
+        self.said: dict[str, Any] = json.loads(line)
+        self.born = {pid: birth(pid) for pid in self.said["pids"]}
+
+    def living(self) -> list[int]:
+        """Which of the cluster's processes live."""
+        return [pid for pid, born in self.born.items() if birth(pid) == born]
+
+    def leave(self) -> None:
+        """Let the owner reach its end."""
+        self.process.communicate("\n", timeout=WAIT)
+
+    def kill(self) -> None:
+        """``kill -9``."""
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.mark.usefixtures("no_leaks")
+class TestBadInput:
+    @pytest.mark.parametrize("n", [0, -1, 1.5, "4", True, None])
+    def test_a_number_of_ranks_that_is_none(self, n: Any) -> None:
+        with pytest.raises(ClusterError, match="a whole number from 1"):
+            Cluster.start(n)
+
+    def test_an_unknown_launcher(self) -> None:
+        with pytest.raises(
+            ClusterStartError, match=r"'quantum'.*there are .*local.*mpi"
+        ):
+            Cluster.start(1, engines="quantum")
+
+    @pytest.mark.parametrize("backend", ["cpu:gloo,cpu:mpi", "cpu:", "carrier-pigeon"])
+    def test_a_backend_that_cannot_be(self, backend: str) -> None:
+        with pytest.raises(ValueError, match="backend"):
+            Cluster.start(1, backend=backend)
+
+    def test_mpi_without_mpiexec(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("shutil.which", lambda *args, **options: None)
+        with pytest.raises(ClusterStartError, match="no mpiexec found"):
+            Cluster.start(1, engines="mpi")
+
+    def test_engines_that_cannot_start(self, tmp_path: Path) -> None:
+        profile = Path(os.environ["IPYTHONDIR"], "profile_broken")
+        profile.mkdir(parents=True)
+        config = "c.LocalEngineLauncher.engine_args = ['--no-such-option=1']\n"
+        profile.joinpath("ipcluster_config.py").write_text(config)
+        Path(profile, "ipengine_config.py").write_text("raise SystemExit('no engine')")
+        with pytest.raises(ClusterStartError, match="engines ended while") as raised:
+            Cluster.start(2, profile="broken", start_timeout=WAIT)
+        assert "last lines of its log" in str(raised.value)
+
+    def test_too_little_time(self) -> None:
+        with pytest.raises(ClusterStartError, match=r"0 of 2 engines came up in time"):
+            Cluster.start(2, start_timeout=1.5)
+
+    def test_nothing_to_attach_to(self, tmp_path: Path) -> None:
+        with pytest.raises(ClusterError, match="no cluster with id 'nope' runs under"):
+            Cluster.attach(cluster_id="nope")
+        with pytest.raises(ClusterError, match="there is no connection file"):
+            Cluster.attach(connection_file=str(tmp_path / "none.json"))
+
+
+@pytest.mark.usefixtures("no_leaks")
+class TestTheEnd:
+    def test_everything_is_gone(self) -> None:
+        said: list[str] = []
+        cluster = Cluster.start(2, progress=said.append)
+        assert said[0] == "starting the controller"
+        assert said[-1] == "2 ranks are ready"
+        launched = cluster._launched
+        assert launched is not None
+        born = {one.pid: birth(one.pid) for one in launched.processes()}
+        assert len(born) >= 5  # controller, schedulers, two engines, two nannies
+        running = cluster.execute("import threading\nthreading.Event().wait()")
+        cluster.shutdown()
+        assert [pid for pid, when in born.items() if birth(pid) == when] == []
+        assert [path for path in launched.files() if Path(path).exists()] == []
+        assert running.done
+        assert running.errors[1].ename == "ClusterShutDown"
+        cluster.shutdown()
+        with pytest.raises(ClusterError, match="is shut down: start another"):
+            cluster.execute("1")
+        assert cluster.status().state == "stopped"
+
+    def test_an_owner_that_ends_takes_its_cluster_along(self) -> None:
+        owner = Owner()
+        owner.leave()
+        assert owner.living() == []
+        assert [path for path in owner.said["files"] if Path(path).exists()] == []
+
+    def test_a_killed_owner_takes_its_cluster_along(self) -> None:
+        owner = Owner()
+        assert len(owner.living()) == len(owner.born) >= 5
+        owner.kill()
+        until(lambda: not owner.living(), WAIT, "the cluster to end")
+        until(lambda: birth(owner.said["guardian"]) is None, WAIT, "its guardian too")
+        assert [path for path in owner.said["files"] if Path(path).exists()] == []
+
+    def test_a_forked_child_of_the_owner_delays_nothing(self) -> None:
+        with Cluster.start(1) as cluster:
+            child = os.fork()
+            if child == 0:
+                # Inherits every descriptor and the atexit functions; it must
+                # not end its parent's cluster.
+                cluster._at_exit()
+                os._exit(0)
+            os.waitpid(child, 0)
+            assert cluster.execute("rank").wait(WAIT)
+            assert cluster.status().dead == []
+
+
+@pytest.mark.usefixtures("no_leaks")
+class TestKeepAndAttach:
+    @pytest.fixture
+    def kept(self) -> Iterator[Owner]:
+        owner = Owner(keep=True, cluster_id="kept")
+        yield owner
+        for pid in owner.living():
+            os.kill(pid, signal.SIGKILL)
+
+    def test_a_kept_cluster_is_found_as_it_was(self, kept: Owner) -> None:
+        kept.kill()
+        assert kept.said["guardian"] is None
+        with Cluster.attach(cluster_id="kept") as cluster:
+            assert not cluster.owned
+            assert cluster.pull("x") == {0: 0, 1: 10}
+            groups = cluster.status().ranks[1].groups
+            assert [(one.name, one.ranks) for one in groups] == [("default", (0, 1))]
+            cluster.execute("x += 1").result(WAIT)
+        assert len(kept.living()) == len(kept.born)
+
+        # Once more, while a cell blocks the ranks, and to the end this time.
+        with Cluster.attach() as cluster:
+            go_on = "import threading\nthreading.Event().wait()"
+            cluster.execute(go_on)
+            until(lambda: _busy(cluster), WAIT, "the ranks to block")
+        cluster = Cluster.attach(attach_timeout=10)
+        assert _busy(cluster)
+        assert cluster.interrupt() == [0, 1]
+        assert cluster.pull("x") == {0: 1, 1: 11}
+        cluster.restart([1])
+        assert cluster.pull("x", 0) == {0: 1}
+        cluster.shutdown()
+        until(lambda: not kept.living(), WAIT, "the cluster to end")
+
+    def test_a_cluster_that_never_heard_of_rankscope(self) -> None:
+        bare = ipyparallel.Cluster(n=2, cluster_id="bare", log_level=50)
+        with bare as client:
+            path = bare.controller.connection_files["client"]
+            with Cluster.attach(connection_file=path) as cluster:
+                cell = cluster.execute("dist.get_world_size() + rank")
+                cell.result(WAIT)
+                assert cell.outputs(1)[0]["data"]["text/plain"] == "3"
+            assert client[:].apply_sync(os.getpid) == [*cluster.pids.values()]
+
+
+def _busy(cluster: Cluster) -> bool:
+    return all(one.state == "busy" for one in cluster.status().ranks)
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_two_clusters_do_not_disturb_each_other() -> None:
+    other = Owner()
+    with Cluster.start(2) as cluster:
+        assert cluster.cluster_id != other.said["id"]
+        cell = cluster.execute(
+            "x = 1\nimport threading\nthreading.Event().wait(0.5)\nx"
+        )
+        other.kill()
+        cell.result(WAIT)
+        until(lambda: not other.living(), WAIT, "the other cluster to end")
+        again = cluster.execute("x + rank").result(WAIT)
+        assert again.outputs(1)[0]["data"]["text/plain"] == "2"
+        assert cluster.status().dead == []
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_the_end_of_the_controller_is_told() -> None:
+    with Cluster.start(1) as cluster:
+        cell = cluster.execute("import threading\nthreading.Event().wait()")
+        assert cluster._launched is not None
+        controller = cluster._launched.cluster.controller.process
+        told = threading.Event()
+        cluster.subscribe(lambda rank, summary: "dead" in summary and told.set())
+        psutil.Process(controller.pid).kill()
+        assert cell.wait(5)
+        assert "the controller" in cell.errors[0].evalue
+        assert "killed by SIGKILL" in cell.errors[0].evalue
+        assert told.wait(5)
