@@ -1,0 +1,516 @@
+"""The gloo backend: CPU arrays, through pygloo in a side process.
+
+pygloo never lets go of the GIL: a collective that waits for a late peer would
+freeze every thread of the rank. So gloo runs in a process of its own per rank
+and group, on shared memory, and `abort` kills that process, whatever it hangs
+in. Arrays from `rankscope.empty` are used where they are; others are copied in
+and out, large ones chunk by chunk while the op runs.
+
+All ranks compute what a collective yields in the same order of ranks, so
+results are the same, bit for bit, on every rank.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .backend import Backend
+from .errors import DistBackendError
+from .gloo_process import SideProcess
+from .gloo_protocol import (
+    DTYPES,
+    REDUCTIONS,
+    Command,
+    Kind,
+    Piece,
+    Transfer,
+    chunk_bytes,
+    pack,
+)
+from .gloo_work import ChunkedOperation, GlooWork, Operation, address_of
+from .reduce_op import ReduceOp
+from .shared import empty, heap
+from .store import Store
+from .work import OpType, Work
+
+__all__ = ["GlooBackend", "unavailable"]
+
+_DTYPES: dict[np.dtype, int] = {
+    np.dtype(name): number for number, name in enumerate(DTYPES)
+}
+_REDUCTIONS = {ReduceOp(name): number for number, name in enumerate(REDUCTIONS)}
+_CODES = {op_type: number for number, op_type in enumerate(OpType)}
+# A tag and its slot's prefix share 64 bits.
+_TAGS = 1 << 48
+
+_COMPLEX_PARTS: dict[np.dtype, np.dtype] = {
+    np.dtype(np.complex64): np.dtype(np.float32),
+    np.dtype(np.complex128): np.dtype(np.float64),
+}
+
+
+class _Region(NamedTuple):
+    """`length` elements of `array` from element `start`, counted flat."""
+
+    array: np.ndarray
+    start: int
+    length: int
+
+
+_Move = tuple[int, "_Region | None", "_Region | None"]
+
+
+class GlooBackend(Backend):
+    """gloo for one group on this rank; see `Backend` for the contract."""
+
+    name = "gloo"
+
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        # A group of one has nobody to talk to, and gloo cannot make one.
+        self._side: SideProcess | None = None
+        if size > 1:
+            library = importlib.util.find_spec("pygloo")
+            if library is None or library.origin is None:
+                raise DistBackendError(unavailable())
+            self._side = SideProcess(library.origin, store, rank, size, self._failed)
+
+    def _failed(self, reason: str) -> None:
+        self.on_failure(reason)
+
+    def check(self, op: OpType, dtype: np.dtype, reduce_op: ReduceOp | None) -> None:
+        """Raise `TypeError` where gloo has no honest arithmetic for `dtype`."""
+        super().check(op, dtype, reduce_op)
+        if reduce_op is not None and dtype is not None:
+            _arithmetic(np.dtype(dtype), reduce_op)
+
+    def refresh(self) -> None:
+        """Mark the Works that the side process has begun as started."""
+        if self._side is not None:
+            self._side.refresh()
+
+    def scratch(self, size: int, dtype: np.dtype) -> np.ndarray:
+        """A flat array in shared memory: a fused op needs no further copy."""
+        return empty(size, dtype)
+
+    # -- reductions --------------------------------------------------------
+
+    def all_reduce(self, tensor: np.ndarray, op: ReduceOp) -> Work:
+        """Reduce `tensor` over all ranks, in place, on every rank."""
+        return self._in_place(Kind.ALL_REDUCE, OpType.ALL_REDUCE, tensor, op)
+
+    def reduce(self, tensor: np.ndarray, dst: int, op: ReduceOp) -> Work:
+        """Reduce into `tensor` of `dst`; the other ranks' arrays stay as they are."""
+        return self._in_place(
+            Kind.REDUCE, OpType.REDUCE, tensor, op, dst, store=dst == self.rank
+        )
+
+    def broadcast(self, tensor: np.ndarray, src: int) -> Work:
+        """Copy `tensor` of `src` into everyone's."""
+        sends = src == self.rank
+        return self._in_place(
+            Kind.BROADCAST,
+            OpType.BROADCAST,
+            tensor,
+            None,
+            src,
+            load=sends,
+            store=not sends,
+        )
+
+    def _in_place(
+        self,
+        kind: int,
+        op_type: OpType,
+        tensor: np.ndarray,
+        op: ReduceOp | None,
+        peer: int = 0,
+        *,
+        load: bool = True,
+        store: bool = True,
+    ) -> Work:
+        if self._side is None:
+            return _done(op_type, tensor)
+        dtype, reduction, length = 0, 0, tensor.nbytes
+        if op is not None:
+            dtype, factor = _arithmetic(tensor.dtype, op)
+            reduction, length = _REDUCTIONS[op], tensor.size * factor
+        command = Command(kind, 0, dtype, reduction, peer, length=length)
+        work = GlooWork(op_type, tensor, self._side)
+        operation: Operation
+        if (
+            tensor.nbytes > chunk_bytes(self.size)
+            and heap.find(address_of(tensor), tensor.nbytes) is None
+        ):
+            operation = ChunkedOperation(
+                work, command, tensor, self.size, load=load, store=store
+            )
+        else:
+
+            def build(operation: Operation) -> bytes:
+                segment, offset = operation.place(tensor, load=load, store=store)
+                return command._replace(
+                    number=operation.number, segment=segment, offset=offset
+                ).pack()
+
+            operation = Operation(
+                work, build, tensor.nbytes, inputs=(tensor,) if load else ()
+            )
+        self._side.submit(operation)
+        return work
+
+    def reduce_scatter(
+        self, output: np.ndarray, input_list: Sequence[np.ndarray], op: ReduceOp
+    ) -> Work:
+        """`output` becomes the reduction of all ranks' ``input_list[rank]``."""
+        regions = [_Region(each, 0, each.size) for each in input_list]
+        return self._reduce_scatter(OpType.REDUCE_SCATTER, output, regions, op)
+
+    def reduce_scatter_tensor(
+        self, output: np.ndarray, tensor: np.ndarray, op: ReduceOp
+    ) -> Work:
+        """As `reduce_scatter`, `tensor` being the flat concatenation of the parts."""
+        regions = [
+            _Region(tensor, rank * output.size, output.size)
+            for rank in range(self.size)
+        ]
+        return self._reduce_scatter(OpType.REDUCE_SCATTER_TENSOR, output, regions, op)
+
+    def _reduce_scatter(
+        self,
+        op_type: OpType,
+        output: np.ndarray,
+        regions: Sequence[_Region],
+        op: ReduceOp,
+    ) -> Work:
+        if self._side is None:
+            _copy(regions[0], _Region(output, 0, output.size))
+            return _done(op_type, output)
+        dtype, factor = _arithmetic(output.dtype, op)
+
+        def build(operation: Operation) -> bytes:
+            segment, offset = operation.place(output, load=False, store=True)
+            return pack(
+                Command(
+                    Kind.REDUCE_SCATTER,
+                    operation.number,
+                    dtype,
+                    _REDUCTIONS[op],
+                    target=segment,
+                    target_offset=offset,
+                ),
+                [
+                    Piece(
+                        *_locate(operation, region, load=True), region.length * factor
+                    )
+                    for region in regions
+                ],
+            )
+
+        arrays = [region.array for region in regions]
+        return self._submit(op_type, output, build, arrays, [output])
+
+    # -- moves -------------------------------------------------------------
+
+    def all_gather(self, tensor_list: Sequence[np.ndarray], tensor: np.ndarray) -> Work:
+        """``tensor_list[r]`` becomes `tensor` of rank r (sizes may differ by rank)."""
+        source = _Region(tensor, 0, tensor.size)
+        moves: list[_Move] = [
+            (rank, source, _Region(each, 0, each.size))
+            for rank, each in enumerate(tensor_list)
+        ]
+        return self._exchange(OpType.ALL_GATHER, tensor_list, moves)
+
+    def all_gather_into_tensor(self, output: np.ndarray, tensor: np.ndarray) -> Work:
+        """`output`, flat, becomes the concatenation of all ranks' `tensor`."""
+        source = _Region(tensor, 0, tensor.size)
+        moves: list[_Move] = [
+            (rank, source, _Region(output, rank * tensor.size, tensor.size))
+            for rank in range(self.size)
+        ]
+        return self._exchange(OpType.ALL_GATHER_INTO_TENSOR, output, moves)
+
+    def gather(
+        self, tensor: np.ndarray, gather_list: Sequence[np.ndarray] | None, dst: int
+    ) -> Work:
+        """On `dst`, ``gather_list[r]`` becomes `tensor` of rank r."""
+        source = _Region(tensor, 0, tensor.size)
+        moves: list[_Move] = [(dst, source, None)]
+        if self.rank == dst:
+            assert gather_list is not None
+            moves = [
+                (
+                    rank,
+                    source if rank == dst else None,
+                    _Region(each, 0, each.size),
+                )
+                for rank, each in enumerate(gather_list)
+            ]
+        return self._exchange(OpType.GATHER, gather_list, moves, root=dst)
+
+    def scatter(
+        self, tensor: np.ndarray, scatter_list: Sequence[np.ndarray] | None, src: int
+    ) -> Work:
+        """`tensor` becomes ``scatter_list[rank]`` of rank `src`."""
+        target = _Region(tensor, 0, tensor.size)
+        moves: list[_Move] = [(src, None, target)]
+        if self.rank == src:
+            assert scatter_list is not None
+            moves = [
+                (
+                    rank,
+                    _Region(each, 0, each.size),
+                    target if rank == src else None,
+                )
+                for rank, each in enumerate(scatter_list)
+            ]
+        return self._exchange(OpType.SCATTER, tensor, moves, root=src)
+
+    def all_to_all(
+        self, output_list: Sequence[np.ndarray], input_list: Sequence[np.ndarray]
+    ) -> Work:
+        """``output_list[r]`` becomes ``input_list[rank]`` of rank r; sizes vary."""
+        moves: list[_Move] = [
+            (rank, _Region(source, 0, source.size), _Region(target, 0, target.size))
+            for rank, (source, target) in enumerate(
+                zip(input_list, output_list, strict=True)
+            )
+        ]
+        return self._exchange(OpType.ALL_TO_ALL, output_list, moves)
+
+    def all_to_all_single(
+        self,
+        output: np.ndarray,
+        tensor: np.ndarray,
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
+    ) -> Work:
+        """As `all_to_all` on one array each, split along dimension 0."""
+        sources = _rows(tensor, input_split_sizes)
+        targets = _rows(output, output_split_sizes)
+        moves: list[_Move] = [
+            (rank, source, target)
+            for rank, (source, target) in enumerate(zip(sources, targets, strict=True))
+        ]
+        return self._exchange(OpType.ALL_TO_ALL_SINGLE, output, moves)
+
+    def _exchange(
+        self, op_type: OpType, result: object, moves: Sequence[_Move], root: int = 0
+    ) -> Work:
+        """Send each move's source to its peer and receive its target from there."""
+        if self._side is None:
+            for _, source, target in moves:
+                if source is not None and target is not None:
+                    _copy(source, target)
+            return _done(op_type, result)
+
+        def build(operation: Operation) -> bytes:
+            return pack(
+                Command(
+                    Kind.EXCHANGE, operation.number, peer=root, extra=_CODES[op_type]
+                ),
+                [
+                    Transfer(
+                        peer,
+                        *_locate(operation, source, load=True),
+                        _nbytes(source),
+                        *_locate(operation, target, store=True),
+                        _nbytes(target),
+                    )
+                    for peer, source, target in moves
+                ],
+            )
+
+        sources = [source.array for _, source, _ in moves if source is not None]
+        targets = [target.array for _, _, target in moves if target is not None]
+        return self._submit(op_type, result, build, sources, targets)
+
+    def barrier(self) -> Work:
+        """End when every rank has entered."""
+        if self._side is None:
+            return _done(OpType.BARRIER, None)
+
+        def build(operation: Operation) -> bytes:
+            return Command(Kind.BARRIER, operation.number).pack()
+
+        return self._submit(OpType.BARRIER, None, build, [], [])
+
+    # -- messages ----------------------------------------------------------
+
+    def send(self, tensor: np.ndarray, dst: int, tag: int) -> Work:
+        """Send `tensor` to rank `dst`, matched by `tag` (0 … 2^48 - 1)."""
+        return self._message(Kind.SEND, OpType.SEND, tensor, dst, tag)
+
+    def recv(self, tensor: np.ndarray, src: int | None, tag: int) -> Work:
+        """Receive into `tensor` from `src` (``None``: any rank).
+
+        A message of another size fails the Work; the group stays usable.
+        """
+        return self._message(
+            Kind.RECV, OpType.RECV, tensor, -1 if src is None else src, tag
+        )
+
+    def _message(
+        self, kind: int, op_type: OpType, tensor: np.ndarray, peer: int, tag: int
+    ) -> Work:
+        if not 0 <= tag < _TAGS:
+            raise ValueError(
+                f"{op_type.value}: tag is {tag}; gloo takes 0 … {_TAGS - 1}"
+            )
+        if self._side is None or peer == self.rank:
+            raise ValueError(
+                f"{op_type.value}: rank {self.rank} of the group cannot exchange "
+                "messages with itself over gloo; copy the array instead"
+            )
+
+        def build(operation: Operation) -> bytes:
+            segment, offset = operation.place(
+                tensor, load=kind == Kind.SEND, store=kind == Kind.RECV
+            )
+            return Command(
+                kind,
+                operation.number,
+                peer=peer,
+                segment=segment,
+                offset=offset,
+                length=tensor.nbytes,
+                extra=tag,
+            ).pack()
+
+        work = GlooWork(op_type, None, self._side)
+        # Takes no part in the budget of shared memory: it may be in flight for
+        # ever, and what comes after it must not wait.
+        self._side.submit(
+            Operation(
+                work,
+                build,
+                inputs=(tensor,) if kind == Kind.SEND else (),
+                nbytes=tensor.nbytes,
+            )
+        )
+        return work
+
+    def _submit(
+        self,
+        op_type: OpType,
+        result: object,
+        build: Callable[[Operation], bytes],
+        inputs: Sequence[np.ndarray],
+        outputs: Sequence[np.ndarray],
+    ) -> Work:
+        assert self._side is not None
+        work = GlooWork(op_type, result, self._side)
+        arrays = {id(array): array.nbytes for array in (*inputs, *outputs)}
+        self._side.submit(Operation(work, build, sum(arrays.values()), inputs))
+        return work
+
+    # -- end of life -------------------------------------------------------
+
+    def abort(self, reason: str) -> None:
+        """Kill the side process; at once, from any thread, as often as you like."""
+        if self._side is not None:
+            self._side.kill()
+
+    def shutdown(self) -> None:
+        """End the side process in good order."""
+        if self._side is not None:
+            self._side.close()
+
+
+def _done(op_type: OpType, result: object) -> Work:
+    work = Work(op_type, result)
+    work.mark_started()
+    work.mark_completed()
+    return work
+
+
+def _copy(source: _Region, target: _Region) -> None:
+    target.array.reshape(-1)[target.start : target.start + target.length] = (
+        source.array.reshape(-1)[source.start : source.start + source.length]
+    )
+
+
+def _rows(array: np.ndarray, sizes: Sequence[int]) -> list[_Region]:
+    width = array[:1].size if array.ndim else 1
+    regions, start = [], 0
+    for size in sizes:
+        regions.append(_Region(array, start, size * width))
+        start += size * width
+    return regions
+
+
+def _nbytes(region: _Region | None) -> int:
+    return 0 if region is None else region.length * region.array.itemsize
+
+
+def _locate(
+    operation: Operation,
+    region: _Region | None,
+    *,
+    load: bool = False,
+    store: bool = False,
+) -> tuple[int, int]:
+    """Segment and offset of `region`; its array is placed once."""
+    if region is None:
+        return 0, 0
+    size = region.array.itemsize
+    return operation.place(
+        region.array, region.start * size, region.length * size, load=load, store=store
+    )
+
+
+def _arithmetic(dtype: np.dtype, op: ReduceOp) -> tuple[int, int]:
+    """gloo's dtype for a reduction, and how many of its elements make one of ours."""
+    number = _DTYPES.get(dtype)
+    if number is not None:
+        return number, 1
+    op = ReduceOp.SUM if op is ReduceOp.AVG else op
+    # On 0 and 1, PRODUCT and MIN are "and", MAX is "or".
+    if dtype == np.bool_ and op is not ReduceOp.SUM:
+        return _DTYPES[np.dtype(np.uint8)], 1
+    part = _COMPLEX_PARTS.get(dtype)
+    if part is not None and op is ReduceOp.SUM:
+        return _DTYPES[part], 2
+    remedies = {
+        "i": "convert it first, for instance x.astype(np.int32)",
+        "u": "convert it first, for instance x.astype(np.uint32)",
+        "b": "use MAX (or), MIN (and), or convert it: x.astype(np.int32)",
+        "c": "SUM and AVG are possible; for others gather and reduce locally",
+        "f": "convert it first, for instance x.astype(np.float64)",
+    }
+    raise TypeError(
+        f"gloo cannot compute {op.name} of {dtype} arrays "
+        f"(it computes {', '.join(DTYPES)}): {remedies.get(dtype.kind, 'convert it')}"
+    )
+
+
+def unavailable() -> str | None:
+    """Why gloo cannot be used here, with the remedy; ``None`` if it can."""
+    remedy = "Use backend='mpi' (pip install 'rankscope[mpi]')."
+    if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
+        return (
+            "pygloo has wheels for Linux on x86-64 only; this is "
+            f"{platform.system()} on {platform.machine()}. {remedy}"
+        )
+    if sys.version_info[:2] != (3, 10) or platform.python_implementation() != "CPython":
+        return (
+            "Rankscope's gloo backend needs pygloo 0.2.1 on CPython 3.10 (it has no "
+            f"wheel for later ones); this is {platform.python_implementation()} "
+            f"{platform.python_version()}. {remedy}"
+        )
+    if importlib.util.find_spec("pygloo") is None:
+        return f"pygloo is not installed: pip install pygloo==0.2.1. {remedy}"
+    return None
+
+
+def _create(store: Store, rank: int, size: int, timeout: float) -> Backend:
+    return GlooBackend(store, rank, size)
+
+
+Backend.register_backend("gloo", _create, devices="cpu", unavailable=unavailable)

@@ -1,0 +1,242 @@
+"""gloo's C++ interface inside the pygloo 0.2.1 wheel, called through ctypes.
+
+For the side process only: an exception in gloo ends the calling process there,
+with a message on stderr. In exchange the GIL is free while a call waits, so
+that one process serves collectives and sends and receives at once; pygloo's own
+functions hold it, and its `send` and `recv` block.
+
+What this relies on, all of it checked by `Gloo` at start: the exported symbols,
+the Itanium C++ ABI (an object returned by value comes through a hidden first
+argument, a non-trivial argument goes by address), and where pybind11 keeps the
+pointer to a C++ object.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.machinery
+import importlib.util
+from collections.abc import Callable
+from ctypes import byref, c_bool, c_int, c_long, c_size_t, c_uint64, c_void_p
+from types import ModuleType
+from typing import Any, Protocol
+
+from .gloo_protocol import DTYPES, REDUCTIONS
+
+__all__ = ["Gloo", "Reduction", "RendezvousStore", "UnboundBuffer"]
+
+#: ``f(result, a, b, count)``: elementwise, `result` may be `a` or `b`.
+Reduction = Callable[[int, int, int, int], None]
+
+# gloo's own timeouts must never show: ours is the only one. Ten years is far
+# from the overflow of nanoseconds since 1970, which the waits add it to.
+_FOREVER_MS = 10 * 365 * 86_400_000
+
+_MS = "NSt6chrono8durationIlSt5ratioILl1ELl1000EEEE"
+_BUFFER = "_ZN4gloo9transport2uv13UnboundBuffer"
+# Mangled names of C++'s types, in the order of DTYPES.
+_CPP_TYPES = ("a", "h", "i", "j", "l", "m", "N4gloo7float16E", "f", "d")
+
+# name: (symbol, result, arguments, whether the GIL is released meanwhile).
+# What cannot wait keeps it: giving it up and back costs more than the call.
+_FUNCTIONS: dict[str, tuple[str, Any, tuple[Any, ...], bool]] = {
+    "set_timeout": (
+        f"_ZN4gloo7Context10setTimeoutE{_MS}",
+        None,
+        (c_void_p, c_long),
+        False,
+    ),
+    "create": (
+        "_ZN4gloo7Context19createUnboundBufferEPvm",
+        None,
+        (c_void_p, c_void_p, c_void_p, c_size_t),
+        False,
+    ),
+    "delete": (f"{_BUFFER}D0Ev", None, (c_void_p,), False),
+    "send": (
+        f"{_BUFFER}4sendEimmm",
+        None,
+        (c_void_p, c_int, c_uint64, c_size_t, c_size_t),
+        False,
+    ),
+    "recv": (
+        f"{_BUFFER}4recvEimmm",
+        None,
+        (c_void_p, c_int, c_uint64, c_size_t, c_size_t),
+        False,
+    ),
+    "recv_any": (
+        f"{_BUFFER}4recvESt6vectorIiSaIiEEmmm",
+        None,
+        (c_void_p, c_void_p, c_uint64, c_size_t, c_size_t),
+        False,
+    ),
+    "wait_send": (
+        f"{_BUFFER}8waitSendEPi{_MS}",
+        c_bool,
+        (c_void_p, c_void_p, c_long),
+        True,
+    ),
+    "wait_recv": (
+        f"{_BUFFER}8waitRecvEPi{_MS}",
+        c_bool,
+        (c_void_p, c_void_p, c_long),
+        True,
+    ),
+}
+
+
+class RendezvousStore(Protocol):
+    """What pygloo's CustomStore calls while the mesh is built."""
+
+    def set(self, key: str, value: bytes) -> None:
+        """Publish `value`."""
+
+    def get(self, key: str) -> bytes:
+        """Return the value of a key that `wait` has seen."""
+
+    def wait(self, keys: list[str]) -> None:
+        """Block until all `keys` are there."""
+
+
+class _IntVector(ctypes.Structure):
+    # A std::vector<int>: begin, end, end of the storage.
+    _fields_ = [("begin", c_void_p), ("end", c_void_p), ("storage", c_void_p)]
+
+
+class Gloo:
+    """The gloo context of one rank in one group, over the uv transport."""
+
+    def __init__(self, path: str, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self._module = _load(path)
+        with_gil, without_gil = ctypes.PyDLL(path), ctypes.CDLL(path)
+        for name, (symbol, result, arguments, releases) in _FUNCTIONS.items():
+            function = (without_gil if releases else with_gil)[symbol]
+            function.restype, function.argtypes = result, arguments
+            setattr(self, f"_{name}", function)
+        self._reductions = _reductions(with_gil)
+        self._context = self._module.rendezvous.Context(rank, size)
+        # A pybind11 instance: object header, pointer to the C++ object. That one
+        # begins with its vtable, rank and size.
+        self._pointer = c_void_p.from_address(id(self._context) + 16).value or 0
+        found = (c_int * 2).from_address(self._pointer + 8)
+        if tuple(found) != (rank, size):
+            raise RuntimeError(
+                f"this pygloo is laid out differently: rank and size are {tuple(found)}"
+                f" where {(rank, size)} was expected; Rankscope needs pygloo 0.2.1"
+            )
+        others = [peer for peer in range(size) if peer != rank]
+        self._others = (c_int * len(others))(*others)
+        first = ctypes.addressof(self._others)
+        end = first + ctypes.sizeof(self._others)
+        self._any = _IntVector(first, end, end)
+
+    def connect(self, store: RendezvousStore, address: str) -> None:
+        """Listen on `address` and connect to every peer; blocks until it is done."""
+        uv = self._module.transport.uv
+        self._device = uv.CreateDevice(uv.attr(address))
+        # Before the mesh is built: the pairs take it over from the context.
+        self._set_timeout(self._pointer, _FOREVER_MS)
+        self._store = self._module.rendezvous.CustomStore(store)
+        self._context.connectFullMesh(self._store, self._device)
+
+    def buffer(self, address: int, nbytes: int) -> UnboundBuffer:
+        """Return a buffer that sends from and receives into this memory."""
+        pointer = c_void_p()
+        self._create(byref(pointer), self._pointer, address, nbytes)
+        return UnboundBuffer(self, pointer.value or 0)
+
+    def reduction(self, dtype: int, reduction: int) -> Reduction:
+        """Return gloo's own function for two arrays (numbers as in the protocol)."""
+        return self._reductions[dtype][reduction]
+
+    # Set in __init__, from the table.
+    _set_timeout: Callable[..., None]
+    _create: Callable[..., None]
+    _delete: Callable[..., None]
+    _send: Callable[..., None]
+    _recv: Callable[..., None]
+    _recv_any: Callable[..., None]
+    _wait_send: Callable[..., bool]
+    _wait_recv: Callable[..., bool]
+
+
+class UnboundBuffer:
+    """A gloo::transport::uv::UnboundBuffer; `free` it when nothing is posted.
+
+    A receive must be exactly as long as the send it matches: gloo ends the
+    process if it is shorter, and waits for more if it is longer.
+    """
+
+    __slots__ = ("_gloo", "_pointer")
+
+    def __init__(self, gloo: Gloo, pointer: int) -> None:
+        self._gloo = gloo
+        self._pointer = pointer
+
+    def send(self, peer: int, slot: int, offset: int, nbytes: int) -> None:
+        """Post a send; it is matched by slot, in the order of posting."""
+        self._gloo._send(self._pointer, peer, slot, offset, nbytes)
+
+    def recv(self, peer: int, slot: int, offset: int, nbytes: int) -> None:
+        """Post a receive from `peer`."""
+        self._gloo._recv(self._pointer, peer, slot, offset, nbytes)
+
+    def recv_any(self, slot: int, offset: int, nbytes: int) -> None:
+        """Post a receive from whichever peer sends first."""
+        self._gloo._recv_any(
+            self._pointer, byref(self._gloo._any), slot, offset, nbytes
+        )
+
+    def wait_sends(self, count: int = 1) -> None:
+        """Wait until `count` of the sends posted have left the memory."""
+        for _ in range(count):
+            self._gloo._wait_send(self._pointer, None, _FOREVER_MS)
+
+    def wait_recvs(self, count: int = 1) -> None:
+        """Wait until `count` of the receives posted have arrived."""
+        for _ in range(count):
+            self._gloo._wait_recv(self._pointer, None, _FOREVER_MS)
+
+    def wait_recv_from(self) -> int:
+        """Wait for one receive; return the rank it came from."""
+        peer = c_int(-1)
+        self._gloo._wait_recv(self._pointer, byref(peer), _FOREVER_MS)
+        return peer.value
+
+    def free(self) -> None:
+        """Delete the C++ object."""
+        self._gloo._delete(self._pointer)
+
+
+def _load(path: str) -> ModuleType:
+    loader = importlib.machinery.ExtensionFileLoader("pygloo", path)
+    spec = importlib.util.spec_from_loader("pygloo", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def _reductions(library: ctypes.PyDLL) -> list[list[Reduction]]:
+    prototype = ctypes.CFUNCTYPE(None, c_void_p, c_void_p, c_void_p, c_size_t)
+    return [
+        [
+            prototype(_reduction_address(library, cpp_type, number))
+            for number in range(len(REDUCTIONS))
+        ]
+        for cpp_type in _CPP_TYPES[: len(DTYPES)]
+    ]
+
+
+def _reduction_address(library: ctypes.PyDLL, cpp_type: str, number: int) -> int:
+    # A mangled name refers back by number to what it named before: gloo::float16
+    # adds two such names.
+    back = 5 if cpp_type.startswith("N") else 3
+    choose = library[
+        f"_ZN6pygloo10toFunctionI{cpp_type}EEPFvPvPKvS{back}_mERKNS_8ReduceOpE"
+    ]
+    choose.restype, choose.argtypes = c_void_p, (c_void_p,)
+    return choose(byref(ctypes.c_uint8(number)))

@@ -1,0 +1,446 @@
+"""The rank's end of its side process: starting, commanding, hearing, killing it."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from .errors import DistBackendError
+from .gloo_protocol import REPORT_BYTES, Command, Kind, Progress, Report, Status
+from .gloo_rendezvous import Rendezvous
+from .gloo_work import GlooWork, Operation, credit
+from .poller import poller
+from .shared import Segment, heap
+from .store import Store
+
+__all__ = ["SideProcess"]
+
+_log = logging.getLogger(__name__)
+
+# Shared memory that ops in flight may take for copies; the others wait for it.
+_BUDGET = 256 << 20
+# An orderly end is a matter of milliseconds.
+_PATIENCE = 2.0
+
+# Neither site-packages nor this package's __init__ are imported: that would
+# take ten times as long as the rest of the start.
+_BOOTSTRAP = """\
+import sys, types
+package = types.ModuleType("rankscope_side")
+package.__path__ = [sys.argv.pop()]
+sys.modules["rankscope_side"] = package
+from rankscope_side.gloo_side import main
+main()
+"""
+
+_alive: set[SideProcess] = set()
+
+
+class SideProcess:
+    """One process that runs gloo for one rank in one group.
+
+    ``on_failure(reason)`` is called, on a thread of its own, if it ends unasked.
+    """
+
+    def __init__(
+        self,
+        library: str,
+        store: Store,
+        rank: int,
+        size: int,
+        on_failure: Callable[[str], None],
+    ) -> None:
+        self.rank = rank
+        self._size = size
+        self._library = library
+        self._on_failure = on_failure
+        self._channel, self._channel_end = _socket_pair()
+        rendezvous, self._rendezvous_end = _socket_pair()
+        self._page_fd = os.memfd_create("rankscope-progress", os.MFD_CLOEXEC)
+        os.ftruncate(self._page_fd, Progress.SIZE)
+        self._page = mmap.mmap(self._page_fd, Progress.SIZE)
+        self._progress = Progress(memoryview(self._page))
+        self._stderr = os.memfd_create("rankscope-stderr", os.MFD_CLOEXEC)
+
+        # Held while a message is made and sent, so that messages go in order.
+        self._sending = threading.RLock()
+        self._numbers = 0
+        self._flying: dict[int, Operation] = {}
+        self._waiting: deque[Operation] = deque()  # for shared memory
+        self._staged = 0
+        self._written: dict[int, list[tuple[int, int]]] = {}  # by collectives
+        self._known: set[Segment] = set()
+        self._outbox: deque[tuple[bytes, int | None]] = deque()  # the pipe is full
+
+        # Who reads the reports: one waiter, or the poller for those nobody
+        # waits for (`_detached`). Guarded by _reading.
+        self._reading = threading.Lock()
+        self._led = False
+        self._detached = 0
+        self._interest = 0
+        self._inbox = bytearray(REPORT_BYTES)
+        self._serial = 1
+        self._ended = False
+
+        # The process itself. Guarded by _life.
+        self._life = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._killed = False
+        self._closing = False
+        self._buried = False
+        self._gone = threading.Event()
+
+        _alive.add(self)
+        self._rendezvous = Rendezvous(store, rank, size, rendezvous, self._fail)
+        poller.call(self._spawn)
+
+    # -- ops ---------------------------------------------------------------
+
+    def submit(self, operation: Operation) -> None:
+        """Send `operation` on its way; returns at once."""
+        with self._sending:
+            if self._ended:
+                operation.work.mark_failed(
+                    DistBackendError(f"the side process of rank {self.rank} has ended")
+                )
+                return
+            self._numbers += 1
+            operation.number = self._numbers
+            self._flying[operation.number] = operation
+            if self._waiting or not self._fits(operation):
+                self._waiting.append(operation)
+            else:
+                self._start(operation)
+
+    def wait(self, work: GlooWork, timeout: float | None) -> bool:
+        """Block until `work` is over or `timeout` passed, reading reports meanwhile."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        leads = False
+        try:
+            with self._reading:
+                if not self._led and not self._ended:
+                    leads = self._led = True
+                    self._update_interest()
+            while leads and not work.is_completed():
+                if not self._receive(_left(deadline)):
+                    break  # the time or the process is over
+        finally:
+            if leads:
+                with self._reading:
+                    self._led = False
+                    self._update_interest()
+            if not work.is_completed():
+                self.detach(work)
+                if leads and self._unread():
+                    poller.call(self._read_all)  # an interrupt kept us from it
+        return work.is_completed() or work.block_on_event(_left(deadline))
+
+    def detach(self, work: GlooWork) -> None:
+        """Nobody waits for `work` now: the poller brings it on."""
+        with self._reading:
+            if not work.detached and not work.is_completed():
+                work.detached = True
+                self._detached += 1
+                self._update_interest()
+
+    def refresh(self) -> None:
+        """Report to the Works in flight which of them have started."""
+        with self._life:
+            if self._buried:
+                return
+            last = self._progress.last_started
+            begun = [
+                (operation.work, self._progress.started_ns(number))
+                for number, operation in list(self._flying.items())
+                if number <= last
+            ]
+        for work, at_ns in begun:
+            work.mark_started(at_ns or None)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the connections to all peers stand."""
+        with self._life:
+            return not self._buried and self._progress.connected
+
+    # -- the end -----------------------------------------------------------
+
+    def kill(self) -> None:
+        """End it now, whatever it is doing; the Works are failed by the caller."""
+        with self._life:
+            self._killed = True
+            if self._process is not None:
+                self._process.kill()
+        self._rendezvous.stop()
+
+    def close(self) -> None:
+        """End it in good order: nothing is in flight."""
+        connected = self.connected
+        with self._life:
+            self._closing = True
+        if connected:
+            with self._sending:
+                self._send(Command(Kind.CLOSE).pack())
+        if not connected or not self._gone.wait(_PATIENCE):
+            self.kill()
+            self._gone.wait(_PATIENCE)
+        self._rendezvous.join()
+
+    def _fail(self, reason: str) -> None:
+        """Something else than the process failed: end it and say so."""
+        with self._life:
+            if self._killed or self._closing:
+                return
+        self.kill()
+        self._announce(reason)
+
+    def _announce(self, reason: str) -> None:
+        # A thread of its own: it may talk to a store that does not answer.
+        def announce() -> None:
+            self._on_failure(reason)
+            for operation in list(self._flying.values()):
+                operation.work.mark_failed(DistBackendError(reason))
+
+        threading.Thread(
+            target=announce, name="rankscope-gloo-failure", daemon=True
+        ).start()
+
+    # -- sending (with _sending held) --------------------------------------
+
+    def _fits(self, operation: Operation) -> bool:
+        if self._staged and self._staged + operation.staged > _BUDGET:
+            return False  # one op alone always fits; otherwise it would never run
+        # What an op before it is going to write must be there to be copied.
+        return not any(operation.reads(regions) for regions in self._written.values())
+
+    def _start(self, operation: Operation) -> None:
+        self._staged += operation.staged
+        message = operation.start()
+        if operation.staged and (regions := operation.copies_back()):
+            self._written[operation.number] = regions
+        for segment in operation.segments - self._known:
+            announcement = Command(
+                Kind.SEGMENT, segment=segment.number, length=segment.size
+            )
+            self._send(announcement.pack(), segment.fd)
+            self._known.add(segment)
+        self._send(message)
+        for chunk in operation.credits():
+            self._send(credit(operation.number, chunk))
+
+    def _send(self, message: bytes, fd: int | None = None) -> None:
+        if self._ended:
+            return
+        self._outbox.append((message, fd))
+        if len(self._outbox) == 1:
+            self._flush()
+
+    def _flush(self) -> None:
+        while self._outbox:
+            message, fd = self._outbox[0]
+            try:
+                if fd is None:
+                    self._channel.send(message, socket.MSG_DONTWAIT)
+                else:
+                    socket.send_fds(self._channel, [message], [fd], socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                break  # it is busy: the poller tells when there is room
+            except (BrokenPipeError, ConnectionResetError):
+                self._outbox.clear()  # it has died, and the poller is about to see it
+                return
+            self._outbox.popleft()
+        if self._outbox or self._interest & select.EPOLLOUT:
+            with self._reading:
+                self._update_interest()
+
+    # -- hearing (by whoever leads) ----------------------------------------
+
+    def _update_interest(self) -> None:
+        """Tell the poller what to look for; with _reading held."""
+        interest = select.EPOLLOUT if self._outbox else 0
+        if self._detached and not self._led:
+            interest |= select.EPOLLIN
+        if interest != self._interest:
+            self._interest = interest
+            poller.change(self._channel.fileno(), interest)
+
+    def _receive(self, timeout: float | None) -> bool:
+        """Take in one report; ``False`` if none came in time or none will come."""
+        if self._unread():
+            self._dispatch()
+            return True
+        if (
+            timeout is not None
+            and not select.select([self._channel], [], [], timeout)[0]
+        ):
+            return False
+        # An interrupt that comes right after the call leaves the report in the
+        # inbox, where _unread sees by its serial number that it is new.
+        count = self._channel.recv_into(self._inbox)
+        if not count:
+            self._ended = True
+            return False
+        self._dispatch()
+        return True
+
+    def _readable(self, timeout: float) -> bool:
+        poll = select.poll()  # select() ends at descriptor 1023
+        poll.register(self._channel, select.POLLIN)
+        return bool(poll.poll(timeout * 1000))
+
+    def _unread(self) -> bool:
+        return Report.unpack(self._inbox).serial == self._serial
+
+    def _dispatch(self) -> None:
+        report = Report.unpack(self._inbox)
+        operation = self._flying[report.number]
+        if report.status == Status.CHUNK:
+            following = operation.chunk_done(report.extra)
+            if following is not None:
+                with self._sending:
+                    self._send(credit(report.number, following))
+        else:
+            operation.finish(report)
+            self._forget(operation)
+        self._serial += 1
+
+    def _forget(self, operation: Operation) -> None:
+        operation.release()
+        if operation.work.detached:
+            with self._reading:
+                self._detached -= 1
+        del self._flying[operation.number]
+        if not operation.staged:
+            return
+        with self._sending:
+            self._staged -= operation.staged
+            self._written.pop(operation.number, None)
+            while self._waiting and self._fits(self._waiting[0]):
+                self._start(self._waiting.popleft())
+
+    # -- on the poller's thread --------------------------------------------
+
+    def _spawn(self) -> None:
+        with self._life:
+            ends = (self._channel_end, self._rendezvous_end)
+            try:
+                if not self._killed:
+                    self._process = self._popen()
+            except OSError as error:
+                self._killed = True
+                reason = f"the side process of rank {self.rank} did not start: {error}"
+                self._announce(reason)
+            finally:
+                for end in ends:
+                    end.close()
+        # Without a process the other end is closed: the same end as any other.
+        with self._reading:
+            poller.watch(self._channel.fileno(), self._on_event, self._interest)
+
+    def _popen(self) -> subprocess.Popen[bytes]:
+        passed = [
+            self._channel_end.fileno(),
+            self._rendezvous_end.fileno(),
+            self._page_fd,
+        ]
+        arguments = [*passed, os.getpid(), self.rank, self._size, self._library]
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _BOOTSTRAP]
+            + [str(argument) for argument in arguments]
+            + [str(Path(__file__).parent)],
+            stdin=subprocess.DEVNULL,
+            stdout=self._stderr,
+            stderr=self._stderr,
+            pass_fds=passed,
+            # Ctrl-C in a terminal goes to the rank's process group, not to it.
+            start_new_session=True,
+        )
+
+    def _on_event(self, events: int) -> None:
+        if events & select.EPOLLOUT:
+            with self._sending:
+                self._flush()
+        if events & (select.EPOLLHUP | select.EPOLLERR):
+            self._bury()
+        elif events & select.EPOLLIN:
+            self._read_all()
+
+    def _read_all(self) -> None:
+        with self._reading:
+            if self._led:
+                return  # a waiter came first; it has told the poller already
+            self._led = True
+        try:
+            while self._receive(0):
+                pass
+        finally:
+            with self._reading:
+                self._led = False
+                self._update_interest()
+
+    def _bury(self) -> None:
+        """The process has closed its end: hear the rest, reap it, say why."""
+        poller.forget(self._channel.fileno())
+        # A waiter that leads sees the same end and leaves.
+        self._read_all()
+        while not self._ended:
+            time.sleep(0.001)
+            self._read_all()
+        if self._process is not None:
+            self._process.wait()
+        asked = self._killed or self._closing
+        reason = self._cause()
+        with self._life:
+            self._buried = True
+            self._progress.release()
+            self._page.close()
+            os.close(self._page_fd)
+            os.close(self._stderr)
+        self._rendezvous.stop()
+        with self._sending:
+            self._channel.close()
+            for operation in self._flying.values():
+                operation.release()
+        _alive.discard(self)
+        if not _alive:
+            heap.trim()
+        if not asked:
+            self._announce(reason)
+        self._gone.set()
+
+    def _cause(self) -> str:
+        if self._process is None:
+            return f"the side process of rank {self.rank} never ran"
+        code = self._process.returncode
+        name = f"the side process (pid {self._process.pid}) of rank {self.rank}"
+        if code in (-signal.SIGKILL, -signal.SIGTERM):
+            return f"{name} was killed by {signal.Signals(-code).name}"
+        how = (
+            f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        )
+        size = os.fstat(self._stderr).st_size
+        text = os.pread(self._stderr, 4096, max(0, size - 4096)).decode(
+            errors="replace"
+        )
+        lines = [line for line in text.splitlines() if line.strip()][-6:]
+        return f"{name} ended {how}" + (": " + " | ".join(lines) if lines else "")
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+
+def _socket_pair() -> tuple[socket.socket, socket.socket]:
+    # Packets: a message arrives whole, and the end of one end shows at the other.
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

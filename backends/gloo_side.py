@@ -1,0 +1,332 @@
+"""The side process of one rank in one group: the only place where gloo runs.
+
+It is started by `gloo_process`, without site-packages and without importing the
+package, so that it is ready soon. It takes commands from its rank through a
+socket, runs them on memory it shares with the rank, and reports. A hung
+collective is ended by killing it; an exception in gloo ends it by itself, and
+the rank reads the last lines it wrote.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import signal
+import socket
+import struct
+import sys
+import termios
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+from .gloo_algorithms import Collectives, Region, Whole
+from .gloo_cpp import Gloo
+from .gloo_messages import Messages, Outcome
+from .gloo_protocol import (
+    MESSAGE_BYTES,
+    Command,
+    Kind,
+    Piece,
+    Progress,
+    Report,
+    Status,
+    Transfer,
+)
+
+__all__ = ["main"]
+
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_ONE_DESCRIPTOR = socket.CMSG_SPACE(4)
+
+
+class _Segments:
+    """The rank's shared memory, mapped here."""
+
+    def __init__(self) -> None:
+        # Number 0 stands for no memory at all.
+        self._maps: dict[int, tuple[Any, Any, int]] = {0: (None, None, 0)}
+
+    def add(self, number: int, fd: int, size: int) -> None:
+        mapped = mmap.mmap(fd, size)
+        os.close(fd)
+        pin = ctypes.c_char.from_buffer(mapped)
+        self._maps[number] = (mapped, pin, ctypes.addressof(pin))
+
+    def address(self, number: int, offset: int) -> int:
+        return self._maps[number][2] + offset
+
+
+class _Waiters:
+    """Threads that each wait for one message; as many as there are messages."""
+
+    def __init__(self) -> None:
+        self._todo: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+        threading.stack_size(256 << 10)
+
+    def run(self, wait: Callable[[], None]) -> None:
+        with self._lock:
+            if self._idle:
+                self._idle -= 1
+            else:
+                threading.Thread(target=self._work, daemon=True).start()
+        self._todo.put(wait)
+
+    def _work(self) -> None:
+        while True:
+            _or_die(self._todo.get())
+            with self._lock:
+                self._idle += 1
+
+
+class Server:
+    """Reads commands, runs them in order, reports."""
+
+    def __init__(self, channel: socket.socket, progress: Progress, gloo: Gloo) -> None:
+        self._channel = channel
+        self._progress = progress
+        self._collectives = Collectives(gloo)
+        self._messages = Messages(gloo)
+        self._segments = _Segments()
+        self._waiters = _Waiters()
+        self._inbox = bytearray(MESSAGE_BYTES)
+        # Commands read while an op was waiting for a chunk.
+        self._later: deque[tuple[Command, bytes]] = deque()
+        #: The last chunk that the rank has made room for, by op.
+        self.granted: dict[int, int] = {}
+        self._report_lock = threading.Lock()
+        self._reports = 0
+
+    def serve(self) -> None:
+        """Run until the rank asks for the end (if it dies, so does the process)."""
+        while True:
+            while not self._later:
+                self.read(wait=True)
+            command, message = self._later.popleft()
+            if command.kind == Kind.CLOSE:
+                return
+            started = time.time_ns()
+            self._progress.start(command.number, started)
+            if command.kind in (Kind.SEND, Kind.RECV):
+                self._post(command, started)
+            else:
+                self._run(command, memoryview(message))
+                self.report(command.number, Status.DONE, started, time.time_ns())
+
+    def read(self, *, wait: bool) -> None:
+        """Take in one message; raises `BlockingIOError` if there is none."""
+        count, ancillary, _, _ = self._channel.recvmsg_into(
+            [self._inbox],
+            _ONE_DESCRIPTOR,
+            0 if wait else socket.MSG_DONTWAIT,
+        )
+        if not count:
+            os._exit(0)  # the rank is gone
+        message = bytes(memoryview(self._inbox)[:count])
+        command = Command.unpack(memoryview(message))
+        if command.kind == Kind.SEGMENT:
+            (fd,) = struct.unpack_from("i", ancillary[0][2])
+            self._segments.add(command.segment, fd, command.length)
+        elif command.kind == Kind.CREDIT:
+            self.granted[command.number] = command.extra
+        else:
+            self._later.append((command, message))
+
+    def _run(self, command: Command, message: memoryview) -> None:
+        collectives, kind = self._collectives, command.kind
+        collectives.begin()
+        address = self._segments.address(command.segment, command.offset)
+        chunks = _Slots(self, command.number) if command.extra else Whole()
+        if kind == Kind.ALL_REDUCE:
+            collectives.reduce(command, address, None, chunks)
+        elif kind == Kind.REDUCE:
+            collectives.reduce(command, address, command.peer, chunks)
+        elif kind == Kind.BROADCAST:
+            collectives.broadcast(command, address, chunks)
+        elif kind == Kind.REDUCE_SCATTER:
+            pieces = Piece.unpack_all(message)
+            regions = [self._region(*piece) for piece in pieces]
+            target = self._segments.address(command.target, command.target_offset)
+            collectives.reduce_scatter(command, regions, target)
+        elif kind == Kind.EXCHANGE:
+            collectives.exchange(
+                command,
+                [
+                    (
+                        each.peer,
+                        self._region(
+                            each.source, each.source_offset, each.source_bytes
+                        ),
+                        self._region(
+                            each.target, each.target_offset, each.target_bytes
+                        ),
+                    )
+                    for each in Transfer.unpack_all(message)
+                ],
+            )
+        elif kind == Kind.BARRIER:
+            collectives.barrier(command)
+        else:
+            raise ValueError(f"no command has the kind {kind}")
+        self.granted.pop(command.number, None)
+
+    def _region(self, segment: int, offset: int, length: int) -> Region:
+        return self._segments.address(segment, offset), length
+
+    def _post(self, command: Command, started: int) -> None:
+        address = self._segments.address(command.segment, command.offset)
+        start = (
+            self._messages.send if command.kind == Kind.SEND else self._messages.recv
+        )
+        wait = start(address, command.length, command.peer, command.extra)
+
+        def finish() -> None:
+            outcome: Outcome = wait()
+            wrong = outcome.wrong_bytes
+            status = Status.DONE if wrong is None else Status.SIZE_MISMATCH
+            self.report(
+                command.number,
+                status,
+                started,
+                time.time_ns(),
+                outcome.peer,
+                wrong or 0,
+            )
+
+        self._waiters.run(finish)
+
+    def report(
+        self,
+        index: int,
+        status: int,
+        started: int,
+        completed: int,
+        peer: int = 0,
+        extra: int = 0,
+    ) -> None:
+        """Tell the rank; from any thread."""
+        with self._report_lock:
+            self._reports += 1
+            self._channel.send(
+                Report(
+                    self._reports, index, status, peer, started, completed, extra
+                ).pack()
+            )
+
+
+class _Slots:
+    """The chunks of an op whose array passes through slots (`Chunks`)."""
+
+    def __init__(self, server: Server, index: int) -> None:
+        self._server = server
+        self._index = index
+
+    def ready(self, chunk: int) -> bool:
+        try:
+            while chunk > self._server.granted.get(self._index, 0):
+                self._server.read(wait=False)
+        except BlockingIOError:
+            return False
+        return True
+
+    def need(self, chunk: int) -> None:
+        while chunk > self._server.granted.get(self._index, 0):
+            self._server.read(wait=True)
+
+    def done(self, chunk: int) -> None:
+        self._server.report(self._index, Status.CHUNK, 0, 0, extra=chunk)
+
+
+class _Store:
+    """The group's store, reached through the rank (`RendezvousStore`)."""
+
+    def __init__(self, rendezvous: socket.socket) -> None:
+        self._rendezvous = rendezvous
+
+    def receive(self) -> bytes:
+        answer = self._rendezvous.recv(MESSAGE_BYTES)
+        if not answer:
+            os._exit(0)  # the rank is gone
+        return answer
+
+    def set(self, key: str, value: bytes) -> None:
+        self._rendezvous.send(b"set\0" + key.encode() + b"\0" + value)
+
+    def get(self, key: str) -> bytes:
+        self._rendezvous.send(b"get\0" + key.encode() + b"\0")
+        # An empty value and the rank's end would look alike: one byte more.
+        return self.receive()[1:]
+
+    def wait(self, keys: list[str]) -> None:
+        for key in keys:
+            self.get(key)
+
+
+def _or_die(function: Callable[[], None]) -> None:
+    """Run `function`; an exception ends the process, as one in gloo does."""
+    try:
+        function()
+    except BaseException:  # noqa: BLE001 - the rank shows it to the user
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _die_with(parent: int) -> None:
+    """Be killed when the rank's thread that started this process ends."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    libc.prctl(_PR_SET_NAME, b"rankscope-gloo", 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def _drain() -> None:
+    """Wait until the peers' kernels have all that was sent.
+
+    Ending with something unread resets a connection, and what is still in our
+    kernel's buffers would be lost for a peer that is not through yet.
+    """
+    deadline = time.monotonic() + 1
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            while _unsent(int(name)) and time.monotonic() < deadline:
+                time.sleep(0.001)
+        except OSError:
+            continue  # no socket, or closed by now
+
+
+def _unsent(fd: int) -> int:
+    answer = fcntl.ioctl(fd, termios.TIOCOUTQ, b"\0\0\0\0")
+    return struct.unpack("i", answer)[0]
+
+
+def _serve() -> None:
+    channel_fd, rendezvous_fd, page_fd, parent, rank, size = map(int, sys.argv[1:7])
+    _die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = socket.socket(fileno=channel_fd)
+    rendezvous = socket.socket(fileno=rendezvous_fd)
+    page = mmap.mmap(page_fd, Progress.SIZE)
+    progress = Progress(memoryview(page))
+    store = _Store(rendezvous)
+    gloo = Gloo(sys.argv[7], rank, size)
+    gloo.connect(store, store.receive().decode())
+    rendezvous.close()
+    progress.connect()
+    Server(channel, progress, gloo).serve()
+    _drain()
+    os._exit(0)
+
+
+def main() -> None:
+    """Serve the rank that started this process; never returns."""
+    _or_die(_serve)
