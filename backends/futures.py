@@ -6,7 +6,7 @@ import concurrent.futures
 from collections.abc import Callable
 from typing import Any
 
-from .errors import DistBackendError, DistError
+from .errors import DistBackendError
 from .work import OpType, Work, WorkState
 
 __all__ = ["create_work_from_call", "create_work_from_future"]
@@ -50,9 +50,8 @@ def create_work_from_call(
     """Run ``function(*args)`` on `executor`; return its Work.
 
     The Work starts when the call begins, which a future could not tell, and
-    ends with what it returns (``None``: the op's usual result) or raises, as a
-    `DistBackendError` that names the op. A call whose Work is aborted while it
-    queues is not made.
+    ends with what it returns (``None``: the op's usual result) or raises. A
+    call whose Work is aborted while it queues is not made.
     """
     work = Work(op_type)
 
@@ -62,14 +61,8 @@ def create_work_from_call(
         work.mark_started()
         try:
             result = function(*args)
-        except DistError as error:
-            work.mark_failed(error)
         except BaseException as error:  # noqa: BLE001 - it belongs to the Work
-            wrapped = DistBackendError(
-                f"{work.describe()} failed: {type(error).__name__}: {error}"
-            )
-            wrapped.__cause__ = error
-            work.mark_failed(wrapped)
+            work.mark_failed(error)
         else:
             work.mark_completed(result)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from .errors import DistBackendError, DistTimeoutError
+from .errors import DistBackendError, DistError, DistTimeoutError
 
 if TYPE_CHECKING:
     from .recorder import Batch, Record
@@ -311,6 +311,8 @@ class Work:
     ) -> bool:
         """Report that the op ended badly: FAILED, TIMED_OUT or ABORTED.
 
+        `error` is what `wait` raises; one that is no `DistError` becomes the
+        cause of one that names the op, once the Work is bound to its record.
         Returns whether this call ended it (``False``: it was over already).
         """
         return self._end(state, error, None, None, None)
@@ -334,6 +336,7 @@ class Work:
             self._exception = error
             self._state = transition(self._state, event)
             if self.record is not None:
+                self._name_error()
                 self.record.ended(self)
             done, callbacks = self._done, self._callbacks
             self._callbacks = None
@@ -350,4 +353,15 @@ class Work:
             if self.started_ns:
                 record.started(self)
             if self._state.is_terminal:
+                self._name_error()
                 record.ended(self)
+
+    def _name_error(self) -> None:
+        # What a library, or a backend of somebody else, raised on its own thread
+        # says nothing of the op; it may come before the op has its number.
+        error = self._exception
+        if error is not None and not isinstance(error, DistError):
+            self._exception = DistBackendError(
+                f"{self.describe()} failed: {type(error).__name__}: {error}"
+            )
+            self._exception.__cause__ = error
