@@ -130,7 +130,8 @@ class RankscopeMagics:
         group = _group(command, values["group"], cluster)
         with _told(command):
             cluster.abort(group, "aborted with %dist_abort")
-        print(f"{_named(group)} aborted; %dist_rebuild makes usable again")
+        them = "them" if group is None else "it"
+        print(f"{_named(group)} aborted; %dist_rebuild makes {them} usable again")
 
     def dist_rebuild(self, line: str) -> None:
         """Make an aborted group usable again."""
@@ -218,7 +219,9 @@ class RankscopeMagics:
 
     def distributed_line(self, line: str) -> None:
         """Explain ``%%distributed``, which needs a cell; ``--help`` gets through."""
-        if _parse(DISTRIBUTED, line) is not None:
+        if line.strip() in ("-h", "--help"):
+            _parse(DISTRIBUTED, line)
+        else:
             DISTRIBUTED.fail("it stands on the first line of a cell, with two %%")
 
     def _lines_above(self, cell: str) -> int:

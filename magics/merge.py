@@ -22,6 +22,11 @@ from typing import Any
 
 __all__ = ["Entry", "Item", "Merger"]
 
+#: Seconds that an entry is held back for other ranks to repeat it, and how many
+#: more an error gets: the first traceback that a process formats takes long.
+HOLD = 0.12
+PATIENCE = 0.3
+
 #: A pause longer than this between two entries, of whatever rank, is one that
 #: a reader sees: the final order keeps what came before it in front.
 PAUSE = 0.25
@@ -61,12 +66,13 @@ class Merger:
         self,
         ranks: Iterable[int],
         *,
-        hold: float = 0.12,
+        hold: float | None = None,
         collapse: bool = True,
         keep: int = 5_000,
     ) -> None:
         self._queues = _Queues(ranks)
         self._open = set(self._queues.ranks)
+        hold = HOLD if hold is None else hold
         self._hold = hold if collapse else 0.0
         self._collapse = collapse
         self._keep = keep
@@ -78,7 +84,8 @@ class Merger:
         """Take the next entry of `rank`."""
         if not self._collapse:
             entry = Entry(entry.kind, (rank, entry.key), entry.content)
-        self._queues.push(rank, entry, now)
+        patience = PATIENCE if self._collapse and entry.kind == "error" else 0.0
+        self._queues.push(rank, entry, now + patience)
         if self._log is not None:
             self._log.append((now, rank, entry))
             if len(self._log) > self._keep:
@@ -118,18 +125,12 @@ class Merger:
         return items
 
     def _settled(self, heads: dict[Hashable, _Head]) -> _Head | None:
-        """A head that no rank can still repeat, unless that only follows others."""
+        """The head that is next in order, if no rank can still repeat it."""
+        best = _best(heads.values())
         if not self._open:
-            return _best(heads.values())
-        return next(
-            (
-                head
-                for head in heads.values()
-                if head.holders == self._queues.having(head.key)
-                and head.holders >= self._open
-            ),
-            None,
-        )
+            return best
+        shared = best.holders == self._queues.having(best.key)
+        return best if shared and best.holders >= self._open else None
 
     def _due(self, heads: dict[Hashable, _Head], due: float) -> _Head:
         late = [head for head in heads.values() if head.since <= due]

@@ -66,6 +66,12 @@ def test_a_line_is_shown_at_once_when_nobody_is_left_to_repeat_it() -> None:
     assert out == [(0.2, "2 last")]
 
 
+def test_the_last_rank_to_end_does_not_jump_the_queue() -> None:
+    events = [(0.0, 1, "b"), (0.0, 0, "a"), (0.01, 0, None), (0.02, 1, None)]
+    out, _ = run(events, 2)
+    assert texts(out) == ["0 a", "1 b"]
+
+
 def test_lines_that_differ_come_in_rank_order() -> None:
     out, _ = run([(0.02, 2, "c"), (0.03, 0, "a"), (0.05, 1, "b")], 3)
     assert texts(out) == ["0 a", "1 b", "2 c"]

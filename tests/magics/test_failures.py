@@ -1,0 +1,163 @@
+"""Failures: grouped, told in one line, and with one traceback for shared ones."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from rankscope import backends
+from rankscope.engines import RankError
+from rankscope.magics.failures import (
+    CellError,
+    CommandError,
+    Interrupted,
+    failure_key,
+    failure_of,
+    plain,
+    released,
+    report,
+    summary_of,
+)
+
+TRACE = (
+    "\x1b[31m-----\x1b[0m",
+    "ValueError   Traceback (most recent call last)",
+    "Cell \x1b[32mIn[7], line 3\x1b[0m\n      2 x\n----> 3 raise",
+)
+
+
+def error(rank: int, ename: str = "ValueError", evalue: str = "bad", line: int = 3):
+    trace = (*TRACE, f"{ename}: {evalue}")
+    return RankError(rank, ename, evalue, trace, cell=7, line=line)
+
+
+def test_the_line_is_read_from_the_traceback() -> None:
+    output = {"ename": "E", "evalue": "v", "traceback": list(TRACE)}
+    failure = failure_of(2, output, 7)
+    assert (failure.rank, failure.cell, failure.line) == (2, 7, 3)
+
+
+def test_the_innermost_line_of_the_cell_counts() -> None:
+    trace = ["Cell In[7], line 9", "Cell In[7], line 2, in f()", "File x.py:5"]
+    output = {"ename": "E", "evalue": "v", "traceback": trace}
+    assert failure_of(0, output, 7).line == 2
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        (error(1, evalue="bad"), True),
+        (error(1, evalue="bad 17 at 0x7f00ab"), False),
+        (error(1, ename="KeyError"), False),
+        (error(1, line=4), False),
+    ],
+)
+def test_errors_are_one_if_they_differ_in_numbers_only(
+    other: RankError, same: bool
+) -> None:
+    assert (failure_key(error(0)) == failure_key(other)) is same
+    assert failure_key(error(0, evalue="pid 12")) == failure_key(
+        error(1, evalue="pid 345")
+    )
+
+
+def test_a_shared_error_has_one_traceback_and_every_message() -> None:
+    text = plain(report([error(0, evalue="got 0"), error(1, evalue="got 1")]))
+    assert text.startswith("ranks 0–1\n")
+    assert text.count("Cell In[7], line 3") == 1
+    assert "[0] ValueError: got 0\n[1] ValueError: got 1" in text
+
+
+def test_a_message_that_all_share_is_not_listed_again() -> None:
+    text = plain(report([error(0), error(1)]))
+    assert text.count("bad") == 1
+
+
+def test_many_messages_are_counted() -> None:
+    text = plain(report([error(rank, evalue=f"got {rank}") for rank in range(20)]))
+    assert "[7] ValueError: got 7\n… and 12 more" in text
+
+
+def test_frames_inside_rankscope_are_left_out_below_the_users_line() -> None:
+    path = os.path.join(backends.__path__[0], "collectives.py")
+    frames = (f"File {path}:80, in all_reduce(…)\n", f"File {path}:9, in check(…)\n")
+    failure = RankError(0, "ValueError", "bad", (*TRACE, *frames, "ValueError: bad"))
+    text = plain(report([failure]))
+    assert "all_reduce" not in text
+    assert "… 2 frames inside rankscope" in text
+    assert "ValueError: bad" in text
+
+
+def test_frames_of_others_and_of_our_own_mistakes_are_shown() -> None:
+    frame = "File /home/me/model.py:80, in forward(…)\n"
+    foreign = RankError(0, "ValueError", "bad", (*TRACE, frame, "ValueError: bad"))
+    assert "forward" in report([foreign])
+    path = os.path.join(backends.__path__[0], "collectives.py")
+    mistake = (*TRACE, f"File {path}:80, in all_reduce(…)\n", "AttributeError: x")
+    assert "all_reduce" in report([RankError(0, "AttributeError", "x", mistake)])
+
+
+@pytest.mark.parametrize(
+    ("errors", "line"),
+    [
+        ([error(2)], "rank 2: ValueError: bad at cell 7 line 3"),
+        ([error(r) for r in range(4)], "ranks 0–3: ValueError: bad at cell 7 line 3"),
+        (
+            [error(0, evalue="got 0"), error(1, evalue="got 1")],
+            "ranks 0–1: ValueError: got 0 (and alike) at cell 7 line 3",
+        ),
+        (
+            [error(0), error(1, ename="KeyError", evalue="'k'", line=5)],
+            "rank 0: ValueError: bad at cell 7 line 3; "
+            "rank 1: KeyError: 'k' at cell 7 line 5",
+        ),
+        (
+            [error(0, "DistAbortedError"), error(2), error(3, "DistAbortedError")],
+            "rank 2: ValueError: bad at cell 7 line 3; ranks 0, 3 released",
+        ),
+        (
+            [error(0, "DistAbortedError", "aborted by hand")],
+            "rank 0: DistAbortedError: aborted by hand at cell 7 line 3",
+        ),
+        ([error(0, "AssertionError", "")], "rank 0: AssertionError at cell 7 line 3"),
+        (
+            [error(0, "SyntaxError", "invalid syntax (79669.py, line 2)")],
+            "rank 0: SyntaxError: invalid syntax at cell 7 line 3",
+        ),
+        (
+            [RankError(1, "EngineDied", "killed by SIGKILL\nmore", cell=7)],
+            "rank 1: EngineDied: killed by SIGKILL",
+        ),
+    ],
+)
+def test_a_failed_cell_is_told_in_one_line(errors: list[RankError], line: str) -> None:
+    assert summary_of(errors) == line
+
+
+def test_a_long_message_is_cut() -> None:
+    assert len(summary_of([error(0, evalue="x" * 1000)])) < 200
+
+
+def test_released_ranks_are_one_line() -> None:
+    errors = [error(r, "DistAbortedError", "rank 2 raised\nValueError") for r in (0, 1)]
+    assert released(errors) == "ranks 0–1 released at cell 7 line 3: rank 2 raised"
+
+
+@pytest.mark.parametrize(
+    ("raised", "line"),
+    [
+        (CellError("rank 2: boom", {}), "CellError: rank 2: boom"),
+        (Interrupted("after 1 s"), "Interrupted: after 1 s"),
+        (CommandError("%dist_init", "no"), "%dist_init: no"),
+    ],
+)
+def test_what_was_shown_is_not_followed_by_a_traceback(
+    raised: CellError, line: str
+) -> None:
+    assert [plain(text) for text in raised._render_traceback_()] == [line]
+
+
+def test_an_interrupt_is_a_keyboard_interrupt() -> None:
+    assert isinstance(Interrupted(""), KeyboardInterrupt)
+    assert isinstance(CellError("", {}), Exception)

@@ -1,0 +1,441 @@
+"""The magics on four real ranks, typed into an IPython shell in this process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+
+from rankscope.engines import Cluster
+from rankscope.magics import (
+    BackgroundCell,
+    CellError,
+    CellTimeout,
+    Interrupted,
+    current_cluster,
+    merge,
+)
+from rankscope.magics.failures import plain
+from tests.waiting import until
+
+
+@dataclass
+class Seen:
+    """What a person saw of one cell."""
+
+    out: str
+    err: str
+    displays: list[Any]
+    error: BaseException | None
+    value: Any
+
+
+class Notebook:
+    """Types cells into a shell, and looks."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self.shell = shell
+
+    def __call__(self, *lines: str) -> Seen:
+        with capture_output() as seen:
+            result = self.shell.run_cell("\n".join(lines), store_history=True)
+        error = result.error_before_exec or result.error_in_exec
+        err = plain(seen.stderr)
+        return Seen(plain(seen.stdout), err, seen.outputs, error, result.result)
+
+    @property
+    def number(self) -> int:
+        """The number of the cell that comes next."""
+        return self.shell.execution_count
+
+    def refused(self, *lines: str) -> str:
+        """The one message of a cell that is refused with a usage error."""
+        seen = self(*lines)
+        assert type(seen.error).__name__ == "UsageError", seen
+        assert "Traceback" not in seen.err + seen.out
+        message = seen.err or seen.out
+        assert message.startswith("UsageError: ")
+        assert message.count("usage:") == 1
+        return message
+
+
+@pytest.fixture(scope="module")
+def notebook(ipython: InteractiveShell) -> Iterator[Notebook]:
+    """A notebook that has started four ranks."""
+    typed = Notebook(ipython)
+    seen = typed("%dist_init -n 4")
+    assert seen.error is None, seen
+    with pytest.MonkeyPatch.context() as patch:
+        # A terminal takes nothing back, and this machine may be slow: nothing
+        # here is about how long a rank is waited for.
+        patch.setattr(merge, "HOLD", 1.0)
+        yield typed
+    typed("%dist_shutdown")
+
+
+@pytest.fixture
+def cluster(notebook: Notebook) -> Cluster:
+    """The notebook's cluster."""
+    found = current_cluster()
+    assert found is not None
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _the_group_is_usable_afterwards(notebook: Notebook) -> Iterator[None]:
+    yield
+    seen = notebook(
+        "%%distributed -t 20",
+        "_sum = np.full(2, rank)",
+        "dist.all_reduce(_sum)",
+        "_sum.tolist()",
+    )
+    assert (seen.error, seen.out) == (None, "[0-3] [6, 6]\n"), seen
+
+
+# -- output ----------------------------------------------------------------------
+
+
+def test_shared_output_is_shown_once_and_the_rest_by_rank(notebook: Notebook) -> None:
+    seen = notebook("%%distributed", "print('hello')", "print('I am', rank)", "rank**2")
+    assert seen.out.splitlines() == [
+        "[0-3] hello",
+        *(f"[{r}]   I am {r}" for r in range(4)),
+        *(f"[{r}]   {r * r}" for r in range(4)),
+    ]
+
+
+def test_without_collapse_each_rank_has_its_own_lines(notebook: Notebook) -> None:
+    seen = notebook("%%distributed --no-collapse -r 0-1", "print('hello')")
+    assert sorted(seen.out.splitlines()) == ["[0]   hello", "[1]   hello"]
+
+
+def test_the_namespace_is_there_without_imports(notebook: Notebook) -> None:
+    seen = notebook(
+        "%%distributed", "(world_size, np.__name__, dist.get_rank() == rank)"
+    )
+    assert seen.out == "[0-3] (4, 'numpy', True)\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "ranks"),
+    [("-r 2", [2]), ("-r 0,2-3", [0, 2, 3]), ("--ranks=1", [1]), ("-r all", range(4))],
+)
+def test_ranks_are_chosen(notebook: Notebook, option: str, ranks: list[int]) -> None:
+    seen = notebook(f"%%distributed {option}", "print(rank)")
+    assert seen.out.splitlines() == [f"[{r}]   {r}" for r in ranks]
+
+
+def test_a_group_is_run_on_its_own_ranks_as_the_default(notebook: Notebook) -> None:
+    made = notebook("%%distributed", "even = dist.new_group([0, 2], group_desc='even')")
+    assert made.error is None, made
+    seen = notebook(
+        "%%distributed -g even", "x = np.ones(1)", "dist.all_reduce(x)", "float(x[0])"
+    )
+    assert seen.out == "[0,2] 2.0\n", seen
+
+
+def test_standard_error_is_labelled_too(notebook: Notebook) -> None:
+    seen = notebook("%%distributed -r 1-2", "import sys", "print('!', file=sys.stderr)")
+    assert (seen.out, seen.err) == ("", "[1-2] !\n")
+
+
+def test_rich_output_is_shown_once_under_its_ranks(notebook: Notebook) -> None:
+    seen = notebook(
+        "%%distributed",
+        "from IPython.display import HTML",
+        "HTML('<b>low</b>' if rank < 2 else '<b>high</b>')",
+    )
+    # A shell without a front end shows the text of it.
+    assert seen.out.splitlines() == [
+        "[0-1] <IPython.core.display.HTML object>",
+        "[2-3] <IPython.core.display.HTML object>",
+    ]
+
+
+def test_a_cell_that_prints_much_is_shown_whole(notebook: Notebook) -> None:
+    seen = notebook("%%distributed", "for i in range(20_000):", "    print('line', i)")
+    assert seen.out.splitlines() == [f"[0-3] line {i}" for i in range(20_000)]
+
+
+# -- errors ----------------------------------------------------------------------
+
+
+def test_an_error_of_all_ranks_is_one_traceback_with_the_true_line(
+    notebook: Notebook,
+) -> None:
+    number = notebook.number
+    seen = notebook("%%distributed", "x = 1", "raise KeyError('missing')")
+    assert isinstance(seen.error, CellError)
+    assert str(seen.error) == (
+        f"ranks 0–3: KeyError: 'missing' at cell {number} line 3"
+    )
+    assert seen.err.count("Traceback (most recent call last)") == 1
+    assert f"In[{number}], line 3" in seen.err
+    assert seen.err.startswith("ranks 0–3\n")
+    assert {e.line for e in seen.error.errors.values()} == {3}
+    # The cell itself ends with one line and no traceback of the notebook's.
+    assert seen.out.strip() == f"CellError: {seen.error}"
+
+
+def test_an_error_that_differs_in_the_rank_lists_the_messages(
+    notebook: Notebook,
+) -> None:
+    seen = notebook("%%distributed", "raise ValueError(f'bad on {rank}')")
+    assert seen.err.count("Traceback (most recent call last)") == 1
+    for rank in range(4):
+        assert f"[{rank}] ValueError: bad on {rank}" in seen.err
+
+
+def test_a_syntax_error_has_the_true_line(notebook: Notebook) -> None:
+    number = notebook.number
+    seen = notebook("%%distributed", "x = 1", "1 +")
+    assert f"SyntaxError: invalid syntax at cell {number} line 3" in str(seen.error)
+
+
+def test_an_indented_cell_and_an_inner_cell_magic_run(notebook: Notebook) -> None:
+    assert notebook("%%distributed -r 0", "  x = 5", "  x").out == "[0]   5\n"
+    inner = notebook("%%distributed -r 0", "%%capture said", "print('x')")
+    assert inner.error is None
+    assert notebook("%%distributed -r 0", "said.stdout").out == "[0]   'x\\n'\n"
+
+
+def test_ranks_that_wait_for_one_that_raised_are_released(notebook: Notebook) -> None:
+    number = notebook.number
+    seen = notebook(
+        "%%distributed",
+        "x = np.ones(2)",
+        "if rank == 2:",
+        "    raise ValueError('boom')",
+        "dist.all_reduce(x)",
+    )
+    assert isinstance(seen.error, CellError)
+    assert str(seen.error) == (
+        f"rank 2: ValueError: boom at cell {number} line 4; ranks 0–1, 3 released; "
+        "group 'default' rebuilt"
+    )
+    assert seen.err.count("Traceback (most recent call last)") == 1
+    assert (
+        f"at cell {number} line 5, which rank 2 will not join: "
+        "group 'default' aborted" in seen.err
+    )
+    reason = f"rank 2 raised ValueError at cell {number} line 4"
+    assert reason in str(seen.error.errors[0].evalue)
+
+
+# -- endings ---------------------------------------------------------------------
+
+
+def test_the_deadline_ends_a_cell(notebook: Notebook) -> None:
+    number = notebook.number
+    seen = notebook(
+        "%%distributed -t 0.6",
+        "import time",
+        "if rank == 0:",
+        "    time.sleep(60)",
+        "dist.barrier()",
+    )
+    assert isinstance(seen.error, CellTimeout)
+    message = str(seen.error)
+    assert message.startswith("not done after 0.6 s; ")
+    assert f"rank 0 at cell {number} line 4" in message
+    assert "ranks 1–3 in barrier" in message
+    assert f"at cell {number} line 5" in message
+    assert "group 'default' rebuilt" in message
+    assert "Traceback" not in seen.err
+
+
+def test_ctrl_c_ends_a_cell_and_the_next_one_works(
+    notebook: Notebook, cluster: Cluster
+) -> None:
+    number = notebook.number
+
+    def press() -> None:
+        until(lambda: len(_busy(cluster)) == 4)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    seen = notebook("%%distributed", "import time", "print('on')", "time.sleep(60)")
+    thread.join()
+    assert isinstance(seen.error, Interrupted)
+    assert f"; ranks 0–3 at cell {number} line 4" in str(seen.error)
+    assert "[0-3] on" in seen.out
+    assert "Traceback" not in seen.err + seen.out
+
+
+def _busy(cluster: Cluster) -> list[int]:
+    return [one.rank for one in cluster.status(fresh=True).ranks if one.cell]
+
+
+def test_a_killed_engine_is_an_error_and_is_replaced(
+    notebook: Notebook, cluster: Cluster
+) -> None:
+    notebook("%%distributed", "kept = rank")
+    pid = cluster.pids[1]
+
+    def kill() -> None:
+        until(lambda: len(_busy(cluster)) == 4)
+        os.kill(pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    seen = notebook(
+        "%%distributed",
+        "import time",
+        "if rank == 1:",
+        "    time.sleep(60)",
+        "dist.barrier()",
+    )
+    thread.join()
+    assert isinstance(seen.error, CellError)
+    assert "killed by SIGKILL" in str(seen.error)
+    assert "%dist_restart and %dist_rebuild replace rank 1" in str(seen.error)
+    table = notebook("%dist_status").displays[0].data["text/plain"]
+    assert "rank 1 dead" in table
+    assert "1 dead" in notebook("%dist_init -n 4").out
+    restarted = notebook("%dist_restart")
+    assert restarted.out.startswith("rank 1 restarted in ")
+    assert notebook("%dist_rebuild").out == "all groups rebuilt\n"
+    seen = notebook("%%distributed", "print('kept' in globals())")
+    assert seen.out.splitlines() == ["[0,2-3] True", "[1]   False"]
+
+
+def test_a_background_cell_has_a_handle(notebook: Notebook) -> None:
+    seen = notebook("%%distributed --async", "print('hi')", "rank + 1")
+    handle = seen.value
+    assert isinstance(handle, BackgroundCell)
+    with capture_output() as replayed:
+        assert handle.result(20) == {0: "1", 1: "2", 2: "3", 3: "4"}
+    assert replayed.stdout.startswith("[0-3] hi\n[0]   1\n")
+    assert handle.state == "done"
+    until(lambda: "done after" in repr(handle))
+    assert "[0-3] hi" in repr(handle)
+
+
+def test_a_background_cell_is_interrupted(notebook: Notebook) -> None:
+    handle = notebook(
+        "%%distributed --async", "import time", "print('on', flush=True)",
+        "time.sleep(60)",
+    ).value  # fmt: skip
+    until(lambda: "on" in repr(handle))
+    assert handle.state == "running"
+    with capture_output():
+        assert not handle.wait(0.01)
+        with pytest.raises(TimeoutError, match="still runs on ranks"):
+            handle.result(0.01)
+    handle.interrupt()
+    with capture_output(), pytest.raises(CellError, match="KeyboardInterrupt"):
+        handle.result(5)
+    assert handle.state == "failed"
+    # The group is looked at when the watch is over.
+    until(lambda: "failed after" in repr(handle))
+
+
+# -- variables and groups ----------------------------------------------------------
+
+
+def test_variables_are_pushed_and_pulled(notebook: Notebook) -> None:
+    ns = notebook.shell.user_ns
+    notebook("import numpy", "a = numpy.arange(3.0)", "b = {'x': [1]}")
+    assert notebook("%dist_push a b").out == "a, b → ranks 0–3\n"
+    seen = notebook("%%distributed", "got = (float(a.sum()), b, rank)", "got[:2]")
+    assert seen.out == "[0-3] (3.0, {'x': [1]})\n"
+    assert notebook("%dist_pull got").out == "got ← ranks 0–3 (lists of 4)\n"
+    assert [rank for _, _, rank in ns["got"]] == [0, 1, 2, 3]
+    notebook("%dist_pull -r 2 rank")
+    assert ns["rank"] == 2
+    notebook("c = 5", "%dist_push c -r 1")
+    seen = notebook("%%distributed", "'c' in globals()")
+    assert seen.out.splitlines() == ["[0,2-3] False", "[1]   True"]
+
+
+def test_a_group_is_aborted_and_rebuilt(notebook: Notebook) -> None:
+    seen = notebook("%dist_abort default")
+    assert seen.out == "group 'default' aborted; %dist_rebuild makes it usable again\n"
+    seen = notebook("%%distributed", "dist.barrier()")
+    assert isinstance(seen.error, CellError)
+    assert "%dist_rebuild" in str(seen.error)
+    assert seen.err.count("Traceback (most recent call last)") == 1
+    table = notebook("%dist_status").displays[0].data["text/plain"]
+    assert "aborted on ranks 0–3: aborted with %dist_abort" in table
+    assert notebook("%dist_rebuild default").out == "group 'default' rebuilt\n"
+
+
+def test_the_status_is_a_table(notebook: Notebook, cluster: Cluster) -> None:
+    (shown,) = notebook("%dist_status").displays
+    assert set(shown.data) == {"text/plain", "text/html"}
+    for pid in cluster.pids.values():
+        assert str(pid) in shown.data["text/plain"]
+        assert str(pid) in shown.data["text/html"]
+    assert "all_reduce" in shown.data["text/plain"]
+
+
+# -- bad input -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["%dist_init -n 0"], "there must be at least 1 rank"),
+        (["%dist_init -n x"], "expected a number of ranks"),
+        (["%dist_init"], "-n N is missing"),
+        (["%dist_init -n 2 --backend ucx"], "unknown backend 'ucx'"),
+        (["%dist_init -n 2 --backend cpu:gloo,cpu:mpi"], "'cpu' is given twice"),
+        (["%dist_init -n 2 --backend cpu:"], "bad part 'cpu:'"),
+        (["%dist_init -n 2 --keeep"], "did you mean --keep?"),
+        (["%dist_init -n 2"], "%dist_shutdown ends them"),
+        (["%dist_init --cluster-id x --keep"], "--keep is for ranks that are started"),
+        (["%dist_init -n 2 --connection-file f"], "give one of them"),
+        (["%%distributed -r 9", "1"], "there is no rank 9; the cluster has ranks 0–3"),
+        (["%%distributed -r 0-", "1"], "'0-' is not a rank"),
+        (["%%distributed -g defualt", "1"], "did you mean default?"),
+        (["%%distributed --asinc", "1"], "did you mean --async?"),
+        (["%%distributed -t never", "1"], "expected seconds"),
+        (["%distributed x"], "it stands on the first line of a cell"),
+        (["%dist_abort nope"], "there is no group 'nope'"),
+        (["%dist_rebuild nope"], "there is no group 'nope'"),
+        (["%dist_restart 7"], "there is no rank 7"),
+        (["%dist_push never_defined"], "no variable 'never_defined'"),
+        (["%dist_push"], "NAME is missing"),
+        (["%dist_pull 1x"], "'1x' is not the name of a variable"),
+        (["%dist_pull x -r 4"], "there is no rank 4"),
+    ],
+)
+def test_bad_input_is_one_message(
+    notebook: Notebook, lines: list[str], message: str
+) -> None:
+    assert message in notebook.refused(*lines)
+
+
+def test_what_the_ranks_lack_is_one_line(notebook: Notebook) -> None:
+    seen = notebook("%dist_pull not_there")
+    assert seen.out.startswith("%dist_pull: ")
+    assert "not_there" in seen.out
+    assert "Traceback" not in seen.out + seen.err
+
+
+def test_init_again_says_that_it_is_running(notebook: Notebook) -> None:
+    seen = notebook("%dist_init -n 4")
+    assert seen.error is None
+    assert seen.out.startswith("already running: 4 ranks · ")
+
+
+def test_help_is_printed_and_nothing_happens(notebook: Notebook) -> None:
+    for line in ("%dist_shutdown --help", "%distributed --help", "%dist_restart -h"):
+        seen = notebook(line)
+        assert seen.error is None
+        assert "usage: %" in seen.out
+    assert current_cluster() is not None
+
+
+def test_loading_again_keeps_the_cluster(notebook: Notebook, cluster: Cluster) -> None:
+    assert notebook("%reload_ext rankscope").error is None
+    assert current_cluster() is cluster

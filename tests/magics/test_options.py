@@ -1,0 +1,131 @@
+"""Command lines: what is read, and the one message for what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+from IPython.core.error import UsageError
+
+from rankscope.magics.commands import COMMANDS
+from rankscope.magics.options import closest
+
+INIT = COMMANDS["dist_init"]
+CELL = COMMANDS["distributed"]
+
+
+def refused(name: str, line: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        COMMANDS[name].parse(line)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("-n 4", {"n": 4}),
+        ("-n4", {"n": 4}),
+        ("-n=4", {"n": 4}),
+        ("--ranks 2 --keep", {"n": 2, "keep": True}),
+        ("-n 2 --backend cpu:gloo,cuda:nccl", {"backend": "cpu:gloo,cuda:nccl"}),
+        ("-n 2 --backend=gloo", {"backend": "gloo"}),
+        ("-n 2 --engines slurm", {"engines": "slurm"}),
+        ("-n 2 --engines my.own.Launcher", {"engines": "my.own.Launcher"}),
+        ("-n 2 --timeout 0.5", {"timeout": 0.5}),
+        ("--cluster-id 'with blank'", {"cluster_id": "with blank", "n": None}),
+    ],
+)
+def test_init_is_read(line: str, expected: dict[str, object]) -> None:
+    values = INIT.parse(line)
+    assert values is not None
+    assert {name: values[name] for name in expected} == expected
+
+
+def test_a_cell_line_is_read() -> None:
+    assert CELL.parse("-r 0,2-3 -g tp -t 5 --async --no-collapse") == {
+        "ranks": "0,2-3",
+        "group": "tp",
+        "limit": 5.0,
+        "background": True,
+        "apart": True,
+    }
+    assert CELL.parse("") == {
+        "ranks": None,
+        "group": None,
+        "limit": None,
+        "background": False,
+        "apart": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "message"),
+    [
+        ("dist_init", "-n 0", "-n 0: there must be at least 1 rank"),
+        ("dist_init", "-n -3", "-n -3: there must be at least 1 rank"),
+        ("dist_init", "-n x", "-n x: expected a number of ranks, such as 4"),
+        ("dist_init", "-n 1.5", "-n 1.5: expected a number of ranks"),
+        ("dist_init", "-n", "-n needs a value: N, number of ranks to start"),
+        ("dist_init", "-n --keep", "-n needs a value"),
+        ("dist_init", "-n 2 -n 3", "-n is given twice"),
+        ("dist_init", "-n 2 --keep=yes", "--keep takes no value, 'yes' was given"),
+        ("dist_init", "4", "unexpected argument '4'"),
+        ("dist_init", "-n 2 --backend glue", "unknown backend 'glue'"),
+        ("dist_init", "-n 2 --backend cpu:gloo,cpu:mpi", "'cpu' is given twice"),
+        ("dist_init", "-n 2 --backend cpu:", "bad part 'cpu:'"),
+        ("dist_init", "-n 2 --backend cpu:gloo,", "bad part ''"),
+        ("dist_init", "-n 2 --bakend gloo", "unknown option --bakend; did you mean "
+         "--backend?"),
+        ("dist_init", "-n 2 --timeout soon", "expected seconds, such as 30 or 0.5"),
+        ("dist_init", "-n 2 --timeout -1", "a number of seconds above 0"),
+        ("dist_init", "-n 2 --timeout nan", "a number of seconds above 0"),
+        ("dist_init", "-n 2 --engines slrum", "did you mean slurm?"),
+        ("dist_init", "-n 2 --profile 'x", "no closing quotation"),
+        ("distributed", "--asink", "unknown option --asink; did you mean --async?"),
+        ("distributed", "--no-colapse", "did you mean --no-collapse?"),
+        ("distributed", "-x", "unknown option -x"),
+        ("distributed", "-t 0", "-t 0: expected a number of seconds above 0"),
+        ("dist_push", "", "NAME is missing: variables of the notebook"),
+        ("dist_abort", "a b", "unexpected argument 'b'"),
+        ("dist_status", "now", "unexpected argument 'now'"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_one_message(name: str, line: str, message: str) -> None:
+    told = refused(name, line)
+    assert message in told
+    first, usage = told.split("\n")
+    assert first.startswith(f"{COMMANDS[name].title}: ")
+    assert usage.startswith(f"usage: {COMMANDS[name].title}")
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_has_usage_example_and_python_twin(name: str, flag: str) -> None:
+    command = COMMANDS[name]
+    assert command.parse(flag) is None
+    text = command.help()
+    assert f"usage: {command.title}" in text
+    assert f"example:\n  {command.title}" in text
+    assert "in Python: cluster" in text or "rankscope.Cluster" in text
+    for option in command.options:
+        assert ", ".join(option.flags) in text
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_the_example_is_one_that_the_command_takes(name: str) -> None:
+    command = COMMANDS[name]
+    for line in command.example.splitlines():
+        if line.startswith(command.title):
+            assert command.parse(line.removeprefix(command.title)) is not None
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("--asink", "--async"), ("defualt", "default"), ("--rank", "--ranks")],
+)
+def test_the_closest_word_is_offered(word: str, meant: str) -> None:
+    known = ["--async", "--ranks", "--no-collapse", "default", "tp"]
+    assert closest(word, known) == f"; did you mean {meant}?"
+
+
+def test_nothing_is_offered_where_nothing_is_close() -> None:
+    assert closest("zzz", ["--async", "default"]) == ""
+    assert closest("zzz", []) == ""

@@ -1,0 +1,51 @@
+"""The magics before there is a cluster, and after."""
+
+from __future__ import annotations
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+
+from rankscope.magics.failures import plain
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "%%distributed\n1",
+        "%dist_status",
+        "%dist_abort",
+        "%dist_rebuild",
+        "%dist_push x",
+        "%dist_pull x",
+        "%dist_restart",
+    ],
+)
+def test_a_cluster_is_asked_for(ipython: InteractiveShell, code: str) -> None:
+    with capture_output() as seen:
+        result = ipython.run_cell(code)
+    assert type(result.error_in_exec).__name__ == "UsageError"
+    assert "no cluster: run %dist_init -n 4 first" in seen.stderr
+    assert "Traceback" not in seen.stdout + seen.stderr
+
+
+def test_there_is_nothing_to_shut_down(ipython: InteractiveShell) -> None:
+    with capture_output() as seen:
+        result = ipython.run_cell("%dist_shutdown")
+    assert result.error_in_exec is None
+    assert "nothing to shut down" in seen.stdout
+
+
+def test_a_launcher_that_fails_is_one_line(ipython: InteractiveShell) -> None:
+    with capture_output() as seen:
+        result = ipython.run_cell("%dist_init --cluster-id not-running-anywhere")
+    assert result.error_in_exec is not None
+    assert plain(seen.stdout).startswith("%dist_init: no cluster with id")
+    assert seen.stdout.count("\n") == 1
+    assert "Traceback" not in seen.stdout + seen.stderr
+
+
+@pytest.mark.parametrize("name", ["dist_init", "dist_push", "dist_status"])
+def test_the_help_is_the_documentation(ipython: InteractiveShell, name: str) -> None:
+    magic = ipython.find_line_magic(name)
+    assert f"usage: %{name}" in magic.__doc__
