@@ -85,6 +85,7 @@ class CellRun:
         """
         self._presenter.pump(timeout)
         self._supervisor.tick(self._presenter.failures)
+        self._presenter.releasing = bool(self._supervisor.groups)
 
     def _expire(self, limit: float) -> NoReturn:
         number = self._execution.cell

@@ -141,16 +141,22 @@ def report(errors: Sequence[RankError], label: bool = True) -> str:
         ranks = name_ranks(error.rank for error in errors)
         lines.append(f"{BOLD}{ranks}{PLAIN}")
     lines += _without_our_frames(first) or [f"{first.ename}: {first.evalue}"]
-    variants: dict[str, list[int]] = {}
+    variants: dict[str, list[RankError]] = {}
     for error in errors:
-        variants.setdefault(error.evalue, []).append(error.rank)
+        variants.setdefault(_impersonal(error), []).append(error)
     if len(variants) > 1:
         lines.append(f"{BOLD}The message on each rank{PLAIN}")
-        for evalue, members in list(variants.items())[:VARIANTS]:
-            lines.append(f"[{format_ranks(members)}] {first.ename}: {evalue}")
+        for members in list(variants.values())[:VARIANTS]:
+            ranks = format_ranks(error.rank for error in members)
+            lines.append(f"[{ranks}] {first.ename}: {members[0].evalue}")
         if len(variants) > VARIANTS:
             lines.append(f"… and {len(variants) - VARIANTS} more")
     return "\n".join(lines)
+
+
+def _impersonal(error: RankError) -> str:
+    """The message without the mention of its rank, which Rankscope's errors have."""
+    return re.sub(rf" on rank {error.rank}\b", "", error.evalue)
 
 
 def _without_our_frames(error: RankError) -> list[str]:
@@ -180,10 +186,8 @@ def _is_ours(frame: str) -> bool:
 
 
 def released(errors: Sequence[RankError]) -> str:
-    """Return one line on ranks that were let go from a collective."""
-    first = errors[0]
-    ranks = name_ranks(error.rank for error in errors)
-    return f"{ranks} released{place_of(first)}: {_one_line(first.evalue, 300)}"
+    """Return one line on ranks that were let go, where the cause is told too."""
+    return f"{name_ranks(error.rank for error in errors)} released{place_of(errors[0])}"
 
 
 def summary_of(errors: Iterable[RankError]) -> str:
@@ -199,8 +203,8 @@ def summary_of(errors: Iterable[RankError]) -> str:
     for members in groups.values():
         first = members[0]
         # A SyntaxError says where it is in a file that only IPython knows.
-        message = _SYNTAX_PLACE.sub("", _one_line(first.evalue))
-        if len({error.evalue for error in members}) > 1:
+        message = _SYNTAX_PLACE.sub("", _one_line(_impersonal(first)))
+        if len({_impersonal(error) for error in members}) > 1:
             message = f"{message} (and alike)"
         text = f"{first.ename}: {message}" if message else first.ename
         ranks = name_ranks(error.rank for error in members)

@@ -65,6 +65,8 @@ class Presenter:
         self.failures: dict[int, RankError] = {}
         #: Set while the ranks are being stopped: their last errors say only that.
         self.stopping = False
+        #: Set when it was told already that ranks were let go, and why.
+        self.releasing = False
         self._surface = surface
         self._clock = clock
         self._assembler = Assembler(execution.ranks, execution.cell)
@@ -111,7 +113,8 @@ class Presenter:
         if items is None:
             self._show(self._merger.poll(math.inf))
             return
-        final = self._moded(items)
+        # The cause first, then who was let go for it.
+        final = sorted(self._moded(items), key=lambda pair: pair[0] == BRIEF)
         shown = len(self._shown)
         if final[:shown] == self._shown and not self._surface.shows_partials:
             self._surface.show(final[shown:])
@@ -195,7 +198,9 @@ class Presenter:
         if self.stopping and (released or item.content.ename == "KeyboardInterrupt"):
             return HIDDEN
         explained = any(not is_release(error) for error in self.failures.values())
-        return BRIEF if released and explained else FULL
+        if not (released and explained):
+            return FULL
+        return HIDDEN if self.releasing else BRIEF
 
     def _show_partials(self, now: float) -> None:
         lines = self._assembler.partials()

@@ -133,7 +133,8 @@ class Supervisor:
         hints = []
         left = [group for group in aborted(status, ranks) if group not in done]
         if left:
-            hints.append(f"{_groups(left)} aborted: %dist_rebuild makes it usable")
+            them = "it" if len(left) == 1 else "them"
+            hints.append(f"{_groups(left)} aborted: %dist_rebuild makes {them} usable")
         uneven = [
             group
             for group in out_of_step(status, ranks)

@@ -6,6 +6,7 @@ words; colour only repeats what a word says.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -32,6 +33,8 @@ COLUMNS = (
     ("completed", False),
     ("heartbeat", True),
 )
+
+_TIME = re.compile(r"\d\d:\d\d:\d\d")
 
 #: Seconds without a sign of life that are worth a second look: three missed beats.
 SILENT = 3.0
@@ -105,12 +108,16 @@ def _section(
     generation = max(group.generation for _, group in members)
     if generation > 0:
         facts.append(f"generation {generation}")
-    aborted: dict[str, list[int]] = {}
+    aborted: dict[str, tuple[str, list[int]]] = {}
     for rank, group in members:
         if group.state == "aborted":
-            aborted.setdefault(group.reason or "no reason given", []).append(rank.rank)
+            reason = group.reason or "no reason given"
+            # Ranks note the time to the second, each by its own clock.
+            same = _TIME.sub("", reason)
+            aborted.setdefault(same, (reason, []))[1].append(rank.rank)
     notes = [
-        f"aborted on {name_ranks(ranks)}: {reason}" for reason, ranks in aborted.items()
+        f"aborted on {name_ranks(ranks)}: {reason}"
+        for reason, ranks in aborted.values()
     ]
     fresh = [rank for rank, _ in members if rank.rank not in introduced]
     return Section(

@@ -140,8 +140,16 @@ def test_a_long_message_is_cut() -> None:
 
 
 def test_released_ranks_are_one_line() -> None:
-    errors = [error(r, "DistAbortedError", "rank 2 raised\nValueError") for r in (0, 1)]
-    assert released(errors) == "ranks 0–1 released at cell 7 line 3: rank 2 raised"
+    errors = [error(rank, "DistAbortedError") for rank in (0, 1)]
+    assert released(errors) == "ranks 0–1 released at cell 7 line 3"
+
+
+def test_a_message_that_names_its_own_rank_is_not_listed_for_each() -> None:
+    errors = [error(r, evalue=f"barrier on rank {r}: bad") for r in range(3)]
+    assert "[1]" not in plain(report(errors))
+    assert summary_of(errors) == (
+        "ranks 0–2: ValueError: barrier: bad at cell 7 line 3"
+    )
 
 
 @pytest.mark.parametrize(

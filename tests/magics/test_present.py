@@ -234,7 +234,15 @@ def test_ranks_that_were_let_go_are_told_in_brief_beside_the_cause() -> None:
     cell.after(0.2)
     for rank in range(2):
         cell.fail(rank, "DistAbortedError", "rank 2 raised ValueError")
-    assert cell.end() == ["0-1 DistAbortedError (brief)", "2 ValueError (full)"]
+    assert cell.end() == ["2 ValueError (full)", "0-1 DistAbortedError (brief)"]
+
+
+def test_ranks_of_which_it_was_told_are_not_told_of_again() -> None:
+    cell = Cell()
+    cell.fail(2, "ValueError", "boom")
+    cell.presenter.releasing = True
+    cell.fail(0, "DistAbortedError", "rank 2 raised ValueError")
+    assert cell.end() == ["2 ValueError (full)"]
 
 
 def test_an_abort_without_another_cause_is_told_in_full() -> None:

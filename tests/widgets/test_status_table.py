@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from rankscope.engines import RankStatus
+from rankscope.engines import GroupStatus, RankStatus
 from rankscope.widgets import StatusTable
 from rankscope.widgets.status_table import COLUMNS, sections
 from tests.widgets.statuses import cluster, group, op, rank
@@ -88,6 +88,15 @@ def test_a_dead_rank_and_an_abort_are_explained_below_their_group() -> None:
         "rank 1 is dead: killed by SIGKILL",
     )
     assert "rank 1 dead" in str(StatusTable(status)).splitlines()[0]
+
+
+def test_one_abort_at_two_times_is_one_note() -> None:
+    def gone(time: str) -> GroupStatus:
+        return group(state="aborted", reason=f"by hand (at {time})")
+
+    status = cluster(rank(0, gone("10:00:00")), rank(1, gone("10:00:01")))
+    (section,) = sections(status)
+    assert section.notes == ("aborted on ranks 0–1: by hand (at 10:00:00)",)
 
 
 def test_a_rank_without_groups_is_seen() -> None:
