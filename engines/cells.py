@@ -92,7 +92,7 @@ def _replied(execution: Execution, rank: int, done: Future[Any]) -> None:
     """A rank replied: it is done when its last output is there too."""
     reply = done.result()
     future: Any = done
-    if isinstance(reply, ipyparallel.error.EngineError):
+    if getattr(reply, "ename", "") == "EngineError":
         # Its death is told by the roster, which knows more about it.
         private.finish_output(future)
         return

@@ -16,7 +16,7 @@ class OpStatus:
     op: str
     #: The group's sequence number of the op, ``None`` where it has none.
     seq: int | None = None
-    #: ``SCHEDULED``, ``STARTED``, ... where it is known.
+    #: ``scheduled``, ``started``, ... where it is known.
     state: str = ""
     #: Seconds since it started (or was queued, if it has not started).
     elapsed: float | None = None

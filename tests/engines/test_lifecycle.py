@@ -234,7 +234,12 @@ def test_the_end_of_the_controller_is_told() -> None:
         assert cluster._launched is not None
         controller = cluster._launched.cluster.controller.process
         told = threading.Event()
-        cluster.subscribe(lambda rank, summary: "dead" in summary and told.set())
+
+        def hear(rank: int, summary: dict[str, Any]) -> None:
+            if "dead" in summary:
+                told.set()
+
+        cluster.subscribe(hear)
         psutil.Process(controller.pid).kill()
         assert cell.wait(5)
         assert "the controller" in cell.errors[0].evalue
