@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Callable
@@ -111,4 +112,5 @@ def execute(
         on_cell_start=on_start,
         on_cell_executed=on_executed,
     )
-    return client.execute()
+    # client.execute() would leave its event loop open.
+    return asyncio.run(client.async_execute())
