@@ -77,7 +77,7 @@ class GroupLife:
 
     def _begin(self, generation: int) -> None:
         self.generation = generation
-        self.status = GroupStatus(self.name, self.global_rank, generation)
+        self.status = GroupStatus(self.name, self.global_rank, generation, self.ranks)
         self.aborted: AbortReason | None = None
         self._backends: dict[str, Backend] = {}
         # The batch that each thread inside a coalescing block is filling.

@@ -58,7 +58,7 @@ class ProcessGroup(GroupLife):
                 arrays[0].dtype if arrays else None,
                 _without_avg(backend, reduce_op),
             )
-        record = Record(self.status, op_type, arrays, peer, self.timeout)
+        record = Record(self.status, op_type, arrays, peer, self.timeout, backend.name)
         hooks = active_hooks()
         for hook in hooks:
             hook.before(record)

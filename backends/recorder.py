@@ -21,6 +21,7 @@ Frame = tuple[str, int, str]
 # See work.py: a member's look-up on its class is slow before Python 3.11.
 _SCHEDULED = WorkState.SCHEDULED
 _COMPLETED = WorkState.COMPLETED
+_RECV = OpType.RECV
 
 _ROOM = str(Path(__file__).parent)
 
@@ -41,10 +42,12 @@ class Record:
     Times are ``time.time_ns``; 0 stands for "not yet". `sizes` and `dtypes`
     are those of the inputs and the outputs, in this order. `peer` is the root
     of a rooted collective or the other side of a send or recv, as a rank in
-    the group, else ``None``.
+    the group, else ``None``; of a recv from anybody, the sender, once it is
+    known. `backend` is the name of the one that runs the op, if one does.
     """
 
     __slots__ = (
+        "backend",
         "collective_seq_id",
         "created_ns",
         "dtypes",
@@ -71,6 +74,7 @@ class Record:
         arrays: Sequence[Any],
         peer: int | None,
         timeout: float,
+        backend: str = "",
     ) -> None:
         self.status = status
         self.generation = status.generation
@@ -80,6 +84,7 @@ class Record:
         self.dtypes = [array.dtype for array in arrays]
         self.peer = peer
         self.timeout = timeout
+        self.backend = backend
         self.frame = user_frame()
         self.state = _SCHEDULED
         self.created_ns = time.time_ns()
@@ -133,6 +138,8 @@ class Record:
             status.completed = self
             if status.started is None or status.started.op_id < self.op_id:
                 status.started = self
+            if self.peer is None and self.op_type is _RECV:
+                self.peer = work.result()
         else:
             self.error = str(work.exception())
         status.in_flight.pop(self.op_id, None)
@@ -155,6 +162,7 @@ class Record:
             "p2p_seq_id": self.p2p_seq_id,
             "op_id": self.op_id,
             "op": self.op_type.value,
+            "backend": self.backend,
             "is_p2p": self.op_type.is_p2p,
             "state": self.state.value,
             "sizes": [list(size) for size in self.sizes],
@@ -219,7 +227,8 @@ class GroupStatus:
     """Counters of one group on this rank, and where it is.
 
     The last ops enqueued, started and completed, and the Works in flight by
-    ``op_id``, oldest first.
+    ``op_id``, oldest first. `rank` is this process's global rank, as messages
+    show it, `ranks` are the global ranks of the group.
     """
 
     __slots__ = (
@@ -232,12 +241,16 @@ class GroupStatus:
         "op_id",
         "p2p_seq",
         "rank",
+        "ranks",
         "started",
     )
 
-    def __init__(self, name: str, rank: int, generation: int) -> None:
+    def __init__(
+        self, name: str, rank: int, generation: int, ranks: Sequence[int]
+    ) -> None:
         self.name = name
-        self.rank = rank  # the global rank: what messages show
+        self.rank = rank
+        self.ranks = ranks
         self.generation = generation
         # Sequence numbers start at 1, as in PyTorch; 0 says "none yet".
         self.collective_seq = 0

@@ -33,7 +33,7 @@ class Simulated:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.status = GroupStatus("default", rank, 0)
+        self.status = GroupStatus("default", rank, 0, range(4))
         self.entries: list[tuple[Record, Work, str]] = []
         self.extra: dict[str, Any] = {}
 
