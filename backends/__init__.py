@@ -40,6 +40,7 @@ from .errors import (
     DistStoreTimeoutError,
     DistTimeoutError,
 )
+from .export import dump_flight_recorder
 from .file_store import FileStore
 from .futures import create_work_from_call, create_work_from_future
 from .groups import (
@@ -127,6 +128,7 @@ __all__ = [
     "create_work_from_call",
     "create_work_from_future",
     "destroy_process_group",
+    "dump_flight_recorder",
     "enable_timing",
     "gather",
     "gather_object",

@@ -78,3 +78,8 @@ def _pythons() -> Iterator[str]:
 def _succeeds(python: str | Path, script: str) -> bool:
     done = subprocess.run([python, "-c", script], capture_output=True, check=False)
     return done.returncode == 0
+
+
+if __name__ == "__main__":
+    if torch_python(print, print) is None:
+        sys.exit(1)
