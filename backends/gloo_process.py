@@ -287,7 +287,10 @@ class SideProcess:
             return False
         # An interrupt that comes right after the call leaves the report in the
         # inbox, where _unread sees by its serial number that it is new.
-        count = self._channel.recv_into(self._inbox)
+        try:
+            count = self._channel.recv_into(self._inbox)
+        except ConnectionResetError:
+            count = 0  # it was killed before it read what was sent to it
         if not count:
             self._ended = True
             return False
