@@ -417,3 +417,19 @@ def test_a_plain_script_needs_nothing_but_the_environment() -> None:
     for rank, (code, output) in enumerate(run_ranks(3, script)):
         assert code == 0, output
         assert output == f"{rank} [3.0, 3.0, 3.0, 3.0]\n"
+
+
+def halves(me: Rank) -> bool:
+    # What the side process works in held the bits 0, 1, 2, 3 before.
+    with world():
+        small = np.arange(2000, dtype=np.uint64) % 4
+        dist.all_reduce(small)
+        held = [exactness.data(r, 8000, "float16") for r in range(3)]
+        x = held[me.rank].copy()
+        dist.all_reduce(x)
+        np.testing.assert_array_equal(x, np.sum(held, axis=0))
+        return True
+
+
+def test_float16_is_right_whatever_the_memory_held_before() -> None:
+    assert all(run_ranks(3, halves))
