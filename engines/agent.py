@@ -126,7 +126,6 @@ class Agent:
             "version": __version__,
             "python": platform.python_version(),
             "pid": os.getpid(),
-            "nanny": private.nanny_pid(self.kernel),
             "host": socket.gethostname(),
             "address": self._address(),
             "port": _free_port(),

@@ -9,6 +9,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from traitlets.config import Config
 from .errors import ClusterError, ClusterStartError
 from .launched import Launched
 
-__all__ = ["find", "launcher_names", "prepare"]
+__all__ = ["Found", "find", "launcher_names", "prepare"]
 
 # ipyparallel would print these into the notebook; whoever wants them adds a
 # handler.
@@ -97,13 +98,23 @@ def _config() -> Config:
     return config
 
 
+@dataclass
+class Found:
+    """A cluster that runs; ``launched`` where its launchers are known."""
+
+    client: ipyparallel.Client
+    launched: Launched | None
+    cluster_id: str
+    profile_dir: str
+
+
 def find(
     profile: str | None,
     cluster_id: str | None,
     connection_file: str | None,
     timeout: float,
-) -> tuple[ipyparallel.Client, Launched | None]:
-    """Return a client of a running cluster, and its launchers where they are known.
+) -> Found:
+    """Find a running cluster and connect to it.
 
     `connection_file` is a controller's ``ipcontroller-...-client.json`` or a
     cluster's ``cluster-....json``. Without one, `cluster_id` names a cluster
@@ -122,12 +133,24 @@ def find(
             client = launched.run(
                 launched.cluster.connect_client(timeout=timeout), timeout
             )
-            return client, launched
+            return Found(
+                client,
+                launched,
+                launched.cluster.cluster_id,
+                launched.cluster.profile_dir,
+            )
         launched.close()
         if clients is None or not clients.exists():
             raise ClusterError(f"the cluster of {clusters} does not run any more")
+    assert clients is not None
+    name = clients.name.removeprefix("ipcontroller").removesuffix("client.json")
     try:
-        return ipyparallel.Client(str(clients), timeout=timeout), None
+        return Found(
+            ipyparallel.Client(str(clients), timeout=timeout),
+            None,
+            name.strip("-"),
+            str(clients.parent.parent),
+        )
     except (OSError, TimeoutError) as error:
         raise ClusterError(f"no controller answers for {clients}: {error}") from error
 

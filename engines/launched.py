@@ -258,16 +258,15 @@ class Launched:
 
     def processes(self) -> list[psutil.Process]:
         """The processes of this machine that the cluster consists of, by now."""
-        for launcher in self._launchers():
-            process = private.process_of(launcher)
-            if process is None:
-                continue
-            with contextlib.suppress(psutil.NoSuchProcess):
-                for one in (process, *process.children(recursive=True)):
-                    # Kept: nobody finds the children of one that was killed.
-                    self._seen.setdefault(one.pid, one)
+        # Kept: nobody finds the children of one that was killed.
+        self._seen.update(_with_descendants([*self._leaders(), *self._seen.values()]))
         self._seen = {pid: one for pid, one in self._seen.items() if _lives(one)}
         return list(self._seen.values())
+
+    def _leaders(self) -> list[psutil.Process]:
+        """The processes that were started here, without what those started."""
+        found = map(private.process_of, self._launchers())
+        return [process for process in found if process is not None]
 
     def files(self) -> list[str]:
         """The files that must not stay behind."""
@@ -280,11 +279,11 @@ class Launched:
 
     # -- stopping ----------------------------------------------------------
 
-    def stop(self, others: Iterable[int] = ()) -> None:
-        """End controller and engines, and the processes `others`, for good."""
+    def stop(self) -> None:
+        """End controller, engines and what they started, for good."""
         try:
             if self.is_local:
-                self._end_here(others)
+                self._end_here()
             # What is left is bookkeeping, and what runs elsewhere.
             self.run(self.cluster.stop_cluster(), STOP_TIMEOUT)
         finally:
@@ -292,25 +291,18 @@ class Launched:
                 Path(path).unlink(missing_ok=True)
             self.close()
 
-    def _end_here(self, others: Iterable[int]) -> None:
-        mine = {one.pid: one for one in self.processes()}
-        for pid in others:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                mine.setdefault(pid, psutil.Process(pid))
-        leaders = {
-            process.pid
-            for launcher in self._launchers()
-            if (process := private.process_of(launcher)) is not None
-        }
-        leading = [mine[pid] for pid in leaders if pid in mine]
+    def _end_here(self) -> None:
+        everything = self.processes()
+        leaders = set(self._leaders())
+        leading = [one for one in everything if one in leaders]
         for process in leading:
             _signal(process, signal.SIGTERM)
         _wait_gone(leading, GRACE)
         # The controller's schedulers end with it. The engines' nannies would
         # wait for seconds to tell a controller that is gone.
-        for process in mine.values():
+        for process in everything:
             _signal(process, signal.SIGKILL)
-        _wait_gone(mine.values(), GRACE)
+        _wait_gone(everything, GRACE)
 
     def close(self) -> None:
         """End the loop and the threads; what was started runs on."""
@@ -346,6 +338,22 @@ def _wait_gone(processes: Iterable[psutil.Process], timeout: float) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+def _with_descendants(roots: Iterable[psutil.Process]) -> dict[int, psutil.Process]:
+    children: dict[int, list[psutil.Process]] = {}
+    # One look at all processes, however many roots there are.
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            children.setdefault(process.ppid(), []).append(process)
+    found: dict[int, psutil.Process] = {}
+    waiting = [process for process in roots if _lives(process)]
+    while waiting:
+        process = waiting.pop()
+        if process.pid not in found:
+            found[process.pid] = process
+            waiting += children.get(process.pid, ())
+    return found
 
 
 def _lives(process: psutil.Process) -> bool:

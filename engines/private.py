@@ -30,7 +30,6 @@ __all__ = [
     "io_thread",
     "listen",
     "message_header",
-    "nanny_pid",
     "on_notification",
     "process_of",
     "publish",
@@ -216,12 +215,6 @@ def reply(
 def request_metadata(kernel: Any) -> Message:
     """Return the metadata of the request that the main thread works on."""
     return kernel.get_parent("shell").get("metadata", {})
-
-
-def nanny_pid(kernel: Any) -> int | None:
-    """Return the pid of the process that watches this engine."""
-    nanny = getattr(kernel.parent, "nanny_pipe", None)
-    return None if nanny is None else nanny.pid
 
 
 def controller_address(kernel: Any) -> str:

@@ -2,29 +2,97 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .channel import Answers
 from .errors import ClusterError
 from .roster import Roster
 from .seats import environment, members
 
-__all__ = [
-    "export_groups",
-    "find_seats",
-    "join_store",
-    "new_groups",
-    "open_store",
-    "rebuild",
-    "resume_groups",
-    "seat",
-]
+__all__ = ["export_groups", "find_or_seat", "rebuild", "reseat", "seat_all"]
 
 #: Seconds that ranks get to host, or to connect to, the store.
 STORE_WAIT = 12.0
 
 
-def seat(roster: Roster, ranks: Sequence[int]) -> None:
+def seat_all(
+    roster: Roster,
+    engine_ids: Sequence[int],
+    backend: str | None,
+    timeout: float | None,
+    deadline: float,
+) -> int:
+    """Seat engines on ranks in the order of their ids; return the store's host.
+
+    They get the default group, with `backend` and `timeout`.
+    """
+    hellos = roster.install(engine_ids, _left(deadline))
+    return _seat_fresh(roster, hellos, backend, timeout)
+
+
+def _seat_fresh(
+    roster: Roster,
+    hellos: Mapping[int, Mapping[str, Any]],
+    backend: str | None,
+    timeout: float | None,
+) -> int:
+    for rank, number in enumerate(sorted(hellos)):
+        roster.take(rank, number, hellos[number])
+    _sit(roster, range(len(hellos)))
+    host = _open_store(roster)
+    _new_groups(roster, backend, timeout)
+    return host
+
+
+def find_or_seat(
+    roster: Roster, backend: str | None, timeout: float | None, deadline: float
+) -> int | None:
+    """Find who sits where in a running cluster, or seat everybody.
+
+    Returns the store's host, ``None`` if it is dead.
+    """
+    numbers = sorted(roster.client.ids)
+    if not numbers:
+        raise ClusterError("the cluster has no engines: start some, attach again")
+    hellos = roster.install(numbers, _left(deadline), attach=True)
+    if any(hello["seat"] for hello in hellos.values()):
+        return _find_seats(roster, hellos)
+    return _seat_fresh(roster, hellos, backend, timeout)
+
+
+def reseat(
+    roster: Roster,
+    engines: Mapping[int, int],
+    deadline: float,
+    exported: Mapping[str, Any] | None,
+    store_host: int | None,
+    why: str,
+    backend: str | None,
+    timeout: float | None,
+) -> int:
+    """Give ranks fresh engines (rank → engine id); return the store's host.
+
+    They get the groups `exported` by the others, aborted for the reason
+    `why`, as those of the others are.
+    """
+    ranks = sorted(engines)
+    hellos = roster.install(engines.values(), _left(deadline))
+    for rank, number in engines.items():
+        roster.take(rank, number, hellos[number])
+    _sit(roster, ranks)
+    host = _join_store(roster, ranks, store_host)
+    _resume_groups(roster, ranks, exported, why, backend, timeout)
+    roster.listen(ranks)
+    return host
+
+
+def _left(deadline: float) -> float:
+    return max(1.0, deadline - time.monotonic())
+
+
+def _sit(roster: Roster, ranks: Sequence[int]) -> None:
     """Tell the engines that hold `ranks` who they are, and the others about it."""
     env = environment(roster.seats)
     size = len(roster.seats)
@@ -39,7 +107,7 @@ def seat(roster: Roster, ranks: Sequence[int]) -> None:
     roster.ask("set_environment", lambda rank: {"env": env[rank]}, others).all()
 
 
-def find_seats(roster: Roster, hellos: Mapping[int, Mapping[str, Any]]) -> int | None:
+def _find_seats(roster: Roster, hellos: Mapping[int, Mapping[str, Any]]) -> int | None:
     """Seat engines where their agents say they sit; return the store's host.
 
     A rank that nobody holds is dead. ``hellos`` are by engine id.
@@ -59,7 +127,7 @@ def find_seats(roster: Roster, hellos: Mapping[int, Mapping[str, Any]]) -> int |
     return hosts[0] if hosts else None
 
 
-def open_store(roster: Roster) -> int:
+def _open_store(roster: Roster) -> int:
     """Open a store on the lowest living rank, connect the others; return that rank."""
     living = sorted(roster.uuids())
     host = living[0]
@@ -71,10 +139,10 @@ def open_store(roster: Roster) -> int:
     return host
 
 
-def join_store(roster: Roster, ranks: Sequence[int], host: int | None) -> int:
+def _join_store(roster: Roster, ranks: Sequence[int], host: int | None) -> int:
     """Connect fresh `ranks` to the store; open another if its host is not there."""
     if host is None or host in ranks or not roster.seats[host].alive:
-        return open_store(roster)
+        return _open_store(roster)
     store = roster.ask("store_address", {}, [host]).all()[host]
     roster.ask("join_store", store, ranks, STORE_WAIT).all()
     return host
@@ -96,12 +164,12 @@ def export_groups(roster: Roster, without: Sequence[int]) -> dict[str, Any] | No
     return {"names": names, "groups": list(groups.values())}
 
 
-def new_groups(roster: Roster, backend: str | None, timeout: float | None) -> None:
+def _new_groups(roster: Roster, backend: str | None, timeout: float | None) -> None:
     """Make the default group on every rank."""
     roster.ask("init_group", {"backend": backend, "timeout": timeout}).all()
 
 
-def resume_groups(
+def _resume_groups(
     roster: Roster,
     ranks: Sequence[int],
     exported: Mapping[str, Any] | None,
@@ -134,7 +202,8 @@ def rebuild(roster: Roster, group: str | None, store_host: int | None) -> int:
     Raises `ClusterError` naming the dead ranks of the group and what to do,
     before anything is touched.
     """
-    summaries = roster.ask("summary").all()
+    answers = roster.ask("summary")
+    summaries = answers.results
     known: dict[str, None] = {}
     for summary in summaries.values():
         known.update(dict.fromkeys(one["name"] for one in summary["groups"]))
@@ -147,7 +216,7 @@ def rebuild(roster: Roster, group: str | None, store_host: int | None) -> int:
     ready: dict[int, list[str]] = {}
     for name in known if group is None else [group]:
         for ranks, said in members(summaries, name).items():
-            _check_alive(roster, name, ranks)
+            _check_alive(roster, answers, name, ranks)
             generation = 1 + max(one["generation"] for one in said)
             for rank in ranks:
                 generations.setdefault(rank, {})[name] = generation
@@ -159,7 +228,7 @@ def rebuild(roster: Roster, group: str | None, store_host: int | None) -> int:
         reason = f"group {name!r} is being rebuilt"
         roster.ask("abort", {"group": name, "reason": reason}, chosen).all()
     if store_host is None or not roster.seats[store_host].alive:
-        store_host = open_store(roster)
+        store_host = _open_store(roster)
     roster.ask(
         "rebuild",
         lambda rank: {"generations": generations[rank]},
@@ -169,7 +238,9 @@ def rebuild(roster: Roster, group: str | None, store_host: int | None) -> int:
     return store_host
 
 
-def _check_alive(roster: Roster, name: str, ranks: Sequence[int]) -> None:
+def _check_alive(
+    roster: Roster, answers: Answers, name: str, ranks: Sequence[int]
+) -> None:
     dead = [one for one in roster.seats if one.rank in ranks and not one.alive]
     if dead:
         which = ",".join(str(one.rank) for one in dead)
@@ -178,4 +249,10 @@ def _check_alive(roster: Roster, name: str, ranks: Sequence[int]) -> None:
             f"{'; '.join(str(one.death) for one in dead)}. Start "
             f"{'it' if len(dead) == 1 else 'them'} again with %dist_restart {which} "
             f"(Cluster.restart([{which}])), then rebuild"
+        )
+    silent = [rank for rank in ranks if rank in answers.errors]
+    if silent:
+        raise ClusterError(
+            f"group {name!r} cannot be rebuilt: rank {silent[0]}: "
+            f"{answers.errors[silent[0]]}"
         )

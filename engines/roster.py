@@ -153,7 +153,6 @@ class Roster:
             engine_id=engine_id,
             uuid=private.engine_uuids(self.client)[engine_id],
             pid=hello["pid"],
-            nanny=hello["nanny"],
             host=hello["host"],
             address=hello["address"],
             port=hello["port"],
@@ -164,7 +163,7 @@ class Roster:
     def leave_empty(self, rank: int) -> None:
         """Note that the engine of `rank` was gone before anybody here looked."""
         death = f"the engine of rank {rank} is gone"
-        self._place(Seat(rank, -1, "", -1, None, "?", "", 0, death=death))
+        self._place(Seat(rank, -1, "", -1, "?", "", 0, death=death))
 
     def _place(self, seat: Seat) -> None:
         with self._lock:

@@ -24,7 +24,6 @@ class Seat:
     engine_id: int
     uuid: str
     pid: int
-    nanny: int | None
     host: str
     address: str
     #: A port that was free on the engine's host, for MASTER_PORT.

@@ -196,6 +196,31 @@ class TestKeepAndAttach:
         cluster.shutdown()
         until(lambda: not kept.living(), WAIT, "the cluster to end")
 
+    def test_one_known_by_nothing_but_its_connection_file(self, kept: Owner) -> None:
+        kept.kill()
+        files = [Path(one) for one in kept.said["files"]]
+        (clusters,) = (one for one in files if one.name.startswith("cluster-"))
+        (clients,) = (one for one in files if one.name.endswith("-client.json"))
+        clusters.unlink()
+        cluster = Cluster.attach(connection_file=str(clients))
+        assert cluster.cluster_id == "kept"
+        assert cluster.pull("x") == {0: 0, 1: 10}
+        with pytest.raises(ClusterError, match="launchers are not known here"):
+            cluster.restart([0])
+        os.kill(cluster.pids[1], signal.SIGKILL)
+        until(lambda: cluster.status().dead == [1], 5, "the death to be noticed")
+        assert cluster.status().ranks[1].reason == (
+            f"engine of rank 1 (engine 1, pid {cluster.pids[1]} on "
+            f"{cluster.status().ranks[1].host}) died"
+        )
+        cluster.close()
+        # Who comes later finds an empty seat.
+        cluster = Cluster.attach(connection_file=str(clients))
+        assert cluster.status().dead == [1]
+        assert cluster.execute("rank").wait(WAIT)
+        cluster.shutdown()
+        until(lambda: not kept.living(), WAIT, "the cluster to end")
+
     def test_a_cluster_that_never_heard_of_rankscope(self) -> None:
         bare = ipyparallel.Cluster(n=2, cluster_id="bare", log_level=50)
         with bare as client:

@@ -47,8 +47,16 @@ SUMMARY: dict[str, Any] = {
 
 
 def seat(rank: int, host: str = "a", **options: Any) -> Seat:
-    return Seat(rank, rank + 10, f"u{rank}", 100 + rank, None, host, "10.0.0.1", 5000,
-                **options)  # fmt: skip
+    return Seat(
+        rank=rank,
+        engine_id=rank + 10,
+        uuid=f"u{rank}",
+        pid=100 + rank,
+        host=host,
+        address="10.0.0.1",
+        port=5000,
+        **options,
+    )
 
 
 class TestSummaries:
