@@ -64,7 +64,7 @@ class Cluster(Ranks):
         cls,
         n: int,
         *,
-        engines: str = "local",
+        engines: str | None = None,
         backend: str | None = None,
         timeout: float | None = None,
         keep: bool = False,
@@ -76,7 +76,9 @@ class Cluster(Ranks):
         """Start a controller and `n` engines, with one default group over them.
 
         `engines` is a launcher of ipyparallel's: ``local``, ``mpi``, ``ssh``,
-        ``slurm``, ... `backend` and `timeout` (seconds) are the default
+        ``slurm``, ...; ``None`` is ``mpi`` for a `backend` (the default one,
+        too) that names MPI, whose ranks must come from mpiexec, else ``local``.
+        `backend` and `timeout` (seconds) are the default
         group's, as in ``init_process_group``. With `keep` the cluster stays
         when this process ends, and `attach` finds it again. `progress` is
         called with a line of text at each step.
@@ -89,7 +91,10 @@ class Cluster(Ranks):
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             raise ClusterError(f"n={n!r}: the number of ranks, a whole number from 1")
         # Rather now than on every engine, seconds later.
-        BackendConfig(backend)
+        config = BackendConfig(backend)
+        if engines is None:
+            uses_mpi = "mpi" in config.device_backend_map.values()
+            engines = "mpi" if uses_mpi else "local"
         private.check()
         say = progress or _silent
         deadline = time.monotonic() + start_timeout

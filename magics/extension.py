@@ -276,7 +276,7 @@ def _start(values: Values, progress: Callable[[str], None]) -> Cluster:
         return Cluster.attach(connection_file=values["connection_file"], **common)
     return Cluster.start(
         values["n"],
-        engines=values["engines"] or "local",
+        engines=values["engines"],
         keep=values["keep"],
         **common,
     )
