@@ -18,7 +18,6 @@ from rankscope.backends import BackendConfig
 
 from . import launch, private, recovery
 from .errors import ClusterError
-from .guardian import Guardian
 from .launched import Launched
 from .ranks import Chosen, Ranks
 from .seats import check_ranks
@@ -43,7 +42,6 @@ class Cluster(Ranks):
         self,
         client: ipyparallel.Client,
         launched: Launched | None,
-        guardian: Guardian | None,
         *,
         owned: bool,
         **options: Any,
@@ -51,7 +49,6 @@ class Cluster(Ranks):
         #: Whether the cluster ends with this object's process.
         self.owned = owned
         self._launched = launched
-        self._guardian = guardian
         self._process = os.getpid()
         self._ending = threading.Lock()
         super().__init__(client, **options)
@@ -98,15 +95,13 @@ class Cluster(Ranks):
         private.check()
         say = progress or _silent
         deadline = time.monotonic() + start_timeout
-        launched = launch.prepare(engines, profile, cluster_id)
-        guardian = None if keep else Guardian(launched.stop_file)
+        launched = launch.prepare(engines, profile, cluster_id, guarded=not keep)
         self = None
         try:
-            client = launched.start(n, start_timeout, say, guardian)
+            client = launched.start(n, start_timeout, say)
             self = cls(
                 client,
                 launched,
-                guardian,
                 owned=not keep,
                 cluster_id=launched.cluster.cluster_id,
                 profile=launched.cluster.profile_dir,
@@ -120,14 +115,12 @@ class Cluster(Ranks):
                 self._roster, sorted(client.ids), backend, timeout, deadline
             )
             self._roster.listen()
-            self._guard()
+            launched.guard()
         except BaseException:
             if self is not None:
                 self.shutdown()
             else:
                 launched.stop()
-                if guardian is not None:
-                    guardian.let_go()
             raise
         say(f"{n} ranks are ready")
         return self
@@ -162,7 +155,6 @@ class Cluster(Ranks):
         self = cls(
             found.client,
             found.launched,
-            None,
             owned=False,
             cluster_id=found.cluster_id,
             profile=found.profile_dir,
@@ -188,12 +180,6 @@ class Cluster(Ranks):
         assert self._launched is not None
         self._roster.expect_exit_codes(self._launched.runs)
         self._launched.watch(self._roster.exited, self._roster.controller_exited)
-
-    def _guard(self) -> None:
-        """Tell the guardian every process there is by now."""
-        if self._guardian is not None and self._launched is not None:
-            pids = [one.pid for one in self._launched.processes()]
-            self._guardian.watch(pids, self._launched.files())
 
     @property
     def closed(self) -> bool:
@@ -255,7 +241,7 @@ class Cluster(Ranks):
                 self._roster.discard(one for one in numbers if one not in held)
                 raise
             finally:
-                self._guard()
+                launched.guard()
         say(f"rank{'s' if len(chosen) > 1 else ''} {which} ready")
 
     # -- the end -----------------------------------------------------------
@@ -268,10 +254,8 @@ class Cluster(Ranks):
             self._open = False
         atexit.unregister(self._at_exit)
         self._cells.abandon("ClusterShutDown", "the cluster was shut down")
-        # Each step whatever becomes of the one before it; the guardian last.
+        # Each step whatever becomes of the one before it.
         with contextlib.ExitStack() as steps:
-            if self._guardian is not None:
-                steps.callback(self._guardian.let_go)
             if self._launched is not None:
                 steps.callback(self._launched.stop)
             steps.callback(self._roster.close)
@@ -287,8 +271,6 @@ class Cluster(Ranks):
             self._open = False
         atexit.unregister(self._at_exit)
         with contextlib.ExitStack() as steps:
-            if self._guardian is not None:
-                steps.callback(self._guardian.let_go)
             if self._launched is not None:
                 steps.callback(self._launched.close)
             self._roster.close()

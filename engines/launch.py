@@ -52,12 +52,15 @@ def launcher_names() -> list[str]:
     return sorted({one.name for one in found})
 
 
-def prepare(engines: str, profile: str | None, cluster_id: str | None) -> Launched:
+def prepare(
+    engines: str, profile: str | None, cluster_id: str | None, *, guarded: bool
+) -> Launched:
     """Make a cluster that is not started yet.
 
     `engines` is a launcher's name, `profile` an IPython profile, `cluster_id`
-    by default a new one. Raises `ClusterStartError` for a launcher that is
-    not there.
+    by default a new one. A `guarded` cluster ends with this process.
+
+    Raises `ClusterStartError` for a launcher that is not there.
     """
     config = _config()
     # One engine at a time, 0.1 s apart, is the default.
@@ -76,7 +79,7 @@ def prepare(engines: str, profile: str | None, cluster_id: str | None) -> Launch
     if profile is not None:
         options["profile"] = profile
     try:
-        launched = Launched(lambda: ipyparallel.Cluster(**options))
+        launched = Launched(lambda: ipyparallel.Cluster(**options), guarded=guarded)
     except TraitError as error:
         raise ClusterStartError(
             f"engines={engines!r}: no such launcher here; there are "

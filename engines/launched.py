@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import re
 import signal
@@ -43,9 +44,16 @@ class Launched:
     ipyparallel's launchers report to the event loop they were made on. One
     that always runs, and is not the notebook's, makes the end of an engine
     known while the notebook's main thread waits in a cell.
+
+    A `guarded` cluster has a guardian that ends it should this process be
+    killed.
     """
 
-    def __init__(self, make: Callable[[], ipyparallel.Cluster]) -> None:
+    def __init__(
+        self, make: Callable[[], ipyparallel.Cluster], *, guarded: bool = False
+    ) -> None:
+        self._guarded = guarded
+        self._guardian: Guardian | None = None
         self._on_exit: OnExit | None = None
         self._on_controller_exit: OnExit | None = None
         self._seen: dict[int, psutil.Process] = {}
@@ -73,11 +81,7 @@ class Launched:
             raise
 
     def start(
-        self,
-        n: int,
-        timeout: float,
-        progress: Callable[[str], None],
-        guardian: Guardian | None,
+        self, n: int, timeout: float, progress: Callable[[str], None]
     ) -> ipyparallel.Client:
         """Start the controller and `n` engines; return a client that sees them all.
 
@@ -85,18 +89,26 @@ class Launched:
         up within `timeout` seconds, or sooner when it is clear that it won't.
         """
         deadline = time.monotonic() + timeout
+        if self._guarded:
+            self._guardian = Guardian(self._stop_file)
+        step = "starting the controller"
         try:
-            progress("starting the controller")
-            self.run(self.cluster.start_controller(), timeout)
-            self._guard(guardian)
-            progress(f"starting {n} engines")
-            started = self.run(self.cluster.start_engines(n), timeout)
-            self._guard(guardian)
-            client = self.run(self.cluster.connect_client(), timeout)
+            progress(step)
+            self.run(self.cluster.start_controller(), _left(deadline))
+            self.guard()
+            step = f"starting {n} engines"
+            progress(step)
+            started = self.run(self.cluster.start_engines(n), _left(deadline))
+            self.guard()
+            step = "connecting to the controller"
+            client = self.run(self.cluster.connect_client(), _left(deadline))
+        except (TimeoutError, concurrent.futures.TimeoutError) as error:
+            raise ClusterStartError(
+                f"{step}: not done when {timeout:g} s had passed{self.last_words()}"
+            ) from error
         except Exception as error:
             raise ClusterStartError(
-                f"the cluster did not start: {type(error).__name__}: {error}"
-                f"{self.last_words()}"
+                f"{step}: {type(error).__name__}: {error}{self.last_words()}"
             ) from error
         try:
             self._wait_for_engines(client, n, started, deadline, progress)
@@ -105,9 +117,11 @@ class Launched:
             raise
         return client
 
-    def _guard(self, guardian: Guardian | None) -> None:
-        if guardian is not None:
-            guardian.watch([one.pid for one in self.processes()], self.files())
+    def guard(self) -> None:
+        """Tell the guardian every process there is by now."""
+        if self._guardian is not None:
+            pids = [one.pid for one in self.processes()]
+            self._guardian.watch(pids, self.files())
 
     def start_engines(
         self,
@@ -121,6 +135,7 @@ class Launched:
         deadline = time.monotonic() + timeout
         progress(f"starting {n} engines")
         started = self.run(self.cluster.start_engines(n), timeout)
+        self.guard()
         self._wait_for_engines(client, n, started, deadline, progress, before)
         return sorted(set(client.ids) - before)
 
@@ -252,7 +267,12 @@ class Launched:
         )
 
     @property
-    def stop_file(self) -> str | None:
+    def guardian(self) -> int | None:
+        """The pid of the guardian."""
+        return None if self._guardian is None else self._guardian.pid
+
+    @property
+    def _stop_file(self) -> str | None:
         """What ipyparallel needs to stop what does not run on this machine."""
         return None if self.is_local else self.cluster.cluster_file
 
@@ -308,6 +328,8 @@ class Launched:
         """End the loop and the threads; what was started runs on."""
         if self._loop.is_closed():
             return
+        if self._guardian is not None:
+            self._guardian.let_go()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         # With the loop at rest: what these threads tell at their end would
@@ -315,6 +337,10 @@ class Launched:
         for launcher in self._launchers():
             private.stop_waiting(launcher)
         self._loop.close()
+
+
+def _left(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())
 
 
 def _exit_code(stop_data: dict[str, Any]) -> int | None:
