@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -51,8 +50,6 @@ def _install(files: list[Path], site: Path) -> None:
                 *("--no-deps", "--no-build-isolation", "--disable-pip-version-check"),
                 *("--target", target, source),
             ],
-            # Nothing in it is worth the time that optimising the bindings takes.
-            env={**os.environ, "CFLAGS": "-O1"},
             check=True,
         )
         try:
