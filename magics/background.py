@@ -30,7 +30,9 @@ TAIL = 12
 TEMPLATE = """\
 <div style="font-family: var(--jp-ui-font-family, system-ui, sans-serif); \
 font-size: var(--jp-ui-font-size1, 13px)"><b>{title}</b> · {state}</div>
-<pre style="margin: 0.3em 0 0">{tail}</pre>"""
+<pre style="margin: 0.3em 0 0; line-height: var(--jp-code-line-height, 1.3); \
+font-family: var(--jp-code-font-family, monospace); \
+font-size: var(--jp-code-font-size, 13px)">{tail}</pre>"""
 
 
 class BackgroundCell:

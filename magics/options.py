@@ -58,7 +58,7 @@ class Parameter:
         return f"[{self.metavar}]" if self.arity == "?" else f"[{self.metavar} …]"
 
 
-_HELP = Option("help", ("--help", "-h"), "show this text")
+_HELP = Option("help", ("-h", "--help"), "show this text")
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ PARTIAL_EVERY = 0.2
 #: How an item is shown: in full, as one line, not at all.
 FULL, BRIEF, HIDDEN = "full", "brief", "hidden"
 
+_INTERRUPTED = ("", "KeyboardInterrupt")
+
 Shown = list[tuple[str, Item]]
 
 
@@ -192,6 +194,9 @@ class Presenter:
         return [(mode, item) for mode, item in moded if mode != HIDDEN]
 
     def _mode(self, item: Item) -> str:
+        if item.kind == "stderr" and self.stopping:
+            # What IPython prints when it is interrupted in the middle of an error.
+            return HIDDEN if item.content.strip() in _INTERRUPTED else FULL
         if item.kind != "error":
             return FULL
         released = is_release(item.content)

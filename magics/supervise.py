@@ -77,7 +77,11 @@ class Supervisor:
         }
         for group in in_flight(status, running):
             self._abort(group, reason)
-        self.interrupt()
+        # Who was in an op ends by its error, and would show an interrupt that
+        # comes on top of it. `interrupt` comes for those that go on.
+        free = [rank for rank in running if rank not in self._places]
+        if free:
+            self._cluster.interrupt(free)
 
     def places(self) -> str:
         """Return in words where the ranks were when they were stopped."""

@@ -247,7 +247,7 @@ TEMPLATE = """\
   line-height: 1.45;
   overflow-x: auto;
 }}
-.rankscope-status .title {{ margin: 0 0 .4em; white-space: nowrap; }}
+.rankscope-status .title {{ margin: .3em 0 .4em; white-space: nowrap; }}
 .rankscope-status .quiet, .rankscope-status thead th {{
   color: var(--jp-ui-font-color2, inherit); opacity: .85; font-weight: normal;
 }}

@@ -260,6 +260,7 @@ def test_ranks_that_are_being_stopped_do_not_say_so_again(ename: str) -> None:
     cell.presenter.stopping = True
     for rank in range(3):
         cell.fail(rank, ename)
+    cell.print(1, "\nKeyboardInterrupt\n", name="stderr")
     assert cell.end() == ["0 before"]
     assert cell.board.redraws == 0
 
