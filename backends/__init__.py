@@ -81,6 +81,7 @@ from .point_to_point import irecv, isend, recv, send
 from .prefix_store import PrefixStore
 from .process_group import ProcessGroup
 from .reduce_op import ReduceOp
+from .shared import empty, zeros
 from .staging import register_staging
 from .store import Store
 from .tcp_store import TCPStore
@@ -129,6 +130,7 @@ __all__ = [
     "create_work_from_future",
     "destroy_process_group",
     "dump_flight_recorder",
+    "empty",
     "enable_timing",
     "gather",
     "gather_object",
@@ -164,4 +166,5 @@ __all__ = [
     "scatter_object_list",
     "send",
     "send_object_list",
+    "zeros",
 ]

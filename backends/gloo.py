@@ -26,14 +26,22 @@ from .gloo_process import SideProcess
 from .gloo_protocol import (
     DTYPES,
     REDUCTIONS,
-    Command,
     Kind,
     Piece,
     Transfer,
     chunk_bytes,
+    inline_bytes,
     pack,
 )
-from .gloo_work import ChunkedOperation, GlooWork, Operation, address_of
+from .gloo_work import (
+    ChunkedOperation,
+    GlooWork,
+    InlineOperation,
+    Operation,
+    PlacedOperation,
+    ReceiveOperation,
+    address_of,
+)
 from .reduce_op import ReduceOp
 from .shared import empty, heap
 from .store import Store
@@ -73,6 +81,8 @@ class GlooBackend(Backend):
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         super().__init__(rank, size)
+        self._inline_bytes = inline_bytes(size)
+        self._chunk_bytes = chunk_bytes(size)
         # A group of one has nobody to talk to, and gloo cannot make one.
         self._side: SideProcess | None = None
         if size > 1:
@@ -141,26 +151,42 @@ class GlooBackend(Backend):
         if op is not None:
             dtype, factor = _arithmetic(tensor.dtype, op)
             reduction, length = _REDUCTIONS[op], tensor.size * factor
-        command = Command(kind, 0, dtype, reduction, peer, length=length)
         work = GlooWork(op_type, tensor, self._side)
+        if kind == Kind.ALL_REDUCE and tensor.nbytes <= self._inline_bytes:
+            self._side.submit(InlineOperation(work, tensor, dtype, reduction, length))
+            return work
+
+        def message(
+            segment: int, offset: int, slots: int, operation: Operation
+        ) -> bytes:
+            return pack(
+                kind,
+                dtype=dtype,
+                reduction=reduction,
+                peer=peer,
+                length=length,
+                sequence=operation.sequence,
+                number=operation.number,
+                segment=segment,
+                offset=offset,
+                extra=slots,
+            )
+
+        def build(operation: PlacedOperation) -> bytes:
+            segment, offset = operation.place(tensor, load=load, store=store)
+            return message(segment, offset, 0, operation)
+
         operation: Operation
         if (
-            tensor.nbytes > chunk_bytes(self.size)
+            tensor.nbytes > self._chunk_bytes
             and heap.find(address_of(tensor), tensor.nbytes) is None
         ):
             operation = ChunkedOperation(
-                work, command, tensor, self.size, load=load, store=store
+                work, message, tensor, self.size, load=load, store=store
             )
         else:
-
-            def build(operation: Operation) -> bytes:
-                segment, offset = operation.place(tensor, load=load, store=store)
-                return command._replace(
-                    number=operation.number, segment=segment, offset=offset
-                ).pack()
-
-            operation = Operation(
-                work, build, tensor.nbytes, inputs=(tensor,) if load else ()
+            operation = PlacedOperation(
+                work, build, tensor.nbytes, (tensor,) if load else ()
             )
         self._side.submit(operation)
         return work
@@ -194,18 +220,17 @@ class GlooBackend(Backend):
             return _done(op_type, output)
         dtype, factor = _arithmetic(output.dtype, op)
 
-        def build(operation: Operation) -> bytes:
+        def build(operation: PlacedOperation) -> bytes:
             segment, offset = operation.place(output, load=False, store=True)
             return pack(
-                Command(
-                    Kind.REDUCE_SCATTER,
-                    operation.number,
-                    dtype,
-                    _REDUCTIONS[op],
-                    target=segment,
-                    target_offset=offset,
-                ),
-                [
+                Kind.REDUCE_SCATTER,
+                dtype=dtype,
+                reduction=_REDUCTIONS[op],
+                sequence=operation.sequence,
+                number=operation.number,
+                target=segment,
+                target_offset=offset,
+                details=[
                     Piece(
                         *_locate(operation, region, load=True), region.length * factor
                     )
@@ -310,12 +335,14 @@ class GlooBackend(Backend):
                     _copy(source, target)
             return _done(op_type, result)
 
-        def build(operation: Operation) -> bytes:
+        def build(operation: PlacedOperation) -> bytes:
             return pack(
-                Command(
-                    Kind.EXCHANGE, operation.number, peer=root, extra=_CODES[op_type]
-                ),
-                [
+                Kind.EXCHANGE,
+                peer=root,
+                sequence=operation.sequence,
+                number=operation.number,
+                extra=_CODES[op_type],
+                details=[
                     Transfer(
                         peer,
                         *_locate(operation, source, load=True),
@@ -335,11 +362,12 @@ class GlooBackend(Backend):
         """End when every rank has entered."""
         if self._side is None:
             return _done(OpType.BARRIER, None)
-
-        def build(operation: Operation) -> bytes:
-            return Command(Kind.BARRIER, operation.number).pack()
-
-        return self._submit(OpType.BARRIER, None, build, [], [])
+        if self._inline_bytes < 0:
+            token = np.zeros(1, np.uint8)
+            return self._in_place(Kind.ALL_REDUCE, OpType.BARRIER, token, ReduceOp.MAX)
+        work = GlooWork(OpType.BARRIER, None, self._side)
+        self._side.submit(InlineOperation(work, None, 0, 0, 0))
+        return work
 
     # -- messages ----------------------------------------------------------
 
@@ -369,45 +397,43 @@ class GlooBackend(Backend):
                 "messages with itself over gloo; copy the array instead"
             )
 
-        def build(operation: Operation) -> bytes:
+        def build(operation: PlacedOperation) -> bytes:
             segment, offset = operation.place(
                 tensor, load=kind == Kind.SEND, store=kind == Kind.RECV
             )
-            return Command(
+            return pack(
                 kind,
-                operation.number,
                 peer=peer,
+                length=tensor.nbytes,
+                number=operation.number,
                 segment=segment,
                 offset=offset,
-                length=tensor.nbytes,
                 extra=tag,
-            ).pack()
+            )
 
         work = GlooWork(op_type, None, self._side)
-        # Takes no part in the budget of shared memory: it may be in flight for
-        # ever, and what comes after it must not wait.
-        self._side.submit(
-            Operation(
-                work,
-                build,
-                inputs=(tensor,) if kind == Kind.SEND else (),
-                nbytes=tensor.nbytes,
-            )
+        # Neither takes part in the budget of shared memory: they may be in
+        # flight for ever, and what comes after them must not wait.
+        operation = (
+            PlacedOperation(work, build, inputs=(tensor,))
+            if kind == Kind.SEND
+            else ReceiveOperation(work, build, tensor.nbytes)
         )
+        self._side.submit(operation, collective=False)
         return work
 
     def _submit(
         self,
         op_type: OpType,
         result: object,
-        build: Callable[[Operation], bytes],
+        build: Callable[[PlacedOperation], bytes],
         inputs: Sequence[np.ndarray],
         outputs: Sequence[np.ndarray],
     ) -> Work:
         assert self._side is not None
         work = GlooWork(op_type, result, self._side)
         arrays = {id(array): array.nbytes for array in (*inputs, *outputs)}
-        self._side.submit(Operation(work, build, sum(arrays.values()), inputs))
+        self._side.submit(PlacedOperation(work, build, sum(arrays.values()), inputs))
         return work
 
     # -- end of life -------------------------------------------------------
@@ -450,7 +476,7 @@ def _nbytes(region: _Region | None) -> int:
 
 
 def _locate(
-    operation: Operation,
+    operation: PlacedOperation,
     region: _Region | None,
     *,
     load: bool = False,

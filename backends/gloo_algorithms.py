@@ -21,7 +21,16 @@ from typing import Protocol
 from .gloo_cpp import Gloo, Reduction, UnboundBuffer
 from .gloo_protocol import Command, Kind, chunk_bytes, latency_bytes
 
-__all__ = ["Chunks", "Collectives", "Region", "Whole", "post_recv", "post_send"]
+__all__ = [
+    "ITEM_BYTES",
+    "Chunks",
+    "Collectives",
+    "Region",
+    "Whole",
+    "accumulate",
+    "post_recv",
+    "post_send",
+]
 
 #: Element sizes in the order of the protocol's DTYPES.
 ITEM_BYTES = (1, 1, 4, 4, 8, 8, 2, 4, 8)
@@ -55,15 +64,10 @@ class Collectives:
         self._rank, self._size = gloo.rank, gloo.size
         # Everyone begins with the next rank, so that nobody is everybody's first.
         self._peers = [(self._rank + i) % self._size for i in range(1, self._size)]
-        self._count = 0
         self._scratch_map: mmap.mmap | None = None
         self._scratch_pin: object = None
         self._scratch_address = 0
         self._scratch_bytes = 0
-
-    def begin(self) -> None:
-        """Count the next collective: it gets slots of its own."""
-        self._count += 1
 
     # -- reductions --------------------------------------------------------
 
@@ -106,7 +110,7 @@ class Collectives:
         if wants:
             parts = [scratch + rank * nbytes for rank in range(self._size)]
             spare, parts[self._rank] = parts[self._rank], address
-            _accumulate(reduction, address, parts, count, spare)
+            accumulate(reduction, address, parts, count, spare)
         source.free()
         target.free()
 
@@ -175,7 +179,7 @@ class Collectives:
                 operands = [base + rank * room for rank in range(size)]
                 spare, operands[me] = operands[me], address + offset
                 result = address + offset if root in (None, me) else spare
-                _accumulate(reduction, result, operands, count, spare)
+                accumulate(reduction, result, operands, count, spare)
             if root in (None, me):
                 for peer in peers:
                     if cut[peer][1]:
@@ -243,7 +247,7 @@ class Collectives:
                 base = scratch + chunk % 2 * room * size
                 operands = [base + rank * room for rank in range(size)]
                 spare, operands[me] = operands[me], inputs[me][0] + chunk * step * item
-                _accumulate(
+                accumulate(
                     reduction, output + chunk * step * item, operands, count, spare
                 )
 
@@ -319,19 +323,6 @@ class Collectives:
             buffer.wait_recvs(recvs)
             buffer.free()
 
-    def barrier(self, command: Command) -> None:
-        """In round i, hear from the rank 2^i before and tell the one 2^i after."""
-        slot = self._slot(command, 0)
-        buffer = self._gloo.buffer(self._scratch(2), 2)
-        distance, turn = 1, 0
-        while distance < self._size:
-            buffer.recv((self._rank - distance) % self._size, slot + turn, 0, 1)
-            buffer.send((self._rank + distance) % self._size, slot + turn, 1, 1)
-            buffer.wait_recvs()
-            buffer.wait_sends()
-            distance, turn = distance * 2, turn + 1
-        buffer.free()
-
     # -- shared ------------------------------------------------------------
 
     def _slot(self, command: Command, count: int) -> int:
@@ -341,7 +332,7 @@ class Collectives:
         if command.kind == Kind.EXCHANGE:
             signature = signature * 257 + command.extra
         signature = (signature * 65_537 + count) % 65_521
-        return _SLOT_PREFIX | (self._count & 0xFFFFFFFF) << 24 | signature << 8
+        return _SLOT_PREFIX | (command.sequence & 0xFFFFFFFF) << 24 | signature << 8
 
     def _scratch(self, nbytes: int) -> int:
         """The address of `nbytes` of this process's own memory, kept warm."""
@@ -397,7 +388,7 @@ def _pipeline(
     finish(total - 1)
 
 
-def _accumulate(
+def accumulate(
     reduction: Reduction, result: int, parts: Sequence[int], count: int, spare: int
 ) -> None:
     """Reduce `parts` in the order of the ranks: the same bits on every rank.

@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -17,9 +18,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .errors import DistBackendError
-from .gloo_protocol import REPORT_BYTES, Command, Kind, Progress, Report, Status
+from .gloo_protocol import (
+    INLINE_BYTES,
+    REPORT_BYTES,
+    Kind,
+    Progress,
+    Report,
+    Status,
+    pack,
+)
 from .gloo_rendezvous import Rendezvous
-from .gloo_work import GlooWork, Operation, credit
+from .gloo_work import GlooWork, Operation
 from .poller import poller
 from .shared import Segment, heap
 from .store import Store
@@ -66,6 +75,7 @@ class SideProcess:
         self._library = library
         self._on_failure = on_failure
         self._channel, self._channel_end = _socket_pair()
+        self._memory, self._memory_end = _socket_pair()
         rendezvous, self._rendezvous_end = _socket_pair()
         self._page_fd = os.memfd_create("rankscope-progress", os.MFD_CLOEXEC)
         os.ftruncate(self._page_fd, Progress.SIZE)
@@ -76,20 +86,22 @@ class SideProcess:
         # Held while a message is made and sent, so that messages go in order.
         self._sending = threading.RLock()
         self._numbers = 0
+        self._sequence = 0
         self._flying: dict[int, Operation] = {}
+        self._started: dict[int, Operation] = {}  # collectives
         self._waiting: deque[Operation] = deque()  # for shared memory
         self._staged = 0
-        self._written: dict[int, list[tuple[int, int]]] = {}  # by collectives
         self._known: set[Segment] = set()
-        self._outbox: deque[tuple[bytes, int | None]] = deque()  # the pipe is full
+        self._outbox: deque[bytes] = deque()  # the socket is full
 
-        # Who reads the reports: one waiter, or the poller for those nobody
-        # waits for (`_detached`). Guarded by _reading.
+        # Held by whoever reads the reports: one waiter, or the poller for the
+        # Works that nobody waits for. Those are counted.
         self._reading = threading.Lock()
-        self._led = False
         self._detached = 0
+        self._arming = threading.Lock()
         self._interest = 0
-        self._inbox = bytearray(REPORT_BYTES)
+        self._inbox = bytearray(REPORT_BYTES + INLINE_BYTES)
+        self._inbox_view = memoryview(self._inbox)
         self._serial = 1
         self._ended = False
 
@@ -107,7 +119,7 @@ class SideProcess:
 
     # -- ops ---------------------------------------------------------------
 
-    def submit(self, operation: Operation) -> None:
+    def submit(self, operation: Operation, *, collective: bool = True) -> None:
         """Send `operation` on its way; returns at once."""
         with self._sending:
             if self._ended:
@@ -117,42 +129,46 @@ class SideProcess:
                 return
             self._numbers += 1
             operation.number = self._numbers
+            if collective:
+                self._sequence += 1
+                operation.sequence = self._sequence
+            alone = not self._flying
             self._flying[operation.number] = operation
-            if self._waiting or not self._fits(operation):
-                self._waiting.append(operation)
-            else:
+            if alone or (not self._waiting and self._fits(operation)):
                 self._start(operation)
+            else:
+                self._waiting.append(operation)
 
     def wait(self, work: GlooWork, timeout: float | None) -> bool:
         """Block until `work` is over or `timeout` passed, reading reports meanwhile."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        leads = False
-        try:
-            with self._reading:
-                if not self._led and not self._ended:
-                    leads = self._led = True
+        if self._reading.acquire(blocking=False):
+            try:
+                if self._interest & select.EPOLLIN:
                     self._update_interest()
-            while leads and not work.is_completed():
-                if not self._receive(_left(deadline)):
-                    break  # the time or the process is over
-        finally:
-            if leads:
-                with self._reading:
-                    self._led = False
+                while not work.is_completed():
+                    if not self._receive(_left(deadline)):
+                        break  # the time or the process is over
+            finally:
+                self._reading.release()
+                if self._detached:
                     self._update_interest()
-            if not work.is_completed():
-                self.detach(work)
-                if leads and self._unread():
-                    poller.call(self._read_all)  # an interrupt kept us from it
+                if not work.is_completed():
+                    self.detach(work)
+                    if self._unread():
+                        poller.call(self._read_all)  # an interrupt kept us from it
+        else:
+            self.detach(work)
         return work.is_completed() or work.block_on_event(_left(deadline))
 
     def detach(self, work: GlooWork) -> None:
         """Nobody waits for `work` now: the poller brings it on."""
-        with self._reading:
-            if not work.detached and not work.is_completed():
-                work.detached = True
-                self._detached += 1
-                self._update_interest()
+        with self._arming:
+            if work.detached or work.is_completed():
+                return
+            work.detached = True
+            self._detached += 1
+        self._update_interest()
 
     def refresh(self) -> None:
         """Report to the Works in flight which of them have started."""
@@ -191,7 +207,7 @@ class SideProcess:
             self._closing = True
         if connected:
             with self._sending:
-                self._send(Command(Kind.CLOSE).pack())
+                self._send(pack(Kind.CLOSE))
         if not connected or not self._gone.wait(_PATIENCE):
             self.kill()
             self._gone.wait(_PATIENCE)
@@ -221,79 +237,83 @@ class SideProcess:
     def _fits(self, operation: Operation) -> bool:
         if self._staged and self._staged + operation.staged > _BUDGET:
             return False  # one op alone always fits; otherwise it would never run
-        # What an op before it is going to write must be there to be copied.
-        return not any(operation.reads(regions) for regions in self._written.values())
+        # What a collective before it is going to write must be there to be read.
+        return not operation.inputs or not any(
+            operation.reads(each.written()) for each in list(self._started.values())
+        )
 
     def _start(self, operation: Operation) -> None:
+        if operation.sequence:
+            self._started[operation.number] = operation
         self._staged += operation.staged
         message = operation.start()
-        if operation.staged and (regions := operation.copies_back()):
-            self._written[operation.number] = regions
-        for segment in operation.segments - self._known:
-            announcement = Command(
-                Kind.SEGMENT, segment=segment.number, length=segment.size
-            )
-            self._send(announcement.pack(), segment.fd)
-            self._known.add(segment)
+        for segment in operation.segments():
+            if segment not in self._known:
+                self._introduce(segment)
         self._send(message)
         for chunk in operation.credits():
-            self._send(credit(operation.number, chunk))
+            self._send(pack(Kind.CREDIT, number=operation.number, extra=chunk))
 
-    def _send(self, message: bytes, fd: int | None = None) -> None:
-        if self._ended:
-            return
-        self._outbox.append((message, fd))
-        if len(self._outbox) == 1:
-            self._flush()
+    def _introduce(self, segment: Segment) -> None:
+        self._known.add(segment)
+        try:
+            socket.send_fds(
+                self._memory,
+                [struct.pack("=QQ", segment.number, segment.size)],
+                [segment.fd],
+            )
+        except (BrokenPipeError, ConnectionResetError):
+            return  # it has died, and the poller is about to see it
+
+    def _send(self, message: bytes) -> None:
+        if not self._outbox:
+            try:
+                self._channel.send(message, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                pass  # it is busy: the poller tells when there is room
+            except (BrokenPipeError, ConnectionResetError):
+                return  # it has died, and the poller is about to see it
+            else:
+                return
+        self._outbox.append(message)
+        self._update_interest()
 
     def _flush(self) -> None:
-        while self._outbox:
-            message, fd = self._outbox[0]
-            try:
-                if fd is None:
-                    self._channel.send(message, socket.MSG_DONTWAIT)
-                else:
-                    socket.send_fds(self._channel, [message], [fd], socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                break  # it is busy: the poller tells when there is room
-            except (BrokenPipeError, ConnectionResetError):
-                self._outbox.clear()  # it has died, and the poller is about to see it
-                return
-            self._outbox.popleft()
-        if self._outbox or self._interest & select.EPOLLOUT:
-            with self._reading:
-                self._update_interest()
+        """There is room again; on the poller's thread."""
+        with self._sending:
+            waiting, self._outbox = self._outbox, deque()
+            for message in waiting:
+                self._send(message)
+        self._update_interest()
 
-    # -- hearing (by whoever leads) ----------------------------------------
+    # -- hearing (by whoever holds _reading) -------------------------------
 
     def _update_interest(self) -> None:
-        """Tell the poller what to look for; with _reading held."""
-        interest = select.EPOLLOUT if self._outbox else 0
-        if self._detached and not self._led:
-            interest |= select.EPOLLIN
-        if interest != self._interest:
-            self._interest = interest
-            poller.change(self._channel.fileno(), interest)
+        """Tell the poller what to look for."""
+        with self._arming:
+            interest = select.EPOLLOUT if self._outbox else 0
+            if self._detached and not self._reading.locked():
+                interest |= select.EPOLLIN
+            if interest != self._interest:
+                self._interest = interest
+                poller.change(self._channel.fileno(), interest)
 
     def _receive(self, timeout: float | None) -> bool:
         """Take in one report; ``False`` if none came in time or none will come."""
-        if self._unread():
-            self._dispatch()
-            return True
-        if (
-            timeout is not None
-            and not select.select([self._channel], [], [], timeout)[0]
-        ):
+        if self._ended:
             return False
-        # An interrupt that comes right after the call leaves the report in the
-        # inbox, where _unread sees by its serial number that it is new.
-        try:
-            count = self._channel.recv_into(self._inbox)
-        except ConnectionResetError:
-            count = 0  # it was killed before it read what was sent to it
-        if not count:
-            self._ended = True
-            return False
+        if not self._unread():
+            if timeout is not None and not self._readable(timeout):
+                return False
+            # An interrupt that comes right after the call leaves the report in
+            # the inbox, where _unread sees by its serial number that it is new.
+            try:
+                count = self._channel.recv_into(self._inbox)
+            except ConnectionResetError:
+                count = 0  # it died with commands unread
+            if not count:
+                self._ended = True
+                return False
         self._dispatch()
         return True
 
@@ -312,31 +332,30 @@ class SideProcess:
             following = operation.chunk_done(report.extra)
             if following is not None:
                 with self._sending:
-                    self._send(credit(report.number, following))
+                    self._send(pack(Kind.CREDIT, number=report.number, extra=following))
         else:
-            operation.finish(report)
+            operation.finish(report, self._inbox_view)
             self._forget(operation)
         self._serial += 1
 
     def _forget(self, operation: Operation) -> None:
         operation.release()
         if operation.work.detached:
-            with self._reading:
+            with self._arming:
                 self._detached -= 1
+        self._started.pop(operation.number, None)
         del self._flying[operation.number]
-        if not operation.staged:
-            return
-        with self._sending:
-            self._staged -= operation.staged
-            self._written.pop(operation.number, None)
-            while self._waiting and self._fits(self._waiting[0]):
-                self._start(self._waiting.popleft())
+        if operation.staged or self._waiting:
+            with self._sending:
+                self._staged -= operation.staged
+                while self._waiting and self._fits(self._waiting[0]):
+                    self._start(self._waiting.popleft())
 
     # -- on the poller's thread --------------------------------------------
 
     def _spawn(self) -> None:
         with self._life:
-            ends = (self._channel_end, self._rendezvous_end)
+            ends = (self._channel_end, self._memory_end, self._rendezvous_end)
             try:
                 if not self._killed:
                     self._process = self._popen()
@@ -348,12 +367,13 @@ class SideProcess:
                 for end in ends:
                     end.close()
         # Without a process the other end is closed: the same end as any other.
-        with self._reading:
+        with self._arming:
             poller.watch(self._channel.fileno(), self._on_event, self._interest)
 
     def _popen(self) -> subprocess.Popen[bytes]:
         passed = [
             self._channel_end.fileno(),
+            self._memory_end.fileno(),
             self._rendezvous_end.fileno(),
             self._page_fd,
         ]
@@ -372,25 +392,21 @@ class SideProcess:
 
     def _on_event(self, events: int) -> None:
         if events & select.EPOLLOUT:
-            with self._sending:
-                self._flush()
+            self._flush()
         if events & (select.EPOLLHUP | select.EPOLLERR):
             self._bury()
         elif events & select.EPOLLIN:
             self._read_all()
 
     def _read_all(self) -> None:
-        with self._reading:
-            if self._led:
-                return  # a waiter came first; it has told the poller already
-            self._led = True
-        try:
-            while self._receive(0):
-                pass
-        finally:
-            with self._reading:
-                self._led = False
-                self._update_interest()
+        if self._reading.acquire(blocking=False):
+            try:
+                while self._receive(0):
+                    pass
+            finally:
+                self._reading.release()
+        # Either nobody reads now, or a waiter does and wakes us when it leaves.
+        self._update_interest()
 
     def _bury(self) -> None:
         """The process has closed its end: hear the rest, reap it, say why."""
@@ -413,6 +429,7 @@ class SideProcess:
         self._rendezvous.stop()
         with self._sending:
             self._channel.close()
+            self._memory.close()
             for operation in self._flying.values():
                 operation.release()
         _alive.discard(self)

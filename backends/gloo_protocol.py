@@ -10,10 +10,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 __all__ = [
+    "COMMAND_BYTES",
     "DTYPES",
+    "INLINE_BYTES",
     "MESSAGE_BYTES",
     "REDUCTIONS",
     "REPORT_BYTES",
+    "SIGNATURE_BYTES",
     "Command",
     "Kind",
     "Piece",
@@ -22,8 +25,10 @@ __all__ = [
     "Status",
     "Transfer",
     "chunk_bytes",
+    "inline_bytes",
     "latency_bytes",
     "pack",
+    "pack_report",
 ]
 
 #: No message is longer: that is room for 1,000 transfers.
@@ -49,8 +54,10 @@ REDUCTIONS = ("sum", "product", "min", "max")
 class Kind:
     """What a command asks for."""
 
-    SEGMENT, ALL_REDUCE, REDUCE, REDUCE_SCATTER, BROADCAST = range(5)
-    EXCHANGE, BARRIER, SEND, RECV, CREDIT, CLOSE = range(5, 11)
+    ALL_REDUCE, REDUCE, REDUCE_SCATTER, BROADCAST, EXCHANGE = range(5)
+    #: Small all_reduce and barrier: the data is in the message and the report.
+    INLINE = 5
+    SEND, RECV, CREDIT, CLOSE = range(6, 10)
 
 
 class Status:
@@ -59,75 +66,48 @@ class Status:
     DONE, CHUNK, SIZE_MISMATCH = range(3)
 
 
-_COMMAND = struct.Struct("=BBBxiQIIQQQQ")
+_COMMAND = struct.Struct("=BBBxiQQQIIQQQ")
 _TRANSFER = struct.Struct("=iIIxxxxQQQQ")
 _PIECE = struct.Struct("=IxxxxQQ")
 _REPORT = struct.Struct("=QQBxxxiQQQ")
 
+COMMAND_BYTES = _COMMAND.size
 REPORT_BYTES = _REPORT.size
+#: The start of a command, in which all ranks must agree: up to `sequence`.
+SIGNATURE_BYTES = 24
+#: What an inline array may have at most, so that command and data make a page.
+INLINE_BYTES = 4096 - COMMAND_BYTES
 
 
 class Command(NamedTuple):
     """One op, or one step of an op, for the side process.
 
-    Ops are numbered as they are issued.
     `peer` is the root, the source or the destination; `length` elements (of a
     reduction) or bytes (of a move) lie in segment `segment` at `offset`;
-    `target`, `target_offset` is where a reduce-scatter puts its result. If
-    `slots` is not 0, the array passes through that many slots of one chunk
-    each and the side process waits for a CREDIT before it uses a slot again.
+    `sequence` counts the group's collectives; `number` is the rank's own for
+    every op. `target`, `target_offset` is where a reduce-scatter puts its
+    result. `extra` is how many slots of one chunk an array passes through (0:
+    it is there as a whole), the chunk of a CREDIT, the tag of a message, and
+    which op of the API an EXCHANGE is.
     """
 
     kind: int
-    number: int = 0
     dtype: int = 0
     reduction: int = 0
     peer: int = 0
-    segment: int = 0
-    offset: int = 0
     length: int = 0
+    sequence: int = 0
+    number: int = 0
+    segment: int = 0
     target: int = 0
+    offset: int = 0
     target_offset: int = 0
-    #: Slots of a chunked op, the chunk of a CREDIT, the tag of a message, and
-    #: which op of the API an EXCHANGE is.
     extra: int = 0
-
-    def pack(self) -> bytes:
-        """The record's bytes."""
-        return _COMMAND.pack(
-            self.kind,
-            self.dtype,
-            self.reduction,
-            self.peer,
-            self.number,
-            self.segment,
-            self.target,
-            self.offset,
-            self.target_offset,
-            self.length,
-            self.extra,
-        )
 
     @classmethod
     def unpack(cls, message: memoryview) -> Command:
         """Read a record from the start of `message`."""
-        kind, dtype, reduction, peer, number, segment, target, *rest = (
-            _COMMAND.unpack_from(message)
-        )
-        offset, target_offset, length, extra = rest
-        return cls(
-            kind,
-            number,
-            dtype,
-            reduction,
-            peer,
-            segment,
-            offset,
-            length,
-            target,
-            target_offset,
-            extra,
-        )
+        return cls._make(_COMMAND.unpack_from(message))
 
 
 class Transfer(NamedTuple):
@@ -159,7 +139,7 @@ class Transfer(NamedTuple):
         return [
             cls(peer, source, at, nbytes, target, put, room)
             for peer, source, target, at, nbytes, put, room in _TRANSFER.iter_unpack(
-                message[_COMMAND.size :]
+                message[COMMAND_BYTES:]
             )
         ]
 
@@ -178,7 +158,7 @@ class Piece(NamedTuple):
     @classmethod
     def unpack_all(cls, message: memoryview) -> list[Piece]:
         """Read the pieces that follow the command in `message`."""
-        return [cls(*fields) for fields in _PIECE.iter_unpack(message[_COMMAND.size :])]
+        return [cls(*fields) for fields in _PIECE.iter_unpack(message[COMMAND_BYTES:])]
 
 
 class Report(NamedTuple):
@@ -186,7 +166,8 @@ class Report(NamedTuple):
 
     `serial` counts the reports. `peer` is the sender of what was received,
     `extra` the chunk that is done, or the size of a message that did not fit.
-    Times are ``time.time_ns`` around the gloo calls.
+    Times are ``time.time_ns`` around the gloo calls. The result of an inline
+    op follows.
     """
 
     serial: int
@@ -197,14 +178,10 @@ class Report(NamedTuple):
     completed_ns: int
     extra: int
 
-    def pack(self) -> bytes:
-        """The record's bytes."""
-        return _REPORT.pack(*self)
-
     @classmethod
     def unpack(cls, message: bytearray) -> Report:
         """Read a record from the start of `message`."""
-        return cls(*_REPORT.unpack_from(message))
+        return cls._make(_REPORT.unpack_from(message))
 
 
 class Progress:
@@ -250,9 +227,14 @@ class Progress:
         self._words.release()
 
 
+def inline_bytes(size: int) -> int:
+    """Up to here an all_reduce goes inline: every rank has a receive posted for it."""
+    return INLINE_BYTES if size <= 32 else -1
+
+
 def latency_bytes(size: int) -> int:
     """Up to here every rank of `size` sends its array to every other, in one round."""
-    return (256 << 10) // (size - 1) if size > 1 else 0
+    return (256 << 10) // (size - 1)
 
 
 def chunk_bytes(size: int) -> int:
@@ -264,6 +246,53 @@ def chunk_bytes(size: int) -> int:
     return min(max(2 * size, 4), 16) << 20
 
 
-def pack(command: Command, details: Sequence[Transfer] | Sequence[Piece] = ()) -> bytes:
-    """The bytes of one message: a command and the records that belong to it."""
-    return b"".join([command.pack(), *(detail.pack() for detail in details)])
+def pack(
+    kind: int,
+    *,
+    dtype: int = 0,
+    reduction: int = 0,
+    peer: int = 0,
+    length: int = 0,
+    sequence: int = 0,
+    number: int = 0,
+    segment: int = 0,
+    target: int = 0,
+    offset: int = 0,
+    target_offset: int = 0,
+    extra: int = 0,
+    details: Sequence[Transfer] | Sequence[Piece] = (),
+) -> bytes:
+    """The bytes of one message: a command (see `Command`) and its records."""
+    command = _COMMAND.pack(
+        kind,
+        dtype,
+        reduction,
+        peer,
+        length,
+        sequence,
+        number,
+        segment,
+        target,
+        offset,
+        target_offset,
+        extra,
+    )
+    if not details:
+        return command
+    return b"".join([command, *(detail.pack() for detail in details)])
+
+
+def pack_report(
+    buffer: bytearray,
+    serial: int,
+    number: int,
+    status: int,
+    peer: int,
+    started_ns: int,
+    completed_ns: int,
+    extra: int,
+) -> None:
+    """Write a report (see `Report`) to the start of `buffer`."""
+    _REPORT.pack_into(
+        buffer, 0, serial, number, status, peer, started_ns, completed_ns, extra
+    )

@@ -28,39 +28,51 @@ from typing import Any
 
 from .gloo_algorithms import Collectives, Region, Whole
 from .gloo_cpp import Gloo
+from .gloo_inline import InlineOps
 from .gloo_messages import Messages, Outcome
 from .gloo_protocol import (
+    INLINE_BYTES,
     MESSAGE_BYTES,
+    REPORT_BYTES,
+    SIGNATURE_BYTES,
     Command,
     Kind,
     Piece,
     Progress,
-    Report,
     Status,
     Transfer,
+    pack_report,
 )
 
 __all__ = ["main"]
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
-_ONE_DESCRIPTOR = socket.CMSG_SPACE(4)
+# Where a command has its number.
+_NUMBER = struct.Struct(f"={SIGNATURE_BYTES}xQ")
 
 
 class _Segments:
-    """The rank's shared memory, mapped here."""
+    """The rank's shared memory, mapped here when it is first spoken of."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: socket.socket) -> None:
+        self._memory = memory
         # Number 0 stands for no memory at all.
         self._maps: dict[int, tuple[Any, Any, int]] = {0: (None, None, 0)}
 
-    def add(self, number: int, fd: int, size: int) -> None:
-        mapped = mmap.mmap(fd, size)
-        os.close(fd)
+    def address(self, number: int, offset: int) -> int:
+        while number not in self._maps:
+            self._map_next()
+        return self._maps[number][2] + offset
+
+    def _map_next(self) -> None:
+        message, fds, _, _ = socket.recv_fds(self._memory, 16, 1)
+        if not message:
+            os._exit(0)  # the rank is gone
+        number, size = struct.unpack("=QQ", message)
+        mapped = mmap.mmap(fds[0], size)
+        os.close(fds[0])
         pin = ctypes.c_char.from_buffer(mapped)
         self._maps[number] = (mapped, pin, ctypes.addressof(pin))
-
-    def address(self, number: int, offset: int) -> int:
-        return self._maps[number][2] + offset
 
 
 class _Waiters:
@@ -90,16 +102,25 @@ class _Waiters:
 class Server:
     """Reads commands, runs them in order, reports."""
 
-    def __init__(self, channel: socket.socket, progress: Progress, gloo: Gloo) -> None:
+    def __init__(
+        self,
+        channel: socket.socket,
+        memory: socket.socket,
+        progress: Progress,
+        gloo: Gloo,
+    ) -> None:
         self._channel = channel
         self._progress = progress
+        self._outbox = bytearray(REPORT_BYTES + INLINE_BYTES)
+        self._outbox_view = memoryview(self._outbox)
+        self._result: Any = ctypes.c_char.from_buffer(self._outbox, REPORT_BYTES)
+        self._inline = InlineOps(gloo, ctypes.addressof(self._result))
         self._collectives = Collectives(gloo)
         self._messages = Messages(gloo)
-        self._segments = _Segments()
+        self._segments = _Segments(memory)
         self._waiters = _Waiters()
-        self._inbox = bytearray(MESSAGE_BYTES)
         # Commands read while an op was waiting for a chunk.
-        self._later: deque[tuple[Command, bytes]] = deque()
+        self._later: deque[bytes] = deque()
         #: The last chunk that the rank has made room for, by op.
         self.granted: dict[int, int] = {}
         self._report_lock = threading.Lock()
@@ -108,41 +129,54 @@ class Server:
     def serve(self) -> None:
         """Run until the rank asks for the end (if it dies, so does the process)."""
         while True:
-            while not self._later:
-                self.read(wait=True)
-            command, message = self._later.popleft()
-            if command.kind == Kind.CLOSE:
-                return
-            started = time.time_ns()
-            self._progress.start(command.number, started)
-            if command.kind in (Kind.SEND, Kind.RECV):
-                self._post(command, started)
+            frame = self._inline.frame()
+            if self._later:
+                message = self._later.popleft()
+                count = len(message)
+                frame[:count] = message
             else:
-                self._run(command, memoryview(message))
-                self.report(command.number, Status.DONE, started, time.time_ns())
+                count = self._channel.recv_into(frame)
+                if not count:
+                    os._exit(0)  # the rank is gone
+            if frame[0] == Kind.INLINE:
+                (number,) = _NUMBER.unpack_from(frame)
+                started = time.time_ns()
+                self._progress.start(number, started)
+                size = self._inline.run()
+                self.report(number, Status.DONE, started, time.time_ns(), 0, 0, size)
+            elif not self._handle(bytes(frame[:count])):
+                return
+
+    def _handle(self, message: bytes) -> bool:
+        view = memoryview(message)
+        command = Command.unpack(view)
+        if command.kind == Kind.CLOSE:
+            return False
+        if command.kind == Kind.CREDIT:
+            self.granted[command.number] = command.extra
+            return True
+        started = time.time_ns()
+        self._progress.start(command.number, started)
+        if command.kind in (Kind.SEND, Kind.RECV):
+            self._post(command, started)
+        else:
+            self._run(command, view)
+            self.report(command.number, Status.DONE, started, time.time_ns())
+        return True
 
     def read(self, *, wait: bool) -> None:
         """Take in one message; raises `BlockingIOError` if there is none."""
-        count, ancillary, _, _ = self._channel.recvmsg_into(
-            [self._inbox],
-            _ONE_DESCRIPTOR,
-            0 if wait else socket.MSG_DONTWAIT,
-        )
-        if not count:
+        message = self._channel.recv(MESSAGE_BYTES, 0 if wait else socket.MSG_DONTWAIT)
+        if not message:
             os._exit(0)  # the rank is gone
-        message = bytes(memoryview(self._inbox)[:count])
-        command = Command.unpack(memoryview(message))
-        if command.kind == Kind.SEGMENT:
-            (fd,) = struct.unpack_from("i", ancillary[0][2])
-            self._segments.add(command.segment, fd, command.length)
-        elif command.kind == Kind.CREDIT:
-            self.granted[command.number] = command.extra
+        if message[0] == Kind.CREDIT:
+            credit = Command.unpack(memoryview(message))
+            self.granted[credit.number] = credit.extra
         else:
-            self._later.append((command, message))
+            self._later.append(message)
 
     def _run(self, command: Command, message: memoryview) -> None:
         collectives, kind = self._collectives, command.kind
-        collectives.begin()
         address = self._segments.address(command.segment, command.offset)
         chunks = _Slots(self, command.number) if command.extra else Whole()
         if kind == Kind.ALL_REDUCE:
@@ -172,8 +206,6 @@ class Server:
                     for each in Transfer.unpack_all(message)
                 ],
             )
-        elif kind == Kind.BARRIER:
-            collectives.barrier(command)
         else:
             raise ValueError(f"no command has the kind {kind}")
         self.granted.pop(command.number, None)
@@ -205,21 +237,28 @@ class Server:
 
     def report(
         self,
-        index: int,
+        number: int,
         status: int,
         started: int,
         completed: int,
         peer: int = 0,
         extra: int = 0,
+        size: int = 0,
     ) -> None:
-        """Tell the rank; from any thread."""
+        """Tell the rank; from any thread. `size` bytes of result go with it."""
         with self._report_lock:
             self._reports += 1
-            self._channel.send(
-                Report(
-                    self._reports, index, status, peer, started, completed, extra
-                ).pack()
+            pack_report(
+                self._outbox,
+                self._reports,
+                number,
+                status,
+                peer,
+                started,
+                completed,
+                extra,
             )
+            self._channel.send(self._outbox_view[: REPORT_BYTES + size])
 
 
 class _Slots:
@@ -310,19 +349,21 @@ def _unsent(fd: int) -> int:
 
 
 def _serve() -> None:
-    channel_fd, rendezvous_fd, page_fd, parent, rank, size = map(int, sys.argv[1:7])
+    channel_fd, memory_fd, rendezvous_fd, page_fd = map(int, sys.argv[1:5])
+    parent, rank, size = map(int, sys.argv[5:8])
     _die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = socket.socket(fileno=channel_fd)
+    memory = socket.socket(fileno=memory_fd)
     rendezvous = socket.socket(fileno=rendezvous_fd)
     page = mmap.mmap(page_fd, Progress.SIZE)
     progress = Progress(memoryview(page))
     store = _Store(rendezvous)
-    gloo = Gloo(sys.argv[7], rank, size)
+    gloo = Gloo(sys.argv[8], rank, size)
     gloo.connect(store, store.receive().decode())
     rendezvous.close()
     progress.connect()
-    Server(channel, progress, gloo).serve()
+    Server(channel, memory, progress, gloo).serve()
     _drain()
     os._exit(0)
 

@@ -9,14 +9,29 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import DistBackendError
-from .gloo_protocol import Command, Kind, Report, Status, chunk_bytes
+from .gloo_protocol import (
+    REPORT_BYTES,
+    Kind,
+    Report,
+    Status,
+    chunk_bytes,
+    pack,
+)
 from .shared import Block, Segment, heap
 from .work import OpType, Work
 
 if TYPE_CHECKING:
     from .gloo_process import SideProcess
 
-__all__ = ["ChunkedOperation", "GlooWork", "Operation", "address_of", "credit"]
+__all__ = [
+    "ChunkedOperation",
+    "GlooWork",
+    "InlineOperation",
+    "Operation",
+    "PlacedOperation",
+    "ReceiveOperation",
+    "address_of",
+]
 
 # How many chunks of a large array are in shared memory at a time.
 _SLOTS = 4
@@ -46,51 +61,149 @@ class GlooWork(Work):
 class Operation:
     """One op on its way through the side process.
 
-    ``build(self)`` places the arrays and returns the message for the side
-    process; `staged` is how many bytes of shared memory that may take, `inputs`
-    are the arrays it reads, `nbytes` is the size of a message.
+    `number` counts the rank's ops and `sequence` the group's collectives; the
+    side process sets both. `staged` is how many bytes of shared memory the op
+    may take, `inputs` are the arrays it reads.
     """
+
+    __slots__ = ("_written", "inputs", "number", "sequence", "staged", "work")
+
+    def __init__(
+        self, work: GlooWork, staged: int = 0, inputs: Sequence[np.ndarray] = ()
+    ) -> None:
+        self.work = work
+        self.staged = staged
+        self.inputs = inputs
+        self.number = 0
+        self.sequence = 0
+        self._written: list[tuple[int, int]] | None = None
+
+    def start(self) -> bytes:
+        """Make the arrays ready; return the message."""
+        raise NotImplementedError
+
+    def segments(self) -> Iterable[Segment]:
+        """What the side process must have mapped to read the message."""
+        return ()
+
+    def credits(self) -> Iterable[int]:
+        """Chunks of room to announce after the message."""
+        return ()
+
+    def written(self) -> list[tuple[int, int]]:
+        """The regions (start, end) that are copied to when the started op is over."""
+        if self._written is None:
+            self._written = self._regions()
+        return self._written
+
+    def _regions(self) -> list[tuple[int, int]]:
+        return []
+
+    def reads(self, written: Iterable[tuple[int, int]]) -> bool:
+        """Whether an input lies, partly, in one of these regions."""
+        return any(
+            start < address_of(array) + array.nbytes and address_of(array) < end
+            for start, end in written
+            for array in self.inputs
+        )
+
+    def chunk_done(self, chunk: int) -> int | None:
+        """Chunk `chunk` is over; return the number of one there is now room for."""
+        raise NotImplementedError
+
+    def copy_back(self, report: memoryview) -> None:
+        """Put the results where they belong; inline ones are in `report`."""
+
+    def finish(self, report: Report, inbox: memoryview) -> None:
+        """End the Work as `report`, the record at the start of `inbox`, says."""
+        work = self.work
+        if work.is_completed():
+            return  # aborted meanwhile: the arrays are the user's again
+        self.copy_back(inbox)
+        work.mark_completed(None, report.started_ns, report.completed_ns)
+
+    def release(self) -> None:
+        """Give the shared memory back; the side process does not use it any more."""
+
+
+class InlineOperation(Operation):
+    """A small all_reduce or a barrier: its data travels in the messages."""
+
+    __slots__ = ("_data", "_dtype", "_length", "_reduction", "_tensor")
 
     def __init__(
         self,
         work: GlooWork,
-        build: Callable[[Operation], bytes],
+        tensor: np.ndarray | None,
+        dtype: int,
+        reduction: int,
+        length: int,
+    ) -> None:
+        super().__init__(work, 0, () if tensor is None else (tensor,))
+        self._tensor = tensor
+        self._dtype = dtype
+        self._reduction = reduction
+        self._length = length
+
+    def start(self) -> bytes:
+        command = pack(
+            Kind.INLINE,
+            dtype=self._dtype,
+            reduction=self._reduction,
+            length=self._length,
+            sequence=self.sequence,
+            number=self.number,
+        )
+        return command if self._tensor is None else command + self._tensor.tobytes()
+
+    def _regions(self) -> list[tuple[int, int]]:
+        if self._tensor is None:
+            return []
+        start = address_of(self._tensor)
+        return [(start, start + self._tensor.nbytes)]
+
+    def copy_back(self, report: memoryview) -> None:
+        tensor = self._tensor
+        if tensor is None:
+            return
+        result = report[REPORT_BYTES : REPORT_BYTES + tensor.nbytes]
+        if tensor.dtype.kind == "c":  # a memoryview of complex numbers has no cast
+            tensor.reshape(-1).view(np.uint8)[:] = result
+        else:
+            memoryview(tensor.data).cast("B")[:] = result
+
+
+class PlacedOperation(Operation):
+    """An op on arrays in shared memory, or on copies there for its time.
+
+    ``build(self)`` places the arrays and returns the message.
+    """
+
+    __slots__ = ("_back", "_blocks", "_build", "_copied", "_loaded", "_places")
+
+    def __init__(
+        self,
+        work: GlooWork,
+        build: Callable[[PlacedOperation], bytes],
         staged: int = 0,
         inputs: Sequence[np.ndarray] = (),
-        nbytes: int = 0,
     ) -> None:
-        self.work = work
-        self.number = 0
-        self.staged = staged
-        self.segments: set[Segment] = set()
+        super().__init__(work, staged, inputs)
         self._build = build
-        self._inputs = inputs
-        self._nbytes = nbytes
         self._blocks: list[Block] = []
         self._places: dict[int, tuple[Segment, int]] = {}
         self._copied: set[int] = set()
         self._loaded: set[tuple[int, int]] = set()
         self._back: list[tuple[int, int, int]] = []
 
-    def reads(self, written: Iterable[tuple[int, int]]) -> bool:
-        """Whether an input lies, partly, in one of the regions (start, end)."""
-        return any(
-            start < address_of(array) + array.nbytes and address_of(array) < end
-            for start, end in written
-            for array in self._inputs
-        )
-
-    def copies_back(self) -> list[tuple[int, int]]:
-        """The regions (start, end) that are written when the op is over."""
-        return [(target, target + nbytes) for target, _, nbytes in self._back]
-
     def start(self) -> bytes:
-        """Place the arrays; return the message."""
         return self._build(self)
 
-    def credits(self) -> list[int]:
-        """Chunks of room to announce after the message."""
-        return []
+    def segments(self) -> Iterable[Segment]:
+        return {segment for segment, _ in self._places.values()}
+
+    def _regions(self) -> list[tuple[int, int]]:
+        return [(target, target + nbytes) for target, _, nbytes in self._back]
 
     def place(
         self,
@@ -114,12 +227,13 @@ class Operation:
         # that is written may share memory, and must not share a copy.
         known = self._places.get(id(array))
         if known is None:
-            found = heap.find(address, array.nbytes)
-            known = found or self.reserve(array.nbytes)[:2]
-            self._places[id(array)] = known
-            self.segments.add(known[0])
-            if found is None:
+            known = heap.find(address, array.nbytes)
+            if known is None:
+                block = heap.allocate(array.nbytes)
+                self._blocks.append(block)
                 self._copied.add(id(array))
+                known = block.segment, block.offset
+            self._places[id(array)] = known
         segment, offset = known
         if id(array) in self._copied:
             inside, outside = segment.address + offset + start, address + start
@@ -130,87 +244,102 @@ class Operation:
                 self._back.append((outside, inside, part))
         return segment.number, offset + start
 
-    def reserve(self, nbytes: int) -> Block:
-        """Shared memory for the time of the op."""
-        block = heap.allocate(nbytes)
-        self._blocks.append(block)
-        self.segments.add(block.segment)
-        return block
-
-    def chunk_done(self, chunk: int) -> int | None:
-        """Chunk `chunk` is over; return the number of one there is now room for."""
-        raise DistBackendError(f"{self.work.describe()} has no chunk {chunk}")
-
-    def finish(self, report: Report) -> None:
-        """Copy the results to where they belong and end the Work."""
-        work = self.work
-        if report.status == Status.SIZE_MISMATCH:
-            work.mark_failed(self._wrong_size(report))
-            return
-        if not work.is_completed():
-            self._copy_back()
-        result = report.peer if work.op_type is OpType.RECV else None
-        work.mark_completed(result, report.started_ns, report.completed_ns)
+    def copy_back(self, report: memoryview) -> None:
+        for target, source, nbytes in self._back:
+            ctypes.memmove(target, source, nbytes)
 
     def release(self) -> None:
-        """Give the shared memory back; the side process does not use it any more."""
         blocks, self._blocks = self._blocks, []
         for block in blocks:
             heap.free(block)
 
-    def _copy_back(self) -> None:
-        for target, source, nbytes in self._back:
-            ctypes.memmove(target, source, nbytes)
 
-    def _wrong_size(self, report: Report) -> DistBackendError:
-        return DistBackendError(
-            f"{self.work.describe()}: the message from rank {report.peer} of the group "
-            f"has {report.extra} bytes, the array given to recv has {self._nbytes}"
-        )
+class ReceiveOperation(PlacedOperation):
+    """A recv of `nbytes`: the Work's result is the rank that sent."""
+
+    __slots__ = ("_nbytes",)
+
+    def __init__(
+        self, work: GlooWork, build: Callable[[PlacedOperation], bytes], nbytes: int
+    ) -> None:
+        super().__init__(work, build)
+        self._nbytes = nbytes
+
+    def finish(self, report: Report, inbox: memoryview) -> None:
+        work = self.work
+        if work.is_completed():
+            return
+        if report.status == Status.SIZE_MISMATCH:
+            work.mark_failed(
+                DistBackendError(
+                    f"{work.describe()}: the message from rank {report.peer} of the "
+                    f"group has {report.extra} bytes, the array given to recv has "
+                    f"{self._nbytes}"
+                )
+            )
+            return
+        self.copy_back(inbox)
+        work.mark_completed(report.peer, report.started_ns, report.completed_ns)
 
 
 class ChunkedOperation(Operation):
-    """An op on one large array that is copied in and out while it runs."""
+    """An op on one large array that is copied in and out while it runs.
+
+    ``build(segment, offset, slots, self)`` returns the message.
+    """
+
+    __slots__ = (
+        "_address",
+        "_block",
+        "_build",
+        "_load",
+        "_nbytes",
+        "_slots",
+        "_step",
+        "_store",
+        "_stored",
+        "_total",
+    )
 
     def __init__(
         self,
         work: GlooWork,
-        command: Command,
+        build: Callable[[int, int, int, Operation], bytes],
         array: np.ndarray,
         size: int,
         *,
         load: bool,
         store: bool,
     ) -> None:
-        self._command = command
-        super().__init__(work, _nothing, 0, (array,) if load else (), array.nbytes)
-        self._array = array  # alive until the op is over
-        self._address = address_of(array)
-        self._step = chunk_bytes(size)
-        self._total = -(-self._nbytes // self._step)
-        self._slots = min(_SLOTS, self._total)
+        step = chunk_bytes(size)
+        total = -(-array.nbytes // step)
+        slots = min(_SLOTS, total)
+        super().__init__(work, slots * step, (array,))
+        self._build = build
+        self._address, self._nbytes = address_of(array), array.nbytes
+        self._step, self._total, self._slots = step, total, slots
         self._load, self._store = load, store
         self._stored = 0
-        self.staged = self._slots * self._step
+        self._block: Block | None = None
 
     def start(self) -> bytes:
-        self._block = self.reserve(self.staged)
+        self._block = block = heap.allocate(self.staged)
         self._copy_in(0)
-        return self._command._replace(
-            number=self.number,
-            segment=self._block.segment.number,
-            offset=self._block.offset,
-            extra=self._slots,
-        ).pack()
+        return self._build(block.segment.number, block.offset, self._slots, self)
 
-    def credits(self) -> list[int]:
+    def segments(self) -> Iterable[Segment]:
+        return () if self._block is None else (self._block.segment,)
+
+    def credits(self) -> Iterable[int]:
         for chunk in range(1, self._slots):
             self._copy_in(chunk)
-        return list(range(1, self._slots))
+            yield chunk
 
-    def copies_back(self) -> list[tuple[int, int]]:
-        end = self._address + self._nbytes
-        return [(self._address, end)] if self._store else []
+    def _regions(self) -> list[tuple[int, int]]:
+        return [(self._address, self._address + self._nbytes)] if self._store else []
+
+    def reads(self, written: Iterable[tuple[int, int]]) -> bool:
+        return self._load and super().reads(written)
 
     def chunk_done(self, chunk: int) -> int | None:
         # An interrupt may have this called again with a chunk that is through.
@@ -223,9 +352,14 @@ class ChunkedOperation(Operation):
         self._copy_in(following)
         return following
 
-    def _copy_back(self) -> None:
+    def copy_back(self, report: memoryview) -> None:
         for chunk in range(self._stored, self._total):
             self._copy_out(chunk)
+
+    def release(self) -> None:
+        block, self._block = self._block, None
+        if block is not None:
+            heap.free(block)
 
     def _copy_in(self, chunk: int) -> None:
         if self._load:
@@ -238,6 +372,7 @@ class ChunkedOperation(Operation):
             ctypes.memmove(outside, inside, nbytes)
 
     def _where(self, chunk: int) -> tuple[int, int, int]:
+        assert self._block is not None
         start = chunk * self._step
         return (
             self._address + start,
@@ -246,15 +381,6 @@ class ChunkedOperation(Operation):
         )
 
 
-def _nothing(_: Operation) -> bytes:
-    raise NotImplementedError("a chunked op builds its message itself")
-
-
 def address_of(array: np.ndarray) -> int:
     """Where `array` begins; cheaper than ``array.ctypes.data``."""
     return array.__array_interface__["data"][0]
-
-
-def credit(number: int, chunk: int) -> bytes:
-    """The message that says that op `number` has room for `chunk`."""
-    return Command(Kind.CREDIT, number, extra=chunk).pack()
