@@ -129,6 +129,7 @@ class Agent:
             "host": socket.gethostname(),
             "address": self._address(),
             "port": _free_port(),
+            "job_rank": _job_rank(),
             "seat": self.seat,
             "hosts_store": self._store is not None and self._store.is_master,
             "groups": [one.name for one in world.groups()],
@@ -345,6 +346,14 @@ def _cupy() -> Any | None:
         return cupy if cupy.cuda.runtime.getDeviceCount() > 0 else None
     except cupy.cuda.runtime.CUDARuntimeError:
         return None
+
+
+def _job_rank() -> int | None:
+    """The rank that mpiexec gave this process (Open MPI; those with PMI)."""
+    for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK"):
+        if name in os.environ:
+            return int(os.environ[name])
+    return None
 
 
 def _set_environment(env: dict[str, str]) -> None:

@@ -204,7 +204,8 @@ class Cluster(Ranks):
         The other ranks keep their variables; their groups are aborted, since
         members of them are gone, and the fresh ranks have the same groups:
         `rebuild` makes them usable. Raises `ClusterError` for a cluster that
-        was attached to by nothing but its controller's connection file.
+        was attached to by nothing but its controller's connection file, and
+        for some ranks of an MPI job only, if a group uses MPI.
         """
         self._check_open()
         chosen = check_ranks(ranks, self.n)
@@ -213,6 +214,11 @@ class Cluster(Ranks):
             raise ClusterError(
                 "restart: this cluster's launchers are not known here, only its "
                 "controller: start engines as it was started, then attach again"
+            )
+        if len(chosen) < self.n and self._uses_mpi():
+            raise ClusterError(
+                "an MPI job takes in no fresh rank: restart all ranks with "
+                "%dist_restart (Cluster.restart()), or use gloo"
             )
         say = progress or _silent
         deadline = time.monotonic() + start_timeout
@@ -228,7 +234,8 @@ class Cluster(Ranks):
             try:
                 self._store_host = recovery.reseat(
                     self._roster,
-                    dict(zip(chosen, numbers, strict=True)),
+                    chosen,
+                    numbers,
                     deadline,
                     exported,
                     self._store_host,
@@ -243,6 +250,10 @@ class Cluster(Ranks):
             finally:
                 launched.guard()
         say(f"rank{'s' if len(chosen) > 1 else ''} {which} ready")
+
+    def _uses_mpi(self) -> bool:
+        groups = (group for one in self.status().ranks for group in one.groups)
+        return any("mpi" in group.backend for group in groups)
 
     # -- the end -----------------------------------------------------------
 

@@ -65,8 +65,6 @@ def prepare(
     config = _config()
     # One engine at a time, 0.1 s apart, is the default.
     config.LocalEngineSetLauncher.delay = 0
-    if engines.lower() == "mpi":
-        _configure_mpi(config)
     options: dict[str, Any] = {
         "engines": engines,
         "cluster_id": cluster_id or f"rankscope-{secrets.token_hex(6)}",
@@ -86,6 +84,12 @@ def prepare(
             f"{', '.join(launcher_names())}"
         ) from error
     cluster = launched.cluster
+    if cluster.engine_launcher_class.__name__ == "MPIEngineSetLauncher":
+        try:
+            _configure_mpi(cluster.config)
+        except BaseException:
+            launched.close()
+            raise
     given = " ".join(cluster.controller_args)
     cluster.controller_args = [
         *(f"--{k}={v}" for k, v in _CONTROLLER_ARGS.items() if k not in given),
@@ -199,25 +203,32 @@ def _security_dir(profile: str | None) -> Path:
 
 
 def _configure_mpi(config: Config) -> None:
-    """Find mpiexec, and set what Open MPI needs to run and to survive a death."""
-    beside = str(Path(sys.executable).parent)
-    path = os.pathsep.join([beside, os.environ.get("PATH", os.defpath)])
-    mpiexec = shutil.which("mpiexec", path=path)
-    if mpiexec is None:
-        raise ClusterStartError(
-            "engines='mpi': no mpiexec found beside this Python or on PATH; install "
-            "one with: pip install 'rankscope[mpi]'"
-        )
-    config.MPILauncher.mpi_cmd = [mpiexec]
+    """Find mpiexec, and set what Open MPI needs to run and to survive a death.
+
+    What the profile's own ``ipcluster_config.py`` says stands.
+    """
+    launcher = config.MPILauncher
+    if "mpi_cmd" not in launcher:
+        beside = str(Path(sys.executable).parent)
+        path = os.pathsep.join([beside, os.environ.get("PATH", os.defpath)])
+        mpiexec = shutil.which("mpiexec", path=path)
+        if mpiexec is None:
+            raise ClusterStartError(
+                "engines='mpi': no mpiexec found beside this Python or on PATH; "
+                "install one with: pip install 'rankscope[mpi]'"
+            )
+        launcher.mpi_cmd = [mpiexec]
     said = subprocess.run(
-        [mpiexec, "--version"], capture_output=True, text=True, check=False
+        [*launcher.mpi_cmd, "--version"], capture_output=True, text=True, check=False
     ).stdout
     if "Open MPI" not in said and "OpenRTE" not in said:
         return
-    config.MPILauncher.mpi_args = ["--oversubscribe", "--with-ft", "ulfm"]
-    config.MPILauncher.environment = {
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PRTE_ALLOW_RUN_AS_ROOT": "1",
-        "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    }
+    if "mpi_args" not in launcher:
+        # More ranks than cores; and the death of one must not end the others.
+        launcher.mpi_args = ["--oversubscribe", "--with-ft", "ulfm"]
+    if "environment" not in launcher:
+        # In a container one often is root. Who is not, is not concerned.
+        names = ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT")
+        launcher.environment = {
+            name + end: "1" for name in names for end in ("", "_CONFIRM")
+        }

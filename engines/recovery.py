@@ -64,7 +64,8 @@ def find_or_seat(
 
 def reseat(
     roster: Roster,
-    engines: Mapping[int, int],
+    ranks: Sequence[int],
+    engine_ids: Sequence[int],
     deadline: float,
     exported: Mapping[str, Any] | None,
     store_host: int | None,
@@ -72,14 +73,16 @@ def reseat(
     backend: str | None,
     timeout: float | None,
 ) -> int:
-    """Give ranks fresh engines (rank → engine id); return the store's host.
+    """Give `ranks` fresh engines; return the store's host.
 
     They get the groups `exported` by the others, aborted for the reason
     `why`, as those of the others are.
     """
-    ranks = sorted(engines)
-    hellos = roster.install(engines.values(), _left(deadline))
-    for rank, number in engines.items():
+    hellos = roster.install(engine_ids, _left(deadline))
+    # Ids that were in use a moment ago are given again, or not. In an MPI job
+    # the ranks have to be the job's, whatever the ids.
+    order = sorted(hellos, key=lambda one: (hellos[one]["job_rank"] or 0, one))
+    for rank, number in zip(ranks, order, strict=True):
         roster.take(rank, number, hellos[number])
     _sit(roster, ranks)
     host = _join_store(roster, ranks, store_host)

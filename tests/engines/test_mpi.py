@@ -1,0 +1,66 @@
+"""Ranks that mpiexec starts: one MPI job, which no single rank can leave and join."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from rankscope.engines import Cluster, ClusterError
+from tests.mpi_ranks import mpiexec
+from tests.waiting import until
+
+WAIT = 60
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(
+        mpiexec() is None or importlib.util.find_spec("mpi4py") is None,
+        reason="needs mpiexec and mpi4py",
+    ),
+]
+
+CHECK = """
+from mpi4py import MPI
+assert MPI.COMM_WORLD.Get_rank() == rank
+assert MPI.COMM_WORLD.Get_size() == world_size
+x = np.full(10, rank + 1.0)
+dist.all_reduce(x)
+assert (x == sum(range(1, world_size + 1))).all()
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(_module_leaves_nothing: None) -> Iterator[Cluster]:
+    with Cluster.start(2, engines="mpi", backend="cpu:mpi") as started:
+        yield started
+
+
+def test_ranks_are_those_of_the_mpi_job(cluster: Cluster) -> None:
+    cluster.execute(CHECK).result(WAIT)
+
+
+def test_an_interrupt_reaches_the_ranks(cluster: Cluster) -> None:
+    cell = cluster.execute("import threading\nthreading.Event().wait()", cell=3)
+    until(lambda: [one.cell for one in cluster.status().ranks] == [3, 3], WAIT)
+    assert cluster.interrupt() == [0, 1]
+    assert cell.wait(WAIT)
+    assert {one.ename for one in cell.errors.values()} == {"KeyboardInterrupt"}
+
+
+def test_a_killed_rank_and_a_fresh_job(cluster: Cluster) -> None:
+    code = "import threading\nif rank == 1: threading.Event().wait()\n" + CHECK
+    cell = cluster.execute(code, cell=4)
+    until(lambda: cluster.status().ranks[0].groups[0].in_flight, WAIT)
+    os.kill(cluster.pids[1], signal.SIGKILL)
+    assert cell.wait(WAIT)
+    assert cell.errors[1].ename == "EngineDied"
+    assert "rank 1" in cell.errors[0].evalue
+    with pytest.raises(ClusterError, match="an MPI job takes in no fresh rank"):
+        cluster.restart([1])
+    cluster.restart()
+    cluster.rebuild()
+    cluster.execute(CHECK).result(WAIT)
