@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import rankscope
 from rankscope import backends, engines
-from rankscope.engines import RankError
+from rankscope.engines import Output, RankError
 from rankscope.widgets import format_ranks, name_ranks
 
 __all__ = [
@@ -93,16 +93,14 @@ def plain(text: str) -> str:
     return _ANSI.sub("", text)
 
 
-def failure_of(rank: int, output: dict[str, object], cell: int | None) -> RankError:
+def failure_of(rank: int, output: Output, cell: int | None) -> RankError:
     """Return the failure that an ``error`` output of `rank` tells of.
 
     The line is read from the traceback, since the output comes while the cell
     still runs elsewhere.
     """
-    lines = output["traceback"]
-    assert isinstance(lines, (list, tuple))
     error = RankError(
-        rank, str(output["ename"]), str(output["evalue"]), tuple(lines), cell
+        rank, output["ename"], output["evalue"], tuple(output["traceback"]), cell
     )
     found = _CELL_LINE.findall(error.plain_traceback)
     return replace(error, line=int(found[-1])) if found else error

@@ -6,6 +6,7 @@ syntax of ``-r``. In a notebook the whole output of a cell can be drawn again.
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -17,7 +18,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from rankscope.widgets import format_ranks, name_ranks
 
 from .assemble import Bundle
-from .failures import released, report
+from .failures import plain, released, report
 from .merge import Item
 from .present import BRIEF
 
@@ -43,6 +44,8 @@ class Screen:
         self._shell = shell
         self._width = label_width(ranks)
         self._partials: str | None = None
+        self._overwrites = not self.is_rich and sys.stdout.isatty()
+        self._dirty = False
         self._serial = 0
         # By identity: two bundles may be equal, and are kept by the assembler.
         self._handles: dict[int, str] = {}
@@ -62,6 +65,7 @@ class Screen:
 
     def show(self, items: Iterable[tuple[str, Item]]) -> None:
         """Show items, each in its mode, below what is there."""
+        self._wipe()
         for kind, group in groupby(items, key=lambda pair: pair[1].kind):
             if kind == "display":
                 for _, item in group:
@@ -78,16 +82,19 @@ class Screen:
 
     def redraw(self, items: Iterable[tuple[str, Item]]) -> None:
         """Show items in place of everything the cell has shown."""
-        self._shell.display_pub.clear_output(wait=True)  # type: ignore[no-untyped-call]
-        self._partials = None
-        self.show(items)
-        said, self._said = self._said, []
+        shown, said = list(items), self._said
+        # Waiting for what comes next avoids a flicker, but something must come.
+        wait = bool(shown or said)
+        self._shell.display_pub.clear_output(wait)  # type: ignore[no-untyped-call]
+        self._partials, self._said = None, []
+        self.show(shown)
         for text in said:
             self.say(text)
 
     def say(self, text: str) -> None:
         """Show a line of our own, about the cell, not from it."""
         self._said.append(text)
+        self._wipe()
         sys.stdout.flush()
         print(text, file=sys.stderr, flush=True)
 
@@ -100,25 +107,34 @@ class Screen:
 
     def partials(self, lines: dict[int, str]) -> None:
         """Show the unfinished line of each rank, in place of those shown before."""
-        if not self.can_redraw or (not lines and self._partials is None):
-            return
         groups: dict[str, list[int]] = {}
         for rank, line in lines.items():
             groups.setdefault(line, []).append(rank)
         rows = [
-            label_lines(line, ranks, self._width)
+            label_lines(line, ranks, self._width).rstrip("\n")
             for line, ranks in list(groups.items())[:PARTIALS]
         ]
         if len(groups) > PARTIALS:
-            rows.append(f"… and {len(groups) - PARTIALS} more\n")
-        known = self._partials
-        if known is None:
-            self._partials = self._new_id()
-        self._shell.display_pub.publish(
-            {"text/plain": "".join(rows).rstrip("\n")},
-            transient={"display_id": self._partials},
-            update=known is not None,
-        )
+            rows.append(f"… and {len(groups) - PARTIALS} more")
+        if self.can_redraw:
+            known = self._partials
+            self._partials = known or self._new_id()
+            self._shell.display_pub.publish(
+                {"text/plain": "\n".join(rows)},
+                transient={"display_id": self._partials},
+                update=known is not None,
+            )
+        elif self._overwrites and rows:
+            # One line is all that a terminal lets go of again.
+            more = f" … ({len(rows)} lines)" if len(rows) > 1 else ""
+            room = shutil.get_terminal_size().columns - len(more) - 1
+            print(f"\r\x1b[2K{plain(rows[0])[:room]}{more}", end="", flush=True)
+            self._dirty = True
+
+    def _wipe(self) -> None:
+        if self._dirty:
+            self._dirty = False
+            print("\r\x1b[2K", end="", flush=True)
 
     # -- items --------------------------------------------------------------
 

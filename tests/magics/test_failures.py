@@ -27,7 +27,9 @@ TRACE = (
 )
 
 
-def error(rank: int, ename: str = "ValueError", evalue: str = "bad", line: int = 3):
+def error(
+    rank: int, ename: str = "ValueError", evalue: str = "bad", line: int = 3
+) -> RankError:
     trace = (*TRACE, f"{ename}: {evalue}")
     return RankError(rank, ename, evalue, trace, cell=7, line=line)
 

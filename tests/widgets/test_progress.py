@@ -1,0 +1,75 @@
+"""The line of progress: in place in a notebook and a terminal, once elsewhere."""
+
+from __future__ import annotations
+
+import io
+import sys
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+from rankscope.widgets import ProgressLine
+
+
+class Publisher:
+    """Notes what is published."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, bool]] = []
+
+    def publish(self, data: dict[str, str], *, update: bool, **rest: Any) -> None:
+        self.events.append((data["text/plain"], update))
+
+
+def line_on(kernel: bool) -> tuple[ProgressLine, Publisher]:
+    shell = SimpleNamespace(display_pub=Publisher())
+    if kernel:
+        shell.kernel = object()
+    return ProgressLine(cast(InteractiveShell, shell)), shell.display_pub
+
+
+def test_a_notebook_keeps_one_display_with_the_last_text() -> None:
+    line, publisher = line_on(kernel=True)
+    with line:
+        line.update("starting")
+        line.update("still starting")
+        line.done("ready")
+    assert publisher.events == [
+        ("starting", False),
+        ("still starting", True),
+        ("ready", True),
+    ]
+
+
+def test_a_line_that_came_to_nothing_is_taken_away() -> None:
+    line, publisher = line_on(kernel=True)
+
+    def start() -> None:
+        with line:
+            line.update("starting")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        start()
+    assert publisher.events == [("starting", False), ("", True)]
+
+
+def test_a_terminal_is_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stdout", terminal)
+    line, _ = line_on(kernel=False)
+    with line:
+        line.update("starting")
+        line.done("ready")
+    assert terminal.getvalue() == "\r\x1b[2Kstarting\r\x1b[2Kready\n"
+
+
+def test_a_file_gets_the_last_text_only(capsys: pytest.CaptureFixture[str]) -> None:
+    line, _ = line_on(kernel=False)
+    with line:
+        line.update("starting")
+        line.done("ready")
+    assert capsys.readouterr().out == "ready\n"
