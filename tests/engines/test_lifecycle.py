@@ -39,6 +39,15 @@ sys.stdin.readline()
 """
 
 
+#: Has a guardian, and is killed.
+GUARDED = """
+import os, signal, sys
+from rankscope.engines.guardian import Guardian
+guardian = Guardian(sys.argv[1])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 class Owner:
     """A process that owns a cluster."""
 
@@ -234,7 +243,15 @@ class TestKeepAndAttach:
                 cell = cluster.execute("dist.get_world_size() * 3")
                 cell.result(WAIT)
                 assert cell.outputs(0)[0]["data"]["text/plain"] == "3"
-            assert client[:].apply_sync(os.getpid) == [*cluster.pids.values()]
+                engine = cluster.pids[0]
+            assert client[:].apply_sync(os.getpid) == [engine]
+
+            # A guardian that knows no process, only ipyparallel's file: this
+            # is how it ends what does not run on its machine.
+            owner = subprocess.Popen([sys.executable, "-c", GUARDED, bare.cluster_file])
+            assert owner.wait(WAIT) == -signal.SIGKILL
+            until(lambda: birth(engine) is None, WAIT, "the engine to end")
+            until(lambda: not Path(path).exists(), WAIT, "the controller to end")
 
 
 def _busy(cluster: Cluster) -> bool:
