@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 import zmq
@@ -25,10 +25,31 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["JUPYTER_RUNTIME_DIR"] = os.path.join(folder.name, "runtime")
 
 
+_tearing_down = False
+_reported = False
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None, None, None]:
+    """Note that a failure now is counted as a test's."""
+    global _tearing_down
+    _tearing_down = True
+    try:
+        yield
+    finally:
+        _tearing_down = False
+
+
 def _check(before: leaks.Snapshot, what: str) -> None:
+    global _reported
     left = leaks.wait_until_clean(before)
-    if left:
-        leaks.kill(before)
+    if not left:
+        return
+    _reported = True
+    leaks.kill(before)
+    # After Ctrl-C or --maxfail fixtures are torn down outside of any test; an
+    # error would take the whole report with it there.
+    if _tearing_down:
         pytest.fail(f"{what} left behind:\n  " + "\n  ".join(left), pytrace=False)
 
 
@@ -38,7 +59,9 @@ def _session_leaves_nothing() -> Iterator[None]:
     zmq.Context.instance().socket(zmq.PAIR).close()
     before = leaks.Snapshot.take()
     yield
-    _check(before, "the test session")
+    # What a module has left is there still; once is enough.
+    if not _reported:
+        _check(before, "the test session")
 
 
 @pytest.fixture(scope="module", autouse=True)
