@@ -7,6 +7,7 @@ of ours, and it is left at exit without waiting for anybody.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import importlib.util
 import json
 import logging
@@ -38,6 +39,7 @@ _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE")
 _FOREVER = 1e7
 
 _init_lock = threading.Lock()
+_from_group_lock = threading.Lock()
 _at_exit: list[Callable[[], None]] = []
 _builders = 0
 
@@ -54,8 +56,11 @@ def check_launched(size: int) -> None:
     reason = unavailable_reason()
     if reason is not None:
         raise DistBackendError(f"the mpi backend cannot be used: {reason}")
-    if "mpi4py.MPI" in sys.modules and sys.modules["mpi4py.MPI"].Is_initialized():
-        _check_job(sys.modules["mpi4py.MPI"], size)
+    # import_module waits, where another thread is just importing it.
+    name = "mpi4py.MPI"
+    loaded = importlib.import_module(name) if name in sys.modules else None
+    if loaded is not None and loaded.Is_initialized():
+        _check_job(loaded, size)
     elif not any(name in os.environ for name in _LAUNCHED):
         raise DistBackendError(
             "the mpi backend cannot be used: no MPI launcher started this process; "
@@ -110,11 +115,35 @@ def initialise() -> Any:
             # Open MPI's finalize is a barrier by default: a rank that wants to
             # go would wait for one that hangs.
             os.environ.setdefault("OMPI_MCA_async_mpi_finalize", "1")
-            MPI.Init_thread(MPI.THREAD_MULTIPLE)
+            _init_thread(MPI)
         if _leave not in _registered:
             _registered.append(_leave)
             atexit.register(_leave)
     return MPI
+
+
+def mpi_error() -> Any:
+    """The type of the exceptions that mpi4py raises; MPI has been loaded."""
+    return sys.modules["mpi4py.MPI"].Exception
+
+
+def _init_thread(mpi: Any) -> None:
+    """Call MPI_Init_thread with the GIL released.
+
+    mpi4py's own Init_thread holds it until the whole job has come (4.1), so
+    that the store this process may be serving would answer nobody: a rank
+    that has yet to connect to it would never come.
+    """
+    library = ctypes.CDLL(mpi.__file__)
+    provided = ctypes.c_int()
+    code = library.MPI_Init_thread(
+        None, None, ctypes.c_int(mpi.THREAD_MULTIPLE), ctypes.byref(provided)
+    )
+    if code != mpi.SUCCESS:
+        raise DistBackendError(f"MPI_Init_thread failed with code {code}")
+    # What mpi4py does after its own: errors are to be raised, not to be fatal.
+    for comm in (mpi.COMM_WORLD, mpi.COMM_SELF):
+        comm.Set_errhandler(mpi.ERRORS_RETURN)
 
 
 def _leave() -> None:
@@ -132,6 +161,31 @@ def _leave() -> None:
 
 
 _registered: list[Callable[[], None]] = []
+
+
+def _saw_death(mpi: Any) -> bool:
+    """Whether a process of the job is known to have died (``--with-ft ulfm``)."""
+    try:
+        return mpi.COMM_WORLD.Get_failed().Get_size() > 0
+    except (AttributeError, NotImplementedError, mpi.Exception):
+        # An MPI without fault tolerance, or one that was started without it.
+        return False
+
+
+def _make_communicator(mpi: Any, seats: list[dict[str, Any]]) -> Any:
+    """Make the communicator of the members that sit in `seats`, by group rank.
+
+    In Open MPI 5.0, Create_group refuses once any process of the job has died,
+    members or not, and Create_from_group does not; but Create_from_group hangs
+    when two threads of a process are in it, and Create_group does not. So the
+    latter is used as long as all members think that everybody lives.
+    """
+    members = mpi.COMM_WORLD.Get_group().Incl([seat["world_rank"] for seat in seats])
+    tag = seats[0]["tag"]
+    if not any(seat["saw_death"] for seat in seats):
+        return mpi.COMM_WORLD.Create_group(members, tag)
+    with _from_group_lock:
+        return mpi.Intracomm.Create_from_group(members, f"rankscope {tag}")
 
 
 class Meeting:
@@ -164,6 +218,7 @@ class Meeting:
             "job": os.environ.get("PMIX_NAMESPACE", ""),
             # Rank 0's counts: sets apart groups of the same ranks made at once.
             "tag": secrets.randbelow(1 << 20),
+            "saw_death": _saw_death(mpi),
         }
         store = self._store
         try:
@@ -183,8 +238,7 @@ class Meeting:
         with _init_lock:
             _builders += 1
         try:
-            members = world.Get_group().Incl([seat["world_rank"] for seat in seats])
-            comm = world.Create_group(members, seats[0]["tag"])
+            comm = _make_communicator(mpi, seats)
             comm.Set_errhandler(mpi.ERRORS_RETURN)
             return comm
         finally:

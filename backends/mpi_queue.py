@@ -279,12 +279,16 @@ class MPIQueue:
                 "a rank sent more than was expected: the arrays' sizes differ "
                 "between ranks"
             )
-        if kind in (
-            getattr(mpi, "ERR_PROC_FAILED", -1),
-            getattr(mpi, "ERR_REVOKED", -1),
-        ):
-            return f"a rank of the MPI job died ({error.Get_error_string()})"
+        if kind == getattr(mpi, "ERR_PROC_FAILED", None):
+            return f"the process of {self._the_dead()} died"
         return f"MPI reports {error.Get_error_string()}"
+
+    def _the_dead(self) -> str:
+        """``rank 2``, or several, as far as MPI knows by now."""
+        failed, members = self._comm.Get_failed(), self._comm.Get_group()
+        ranks = failed.Translate_ranks(None, members)
+        names = ", ".join(str(rank) for rank in sorted(ranks))
+        return f"rank{'s'[: len(ranks) > 1]} {names}" if names else "a rank"
 
     def abandon(self) -> None:
         """Take nothing more and leave what is under way, without waiting for anyone.
@@ -302,9 +306,9 @@ class MPIQueue:
             self._messages.clear()
             for work in works:
                 for request, expected, array in work.requests:
+                    _abandoned.append((request, array))
                     if request and expected >= 0:
                         request.Cancel()
-                    _abandoned.append((request, array))
                 work.requests.clear()
         finally:
             if locked:
@@ -323,8 +327,15 @@ class MPIQueue:
 
 def _sweep() -> None:
     """Forget the abandoned requests that MPI is done with."""
-    kept = [(r, array) for r, array in _abandoned if r and not r.Test()]
-    _abandoned[:] = kept
+    _abandoned[:] = [entry for entry in _abandoned if not _is_over(entry[0])]
+
+
+def _is_over(request: Any) -> bool:
+    try:
+        return not request or bool(request.Test())
+    except mpi_job.mpi_error():
+        # Its peer died: it ended with that error, for which nobody waits now.
+        return True
 
 
 class _Progress:

@@ -8,6 +8,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from .errors import DistError
 from .file_store import FileStore
+from .mpi_rendezvous import can_meet_over_mpi, meet_over_mpi
 from .store import Store
 from .tcp_store import TCPStore
 
@@ -17,6 +18,7 @@ __all__ = ["rendezvous"]
 # own, then what mpiexec sets (Open MPI; MPICH, Intel MPI and others with PMI).
 _RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _WORLD_SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_MASTER = ("MASTER_ADDR", "MASTER_PORT")
 
 _FORMS = "expected env://, tcp://host:port or file:///path"
 
@@ -33,9 +35,11 @@ def rendezvous(
     `init_method` is as in ``torch.distributed.init_process_group``:
     ``env://`` (also ``None``) takes MASTER_ADDR, MASTER_PORT and, where `rank`
     or `world_size` is -1, RANK and WORLD_SIZE (or what mpiexec sets in their
-    stead) from the environment; ``tcp://host:port`` and ``file:///path`` take
-    them from the arguments or from ``?rank=0&world_size=4``. Rank 0 hosts the
-    TCP store. `timeout` (seconds) bounds the connecting and every later wait.
+    stead) from the environment; under mpiexec it needs none of them, as MPI
+    tells the ranks where rank 0 is. ``tcp://host:port`` and ``file:///path``
+    take rank and world size from the arguments, from
+    ``?rank=0&world_size=4``, or from the environment too. Rank 0 hosts the TCP
+    store. `timeout` (seconds) bounds the connecting and every later wait.
     `key` defaults to `store_key.shared_key()`.
 
     Raises `ValueError` for a bad URL, rank or world size, `DistError` naming
@@ -50,7 +54,16 @@ def rendezvous(
     world_size = _from_query(query, "world_size", world_size)
 
     if url.scheme == "env":
+        if not any(name in os.environ for name in _MASTER) and can_meet_over_mpi():
+            met, place, size = meet_over_mpi(timeout, key)
+            _agree("rank", place, rank)
+            _agree("world_size", size, world_size)
+            return met, place, size
         rank, world_size, host, port = _from_environment(rank, world_size)
+    elif rank == -1 or world_size == -1:
+        rank = _integer(_RANK) if rank == -1 and _is_set(_RANK) else rank
+        if world_size == -1 and _is_set(_WORLD_SIZE):
+            world_size = _integer(_WORLD_SIZE)
     _check(rank, world_size)
     if url.scheme == "file":
         if url.netloc not in ("", "localhost") or not url.path.strip("/"):
@@ -80,43 +93,47 @@ def _from_query(query: dict[str, list[str]], name: str, given: int) -> int:
         raise ValueError(
             f"init_method: {name}={query[name][0]!r} is no integer"
         ) from error
-    if given not in (-1, value):
-        raise ValueError(f"init_method says {name}={value}, the argument {given}")
+    _agree(name, value, given)
     return value
 
 
+def _agree(name: str, found: int, given: int) -> None:
+    if given not in (-1, found):
+        raise ValueError(f"the init_method says {name}={found}, the argument {given}")
+
+
+def _is_set(names: Sequence[str]) -> bool:
+    return any(os.environ.get(name) for name in names)
+
+
+def _integer(names: Sequence[str]) -> int:
+    """The number that the first of `names` that is set holds."""
+    name = next(name for name in names if os.environ.get(name))
+    try:
+        return int(os.environ[name])
+    except ValueError as error:
+        raise DistError(
+            f"the environment variable {name} is {os.environ[name]!r}, no integer"
+        ) from error
+
+
 def _from_environment(rank: int, world_size: int) -> tuple[int, int, str, int]:
-    missing: list[str] = []
-
-    def read(names: Sequence[str]) -> str:
-        for name in names:
-            if os.environ.get(name):
-                return os.environ[name]
-        missing.append(names[0])
-        return "0"
-
-    def integer(names: Sequence[str]) -> int:
-        text = read(names)
-        try:
-            return int(text)
-        except ValueError as error:
-            raise DistError(
-                f"the environment variable {names[0]} is {text!r}, no integer"
-            ) from error
-
-    if rank == -1:
-        rank = integer(_RANK)
-    if world_size == -1:
-        world_size = integer(_WORLD_SIZE)
-    host = read(["MASTER_ADDR"])
-    port = integer(["MASTER_PORT"])
+    needed = [("MASTER_ADDR",), ("MASTER_PORT",)]
+    needed += [_RANK] if rank == -1 else []
+    needed += [_WORLD_SIZE] if world_size == -1 else []
+    missing = [names[0] for names in needed if not _is_set(names)]
     if missing:
         raise DistError(
             f"init_method env://: not set in the environment: {', '.join(missing)}. "
             "Set this on every rank, or give rank=, world_size= and "
             "init_method='tcp://host:port'"
         )
-    return rank, world_size, host, port
+    return (
+        _integer(_RANK) if rank == -1 else rank,
+        _integer(_WORLD_SIZE) if world_size == -1 else world_size,
+        os.environ["MASTER_ADDR"],
+        _integer(["MASTER_PORT"]),
+    )
 
 
 def _check(rank: int, world_size: int) -> None:

@@ -182,6 +182,10 @@ class Ranks:
                 self._deadline = min(self._deadline, time.monotonic() + 2)
         if self._errors:
             self._fail("ranks failed")
+        self._await_exits()
+        return [self._results.get(rank) for rank in range(self.size)]
+
+    def _await_exits(self) -> None:
         for rank, process in enumerate(self._processes):
             try:
                 process.wait(max(0.0, self._deadline - time.monotonic()))
@@ -189,7 +193,9 @@ class Ranks:
                 self._fail(f"rank {rank} returned, but its process does not end")
             if process.returncode and rank not in self._killed:
                 self._fail(f"rank {rank} ended with exit code {process.returncode}")
-        return [self._results.get(rank) for rank in range(self.size)]
+
+    def _await_death(self, rank: int) -> str:
+        return f"died with exit code {self._processes[rank].wait()}\n"
 
     def _is_over(self, rank: int) -> bool:
         return rank in self._results or rank in self._errors
@@ -204,11 +210,11 @@ class Ranks:
             try:
                 kind, value = pipe.recv()
             except (EOFError, ConnectionResetError):
-                code = self._processes[rank].wait()
+                end = self._await_death(rank)
                 if rank in self._killed:
                     self._results[rank] = None
                 else:
-                    self._errors[rank] = f"died with exit code {code}\n"
+                    self._errors[rank] = end
                 continue
             if kind == "report":
                 self._reports[rank].append(value)
@@ -261,9 +267,8 @@ def _kill_tree(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _serve() -> None:
+def serve(pipe: Connection) -> None:
     """Be a rank: the program of the processes that `Ranks` starts."""
-    pipe = Connection(int(sys.argv[1]))
     rank, size, folder, file, name, args = pipe.recv()
     try:
         spec = importlib.util.spec_from_file_location("ranks_test_module", file)
@@ -281,6 +286,6 @@ def _serve() -> None:
 
 if __name__ == "__main__":
     # As `tests.ranks`, so that a test module's own import finds this `Rank`.
-    from tests.ranks import _serve as serve
+    from tests.ranks import serve as be_a_rank
 
-    serve()
+    be_a_rank(Connection(int(sys.argv[1])))

@@ -114,12 +114,14 @@ def test_env_names_everything_that_is_missing(monkeypatch: pytest.MonkeyPatch) -
         assert name in str(caught.value)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    with pytest.raises(DistError, match=r": WORLD_SIZE, MASTER_PORT\. "):
+    with pytest.raises(DistError, match=r": MASTER_PORT, WORLD_SIZE\. "):
         rendezvous(None, -1, -1, 1, KEY)
 
 
 def test_env_bad_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "zero")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1234")
     with pytest.raises(DistError, match="RANK is 'zero'"):
         rendezvous("env://", -1, 2, 1, KEY)
 
@@ -129,6 +131,16 @@ def test_arguments_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv(name, value)
     store, rank, size = rendezvous("env://", 0, 1, 5, KEY)
     assert (rank, size) == (0, 1)
+    store.close()
+
+
+def test_file_takes_the_rank_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PMI_RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    store, *place = rendezvous(f"file://{tmp_path}/s", -1, -1, 5, KEY)
+    assert place == [1, 2]
     store.close()
 
 
