@@ -16,7 +16,7 @@ from .capture import Captured
 from .config import BackendConfig
 from .errors import DistAbortedError, DistError, DistTimeoutError
 from .prefix_store import PrefixStore
-from .recorder import GroupStatus, recorder
+from .recorder import GroupStatus, Record, recorder
 from .staging import StagedBackend, staging_for
 from .store import Store
 from .watchdog import watchdog
@@ -301,7 +301,8 @@ class GroupLife:
             },
             "enqueued": status.enqueued.brief() if status.enqueued else None,
             "started": status.started.brief() if status.started else None,
-            "completed": status.completed.brief() if status.completed else None,
+            "completed": _completed(status.completed),
+            "issued": status.collective_seq,
             "in_flight": len(status.in_flight),
             "oldest": _in_flight(oldest),
         }
@@ -324,7 +325,12 @@ def _in_flight(work: Work | None) -> dict[str, Any] | None:
         "state": work.state.value,
         "elapsed": (time.time_ns() - begun) / 1e9,
         "timeout": record.timeout,
-        "sizes": [list(size) for size in record.sizes],
-        "dtypes": [dtype.name for dtype in record.dtypes],
+        **record.traffic(),
         "peer": record.peer,
     }
+
+
+def _completed(record: Record | None) -> dict[str, Any] | None:
+    if record is None:
+        return None
+    return {**record.brief(), **record.traffic(), "duration": record.duration}

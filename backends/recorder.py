@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from .bandwidth import payload
 from .work import OpType, Work, WorkState
 
 __all__ = ["Batch", "FlightRecorder", "GroupStatus", "Record", "recorder", "user_frame"]
@@ -24,6 +25,9 @@ _COMPLETED = WorkState.COMPLETED
 _RECV = OpType.RECV
 
 _ROOM = str(Path(__file__).parent)
+
+#: Arrays of an op whose size a status message tells.
+SIZES_SHOWN = 4
 
 
 def user_frame() -> Frame:
@@ -193,6 +197,26 @@ class Record:
             "op": self.op_type.value,
             "source": recorder.name_source(self.frame),
         }
+
+    def traffic(self) -> dict[str, Any]:
+        """What it moves: ``bytes`` as nccl-tests counts them, sizes, dtypes.
+
+        Of the sizes only the first `SIZES_SHOWN`: a list has one per rank.
+        """
+        itemsize = self.dtypes[0].itemsize if self.dtypes else 0
+        ranks = len(self.status.ranks)
+        return {
+            "bytes": payload(self.op_type.value, self.sizes, itemsize, ranks),
+            "sizes": [list(size) for size in self.sizes[:SIZES_SHOWN]],
+            "dtypes": [dtype.name for dtype in self.dtypes[:SIZES_SHOWN]],
+        }
+
+    @property
+    def duration(self) -> float | None:
+        """Seconds from its start to its end, ``None`` if one is not known."""
+        if not self.started_ns or not self.ended_ns:
+            return None
+        return (self.ended_ns - self.started_ns) / 1e9
 
 
 class Batch:
