@@ -204,7 +204,7 @@ class RankscopeMagics:
             execution = cluster.execute(
                 _numbered(cell, self._lines_above(cell)),
                 ranks=ranks,
-                cell=self.shell.execution_count,
+                cell=self._number(),
                 group=group,
             )
         options: dict[str, Any] = {
@@ -223,6 +223,11 @@ class RankscopeMagics:
             _parse(DISTRIBUTED, line)
         else:
             DISTRIBUTED.fail("it stands on the first line of a cell, with two %%")
+
+    def _number(self) -> int:
+        """The number of the cell that runs: newer IPythons count it already."""
+        displayhook = self.shell.displayhook
+        return int(displayhook.prompt_count)
 
     def _lines_above(self, cell: str) -> int:
         """How many lines of the notebook's cell are above `cell`, the body."""

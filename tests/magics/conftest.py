@@ -16,7 +16,7 @@ def ipython(_module_leaves_nothing: None) -> Iterator[InteractiveShell]:
     """A shell that keeps no history file and no thread that would write one."""
     config = Config()
     config.HistoryManager.enabled = False
-    config.InteractiveShell.colors = "NoColor"
+    config.InteractiveShell.colors = "nocolor"
     shell = InteractiveShell.instance(config=config)
     load_ipython_extension(shell)
     yield shell
