@@ -19,6 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -40,6 +41,9 @@ HEARTBEAT = 1.0
 LEASE = 30.0
 #: Seconds that connecting to the ranks' store may take.
 STORE_TIMEOUT = 10.0
+
+#: One of these is there where a GPU's driver is: NVIDIA, WSL, AMD.
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
 _agent: Agent | None = None
 
@@ -96,6 +100,7 @@ class Agent:
         }
         private.allow_top_level_await(kernel)
         kernel.control_handlers["rankscope_request"] = self._serve
+        self.shell.input_transformers_cleanup.append(self._number_cell)
         self.shell.events.register("pre_run_cell", self._before_cell)
         self.shell.events.register("post_run_cell", self._after_cell)
         recorder.set_source_namer(self._name_source)
@@ -238,14 +243,25 @@ class Agent:
 
     def _before_cell(self, info: Any) -> None:
         asked = private.request_metadata(self.kernel).get("rankscope")
+        if asked is not None:
+            self._prepare_cell(asked)
+        # Last: from now on an interrupt is for the cell.
         self._cell_began = time.monotonic()
         self._changed.set()
-        if asked is None:
-            return
+
+    def _number_cell(self, lines: list[str]) -> list[str]:
+        """Count as the notebook does: tracebacks and source lines carry the number.
+
+        An input transformer that leaves the code as it is: newer IPythons have
+        read the number by the time of ``pre_run_cell``.
+        """
+        asked = private.request_metadata(self.kernel).get("rankscope")
+        if asked is not None and asked["cell"] is not None:
+            self.shell.execution_count = asked["cell"]
+        return lines
+
+    def _prepare_cell(self, asked: Mapping[str, Any]) -> None:
         self._cell = asked["cell"]
-        if self._cell is not None:
-            # Tracebacks and source lines then carry the notebook's own number.
-            self.shell.execution_count = self._cell
         if asked["group"] is not None:
             self._cell_scope.enter_context(world.default_group(asked["group"]))
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -275,13 +291,15 @@ class Agent:
             raise KeyboardInterrupt
 
     def _line_of(self, error: BaseException) -> int | None:
-        """The line of the cell that an error came from."""
+        """The line of the cell that runs at which an error came up."""
         if isinstance(error, SyntaxError) and self._is_cell(error.filename):
             return error.lineno
+        # Not of an earlier cell, whose function this one called.
+        this = f"Cell In[{self.shell.execution_count}]"
         lines = [
             number
             for frame, number in traceback.walk_tb(error.__traceback__)
-            if self._is_cell(frame.f_code.co_filename)
+            if self._cell_name(frame.f_code.co_filename) == this
         ]
         return lines[-1] if lines else None
 
@@ -325,23 +343,28 @@ class Agent:
         while True:
             self._changed.wait(HEARTBEAT)
             self._changed.clear()
-            now = time.monotonic()
-            for msg_id, (header, until) in list(self._subscribers.items()):
-                if now > until:
-                    self._subscribers.pop(msg_id, None)
-                    continue
-                private.publish(self.kernel, "rankscope_status", self.summary(), header)
+            try:
+                self._publish(time.monotonic())
+            except Exception:
+                # One message less; the thread must not end over it.
+                self.kernel.log.exception("the rank's status was not published")
             time.sleep(MIN_INTERVAL)
+
+    def _publish(self, now: float) -> None:
+        for msg_id, (header, until) in list(self._subscribers.items()):
+            if now > until:
+                self._subscribers.pop(msg_id, None)
+            else:
+                private.publish(self.kernel, "rankscope_status", self.summary(), header)
 
 
 def _cupy() -> Any | None:
     """cupy, if it is installed and there is a GPU to use it with."""
-    if not os.path.exists("/dev/nvidiactl") and "CUDA_PATH" not in os.environ:
+    # Importing it takes a second, in each engine: not for nothing.
+    if not any(map(os.path.exists, GPU_DEVICES)) or find_spec("cupy") is None:
         return None
-    try:
-        import cupy
-    except ImportError:
-        return None
+    import cupy
+
     try:
         return cupy if cupy.cuda.runtime.getDeviceCount() > 0 else None
     except cupy.cuda.runtime.CUDARuntimeError:

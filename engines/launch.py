@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import ipyparallel
+import psutil
 from traitlets import TraitError
 from traitlets.config import Config
 
@@ -84,6 +85,12 @@ def prepare(
             f"{', '.join(launcher_names())}"
         ) from error
     cluster = launched.cluster
+    if _runs(Path(cluster.cluster_file)):
+        launched.close()
+        raise ClusterStartError(
+            f"a cluster with id {cluster.cluster_id!r} runs already: attach to it "
+            "(Cluster.attach), or choose another id"
+        )
     if cluster.engine_launcher_class.__name__ == "MPIEngineSetLauncher":
         try:
             _configure_mpi(cluster.config)
@@ -96,6 +103,19 @@ def prepare(
         *cluster.controller_args,
     ]
     return launched
+
+
+def _runs(cluster_file: Path) -> bool:
+    """Whether the cluster that ipyparallel describes in a file still runs.
+
+    Starting another with the same id would take its files away from it.
+    """
+    if not cluster_file.is_file():
+        return False
+    controller = json.loads(cluster_file.read_text()).get("controller", {})
+    pid = (controller.get("state") or {}).get("pid", -1)
+    # One that does not run on this machine: who knows.
+    return pid < 0 or psutil.pid_exists(pid)
 
 
 def _config() -> Config:

@@ -249,6 +249,7 @@ class _NoShellChannelThread:
 _CLIENT = (
     "_send",
     "_dispatch_iopub",
+    "_setup_streams",
     "_unregister_engine",
     "create_message_futures",
 )

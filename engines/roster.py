@@ -49,6 +49,7 @@ class Roster:
         self.client = client
         self.channel = ControlChannel(client)
         self.seats: list[Seat] = []
+        self._by_uuid: dict[str, Seat] = {}
         self._on_death = on_death
         self._on_status: tuple[OnStatus, ...] = ()
         self._runs: Callable[[int], bool] = lambda pid: False
@@ -169,6 +170,7 @@ class Roster:
         with self._lock:
             others = [one for one in self.seats if one.rank != seat.rank]
             self.seats = sorted([*others, seat], key=lambda one: one.rank)
+            self._by_uuid = {one.uuid: one for one in self.seats}
 
     # -- deaths ------------------------------------------------------------
 
@@ -285,11 +287,10 @@ class Roster:
         seat.summary, seat.heard = summary, time.monotonic()
 
     def _heard(self, message: private.Message) -> None:
-        uuid = message["metadata"].get("engine")
-        for seat in self.seats:
-            if seat.uuid == uuid and seat.alive:
-                self.note(seat.rank, message["content"])
-                self._tell(seat.rank, message["content"])
+        seat = self._by_uuid.get(message["metadata"].get("engine", ""))
+        if seat is not None and seat.alive:
+            self.note(seat.rank, message["content"])
+            self._tell(seat.rank, message["content"])
 
     def _tell(self, rank: int, summary: dict[str, Any]) -> None:
         for callback in self._on_status:

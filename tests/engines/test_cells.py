@@ -192,6 +192,7 @@ class TestErrors:
         assert cell.wait(WAIT)
         assert "Cell In[8], line 2" in cell.errors[0].plain_traceback
         assert "Cell In[9], line 1" in cell.errors[0].plain_traceback
+        assert (cell.errors[0].cell, cell.errors[0].line) == (9, 1)
 
     def test_a_failed_cell_does_not_cancel_those_queued_behind(
         self, cluster: Cluster, tmp_path: Path

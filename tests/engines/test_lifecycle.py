@@ -188,6 +188,8 @@ class TestKeepAndAttach:
     def test_a_kept_cluster_is_found_as_it_was(self, kept: Owner) -> None:
         kept.kill()
         assert kept.said["guardian"] is None
+        with pytest.raises(ClusterStartError, match="'kept' runs already: attach"):
+            Cluster.start(1, cluster_id="kept")
         with Cluster.attach(cluster_id="kept") as cluster:
             assert not cluster.owned
             assert cluster.pull("x") == {0: 0, 1: 10}
