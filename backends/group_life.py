@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from .backend import Backend, resolve
@@ -128,7 +129,7 @@ class GroupLife:
                 raise type(error)(f"{where}: {error}") from error
             if staged:
                 backend = StagedBackend(backend, device)
-            backend.on_failure = self._backend_failed
+            backend.on_failure = partial(self._backend_failed, self.generation)
             self._backends[device] = backend
             self._watch_peers()
             return backend
@@ -145,9 +146,7 @@ class GroupLife:
             raise self._aborted_error(f"{op.value} in {self.describe()}")
 
     def _aborted_error(self, what: str) -> DistAbortedError:
-        return DistAbortedError(
-            f"{what}: the group was aborted: {self.aborted}; {REBUILD_HINT}"
-        )
+        return _aborted_error(what, self.aborted)
 
     def abort(self, reason: str, *, rank: int | None = None) -> None:
         """Fail what is in flight and stop the backends, here and on every rank.
@@ -158,17 +157,30 @@ class GroupLife:
         """
         self._abort(AbortReason(reason or "abort_process_group()", rank, time.time()))
 
-    def _abort(self, reason: AbortReason, publish: bool = True) -> None:
+    def _abort(
+        self,
+        reason: AbortReason,
+        publish: bool = True,
+        generation: int | None = None,
+        timed_out: tuple[Work, DistTimeoutError] | None = None,
+    ) -> None:
+        """Abort; of `generation` only, if given; `timed_out` gets its own error."""
         with self._abort_lock:
-            if self.aborted is not None:
+            if self.aborted is not None or generation not in (None, self.generation):
                 return
             self.aborted = reason
             backends = list(self._backends.values())
             unwatch, self._unwatch = self._unwatch, None
+            # From the first failed Work on, its waiter may rebuild the group:
+            # what is told and swept below belongs to this generation.
+            store, status = self._store, self.status
+        if timed_out is not None:
+            timed_out[0].mark_failed(timed_out[1], WorkState.TIMED_OUT)
         for backend in backends:
             backend.abort(str(reason))
-        for work in list(self.status.in_flight.values()):
-            work.mark_failed(self._aborted_error(work.describe()), WorkState.ABORTED)
+        for work in list(status.in_flight.values()):
+            error = _aborted_error(work.describe(), reason)
+            work.mark_failed(error, WorkState.ABORTED)
         recorder.changed()
         if unwatch is not None:
             unwatch()
@@ -176,7 +188,7 @@ class GroupLife:
             # The store's host may be the rank that is gone: never wait for it.
             threading.Thread(
                 target=self._publish_abort,
-                args=(self._store, reason),
+                args=(store, reason),
                 name=f"rankscope-abort-{self.name}",
                 daemon=True,
             ).start()
@@ -194,13 +206,15 @@ class GroupLife:
         generation = self.generation
 
         def peer_aborted(value: bytes) -> None:
-            if self.generation == generation:
-                self._abort(AbortReason(**json.loads(value)), publish=False)
+            reason = AbortReason(**json.loads(value))
+            self._abort(reason, publish=False, generation=generation)
 
         self._unwatch = self._store.watch("abort", peer_aborted)
 
-    def _backend_failed(self, reason: str) -> None:
-        self.abort(reason, rank=self.global_rank)
+    def _backend_failed(self, generation: int, reason: str) -> None:
+        self._abort(
+            AbortReason(reason, self.global_rank, time.time()), generation=generation
+        )
 
     def rebuild(
         self, generation: int | None = None, store: Store | None = None
@@ -245,7 +259,7 @@ class GroupLife:
 
     def expire(self) -> float:
         """Time out what is overdue; return seconds to the next deadline."""
-        status = self.status
+        status, generation = self.status, self.generation
         if not status.in_flight:
             return float("inf")
         for backend in list(self._backends.values()):
@@ -266,10 +280,12 @@ class GroupLife:
                 f"(the group's timeout): not every rank entered it, or one is "
                 f"stuck. The group was aborted; {REBUILD_HINT}"
             )
-            if work.mark_failed(error, WorkState.TIMED_OUT):
-                self.abort(
-                    f"{record.describe()} timed out after {record.timeout:g} s",
-                    rank=self.global_rank,
+            if not work.is_completed():
+                text = f"{record.describe()} timed out after {record.timeout:g} s"
+                self._abort(
+                    AbortReason(text, self.global_rank, time.time()),
+                    generation=generation,
+                    timed_out=(work, error),
                 )
                 return float("inf")
         return nearest
@@ -313,6 +329,10 @@ class GroupLife:
             f"<ProcessGroup {self.name!r}: rank {self.global_rank} of "
             f"{self.ranks}, {self.config}{state}>"
         )
+
+
+def _aborted_error(what: str, reason: AbortReason | None) -> DistAbortedError:
+    return DistAbortedError(f"{what}: the group was aborted: {reason}; {REBUILD_HINT}")
 
 
 def _in_flight(work: Work | None) -> dict[str, Any] | None:
