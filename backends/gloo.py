@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib.util
 import platform
 import sys
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -27,16 +28,17 @@ from .gloo_protocol import (
     DTYPES,
     REDUCTIONS,
     Kind,
+    Mailbox,
     Piece,
     Transfer,
     chunk_bytes,
-    inline_bytes,
     pack,
 )
 from .gloo_work import (
     ChunkedOperation,
+    FrameOperation,
     GlooWork,
-    InlineOperation,
+    InPlaceOperation,
     Operation,
     PlacedOperation,
     ReceiveOperation,
@@ -81,7 +83,7 @@ class GlooBackend(Backend):
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         super().__init__(rank, size)
-        self._inline_bytes = inline_bytes(size)
+        self._frame_rooms = Mailbox(size).rooms
         self._chunk_bytes = chunk_bytes(size)
         # A group of one has nobody to talk to, and gloo cannot make one.
         self._side: SideProcess | None = None
@@ -152,42 +154,23 @@ class GlooBackend(Backend):
             dtype, factor = _arithmetic(tensor.dtype, op)
             reduction, length = _REDUCTIONS[op], tensor.size * factor
         work = GlooWork(op_type, tensor, self._side)
-        if kind == Kind.ALL_REDUCE and tensor.nbytes <= self._inline_bytes:
-            self._side.submit(InlineOperation(work, tensor, dtype, reduction, length))
-            return work
+        if kind == Kind.ALL_REDUCE:
+            frames = bisect_left(self._frame_rooms, tensor.nbytes)
+            if frames < len(self._frame_rooms):
+                self._side.submit(
+                    FrameOperation(work, frames, tensor, dtype, reduction, length)
+                )
+                return work
 
-        def message(
-            segment: int, offset: int, slots: int, operation: Operation
-        ) -> bytes:
-            return pack(
-                kind,
-                dtype=dtype,
-                reduction=reduction,
-                peer=peer,
-                length=length,
-                sequence=operation.sequence,
-                number=operation.number,
-                segment=segment,
-                offset=offset,
-                extra=slots,
-            )
-
-        def build(operation: PlacedOperation) -> bytes:
-            segment, offset = operation.place(tensor, load=load, store=store)
-            return message(segment, offset, 0, operation)
-
+        command = (kind, dtype, reduction, peer, length, load, store)
         operation: Operation
         if (
             tensor.nbytes > self._chunk_bytes
             and heap.find(address_of(tensor), tensor.nbytes) is None
         ):
-            operation = ChunkedOperation(
-                work, message, tensor, self.size, load=load, store=store
-            )
+            operation = ChunkedOperation(self.size, work, tensor, *command)
         else:
-            operation = PlacedOperation(
-                work, build, tensor.nbytes, (tensor,) if load else ()
-            )
+            operation = InPlaceOperation(work, tensor, *command)
         self._side.submit(operation)
         return work
 
@@ -362,11 +345,11 @@ class GlooBackend(Backend):
         """End when every rank has entered."""
         if self._side is None:
             return _done(OpType.BARRIER, None)
-        if self._inline_bytes < 0:
+        if not self._frame_rooms:
             token = np.zeros(1, np.uint8)
             return self._in_place(Kind.ALL_REDUCE, OpType.BARRIER, token, ReduceOp.MAX)
         work = GlooWork(OpType.BARRIER, None, self._side)
-        self._side.submit(InlineOperation(work, None, 0, 0, 0))
+        self._side.submit(FrameOperation(work, 0, None, 0, 0, 0))
         return work
 
     # -- messages ----------------------------------------------------------

@@ -19,7 +19,14 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from .gloo_cpp import Gloo, Reduction, UnboundBuffer
-from .gloo_protocol import Command, Kind, chunk_bytes, latency_bytes
+from .gloo_protocol import (
+    DTYPES,
+    Command,
+    Kind,
+    chunk_bytes,
+    latency_bytes,
+    ring_bytes,
+)
 
 __all__ = [
     "ITEM_BYTES",
@@ -34,6 +41,9 @@ __all__ = [
 
 #: Element sizes in the order of the protocol's DTYPES.
 ITEM_BYTES = (1, 1, 4, 4, 8, 8, 2, 4, 8)
+
+# gloo's own algorithms write over old values, which float16 does not bear.
+_FLOAT16 = DTYPES.index("float16")
 
 _SLOT_PREFIX = 0x10 << 56
 # One read or write of the kernel's is never longer than 2 GiB.
@@ -75,13 +85,59 @@ class Collectives:
         self, command: Command, address: int, root: int | None, chunks: Chunks
     ) -> None:
         """Reduce in place at `address`: on `root`, or on every rank (``None``)."""
-        reduction = self._gloo.reduction(command.dtype, command.reduction)
         item = ITEM_BYTES[command.dtype]
+        if root is None and command.dtype != _FLOAT16:
+            self._reduce_by_gloo(command, address, item, chunks)
+            return
+        reduction = self._gloo.reduction(command.dtype, command.reduction)
         slot = self._slot(command, command.length)
         if command.length * item <= latency_bytes(self._size):
             self._reduce_at_once(slot, reduction, address, command.length, item, root)
         else:
             self._reduce_chunks(slot, reduction, address, command, item, root, chunks)
+
+    def _reduce_by_gloo(
+        self, command: Command, address: int, item: int, chunks: Chunks
+    ) -> None:
+        """gloo's own algorithms: on the whole array, or chunk by chunk to copy it."""
+        step = chunk_bytes(self._size) // item
+        total = -(-command.length // step)
+        # Larger ones are cut, on all ranks alike, if one rank has to copy. To
+        # ask takes a small part of the time of such an op.
+        if total == 1 or not self._any(command, command.extra > 0):
+            step, total = command.length, 1
+        slots = command.extra or total
+        # gloo's tags have 32 bits, of which the lowest ones of our slot tell most.
+        tag = self._slot(command, command.length) >> 8 & 0xFFFFFFFF
+        for chunk in range(total):
+            chunks.need(chunk)
+            count = min(step, command.length - chunk * step)
+            self._gloo.all_reduce(
+                address + chunk % slots * step * item,
+                count,
+                command.dtype,
+                command.reduction,
+                ring=count * item > ring_bytes(self._size),
+                tag=tag,
+            )
+            if chunk < total - 1:
+                chunks.done(chunk)
+
+    def _any(self, command: Command, flag: bool) -> bool:
+        """Whether `flag` is set on any rank."""
+        slot = self._slot(command, command.length)
+        size = self._size
+        flags = (ctypes.c_uint8 * (size + 1))()
+        flags[size] = flag
+        buffer = self._gloo.buffer(ctypes.addressof(flags), size + 1)
+        for peer in self._peers:
+            buffer.recv(peer, slot, peer, 1)
+        for peer in self._peers:
+            buffer.send(peer, slot, size, 1)
+        buffer.wait_recvs(len(self._peers))
+        buffer.wait_sends(len(self._peers))
+        buffer.free()
+        return any(flags)
 
     def _reduce_at_once(
         self,

@@ -17,7 +17,16 @@ import ctypes
 import importlib.machinery
 import importlib.util
 from collections.abc import Callable
-from ctypes import byref, c_bool, c_int, c_long, c_size_t, c_uint64, c_void_p
+from ctypes import (
+    byref,
+    c_bool,
+    c_int,
+    c_long,
+    c_size_t,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -83,7 +92,17 @@ _FUNCTIONS: dict[str, tuple[str, Any, tuple[Any, ...], bool]] = {
         (c_void_p, c_void_p, c_long),
         True,
     ),
+    "all_reduce": (
+        "_ZN6pygloo17allreduce_wrapperERKSt10shared_ptrIN4gloo7ContextEEllmNS_"
+        "14glooDataType_tENS_8ReduceOpENS1_6detail20AllreduceOptionsImpl9AlgorithmEj",
+        None,
+        (c_void_p, c_long, c_long, c_size_t, c_int, c_int, c_int, c_uint32),
+        True,
+    ),
 }
+
+# gloo::AllreduceOptions::Algorithm
+_RING, _BCUBE = 1, 2
 
 
 class RendezvousStore(Protocol):
@@ -118,11 +137,13 @@ class Gloo:
             setattr(self, f"_{name}", function)
         self._reductions = _reductions(with_gil)
         self._context = self._module.rendezvous.Context(rank, size)
-        # A pybind11 instance: object header, pointer to the C++ object. That one
-        # begins with its vtable, rank and size.
+        # A pybind11 instance: object header, pointer to the C++ object, and the
+        # shared_ptr that owns it. The object begins with its vtable, rank, size.
+        self._owner = id(self._context) + 24
         self._pointer = c_void_p.from_address(id(self._context) + 16).value or 0
         found = (c_int * 2).from_address(self._pointer + 8)
-        if tuple(found) != (rank, size):
+        owned = c_void_p.from_address(self._owner).value
+        if tuple(found) != (rank, size) or owned != self._pointer:
             raise RuntimeError(
                 f"this pygloo is laid out differently: rank and size are {tuple(found)}"
                 f" where {(rank, size)} was expected; Rankscope needs pygloo 0.2.1"
@@ -148,6 +169,22 @@ class Gloo:
         self._create(byref(pointer), self._pointer, address, nbytes)
         return UnboundBuffer(self, pointer.value or 0)
 
+    def all_reduce(
+        self,
+        address: int,
+        count: int,
+        dtype: int,
+        reduction: int,
+        *,
+        ring: bool,
+        tag: int,
+    ) -> None:
+        """Run gloo's own all_reduce in place: by a ring, or else by BCUBE."""
+        algorithm = _RING if ring else _BCUBE
+        self._all_reduce(
+            self._owner, address, address, count, dtype, reduction, algorithm, tag
+        )
+
     def reduction(self, dtype: int, reduction: int) -> Reduction:
         """Return gloo's own function for two arrays (numbers as in the protocol)."""
         return self._reductions[dtype][reduction]
@@ -161,6 +198,7 @@ class Gloo:
     _recv_any: Callable[..., None]
     _wait_send: Callable[..., bool]
     _wait_recv: Callable[..., bool]
+    _all_reduce: Callable[..., None]
 
 
 class UnboundBuffer:

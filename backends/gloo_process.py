@@ -19,16 +19,16 @@ from pathlib import Path
 
 from .errors import DistBackendError
 from .gloo_protocol import (
-    INLINE_BYTES,
     REPORT_BYTES,
     Kind,
+    Mailbox,
     Progress,
     Report,
     Status,
     pack,
 )
 from .gloo_rendezvous import Rendezvous
-from .gloo_work import GlooWork, Operation
+from .gloo_work import Frame, FrameOperation, GlooWork, Operation
 from .poller import poller
 from .shared import Segment, heap
 from .store import Store
@@ -81,6 +81,11 @@ class SideProcess:
         os.ftruncate(self._page_fd, Progress.SIZE)
         self._page = mmap.mmap(self._page_fd, Progress.SIZE)
         self._progress = Progress(memoryview(self._page))
+        layout = Mailbox(size)
+        self._mailbox_fd = os.memfd_create("rankscope-mailbox", os.MFD_CLOEXEC)
+        os.ftruncate(self._mailbox_fd, layout.nbytes)
+        self._mailbox = mmap.mmap(self._mailbox_fd, layout.nbytes)
+        self._frames = _frames(layout, memoryview(self._mailbox))
         self._stderr = os.memfd_create("rankscope-stderr", os.MFD_CLOEXEC)
 
         # Held while a message is made and sent, so that messages go in order.
@@ -100,9 +105,9 @@ class SideProcess:
         self._detached = 0
         self._arming = threading.Lock()
         self._interest = 0
-        self._inbox = bytearray(REPORT_BYTES + INLINE_BYTES)
-        self._inbox_view = memoryview(self._inbox)
+        self._inbox = bytearray(REPORT_BYTES)
         self._serial = 1
+        self._receiving = False
         self._ended = False
 
         # The process itself. Guarded by _life.
@@ -155,7 +160,7 @@ class SideProcess:
                     self._update_interest()
                 if not work.is_completed():
                     self.detach(work)
-                    if self._unread():
+                    if self._receiving and self._unread():
                         poller.call(self._read_all)  # an interrupt kept us from it
         else:
             self.detach(work)
@@ -237,6 +242,8 @@ class SideProcess:
     def _fits(self, operation: Operation) -> bool:
         if self._staged and self._staged + operation.staged > _BUDGET:
             return False  # one op alone always fits; otherwise it would never run
+        if isinstance(operation, FrameOperation) and not self._frames[operation.kind]:
+            return False
         # What a collective before it is going to write must be there to be read.
         return not operation.inputs or not any(
             operation.reads(each.written()) for each in list(self._started.values())
@@ -246,6 +253,8 @@ class SideProcess:
         if operation.sequence:
             self._started[operation.number] = operation
         self._staged += operation.staged
+        if isinstance(operation, FrameOperation):
+            operation.frame = self._frames[operation.kind].popleft()
         message = operation.start()
         for segment in operation.segments():
             if segment not in self._known:
@@ -302,11 +311,12 @@ class SideProcess:
         """Take in one report; ``False`` if none came in time or none will come."""
         if self._ended:
             return False
-        if not self._unread():
+        if not self._receiving or not self._unread():
             if timeout is not None and not self._readable(timeout):
                 return False
-            # An interrupt that comes right after the call leaves the report in
-            # the inbox, where _unread sees by its serial number that it is new.
+            # An interrupt may come right after the call, or later. Then the
+            # report is in the inbox, and its serial number tells that it is new.
+            self._receiving = True
             try:
                 count = self._channel.recv_into(self._inbox)
             except ConnectionResetError:
@@ -315,6 +325,7 @@ class SideProcess:
                 self._ended = True
                 return False
         self._dispatch()
+        self._receiving = False
         return True
 
     def _readable(self, timeout: float) -> bool:
@@ -334,12 +345,15 @@ class SideProcess:
                 with self._sending:
                     self._send(pack(Kind.CREDIT, number=report.number, extra=following))
         else:
-            operation.finish(report, self._inbox_view)
+            operation.finish(report)
             self._forget(operation)
         self._serial += 1
 
     def _forget(self, operation: Operation) -> None:
         operation.release()
+        if isinstance(operation, FrameOperation) and operation.frame is not None:
+            self._frames[operation.kind].append(operation.frame)
+            operation.frame = None
         if operation.work.detached:
             with self._arming:
                 self._detached -= 1
@@ -376,6 +390,7 @@ class SideProcess:
             self._memory_end.fileno(),
             self._rendezvous_end.fileno(),
             self._page_fd,
+            self._mailbox_fd,
         ]
         arguments = [*passed, os.getpid(), self.rank, self._size, self._library]
         return subprocess.Popen(
@@ -425,6 +440,7 @@ class SideProcess:
             self._progress.release()
             self._page.close()
             os.close(self._page_fd)
+            os.close(self._mailbox_fd)
             os.close(self._stderr)
         self._rendezvous.stop()
         with self._sending:
@@ -455,6 +471,25 @@ class SideProcess:
         )
         lines = [line for line in text.splitlines() if line.strip()][-6:]
         return f"{name} ended {how}" + (": " + " | ".join(lines) if lines else "")
+
+
+def _frames(layout: Mailbox, mailbox: memoryview) -> list[deque[Frame]]:
+    """The free frames of each class."""
+    free: list[deque[Frame]] = []
+    for kind, nbytes in enumerate(layout.classes):
+        frames: deque[Frame] = deque()
+        for number in range(Mailbox.FRAMES):
+            content = layout.frame(kind, number)
+            result = layout.result(kind, number)
+            frames.append(
+                Frame(
+                    number,
+                    mailbox[content : content + nbytes],
+                    mailbox[result : result + nbytes],
+                )
+            )
+        free.append(frames)
+    return free
 
 
 def _left(deadline: float | None) -> float | None:

@@ -12,23 +12,23 @@ from typing import NamedTuple
 __all__ = [
     "COMMAND_BYTES",
     "DTYPES",
-    "INLINE_BYTES",
     "MESSAGE_BYTES",
     "REDUCTIONS",
     "REPORT_BYTES",
     "SIGNATURE_BYTES",
     "Command",
     "Kind",
+    "Mailbox",
     "Piece",
     "Progress",
     "Report",
     "Status",
     "Transfer",
     "chunk_bytes",
-    "inline_bytes",
     "latency_bytes",
     "pack",
     "pack_report",
+    "ring_bytes",
 ]
 
 #: No message is longer: that is room for 1,000 transfers.
@@ -55,8 +55,8 @@ class Kind:
     """What a command asks for."""
 
     ALL_REDUCE, REDUCE, REDUCE_SCATTER, BROADCAST, EXCHANGE = range(5)
-    #: Small all_reduce and barrier: the data is in the message and the report.
-    INLINE = 5
+    #: Small all_reduce and barrier: the data is in a frame of the mailbox.
+    FRAME = 5
     SEND, RECV, CREDIT, CLOSE = range(6, 10)
 
 
@@ -73,10 +73,10 @@ _REPORT = struct.Struct("=QQBxxxiQQQ")
 
 COMMAND_BYTES = _COMMAND.size
 REPORT_BYTES = _REPORT.size
+# In larger groups a receive from everybody for every class is too much.
+_MOST_POSTED = 32
 #: The start of a command, in which all ranks must agree: up to `sequence`.
 SIGNATURE_BYTES = 24
-#: What an inline array may have at most, so that command and data make a page.
-INLINE_BYTES = 4096 - COMMAND_BYTES
 
 
 class Command(NamedTuple):
@@ -87,8 +87,8 @@ class Command(NamedTuple):
     `sequence` counts the group's collectives; `number` is the rank's own for
     every op. `target`, `target_offset` is where a reduce-scatter puts its
     result. `extra` is how many slots of one chunk an array passes through (0:
-    it is there as a whole), the chunk of a CREDIT, the tag of a message, and
-    which op of the API an EXCHANGE is.
+    it is there as a whole), the chunk of a CREDIT, the tag of a message, which
+    op of the API an EXCHANGE is; a FRAME is number `target` of class `segment`.
     """
 
     kind: int
@@ -166,8 +166,7 @@ class Report(NamedTuple):
 
     `serial` counts the reports. `peer` is the sender of what was received,
     `extra` the chunk that is done, or the size of a message that did not fit.
-    Times are ``time.time_ns`` around the gloo calls. The result of an inline
-    op follows.
+    Times are ``time.time_ns`` around the gloo calls.
     """
 
     serial: int
@@ -227,14 +226,46 @@ class Progress:
         self._words.release()
 
 
-def inline_bytes(size: int) -> int:
-    """Up to here an all_reduce goes inline: every rank has a receive posted for it."""
-    return INLINE_BYTES if size <= 32 else -1
+class Mailbox:
+    """The layout of the memory that small all_reduces pass through.
+
+    A frame is a command with its data. There are classes of frames by size,
+    because gloo wants every receive exactly as long as its send, and the
+    receives are posted ahead. Of each class there are two frames, so that one
+    can be filled while the other is on its way, and a result for each.
+    """
+
+    FRAMES = 2
+
+    def __init__(self, size: int) -> None:
+        #: The longest array for each class.
+        self.rooms: list[int] = []
+        nbytes = 4096
+        while size <= _MOST_POSTED and nbytes <= latency_bytes(size):
+            self.rooms.append(nbytes)
+            nbytes *= 2
+        #: Bytes of the frames of each class, the command included.
+        self.classes = [each + COMMAND_BYTES for each in self.rooms]
+        self.nbytes = 2 * self.FRAMES * sum(self.classes) or 4096
+
+    def frame(self, kind: int, number: int) -> int:
+        """The offset of frame `number` of class `kind`."""
+        before = 2 * self.FRAMES * sum(self.classes[:kind])
+        return before + number * self.classes[kind]
+
+    def result(self, kind: int, number: int) -> int:
+        """The offset of the result that belongs to that frame."""
+        return self.frame(kind, self.FRAMES + number)
 
 
 def latency_bytes(size: int) -> int:
     """Up to here every rank of `size` sends its array to every other, in one round."""
-    return (256 << 10) // (size - 1)
+    return (256 << 10) // max(size - 1, 1)
+
+
+def ring_bytes(size: int) -> int:
+    """From here up gloo's ring is faster than its BCUBE (measured)."""
+    return (size // 2) << 20
 
 
 def chunk_bytes(size: int) -> int:
@@ -283,7 +314,6 @@ def pack(
 
 
 def pack_report(
-    buffer: bytearray,
     serial: int,
     number: int,
     status: int,
@@ -291,8 +321,6 @@ def pack_report(
     started_ns: int,
     completed_ns: int,
     extra: int,
-) -> None:
-    """Write a report (see `Report`) to the start of `buffer`."""
-    _REPORT.pack_into(
-        buffer, 0, serial, number, status, peer, started_ns, completed_ns, extra
-    )
+) -> bytes:
+    """The bytes of one report (see `Report`)."""
+    return _REPORT.pack(serial, number, status, peer, started_ns, completed_ns, extra)

@@ -28,15 +28,13 @@ from typing import Any
 
 from .gloo_algorithms import Collectives, Region, Whole
 from .gloo_cpp import Gloo
-from .gloo_inline import InlineOps
+from .gloo_frames import FrameOps
 from .gloo_messages import Messages, Outcome
 from .gloo_protocol import (
-    INLINE_BYTES,
     MESSAGE_BYTES,
-    REPORT_BYTES,
-    SIGNATURE_BYTES,
     Command,
     Kind,
+    Mailbox,
     Piece,
     Progress,
     Status,
@@ -47,8 +45,6 @@ from .gloo_protocol import (
 __all__ = ["main"]
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
-# Where a command has its number.
-_NUMBER = struct.Struct(f"={SIGNATURE_BYTES}xQ")
 
 
 class _Segments:
@@ -107,18 +103,21 @@ class Server:
         channel: socket.socket,
         memory: socket.socket,
         progress: Progress,
+        mailbox: mmap.mmap,
         gloo: Gloo,
     ) -> None:
         self._channel = channel
         self._progress = progress
-        self._outbox = bytearray(REPORT_BYTES + INLINE_BYTES)
-        self._outbox_view = memoryview(self._outbox)
-        self._result: Any = ctypes.c_char.from_buffer(self._outbox, REPORT_BYTES)
-        self._inline = InlineOps(gloo, ctypes.addressof(self._result))
+        self._mailbox: Any = ctypes.c_char.from_buffer(mailbox)
+        self._frames = FrameOps(
+            gloo, memoryview(mailbox), ctypes.addressof(self._mailbox)
+        )
         self._collectives = Collectives(gloo)
         self._messages = Messages(gloo)
         self._segments = _Segments(memory)
         self._waiters = _Waiters()
+        self._inbox = bytearray(MESSAGE_BYTES)
+        self._inbox_view = memoryview(self._inbox)
         # Commands read while an op was waiting for a chunk.
         self._later: deque[bytes] = deque()
         #: The last chunk that the rank has made room for, by op.
@@ -129,40 +128,32 @@ class Server:
     def serve(self) -> None:
         """Run until the rank asks for the end (if it dies, so does the process)."""
         while True:
-            frame = self._inline.frame()
             if self._later:
-                message = self._later.popleft()
-                count = len(message)
-                frame[:count] = message
+                message = memoryview(self._later.popleft())
             else:
-                count = self._channel.recv_into(frame)
+                count = self._channel.recv_into(self._inbox)
                 if not count:
                     os._exit(0)  # the rank is gone
-            if frame[0] == Kind.INLINE:
-                (number,) = _NUMBER.unpack_from(frame)
-                started = time.time_ns()
-                self._progress.start(number, started)
-                size = self._inline.run()
-                self.report(number, Status.DONE, started, time.time_ns(), 0, 0, size)
-            elif not self._handle(bytes(frame[:count])):
+                message = self._inbox_view[:count]
+            command = Command.unpack(message)
+            started = time.time_ns()
+            kind = command.kind
+            if kind == Kind.FRAME:
+                self._progress.start(command.number, started)
+                self._frames.run(command)
+                self.report(command.number, Status.DONE, started, time.time_ns())
+                self._frames.post(command)
+            elif kind in (Kind.SEND, Kind.RECV):
+                self._progress.start(command.number, started)
+                self._post(command, started)
+            elif kind == Kind.CREDIT:
+                self.granted[command.number] = command.extra
+            elif kind == Kind.CLOSE:
                 return
-
-    def _handle(self, message: bytes) -> bool:
-        view = memoryview(message)
-        command = Command.unpack(view)
-        if command.kind == Kind.CLOSE:
-            return False
-        if command.kind == Kind.CREDIT:
-            self.granted[command.number] = command.extra
-            return True
-        started = time.time_ns()
-        self._progress.start(command.number, started)
-        if command.kind in (Kind.SEND, Kind.RECV):
-            self._post(command, started)
-        else:
-            self._run(command, view)
-            self.report(command.number, Status.DONE, started, time.time_ns())
-        return True
+            else:
+                self._progress.start(command.number, started)
+                self._run(command, message)
+                self.report(command.number, Status.DONE, started, time.time_ns())
 
     def read(self, *, wait: bool) -> None:
         """Take in one message; raises `BlockingIOError` if there is none."""
@@ -243,22 +234,15 @@ class Server:
         completed: int,
         peer: int = 0,
         extra: int = 0,
-        size: int = 0,
     ) -> None:
-        """Tell the rank; from any thread. `size` bytes of result go with it."""
+        """Tell the rank; from any thread."""
         with self._report_lock:
             self._reports += 1
-            pack_report(
-                self._outbox,
-                self._reports,
-                number,
-                status,
-                peer,
-                started,
-                completed,
-                extra,
+            self._channel.send(
+                pack_report(
+                    self._reports, number, status, peer, started, completed, extra
+                )
             )
-            self._channel.send(self._outbox_view[: REPORT_BYTES + size])
 
 
 class _Slots:
@@ -349,21 +333,22 @@ def _unsent(fd: int) -> int:
 
 
 def _serve() -> None:
-    channel_fd, memory_fd, rendezvous_fd, page_fd = map(int, sys.argv[1:5])
-    parent, rank, size = map(int, sys.argv[5:8])
+    channel_fd, memory_fd, rendezvous_fd, page_fd, mailbox_fd = map(int, sys.argv[1:6])
+    parent, rank, size = map(int, sys.argv[6:9])
     _die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = socket.socket(fileno=channel_fd)
     memory = socket.socket(fileno=memory_fd)
     rendezvous = socket.socket(fileno=rendezvous_fd)
     page = mmap.mmap(page_fd, Progress.SIZE)
+    mailbox = mmap.mmap(mailbox_fd, Mailbox(size).nbytes)
     progress = Progress(memoryview(page))
     store = _Store(rendezvous)
-    gloo = Gloo(sys.argv[8], rank, size)
+    gloo = Gloo(sys.argv[9], rank, size)
     gloo.connect(store, store.receive().decode())
     rendezvous.close()
     progress.connect()
-    Server(channel, memory, progress, gloo).serve()
+    Server(channel, memory, progress, mailbox, gloo).serve()
     _drain()
     os._exit(0)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from .errors import DistBackendError
 from .gloo_protocol import (
-    REPORT_BYTES,
+    COMMAND_BYTES,
     Kind,
     Report,
     Status,
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ChunkedOperation",
+    "Frame",
+    "FrameOperation",
     "GlooWork",
-    "InlineOperation",
+    "InPlaceOperation",
     "Operation",
     "PlacedOperation",
     "ReceiveOperation",
@@ -111,50 +113,62 @@ class Operation:
         """Chunk `chunk` is over; return the number of one there is now room for."""
         raise NotImplementedError
 
-    def copy_back(self, report: memoryview) -> None:
-        """Put the results where they belong; inline ones are in `report`."""
+    def copy_back(self) -> None:
+        """Put the results where they belong."""
 
-    def finish(self, report: Report, inbox: memoryview) -> None:
-        """End the Work as `report`, the record at the start of `inbox`, says."""
+    def finish(self, report: Report) -> None:
+        """End the Work as `report` says."""
         work = self.work
         if work.is_completed():
             return  # aborted meanwhile: the arrays are the user's again
-        self.copy_back(inbox)
+        self.copy_back()
         work.mark_completed(None, report.started_ns, report.completed_ns)
 
     def release(self) -> None:
         """Give the shared memory back; the side process does not use it any more."""
 
 
-class InlineOperation(Operation):
-    """A small all_reduce or a barrier: its data travels in the messages."""
+class FrameOperation(Operation):
+    """A small all_reduce or a barrier, whose data passes through the mailbox."""
 
-    __slots__ = ("_data", "_dtype", "_length", "_reduction", "_tensor")
+    __slots__ = ("_dtype", "_length", "_reduction", "_tensor", "frame", "kind")
 
     def __init__(
         self,
         work: GlooWork,
+        kind: int,
         tensor: np.ndarray | None,
         dtype: int,
         reduction: int,
         length: int,
     ) -> None:
         super().__init__(work, 0, () if tensor is None else (tensor,))
+        self.kind = kind
+        #: The frame it has got, for as long as it has started and is not over.
+        self.frame: Frame | None = None
         self._tensor = tensor
         self._dtype = dtype
         self._reduction = reduction
         self._length = length
 
     def start(self) -> bytes:
+        frame = self.frame
+        assert frame is not None
         command = pack(
-            Kind.INLINE,
+            Kind.FRAME,
             dtype=self._dtype,
             reduction=self._reduction,
             length=self._length,
             sequence=self.sequence,
             number=self.number,
+            segment=self.kind,
+            target=frame.number,
         )
-        return command if self._tensor is None else command + self._tensor.tobytes()
+        frame.content[:COMMAND_BYTES] = command
+        if self._tensor is not None:
+            data = _bytes_of(self._tensor)
+            frame.content[COMMAND_BYTES : COMMAND_BYTES + len(data)] = data
+        return command
 
     def _regions(self) -> list[tuple[int, int]]:
         if self._tensor is None:
@@ -162,19 +176,177 @@ class InlineOperation(Operation):
         start = address_of(self._tensor)
         return [(start, start + self._tensor.nbytes)]
 
-    def copy_back(self, report: memoryview) -> None:
+    def copy_back(self) -> None:
+        if self._tensor is not None:
+            assert self.frame is not None
+            data = _bytes_of(self._tensor)
+            data[:] = self.frame.result[: len(data)]
+
+
+class Frame(NamedTuple):
+    """One frame of the mailbox as the rank sees it."""
+
+    number: int
+    content: memoryview
+    result: memoryview
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    if array.dtype.kind == "c":  # a memoryview of complex numbers has no cast
+        array = array.reshape(-1).view(np.uint8)
+    return array.data.cast("B")
+
+
+class InPlaceOperation(Operation):
+    """An op on one array in shared memory, or on a copy there for its time.
+
+    `load`: the array is read; `store`: it is written. The other arguments are
+    those of the command.
+    """
+
+    __slots__ = (
+        "_block",
+        "_dtype",
+        "_kind",
+        "_length",
+        "_load",
+        "_peer",
+        "_reduction",
+        "_segment",
+        "_store",
+        "_tensor",
+    )
+
+    def __init__(
+        self,
+        work: GlooWork,
+        tensor: np.ndarray,
+        kind: int,
+        dtype: int,
+        reduction: int,
+        peer: int,
+        length: int,
+        load: bool,
+        store: bool,
+    ) -> None:
+        super().__init__(work, tensor.nbytes, (tensor,) if load else ())
+        self._tensor = tensor
+        self._kind, self._dtype, self._reduction = kind, dtype, reduction
+        self._peer, self._length = peer, length
+        self._load, self._store = load, store
+        self._block: Block | None = None
+        self._segment: Segment | None = None
+
+    def start(self) -> bytes:
         tensor = self._tensor
-        if tensor is None:
-            return
-        result = report[REPORT_BYTES : REPORT_BYTES + tensor.nbytes]
-        if tensor.dtype.kind == "c":  # a memoryview of complex numbers has no cast
-            tensor.reshape(-1).view(np.uint8)[:] = result
+        address, nbytes = address_of(tensor), tensor.nbytes
+        found = heap.find(address, nbytes)
+        if found is not None:
+            self._segment, offset = found
         else:
-            memoryview(tensor.data).cast("B")[:] = result
+            self._block = block = heap.allocate(nbytes)
+            self._segment, offset = block.segment, block.offset
+            if self._load:
+                ctypes.memmove(block.address, address, nbytes)
+        return self._message(offset, 0)
+
+    def _message(self, offset: int, slots: int) -> bytes:
+        assert self._segment is not None
+        return pack(
+            self._kind,
+            dtype=self._dtype,
+            reduction=self._reduction,
+            peer=self._peer,
+            length=self._length,
+            sequence=self.sequence,
+            number=self.number,
+            segment=self._segment.number,
+            offset=offset,
+            extra=slots,
+        )
+
+    def segments(self) -> Iterable[Segment]:
+        return () if self._segment is None else (self._segment,)
+
+    def _regions(self) -> list[tuple[int, int]]:
+        if self._block is None or not self._store:
+            return []
+        start = address_of(self._tensor)
+        return [(start, start + self._tensor.nbytes)]
+
+    def copy_back(self) -> None:
+        if self._block is not None and self._store:
+            ctypes.memmove(
+                address_of(self._tensor), self._block.address, self._tensor.nbytes
+            )
+
+    def release(self) -> None:
+        block, self._block = self._block, None
+        if block is not None:
+            heap.free(block)
+
+
+class ChunkedOperation(InPlaceOperation):
+    """As that, on a large array that is copied in and out while the op runs."""
+
+    __slots__ = ("_slots", "_step", "_stored", "_total")
+
+    def __init__(self, size: int, work: GlooWork, tensor: np.ndarray, *command: Any):
+        super().__init__(work, tensor, *command)
+        self._step = chunk_bytes(size)
+        self._total = -(-tensor.nbytes // self._step)
+        self._slots = min(_SLOTS, self._total)
+        self.staged = self._slots * self._step
+        self._stored = 0
+
+    def start(self) -> bytes:
+        self._block = block = heap.allocate(self.staged)
+        self._segment = block.segment
+        self._copy_in(0)
+        return self._message(block.offset, self._slots)
+
+    def credits(self) -> Iterable[int]:
+        for chunk in range(1, self._slots):
+            self._copy_in(chunk)
+            yield chunk
+
+    def chunk_done(self, chunk: int) -> int | None:
+        # An interrupt may have this called again with a chunk that is through.
+        if chunk == self._stored:
+            self._copy_out(chunk)
+            self._stored += 1
+        following = chunk + self._slots
+        if following >= self._total:
+            return None
+        self._copy_in(following)
+        return following
+
+    def copy_back(self) -> None:
+        for chunk in range(self._stored, self._total):
+            self._copy_out(chunk)
+
+    def _copy_in(self, chunk: int) -> None:
+        if self._load:
+            outside, inside, nbytes = self._where(chunk)
+            ctypes.memmove(inside, outside, nbytes)
+
+    def _copy_out(self, chunk: int) -> None:
+        if self._store and not self.work.is_completed():
+            outside, inside, nbytes = self._where(chunk)
+            ctypes.memmove(outside, inside, nbytes)
+
+    def _where(self, chunk: int) -> tuple[int, int, int]:
+        assert self._block is not None
+        start = chunk * self._step
+        return (
+            address_of(self._tensor) + start,
+            self._block.address + chunk % self._slots * self._step,
+            min(self._step, self._tensor.nbytes - start),
+        )
 
 
 class PlacedOperation(Operation):
-    """An op on arrays in shared memory, or on copies there for its time.
+    """An op on several arrays in shared memory, or on copies there for its time.
 
     ``build(self)`` places the arrays and returns the message.
     """
@@ -244,7 +416,7 @@ class PlacedOperation(Operation):
                 self._back.append((outside, inside, part))
         return segment.number, offset + start
 
-    def copy_back(self, report: memoryview) -> None:
+    def copy_back(self) -> None:
         for target, source, nbytes in self._back:
             ctypes.memmove(target, source, nbytes)
 
@@ -265,7 +437,7 @@ class ReceiveOperation(PlacedOperation):
         super().__init__(work, build)
         self._nbytes = nbytes
 
-    def finish(self, report: Report, inbox: memoryview) -> None:
+    def finish(self, report: Report) -> None:
         work = self.work
         if work.is_completed():
             return
@@ -278,107 +450,8 @@ class ReceiveOperation(PlacedOperation):
                 )
             )
             return
-        self.copy_back(inbox)
+        self.copy_back()
         work.mark_completed(report.peer, report.started_ns, report.completed_ns)
-
-
-class ChunkedOperation(Operation):
-    """An op on one large array that is copied in and out while it runs.
-
-    ``build(segment, offset, slots, self)`` returns the message.
-    """
-
-    __slots__ = (
-        "_address",
-        "_block",
-        "_build",
-        "_load",
-        "_nbytes",
-        "_slots",
-        "_step",
-        "_store",
-        "_stored",
-        "_total",
-    )
-
-    def __init__(
-        self,
-        work: GlooWork,
-        build: Callable[[int, int, int, Operation], bytes],
-        array: np.ndarray,
-        size: int,
-        *,
-        load: bool,
-        store: bool,
-    ) -> None:
-        step = chunk_bytes(size)
-        total = -(-array.nbytes // step)
-        slots = min(_SLOTS, total)
-        super().__init__(work, slots * step, (array,))
-        self._build = build
-        self._address, self._nbytes = address_of(array), array.nbytes
-        self._step, self._total, self._slots = step, total, slots
-        self._load, self._store = load, store
-        self._stored = 0
-        self._block: Block | None = None
-
-    def start(self) -> bytes:
-        self._block = block = heap.allocate(self.staged)
-        self._copy_in(0)
-        return self._build(block.segment.number, block.offset, self._slots, self)
-
-    def segments(self) -> Iterable[Segment]:
-        return () if self._block is None else (self._block.segment,)
-
-    def credits(self) -> Iterable[int]:
-        for chunk in range(1, self._slots):
-            self._copy_in(chunk)
-            yield chunk
-
-    def _regions(self) -> list[tuple[int, int]]:
-        return [(self._address, self._address + self._nbytes)] if self._store else []
-
-    def reads(self, written: Iterable[tuple[int, int]]) -> bool:
-        return self._load and super().reads(written)
-
-    def chunk_done(self, chunk: int) -> int | None:
-        # An interrupt may have this called again with a chunk that is through.
-        if chunk == self._stored:
-            self._copy_out(chunk)
-            self._stored += 1
-        following = chunk + self._slots
-        if following >= self._total:
-            return None
-        self._copy_in(following)
-        return following
-
-    def copy_back(self, report: memoryview) -> None:
-        for chunk in range(self._stored, self._total):
-            self._copy_out(chunk)
-
-    def release(self) -> None:
-        block, self._block = self._block, None
-        if block is not None:
-            heap.free(block)
-
-    def _copy_in(self, chunk: int) -> None:
-        if self._load:
-            outside, inside, nbytes = self._where(chunk)
-            ctypes.memmove(inside, outside, nbytes)
-
-    def _copy_out(self, chunk: int) -> None:
-        if self._store and not self.work.is_completed():
-            outside, inside, nbytes = self._where(chunk)
-            ctypes.memmove(outside, inside, nbytes)
-
-    def _where(self, chunk: int) -> tuple[int, int, int]:
-        assert self._block is not None
-        start = chunk * self._step
-        return (
-            self._address + start,
-            self._block.address + chunk % self._slots * self._step,
-            min(self._step, self._nbytes - start),
-        )
 
 
 def address_of(array: np.ndarray) -> int:
