@@ -46,9 +46,13 @@ _ORDERED = {ReduceOp.MIN, ReduceOp.MAX}
 
 # The tags of users' messages lie below, one for each kind of collective above:
 # a rank in another collective than its peer waits, and mixes nothing up. MPI
-# guarantees tags up to 32767; Open MPI and MPICH have many more.
+# guarantees tags up to 32767.
 _USER_TAGS = 32000
 _TAGS = {kind: _USER_TAGS + place for place, kind in enumerate(OpType)}
+
+# An Enum's hash is Python code before 3.11, slower than a comparison.
+_SUM, _ALL_REDUCE = ReduceOp.SUM, OpType.ALL_REDUCE
+_ALL_REDUCE_TAG = _TAGS[_ALL_REDUCE]
 
 
 class MPIBackend(Backend):
@@ -70,7 +74,7 @@ class MPIBackend(Backend):
         self._aborted = False
         # Memory for what other ranks send to be reduced here; collectives run
         # one at a time, so one block serves them all.
-        self._space = np.empty(0, np.uint8)
+        self._space = self._lent = np.empty(0, np.uint8)
 
     # -- the communicator --------------------------------------------------
 
@@ -79,13 +83,13 @@ class MPIBackend(Backend):
         with self._lock:
             if self._builder is not None or self._aborted:
                 return
-            if self.size == 1:
-                self._queue.open(None)
-                return
             self._builder = threading.Thread(
                 target=self._build, name="rankscope-mpi-build", daemon=True
             )
-            self._builder.start()
+            if self.size > 1:
+                self._builder.start()
+        if self.size == 1:
+            self._queue.open(None)
 
     def _build(self) -> None:
         try:
@@ -103,32 +107,35 @@ class MPIBackend(Backend):
             self.on_failure(reason)
 
     def _submit(
+        self, kind: OpType, schedule: Schedule, nbytes: int, result: Any = None
+    ) -> MPIWork:
+        """Issue a collective."""
+        return self._start(kind, schedule, nbytes, result, _TAGS[kind], False)
+
+    def _start(
         self,
         kind: OpType,
         schedule: Schedule,
         nbytes: int,
-        result: Any = None,
-        tag: int | None = None,
+        result: Any,
+        tag: int,
+        message: bool,
     ) -> MPIWork:
-        if not self._queue.opened.is_set():
+        if self._builder is None:
             self._connect()
-        own = tag is None
-        work = MPIWork(
-            self._queue,
-            kind,
-            schedule,
-            _TAGS[kind] if tag is None else tag,
-            nbytes,
-            result,
-        )
-        self._queue.submit(work, message=not own)
+        work = MPIWork(self._queue, kind, schedule, tag, nbytes, result)
+        self._queue.submit(work, message)
         return work
 
     def _scratch(self, size: int, dtype: Any) -> Flat:
+        lent = self._lent
+        if lent.size == size and lent.dtype is dtype:
+            return lent
         nbytes = size * dtype.itemsize
         if self._space.size < nbytes:
             self._space = np.empty(nbytes, np.uint8)
-        return self._space[:nbytes].view(dtype)
+        self._lent = self._space[:nbytes].view(dtype)
+        return self._lent
 
     # -- checks --------------------------------------------------------------
 
@@ -150,11 +157,14 @@ class MPIBackend(Backend):
 
     def all_reduce(self, tensor: Array, op: ReduceOp) -> Work:
         """Recursive doubling up to some KiB, then round a ring."""
-        flat = tensor.reshape(-1)
+        flat = tensor if tensor.ndim == 1 else tensor.reshape(-1)
+        ufunc = np.add if op is _SUM else _UFUNCS[op]
         schedule = schedules.all_reduce(
-            self.rank, self.size, flat, _UFUNCS[op], self._scratch
+            self.rank, self.size, flat, ufunc, self._scratch
         )
-        return self._submit(OpType.ALL_REDUCE, schedule, flat.nbytes, tensor)
+        return self._start(
+            _ALL_REDUCE, schedule, flat.nbytes, tensor, _ALL_REDUCE_TAG, False
+        )
 
     def broadcast(self, tensor: Array, src: int) -> Work:
         """Down a binomial tree."""
@@ -238,7 +248,7 @@ class MPIBackend(Backend):
         _check_tag(tag)
         flat = tensor.reshape(-1)
         schedule: Schedule = iter([[(SEND, dst, flat)]])
-        return self._submit(OpType.SEND, schedule, flat.nbytes, tag=tag)
+        return self._start(OpType.SEND, schedule, flat.nbytes, None, tag, True)
 
     def recv(self, tensor: Array, src: int | None, tag: int) -> Work:
         """Receive at once, beside the collectives."""
@@ -246,7 +256,7 @@ class MPIBackend(Backend):
         flat = tensor.reshape(-1)
         source = ANY_SOURCE if src is None else src
         schedule: Schedule = iter([[(RECV, source, flat)]])
-        return self._submit(OpType.RECV, schedule, flat.nbytes, tag=tag)
+        return self._start(OpType.RECV, schedule, flat.nbytes, None, tag, True)
 
     # -- end of life ---------------------------------------------------------------
 

@@ -38,10 +38,18 @@ _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE")
 # A wait that only an abort ends: the deadlines of ops are the group's.
 _FOREVER = 1e7
 
+# How long a rank waits at its end for the others to end too.
+_GOODBYE = 10.0
+
 _init_lock = threading.Lock()
 _from_group_lock = threading.Lock()
+# Not _init_lock, which is held while MPI_Init waits: an abort must not wait.
+_goodbye_lock = threading.Lock()
 _at_exit: list[Callable[[], None]] = []
 _builders = 0
+_goodbye: _Goodbye | None = None
+# Whether MPI_Finalize waits for no other process.
+_leaves_alone = False
 
 
 def unavailable_reason() -> str | None:
@@ -90,12 +98,21 @@ def at_exit(action: Callable[[], None]) -> None:
     _at_exit.append(action)
 
 
+def note_abort() -> None:
+    """A group was aborted: at exit, do not rely on the other ranks any more."""
+    global _goodbye
+    with _goodbye_lock:
+        if _goodbye is None and not _leaves_alone:
+            _goodbye = _Goodbye()
+
+
 def initialise() -> Any:
     """Return ``mpi4py.MPI``, initialised with THREAD_MULTIPLE.
 
     Blocks, where the MPI library does, until every process of the job has
     called it: not for the main thread.
     """
+    global _leaves_alone
     with _init_lock:
         try:
             if "mpi4py.MPI" not in sys.modules:
@@ -116,6 +133,7 @@ def initialise() -> Any:
             # go would wait for one that hangs.
             os.environ.setdefault("OMPI_MCA_async_mpi_finalize", "1")
             _init_thread(MPI)
+            _leaves_alone = MPI.get_vendor()[0] == "Open MPI"
         if _leave not in _registered:
             _registered.append(_leave)
             atexit.register(_leave)
@@ -157,7 +175,37 @@ def _leave() -> None:
         # A thread is inside MPI, making a communicator with a rank that died.
         _log.warning("MPI is not finalized: a communicator was still being made")
         return
-    mpi.Finalize()
+    # By ctypes, as mpi4py's Finalize does not release the GIL.
+    finalize = ctypes.CDLL(mpi.__file__).MPI_Finalize
+    if _goodbye is None:
+        finalize()
+    elif not _goodbye.say(finalize):
+        _log.warning("MPI_Finalize still waits for other ranks: left without it")
+
+
+class _Goodbye:
+    """A thread that calls MPI_Finalize where that may hang.
+
+    At exit it is too late to start one (Python 3.12).
+    """
+
+    def __init__(self) -> None:
+        self._asked, self._said = threading.Event(), threading.Event()
+        self._finalize: Callable[[], object] = int
+        threading.Thread(
+            target=self._run, name="rankscope-mpi-leave", daemon=True
+        ).start()
+
+    def _run(self) -> None:
+        self._asked.wait()
+        self._finalize()
+        self._said.set()
+
+    def say(self, finalize: Callable[[], object]) -> bool:
+        """Call `finalize`; whether it returned in time."""
+        self._finalize = finalize
+        self._asked.set()
+        return self._said.wait(_GOODBYE)
 
 
 _registered: list[Callable[[], None]] = []

@@ -131,6 +131,7 @@ class MPIQueue:
         self._mpi: Any = None
         self._comm: Any = None
         self._status: Any = None
+        self._byte: Any = None
         self._collectives: collections.deque[MPIWork] = collections.deque()
         self._messages: list[MPIWork] = []
         # The work whose schedule is being resumed; see _break.
@@ -145,11 +146,11 @@ class MPIQueue:
             self._comm = comm
             if comm is not None:
                 self._mpi = mpi_job.initialise()
-                self._status = self._mpi.Status()
+                self._status, self._byte = self._mpi.Status(), self._mpi.BYTE
             self.opened.set()
         self.advance()
 
-    def submit(self, work: MPIWork, *, message: bool) -> None:
+    def submit(self, work: MPIWork, message: bool) -> None:
         """Take `work`: behind the other collectives, or, a `message`, at once."""
         with self._lock:
             if self._closed:
@@ -217,20 +218,19 @@ class MPIQueue:
                 return True
 
     def _post(self, work: MPIWork, stage: list[Transfer]) -> None:
-        comm, byte = self._comm, self._mpi.BYTE if self._mpi else None
+        comm, byte = self._comm, self._byte
         for kind, peer, array in stage:
             if not array.size:
                 continue
-            view = array.view(np.uint8)
-            for start in range(0, view.size, _MESSAGE):
-                piece = view[start : start + _MESSAGE] if view.size > _MESSAGE else view
+            nbytes = array.nbytes
+            for piece in (array,) if nbytes <= _MESSAGE else _pieces(array):
                 if kind is SEND:
                     request = comm.Isend([piece, byte], peer, work.tag)
-                    work.requests.append((request, -1, array))
+                    work.requests.append((request, -1, piece))
                 else:
                     source = self._mpi.ANY_SOURCE if peer == ANY_SOURCE else peer
                     request = comm.Irecv([piece, byte], source, work.tag)
-                    work.requests.append((request, piece.size, array))
+                    work.requests.append((request, piece.nbytes, piece))
 
     def _arrived(self, work: MPIWork) -> bool:
         """Whether all messages of the present stage are through."""
@@ -242,8 +242,9 @@ class MPIQueue:
                 if not request.Test(status):
                     return False
                 if expected >= 0:
-                    work.source = status.Get_source()
-                    came = status.Get_count(self._mpi.BYTE)
+                    came = status.Get_count(self._byte)
+                    if came != expected or work.op_type is _RECV_OP:
+                        work.source = status.Get_source()
                     if came != expected:
                         raise DistBackendError(
                             f"rank {work.source} sent {came} bytes where "
@@ -259,13 +260,15 @@ class MPIQueue:
         if not isinstance(error, Exception) and work is None:
             raise error
         # Else a schedule was left in the middle, and would look as if done.
-        failed = [work] if work is not None else [*self._collectives, *self._messages]
+        culprit = work or next(iter([*self._messages, *self._collectives]), None)
         reason = self._explain(error)
-        for one in failed[:1]:
-            cause = DistBackendError(f"{one.describe()} failed: {reason}")
-            cause.__cause__ = error
-            one.mark_failed(cause)
+        # First the group, whose abort ends the Works: whoever waits for one may
+        # rebuild the group at once, and the other ranks would never be told.
         self._fail(reason)
+        if culprit is not None:
+            cause = DistBackendError(f"{culprit.describe()} failed: {reason}")
+            cause.__cause__ = error
+            culprit.mark_failed(cause)
         if not isinstance(error, Exception):
             raise error
 
@@ -297,6 +300,7 @@ class MPIQueue:
         more. What MPI does not let go of at once (a message half through, a
         send that nobody received) is kept, with its memory, until it does.
         """
+        mpi_job.note_abort()
         # Bounded, as this may be a signal handler that interrupted advance().
         locked = self._lock.acquire(timeout=1.0)
         try:
@@ -323,6 +327,12 @@ class MPIQueue:
             comm, self._comm = self._comm, None
         if comm is not None:
             comm.Free()
+
+
+def _pieces(array: Any) -> list[Any]:
+    """`array`, flat, cut into messages whose bytes MPI can count."""
+    view = array.view(np.uint8)
+    return [view[start : start + _MESSAGE] for start in range(0, view.size, _MESSAGE)]
 
 
 def _sweep() -> None:
