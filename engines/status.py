@@ -24,6 +24,10 @@ class OpStatus:
     timeout: float | None = None
     sizes: tuple[tuple[int, ...], ...] = ()
     dtypes: tuple[str, ...] = ()
+    #: The bytes it moves, as nccl-tests counts them.
+    nbytes: int | None = None
+    #: Seconds it took, once it is completed.
+    duration: float | None = None
     peer: int | None = None
     #: The user's line, e.g. ``cell 7 line 3``.
     source: str = ""
@@ -48,6 +52,8 @@ class GroupStatus:
     completed: OpStatus | None
     in_flight: int
     oldest: OpStatus | None
+    #: How many collectives were issued on it in this generation.
+    issued: int | None = None
 
 
 @dataclass(frozen=True)
@@ -106,12 +112,15 @@ class ClusterStatus:
 
     @property
     def groups(self) -> dict[str, list[int]]:
-        """Group name → the ranks that have it, the default group first."""
-        found: dict[str, list[int]] = {}
+        """Group name → its ranks, the default group first.
+
+        As any member tells it: the others may not have reported it yet.
+        """
+        found: dict[str, set[int]] = {}
         for rank in self.ranks:
             for group in rank.groups:
-                found.setdefault(group.name, []).append(rank.rank)
-        return found
+                found.setdefault(group.name, set()).update(group.ranks)
+        return {name: sorted(ranks) for name, ranks in found.items()}
 
 
 def parse_summary(
@@ -137,6 +146,7 @@ def _group(one: Mapping[str, Any]) -> GroupStatus:
         completed=_op(one.get("completed")),
         in_flight=one["in_flight"],
         oldest=_op(one.get("oldest")),
+        issued=one.get("issued"),
     )
 
 
@@ -151,6 +161,8 @@ def _op(one: Mapping[str, Any] | None) -> OpStatus | None:
         timeout=one.get("timeout"),
         sizes=_sizes(one.get("sizes", ())),
         dtypes=tuple(one.get("dtypes", ())),
+        nbytes=one.get("bytes"),
+        duration=one.get("duration"),
         peer=one.get("peer"),
         source=one.get("source", ""),
     )

@@ -98,3 +98,9 @@ def test_p2p_numbers_differ_rightly() -> None:
 def test_disjoint_groups_of_one_name_are_not_compared() -> None:
     low, high = group("dp", (0,)), group("dp", (1,), enqueued=op(seq=99))
     assert out_of_step(cluster(rank(0, low), rank(1, high)), [0, 1]) == []
+
+
+def test_a_group_has_all_its_ranks_as_soon_as_one_tells_of_it() -> None:
+    even = group("even", (0, 2))
+    status = cluster(rank(0, group()), rank(1, group()), rank(2, group(), even))
+    assert status.groups == {"default": [0, 1, 2, 3], "even": [0, 2]}
