@@ -50,8 +50,10 @@ def dump_flight_recorder(
     return save_flight_recorder(flight_recorder(**mine), path, mine["rank"])
 
 
-def ring() -> dict[str, Any]:
+def ring(last: int | None = None) -> dict[str, Any]:
     """This rank's records, and what reading them takes, as plain data (JSON-able).
+
+    With `last` only so many of them, the newest.
 
     The arguments of :func:`flight_recorder`: ``rank``, ``groups`` (name → the
     global ranks in it) and ``records`` (`Record.as_dict`, oldest first). May be
@@ -59,6 +61,8 @@ def ring() -> dict[str, Any]:
     if this process has no rank yet.
     """
     records = recorder.records()
+    if last is not None:
+        records = records[max(0, len(records) - last) :]
     groups = {record.group: record.status.ranks for record in records}
     groups.update({group.name: group.ranks for group in world.groups()})
     rank = world.rank

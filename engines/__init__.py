@@ -5,6 +5,7 @@ from __future__ import annotations
 from .cluster import Cluster
 from .errors import ClusterError, ClusterStartError
 from .execution import Execution, ExecutionError, Output, RankError
+from .rings import Rings
 from .status import ClusterStatus, GroupStatus, OpStatus, RankStatus
 
 __all__ = [
@@ -19,4 +20,5 @@ __all__ = [
     "Output",
     "RankError",
     "RankStatus",
+    "Rings",
 ]

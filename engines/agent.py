@@ -27,6 +27,7 @@ import numpy as np
 
 from rankscope import __version__
 from rankscope.backends import TCPStore, init_process_group
+from rankscope.backends.export import ring
 from rankscope.backends.recorder import recorder
 from rankscope.backends.world import world
 
@@ -82,6 +83,7 @@ class Agent:
         self._changed = threading.Event()
         self._ops: dict[str, Callable[..., Any]] = {
             "abort": self._abort,
+            "clock": time.time_ns,
             "export_groups": world.export_groups,
             "hello": self.hello,
             "host_store": self._host_store,
@@ -90,6 +92,7 @@ class Agent:
             "interrupt": self._interrupt,
             "join_store": self._join_store,
             "rebuild": self._rebuild,
+            "ring": ring,
             "sit": self._sit,
             "store_address": self._store_address,
             "subscribe": self._subscribe,

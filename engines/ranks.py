@@ -6,16 +6,18 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 import ipyparallel
 
 from . import recovery
+from . import rings as rings_
 from . import variables as variables_
 from .cells import CellRunner
 from .errors import ClusterError
 from .execution import Execution
+from .rings import Rings
 from .roster import Roster
 from .seats import Seat, check_ranks
 from .status import ClusterStatus
@@ -181,7 +183,14 @@ class Ranks:
             self._roster.refresh(0.0 if fresh else FRESH, 0.8)
         return self._status()
 
-    def _status(self) -> ClusterStatus:
+    def glance(self, ranks: Chosen = None) -> ClusterStatus:
+        """What is known by now of `ranks` (``None``: all), asking nobody.
+
+        For who is told of changes by `subscribe` and wants to see them.
+        """
+        return self._status(None if ranks is None else set(check_ranks(ranks, self.n)))
+
+    def _status(self, ranks: Set[int] | None = None) -> ClusterStatus:
         now = time.monotonic()
         return ClusterStatus(
             cluster_id=self.cluster_id,
@@ -189,7 +198,11 @@ class Ranks:
             launcher=self.launcher,
             backend=self.backend or "",
             state="running" if self._open else "stopped",
-            ranks=tuple(seat.status(now) for seat in self._roster.seats),
+            ranks=tuple(
+                seat.status(now)
+                for seat in self._roster.seats
+                if ranks is None or seat.rank in ranks
+            ),
         )
 
     def _groups(self) -> dict[str, list[int]]:
@@ -206,6 +219,17 @@ class Ranks:
         """
         self._check_open()
         return self._roster.subscribe(callback)
+
+    # -- what they did -----------------------------------------------------
+
+    def rings(self, ranks: Chosen = None, *, last: int | None = None) -> Rings:
+        """Fetch the flight recorders of `ranks`, and how their clocks differ.
+
+        With `last` only so many records of each. Works while cells block;
+        what could not be had is in ``errors``.
+        """
+        self._check_open()
+        return rings_.fetch(self._roster, check_ranks(ranks, self.n), last)
 
     # -- variables ---------------------------------------------------------
 

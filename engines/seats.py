@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import ClusterError
-from .status import RankStatus, parse_summary
+from .status import GroupStatus, RankStatus, parse_summary
 
 __all__ = ["Seat", "check_ranks", "death_of", "environment", "how_it_ended", "members"]
 
@@ -52,7 +52,7 @@ class Seat:
     def status(self, now: float) -> RankStatus:
         """What is known about the rank at `now` (``time.monotonic()``)."""
         age = None if self.heard is None else now - self.heard
-        groups, cell, busy_for = parse_summary(self.summary)
+        groups, cell, busy_for, reason = self._read()
         if self.death is not None:
             state = "dead"
         elif age is None or age > SILENCE:
@@ -65,13 +65,23 @@ class Seat:
             host=self.host,
             pid=self.pid,
             state=state,
-            reason=self.death,
+            reason=self.death or reason,
             heartbeat_age=age,
             cell=cell if self.alive else None,
             busy_for=busy_for if self.alive else None,
             groups=groups,
             summary=self.summary,
         )
+
+    def _read(
+        self,
+    ) -> tuple[tuple[GroupStatus, ...], int | None, float | None, str | None]:
+        """The summary, and why it cannot be read: it comes from another process."""
+        try:
+            return *parse_summary(self.summary), None
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            why = f"what it says of itself cannot be read ({error!r})"
+            return (), None, None, why
 
 
 def death_of(seat: Seat, exit_code: int | None) -> str:
