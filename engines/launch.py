@@ -97,6 +97,9 @@ def prepare(
         except BaseException:
             launched.close()
             raise
+    if "engine_args" not in cluster.config.EngineLauncher:
+        # On a busy machine 5 s, the default, are too few for the controller.
+        cluster.config.EngineLauncher.engine_args = ["--IPEngine.timeout=60"]
     given = " ".join(cluster.controller_args)
     cluster.controller_args = [
         *(f"--{k}={v}" for k, v in _CONTROLLER_ARGS.items() if k not in given),

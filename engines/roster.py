@@ -127,6 +127,7 @@ class Roster:
                 greeted, installed = greeting.get(number), installing[number]
                 if greeted is not None and greeted.done():
                     hellos[number] = greeted.result()["content"]["result"]
+                    _check_version(number, hellos[number])
                 elif installed.done():
                     hellos[number] = _hello(number, installed.result())
                 else:
@@ -149,10 +150,13 @@ class Roster:
 
     def take(self, rank: int, engine_id: int, hello: Mapping[str, Any]) -> Seat:
         """Give the seat of `rank` to an engine."""
+        uuid = private.engine_uuids(self.client).get(engine_id)
+        if uuid is None:
+            raise ClusterError(f"engine {engine_id} died before it had its seat")
         seat = Seat(
             rank=rank,
             engine_id=engine_id,
-            uuid=private.engine_uuids(self.client)[engine_id],
+            uuid=uuid,
             pid=hello["pid"],
             host=hello["host"],
             address=hello["address"],
@@ -351,9 +355,13 @@ def _hello(engine_id: int, reply: Any) -> dict[str, Any]:
             "environment that the engines run in"
         )
     hello: dict[str, Any] = json.loads(ast.literal_eval(answer["data"]["text/plain"]))
+    _check_version(engine_id, hello)
+    return hello
+
+
+def _check_version(engine_id: int, hello: Mapping[str, Any]) -> None:
     if hello["version"] != __version__:
         raise ClusterError(
             f"engine {engine_id} has rankscope {hello['version']}, the notebook "
             f"{__version__}: install the same version in both environments"
         )
-    return hello
