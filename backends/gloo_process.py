@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import mmap
 import os
@@ -85,7 +86,8 @@ class SideProcess:
         self._mailbox_fd = os.memfd_create("rankscope-mailbox", os.MFD_CLOEXEC)
         os.ftruncate(self._mailbox_fd, layout.nbytes)
         self._mailbox = mmap.mmap(self._mailbox_fd, layout.nbytes)
-        self._frames = _frames(layout, memoryview(self._mailbox))
+        self._mailbox_view = memoryview(self._mailbox)
+        self._frames = _frames(layout, self._mailbox_view)
         self._stderr = os.memfd_create("rankscope-stderr", os.MFD_CLOEXEC)
 
         # Held while a message is made and sent, so that messages go in order.
@@ -116,10 +118,12 @@ class SideProcess:
         self._killed = False
         self._closing = False
         self._buried = False
+        self._reason = ""  # why it ended, if nobody asked it to
         self._gone = threading.Event()
 
         _alive.add(self)
         self._rendezvous = Rendezvous(store, rank, size, rendezvous, self._fail)
+        self._rendezvous.start()
         poller.call(self._spawn)
 
     # -- ops ---------------------------------------------------------------
@@ -128,9 +132,8 @@ class SideProcess:
         """Send `operation` on its way; returns at once."""
         with self._sending:
             if self._ended:
-                operation.work.mark_failed(
-                    DistBackendError(f"the side process of rank {self.rank} has ended")
-                )
+                why = self._reason or f"the side process of rank {self.rank} has ended"
+                operation.work.mark_failed(DistBackendError(why))
                 return
             self._numbers += 1
             operation.number = self._numbers
@@ -219,12 +222,12 @@ class SideProcess:
         self._rendezvous.join()
 
     def _fail(self, reason: str) -> None:
-        """Something else than the process failed: end it and say so."""
+        """Something else than the process failed: end it, and say so then."""
         with self._life:
             if self._killed or self._closing:
                 return
+            self._reason = reason
         self.kill()
-        self._announce(reason)
 
     def _announce(self, reason: str) -> None:
         # A thread of its own: it may talk to a store that does not answer.
@@ -374,9 +377,9 @@ class SideProcess:
                 if not self._killed:
                     self._process = self._popen()
             except OSError as error:
-                self._killed = True
-                reason = f"the side process of rank {self.rank} did not start: {error}"
-                self._announce(reason)
+                self._reason = (
+                    f"the side process of rank {self.rank} did not start: {error}"
+                )
             finally:
                 for end in ends:
                     end.close()
@@ -433,9 +436,9 @@ class SideProcess:
             self._read_all()
         if self._process is not None:
             self._process.wait()
-        asked = self._killed or self._closing
-        reason = self._cause()
         with self._life:
+            if not (self._reason or self._killed or self._closing):
+                self._reason = self._cause()
             self._buried = True
             self._progress.release()
             self._page.close()
@@ -448,11 +451,18 @@ class SideProcess:
             self._memory.close()
             for operation in self._flying.values():
                 operation.release()
+                if isinstance(operation, FrameOperation) and operation.frame:
+                    self._frames[operation.kind].append(operation.frame)
+            for frame in itertools.chain.from_iterable(self._frames):
+                frame.content.release()
+                frame.result.release()
+            self._mailbox_view.release()
+            self._mailbox.close()
         _alive.discard(self)
         if not _alive:
             heap.trim()
-        if not asked:
-            self._announce(reason)
+        if self._reason:
+            self._announce(self._reason)
         self._gone.set()
 
     def _cause(self) -> str:

@@ -44,6 +44,9 @@ class Rendezvous:
         self._thread = threading.Thread(
             target=self._run, name="rankscope-gloo-rendezvous", daemon=True
         )
+
+    def start(self) -> None:
+        """Begin to serve."""
         self._thread.start()
 
     def stop(self) -> None:

@@ -1,0 +1,539 @@
+"""The gloo backend by itself: side process, shared memory, messages, its ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from rankscope.backends import gloo
+from rankscope.backends.errors import DistBackendError
+from rankscope.backends.gloo import GlooBackend
+from rankscope.backends.gloo_protocol import chunk_bytes, latency_bytes, ring_bytes
+from rankscope.backends.gloo_rendezvous import choose_address
+from rankscope.backends.reduce_op import ReduceOp
+from rankscope.backends.shared import empty, heap
+from rankscope.backends.work import OpType, Work, WorkState
+from tests.ranks import Rank, Ranks, run_ranks
+from tests.waiting import until
+
+pytestmark = pytest.mark.skipif(
+    gloo.unavailable() is not None, reason="pygloo has no wheel for this Python"
+)
+
+SUM = ReduceOp.SUM
+
+
+@contextlib.contextmanager
+def backend(me: Rank, prefix: str = "gloo") -> Iterator[GlooBackend]:
+    with me.store(prefix) as store:
+        made = GlooBackend(store, me.rank, me.size)
+        try:
+            yield made
+        finally:
+            made.shutdown()
+
+
+def side_pid(made: GlooBackend) -> int:
+    assert made._side is not None
+    return until(lambda: made._side._process).pid
+
+
+def refused(size: int) -> GlooBackend:
+    """A backend that is only asked: it never starts a process."""
+    made = GlooBackend.__new__(GlooBackend)
+    made.rank, made.size = 0, size
+    return made
+
+
+# -- what it computes ------------------------------------------------------
+
+
+def sizes(world: int) -> list[int]:
+    """Bytes around every threshold at which the way of an all_reduce changes."""
+    edges = [4096, latency_bytes(world), ring_bytes(world), chunk_bytes(world)]
+    return [8, *(edge + step for edge in edges for step in (-8, 0, 8)), 20 << 20]
+
+
+def around_thresholds(me: Rank) -> None:
+    with backend(me) as made:
+        rng = np.random.default_rng(5)
+        for turn, nbytes in enumerate(sizes(me.size)):
+            data = rng.integers(0, 1000, (me.size, nbytes // 8)).astype(np.float64)
+            # Some ranks copy and some do not: they must cut arrays alike.
+            make = empty if (turn + me.rank) % 3 else np.empty
+            x = make(nbytes // 8, np.float64)
+            x[:] = data[me.rank]
+            made.all_reduce(x, SUM).wait()
+            assert np.array_equal(x, data.sum(0)), nbytes
+            root = turn % me.size
+            x[:] = data[me.rank]
+            made.reduce(x, root, ReduceOp.MAX).wait()
+            mine = data.max(0) if me.rank == root else data[me.rank]
+            assert np.array_equal(x, mine), nbytes
+            x[:] = data[me.rank]
+            made.broadcast(x, root).wait()
+            assert np.array_equal(x, data[root]), nbytes
+            x[:] = data[me.rank]
+            part = data.shape[1] // me.size
+            y = make(part, np.float64)
+            made.reduce_scatter_tensor(y, x[: part * me.size], SUM).wait()
+            mine = data[:, part * me.rank : part * (me.rank + 1)].sum(0)
+            assert np.array_equal(y, mine), nbytes
+        del x, y
+    assert heap.segments == 0
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_around_every_threshold_whether_ranks_copy_or_not(world: int) -> None:
+    run_ranks(world, around_thresholds, timeout=90)
+
+
+def flood(me: Rank) -> int:
+    with backend(me) as made:
+        x = np.full(600_000, 1.0, np.float32)
+        small = np.full(3, 1.0)
+        if me.rank == 0:
+            me.listen()  # rank 1 has issued everything by then
+        works = []
+        for _ in range(30):
+            works += [made.all_reduce(x, SUM), made.barrier()]
+            works += [made.all_reduce(small, ReduceOp.MAX) for _ in range(50)]
+            works.append(made.broadcast(x, 0))
+        for work in works:
+            work.detach()
+        me.report("issued")
+        works[-1].wait()
+        assert all(work.is_success() for work in works)
+        assert x[0] == x[-1] == 2.0**30
+        return heap.segments
+
+
+def test_a_late_peer_finds_everything_queued_in_bounded_memory() -> None:
+    with Ranks(2, flood) as ranks:
+        assert ranks.next_report(1) == "issued"
+        ranks.tell(0, "go")
+        assert max(ranks.wait()) <= 4
+
+
+# -- messages --------------------------------------------------------------
+
+
+def messages(me: Rank) -> None:
+    with backend(me) as made:
+        other = 1 - me.rank
+        lengths = [1, 4080, 4081, 1_000_000]
+        # Posted in another order than they are sent in: tags tell them apart.
+        inbox = {n: np.zeros(n, np.uint8) for n in lengths}
+        recvs = [made.recv(inbox[n], other, tag=n) for n in reversed(lengths)]
+        sends = [
+            made.send(np.full(n, me.rank + 1, np.uint8), other, n) for n in lengths
+        ]
+        total = np.ones(5)
+        made.all_reduce(total, SUM).wait()
+        assert total.tolist() == [2.0] * 5
+        for work in [*sends, *recvs]:
+            work.detach()
+        for work in recvs:
+            work.wait()
+            assert work.result() == other
+        for work in sends:
+            work.wait()
+        for n in lengths:
+            assert (inbox[n] == other + 1).all()
+        # One tag: in the order of sending, and as many as you like at once.
+        numbers = [np.zeros(1, np.int64) for _ in range(150)]
+        arrivals = [made.recv(each, None, 0) for each in numbers]
+        sends = [made.send(np.array([i]), other, 0) for i in range(150)]
+        for work in [*arrivals, *sends]:
+            work.wait()
+        assert [int(each[0]) for each in numbers] == list(range(150))
+
+
+def test_messages_match_by_tag_and_in_order() -> None:
+    run_ranks(2, messages)
+
+
+def from_anybody(me: Rank) -> list[int]:
+    with backend(me) as made:
+        if me.rank:
+            made.send(np.full(3000, me.rank, np.int32), 0, 7).wait()
+            return []
+        senders = []
+        for _ in range(me.size - 1):
+            x = np.zeros(3000, np.int32)
+            work = made.recv(x, None, 7)
+            work.wait()
+            senders.append(work.result())
+            assert (x == senders[-1]).all()
+        return sorted(senders)
+
+
+def test_a_recv_from_anybody_tells_who_it_was() -> None:
+    assert run_ranks(4, from_anybody)[0] == [1, 2, 3]
+
+
+def wrong_sizes(me: Rank) -> None:
+    with backend(me) as made:
+        for sent, expected in [
+            (8, 16),
+            (16, 8),
+            (50_000, 8),
+            (8, 50_000),
+            (9000, 8000),
+        ]:
+            if me.rank == 0:
+                made.send(np.ones(sent, np.uint8), 1, 0).wait()
+            else:
+                x = np.zeros(expected, np.uint8)
+                work = made.recv(x, 0, 0)
+                message = f"rank 0 of the group has {sent} bytes.*has {expected}"
+                with pytest.raises(DistBackendError, match=message):
+                    work.wait()
+                assert not x.any()
+        y = np.ones(3)
+        made.all_reduce(y, SUM).wait()
+        assert y[0] == 2
+
+
+def test_a_message_of_another_size_fails_the_recv_and_nothing_else() -> None:
+    run_ranks(2, wrong_sizes)
+
+
+def pending(me: Rank) -> None:
+    with backend(me) as made:
+        if me.rank == 0:
+            held = made.recv(np.zeros(1), 1, 1)  # sent last of all
+            held.detach()
+            x = np.zeros(1)
+            made.recv(x, 1, 2).wait()
+            work = made.all_reduce(np.ones(1), SUM)
+            work.detach()
+            # The collective waits for rank 1, which waits for this message: it
+            # was issued before, and ends meanwhile.
+            assert not held.is_completed()
+            me.report("in the collective")
+            work.wait()
+            held.wait()
+        else:
+            made.send(np.zeros(1), 0, 2).wait()
+            me.listen()
+            made.send(np.zeros(1), 0, 1).wait()
+            made.all_reduce(np.ones(1), SUM).wait()
+
+
+def test_a_pending_collective_holds_up_no_message_issued_before_it() -> None:
+    with Ranks(2, pending) as ranks:
+        ranks.next_report(0)
+        ranks.tell(1, "send")
+        ranks.wait()
+
+
+def test_bad_tags_and_messages_to_oneself_are_refused() -> None:
+    made = refused(2)
+    made._side = None
+    for tag in (-1, 1 << 48):
+        with pytest.raises(ValueError, match="tag is"):
+            made.send(np.ones(1), 1, tag)
+    with pytest.raises(ValueError, match="with itself"):
+        made.recv(np.ones(1), 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "op", "remedy"),
+    [
+        ("int16", SUM, "astype.*int32"),
+        ("uint16", ReduceOp.MAX, "astype.*uint32"),
+        ("bool", SUM, "use MAX"),
+        ("bool", ReduceOp.AVG, "use MAX"),
+        ("complex64", ReduceOp.PRODUCT, "SUM and AVG are possible"),
+        ("complex128", ReduceOp.MIN, "SUM and AVG are possible"),
+        ("longdouble", SUM, "astype.*float64"),
+    ],
+)
+def test_a_dishonest_reduction_is_refused(
+    dtype: str, op: ReduceOp, remedy: str
+) -> None:
+    with pytest.raises(TypeError, match=f"gloo cannot compute.*{remedy}"):
+        gloo._arithmetic(np.dtype(dtype), op)
+
+
+def test_bitwise_reductions_are_refused() -> None:
+    with pytest.raises(ValueError, match="no ReduceOp.BAND"):
+        refused(2).check(OpType.ALL_REDUCE, np.dtype("int32"), ReduceOp.BAND)
+
+
+# -- disagreement, death, abort --------------------------------------------
+
+
+def disagreement(made: GlooBackend, attempt: int) -> Work:
+    x = np.ones(5 + made.rank, np.float32)
+    if attempt == 0:
+        return made.all_reduce(x, SUM)
+    if attempt == 1:
+        return made.broadcast(x, made.rank)
+    if attempt == 2:
+        return made.barrier() if made.rank else made.broadcast(x, 0)
+    return made.all_to_all([x, x + 1], [x + 1, x])
+
+
+def disagree(me: Rank, attempt: int) -> None:
+    with me.store("gloo") as store:
+        made = GlooBackend(store, me.rank, me.size)
+        work = disagreement(made, attempt)
+        work.detach()
+        started(made, work)
+        me.report("started")
+        me.listen()
+        # Nobody mixed anything up, nobody died: they wait for each other.
+        assert work.state is WorkState.STARTED
+        assert psutil.pid_exists(side_pid(made))
+        made.abort("over")
+        made.abort("again")
+        made.shutdown()
+
+
+def started(made: GlooBackend, work: Work) -> None:
+    def look() -> bool:
+        made.refresh()
+        return work.started_ns > 0
+
+    until(look)
+
+
+@pytest.mark.parametrize("attempt", range(4))
+def test_ranks_that_disagree_wait_for_each_other(attempt: int) -> None:
+    with Ranks(2, disagree, attempt) as ranks:
+        for rank in range(2):
+            assert ranks.next_report(rank) == "started"
+        time.sleep(0.2)  # the time in which something wrong would happen
+        for rank in range(2):
+            ranks.tell(rank, "look")
+        ranks.wait()
+
+
+def killed(me: Rank) -> tuple[str, float]:
+    with me.store("gloo") as store:
+        made = GlooBackend(store, me.rank, me.size)
+        reasons: list[str] = []
+        made.on_failure = reasons.append
+        made.all_reduce(np.ones(3), SUM).wait()
+        if me.rank:
+            me.listen()
+            made.shutdown()
+            return "", 0
+        work = made.all_reduce(np.ones(3), SUM)  # rank 1 never comes
+        pid = side_pid(made)
+        timer = threading.Timer(0.2, os.kill, (pid, signal.SIGKILL))
+        timer.start()
+        began = time.monotonic()
+        with pytest.raises(DistBackendError) as caught:
+            work.wait()
+        seconds = time.monotonic() - began - 0.2
+        assert reasons == [str(caught.value)]
+        assert f"(pid {pid}) of rank 0 was killed by SIGKILL" in reasons[0]
+        with pytest.raises(DistBackendError, match="killed by SIGKILL"):
+            made.barrier().wait()
+        made.shutdown()
+        assert not psutil.pid_exists(pid)  # reaped
+        me.report("done")
+        return reasons[0], seconds
+
+
+def test_a_killed_side_process_fails_its_works_at_once() -> None:
+    with Ranks(2, killed) as ranks:
+        ranks.next_report(0)
+        ranks.tell(1, "end")
+        assert ranks.wait()[0][1] < 0.5
+
+
+def bad_interface(me: Rank) -> str:
+    os.environ["GLOO_SOCKET_IFNAME"] = "nowhere0"
+    reasons: list[str] = []
+    with me.store("gloo") as store:
+        made = GlooBackend(store, me.rank, me.size)
+        made.on_failure = reasons.append
+        with pytest.raises(DistBackendError, match="nowhere0"):
+            made.barrier().wait()
+        made.shutdown()
+    return reasons[0]
+
+
+def test_a_failing_rendezvous_says_why() -> None:
+    for reason in run_ranks(2, bad_interface):
+        assert "GLOO_SOCKET_IFNAME names 'nowhere0'" in reason
+
+
+def bad_library(me: Rank) -> str:
+    from rankscope.backends.gloo_process import SideProcess
+
+    reasons: list[str] = []
+    with me.store("gloo") as store:
+        side = SideProcess(np.core.__file__, store, me.rank, 2, reasons.append)
+        until(lambda: reasons)
+        side.close()
+    return reasons[0]
+
+
+def test_a_side_process_that_ends_by_itself_leaves_its_last_words() -> None:
+    (reason,) = run_ranks(1, bad_library)
+    assert "ended with exit code 1: " in reason
+    assert "Error" in reason
+
+
+def aborted(me: Rank) -> list[float]:
+    seconds = []
+    for attempt in range(3):
+        with me.store(f"gloo{attempt}") as store:
+            made = GlooBackend(store, me.rank, me.size)
+            if attempt:
+                made.barrier().wait()
+            if me.rank == 0:
+                work = made.all_reduce(np.ones(1 << 20), SUM)
+                if attempt == 2:
+                    started(made, work)
+                timer = threading.Timer(0.1, made.abort, ("test",))
+                timer.start()
+                # The dispatcher ends the Works; here, once the process is gone.
+                work.add_done_callback(lambda _: None)
+                assert not work._block(0.05)
+                began = time.monotonic()
+                made._side._gone.wait(10)
+                seconds.append(time.monotonic() - began)
+                assert not work.is_completed()
+            else:
+                me.listen()
+                made.abort("test")
+            made.shutdown()
+        me.report("next")
+    return seconds
+
+
+def test_an_abort_takes_no_time_even_while_the_mesh_is_being_built() -> None:
+    with Ranks(2, aborted) as ranks:
+        for _ in range(3):
+            ranks.next_report(0)
+            ranks.tell(1, "next")
+        assert max(ranks.wait()[0]) < 0.5
+
+
+def nothing_left(me: Rank) -> None:
+    def look() -> tuple[int, list[str], list[int], int]:
+        with open("/proc/self/maps") as maps:
+            mapped = sum("memfd:rankscope" in line for line in maps)
+        return (
+            len(os.listdir("/proc/self/fd")),
+            sorted(t.name for t in threading.enumerate() if "store" not in t.name),
+            [child.pid for child in psutil.Process().children()],
+            mapped,
+        )
+
+    with me.store("warm-up") as store:
+        store.set("a", b"a")
+        store.get("a")
+        before = look()
+        for turn in range(4):
+            made = GlooBackend(store, me.rank, me.size)
+            x = np.ones(5_000_000, np.float32)
+            made.all_reduce(x, SUM).wait()
+            made.barrier().wait()
+            if turn % 2:
+                made.abort("test")
+            made.shutdown()
+            for rank in range(me.size):
+                for key in store_keys(rank, me.size):
+                    store.delete_key(key)
+            me.report(turn)
+            me.listen()
+        until(lambda: look() == before, what=f"{before} {look()}")
+
+
+def store_keys(rank: int, size: int) -> list[str]:
+    return [f"host/{rank}", f"mesh/{rank}", f"mesh/rank_{rank}"]
+
+
+def test_nothing_is_left_after_shutdown_or_abort() -> None:
+    with Ranks(2, nothing_left) as ranks:
+        for turn in range(4):
+            for rank in range(2):
+                assert ranks.next_report(rank) == turn
+            for rank in range(2):
+                ranks.tell(rank, "next")
+        ranks.wait()
+
+
+def test_a_side_process_dies_with_its_rank() -> None:
+    with Ranks(1, only_one) as ranks:
+        pid = ranks.next_report(0)
+        ranks.kill(0)
+        until(lambda: not psutil.pid_exists(pid), timeout=2)
+
+
+def only_one(me: Rank) -> None:
+    with me.store("gloo") as store:
+        made = GlooBackend(store, 0, 2)
+        made.barrier()
+        me.report(side_pid(made))
+        me.listen()
+
+
+def interrupted(me: Rank) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with backend(me) as made:
+        made.barrier().wait()
+        x = np.ones(3)
+        if me.rank:
+            me.listen()
+            made.all_reduce(x, SUM).wait()
+            return
+        work = made.all_reduce(x, SUM)
+        me.report(os.getpid())
+        with pytest.raises(KeyboardInterrupt):
+            work.wait()
+        interrupted_at = time.time()
+        assert not work.is_completed()
+        me.report(interrupted_at)
+        work.wait()  # it goes on in the background
+        assert x.tolist() == [2.0] * 3
+
+
+def test_an_interrupt_ends_the_wait_and_not_the_op() -> None:
+    with Ranks(2, interrupted) as ranks:
+        pid = ranks.next_report(0)
+        time.sleep(0.1)
+        sent = time.time()
+        # To the whole process group, as from a terminal.
+        os.killpg(pid, signal.SIGINT)
+        assert ranks.next_report(0) - sent < 0.5
+        ranks.tell(1, "come")
+        ranks.wait()
+
+
+# -- where it listens ------------------------------------------------------
+
+
+def test_loopback_only_if_nobody_is_elsewhere(monkeypatch: Any) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    here = {"machine": "a/1", "address": "10.0.0.1"}
+    there = {"machine": "b/1", "address": "10.0.0.2"}
+    assert choose_address([here, here], 1) == b"127.0.0.1"
+    assert choose_address([here, there], 0) == b"10.0.0.1"
+    assert choose_address([here, there], 1) == b"10.0.0.2"
+
+
+def on_an_interface(me: Rank) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    with backend(me) as made:
+        made.barrier().wait()
+
+
+def test_the_interface_can_be_chosen() -> None:
+    run_ranks(2, on_an_interface)
