@@ -176,20 +176,9 @@ def test_a_subgroup_lives_on_without_a_dead_rank(cluster: Cluster) -> None:
     cluster.rebuild()
 
 
-def test_a_fresh_rank_has_the_others_groups(cluster: Cluster) -> None:
+def test_a_living_rank_is_restarted_in_the_middle_of_a_cell(cluster: Cluster) -> None:
     make = "trio = dist.new_group([0, 1, 3], group_desc='trio', timeout=77)"
     cluster.execute(make).result(WAIT)
-    kill(cluster, 3)
-    until(lambda: cluster.status().dead == [3], 5, "the death to be noticed")
-    cluster.restart([3])
-    group = cluster.status().ranks[3].group("trio")
-    assert group is not None
-    assert (group.ranks, group.timeout, group.state) == ((0, 1, 3), 77.0, "aborted")
-    cluster.rebuild()
-    cluster.execute("dist.barrier()", group="trio").result(WAIT)
-
-
-def test_a_living_rank_is_restarted_in_the_middle_of_a_cell(cluster: Cluster) -> None:
     before = dict(cluster.pids)
     cell = hanging(cluster, absent=1)
     cluster.restart([1])
@@ -199,7 +188,12 @@ def test_a_living_rank_is_restarted_in_the_middle_of_a_cell(cluster: Cluster) ->
     assert not psutil.pid_exists(before[1]) or _is_zombie(before[1])
     with pytest.raises(ClusterError, match=r"ranks \[1\]: NameError"):
         cluster.pull("mine")
+    # It has the groups that the others have, in the state that theirs are in.
+    group = cluster.status(fresh=True).ranks[1].group("trio")
+    assert group is not None
+    assert (group.ranks, group.timeout, group.state) == ((0, 1, 3), 77.0, "aborted")
     cluster.rebuild()
+    cluster.execute("dist.barrier()", group="trio").result(WAIT)
 
 
 def _is_zombie(pid: int) -> bool:
