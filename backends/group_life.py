@@ -270,6 +270,9 @@ class GroupLife:
             record = work.record
             if record is None or (place and not work.started_ns):
                 continue
+            # It ends by itself, with a verdict that every rank shall hear.
+            if work.op_type is OpType.MONITORED_BARRIER:
+                continue
             begun = work.started_ns or work.scheduled_ns
             left = record.timeout - (now - begun) / 1e9
             if left > 0:
