@@ -174,13 +174,13 @@ class Ranks:
 
     # -- status ------------------------------------------------------------
 
-    def status(self, *, fresh: bool = False) -> ClusterStatus:
-        """What is known by now; a rank not heard of lately is asked, for 0.8 s.
+    def status(self, *, fresh: bool = False, timeout: float = 0.8) -> ClusterStatus:
+        """What is known by now; a rank not heard of lately is asked.
 
-        With `fresh` every rank is asked.
+        With `fresh` every rank is asked. They get `timeout` seconds to answer.
         """
         if self._open:
-            self._roster.refresh(0.0 if fresh else FRESH, 0.8)
+            self._roster.refresh(0.0 if fresh else FRESH, timeout)
         return self._status()
 
     def glance(self, ranks: Chosen = None) -> ClusterStatus:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import NoReturn
 
@@ -19,7 +20,7 @@ __all__ = ["CellRun", "follow"]
 TICK = 0.1
 #: Seconds that ranks get to end after they were told to, and after which they
 #: are told again: an `except` of theirs may have taken the first interrupt.
-STOP = 1.4
+STOP = 1.5
 AGAIN = 0.5
 
 
@@ -100,14 +101,19 @@ class CellRun:
 
     def _stop(self, reason: str) -> None:
         self._presenter.stopping = True
-        self._supervisor.stop(reason)
+        over = threading.Event()
+
+        def stop() -> None:
+            self._supervisor.stop(reason)
+            while not over.wait(AGAIN):
+                self._supervisor.interrupt()
+
+        # On a thread: a rank that does not answer must not keep the person.
+        threading.Thread(target=stop, name="rankscope-stop", daemon=True).start()
         deadline = time.monotonic() + STOP
-        again = time.monotonic() + AGAIN
         while not self._presenter.done and time.monotonic() < deadline:
             self._presenter.pump(TICK)
-            if time.monotonic() > again:
-                again = time.monotonic() + AGAIN
-                self._supervisor.interrupt()
+        over.set()
 
     def _end(self, what: str) -> str:
         self._presenter.close()

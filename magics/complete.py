@@ -134,7 +134,7 @@ def _ranks() -> list[str]:
 
 def _groups() -> list[str]:
     cluster = session.cluster
-    return [] if cluster is None else list(cluster.status().groups)
+    return [] if cluster is None else list(cluster.glance().groups)
 
 
 def _backends(before: str) -> list[str]:

@@ -24,6 +24,8 @@ __all__ = ["Supervisor", "doing", "name_op"]
 #: Seconds that the other ranks wait for a rank that raised before they are let
 #: go: time for those that are on their way, and for a person to read the error.
 GRACE = 1.5
+#: Seconds that ranks get to say where they are before they are stopped.
+ANSWER = 0.25
 #: Seconds between two looks at the status while a rank has failed.
 LOOK = 0.25
 
@@ -57,11 +59,11 @@ class Supervisor:
         status = self._cluster.status()
         for stuck in stuck_on(status, failures, running, GRACE / 2):
             cause = _cause(failures, stuck.absent)
-            if self._abort(stuck.group, cause):
-                self._say(
-                    f"{name_ranks(stuck.ranks)} in {name_op(stuck.op)}, which rank "
-                    f"{stuck.absent} will not join: group {stuck.group!r} aborted"
-                )
+            self._abort(stuck.group, cause)
+            self._say(
+                f"{name_ranks(stuck.ranks)} in {name_op(stuck.op)}, which rank "
+                f"{stuck.absent} will not join: group {stuck.group!r} aborted"
+            )
 
     def stop(self, reason: str) -> None:
         """Abort what is in flight and interrupt the ranks that still run.
@@ -69,19 +71,20 @@ class Supervisor:
         Does not wait for them; where they were is noted for `places`.
         """
         running = self._execution.ranks_running
-        status = self._cluster.status()
+        status = self._cluster.status(fresh=True, timeout=ANSWER)
         self._places = {
             rank.rank: place
             for rank in status.ranks
             if rank.rank in running and (place := doing(rank)) is not None
         }
-        for group in in_flight(status, running):
-            self._abort(group, reason)
-        # Who was in an op ends by its error, and would show an interrupt that
+        # Who is in an op is ended by its error, and would show an interrupt that
         # comes on top of it. `interrupt` comes for those that go on.
         free = [rank for rank in running if rank not in self._places]
         if free:
             self._cluster.interrupt(free)
+        for group in in_flight(status, running):
+            # A rank that does not answer does not stop either: that is told.
+            self._abort(group, reason, tell=False)
 
     def places(self) -> str:
         """Return in words where the ranks were when they were stopped."""
@@ -109,23 +112,20 @@ class Supervisor:
         group that somebody else aborted, or that timed out, is left as it is,
         for a person to look at.
         """
+        if self._execution.ranks_running:
+            # Nothing can be done before they are replaced.
+            return f"{_groups(self.groups)} aborted" if self.groups else ""
         ranks = self._execution.ranks
         status = self._cluster.status(fresh=True)
-        broken = dict.fromkeys(self.groups)
-        hints = []
+        broken = list(self.groups)
         if stopped:
-            broken.update(dict.fromkeys(out_of_step(status, ranks)))
-        rebuilt = []
-        for group in broken:
-            if status.dead or self._execution.ranks_running:
-                hints.append(f"group {group!r} is aborted")
-                continue
-            self._cluster.rebuild(group)
-            rebuilt.append(group)
-        if rebuilt:
-            hints.append(f"{_groups(rebuilt)} rebuilt")
-        hints += self._remaining(status, ranks, set(broken))
-        return "; ".join(hints)
+            broken += [g for g in out_of_step(status, ranks) if g not in broken]
+        hints = []
+        if broken and not status.dead:
+            for group in broken:
+                self._cluster.rebuild(group)
+            hints.append(f"{_groups(broken)} rebuilt")
+        return "; ".join(hints + self._remaining(status, ranks, set(broken)))
 
     def _remaining(
         self, status: ClusterStatus, ranks: Sequence[int], done: set[str]
@@ -148,16 +148,15 @@ class Supervisor:
             hints.append(f"{_groups(uneven)} out of step: %dist_rebuild evens it")
         return hints
 
-    def _abort(self, group: str, reason: str) -> bool:
+    def _abort(self, group: str, reason: str, tell: bool = True) -> None:
+        if group not in self.groups:
+            self.groups.append(group)
         try:
             self._cluster.abort(group, reason)
         except ClusterError as error:
-            # The ranks that answered are aborted; who did not is told.
-            self._say(f"aborting group {group!r}: {error}")
-            return False
-        if group not in self.groups:
-            self.groups.append(group)
-        return True
+            # The ranks that answered are aborted all the same.
+            if tell:
+                self._say(f"aborting group {group!r}: {error}")
 
 
 def doing(rank: RankStatus) -> str | None:
