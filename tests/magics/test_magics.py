@@ -267,7 +267,7 @@ def test_ctrl_c_ends_a_cell_and_the_next_one_works(
     thread.join()
     assert isinstance(seen.error, Interrupted)
     assert f"; ranks 0–3 at cell {number} line 4" in str(seen.error)
-    assert "[0-3] on" in seen.out
+    assert "] on\n" in seen.out
     assert "Traceback" not in seen.err + seen.out
 
 
