@@ -6,8 +6,8 @@ and group, on shared memory, and `abort` kills that process, whatever it hangs
 in. Arrays from `rankscope.empty` are used where they are; others are copied in
 and out, large ones chunk by chunk while the op runs.
 
-All ranks compute what a collective yields in the same order of ranks, so
-results are the same, bit for bit, on every rank.
+Results are the same, bit for bit, on every rank: either one rank computes a
+part and the others get it, or all compute it in the same order of ranks.
 """
 
 from __future__ import annotations
@@ -15,28 +15,19 @@ from __future__ import annotations
 import importlib.util
 import platform
 import sys
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from .backend import Backend
 from .errors import DistBackendError
+from .gloo_arithmetic import REDUCTION_NUMBERS, arithmetic
+from .gloo_mailbox import FrameOperation
+from .gloo_moves import Move, Region, copy, piece, rows, transfer, whole
 from .gloo_process import SideProcess
-from .gloo_protocol import (
-    DTYPES,
-    REDUCTIONS,
-    Kind,
-    Mailbox,
-    Piece,
-    Transfer,
-    chunk_bytes,
-    pack,
-)
+from .gloo_protocol import Kind, chunk_bytes, pack
 from .gloo_work import (
     ChunkedOperation,
-    FrameOperation,
     GlooWork,
     InPlaceOperation,
     Operation,
@@ -51,29 +42,9 @@ from .work import OpType, Work
 
 __all__ = ["GlooBackend", "unavailable"]
 
-_DTYPES: dict[np.dtype, int] = {
-    np.dtype(name): number for number, name in enumerate(DTYPES)
-}
-_REDUCTIONS = {ReduceOp(name): number for number, name in enumerate(REDUCTIONS)}
 _CODES = {op_type: number for number, op_type in enumerate(OpType)}
 # A tag and its slot's prefix share 64 bits.
 _TAGS = 1 << 48
-
-_COMPLEX_PARTS: dict[np.dtype, np.dtype] = {
-    np.dtype(np.complex64): np.dtype(np.float32),
-    np.dtype(np.complex128): np.dtype(np.float64),
-}
-
-
-class _Region(NamedTuple):
-    """`length` elements of `array` from element `start`, counted flat."""
-
-    array: np.ndarray
-    start: int
-    length: int
-
-
-_Move = tuple[int, "_Region | None", "_Region | None"]
 
 
 class GlooBackend(Backend):
@@ -83,7 +54,6 @@ class GlooBackend(Backend):
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         super().__init__(rank, size)
-        self._frame_rooms = Mailbox(size).rooms
         self._chunk_bytes = chunk_bytes(size)
         # A group of one has nobody to talk to, and gloo cannot make one.
         self._side: SideProcess | None = None
@@ -100,7 +70,7 @@ class GlooBackend(Backend):
         """Raise `TypeError` where gloo has no honest arithmetic for `dtype`."""
         super().check(op, dtype, reduce_op)
         if reduce_op is not None and dtype is not None:
-            _arithmetic(np.dtype(dtype), reduce_op)
+            arithmetic(np.dtype(dtype), reduce_op)
 
     def refresh(self) -> None:
         """Mark the Works that the side process has begun as started."""
@@ -151,14 +121,17 @@ class GlooBackend(Backend):
             return _done(op_type, tensor)
         dtype, reduction, length = 0, 0, tensor.nbytes
         if op is not None:
-            dtype, factor = _arithmetic(tensor.dtype, op)
-            reduction, length = _REDUCTIONS[op], tensor.size * factor
+            dtype, factor = arithmetic(tensor.dtype, op)
+            reduction, length = REDUCTION_NUMBERS[op], tensor.size * factor
         work = GlooWork(op_type, tensor, self._side)
         if kind == Kind.ALL_REDUCE:
-            frames = bisect_left(self._frame_rooms, tensor.nbytes)
-            if frames < len(self._frame_rooms):
+            frames = self._side.frames
+            frame = frames.kind_for(tensor.nbytes)
+            if frame is not None:
                 self._side.submit(
-                    FrameOperation(work, frames, tensor, dtype, reduction, length)
+                    FrameOperation(
+                        work, frames, frame, tensor, dtype, reduction, length
+                    )
                 )
                 return work
 
@@ -178,7 +151,7 @@ class GlooBackend(Backend):
         self, output: np.ndarray, input_list: Sequence[np.ndarray], op: ReduceOp
     ) -> Work:
         """`output` becomes the reduction of all ranks' ``input_list[rank]``."""
-        regions = [_Region(each, 0, each.size) for each in input_list]
+        regions = [whole(each) for each in input_list]
         return self._reduce_scatter(OpType.REDUCE_SCATTER, output, regions, op)
 
     def reduce_scatter_tensor(
@@ -186,8 +159,7 @@ class GlooBackend(Backend):
     ) -> Work:
         """As `reduce_scatter`, `tensor` being the flat concatenation of the parts."""
         regions = [
-            _Region(tensor, rank * output.size, output.size)
-            for rank in range(self.size)
+            Region(tensor, rank * output.size, output.size) for rank in range(self.size)
         ]
         return self._reduce_scatter(OpType.REDUCE_SCATTER_TENSOR, output, regions, op)
 
@@ -195,30 +167,25 @@ class GlooBackend(Backend):
         self,
         op_type: OpType,
         output: np.ndarray,
-        regions: Sequence[_Region],
+        regions: Sequence[Region],
         op: ReduceOp,
     ) -> Work:
         if self._side is None:
-            _copy(regions[0], _Region(output, 0, output.size))
+            copy(regions[0], whole(output))
             return _done(op_type, output)
-        dtype, factor = _arithmetic(output.dtype, op)
+        dtype, factor = arithmetic(output.dtype, op)
 
         def build(operation: PlacedOperation) -> bytes:
             segment, offset = operation.place(output, load=False, store=True)
             return pack(
                 Kind.REDUCE_SCATTER,
                 dtype=dtype,
-                reduction=_REDUCTIONS[op],
+                reduction=REDUCTION_NUMBERS[op],
                 sequence=operation.sequence,
                 number=operation.number,
                 target=segment,
                 target_offset=offset,
-                details=[
-                    Piece(
-                        *_locate(operation, region, load=True), region.length * factor
-                    )
-                    for region in regions
-                ],
+                details=[piece(operation, region, factor) for region in regions],
             )
 
         arrays = [region.array for region in regions]
@@ -228,18 +195,17 @@ class GlooBackend(Backend):
 
     def all_gather(self, tensor_list: Sequence[np.ndarray], tensor: np.ndarray) -> Work:
         """``tensor_list[r]`` becomes `tensor` of rank r (sizes may differ by rank)."""
-        source = _Region(tensor, 0, tensor.size)
-        moves: list[_Move] = [
-            (rank, source, _Region(each, 0, each.size))
-            for rank, each in enumerate(tensor_list)
+        source = whole(tensor)
+        moves = [
+            Move(rank, source, whole(each)) for rank, each in enumerate(tensor_list)
         ]
         return self._exchange(OpType.ALL_GATHER, tensor_list, moves)
 
     def all_gather_into_tensor(self, output: np.ndarray, tensor: np.ndarray) -> Work:
         """`output`, flat, becomes the concatenation of all ranks' `tensor`."""
-        source = _Region(tensor, 0, tensor.size)
-        moves: list[_Move] = [
-            (rank, source, _Region(output, rank * tensor.size, tensor.size))
+        source = whole(tensor)
+        moves = [
+            Move(rank, source, Region(output, rank * tensor.size, tensor.size))
             for rank in range(self.size)
         ]
         return self._exchange(OpType.ALL_GATHER_INTO_TENSOR, output, moves)
@@ -248,16 +214,12 @@ class GlooBackend(Backend):
         self, tensor: np.ndarray, gather_list: Sequence[np.ndarray] | None, dst: int
     ) -> Work:
         """On `dst`, ``gather_list[r]`` becomes `tensor` of rank r."""
-        source = _Region(tensor, 0, tensor.size)
-        moves: list[_Move] = [(dst, source, None)]
+        source = whole(tensor)
+        moves = [Move(dst, source, None)]
         if self.rank == dst:
             assert gather_list is not None
             moves = [
-                (
-                    rank,
-                    source if rank == dst else None,
-                    _Region(each, 0, each.size),
-                )
+                Move(rank, source if rank == dst else None, whole(each))
                 for rank, each in enumerate(gather_list)
             ]
         return self._exchange(OpType.GATHER, gather_list, moves, root=dst)
@@ -266,16 +228,12 @@ class GlooBackend(Backend):
         self, tensor: np.ndarray, scatter_list: Sequence[np.ndarray] | None, src: int
     ) -> Work:
         """`tensor` becomes ``scatter_list[rank]`` of rank `src`."""
-        target = _Region(tensor, 0, tensor.size)
-        moves: list[_Move] = [(src, None, target)]
+        target = whole(tensor)
+        moves = [Move(src, None, target)]
         if self.rank == src:
             assert scatter_list is not None
             moves = [
-                (
-                    rank,
-                    _Region(each, 0, each.size),
-                    target if rank == src else None,
-                )
+                Move(rank, whole(each), target if rank == src else None)
                 for rank, each in enumerate(scatter_list)
             ]
         return self._exchange(OpType.SCATTER, tensor, moves, root=src)
@@ -284,8 +242,8 @@ class GlooBackend(Backend):
         self, output_list: Sequence[np.ndarray], input_list: Sequence[np.ndarray]
     ) -> Work:
         """``output_list[r]`` becomes ``input_list[rank]`` of rank r; sizes vary."""
-        moves: list[_Move] = [
-            (rank, _Region(source, 0, source.size), _Region(target, 0, target.size))
+        moves = [
+            Move(rank, whole(source), whole(target))
             for rank, (source, target) in enumerate(
                 zip(input_list, output_list, strict=True)
             )
@@ -300,22 +258,22 @@ class GlooBackend(Backend):
         input_split_sizes: Sequence[int],
     ) -> Work:
         """As `all_to_all` on one array each, split along dimension 0."""
-        sources = _rows(tensor, input_split_sizes)
-        targets = _rows(output, output_split_sizes)
-        moves: list[_Move] = [
-            (rank, source, target)
+        sources = rows(tensor, input_split_sizes)
+        targets = rows(output, output_split_sizes)
+        moves = [
+            Move(rank, source, target)
             for rank, (source, target) in enumerate(zip(sources, targets, strict=True))
         ]
         return self._exchange(OpType.ALL_TO_ALL_SINGLE, output, moves)
 
     def _exchange(
-        self, op_type: OpType, result: object, moves: Sequence[_Move], root: int = 0
+        self, op_type: OpType, result: object, moves: Sequence[Move], root: int = 0
     ) -> Work:
         """Send each move's source to its peer and receive its target from there."""
         if self._side is None:
             for _, source, target in moves:
                 if source is not None and target is not None:
-                    _copy(source, target)
+                    copy(source, target)
             return _done(op_type, result)
 
         def build(operation: PlacedOperation) -> bytes:
@@ -325,16 +283,7 @@ class GlooBackend(Backend):
                 sequence=operation.sequence,
                 number=operation.number,
                 extra=_CODES[op_type],
-                details=[
-                    Transfer(
-                        peer,
-                        *_locate(operation, source, load=True),
-                        _nbytes(source),
-                        *_locate(operation, target, store=True),
-                        _nbytes(target),
-                    )
-                    for peer, source, target in moves
-                ],
+                details=[transfer(operation, move) for move in moves],
             )
 
         sources = [source.array for _, source, _ in moves if source is not None]
@@ -345,11 +294,13 @@ class GlooBackend(Backend):
         """End when every rank has entered."""
         if self._side is None:
             return _done(OpType.BARRIER, None)
-        if not self._frame_rooms:
+        frames = self._side.frames
+        frame = frames.kind_for(0)
+        if frame is None:
             token = np.zeros(1, np.uint8)
             return self._in_place(Kind.ALL_REDUCE, OpType.BARRIER, token, ReduceOp.MAX)
         work = GlooWork(OpType.BARRIER, None, self._side)
-        self._side.submit(FrameOperation(work, 0, None, 0, 0, 0))
+        self._side.submit(FrameOperation(work, frames, frame, None, 0, 0, 0))
         return work
 
     # -- messages ----------------------------------------------------------
@@ -432,73 +383,6 @@ class GlooBackend(Backend):
             self._side.close()
 
 
-def _done(op_type: OpType, result: object) -> Work:
-    work = Work(op_type, result)
-    work.mark_started()
-    work.mark_completed()
-    return work
-
-
-def _copy(source: _Region, target: _Region) -> None:
-    target.array.reshape(-1)[target.start : target.start + target.length] = (
-        source.array.reshape(-1)[source.start : source.start + source.length]
-    )
-
-
-def _rows(array: np.ndarray, sizes: Sequence[int]) -> list[_Region]:
-    width = array[:1].size if array.ndim else 1
-    regions, start = [], 0
-    for size in sizes:
-        regions.append(_Region(array, start, size * width))
-        start += size * width
-    return regions
-
-
-def _nbytes(region: _Region | None) -> int:
-    return 0 if region is None else region.length * region.array.itemsize
-
-
-def _locate(
-    operation: PlacedOperation,
-    region: _Region | None,
-    *,
-    load: bool = False,
-    store: bool = False,
-) -> tuple[int, int]:
-    """Segment and offset of `region`; its array is placed once."""
-    if region is None:
-        return 0, 0
-    size = region.array.itemsize
-    return operation.place(
-        region.array, region.start * size, region.length * size, load=load, store=store
-    )
-
-
-def _arithmetic(dtype: np.dtype, op: ReduceOp) -> tuple[int, int]:
-    """gloo's dtype for a reduction, and how many of its elements make one of ours."""
-    number = _DTYPES.get(dtype)
-    if number is not None:
-        return number, 1
-    op = ReduceOp.SUM if op is ReduceOp.AVG else op
-    # On 0 and 1, PRODUCT and MIN are "and", MAX is "or".
-    if dtype == np.bool_ and op is not ReduceOp.SUM:
-        return _DTYPES[np.dtype(np.uint8)], 1
-    part = _COMPLEX_PARTS.get(dtype)
-    if part is not None and op is ReduceOp.SUM:
-        return _DTYPES[part], 2
-    remedies = {
-        "i": "convert it first, for instance x.astype(np.int32)",
-        "u": "convert it first, for instance x.astype(np.uint32)",
-        "b": "use MAX (or), MIN (and), or convert it: x.astype(np.int32)",
-        "c": "SUM and AVG are possible; for others gather and reduce locally",
-        "f": "convert it first, for instance x.astype(np.float64)",
-    }
-    raise TypeError(
-        f"gloo cannot compute {op.name} of {dtype} arrays "
-        f"(it computes {', '.join(DTYPES)}): {remedies.get(dtype.kind, 'convert it')}"
-    )
-
-
 def unavailable() -> str | None:
     """Why gloo cannot be used here, with the remedy; ``None`` if it can."""
     remedy = "Use backend='mpi' (pip install 'rankscope[mpi]')."
@@ -516,6 +400,13 @@ def unavailable() -> str | None:
     if importlib.util.find_spec("pygloo") is None:
         return f"pygloo is not installed: pip install pygloo==0.2.1. {remedy}"
     return None
+
+
+def _done(op_type: OpType, result: object) -> Work:
+    work = Work(op_type, result)
+    work.mark_started()
+    work.mark_completed()
+    return work
 
 
 def _create(store: Store, rank: int, size: int, timeout: float) -> Backend:

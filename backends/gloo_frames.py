@@ -12,8 +12,8 @@ import ctypes
 import sys
 import time
 
-from .gloo_algorithms import accumulate
 from .gloo_cpp import Gloo, UnboundBuffer
+from .gloo_pipeline import accumulate
 from .gloo_protocol import COMMAND_BYTES, SIGNATURE_BYTES, Command, Mailbox
 
 __all__ = ["FrameOps"]

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import mmap
 import os
 import select
-import signal
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 
 from .errors import DistBackendError
+from .gloo_child import Child
+from .gloo_mailbox import Frames
 from .gloo_protocol import (
     REPORT_BYTES,
     Kind,
-    Mailbox,
     Progress,
     Report,
     Status,
     pack,
 )
 from .gloo_rendezvous import Rendezvous
-from .gloo_work import Frame, FrameOperation, GlooWork, Operation
+from .gloo_work import GlooWork, Operation
 from .poller import poller
 from .shared import Segment, heap
 from .store import Store
@@ -42,17 +38,6 @@ _log = logging.getLogger(__name__)
 _BUDGET = 256 << 20
 # An orderly end is a matter of milliseconds.
 _PATIENCE = 2.0
-
-# Neither site-packages nor this package's __init__ are imported: that would
-# take ten times as long as the rest of the start.
-_BOOTSTRAP = """\
-import sys, types
-package = types.ModuleType("rankscope_side")
-package.__path__ = [sys.argv.pop()]
-sys.modules["rankscope_side"] = package
-from rankscope_side.gloo_side import main
-main()
-"""
 
 _alive: set[SideProcess] = set()
 
@@ -82,13 +67,8 @@ class SideProcess:
         os.ftruncate(self._page_fd, Progress.SIZE)
         self._page = mmap.mmap(self._page_fd, Progress.SIZE)
         self._progress = Progress(memoryview(self._page))
-        layout = Mailbox(size)
-        self._mailbox_fd = os.memfd_create("rankscope-mailbox", os.MFD_CLOEXEC)
-        os.ftruncate(self._mailbox_fd, layout.nbytes)
-        self._mailbox = mmap.mmap(self._mailbox_fd, layout.nbytes)
-        self._mailbox_view = memoryview(self._mailbox)
-        self._frames = _frames(layout, self._mailbox_view)
-        self._stderr = os.memfd_create("rankscope-stderr", os.MFD_CLOEXEC)
+        self.frames = Frames(size)
+        self._child = Child(f"the side process of rank {rank}")
 
         # Held while a message is made and sent, so that messages go in order.
         self._sending = threading.RLock()
@@ -112,10 +92,7 @@ class SideProcess:
         self._receiving = False
         self._ended = False
 
-        # The process itself. Guarded by _life.
-        self._life = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._killed = False
+        self._life = threading.Lock()  # for what follows, and the progress page
         self._closing = False
         self._buried = False
         self._reason = ""  # why it ended, if nobody asked it to
@@ -200,12 +177,14 @@ class SideProcess:
 
     # -- the end -----------------------------------------------------------
 
+    @property
+    def pid(self) -> int | None:
+        """The process id; ``None`` if it has not been started."""
+        return self._child.pid
+
     def kill(self) -> None:
         """End it now, whatever it is doing; the Works are failed by the caller."""
-        with self._life:
-            self._killed = True
-            if self._process is not None:
-                self._process.kill()
+        self._child.kill()
         self._rendezvous.stop()
 
     def close(self) -> None:
@@ -224,7 +203,7 @@ class SideProcess:
     def _fail(self, reason: str) -> None:
         """Something else than the process failed: end it, and say so then."""
         with self._life:
-            if self._killed or self._closing:
+            if self._child.killed or self._closing:
                 return
             self._reason = reason
         self.kill()
@@ -245,7 +224,7 @@ class SideProcess:
     def _fits(self, operation: Operation) -> bool:
         if self._staged and self._staged + operation.staged > _BUDGET:
             return False  # one op alone always fits; otherwise it would never run
-        if isinstance(operation, FrameOperation) and not self._frames[operation.kind]:
+        if not operation.has_room():
             return False
         # What a collective before it is going to write must be there to be read.
         return not operation.inputs or not any(
@@ -256,8 +235,6 @@ class SideProcess:
         if operation.sequence:
             self._started[operation.number] = operation
         self._staged += operation.staged
-        if isinstance(operation, FrameOperation):
-            operation.frame = self._frames[operation.kind].popleft()
         message = operation.start()
         for segment in operation.segments():
             if segment not in self._known:
@@ -354,9 +331,6 @@ class SideProcess:
 
     def _forget(self, operation: Operation) -> None:
         operation.release()
-        if isinstance(operation, FrameOperation) and operation.frame is not None:
-            self._frames[operation.kind].append(operation.frame)
-            operation.frame = None
         if operation.work.detached:
             with self._arming:
                 self._detached -= 1
@@ -371,42 +345,23 @@ class SideProcess:
     # -- on the poller's thread --------------------------------------------
 
     def _spawn(self) -> None:
-        with self._life:
-            ends = (self._channel_end, self._memory_end, self._rendezvous_end)
-            try:
-                if not self._killed:
-                    self._process = self._popen()
-            except OSError as error:
-                self._reason = (
-                    f"the side process of rank {self.rank} did not start: {error}"
-                )
-            finally:
-                for end in ends:
-                    end.close()
+        ends = [self._channel_end, self._memory_end, self._rendezvous_end]
+        descriptors = [end.fileno() for end in ends]
+        descriptors += [self._page_fd, self.frames.fd]
+        parent = os.getpid()
+        try:
+            self._child.start(
+                [*descriptors, parent, self.rank, self._size, self._library],
+                descriptors,
+            )
+        except OSError as error:
+            self._fail(f"the side process of rank {self.rank} did not start: {error}")
+        finally:
+            for end in ends:
+                end.close()
         # Without a process the other end is closed: the same end as any other.
         with self._arming:
             poller.watch(self._channel.fileno(), self._on_event, self._interest)
-
-    def _popen(self) -> subprocess.Popen[bytes]:
-        passed = [
-            self._channel_end.fileno(),
-            self._memory_end.fileno(),
-            self._rendezvous_end.fileno(),
-            self._page_fd,
-            self._mailbox_fd,
-        ]
-        arguments = [*passed, os.getpid(), self.rank, self._size, self._library]
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _BOOTSTRAP]
-            + [str(argument) for argument in arguments]
-            + [str(Path(__file__).parent)],
-            stdin=subprocess.DEVNULL,
-            stdout=self._stderr,
-            stderr=self._stderr,
-            pass_fds=passed,
-            # Ctrl-C in a terminal goes to the rank's process group, not to it.
-            start_new_session=True,
-        )
 
     def _on_event(self, events: int) -> None:
         if events & select.EPOLLOUT:
@@ -434,72 +389,27 @@ class SideProcess:
         while not self._ended:
             time.sleep(0.001)
             self._read_all()
-        if self._process is not None:
-            self._process.wait()
+        end = self._child.reap()
         with self._life:
-            if not (self._reason or self._killed or self._closing):
-                self._reason = self._cause()
+            if not (self._reason or self._child.killed or self._closing):
+                self._reason = end
             self._buried = True
             self._progress.release()
             self._page.close()
             os.close(self._page_fd)
-            os.close(self._mailbox_fd)
-            os.close(self._stderr)
         self._rendezvous.stop()
         with self._sending:
             self._channel.close()
             self._memory.close()
             for operation in self._flying.values():
                 operation.release()
-                if isinstance(operation, FrameOperation) and operation.frame:
-                    self._frames[operation.kind].append(operation.frame)
-            for frame in itertools.chain.from_iterable(self._frames):
-                frame.content.release()
-                frame.result.release()
-            self._mailbox_view.release()
-            self._mailbox.close()
+            self.frames.release()
         _alive.discard(self)
         if not _alive:
             heap.trim()
         if self._reason:
             self._announce(self._reason)
         self._gone.set()
-
-    def _cause(self) -> str:
-        if self._process is None:
-            return f"the side process of rank {self.rank} never ran"
-        code = self._process.returncode
-        name = f"the side process (pid {self._process.pid}) of rank {self.rank}"
-        if code in (-signal.SIGKILL, -signal.SIGTERM):
-            return f"{name} was killed by {signal.Signals(-code).name}"
-        how = (
-            f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        )
-        size = os.fstat(self._stderr).st_size
-        text = os.pread(self._stderr, 4096, max(0, size - 4096)).decode(
-            errors="replace"
-        )
-        lines = [line for line in text.splitlines() if line.strip()][-6:]
-        return f"{name} ended {how}" + (": " + " | ".join(lines) if lines else "")
-
-
-def _frames(layout: Mailbox, mailbox: memoryview) -> list[deque[Frame]]:
-    """The free frames of each class."""
-    free: list[deque[Frame]] = []
-    for kind, nbytes in enumerate(layout.classes):
-        frames: deque[Frame] = deque()
-        for number in range(Mailbox.FRAMES):
-            content = layout.frame(kind, number)
-            result = layout.result(kind, number)
-            frames.append(
-                Frame(
-                    number,
-                    mailbox[content : content + nbytes],
-                    mailbox[result : result + nbytes],
-                )
-            )
-        free.append(frames)
-    return free
 
 
 def _left(deadline: float | None) -> float | None:

@@ -26,10 +26,11 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from .gloo_algorithms import Collectives, Region, Whole
+from .gloo_algorithms import Collectives, Region
 from .gloo_cpp import Gloo
 from .gloo_frames import FrameOps
 from .gloo_messages import Messages, Outcome
+from .gloo_pipeline import Whole
 from .gloo_protocol import (
     MESSAGE_BYTES,
     Command,

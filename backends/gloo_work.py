@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .errors import DistBackendError
 from .gloo_protocol import (
-    COMMAND_BYTES,
-    Kind,
     Report,
     Status,
     chunk_bytes,
@@ -25,8 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ChunkedOperation",
-    "Frame",
-    "FrameOperation",
     "GlooWork",
     "InPlaceOperation",
     "Operation",
@@ -80,6 +76,10 @@ class Operation:
         self.sequence = 0
         self._written: list[tuple[int, int]] | None = None
 
+    def has_room(self) -> bool:
+        """Whether what it takes, besides `staged`, is free."""
+        return True
+
     def start(self) -> bytes:
         """Make the arrays ready; return the message."""
         raise NotImplementedError
@@ -126,75 +126,6 @@ class Operation:
 
     def release(self) -> None:
         """Give the shared memory back; the side process does not use it any more."""
-
-
-class FrameOperation(Operation):
-    """A small all_reduce or a barrier, whose data passes through the mailbox."""
-
-    __slots__ = ("_dtype", "_length", "_reduction", "_tensor", "frame", "kind")
-
-    def __init__(
-        self,
-        work: GlooWork,
-        kind: int,
-        tensor: np.ndarray | None,
-        dtype: int,
-        reduction: int,
-        length: int,
-    ) -> None:
-        super().__init__(work, 0, () if tensor is None else (tensor,))
-        self.kind = kind
-        #: The frame it has got, for as long as it has started and is not over.
-        self.frame: Frame | None = None
-        self._tensor = tensor
-        self._dtype = dtype
-        self._reduction = reduction
-        self._length = length
-
-    def start(self) -> bytes:
-        frame = self.frame
-        assert frame is not None
-        command = pack(
-            Kind.FRAME,
-            dtype=self._dtype,
-            reduction=self._reduction,
-            length=self._length,
-            sequence=self.sequence,
-            number=self.number,
-            segment=self.kind,
-            target=frame.number,
-        )
-        frame.content[:COMMAND_BYTES] = command
-        if self._tensor is not None:
-            data = _bytes_of(self._tensor)
-            frame.content[COMMAND_BYTES : COMMAND_BYTES + len(data)] = data
-        return command
-
-    def _regions(self) -> list[tuple[int, int]]:
-        if self._tensor is None:
-            return []
-        start = address_of(self._tensor)
-        return [(start, start + self._tensor.nbytes)]
-
-    def copy_back(self) -> None:
-        if self._tensor is not None:
-            assert self.frame is not None
-            data = _bytes_of(self._tensor)
-            data[:] = self.frame.result[: len(data)]
-
-
-class Frame(NamedTuple):
-    """One frame of the mailbox as the rank sees it."""
-
-    number: int
-    content: memoryview
-    result: memoryview
-
-
-def _bytes_of(array: np.ndarray) -> memoryview:
-    if array.dtype.kind == "c":  # a memoryview of complex numbers has no cast
-        array = array.reshape(-1).view(np.uint8)
-    return array.data.cast("B")
 
 
 class InPlaceOperation(Operation):
