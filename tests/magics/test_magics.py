@@ -75,7 +75,7 @@ def notebook(ipython: InteractiveShell) -> Iterator[Notebook]:
     with pytest.MonkeyPatch.context() as patch:
         # A terminal takes nothing back, and this machine may be slow: nothing
         # here is about how long a rank is waited for.
-        patch.setattr(merge, "HOLD", 1.0)
+        patch.setattr(merge, "HOLD", 10.0)
         yield typed
     typed("%dist_shutdown")
 
