@@ -546,7 +546,10 @@ def with_mpi4py(me: Rank) -> None:
     with mpi():
         x = np.ones(3)
         work = dist.all_reduce(x, async_op=True)
-        assert MPI.COMM_WORLD.allreduce(1) == me.size
+        # Upper case: allreduce() would keep the GIL, and with it the store.
+        count = np.ones(1)
+        MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, count)
+        assert count[0] == me.size
         assert work is not None
         work.wait()
         np.testing.assert_array_equal(x, me.size)
@@ -561,7 +564,7 @@ import numpy as np, sys, rankscope as dist
 dist.init_process_group("cpu:mpi", *sys.argv[1:], timeout=20)
 x = np.full(3, dist.get_rank() + 1.0)
 dist.all_reduce(x)
-print(dist.get_rank(), x, flush=True)
+sys.stdout.write(f"{dist.get_rank()} {x}\\n")
 """
 
 
