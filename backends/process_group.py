@@ -20,7 +20,7 @@ from .reduce_op import ReduceOp
 from .watchdog import watchdog
 from .work import OpType, Work, WorkState
 
-__all__ = ["ProcessGroup"]
+__all__ = ["ProcessGroup", "check_reduction"]
 
 _AVG = ReduceOp.AVG
 
@@ -53,11 +53,8 @@ class ProcessGroup(GroupLife):
         """
         backend = self._backends.get(device) or self._backend_for(device, op_type)
         if reduce_op is not None or arrays:
-            backend.check(
-                op_type,
-                arrays[0].dtype if arrays else None,
-                _without_avg(backend, reduce_op),
-            )
+            dtype = arrays[0].dtype if arrays else None
+            check_reduction(backend, op_type, dtype, reduce_op)
         record = Record(self.status, op_type, arrays, peer, self.timeout, backend.name)
         hooks = active_hooks()
         for hook in hooks:
@@ -255,6 +252,19 @@ class ProcessGroup(GroupLife):
         return self.issue(
             op_type, device, arrays, run, reduce_op=reduce_op, peer=peer, result=output
         )
+
+
+def check_reduction(
+    backend: Backend, op_type: OpType, dtype: Any, op: ReduceOp | None
+) -> None:
+    """Raise `TypeError` or `ValueError` where `backend` cannot do this on `dtype`."""
+    effective = _without_avg(backend, op)
+    if effective is not op and dtype is not None and dtype.kind == "b":
+        raise TypeError(
+            f"{op_type.value}: ReduceOp.AVG is not defined for arrays of bool; use MAX "
+            "(or), MIN (and), or convert them: x.astype(np.float32)"
+        )
+    backend.check(op_type, dtype, effective)
 
 
 def _without_avg(backend: Backend, op: ReduceOp | None) -> ReduceOp | None:

@@ -226,6 +226,12 @@ def staged() -> None:
     dist.all_reduce_coalesced(many)
     for one in many:
         np.testing.assert_array_equal(one.data, total[: one.size])
+    whole = Elsewhere(np.zeros(6 * size * size, np.int64))
+    dist.all_gather_into_tensor_coalesced([whole], [Elsewhere(held[rank])])
+    np.testing.assert_array_equal(whole.data, np.concatenate(held))
+    small = Elsewhere(np.zeros(6, np.int64))
+    dist.reduce_scatter_tensor_coalesced([small], [Elsewhere(held[rank])])
+    np.testing.assert_array_equal(small.data, total[mine])
     dist.barrier(device="ext")
     if size > 1 and rank == 0:
         dist.send(x, 1)

@@ -1,0 +1,227 @@
+"""``python -m tools.support_table``: what each backend can do, asked of the code.
+
+Writes the tables of ``docs/backends.md`` between their markers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import numpy as np
+
+import rankscope as dist
+from rankscope.backends import objects, sparse
+from rankscope.backends.backend import Backend, builtin_devices, resolve
+from rankscope.backends.process_group import check_reduction
+from rankscope.backends.staging import StagedBackend
+
+__all__ = [
+    "DTYPES",
+    "OPS",
+    "PAGE",
+    "classes",
+    "fallback",
+    "main",
+    "page",
+    "reductions",
+    "support",
+]
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "backends.md"
+
+#: The methods of a backend that carry an op of the public interface.
+OPS = (
+    "broadcast",
+    "all_reduce",
+    "reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "send",
+    "recv",
+    "all_reduce_coalesced",
+    "all_gather_into_tensor_coalesced",
+    "reduce_scatter_tensor_coalesced",
+)
+
+DTYPES = (
+    *("bool", "int8", "int16", "int32", "int64"),
+    *("uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+)
+
+# Public functions that are made of ops, whatever the backend.
+_MADE: dict[str, Callable[..., Any]] = {
+    "all_gather_object": objects.all_gather_object,
+    "broadcast_object_list": objects.broadcast_object_list,
+    "gather_object": objects.gather_object,
+    "scatter_object_list": objects.scatter_object_list,
+    "send_object_list": objects.send_object_list,
+    "recv_object_list": objects.recv_object_list,
+    "all_reduce": sparse.sparse_all_reduce,
+}
+
+
+def classes() -> dict[str, type[Backend]]:
+    """The backends of this version, by name, whether or not they can run here."""
+    found = {}
+    for name in builtin_devices():
+        try:
+            creator = resolve(name).creator
+        except dist.DistBackendError:
+            continue  # announced, and not part of this version
+        module = inspect.getmodule(creator)
+        for value in vars(module).values():
+            if (
+                isinstance(value, type)
+                and issubclass(value, Backend)
+                and value.name == name
+            ):
+                found[name] = value
+    return found
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Every name that a function uses, functions inside it included."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def fallback(op: str) -> str | None:
+    """The op that the base class makes `op` of; ``None``: a backend has to bring it."""
+    used = set(_names(getattr(Backend, op).__code__))
+    if "_missing" in used:
+        return None
+    # A coalesced op is handed to the op of its name, on a flat copy.
+    (base,) = used & {*OPS}
+    return base
+
+
+def support(kind: type[Backend], op: str) -> str | None:
+    """How `kind` does `op`: ``"own"``, the op it is made of, or ``None``."""
+    if getattr(kind, op) is not getattr(Backend, op):
+        return "own"
+    base = fallback(op)
+    return base if base is not None and support(kind, base) else None
+
+
+def reductions(name: str) -> dict[str, dict[dist.ReduceOp, str | None]]:
+    """dtype → reduction → ``"own"``, ``"SUM"`` (AVG by it), or ``None``: refused."""
+    # check() goes by the class alone: no library has to be loaded, or be there.
+    kind = classes()[name]
+    backend = kind.__new__(kind)
+    return {
+        dtype: {op: _reduction(backend, dtype, op) for op in dist.ReduceOp}
+        for dtype in DTYPES
+    }
+
+
+def _reduction(backend: Backend, dtype: str, op: dist.ReduceOp) -> str | None:
+    try:
+        check_reduction(backend, dist.OpType.ALL_REDUCE, np.dtype(dtype), op)
+    except (TypeError, ValueError):
+        return None
+    averaged = op is dist.ReduceOp.AVG and op not in backend.reduce_ops
+    return "SUM" if averaged else "own"
+
+
+# -- the page ------------------------------------------------------------------
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(how: str | None, yes: str = "yes") -> str:
+    if how is None:
+        return "no"
+    return yes if how == "own" else f"by `{how}`"
+
+
+def _ops_table() -> str:
+    kinds = classes()
+    head = ["operation"]
+    for name in kinds:
+        head += [f"{name}, {' '.join(resolve(name).devices)}", f"{name}, elsewhere"]
+    rows = []
+    for op in OPS:
+        row = [f"`{op}`"]
+        for kind in kinds.values():
+            row.append(_cell(support(kind, op)))
+            reached = support(StagedBackend, op) and support(kind, op)
+            row.append(_cell("own" if reached else None, "staged"))
+        base = fallback(op)
+        rows.append([*row, "to be written" if base is None else _cell(base)])
+    return _table([*head, "one of your own"], rows)
+
+
+def _made_table() -> str:
+    rows = []
+    for name, function in _MADE.items():
+        used = [op for op in OPS if op in _ops_of(function)]
+        rows.append(
+            [
+                f"`{name}`" + " of a sparse matrix" * (name == "all_reduce"),
+                ", ".join(f"`{op}`" for op in used),
+            ]
+        )
+    return _table(["function", "made of"], rows)
+
+
+def _ops_of(function: Callable[..., Any]) -> set[str]:
+    found: set[str] = set()
+    for name in _names(function.__code__):
+        name = {"isend": "send", "irecv": "recv"}.get(name, name)
+        value = function.__globals__.get(name)
+        if name in OPS:
+            found.add(name)
+        elif inspect.isfunction(value) and value.__module__ == function.__module__:
+            found |= _ops_of(value)
+    return found
+
+
+def _dtypes_table(name: str) -> str:
+    ops = list(dist.ReduceOp)
+    rows = []
+    for dtype, row in reductions(name).items():
+        cells = [_cell(row[op]) for op in ops]
+        rows.append([dtype, *cells])
+    return _table(["dtype", *(op.name for op in ops)], rows)
+
+
+def page(text: str) -> str:
+    """`text`, a page with markers, with every table made anew."""
+    tables = {"ops": _ops_table(), "made": _made_table()}
+    tables |= {f"{name} reductions": _dtypes_table(name) for name in classes()}
+    for name, table in tables.items():
+        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+        pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+        if not pattern.search(text):
+            raise ValueError(f"{PAGE.name} has no place for {name!r}: {begin} {end}")
+        text = pattern.sub(f"{begin}\n\n{table}\n\n{end}", text)
+    return text
+
+
+def main() -> int:
+    """Bring the page up to date."""
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
