@@ -110,7 +110,7 @@ class Checker:
         held = self.everybody(size, dtype)
         for root in range(self.world):
             x = self.copy(held[self.rank])
-            self.done(dist.reduce(x, root, op, async_op=self.async_op))
+            self.done(dist.reduce(x, op=op, group_dst=root, async_op=self.async_op))
             wanted = reduced(op, held) if self.rank == root else held[self.rank]
             np.testing.assert_array_equal(x, wanted)
 
