@@ -16,7 +16,7 @@ __all__ = ["Picture", "picture"]
 
 # Light enough for dark letters, whatever the page behind them is.
 _COLOURS = ("#8ecae6", "#ffd166", "#95d5b2", "#f4a6b8")
-_NOBODY = f"linear-gradient(135deg, {', '.join(_COLOURS)})"
+_NOBODY = f"linear-gradient(90deg, {', '.join(_COLOURS)})"
 _BLANK = -1
 
 _Row = list[list[int]]  # the arrays that one rank holds
@@ -59,7 +59,7 @@ class Picture:
             )
         ]
         head = _table_row("", "before", "", "after")
-        return f'<table style="border:0">{head}{"".join(rows)}</table>'
+        return f'<table style="border:0;color:inherit">{head}{"".join(rows)}</table>'
 
     def _cells(self, row: _Row) -> str:
         arrays = ("".join(map(self._box, array)) for array in row)
