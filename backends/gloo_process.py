@@ -90,6 +90,7 @@ class SideProcess:
         self._inbox = bytearray(REPORT_BYTES)
         self._serial = 1
         self._receiving = False
+        self._over: deque[tuple[Operation, Report]] = deque()  # Works to end
         self._ended = False
 
         self._life = threading.Lock()  # for what follows, and the progress page
@@ -127,29 +128,32 @@ class SideProcess:
     def wait(self, work: GlooWork, timeout: float | None) -> bool:
         """Block until `work` is over or `timeout` passed, reading reports meanwhile."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        if self._reading.acquire(blocking=False):
-            try:
-                if self._interest & select.EPOLLIN:
-                    self._update_interest()
-                while not work.is_completed():
+        try:
+            while work.pending:
+                if not self._reading.acquire(blocking=False):
+                    break  # somebody else reads
+                try:
+                    if self._interest & select.EPOLLIN:
+                        self._update_interest()
                     if not self._receive(_left(deadline)):
                         break  # the time or the process is over
-            finally:
-                self._reading.release()
-                if self._detached:
-                    self._update_interest()
-                if not work.is_completed():
-                    self.detach(work)
-                    if self._receiving and self._unread():
-                        poller.call(self._read_all)  # an interrupt kept us from it
-        else:
-            self.detach(work)
+                finally:
+                    self._reading.release()
+                self._settle()
+        finally:
+            if work.pending:
+                self.detach(work)
+            elif self._detached:
+                self._update_interest()
+            if self._over or self._receiving:
+                # An interrupt kept us, or somebody else is at it right now.
+                poller.call(self._read_all)
         return work.is_completed() or work.block_on_event(_left(deadline))
 
     def detach(self, work: GlooWork) -> None:
         """Nobody waits for `work` now: the poller brings it on."""
         with self._arming:
-            if work.detached or work.is_completed():
+            if work.detached or not work.pending:
                 return
             work.detached = True
             self._detached += 1
@@ -318,21 +322,28 @@ class SideProcess:
 
     def _dispatch(self) -> None:
         report = Report.unpack(self._inbox)
-        operation = self._flying[report.number]
-        if report.status == Status.CHUNK:
-            following = operation.chunk_done(report.extra)
-            if following is not None:
-                with self._sending:
-                    self._send(pack(Kind.CREDIT, number=report.number, extra=following))
-        else:
-            operation.finish(report)
-            self._forget(operation)
+        operation = self._flying.get(report.number)
+        # It is gone if an interrupt has this called with the same report again.
+        if operation is not None:
+            if report.status == Status.CHUNK:
+                following = operation.chunk_done(report.extra)
+                if following is not None:
+                    with self._sending:
+                        self._send(
+                            pack(Kind.CREDIT, number=report.number, extra=following)
+                        )
+            else:
+                operation.collect(report)
+                self._over.append((operation, report))
+                self._forget(operation)
         self._serial += 1
 
     def _forget(self, operation: Operation) -> None:
         operation.release()
-        if operation.work.detached:
-            with self._arming:
+        work = operation.work
+        with self._arming:
+            work.pending = False
+            if work.detached:
                 self._detached -= 1
         self._started.pop(operation.number, None)
         del self._flying[operation.number]
@@ -341,6 +352,24 @@ class SideProcess:
                 self._staged -= operation.staged
                 while self._waiting and self._fits(self._waiting[0]):
                     self._start(self._waiting.popleft())
+
+    def _settle(self) -> None:
+        """End the Works whose ops are over.
+
+        Without _reading, since their callbacks may wait for others. An entry
+        is taken away when it has been dealt with, so an interrupt loses none.
+        """
+        while self._over:
+            try:
+                entry = self._over[0]
+            except IndexError:
+                return  # another thread was faster
+            operation, report = entry
+            operation.finish(report)
+            try:
+                self._over.remove(entry)
+            except ValueError:
+                continue  # another thread has ended it at the same time
 
     # -- on the poller's thread --------------------------------------------
 
@@ -372,12 +401,13 @@ class SideProcess:
             self._read_all()
 
     def _read_all(self) -> None:
-        if self._reading.acquire(blocking=False):
+        more = True
+        while more and self._reading.acquire(blocking=False):
             try:
-                while self._receive(0):
-                    pass
+                more = self._receive(0)
             finally:
                 self._reading.release()
+            self._settle()
         # Either nobody reads now, or a waiter does and wakes us when it leaves.
         self._update_interest()
 

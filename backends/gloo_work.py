@@ -38,12 +38,15 @@ _SLOTS = 4
 class GlooWork(Work):
     """A Work whose waiter reads the side process's reports itself."""
 
-    __slots__ = ("detached", "side")
+    __slots__ = ("detached", "pending", "side")
 
     def __init__(self, op_type: OpType, result: Any, side: SideProcess) -> None:
         super().__init__(op_type, result)
         self.side = side
+        #: Whether the poller is to read its report.
         self.detached = False
+        #: Whether its report is still to come.
+        self.pending = True
 
     def _block(self, timeout: float | None) -> bool:
         return self.side.wait(self, timeout)
@@ -116,13 +119,15 @@ class Operation:
     def copy_back(self) -> None:
         """Put the results where they belong."""
 
+    def collect(self, report: Report) -> None:
+        """Take the results: the op is over."""
+        # If it was aborted meanwhile, the arrays are the user's again.
+        if report.status == Status.DONE and not self.work.is_completed():
+            self.copy_back()
+
     def finish(self, report: Report) -> None:
         """End the Work as `report` says."""
-        work = self.work
-        if work.is_completed():
-            return  # aborted meanwhile: the arrays are the user's again
-        self.copy_back()
-        work.mark_completed(None, report.started_ns, report.completed_ns)
+        self.work.mark_completed(None, report.started_ns, report.completed_ns)
 
     def release(self) -> None:
         """Give the shared memory back; the side process does not use it any more."""
@@ -370,8 +375,6 @@ class ReceiveOperation(PlacedOperation):
 
     def finish(self, report: Report) -> None:
         work = self.work
-        if work.is_completed():
-            return
         if report.status == Status.SIZE_MISMATCH:
             work.mark_failed(
                 DistBackendError(
@@ -381,7 +384,6 @@ class ReceiveOperation(PlacedOperation):
                 )
             )
             return
-        self.copy_back()
         work.mark_completed(report.peer, report.started_ns, report.completed_ns)
 
 

@@ -133,6 +133,49 @@ def test_a_late_peer_finds_everything_queued_in_bounded_memory() -> None:
         assert max(ranks.wait()) <= 4
 
 
+def reentrant(me: Rank) -> list[str]:
+    """Callbacks that wait for further ops, on whatever thread they run."""
+    with backend(me) as made:
+        done: list[str] = []
+
+        def again(work: Work) -> None:
+            x = np.ones(2)
+            made.all_reduce(x, SUM).wait()
+            done.append(f"{x[0]:g}")
+
+        for detached in (False, True):
+            work = made.barrier()
+            work.add_done_callback(again)
+            if detached:
+                work.detach()
+                until(lambda: len(done) == 2)
+            else:
+                work.wait()
+        return done
+
+
+def test_a_callback_may_wait_for_another_op() -> None:
+    assert run_ranks(2, reentrant) == [["2", "2"]] * 2
+
+
+def many_waiters(me: Rank) -> None:
+    with backend(me) as made:
+        arrays = [np.full(1000, 1.0) for _ in range(40)]
+        works = [made.all_reduce(array, SUM) for array in arrays]
+        threads = [threading.Thread(target=work.wait) for work in reversed(works)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+        assert all(work.is_success() for work in works)
+        assert all((array == me.size).all() for array in arrays)
+
+
+def test_many_threads_may_wait_at_once() -> None:
+    run_ranks(2, many_waiters)
+
+
 # -- messages --------------------------------------------------------------
 
 
