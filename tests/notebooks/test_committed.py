@@ -19,5 +19,12 @@ def test_is_valid_and_clean(path: Path) -> None:
     assert all(not cell.outputs and cell.execution_count is None for cell in code)
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_is_executed_by_a_test(path: Path) -> None:
+    """Each notebook has a module beside this one that runs it."""
+    tests = Path(__file__).parent.glob("test_*.py")
+    assert any(path.name in test.read_text(encoding="utf-8") for test in tests)
+
+
 def test_quickstart_is_there() -> None:
     assert NOTEBOOKS[0].name == "01_quickstart.ipynb"
