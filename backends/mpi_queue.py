@@ -7,10 +7,10 @@ its queue; for Works that nobody waits for, one thread of the process does.
 from __future__ import annotations
 
 import collections
+import logging
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from . import mpi_job
 from .errors import DistBackendError
+from .mpi_progress import progress
 from .schedules import SEND, Schedule, Transfer
 from .work import OpType, Work
 
@@ -25,6 +26,8 @@ __all__ = ["ANY_SOURCE", "MPIQueue", "MPIWork"]
 
 #: As the peer of a receive: from any rank (MPI's own constant depends on the MPI).
 ANY_SOURCE = -1
+
+_log = logging.getLogger(__name__)
 
 # A member's look-up on its class is slow before Python 3.11.
 _RECV_OP = OpType.RECV
@@ -38,12 +41,9 @@ _MESSAGE = 1 << 30
 _SPIN = 0.002
 _SPIN_PER_BYTE = 2e-9
 _NAP, _NAP_MAX = 2e-5, 5e-4
-
-# The thread for unattended Works spins less, so as to leave the interpreter to
-# those who compute, and ends when it had nothing to do for _LINGER seconds.
-_SPIN_UNATTENDED = 1e-4
-_NAP_MAX_UNATTENDED = 1e-3
-_LINGER = 1.0
+# It looks this often before it yields: a turn of its loop takes longer than the
+# few microseconds that a small message needs.
+_TESTS = 4
 
 # What aborted groups have left behind: requests that MPI could not cancel yet,
 # and the memory they may still read or write. See MPIQueue.abandon.
@@ -78,7 +78,7 @@ class MPIWork(Work):
     def detach(self) -> None:
         """Nobody waits now: the process's thread takes care of it."""
         if not self.is_completed():
-            _progress.add(self.queue)
+            progress.add(self.queue)
 
     def _block(self, timeout: float | None) -> bool:
         clock = time.monotonic
@@ -89,7 +89,7 @@ class MPIWork(Work):
         queue.waiting.add(me := threading.get_ident())
         try:
             while True:
-                moved = queue.advance()
+                moved = queue.advance(_TESTS)
                 if self.is_completed():
                     return True
                 now = clock()
@@ -166,10 +166,11 @@ class MPIQueue:
         """Whether anything is in flight."""
         return bool(self._collectives or self._messages)
 
-    def advance(self) -> bool:
+    def advance(self, tests: int = 1) -> bool:
         """Do what can be done now; return whether anything moved. Never blocks.
 
-        Any thread may call it; while one is at it, others do nothing.
+        Any thread may call it; while one is at it, others do nothing. Each
+        message is looked at `tests` times, which takes 0.3 µs each.
         """
         if not self.opened.is_set() or not self._lock.acquire(blocking=False):
             return False
@@ -179,14 +180,14 @@ class MPIQueue:
         try:
             if self._messages:
                 for work in list(self._messages):
-                    if self._step(work):
+                    if self._step(work, 1):
                         self._messages.remove(work)
                         over.append(work)
             queue = self._collectives
             while queue:
                 work = queue[0]
                 posted = len(work.requests)
-                done = self._step(work)
+                done = self._step(work, tests)
                 moved = moved or done or len(work.requests) != posted
                 if not done:
                     break
@@ -202,12 +203,12 @@ class MPIQueue:
             self._break(broken)
         return moved or bool(over)
 
-    def _step(self, work: MPIWork) -> bool:
+    def _step(self, work: MPIWork, tests: int) -> bool:
         """Resume `work` as often as its messages allow; return whether it is over."""
         if not work.started_ns:
             work.mark_started()
         while True:
-            if work.requests and not self._arrived(work):
+            if work.requests and not self._arrived(work, tests):
                 return False
             self._in_hand = work
             stage = next(work.schedule, None)
@@ -232,14 +233,17 @@ class MPIQueue:
                     request = comm.Irecv([piece, byte], source, work.tag)
                     work.requests.append((request, piece.nbytes, piece))
 
-    def _arrived(self, work: MPIWork) -> bool:
+    def _arrived(self, work: MPIWork, tests: int) -> bool:
         """Whether all messages of the present stage are through."""
         requests, status = work.requests, self._status
         while requests:
             request, expected, _ = requests[-1]
             # A null request was finished before an interrupt took us away.
             if request:
-                if not request.Test(status):
+                for _ in range(tests):
+                    if request.Test(status):
+                        break
+                else:
                     return False
                 if expected >= 0:
                     came = status.Get_count(self._byte)
@@ -326,7 +330,11 @@ class MPIQueue:
             self._closed = True
             comm, self._comm = self._comm, None
         if comm is not None:
-            comm.Free()
+            try:
+                comm.Free()
+            except mpi_job.mpi_error() as error:
+                # A member died in the meantime; its memory is all that is lost.
+                _log.debug("a communicator could not be freed: %s", error)
 
 
 def _pieces(array: Any) -> list[Any]:
@@ -346,73 +354,3 @@ def _is_over(request: Any) -> bool:
     except mpi_job.mpi_error():
         # Its peer died: it ended with that error, for which nobody waits now.
         return True
-
-
-class _Progress:
-    """The thread that drives queues whose Works nobody waits for."""
-
-    def __init__(self) -> None:
-        self._queues: weakref.WeakSet[MPIQueue] = weakref.WeakSet()
-        self._lock = threading.Lock()
-        self._wake = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._stopping = False
-
-    def add(self, queue: MPIQueue) -> None:
-        """Drive `queue` for as long as it is busy."""
-        with self._lock:
-            if self._stopping:
-                return
-            self._queues.add(queue)
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="rankscope-mpi-progress", daemon=True
-                )
-                self._thread.start()
-        self._wake.set()
-
-    def stop(self) -> None:
-        """End the thread, for good."""
-        with self._lock:
-            self._stopping = True
-            thread = self._thread
-        self._wake.set()
-        if thread is not None:
-            thread.join()
-
-    def _run(self) -> None:
-        nap, idle_from = _NAP, time.monotonic()
-        while not self._stopping:
-            with self._lock:
-                queues = [queue for queue in self._queues if queue.busy]
-            if not queues:
-                self._wake.clear()
-                if any(queue.busy for queue in list(self._queues)):
-                    continue
-                if not self._wake.wait(_LINGER) and self._end():
-                    return
-                nap, idle_from = _NAP, time.monotonic()
-                continue
-            # Where somebody waits, his turns do more than ours would.
-            alone = [queue for queue in queues if not queue.waiting]
-            if not alone:
-                time.sleep(_NAP_MAX_UNATTENDED)
-            elif any([queue.advance() for queue in alone]):
-                nap, idle_from = _NAP, time.monotonic()
-            elif time.monotonic() - idle_from < _SPIN_UNATTENDED:
-                os.sched_yield()
-            else:
-                time.sleep(nap)
-                nap = min(1.5 * nap, _NAP_MAX_UNATTENDED)
-
-    def _end(self) -> bool:
-        with self._lock:
-            if any(queue.busy for queue in self._queues):
-                return False
-            self._queues.clear()
-            self._thread = None
-            return True
-
-
-_progress = _Progress()
-mpi_job.at_exit(_progress.stop)

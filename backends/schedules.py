@@ -61,7 +61,7 @@ _SEGMENT = 1 << 20
 
 # Up to this many bytes every rank sends all it has (log2 p steps), beyond it
 # sends each byte twice (2 (p - 1) steps). Two ranks have one step either way.
-_DOUBLING_LIMIT_OF_TWO = 192 << 10
+_DOUBLING_LIMIT_OF_TWO = 256 << 10
 _DOUBLING_LIMIT = 32 << 10
 
 # How many peers a rank talks to at once.

@@ -54,7 +54,8 @@ class Network:
         running: dict[int, Schedule],
         waiting: dict[int, list[tuple[bool, int, Array]]],
     ) -> bool:
-        pending, moved = [], False
+        pending: list[tuple[bool, int, Array]] = []
+        moved = False
         for kind, peer, data in waiting[rank]:
             if kind is SEND:
                 # Present on the wire until received.

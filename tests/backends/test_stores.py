@@ -581,7 +581,7 @@ def test_tcp_bad_arguments(
 
 
 def test_tcp_value_too_large(master: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankscope.backends.tcp_store.MAX_MESSAGE", 8192)
+    monkeypatch.setattr("rankscope.backends.tcp_store_client.MAX_MESSAGE", 8192)
     with pytest.raises(ValueError, match="more than a store takes"):
         master.set("k", bytes(5000))
     master.set("k", bytes(4000))

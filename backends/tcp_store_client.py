@@ -1,0 +1,288 @@
+"""The connecting half of the TCP store: one socket, its thread, its requests."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from .errors import DistNetworkError, DistStoreError
+from .store import remaining
+from .store_key import CurveKeys
+from .tcp_store_server import MAX_MESSAGE, endpoint_of
+
+__all__ = ["Request", "TCPStoreClient"]
+
+_log = logging.getLogger(__name__)
+
+# Refused this often in a row, each time right after the connection was made:
+# the key is wrong. Once may be a server that was just going away.
+_REFUSALS = 3
+
+
+class Request:
+    """One question to the server, and in time its answer."""
+
+    __slots__ = ("callback", "done", "error", "number", "payload", "status")
+
+    def __init__(self, number: bytes, callback: Callable[[bytes], None] | None) -> None:
+        self.number = number
+        self.callback = callback
+        self.done = threading.Event()
+        self.status = b""
+        self.payload: list[bytes] = []
+        self.error: str | None = None
+
+    def result(self) -> list[bytes]:
+        if self.status == b"lost":
+            raise DistNetworkError(self.error)
+        if self.status == b"closed":
+            raise DistStoreError(self.error)
+        if self.status != b"ok":
+            raise DistStoreError(b" ".join(self.payload).decode(errors="replace"))
+        return self.payload
+
+
+class TCPStoreClient:
+    """The connection of one store object: a socket and the thread that owns it.
+
+    ZeroMQ sockets belong to one thread, and callers are many: they leave their
+    frames in a queue, wake the thread through a pipe, and each waits for its
+    own answer.
+    """
+
+    def __init__(self, host: str, port: int, keys: CurveKeys) -> None:
+        self._where = f"{host}:{port}"
+        endpoint = endpoint_of(host, port)
+        self._numbers = itertools.count(1)
+        # Reentrant: the garbage collector may close the store on any thread.
+        self._lock = threading.RLock()
+        self._pending: dict[bytes, Request] = {}
+        self._outgoing: collections.deque[list[bytes]] = collections.deque()
+        self._answers: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._caller: threading.Thread | None = None
+        # Why no more requests are taken: a status and its message.
+        self._end: tuple[bytes, str] | None = None
+        self._settled = threading.Event()
+        self._connected = False
+        self._refusals = 0
+        self._connected_at = 0.0
+
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.curve_serverkey = keys.server_public
+        self._socket.curve_publickey = keys.client_public
+        self._socket.curve_secretkey = keys.client_secret
+        self._socket.maxmsgsize = MAX_MESSAGE
+        self._socket.sndhwm = self._socket.rcvhwm = 0
+        self._socket.linger = 0
+        self._socket.ipv6 = "[" in endpoint
+        self._socket.reconnect_ivl = 50
+        self._socket.reconnect_ivl_max = 1000
+        # A host that vanishes sends no FIN. libzmq's own thread answers these,
+        # so a master that computes, or holds the GIL, is not taken for dead.
+        self._socket.heartbeat_ivl = 10_000
+        self._socket.heartbeat_timeout = 30_000
+        self._monitor = self._socket.get_monitor_socket()
+        self._wake_receive, self._wake_send = os.pipe()
+        os.set_blocking(self._wake_send, False)
+        self._socket.connect(endpoint)
+        self._thread = threading.Thread(
+            target=self._run, name="rankscope-store", daemon=True
+        )
+        self._thread.start()
+
+    # -- called from any thread ---------------------------------------------
+
+    def connect(self, timeout: float) -> None:
+        """Wait until the server has accepted this client."""
+        if not self._settled.wait(timeout):
+            raise DistNetworkError(
+                f"no store answered at {self._where} within {timeout:g} s: is rank 0 "
+                "running, on the host that MASTER_ADDR names, and is the port open?"
+            )
+        if self._end is not None:
+            raise DistNetworkError(self._end[1])
+
+    def submit(
+        self,
+        op: bytes,
+        args: Sequence[bytes],
+        callback: Callable[[bytes], None] | None = None,
+    ) -> Request:
+        """Send a request; with a `callback`, its answer's value goes there."""
+        size = sum(map(len, args))
+        if size > MAX_MESSAGE - 4096:
+            raise ValueError(
+                f"{op.decode()}: {size} bytes are more than a store takes "
+                f"({MAX_MESSAGE - 4096}); send arrays with collectives instead"
+            )
+        request = Request(next(self._numbers).to_bytes(8, "big"), callback)
+        with self._lock:
+            if self._end is not None:
+                request.status, request.error = self._end
+                request.result()
+            self._pending[request.number] = request
+            self._outgoing.append([request.number, op, *args])
+            if callback is not None and self._caller is None:
+                self._caller = threading.Thread(
+                    target=_call_back,
+                    args=(self._answers,),
+                    name="rankscope-store-watch",
+                    daemon=True,
+                )
+                self._caller.start()
+            self._wake()
+        return request
+
+    def forget(self, request: Request) -> None:
+        """Nobody waits for `request` any more."""
+        with self._lock:
+            self._pending.pop(request.number, None)
+
+    def send_drop(self, request: Request) -> None:
+        """Tell the server to give up `request`; it answers with what is missing."""
+        with self._lock:
+            if self._end is None and request.number in self._pending:
+                self._outgoing.append([bytes(8), b"drop", request.number])
+                self._wake()
+
+    def drop(self, request: Request) -> None:
+        """Give up `request` on both sides."""
+        request.callback = None
+        self.send_drop(request)
+        self.forget(request)
+
+    def silent(self) -> DistNetworkError:
+        """Return the error for a server that is connected but does not answer."""
+        return DistNetworkError(
+            f"the store at {self._where} does not answer: the process of rank 0 "
+            "is stopped or overloaded"
+        )
+
+    def close(self) -> None:
+        """End the thread, the socket and every wait."""
+        self._finish(
+            b"closed", f"the store at {self._where} was closed by this process"
+        )
+        with self._lock:
+            self._wake()
+        for thread in (self._thread, self._caller):
+            if thread is not None and thread is not threading.current_thread():
+                thread.join()
+
+    # -- the thread ----------------------------------------------------------
+
+    def _wake(self) -> None:
+        # Under the lock: the thread closes the pipe under it too.
+        if self._wake_send >= 0:
+            try:
+                os.write(self._wake_send, b"\0")
+            except BlockingIOError:
+                pass  # the pipe is full of wake-ups: the thread will wake
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        for source in (self._wake_receive, self._monitor, self._socket):
+            poller.register(source, zmq.POLLIN)
+        try:
+            while self._end is None:
+                ready = dict(poller.poll())
+                if self._wake_receive in ready:
+                    os.read(self._wake_receive, 4096)
+                    self._flush()
+                if self._socket in ready:
+                    self._receive(self._socket.recv_multipart())
+                if self._monitor in ready:
+                    self._notice(recv_monitor_message(self._monitor))
+        finally:
+            self._finish(b"lost", f"the client thread of the store {self._where} ended")
+            self._socket.disable_monitor()
+            self._monitor.close(0)
+            self._context.destroy(linger=0)
+            with self._lock:
+                os.close(self._wake_receive)
+                os.close(self._wake_send)
+                self._wake_send = -1
+            self._answers.put(None)
+
+    def _flush(self) -> None:
+        while self._outgoing:
+            self._socket.send_multipart(self._outgoing.popleft())
+
+    def _receive(self, frames: list[bytes]) -> None:
+        number, status, *payload = frames
+        with self._lock:
+            request = self._pending.pop(number, None)
+        if request is None:
+            return
+        request.status, request.payload = status, payload
+        request.done.set()
+        if request.callback is not None:
+            self._answers.put(request)
+
+    def _notice(self, event: Mapping[str, Any]) -> None:
+        kind = event["event"]
+        if kind == zmq.Event.CONNECTED:
+            self._connected_at = time.monotonic()
+        elif kind == zmq.Event.HANDSHAKE_SUCCEEDED:
+            self._connected = True
+            self._settled.set()
+        elif kind == zmq.Event.DISCONNECTED and self._connected:
+            # The server's table knew what this client waited for by its
+            # connection: going on over a new one would wait for ever.
+            self._finish(
+                b"lost",
+                f"the connection to the store at {self._where} was lost: the process "
+                "of rank 0 ended, or the network failed; the group must be made again",
+            )
+        elif kind in (
+            zmq.Event.HANDSHAKE_FAILED_NO_DETAIL,
+            zmq.Event.HANDSHAKE_FAILED_PROTOCOL,
+            zmq.Event.HANDSHAKE_FAILED_AUTH,
+        ):
+            # libzmq reports a handshake that timed out (30 s) the same way.
+            if remaining(self._connected_at + 10.0) == 0.0:
+                return
+            self._refusals += 1
+            if self._refusals >= _REFUSALS:
+                self._finish(
+                    b"lost",
+                    f"the store at {self._where} refused this rank: its key is another "
+                    "one (set the same RANKSCOPE_KEY on every rank), or what listens "
+                    "there is no store of this Rankscope version",
+                )
+
+    def _finish(self, status: bytes, message: str) -> None:
+        """Take no more requests, and end those that wait; the first reason stays."""
+        with self._lock:
+            if self._end is not None:
+                return
+            self._end = status, message
+            pending = list(self._pending.values())
+            self._pending.clear()
+        self._settled.set()
+        for request in pending:
+            request.status, request.error = status, message
+            request.done.set()
+
+
+def _call_back(answers: queue.SimpleQueue[Request | None]) -> None:
+    """Run the callbacks of watches, apart from the socket's thread, which they need."""
+    while (request := answers.get()) is not None:
+        callback = request.callback
+        if callback is None or request.status != b"ok":
+            continue
+        try:
+            callback(request.payload[0])
+        except Exception:  # noqa: BLE001 - whatever a callback raises
+            _log.exception("a callback of a store's watch failed")
