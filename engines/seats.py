@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import ClusterError
-from .status import GroupStatus, RankStatus, parse_summary
+from .status import GroupStatus, RankStatus
+from .summary import parse_summary
 
 __all__ = ["Seat", "check_ranks", "death_of", "environment", "how_it_ended", "members"]
 
@@ -79,8 +80,8 @@ class Seat:
         """The summary, and why it cannot be read: it comes from another process."""
         try:
             return *parse_summary(self.summary), None
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            why = f"what it says of itself cannot be read ({error!r})"
+        except (KeyError, ValueError) as error:
+            why = f"what it says of itself cannot be read ({error})"
             return (), None, None, why
 
 

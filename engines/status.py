@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["ClusterStatus", "GroupStatus", "OpStatus", "RankStatus", "parse_summary"]
+__all__ = ["ClusterStatus", "GroupStatus", "OpStatus", "RankStatus"]
 
 
 @dataclass(frozen=True)
@@ -121,52 +121,3 @@ class ClusterStatus:
             for group in rank.groups:
                 found.setdefault(group.name, set()).update(group.ranks)
         return {name: sorted(ranks) for name, ranks in found.items()}
-
-
-def parse_summary(
-    summary: Mapping[str, Any],
-) -> tuple[tuple[GroupStatus, ...], int | None, float | None]:
-    """Return the groups, the running cell and its age out of a rank's summary."""
-    groups = tuple(_group(one) for one in summary.get("groups", ()))
-    return groups, summary.get("cell"), summary.get("busy_for")
-
-
-def _group(one: Mapping[str, Any]) -> GroupStatus:
-    return GroupStatus(
-        name=one["name"],
-        ranks=tuple(one["ranks"]),
-        backend=one["backend"],
-        generation=one["generation"],
-        state=one["state"],
-        reason=one["reason"],
-        timeout=one["timeout"],
-        devices=dict(one["devices"]),
-        enqueued=_op(one.get("enqueued")),
-        started=_op(one.get("started")),
-        completed=_op(one.get("completed")),
-        in_flight=one["in_flight"],
-        oldest=_op(one.get("oldest")),
-        issued=one.get("issued"),
-    )
-
-
-def _op(one: Mapping[str, Any] | None) -> OpStatus | None:
-    if one is None:
-        return None
-    return OpStatus(
-        op=one["op"],
-        seq=one.get("seq"),
-        state=one.get("state", ""),
-        elapsed=one.get("elapsed"),
-        timeout=one.get("timeout"),
-        sizes=_sizes(one.get("sizes", ())),
-        dtypes=tuple(one.get("dtypes", ())),
-        nbytes=one.get("bytes"),
-        duration=one.get("duration"),
-        peer=one.get("peer"),
-        source=one.get("source", ""),
-    )
-
-
-def _sizes(sizes: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(size) for size in sizes)

@@ -8,7 +8,7 @@ import pytest
 
 from rankscope.engines import ClusterError, ClusterStatus
 from rankscope.engines.seats import Seat, check_ranks, death_of, environment
-from rankscope.engines.status import parse_summary
+from rankscope.engines.summary import parse_summary
 
 OP = {"op": "all_reduce", "seq": 4, "source": "cell 7 line 3"}
 
@@ -73,6 +73,30 @@ class TestSummaries:
         assert parse_summary({}) == ((), None, None)
 
     @pytest.mark.parametrize(
+        ("field", "value"),
+        [
+            ("name", 3),
+            ("ranks", "01"),
+            ("ranks", [-1]),
+            ("generation", True),
+            ("timeout", float("nan")),
+            ("devices", []),
+            ("oldest", {"op": "send", "elapsed": float("inf")}),
+        ],
+    )
+    def test_what_is_not_what_it_should_be_is_refused(
+        self, field: str, value: Any
+    ) -> None:
+        group = {**SUMMARY["groups"][0], field: value}
+        with pytest.raises(ValueError, match="is "):
+            parse_summary({"groups": [group]})
+        # Whoever looks is told, and the others' status is as good as ever.
+        status = seat(1, heard=0.0, summary={"groups": [group]}).status(0.0)
+        assert status.groups == ()
+        assert status.reason is not None
+        assert "cannot be read" in status.reason
+
+    @pytest.mark.parametrize(
         ("heard", "summary", "death", "state"),
         [
             (None, {}, None, "unreachable"),
@@ -100,7 +124,7 @@ class TestSummaries:
         )
         status = ClusterStatus("id", "p", "local", "", "running", ranks)
         assert status.dead == [0]
-        assert status.groups == {"default": [1]}
+        assert status.groups == {"default": [0, 1]}
         assert ranks[1].group("default") is not None
         assert ranks[1].group("tp") is None
 

@@ -1,0 +1,132 @@
+"""Reading a rank's summary: it comes from another process and may be anything.
+
+Everything is checked for what it is to be, once and here, so that whoever shows
+a status need not fear what is in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from .status import GroupStatus, OpStatus
+
+__all__ = ["parse_summary"]
+
+#: No honest count reaches it, and every JSON reader can still hold it.
+_MOST = 2**53
+
+
+def parse_summary(
+    summary: Mapping[str, Any],
+) -> tuple[tuple[GroupStatus, ...], int | None, float | None]:
+    """Return the groups, the running cell and its age out of a rank's summary.
+
+    Raises `ValueError` or `KeyError` naming the field that is not what it
+    should be.
+    """
+    groups = tuple(_group(one) for one in _list("groups", summary.get("groups", [])))
+    cell = _integer("cell", summary.get("cell"))
+    return groups, cell, _number("busy_for", summary.get("busy_for"))
+
+
+def _group(one: Any) -> GroupStatus:
+    if not isinstance(one, Mapping):
+        _refuse("group", one)
+    timeout = _timeout(one["timeout"])
+    return GroupStatus(
+        name=_text("name", one["name"]),
+        ranks=tuple(_count("ranks", rank) for rank in _list("ranks", one["ranks"])),
+        backend=_text("backend", one["backend"]),
+        generation=_count("generation", one["generation"]),
+        state=_text("state", one["state"]),
+        reason=None if one["reason"] is None else _text("reason", one["reason"]),
+        timeout=math.inf if timeout is None else timeout,
+        devices=_devices(one["devices"]),
+        enqueued=_op("enqueued", one.get("enqueued")),
+        started=_op("started", one.get("started")),
+        completed=_op("completed", one.get("completed")),
+        in_flight=_count("in_flight", one["in_flight"]),
+        oldest=_op("oldest", one.get("oldest")),
+        issued=_integer("issued", one.get("issued")),
+    )
+
+
+def _op(field: str, one: Any) -> OpStatus | None:
+    if one is None:
+        return None
+    if not isinstance(one, Mapping):
+        _refuse(field, one)
+    return OpStatus(
+        op=_text("op", one["op"]),
+        seq=_integer("seq", one.get("seq")),
+        state=_text("state", one.get("state", "")),
+        elapsed=_number("elapsed", one.get("elapsed")),
+        timeout=_timeout(one.get("timeout")),
+        sizes=tuple(
+            tuple(_count("sizes", extent) for extent in _list("sizes", size))
+            for size in _list("sizes", one.get("sizes", []))
+        ),
+        dtypes=tuple(
+            _text("dtypes", dtype) for dtype in _list("dtypes", one.get("dtypes", []))
+        ),
+        nbytes=_integer("bytes", one.get("bytes")),
+        duration=_number("duration", one.get("duration")),
+        peer=_integer("peer", one.get("peer")),
+        source=_text("source", one.get("source", "")),
+    )
+
+
+def _devices(value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        _refuse("devices", value)
+    return {_text("devices", k): _text("devices", v) for k, v in value.items()}
+
+
+def _text(field: str, value: Any) -> str:
+    if not isinstance(value, str):
+        _refuse(field, value)
+    return value
+
+
+def _list(field: str, value: Any) -> list[Any] | tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        _refuse(field, value)
+    return value
+
+
+def _integer(field: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    if type(value) is not int or not -_MOST < value < _MOST:
+        _refuse(field, value)
+    return value
+
+
+def _count(field: str, value: Any) -> int:
+    if type(value) is not int or not 0 <= value < _MOST:
+        _refuse(field, value)
+    return value
+
+
+def _number(field: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    # NaN is in no range.
+    if type(value) not in (int, float) or not -_MOST < value < _MOST:
+        _refuse(field, value)
+    return value
+
+
+def _timeout(value: Any) -> float | None:
+    """Seconds; infinity where there is no timeout."""
+    endless = type(value) is float and value == math.inf
+    return value if endless else _number("timeout", value)
+
+
+def _refuse(field: str, value: Any) -> NoReturn:
+    shown = repr(value)
+    if len(shown) > 60:
+        shown = f"{shown[:60]}…"
+    raise ValueError(f"{field} is {shown}")

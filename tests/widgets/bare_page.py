@@ -1,0 +1,144 @@
+"""A page with nothing but boards in it, and a kernel that the test plays."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from rankscope.widgets import page as module
+from rankscope.widgets.board_columns import COLUMNS
+
+__all__ = ["ARTIFACTS", "DARK", "LIGHT", "BarePage", "chromium", "find_chromium"]
+
+#: Where screenshots go; not kept in the repository.
+ARTIFACTS = Path(__file__).parents[2] / ".artifacts"
+
+#: JupyterLab's variables as its themes set them.
+LIGHT = {
+    "--jp-ui-font-color1": "rgba(0, 0, 0, 0.87)",
+    "--jp-ui-font-color2": "rgba(0, 0, 0, 0.54)",
+    "--jp-border-color2": "#e0e0e0",
+    "--jp-layout-color0": "white",
+    "--jp-layout-color1": "white",
+    "--jp-brand-color1": "#1976d2",
+    "--jp-warn-color1": "#f57c00",
+    "--jp-error-color1": "#d32f2f",
+}
+DARK = {
+    "--jp-ui-font-color1": "rgba(255, 255, 255, 0.87)",
+    "--jp-ui-font-color2": "rgba(255, 255, 255, 0.54)",
+    "--jp-border-color2": "#424242",
+    "--jp-layout-color0": "#111111",
+    "--jp-layout-color1": "#212121",
+    "--jp-brand-color1": "#2196f3",
+    "--jp-warn-color1": "#ff9800",
+    "--jp-error-color1": "#f44336",
+}
+
+_FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+# A widget's model, as far as the board uses one: what the page sends is kept,
+# and `play` brings it messages.
+_MODEL = """
+async (source, traits) => {
+  const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
+  const { default: widget } = await import(url);
+  const listeners = new Set();
+  window.sent = [];
+  const model = {
+    get: (name) => traits[name],
+    on: (event, callback) => listeners.add(callback),
+    off: (event, callback) => listeners.delete(callback),
+    send: (message) => window.sent.push(message),
+  };
+  window.play = (message) => listeners.forEach((callback) => callback(message));
+  window.leave = await widget.initialize({ model });
+  window.show = (el) => widget.render({ model, el });
+}
+"""
+
+
+def find_chromium() -> str | None:
+    """The system's Chromium, if there is one; never one of Playwright's."""
+    return shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A headless Chromium."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=find_chromium(), headless=True, args=list(_FLAGS)
+        )
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class BarePage:
+    """One board on an empty page of `width` px in a theme."""
+
+    def __init__(
+        self,
+        browser: Browser,
+        width: int = 1000,
+        height: int = 400,
+        theme: dict[str, str] | None = None,
+        snapshot: dict[str, Any] | None = None,
+        home: str = "<div class='the-board'></div>",
+    ) -> None:
+        self.page: Page = browser.new_page(viewport={"width": width, "height": height})
+        self.errors: list[str] = []
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        style = ";".join(f"{k}:{v}" for k, v in (theme or LIGHT).items())
+        self.page.set_content(
+            "<!doctype html><body style='margin:12px;"
+            f"background:var(--jp-layout-color0);{style}'>{home}</body>"
+        )
+        traits = {
+            "name": "the-board",
+            "columns": [column.as_dict() for column in COLUMNS],
+            "snapshot": snapshot or {},
+        }
+        self.page.evaluate(
+            f"([source, traits]) => ({_MODEL})(source, traits)",
+            [module.module(), traits],
+        )
+
+    def play(self, *messages: dict[str, Any] | None) -> None:
+        """Have the kernel send messages; wait until they are drawn."""
+        for message in messages:
+            if message is not None:
+                self.page.evaluate(
+                    "m => window.play(m)", json.loads(json.dumps(message))
+                )
+        self.page.evaluate(
+            "() => new Promise((done) => "
+            "requestAnimationFrame(() => requestAnimationFrame(done)))"
+        )
+
+    def sent(self) -> list[dict[str, Any]]:
+        """What the page has sent to the kernel, since the last call."""
+        return self.page.evaluate("() => window.sent.splice(0)")
+
+    def shot(self, name: str) -> Path:
+        """Take a picture of the page."""
+        ARTIFACTS.mkdir(exist_ok=True)
+        path = ARTIFACTS / f"{name}.png"
+        self.page.screenshot(path=str(path))
+        return path

@@ -1,0 +1,447 @@
+"""What the board says of given ranks, and what of it travels to the page."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from rankscope.backends.diagnosis import Fault, Verdict
+from rankscope.engines import ClusterStatus, RankStatus
+from rankscope.engines.seats import Seat
+from rankscope.widgets.board_html import board_html
+from rankscope.widgets.board_model import BoardModel, Message
+from rankscope.widgets.board_text import board_text
+from tests.widgets import simulated
+from tests.widgets.statuses import cluster, group, op, rank
+
+
+def model(*ranks: RankStatus, now: float = 100.0) -> BoardModel:
+    found = BoardModel()
+    found.take(cluster(*ranks), now)
+    found.delta()
+    return found
+
+
+class Page:
+    """What a page knows after the messages it was sent: the JavaScript's part."""
+
+    def __init__(self, full: Message) -> None:
+        self.state = json.loads(json.dumps(full, allow_nan=False))
+
+    def take(self, message: Message | None) -> None:
+        if message is None:
+            return
+        delta = json.loads(json.dumps(message, allow_nan=False))
+        assert delta["v"] == self.state["v"] + 1
+        rows = self.state["rows"]
+        for key in ("head", "banner", "groups", "v", "now"):
+            self.state[key] = delta.get(key, self.state[key])
+        for name, ranks in delta.get("rows", {}).items():
+            for number, cells in ranks.items():
+                if cells is None:
+                    del rows[name][number]
+                    continue
+                row = rows.setdefault(name, {}).setdefault(number, {})
+                row.update(cells)
+                for key in [key for key, value in row.items() if value is None]:
+                    del row[key]
+        there = {one["id"] for one in self.state["groups"]}
+        self.state["rows"] = {key: rows[key] for key in rows if key in there}
+
+
+class TestRows:
+    def row(self, one: RankStatus) -> dict[str, Any]:
+        found = model(one)
+        return dict(found.groups[0].row(one.rank))
+
+    def test_in_flight(self) -> None:
+        now = simulated.op(14, state="started", elapsed=6.0)
+        done = simulated.op(13, duration=2e-3)
+        one = group(completed=done, oldest=now, in_flight=3)
+        row = self.row(rank(2, one, state="busy", heartbeat_age=0.5))
+        assert row["state"] == "in flight"
+        assert (row["op"], row["seq"], row["line"]) == (
+            "all_reduce",
+            "#14",
+            "cell 7 line 5",
+        )
+        assert (row["size"], row["dtype"], row["shape"]) == (
+            "4 MiB",
+            "float32",
+            "1024×1024",
+        )
+        # It was in flight for 6 s when it said so, half a second ago.
+        assert row["since"] == pytest.approx(93.5)
+        assert row["limit"] == 300.0
+        assert row["queue"] == 3
+        # 4 MiB in 2 ms; on the bus 2·3/4 times as much.
+        assert (row["last"], row["algbw"], row["busbw"]) == ("2.00 ms", "2.10", "3.15")
+
+    def test_queued_is_not_started(self) -> None:
+        one = group(oldest=op(state="scheduled", elapsed=1.0))
+        assert self.row(rank(0, one))["state"] == "queued"
+
+    def test_idle_shows_the_last_op_and_no_clock(self) -> None:
+        row = self.row(rank(0, group()))
+        assert (row["state"], row["seq"]) == ("idle", "#14")
+        assert "since" not in row
+
+    def test_in_a_cell(self) -> None:
+        row = self.row(rank(0, group(), state="busy", cell=7, busy_for=3.0))
+        assert (row["state"], row["mood"]) == ("in cell 7", "busy")
+        assert row["since"] == pytest.approx(96.8)
+        assert "limit" not in row
+
+    @pytest.mark.parametrize(
+        ("fields", "state", "mood"),
+        [
+            ({"state": "dead", "reason": "killed"}, "dead", "error"),
+            ({"state": "unreachable", "heartbeat_age": 7.0}, "no answer", "error"),
+            ({"heartbeat_age": 4.0}, "silent", "warning"),
+        ],
+    )
+    def test_trouble(self, fields: dict[str, Any], state: str, mood: str) -> None:
+        row = self.row(rank(0, group(), **fields))
+        assert (row["state"], row["mood"]) == (state, mood)
+
+    def test_a_beat_is_no_news_but_its_absence_is(self) -> None:
+        assert self.row(rank(0, group(), heartbeat_age=0.9))["silent"] == 0
+        silent = self.row(rank(0, group(), heartbeat_age=4.0))["silent"]
+        assert silent == pytest.approx(96.0)
+
+    def test_aborted(self) -> None:
+        row = self.row(rank(0, group(state="aborted", reason="by hand")))
+        assert row["state"] == "aborted"
+
+    def test_devices_in_use_come_first(self) -> None:
+        devices = {"cpu": "gloo (not built)", "cuda": "nccl"}
+        assert self.row(rank(0, group(devices=devices)))["device"] == "cuda:nccl, cpu"
+
+
+class TestGroups:
+    def test_a_tab_for_each(self) -> None:
+        found = model(
+            rank(0, group(), group("tp", (0, 1))), rank(1, group(), group("tp", (0, 1)))
+        )
+        assert [tab["label"] for tab in found.tabs()] == ["default", "tp"]
+        assert found.tabs()[1]["facts"] == ["ranks 0–1", "cpu:gloo", "timeout 30 min"]
+
+    def test_disjoint_groups_of_one_name_are_told_apart(self) -> None:
+        found = model(rank(0, group("tp", (0, 1))), rank(2, group("tp", (2, 3))))
+        assert [tab["label"] for tab in found.tabs()] == ["tp (0-1)", "tp (2-3)"]
+
+    def test_a_rank_without_a_group_is_seen_all_the_same(self) -> None:
+        found = model(rank(0, group()), rank(1))
+        assert [tab["label"] for tab in found.tabs()] == ["default", "no group"]
+
+    def test_a_group_that_is_gone_has_no_tab(self) -> None:
+        found = model(rank(0, group(), group("tp", (0,))))
+        page = Page(found.full())
+        found.take(cluster(rank(0, group())), 101.0)
+        page.take(found.delta())
+        assert [one["name"] for one in page.state["groups"]] == ["default"]
+        assert page.state == {**found.full(), "rows": page.state["rows"]}
+        assert len(page.state["rows"]) == 1
+
+
+class TestLag:
+    def ranks(self, *issued: int) -> list[RankStatus]:
+        return [
+            rank(number, group(issued=count)) for number, count in enumerate(issued)
+        ]
+
+    def test_ranks_in_step_are_never_behind(self) -> None:
+        found = model(*self.ranks(10, 12, 11))
+        for step in range(1, 40):
+            found.take(
+                cluster(*self.ranks(10 + step, 12 + step, 11 + step)), 100 + step / 10
+            )
+            found.delta()
+            assert all("lag" not in row for row in found.groups[0].rows().values())
+
+    def test_one_that_stands_still_is_behind(self) -> None:
+        found = model(*self.ranks(10, 12, 12))
+        found.take(cluster(*self.ranks(10, 12, 12)), 101.5)
+        found.delta()
+        rows = found.groups[0].rows()
+        assert rows[0]["lag"] == 2
+        assert "lag" not in rows[1]
+
+    def test_a_new_generation_begins_anew(self) -> None:
+        found = model(*self.ranks(10, 12))
+        found.take(cluster(*self.ranks(0, 0)), 105.0)
+        found.delta()
+        assert all("lag" not in row for row in found.groups[0].rows().values())
+
+
+class TestBanner:
+    def test_idle(self) -> None:
+        assert model(rank(0, group())).banner().title == "Idle"
+
+    def test_a_cell(self) -> None:
+        found = model(
+            *(rank(n, group(), state="busy", cell=7) for n in range(3)),
+            rank(3, group()),
+        )
+        assert str(found.banner()) == "Running: Ranks 0–2 run cell 7."
+
+    def test_a_wait_says_who_is_not_there(self) -> None:
+        status, _ = simulated.hang(4, 2)
+        found = model(*status.ranks)
+        assert str(found.banner()) == (
+            "In flight: Ranks 0–1, 3 are in all_reduce #14, rank 2 is not. "
+            "It fails after 5 min."
+        )
+
+    def test_ops_that_fly_by_are_not_named(self) -> None:
+        found = model(*simulated.Simulation(4).step().ranks)
+        assert str(found.banner()) == "Running: Ranks 0–3 run cell 7."
+
+    def test_a_verdict_goes_before_everything(self) -> None:
+        status, verdicts = simulated.hang(4, 2)
+        found = model(*status.ranks)
+        found.judge(verdicts)
+        banner = found.banner()
+        assert (banner.mood, banner.title) == ("error", "Missing ranks")
+        assert banner.text.startswith("Rank 2 has not entered: its cell has ended")
+        found.delta()
+        rows = found.groups[0].rows()
+        assert rows[2]["verdict"] == "not entered"
+        assert rows[2]["blame"] == 1
+        assert rows[0]["verdict"] == "waits for rank 2"
+        found.judge([])
+        found.delta()
+        assert all("verdict" not in row for row in found.groups[0].rows().values())
+
+    def test_a_verdict_of_another_group_leaves_rows_alone(self) -> None:
+        found = model(rank(0, group()))
+        found.judge([Verdict(Fault.RANK_DEAD, "tp", (0,), (), "", 0, "rank 0 is dead")])
+        found.delta()
+        assert "verdict" not in found.groups[0].row(0)
+
+    def test_every_fault_has_words(self) -> None:
+        for fault in Fault:
+            found = model(rank(0, group()), rank(1, group()))
+            found.judge([Verdict(fault, "default", (0,), (1,), "all_reduce", 3, "why")])
+            found.delta()
+            assert found.groups[0].row(0)["verdict"]
+
+    def test_death_and_what_to_do(self) -> None:
+        found = model(
+            rank(0, group()), rank(1, state="dead", reason="rank 1 was killed")
+        )
+        assert str(found.banner()) == (
+            "Rank dead: Rank 1 was killed. Restart replaces rank 1."
+        )
+
+    def test_abort_says_why(self) -> None:
+        reason = "timed out (at 12:00:00, by rank 2)"
+        found = model(rank(0, group(state="aborted", reason=reason)), rank(1, group()))
+        assert str(found.banner()) == (
+            f"Aborted: Group 'default' on rank 0: {reason}. "
+            "Rebuild makes it usable again."
+        )
+
+    def test_silence(self) -> None:
+        found = model(rank(0, group()), rank(1, group(), heartbeat_age=4.0))
+        assert found.banner().title == "No answer"
+
+    def test_the_end(self) -> None:
+        found = BoardModel()
+        found.take(cluster(rank(0, group()), state="stopped"), 1.0)
+        assert found.banner().title == "Ended"
+
+
+class TestMessages:
+    def test_nothing_new_is_no_message(self) -> None:
+        found = model(rank(0, group()))
+        found.take(cluster(rank(0, group(), heartbeat_age=0.7)), 100.4)
+        assert found.delta() is None
+
+    def test_only_what_changed_travels(self) -> None:
+        found = model(*(rank(n, group()) for n in range(4)))
+        done = group(completed=op(seq=15), enqueued=op(seq=15), issued=15)
+        found.take(cluster(rank(2, done)), 100.1, size=4)
+        message = found.delta()
+        assert message is not None
+        assert message.keys() == {"type", "v", "now", "rows"}
+        assert message["rows"] == {"g0": {2: {"seq": "#15", "issued": 15}}}
+
+    def test_a_clock_that_runs_is_no_news(self) -> None:
+        def at(elapsed: float, age: float) -> ClusterStatus:
+            one = group(oldest=op(state="started", elapsed=elapsed, timeout=300.0))
+            return cluster(rank(0, one, heartbeat_age=age))
+
+        found = BoardModel()
+        found.take(at(2.0, 0.05), 100.0)
+        found.delta()
+        for step in range(1, 20):
+            # One second later, and the message a little longer on its way.
+            found.take(at(2.0 + step, 0.05 + step % 3 / 20), 100.0 + step)
+            assert found.delta() is None
+
+    def test_a_page_that_takes_deltas_knows_what_a_new_one_knows(self) -> None:
+        simulation = simulated.Simulation(8)
+        found = BoardModel()
+        found.take(simulation.step(), 0.0)
+        page = Page(found.full())
+        status, verdicts = simulated.hang(8, 3)
+        scenes = [simulation.step([step % 8, 5]) for step in range(20)]
+        scenes += [status, cluster(rank(1), rank(4, state="dead", reason="x")), status]
+        for step, scene in enumerate(scenes):
+            found.judge(verdicts if step % 4 == 3 else [])
+            found.take(scene, step / 10, size=8)
+            page.take(found.delta())
+            assert Page(found.full()).state["rows"] == page.state["rows"]
+            assert Page(found.full()).state["banner"] == page.state["banner"]
+
+    def test_size_does_not_grow_with_the_number_of_ops(self) -> None:
+        simulation = simulated.Simulation(16)
+        found = BoardModel()
+        found.take(simulation.step(), 0.0)
+        sizes = []
+        for step in range(1, 200):
+            found.take(simulation.step(), step / 10)
+            sizes.append(len(json.dumps(found.delta())))
+        assert max(sizes[-20:]) < 1.2 * max(sizes[:20])
+
+
+HOSTILE: list[Any] = [
+    "<img src=x onerror=alert(1)>",
+    "</script><script>alert(1)</script>",
+    "'\"&<>\x00\u202e" * 200,
+    math.nan,
+    math.inf,
+    10**400,
+    -1,
+    None,
+    [],
+    {},
+    [[["deep"]]],
+    {"op": {"op": {}}},
+    True,
+]
+
+
+class TestHostile:
+    """What a rank says may be anything."""
+
+    def summary(self, **fields: Any) -> dict[str, Any]:
+        brief = {"seq": 3, "op": "all_reduce", "source": "cell 7 line 5"}
+        return {
+            "busy": True,
+            "cell": 7,
+            "busy_for": 1.0,
+            "groups": [
+                {
+                    "name": "default",
+                    "ranks": [0, 1],
+                    "backend": "cpu:gloo",
+                    "generation": 0,
+                    "state": "ready",
+                    "reason": None,
+                    "timeout": 5.0,
+                    "devices": {"cpu": "gloo"},
+                    "enqueued": brief,
+                    "started": brief,
+                    "completed": {**brief, "bytes": 4, "duration": 1e-3},
+                    "issued": 3,
+                    "in_flight": 1,
+                    "oldest": {**brief, "elapsed": 1.0, "timeout": 5.0, "bytes": 4},
+                }
+            ],
+            **fields,
+        }
+
+    def show(self, summary: Any) -> BoardModel:
+        seats = [
+            Seat(number, number, "u", 4000 + number, "node", "", 0, heard=100.0)
+            for number in range(2)
+        ]
+        seats[0].summary = self.summary()
+        seats[1].summary = summary
+        found = model(*(seat.status(100.0) for seat in seats))
+        json.dumps(found.full(), allow_nan=False)
+        html = board_html(found, "12:00:00", "name")
+        assert "<img" not in html
+        assert "<script" not in html
+        board_text(found)
+        # The other one is shown as ever.
+        assert found.groups[0].row(0)["op"] == "all_reduce"
+        rows = [one.row(1) for one in found.groups if 1 in one.base]
+        assert rows
+        assert all(row["state"] != "unreadable" or row["reason"] for row in rows)
+        return found
+
+    def test_the_summary_itself_is_fine(self) -> None:
+        assert self.show(self.summary()).groups[0].row(1)["state"] == "in flight"
+
+    @pytest.mark.parametrize("value", HOSTILE, ids=lambda v: type(v).__name__)
+    def test_anything_in_any_place(self, value: Any) -> None:
+        fine = self.summary()
+        for field in fine:
+            self.show({**fine, field: value})
+        for field in fine["groups"][0]:
+            self.show(self.summary(groups=[{**fine["groups"][0], field: value}]))
+        for name in ("oldest", "completed"):
+            inner = fine["groups"][0][name]
+            for field in (*inner, "sizes", "dtypes"):
+                one = {**fine["groups"][0], name: {**inner, field: value}}
+                self.show(self.summary(groups=[one]))
+
+    def test_a_thousand_groups_of_one_name(self) -> None:
+        one = self.summary()["groups"][0]
+        many = [{**one, "name": "x" * 10_000, "ranks": [n]} for n in range(1000)]
+        found = self.show(self.summary(groups=many))
+        assert len(json.dumps(found.full())) < 2_000_000
+
+
+class TestTextAndHtml:
+    def test_text(self) -> None:
+        status, verdicts = simulated.hang(4, 2)
+        found = model(*status.ranks)
+        found.take(status, 101.5)
+        found.judge(verdicts)
+        found.delta()
+        lines = board_text(found, width=100).splitlines()
+        assert lines[0] == "4 ranks · local · cpu:gloo · cluster c-1"
+        assert lines[1].startswith("Missing ranks: Rank 2 has not entered")
+        assert lines[3] == "default · ranks 0–3 · cpu:gloo · timeout 5 min"
+        assert "waits for rank 2" in lines[5]
+        assert "6.4 s / 5 min" in lines[5]
+        assert "not entered" in lines[7]
+        assert "−1" in lines[7]
+        assert max(map(len, lines[3:])) <= 100
+
+    @pytest.mark.parametrize("width", [66, 80, 120])
+    def test_columns_go_until_it_fits(self, width: int) -> None:
+        status, verdicts = simulated.hang(4, 2)
+        found = model(*status.ranks)
+        found.judge(verdicts)
+        found.delta()
+        table = board_text(found, width).splitlines()[4:]
+        assert max(map(len, table)) <= width
+        assert "verdict" in table[0]
+
+    def test_among_many_those_that_stand_out_are_shown(self) -> None:
+        status, verdicts = simulated.hang(256, 137)
+        found = model(*status.ranks)
+        found.judge(verdicts)
+        found.delta()
+        text = board_text(found)
+        assert "not entered" in text
+        assert len(text.splitlines()) < 45
+
+    def test_html_says_the_same(self) -> None:
+        status, verdicts = simulated.hang(4, 2)
+        found = model(*status.ranks)
+        found.judge(verdicts)
+        found.delta()
+        html = board_html(found, "12:00:00", "the-board")
+        assert 'class="rankscope-board the-board"' in html
+        assert "as of 12:00:00" in html
+        assert "waits for rank 2" in html
+        assert "Rank 2 has not entered" in html
