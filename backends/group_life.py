@@ -89,6 +89,7 @@ class GroupLife:
             f"{self.name}/{members}/{generation}", self._root_store
         )
         self._unwatch: Callable[[], None] | None = None
+        self._watch_peers()
 
     def size(self) -> int:
         """The number of ranks in the group."""
@@ -117,6 +118,9 @@ class GroupLife:
                     f"names {device!r}"
                 )
             store = PrefixStore(f"{name}-{device}", self._store)
+            if op_type.is_p2p and self.size() > 2:
+                # A collective brings all ranks here, this does not.
+                self._store.set(f"build/{device}", b"1")
             try:
                 registration = resolve(name)
                 staged = device not in registration.devices
@@ -131,7 +135,6 @@ class GroupLife:
                 backend = StagedBackend(backend, device)
             backend.on_failure = partial(self._backend_failed, self.generation)
             self._backends[device] = backend
-            self._watch_peers()
             return backend
 
     def first_device(self) -> str:
@@ -200,8 +203,8 @@ class GroupLife:
             _log.warning("%s: could not tell the other ranks: %s", self, error)
 
     def _watch_peers(self) -> None:
-        """From now on, abort when another rank does."""
-        if self._unwatch is not None or self.size() == 1:
+        """From now on, abort when another rank does, and build what it needs."""
+        if self.size() == 1:
             return
         generation = self.generation
 
@@ -209,7 +212,34 @@ class GroupLife:
             reason = AbortReason(**json.loads(value))
             self._abort(reason, publish=False, generation=generation)
 
-        self._unwatch = self._store.watch("abort", peer_aborted)
+        cancels = [self._store.watch("abort", peer_aborted)]
+        for device in self.config.device_backend_map:
+            build = partial(self._peer_builds, device, generation)
+            cancels.append(self._store.watch(f"build/{device}", build))
+
+        def unwatch() -> None:
+            for cancel in cancels:
+                cancel()
+
+        self._unwatch = unwatch
+
+    def _peer_builds(self, device: str, generation: int, value: bytes) -> None:
+        """Another rank begins with a send or receive: its backend needs us all."""
+
+        def build() -> None:
+            try:
+                if self.generation == generation:
+                    self._backend_for(device, OpType.UNKNOWN)
+            except DistAbortedError:
+                return
+            except (DistError, ValueError) as error:
+                reason = AbortReason(str(error), self.global_rank, time.time())
+                self._abort(reason, generation=generation)
+
+        # Not on the store's thread: building talks to the store.
+        threading.Thread(
+            target=build, name=f"rankscope-build-{self.name}", daemon=True
+        ).start()
 
     def _backend_failed(self, generation: int, reason: str) -> None:
         self._abort(

@@ -223,7 +223,6 @@ class ProcessGroup(GroupLife):
             self.status.in_flight[record.op_id] = work
             work.bind(record)
             work.mark_started()
-            self._watch_peers()
         return work
 
     def reduce_issue(

@@ -188,9 +188,8 @@ def rooted(checker: exactness.Checker, name: str, size: int, group: Any) -> None
 
 def test_a_thousand_mixed_collectives_leave_everything_as_it_was() -> None:
     for before, after in run_ranks(4, soak, 1000, timeout=170):
-        memory_before, memory_after = before.pop("MiB"), after.pop("MiB")
-        assert after == before
-        assert memory_after <= memory_before + 40
+        assert after.pop("MiB") <= before.pop("MiB") + 40
+        assert all(after[what] <= before[what] for what in before), (before, after)
 
 
 # -- order, patience, timeouts ----------------------------------------------
@@ -433,3 +432,27 @@ def halves(me: Rank) -> bool:
 
 def test_float16_is_right_whatever_the_memory_held_before() -> None:
     assert all(run_ranks(3, halves))
+
+
+def only_two(me: Rank) -> float:
+    with world():
+        for _ in range(2):
+            x = np.full(5, float(me.rank))
+            if me.rank == 0:
+                dist.send(x, 3)
+            elif me.rank == 3:
+                dist.recv(x, 0)
+            me.report("done")
+            me.listen()
+            dist.rebuild_process_group()
+        return float(x[0])
+
+
+def test_a_send_between_two_ranks_does_not_wait_for_the_others_to_communicate() -> None:
+    with Ranks(4, only_two) as ranks:
+        for _ in range(2):
+            for rank in range(4):
+                ranks.next_report(rank)
+            for rank in range(4):
+                ranks.tell(rank, "go")
+        assert ranks.wait() == [0.0, 1.0, 2.0, 0.0]
