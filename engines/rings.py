@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rankscope.backends.chrome_trace import chrome_trace, estimate_offset
+from rankscope.backends.export import save_flight_recorder
+from rankscope.backends.fr_format import flight_recorder
 
 from .roster import Roster
 
@@ -37,6 +41,22 @@ class Rings:
         """All of it on one clock, as a Chrome trace, which Perfetto opens."""
         records = {rank: ring["records"] for rank, ring in self.rings.items()}
         return chrome_trace(records, self.offsets_ns)
+
+    def save(self, path: str | Path) -> list[Path]:
+        """Write what is here; return the files.
+
+        A `path` that ends with ``.json`` becomes one Chrome trace of all
+        ranks on one clock. Any other is the folder, or the prefix, of one
+        dump per rank in PyTorch's Flight Recorder format.
+        """
+        if str(path).endswith(".json"):
+            file = Path(path)
+            file.write_text(json.dumps(self.chrome_trace()), encoding="utf-8")
+            return [file]
+        return [
+            save_flight_recorder(flight_recorder(**ring), str(path), rank)
+            for rank, ring in self.rings.items()
+        ]
 
 
 def fetch(roster: Roster, ranks: Iterable[int], last: int | None) -> Rings:

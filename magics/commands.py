@@ -131,6 +131,17 @@ COMMANDS = {
             ),
         ),
         Command(
+            "dist_trace",
+            "Write down what all ranks did, also while a collective hangs: a file\n"
+            "that ends with .json is a trace for Perfetto, anything else a folder of\n"
+            "dumps in PyTorch's Flight Recorder format.",
+            "%dist_trace run.json\n%dist_trace dumps/",
+            "cluster.rings().save('run.json')",
+            parameter=Parameter(
+                "path", "FILE", "1", "file or folder to write", "file",
+            ),
+        ),
+        Command(
             "dist_shutdown",
             "End the ranks and all that belongs to them (attached ranks live on).",
             "%dist_shutdown",

@@ -118,6 +118,31 @@ class RankscopeMagics:
             table = StatusTable(_require(command).status())
         self.shell.display_pub.publish(table._repr_mimebundle_())
 
+    def dist_trace(self, line: str) -> None:
+        """Write down what all ranks did."""
+        command = COMMANDS["dist_trace"]
+        values = _parse(command, line)
+        if values is None:
+            return
+        with _told(command):
+            rings = _require(command).rings()
+        try:
+            files = rings.save(values["path"])
+        except (OSError, ValueError) as error:
+            _tell(command, error)
+        for rank, why in rings.errors.items():
+            print(f"rank {rank} is left out: {why}")
+        if values["path"].endswith(".json"):
+            print(f"{files[0]}: open it at ui.perfetto.dev")
+        else:
+            count = len(files)
+            print(
+                f"{count} dump{'s' * (count != 1)} in {files[0].parent}: "
+                f"PyTorch's torchfrtrace reads them"
+                if files
+                else "nothing to write"
+            )
+
     # -- groups ---------------------------------------------------------------
 
     def dist_abort(self, line: str) -> None:

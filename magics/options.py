@@ -43,7 +43,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A positional argument; `arity` is ``"?"``, ``"*"`` or ``"+"``."""
+    """A positional argument; `arity` is ``"1"``, ``"?"``, ``"*"`` or ``"+"``."""
 
     name: str
     metavar: str
@@ -53,6 +53,8 @@ class Parameter:
 
     @property
     def synopsis(self) -> str:
+        if self.arity == "1":
+            return self.metavar
         if self.arity == "+":
             return f"{self.metavar} [{self.metavar} …]"
         return f"[{self.metavar}]" if self.arity == "?" else f"[{self.metavar} …]"
@@ -188,13 +190,13 @@ class Command:
             if operands:
                 self.fail(f"unexpected argument {operands[0]!r}")
             return
-        if self.parameter.arity == "?":
+        if self.parameter.arity in "1+" and not operands:
+            self.fail(f"{self.parameter.metavar} is missing: {self.parameter.help}")
+        if self.parameter.arity in "1?":
             if len(operands) > 1:
                 self.fail(f"unexpected argument {operands[1]!r}")
             values[self.parameter.name] = operands[0] if operands else None
             return
-        if self.parameter.arity == "+" and not operands:
-            self.fail(f"{self.parameter.metavar} is missing: {self.parameter.help}")
         values[self.parameter.name] = operands
 
 

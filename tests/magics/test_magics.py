@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
 import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -337,6 +340,33 @@ def test_a_background_cell_is_interrupted(notebook: Notebook) -> None:
     assert handle.state == "failed"
     # The group is looked at when the watch is over.
     until(lambda: "failed after" in repr(handle))
+
+
+# -- traces -----------------------------------------------------------------------
+
+
+def test_a_trace_is_written_for_perfetto_and_for_torch(
+    notebook: Notebook, tmp_path: Path
+) -> None:
+    notebook("%%distributed", "dist.all_reduce(np.ones(4))")
+    file = tmp_path / "run.json"
+    assert notebook(f"%dist_trace {file}").out == (
+        f"{file}: open it at ui.perfetto.dev\n"
+    )
+    events = json.loads(file.read_text())["traceEvents"]
+    ranks = {event["pid"] for event in events if "all_reduce" in event["name"]}
+    assert len(ranks) == 4
+    folder = tmp_path / "dumps"
+    folder.mkdir()
+    assert "4 dumps" in notebook(f"%dist_trace {folder}/").out
+    for dump in folder.iterdir():
+        names = [
+            e["profiling_name"] for e in pickle.loads(dump.read_bytes())["entries"]
+        ]
+        assert any("all_reduce" in name for name in names)
+    assert len(list(folder.iterdir())) == 4
+    missing = notebook(f"%dist_trace {tmp_path}/nowhere/run.json")
+    assert "nowhere" in str(missing.error)
 
 
 # -- variables and groups ----------------------------------------------------------
