@@ -44,8 +44,9 @@ def backend(me: Rank, prefix: str = "gloo") -> Iterator[GlooBackend]:
 
 
 def side_pid(made: GlooBackend) -> int:
-    assert made._side is not None
-    return until(lambda: made._side.pid)
+    side = made._side
+    assert side is not None
+    return until(lambda: side.pid) or 0
 
 
 def lives(pid: int) -> bool:
