@@ -31,9 +31,12 @@ class Ranks:
         self._processes: list[subprocess.Popen[str]] = []
         try:
             for rank in range(size):
+                place = (str(rank), str(size), self._folder.name)
                 with open(self._log(rank), "w", encoding="utf-8") as log:
                     process = subprocess.Popen(
-                        [python, WORKER, name, str(rank), str(size), self._folder.name],
+                        # -I: the modules beside the worker are not importable
+                        # there, so none can stand in a library's way.
+                        [python, "-I", WORKER, name, *place],
                         stdin=subprocess.PIPE,
                         stdout=subprocess.PIPE,
                         stderr=log,
