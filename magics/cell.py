@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 from rankscope.engines import Cluster, Execution
@@ -37,7 +38,8 @@ class CellRun:
 
     Everything is shown from here, so that it lands in the notebook cell that
     waits, and the wait is made of short ones, so that Ctrl-C gets through.
-    `limit` is the number of seconds the cell may take.
+    `limit` is the number of seconds the cell may take. ``serve()`` is called
+    now and then: what else the main thread has to do while it waits.
     """
 
     def __init__(
@@ -46,10 +48,12 @@ class CellRun:
         execution: Execution,
         screen: Screen,
         *,
+        serve: Callable[[], None],
         collapse: bool = True,
         limit: float | None = None,
     ) -> None:
         self._execution = execution
+        self._serve = serve
         self._limit = limit
         self._began = time.monotonic()
         self._presenter = Presenter(execution, screen, collapse=collapse)
@@ -79,12 +83,9 @@ class CellRun:
         return time.monotonic() - self._began
 
     def _wait(self, timeout: float) -> None:
-        """Wait a little.
-
-        On front ends without subshells this is also where the messages of
-        widgets have to be served while the cell blocks the main thread.
-        """
+        """Wait a little."""
         self._presenter.pump(timeout)
+        self._serve()
         self._supervisor.tick(self._presenter.failures)
         self._presenter.releasing = bool(self._supervisor.groups)
 

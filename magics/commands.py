@@ -89,6 +89,14 @@ COMMANDS = {
             "cluster.status()",
         ),
         Command(
+            "dist_board",
+            "Show the live board: what every rank is doing, why it hangs, buttons to\n"
+            "end it. %dist_init shows it too; it may be shown as often as you like.",
+            "%dist_board",
+            "rankscope.widgets.Board(cluster, get_ipython()).show(), with a\n"
+            "rankscope.Cluster",
+        ),
+        Command(
             "dist_abort",
             "Fail what is in flight on a group, at once.",
             "%dist_abort default",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from rankscope.engines import Cluster, ClusterError
 from rankscope.widgets import ProgressLine, StatusTable, name_ranks
+from rankscope.widgets.board_model import BoardModel
+from rankscope.widgets.board_text import board_text
 
 from .background import BackgroundCell
 from .cell import CellRun
@@ -52,6 +55,8 @@ class RankscopeMagics:
             )
         if values["keep"]:
             print(f"after a restart: %dist_init --cluster-id {cluster.cluster_id}")
+        if getattr(self.shell, "kernel", None) is not None:
+            session.show_board(self.shell)
 
     def _already(self, cluster: Cluster, values: Values) -> None:
         running = f"{_size(cluster)} · {_kind(cluster)}"
@@ -117,6 +122,20 @@ class RankscopeMagics:
         with _told(command):
             table = StatusTable(_require(command).status())
         self.shell.display_pub.publish(table._repr_mimebundle_())
+
+    def dist_board(self, line: str) -> None:
+        """Show the live board, or in a terminal the state as text."""
+        command = COMMANDS["dist_board"]
+        if _parse(command, line) is None:
+            return
+        cluster = _require(command)
+        if getattr(self.shell, "kernel", None) is not None:
+            session.show_board(self.shell)
+            return
+        with _told(command):
+            model = BoardModel()
+            model.take(cluster.status(), time.monotonic())
+            print(board_text(model, shutil.get_terminal_size().columns))
 
     def dist_trace(self, line: str) -> None:
         """Write down what all ranks did."""
@@ -239,7 +258,8 @@ class RankscopeMagics:
         if values["background"]:
             return BackgroundCell(cluster, execution, self.shell, **options)
         screen = Screen(self.shell, cluster.ranks)
-        CellRun(cluster, execution, screen, **options).run()
+        serve = session.serve_messages
+        CellRun(cluster, execution, screen, serve=serve, **options).run()
         return None
 
     def distributed_line(self, line: str) -> None:

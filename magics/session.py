@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.interactiveshell import InteractiveShell
 
 from rankscope.engines import Cluster
+
+if TYPE_CHECKING:
+    from rankscope.widgets.board import Board
 
 __all__ = ["Session", "current_cluster", "session", "use_cluster"]
 
@@ -16,6 +21,7 @@ class Session:
         self._cluster: Cluster | None = None
         #: What `%dist_init` was given, to tell the same from another.
         self.request: dict[str, Any] | None = None
+        self._board: Board | None = None
 
     @property
     def cluster(self) -> Cluster | None:
@@ -26,12 +32,32 @@ class Session:
 
     def use(self, cluster: Cluster, request: dict[str, Any] | None = None) -> None:
         """Have the magics work on `cluster` from now on."""
+        if cluster is not self._cluster:
+            self.forget()
         self._cluster = cluster
         self.request = request
 
     def forget(self) -> None:
-        """Have no cluster any more."""
+        """Have no cluster any more; its board keeps the state that was last."""
         self._cluster = self.request = None
+        board, self._board = self._board, None
+        if board is not None:
+            board.close()
+
+    def show_board(self, shell: InteractiveShell) -> None:
+        """Show the cluster's board below the cell that runs."""
+        # Where there is no front end, nobody needs a widget.
+        from rankscope.widgets.board import Board
+
+        assert self._cluster is not None
+        if self._board is None:
+            self._board = Board(self._cluster, shell)
+        self._board.show()
+
+    def serve_messages(self) -> None:
+        """Handle clicks that wait for the main thread, which calls this."""
+        if self._board is not None:
+            self._board.serve_messages()
 
 
 #: It outlives ``%reload_ext``, as the cluster does.

@@ -24,6 +24,7 @@ from .board_feed import BoardFeed
 from .board_html import board_html
 from .board_model import Message
 from .board_text import board_text
+from .serve import serve_messages
 
 __all__ = ["Board"]
 
@@ -33,7 +34,7 @@ _VIEW = "application/vnd.jupyter.widget-view+json"
 class Board(anywidget.AnyWidget):
     """What every rank of `cluster` is doing, as it changes, and how to end it.
 
-    ``diagnose()`` is what the button Diagnose calls.
+    ``diagnose()`` is what the button Diagnose calls; without it there is none.
     It is fed from the cluster's own threads, so it goes on while a cell blocks
     the kernel's main thread; its buttons work then too, wherever the front end
     or `serve_messages` has clicks handled. Every method may be called from any
@@ -49,6 +50,8 @@ class Board(anywidget.AnyWidget):
     #: A class that marks the elements of a page that the board lives in.
     name = traitlets.Unicode().tag(sync=True)
     columns: Any = traitlets.List().tag(sync=True)
+    #: Whether there is a button Diagnose.
+    diagnoses = traitlets.Bool().tag(sync=True)
     #: Everything, for a page that opens; what changes travels in messages.
     snapshot = traitlets.Dict().tag(sync=True)
 
@@ -56,9 +59,10 @@ class Board(anywidget.AnyWidget):
         self,
         cluster: Cluster,
         shell: InteractiveShell,
-        diagnose: Callable[[], Sequence[Verdict]],
+        diagnose: Callable[[], Sequence[Verdict]] | None = None,
     ) -> None:
         self._shell = shell
+        self._kernel = shell.kernel  # type: ignore[attr-defined]
         self._outputs: list[tuple[DisplayPublisher, str]] = []
         self._closing = threading.Lock()
         # A board is made by a cell: until it ends, messages may not get through.
@@ -75,6 +79,7 @@ class Board(anywidget.AnyWidget):
         super().__init__(
             name=f"rankscope-board-{uuid.uuid4().hex}",
             columns=[column.as_dict() for column in COLUMNS],
+            diagnoses=diagnose is not None,
         )
         self.on_msg(self._heard)
         events: Any = shell.events
@@ -106,6 +111,11 @@ class Board(anywidget.AnyWidget):
             events.unregister("post_run_cell", self._cell_ended)
             self._keep()
             super().close()
+
+    def serve_messages(self) -> None:
+        """Handle clicks that wait for the main thread, which calls this."""
+        if self.comm is not None:
+            serve_messages(self._kernel, {self.model_id})
 
     @property
     def running(self) -> bool:

@@ -60,7 +60,7 @@ class BoardActions:
     def __init__(
         self,
         cluster: Commanded,
-        diagnose: Callable[[], Sequence[Verdict]],
+        diagnose: Callable[[], Sequence[Verdict]] | None,
         say: Callable[[Message], None],
         find: Callable[[], BoardModel],
         acted: Callable[[], None],
@@ -141,6 +141,8 @@ class BoardActions:
         return {"text": text}
 
     def _diagnose(self, request: Message) -> Message:
+        if self._diagnosis is None:
+            raise ValueError("this board was made without a diagnosis")
         verdicts = self._diagnosis()
         self._acted()
         if not verdicts:

@@ -109,12 +109,9 @@ def _dead(head: Mapping[str, Any], groups: Sequence[Group]) -> Banner | None:
     }
     sentences = [_sentence(reason) for reason in dict.fromkeys(reasons.values())]
     title = "Rank dead" if len(dead) == 1 else "Ranks dead"
-    return Banner(
-        "error",
-        title,
-        sentences[0] if sentences else _sentence(f"{name_ranks(dead)} is gone"),
-        (*sentences[1:3], f"Restart replaces {name_ranks(dead)}."),
-    )
+    *rest, last = sentences[:3] or [_sentence(f"{name_ranks(dead)} is gone")]
+    said = [*rest, f"{last} Restart replaces {name_ranks(dead)}."]
+    return Banner("error", title, said[0], tuple(said[1:]))
 
 
 def _aborted(groups: Sequence[Group]) -> Banner | None:
@@ -129,8 +126,8 @@ def _aborted(groups: Sequence[Group]) -> Banner | None:
             where = f" on {name_ranks(group.reasons)}"
         sentences.append(_sentence(f"group {group.name!r}{where}: {reason}"))
     them = "it" if len(found) == 1 else "them"
-    hint = f"Rebuild makes {them} usable again."
-    return Banner("error", "Aborted", sentences[0], (*sentences[1:], hint))
+    sentences[-1] += f" Rebuild makes {them} usable again."
+    return Banner("error", "Aborted", sentences[0], tuple(sentences[1:]))
 
 
 def _silent(groups: Sequence[Group]) -> Banner | None:
@@ -168,18 +165,21 @@ def _in_flight(groups: Sequence[Group], now: float) -> Banner | None:
         if row["mood"] == "working"
         and (row.get("op"), row.get("seq")) == (example.get("op"), example.get("seq"))
     ]
-    outside = sorted(group.base.keys() - set(inside))
-    verb = "is" if len(inside) == 1 else "are"
     op = " ".join(str(example[key]) for key in ("op", "seq") if key in example)
-    # Whole seconds, in steps: the page counts them where they matter.
-    told = f"{name_ranks(inside)} {verb} in {op}"
-    if outside:
-        told += f", {name_ranks(outside)} {'is' if len(outside) == 1 else 'are'} not"
+    told = [f"{_are(inside)} in {op}"]
+    outside: dict[str, list[int]] = {}
+    for rank in sorted(group.base.keys() - set(inside)):
+        row = group.base[rank]
+        in_op = f"in {row.get('op', '')} {row.get('seq', '')}".rstrip()
+        doing = in_op if row["mood"] == "working" else str(row["state"])
+        outside.setdefault(doing, []).append(rank)
+    told += [f"{_are(ranks)} {doing}" for doing, ranks in outside.items()][:3]
+    said = ", ".join(told)
     if len(groups) > 1:
-        told += f" (group {group.name!r})"
+        said += f" (group {group.name!r})"
     limit = example.get("limit")
-    more = (f"It fails after {elapsed_text(float(limit))}.",) if limit else ()
-    return Banner("working", "In flight", _sentence(told), more)
+    hint = f" It fails after {elapsed_text(float(limit))}." if limit else ""
+    return Banner("working", "In flight", _sentence(said) + hint)
 
 
 def _busy(groups: Sequence[Group]) -> Banner:
@@ -195,6 +195,10 @@ def _busy(groups: Sequence[Group]) -> Banner:
     cell = f"cell {named[0]}" if len(named) == 1 else "a cell"
     verb = "runs" if len(ranks) == 1 else "run"
     return Banner("busy", "Running", _sentence(f"{name_ranks(ranks)} {verb} {cell}"))
+
+
+def _are(ranks: Sequence[int]) -> str:
+    return f"{name_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'}"
 
 
 def _sentence(words: str) -> str:

@@ -228,6 +228,7 @@ class BoardFeed:
                 self._closing.set()
                 self._thread = None
                 self._stop()
+                self._settled()
                 return False
             message = self.model.delta()
             if message is not None:

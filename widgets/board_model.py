@@ -32,8 +32,7 @@ Message = dict[str, Any]
 #: The name of the tab with the ranks that have no group.
 NO_GROUP = "no group"
 
-#: Seconds that a rank's number must have stood still before it counts as behind:
-#: ranks in step are never seen at one number, since they are seen one by one.
+#: Seconds after which a rank that is behind the others is said to be.
 STANDSTILL = 1.0
 #: Seconds by which two reports of one start may differ: a message's way here.
 JITTER = 0.5
@@ -54,8 +53,8 @@ class Group:
     base: dict[int, Cells] = field(default_factory=dict)
     #: What follows from comparing them: ``lag``, ``verdict``, ``blame``.
     extra: dict[int, Cells] = field(default_factory=dict)
-    #: Rank → the number it had issued, and since when.
-    issued: dict[int, tuple[int, float]] = field(default_factory=dict)
+    #: Rank → the number it was seen behind with, and since when.
+    late: dict[int, tuple[int, float]] = field(default_factory=dict)
     #: Rank → why the group was aborted there.
     reasons: dict[int, str] = field(default_factory=dict)
 
@@ -98,12 +97,28 @@ class Group:
         }
 
     def behind(self, now: float) -> dict[int, int]:
-        """Rank → how many collectives it is behind the one that is ahead."""
-        front = max((number for number, _ in self.issued.values()), default=0)
+        """Rank → how many collectives it is behind the one that is ahead.
+
+        Only those that have not moved since they were first seen behind, for
+        `STANDSTILL` seconds: ranks in step are never seen at one number, since
+        they are seen one by one.
+        """
+        issued = {
+            rank: int(row["issued"])
+            for rank, row in self.base.items()
+            if "issued" in row and row["state"] not in ("dead", "aborted")
+        }
+        front = max(issued.values(), default=0)
+        for rank in self.base:
+            number = issued.get(rank, front)
+            if number >= front:
+                self.late.pop(rank, None)
+            elif self.late.get(rank, (None,))[0] != number:
+                self.late[rank] = (number, now)
         return {
             rank: front - number
-            for rank, (number, since) in self.issued.items()
-            if number < front and now - since >= STANDSTILL
+            for rank, (number, since) in self.late.items()
+            if now - since >= STANDSTILL
         }
 
 
@@ -193,16 +208,11 @@ class BoardModel:
                 group.reasons[number] = text(status.reason or "no reason given", 400)
             else:
                 group.reasons.pop(number, None)
-        issued = new.get("issued")
-        if not rank.alive or issued is None:
-            group.issued.pop(number, None)
-        elif group.issued.get(number, (None,))[0] != issued:
-            group.issued[number] = (int(issued), now)
         if new != old:
             self._dirty.add((group.id, number))
 
     def _leave(self, group: Group, rank: int) -> None:
-        for table in (group.base, group.extra, group.issued, group.reasons):
+        for table in (group.base, group.extra, group.late, group.reasons):
             table.pop(rank, None)
         self._dirty.add((group.id, rank))
         if not group.base:

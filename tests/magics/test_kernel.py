@@ -108,8 +108,9 @@ def kernel(_module_leaves_nothing: None) -> Iterator[Kernel]:
         kernel = Kernel(manager, client)
         kernel("%load_ext rankscope")
         started = kernel("%dist_init -n 4")
-        # One line of progress, which becomes the summary.
-        (line,) = started.data
+        # One line of progress, which becomes the summary, and the board.
+        line, board = started.data
+        assert "rankscope-board" in board["text/html"]
         assert line["text/plain"].startswith("4 ranks ready in ")
         assert line["text/plain"].endswith("· group 'default'")
         yield kernel

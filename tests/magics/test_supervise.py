@@ -202,7 +202,13 @@ def _refuse(name: str, reason: str) -> None:
 
 def cell_on(told: Told, limit: float | None = None) -> tuple[Execution, CellRun]:
     execution = Execution("", range(3), 7, None)
-    run = CellRun(cast(Cluster, told), execution, cast(Screen, Lines()), limit=limit)
+    run = CellRun(
+        cast(Cluster, told),
+        execution,
+        cast(Screen, Lines()),
+        serve=lambda: None,
+        limit=limit,
+    )
     return execution, run
 
 

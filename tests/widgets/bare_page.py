@@ -113,6 +113,7 @@ class BarePage:
         traits = {
             "name": "the-board",
             "columns": [column.as_dict() for column in COLUMNS],
+            "diagnoses": True,
             "snapshot": snapshot or {},
         }
         self.page.evaluate(

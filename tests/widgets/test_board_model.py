@@ -170,6 +170,12 @@ class TestLag:
         assert rows[0]["lag"] == 2
         assert "lag" not in rows[1]
 
+    def test_who_has_waited_is_not_late_when_another_goes_on(self) -> None:
+        found = model(*self.ranks(10, 10))
+        found.take(cluster(*self.ranks(10, 11)), 160.0)
+        found.delta()
+        assert "lag" not in found.groups[0].row(0)
+
     def test_a_new_generation_begins_anew(self) -> None:
         found = model(*self.ranks(10, 12))
         found.take(cluster(*self.ranks(0, 0)), 105.0)
@@ -192,7 +198,7 @@ class TestBanner:
         status, _ = simulated.hang(4, 2)
         found = model(*status.ranks)
         assert str(found.banner()) == (
-            "In flight: Ranks 0–1, 3 are in all_reduce #14, rank 2 is not. "
+            "In flight: Ranks 0–1, 3 are in all_reduce #14, rank 2 is idle. "
             "It fails after 5 min."
         )
 

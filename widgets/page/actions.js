@@ -109,6 +109,7 @@ function makeActions(board) {
       able: real,
     }),
   ];
+  if (!store.model.get("diagnoses")) list.shift();
   board.actions.append(...list.map((action) => action.element));
   return { update: () => list.forEach((action) => action.update()) };
 }

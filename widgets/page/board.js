@@ -4,6 +4,7 @@ const TICK = 200; // ms between two steps of the running times
 const REFRESH = 1_000; // ms between two looks at the rings, at least
 const ARMED = 6_000; // ms for which a button asks back
 const DOUBLE = 350; // ms within which a click is the second one of a double click
+const TOLD = 8_000; // ms for which the outcome of a click is shown
 const MAP_FROM = 24; // ranks from which on there is a map of them
 
 class Board {
@@ -37,9 +38,11 @@ class Board {
     this.facts = make("span", "grow quiet facts");
     this.actions = make("span", "actions");
     const head = make("header", "head");
-    head.append(this.title, this.facts, this.actions);
+    this.done = make("span", "grow facts", null, { role: "status" });
+    this.done.hidden = true;
+    head.append(this.title, this.facts, this.done, this.actions);
     this.banner = makeBanner();
-    this.news = make("div", "news", null, { role: "status" });
+    this.news = make("div", "news", null, { role: "alert" });
     this.news.hidden = true;
     this.tabs = new Tabs((id) => this.show(id));
     this.map = make("div", "map", null, { "aria-hidden": "true" });
@@ -232,11 +235,15 @@ class Board {
 
   // -- words -----------------------------------------------------------------
 
-  /** What became of a click. */
+  /** What became of a click: beside the title for a while; at length if it failed. */
   tell(text, ok) {
-    this.news.hidden = !text;
-    put(this.news, "class", ok ? "news" : "news failed");
-    say(this.news, text);
+    clearTimeout(this.telling);
+    say(this.done, ok ? text : "");
+    this.facts.hidden = Boolean(ok && text);
+    this.done.hidden = !this.facts.hidden;
+    say(this.news, ok ? "" : text);
+    this.news.hidden = !this.news.textContent;
+    if (ok && text) this.telling = setTimeout(() => this.tell("", true), TOLD);
   }
 
   /** Go on in another place of the page as if nothing had happened. */
@@ -249,6 +256,7 @@ class Board {
 
   destroy() {
     clearInterval(this.timer);
+    clearTimeout(this.telling);
     this.sizes.disconnect();
     this.sight.disconnect();
     this.store.close(this);

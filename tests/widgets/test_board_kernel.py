@@ -1,0 +1,274 @@
+"""The board in a real kernel, with a front end that has no subshells."""
+
+from __future__ import annotations
+
+import queue
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.manager import start_new_kernel
+from jupyter_core.utils import ensure_event_loop
+
+TIMEOUT = 90
+
+HANG = """%%distributed
+if rank != 2:
+    dist.all_reduce(np.ones(4))
+"""
+
+
+class FrontEnd:
+    """What a page does: runs cells, sends clicks, takes in what comes."""
+
+    def __init__(self, client: BlockingKernelClient) -> None:
+        self.client = client
+        self.messages: list[dict[str, Any]] = []
+        self.comm = ""
+
+    def send(self, **content: Any) -> None:
+        """Send the board's Python side a message, on the main shell."""
+        data = {"method": "custom", "content": content}
+        message = self.client.session.msg(
+            "comm_msg", {"comm_id": self.comm, "data": data}
+        )
+        self.client.shell_channel.send(message)
+
+    def run(self, code: str) -> str:
+        """Send a cell; return the id of the request."""
+        # As a cell that fails in a notebook, but those behind it run all the same.
+        return self.client.execute(code, stop_on_error=False)
+
+    def find(self, wanted: Callable[[dict[str, Any]], Any]) -> Any:
+        """Wait for a message of which ``wanted(message)`` is true; return that."""
+        place = 0
+        deadline = time.monotonic() + TIMEOUT
+        while True:
+            for message in self.messages[place:]:
+                found = wanted(message)
+                if found:
+                    return found
+            place = len(self.messages)
+            try:
+                left = deadline - time.monotonic()
+                self.messages.append(self.client.get_iopub_msg(timeout=left))
+            except queue.Empty:
+                kinds = [message["msg_type"] for message in self.messages]
+                raise AssertionError(f"not among {kinds}") from None
+
+    def ended(self, request: str) -> bool:
+        """Whether a cell is over, by what came in so far."""
+        return any(_is_idle(message, request) for message in self.messages)
+
+    def wait(self, request: str) -> str:
+        """Wait until a cell is over; return what it printed and how it failed."""
+        self.find(lambda message: _is_idle(message, request))
+        said = []
+        for message in self.messages:
+            if message["parent_header"].get("msg_id") == request:
+                content = message["content"]
+                said.append(content.get("text", ""))
+                if message["msg_type"] == "error":
+                    said += content["traceback"]
+        return re.sub(r"\x1b\[[0-9;]*m", "", "".join(said))
+
+    def told(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """Wait for a message of the board to its page."""
+
+        def look(message: dict[str, Any]) -> Any:
+            if message["msg_type"] != "comm_msg":
+                return None
+            content = message["content"]["data"].get("content", {})
+            same = content.get("type") == kind and fields.items() <= content.items()
+            return content if same else None
+
+        return self.find(look)
+
+    def rows(self, **cells: Any) -> None:
+        """Wait until a row of the board has these cells."""
+
+        def look(message: dict[str, Any]) -> bool:
+            if message["msg_type"] != "comm_msg":
+                return False
+            rows = message["content"]["data"].get("content", {}).get("rows", {})
+            return any(
+                row is not None and cells.items() <= row.items()
+                for group in rows.values()
+                for row in group.values()
+            )
+
+        self.find(look)
+
+
+def _is_idle(message: dict[str, Any], request: str) -> bool:
+    return (
+        message["parent_header"].get("msg_id") == request
+        and message["msg_type"] == "status"
+        and message["content"]["execution_state"] == "idle"
+    )
+
+
+@pytest.fixture(scope="module")
+def page(_module_leaves_nothing: None) -> Iterator[FrontEnd]:
+    """A front end with four ranks and their board."""
+    manager, client = start_new_kernel(startup_timeout=TIMEOUT)
+    try:
+        page = FrontEnd(client)
+        page.wait(page.run("%load_ext rankscope\n%dist_init -n 4 --timeout 60"))
+        page.comm = page.find(
+            lambda m: (
+                m["msg_type"] == "comm_open"
+                and m["content"]["data"]["state"].get("_anywidget_id")
+                == "rankscope.widgets.board.Board"
+                and m["content"]["comm_id"]
+            )
+        )
+        yield page
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel()
+        manager.cleanup_resources()
+        ensure_event_loop().close()
+
+
+def _bundle(page: FrontEnd, kind: str, text: str) -> dict[str, Any]:
+    return page.find(
+        lambda m: (
+            m["msg_type"] == kind
+            and text in m["content"]["data"].get("text/html", "")
+            and m["content"]["data"]
+        )
+    )
+
+
+def test_the_output_is_html_with_the_state(page: FrontEnd) -> None:
+    bundle = _bundle(page, "display_data", "rankscope-board")
+    assert bundle.keys() == {"text/plain", "text/html"}
+    assert "4 ranks" in bundle["text/plain"]
+
+
+def test_a_page_gets_everything_and_then_what_changes(page: FrontEnd) -> None:
+    page.send(watch="page")
+    full = page.told("full")
+    assert full["banner"]["title"] == "Idle"
+    (rows,) = full["rows"].values()
+    assert [rows[str(rank)]["state"] for rank in range(4)] == ["idle"] * 4
+    page.wait(page.run("%%distributed\ndist.all_reduce(np.ones(1 << 20))"))
+    page.rows(seq="#1", op="all_reduce")
+    # What was last is put into the output, for when the notebook is saved.
+    assert "8 MiB" in _bundle(page, "update_display_data", "all_reduce")["text/html"]
+
+
+def test_clicks_count_while_a_cell_blocks_the_main_thread(page: FrontEnd) -> None:
+    page.send(watch="page")
+    page.messages.clear()
+    cell = page.run(HANG)
+    page.rows(state="in flight", queue=1)
+    # Cells that wait for their turn stay where they are.
+    after = [page.run(f"print('cell {number}')") for number in range(3)]
+    page.send(do="abort", group="g0", id="click")
+    did = page.told("did", id="click")
+    assert did["ok"], did
+    assert not page.ended(cell)
+    assert "aborted from the board" in page.wait(cell)
+    assert [page.wait(request) for request in after] == [
+        f"cell {number}\n" for number in range(3)
+    ]
+    order = [
+        message["parent_header"]["msg_id"]
+        for message in page.messages
+        if message["msg_type"] == "execute_input"
+    ]
+    assert order == [cell, *after]
+
+
+def test_a_group_is_rebuilt_by_a_click(page: FrontEnd) -> None:
+    page.send(watch="page")
+    page.send(do="rebuild", group="g0", id="rebuild")
+    assert page.told("did", id="rebuild")["ok"]
+    said = page.wait(
+        page.run("%%distributed\nx = np.ones(3)\ndist.all_reduce(x)\nx[0]")
+    )
+    assert "Error" not in said
+
+
+@pytest.mark.parametrize(
+    ("request_", "text"),
+    [
+        ({"do": "abort", "group": "g99"}, "that group is not there any more"),
+        ({"do": "abort"}, "that group is not there any more"),
+        ({"do": "format the disk"}, "the board cannot do 'format the disk'"),
+        ({"do": ["abort"]}, "the board cannot do ['abort']"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    page: FrontEnd, request_: dict[str, Any], text: str
+) -> None:
+    page.messages.clear()
+    page.send(id="odd", **request_)
+    did = page.told("did", id="odd")
+    assert not did["ok"]
+    assert did["text"] == text
+
+
+def test_the_timeline_has_what_was_done(page: FrontEnd) -> None:
+    page.send(do="records", id="records")
+    lanes = page.told("timeline")["lanes"]
+    assert [lane["rank"] for lane in lanes] == [0, 1, 2, 3]
+    assert all(lane["works"] for lane in lanes)
+
+
+def test_a_line_of_the_notebook(page: FrontEnd) -> None:
+    page.run("# the first line\nwhere = get_ipython().execution_count\nprint(where)")
+    number = page.find(
+        lambda m: m["msg_type"] == "stream" and m["content"]["text"].strip()
+    )
+    page.send(do="source", line=f"cell {number} line 1", id="line")
+    assert page.told("did", id="line")["text"] == "# the first line"
+
+
+def test_nothing_is_done_while_nobody_looks(page: FrontEnd) -> None:
+    page.send(watch="page")
+    page.send(unwatch="page")
+    running = "from rankscope.magics.session import session\nsession._board.running"
+    page.send(unwatch="page")
+
+    def stopped() -> bool:
+        request = page.run(running)
+        page.wait(request)
+        return (
+            page.find(
+                lambda m: (
+                    m["msg_type"] == "execute_result"
+                    and m["parent_header"]["msg_id"] == request
+                    and m["content"]["data"]["text/plain"]
+                )
+            )
+            == "False"
+        )
+
+    deadline = time.monotonic() + 20
+    while not stopped():
+        assert time.monotonic() < deadline
+
+
+def test_it_may_be_shown_again(page: FrontEnd) -> None:
+    page.messages.clear()
+    page.wait(page.run("%dist_board"))
+    assert "4 ranks" in _bundle(page, "display_data", "rankscope-board")["text/html"]
+
+
+def test_in_the_end_the_state_that_was_last_remains(page: FrontEnd) -> None:
+    page.messages.clear()
+    said = page.wait(page.run("%dist_shutdown"))
+    assert "4 ranks ended" in said or "Error" not in said
+    bundle = _bundle(page, "update_display_data", "Ended")
+    # As they were, not as they are now.
+    assert "idle" in bundle["text/html"]
+    assert "dead" not in bundle["text/html"]
+    page.find(
+        lambda m: m["msg_type"] == "comm_close" and m["content"]["comm_id"] == page.comm
+    )
