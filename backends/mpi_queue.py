@@ -43,7 +43,7 @@ _SPIN_PER_BYTE = 2e-9
 _NAP, _NAP_MAX = 2e-5, 5e-4
 # It looks this often before it yields: a turn of its loop takes longer than the
 # few microseconds that a small message needs.
-_TESTS = 4
+_TESTS = 16
 
 # What aborted groups have left behind: requests that MPI could not cancel yet,
 # and the memory they may still read or write. See MPIQueue.abandon.
