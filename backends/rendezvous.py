@@ -118,7 +118,7 @@ def _integer(names: Sequence[str]) -> int:
 
 
 def _from_environment(rank: int, world_size: int) -> tuple[int, int, str, int]:
-    needed = [("MASTER_ADDR",), ("MASTER_PORT",)]
+    needed: list[Sequence[str]] = [["MASTER_ADDR"], ["MASTER_PORT"]]
     needed += [_RANK] if rank == -1 else []
     needed += [_WORLD_SIZE] if world_size == -1 else []
     missing = [names[0] for names in needed if not _is_set(names)]
