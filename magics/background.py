@@ -171,10 +171,13 @@ class BackgroundCell:
         if getattr(self._shell, "kernel", None) is None:
             print(repr(self))
             return
-        self._display_id = f"rankscope-{id(self):x}"
+        display_id = f"rankscope-{id(self):x}"
         self._shell.display_pub.publish(
-            self._repr_mimebundle_(), transient={"display_id": self._display_id}
+            self._repr_mimebundle_(), transient={"display_id": display_id}
         )
+        # From now on, and not before, there is something to update.
+        self._display_id = display_id
+        self._update()
 
 
 class _Tail:

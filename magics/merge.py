@@ -125,12 +125,14 @@ class Merger:
         return items
 
     def _settled(self, heads: dict[Hashable, _Head]) -> _Head | None:
-        """The head that is next in order, if no rank can still repeat it."""
-        best = _best(heads.values())
+        """The head that is next, if nothing else could come before or join it."""
         if not self._open:
-            return best
-        shared = best.holders == self._queues.having(best.key)
-        return best if shared and best.holders >= self._open else None
+            return _best(heads.values())
+        if len(heads) > 1:
+            return None
+        (only,) = heads.values()
+        shared = only.holders == self._queues.having(only.key)
+        return only if shared and only.holders >= self._open else None
 
     def _due(self, heads: dict[Hashable, _Head], due: float) -> _Head:
         late = [head for head in heads.values() if head.since <= due]

@@ -91,6 +91,7 @@ class Kernel:
             now = time.monotonic() - sent
             if kind == "status" and content["execution_state"] == "idle":
                 cell.took = now
+                self._take_reply(request)
                 return cell
             cell.messages.append((now, kind, content))
             text = content.get("text", "")
@@ -98,6 +99,12 @@ class Kernel:
                 interrupt_at = None
                 self.manager.interrupt_kernel()
                 sent = time.monotonic()
+
+    def _take_reply(self, request: str) -> None:
+        """Read the reply, too: a kernel whose replies pile up stops to answer."""
+        reply = self.client.get_shell_msg(timeout=TIMEOUT)
+        while reply["parent_header"].get("msg_id") != request:
+            reply = self.client.get_shell_msg(timeout=TIMEOUT)
 
 
 @pytest.fixture(scope="module")

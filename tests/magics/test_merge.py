@@ -67,9 +67,10 @@ def test_a_line_is_shown_at_once_when_nobody_is_left_to_repeat_it() -> None:
 
 
 def test_the_last_rank_to_end_does_not_jump_the_queue() -> None:
-    events = [(0.0, 1, "b"), (0.0, 0, "a"), (0.01, 0, None), (0.02, 1, None)]
-    out, _ = run(events, 2)
-    assert texts(out) == ["0 a", "1 b"]
+    for first, last in ((0, 1), (1, 0)):
+        events = [(0.0, 1, "b"), (0.0, 0, "a"), (0.01, first, None), (0.02, last, None)]
+        out, _ = run(events, 2)
+        assert out == [(0.02, "0 a"), (0.02, "1 b")]
 
 
 def test_lines_that_differ_come_in_rank_order() -> None:
