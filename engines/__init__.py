@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .cluster import Cluster
+from .diagnosing import StallWatch
 from .errors import ClusterError, ClusterStartError
 from .execution import Execution, ExecutionError, Output, RankError
 from .rings import Rings
@@ -21,4 +22,5 @@ __all__ = [
     "RankError",
     "RankStatus",
     "Rings",
+    "StallWatch",
 ]

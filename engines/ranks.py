@@ -11,7 +11,9 @@ from typing import Any
 
 import ipyparallel
 
-from . import recovery
+from rankscope.backends.diagnosis import Verdict
+
+from . import diagnosing, recovery
 from . import rings as rings_
 from . import variables as variables_
 from .cells import CellRunner
@@ -230,6 +232,15 @@ class Ranks:
         """
         self._check_open()
         return rings_.fetch(self._roster, check_ranks(ranks, self.n), last)
+
+    def diagnose(self, stall: float = diagnosing.ASKED_STALL) -> list[Verdict]:
+        """Say why ops hang; ``[]`` if none does.
+
+        An op counts once it has been in flight for `stall` seconds. Works
+        while cells block; a verdict is what two looks agree on.
+        """
+        self._check_open()
+        return diagnosing.look_twice(self, stall)
 
     # -- variables ---------------------------------------------------------
 

@@ -97,6 +97,12 @@ COMMANDS = {
             "rankscope.Cluster",
         ),
         Command(
+            "dist_diagnose",
+            "Say why an op hangs: which rank is to blame, and both source lines.",
+            "%dist_diagnose",
+            "cluster.diagnose()",
+        ),
+        Command(
             "dist_abort",
             "Fail what is in flight on a group, at once.",
             "%dist_abort default",

@@ -137,6 +137,18 @@ class RankscopeMagics:
             model.take(cluster.status(), time.monotonic())
             print(board_text(model, shutil.get_terminal_size().columns))
 
+    def dist_diagnose(self, line: str) -> None:
+        """Say why an op hangs."""
+        command = COMMANDS["dist_diagnose"]
+        if _parse(command, line) is None:
+            return
+        with _told(command):
+            verdicts = _require(command).diagnose()
+        for verdict in verdicts:
+            print(f"{verdict.fault.value}: {verdict}")
+        if not verdicts:
+            print("nothing hangs: no op is stuck, every rank answers")
+
     def dist_trace(self, line: str) -> None:
         """Write down what all ranks did."""
         command = COMMANDS["dist_trace"]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from rankscope.engines import Cluster
+from rankscope.engines import Cluster, StallWatch
 
 if TYPE_CHECKING:
     from rankscope.widgets.board import Board
@@ -22,6 +22,7 @@ class Session:
         #: What `%dist_init` was given, to tell the same from another.
         self.request: dict[str, Any] | None = None
         self._board: Board | None = None
+        self._watch: StallWatch | None = None
 
     @property
     def cluster(self) -> Cluster | None:
@@ -41,6 +42,9 @@ class Session:
         """Have no cluster any more; its board keeps the state that was last."""
         self._cluster = self.request = None
         board, self._board = self._board, None
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
         if board is not None:
             board.close()
 
@@ -51,7 +55,8 @@ class Session:
 
         assert self._cluster is not None
         if self._board is None:
-            self._board = Board(self._cluster, shell)
+            self._board = Board(self._cluster, shell, self._cluster.diagnose)
+            self._watch = StallWatch(self._cluster, self._board.judge)
         self._board.show()
 
     def serve_messages(self) -> None:

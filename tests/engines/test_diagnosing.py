@@ -1,0 +1,92 @@
+"""Diagnosis of real ranks: who is missing, who is busy, and when to speak."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from rankscope.backends.diagnosis import Fault, Verdict
+from rankscope.engines import Cluster, StallWatch
+from tests.waiting import until
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster.start(3, timeout=120) as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def _usable_again(cluster: Cluster) -> Iterator[None]:
+    yield
+    cluster.abort(reason="the test is over")
+    cluster.rebuild()
+
+
+def test_nothing_hangs(cluster: Cluster) -> None:
+    execution = cluster.execute("dist.all_reduce(np.ones(3))")
+    assert execution.wait(60)
+    assert execution.errors == {}
+    assert cluster.diagnose() == []
+
+
+HANG = """\
+import time
+if rank == 1:
+    time.sleep(30)
+dist.all_reduce(np.ones(3))
+"""
+
+
+def test_a_busy_rank_is_named_with_both_lines(cluster: Cluster) -> None:
+    execution = cluster.execute(HANG, cell=7)
+    verdicts = until(cluster.diagnose)
+    assert [verdict.fault for verdict in verdicts] == [Fault.RANK_BUSY_ELSEWHERE]
+    assert verdicts[0].culprits == (1,)
+    assert verdicts[0].waiting == (0, 2)
+    assert "rank 1 has not entered: it is at cell 7 line 3" in str(verdicts[0])
+    assert "ranks 0, 2 wait in cell 7 line 4 `all_reduce`" in str(verdicts[0])
+    cluster.abort(reason="seen")
+    cluster.interrupt()
+    assert execution.wait(30)
+
+
+def test_a_missing_rank_and_a_mismatch(cluster: Cluster) -> None:
+    execution = cluster.execute("dist.barrier()", ranks=[0, 1], cell=8)
+    (verdict,) = until(cluster.diagnose)
+    assert verdict.fault is Fault.MISSING_RANKS
+    assert verdict.culprits == (2,)
+    cluster.abort(reason="seen")
+    assert execution.wait(30)
+    cluster.rebuild()
+
+    code = "x = np.ones(3)\nif rank == 2:\n    dist.broadcast(x, 0)\ndist.all_reduce(x)"
+    execution = cluster.execute(code, cell=9)
+    (verdict,) = until(cluster.diagnose)
+    assert verdict.fault is Fault.OP_MISMATCH
+    assert str(verdict) == (
+        "rank 2 is at cell 9 line 3 `broadcast` #1 while ranks 0, 1 are at "
+        "cell 9 line 4 `all_reduce` #1"
+    )
+    cluster.abort(reason="seen")
+    assert execution.wait(30)
+
+
+def test_the_watch_speaks_when_an_op_stalls_and_when_it_is_over(
+    cluster: Cluster,
+) -> None:
+    told: list[list[Verdict]] = []
+    watch = StallWatch(cluster, told.append, stall=1.0)
+    try:
+        execution = cluster.execute("dist.barrier()", ranks=[0, 2], cell=5)
+        until(lambda: told)
+        assert told[0][0].culprits == (1,)
+        cluster.abort(reason="seen")
+        assert execution.wait(30)
+        cluster.rebuild()
+        until(lambda: told[-1] == [])
+    finally:
+        watch.close()
+    assert "rankscope-stall-watch" not in [t.name for t in threading.enumerate()]
