@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from rankscope.engines import Cluster, ClusterError
+from rankscope.engines import Cluster
 from rankscope.widgets import ProgressLine, StatusTable, name_ranks
 from rankscope.widgets.board_model import BoardModel
 from rankscope.widgets.board_text import board_text
 
+from .arguments import (
+    check_init,
+    chosen_ranks,
+    known_group,
+    parse,
+    require,
+    told,
+)
 from .background import BackgroundCell
 from .cell import CellRun
 from .commands import COMMANDS, DIST_INIT, DISTRIBUTED
-from .failures import CommandError
-from .options import Command, Values, closest
-from .ranks import parse_ranks
+from .options import Values, closest
 from .screen import Screen
 from .session import session
+from .source import cell_number, numbered
 
 __all__ = ["RankscopeMagics"]
 
@@ -37,15 +44,15 @@ class RankscopeMagics:
 
     def dist_init(self, line: str) -> None:
         """Start ranks, or attach to running ones."""
-        values = _parse(DIST_INIT, line)
+        values = parse(DIST_INIT, line)
         if values is None:
             return
-        _check_init(values)
+        check_init(values)
         if session.cluster is not None:
             self._already(session.cluster, values)
             return
         began = time.monotonic()
-        with ProgressLine(self.shell) as progress, _told(DIST_INIT):
+        with ProgressLine(self.shell) as progress, told(DIST_INIT):
             cluster = _start(values, progress.update)
             session.use(cluster, values)
             verb = "ready" if values["n"] is not None else "attached"
@@ -73,7 +80,7 @@ class RankscopeMagics:
     def dist_shutdown(self, line: str) -> None:
         """End the ranks and all that belongs to them."""
         command = COMMANDS["dist_shutdown"]
-        if _parse(command, line) is None:
+        if parse(command, line) is None:
             return
         cluster = session.cluster
         if cluster is None:
@@ -81,7 +88,7 @@ class RankscopeMagics:
             return
         size, owned = _size(cluster), cluster.owned
         session.forget()
-        with ProgressLine(self.shell) as progress, _told(command):
+        with ProgressLine(self.shell) as progress, told(command):
             if not owned:
                 cluster.close()
                 progress.done(f"let go of {size}, which live on")
@@ -93,19 +100,19 @@ class RankscopeMagics:
     def dist_restart(self, line: str) -> None:
         """Give ranks a fresh engine each."""
         command = COMMANDS["dist_restart"]
-        values = _parse(command, line)
+        values = parse(command, line)
         if values is None:
             return
-        cluster = _require(command)
+        cluster = require(command)
         if values["ranks"] is not None:
-            ranks = _ranks(command, "", values["ranks"], cluster)
+            ranks = chosen_ranks(command, "", values["ranks"], cluster)
         else:
             ranks = cluster.status().dead
             if not ranks:
                 print("every rank is alive; name those to restart: %dist_restart 0")
                 return
         began = time.monotonic()
-        with ProgressLine(self.shell) as progress, _told(command):
+        with ProgressLine(self.shell) as progress, told(command):
             progress.update(f"restarting {name_ranks(ranks)}")
             cluster.restart(ranks)
             took = time.monotonic() - began
@@ -117,22 +124,22 @@ class RankscopeMagics:
     def dist_status(self, line: str) -> None:
         """Show what every rank is doing."""
         command = COMMANDS["dist_status"]
-        if _parse(command, line) is None:
+        if parse(command, line) is None:
             return
-        with _told(command):
-            table = StatusTable(_require(command).status())
+        with told(command):
+            table = StatusTable(require(command).status())
         self.shell.display_pub.publish(table._repr_mimebundle_())
 
     def dist_board(self, line: str) -> None:
         """Show the live board, or in a terminal the state as text."""
         command = COMMANDS["dist_board"]
-        if _parse(command, line) is None:
+        if parse(command, line) is None:
             return
-        cluster = _require(command)
+        cluster = require(command)
         if getattr(self.shell, "kernel", None) is not None:
             session.show_board(self.shell)
             return
-        with _told(command):
+        with told(command):
             model = BoardModel()
             model.take(cluster.status(), time.monotonic())
             print(board_text(model, shutil.get_terminal_size().columns))
@@ -140,10 +147,10 @@ class RankscopeMagics:
     def dist_diagnose(self, line: str) -> None:
         """Say why an op hangs."""
         command = COMMANDS["dist_diagnose"]
-        if _parse(command, line) is None:
+        if parse(command, line) is None:
             return
-        with _told(command):
-            verdicts = _require(command).diagnose()
+        with told(command):
+            verdicts = require(command).diagnose()
         for verdict in verdicts:
             print(f"{verdict.fault.value}: {verdict}")
         if not verdicts:
@@ -152,15 +159,13 @@ class RankscopeMagics:
     def dist_trace(self, line: str) -> None:
         """Write down what all ranks did."""
         command = COMMANDS["dist_trace"]
-        values = _parse(command, line)
+        values = parse(command, line)
         if values is None:
             return
-        with _told(command):
-            rings = _require(command).rings()
-        try:
+        with told(command):
+            rings = require(command).rings()
+        with told(command, OSError, ValueError):
             files = rings.save(values["path"])
-        except (OSError, ValueError) as error:
-            _tell(command, error)
         for rank, why in rings.errors.items():
             print(f"rank {rank} is left out: {why}")
         if values["path"].endswith(".json"):
@@ -179,12 +184,12 @@ class RankscopeMagics:
     def dist_abort(self, line: str) -> None:
         """Fail what is in flight on a group, at once."""
         command = COMMANDS["dist_abort"]
-        values = _parse(command, line)
+        values = parse(command, line)
         if values is None:
             return
-        cluster = _require(command)
-        group = _group(command, values["group"], cluster)
-        with _told(command):
+        cluster = require(command)
+        group = known_group(command, values["group"], cluster)
+        with told(command):
             cluster.abort(group, "aborted with %dist_abort")
         them = "them" if group is None else "it"
         print(f"{_named(group)} aborted; %dist_rebuild makes {them} usable again")
@@ -192,12 +197,12 @@ class RankscopeMagics:
     def dist_rebuild(self, line: str) -> None:
         """Make an aborted group usable again."""
         command = COMMANDS["dist_rebuild"]
-        values = _parse(command, line)
+        values = parse(command, line)
         if values is None:
             return
-        cluster = _require(command)
-        group = _group(command, values["group"], cluster)
-        with _told(command):
+        cluster = require(command)
+        group = known_group(command, values["group"], cluster)
+        with told(command):
             cluster.rebuild(group)
         print(f"{_named(group)} rebuilt")
 
@@ -206,11 +211,11 @@ class RankscopeMagics:
     def dist_push(self, line: str) -> None:
         """Copy variables of the notebook to the ranks."""
         command = COMMANDS["dist_push"]
-        values = _parse(command, line)
+        values = parse(command, line)
         if values is None:
             return
-        cluster = _require(command)
-        ranks = _ranks(command, "-r ", values["ranks"], cluster)
+        cluster = require(command)
+        ranks = chosen_ranks(command, "-r ", values["ranks"], cluster)
         namespace = self.shell.user_ns
         for name in values["names"]:
             if name not in namespace:
@@ -218,22 +223,22 @@ class RankscopeMagics:
                 command.fail(
                     f"the notebook has no variable {name!r}{closest(name, known)}"
                 )
-        with _told(command):
+        with told(command, TypeError, AttributeError, pickle.PicklingError):
             cluster.push({name: namespace[name] for name in values["names"]}, ranks)
         print(f"{', '.join(values['names'])} → {name_ranks(ranks)}")
 
     def dist_pull(self, line: str) -> None:
         """Copy variables of the ranks here."""
         command = COMMANDS["dist_pull"]
-        values = _parse(command, line)
+        values = parse(command, line)
         if values is None:
             return
-        cluster = _require(command)
-        ranks = _ranks(command, "-r ", values["ranks"], cluster)
+        cluster = require(command)
+        ranks = chosen_ranks(command, "-r ", values["ranks"], cluster)
         for name in values["names"]:
             if not name.isidentifier():
                 command.fail(f"{name!r} is not the name of a variable")
-        with _told(command):
+        with told(command):
             pulled = cluster.pull(values["names"], ranks)
         single = values["ranks"] is not None and len(ranks) == 1
         for name in values["names"]:
@@ -246,21 +251,21 @@ class RankscopeMagics:
 
     def distributed(self, line: str, cell: str) -> BackgroundCell | None:
         """Run the cell on the ranks."""
-        values = _parse(DISTRIBUTED, line)
+        values = parse(DISTRIBUTED, line)
         if values is None:
             return None
-        cluster = _require(DISTRIBUTED)
+        cluster = require(DISTRIBUTED)
         group = values["group"]
         ranks = None
         if group is not None:
-            _group(DISTRIBUTED, group, cluster)
+            known_group(DISTRIBUTED, group, cluster)
         if values["ranks"] is not None:
-            ranks = _ranks(DISTRIBUTED, "-r ", values["ranks"], cluster, group)
-        with _told(DISTRIBUTED):
+            ranks = chosen_ranks(DISTRIBUTED, "-r ", values["ranks"], cluster, group)
+        with told(DISTRIBUTED):
             execution = cluster.execute(
-                _numbered(cell, self._lines_above(cell)),
+                numbered(self.shell, cell),
                 ranks=ranks,
-                cell=self._number(),
+                cell=cell_number(self.shell),
                 group=group,
             )
         options: dict[str, Any] = {
@@ -277,53 +282,9 @@ class RankscopeMagics:
     def distributed_line(self, line: str) -> None:
         """Explain ``%%distributed``, which needs a cell; ``--help`` gets through."""
         if line.strip() in ("-h", "--help"):
-            _parse(DISTRIBUTED, line)
+            parse(DISTRIBUTED, line)
         else:
             DISTRIBUTED.fail("it stands on the first line of a cell, with two %%")
-
-    def _number(self) -> int:
-        """The number of the cell that runs: newer IPythons count it already."""
-        displayhook = self.shell.displayhook
-        return int(displayhook.prompt_count)
-
-    def _lines_above(self, cell: str) -> int:
-        """How many lines of the notebook's cell are above `cell`, the body."""
-        history = self.shell.history_manager
-        raw = history.input_hist_raw[-1] if history is not None else ""
-        start = raw.rfind(cell.rstrip("\n"))
-        return max(1, raw.count("\n", 0, start)) if start > 0 else 1
-
-
-# -- arguments -------------------------------------------------------------------
-
-
-def _parse(command: Command, line: str) -> Values | None:
-    values = command.parse(line)
-    if values is None:
-        print(command.help())
-    return values
-
-
-def _require(command: Command) -> Cluster:
-    cluster = session.cluster
-    if cluster is None:
-        command.fail("no cluster: run %dist_init -n 4 first")
-    return cluster
-
-
-def _check_init(values: Values) -> None:
-    attach = values["cluster_id"] is not None or values["connection_file"] is not None
-    if values["n"] is None and not attach and values["profile"] is None:
-        DIST_INIT.fail(
-            "-n N is missing, the number of ranks to start "
-            "(to attach to running ones: --cluster-id or --connection-file)"
-        )
-    if values["n"] is not None and values["connection_file"] is not None:
-        DIST_INIT.fail("-n starts ranks, --connection-file attaches: give one of them")
-    if values["n"] is None:
-        for name in ("engines", "keep"):
-            if values[name]:
-                DIST_INIT.fail(f"--{name} is for ranks that are started: -n is missing")
 
 
 def _start(values: Values, progress: Callable[[str], None]) -> Cluster:
@@ -342,70 +303,6 @@ def _start(values: Values, progress: Callable[[str], None]) -> Cluster:
         keep=values["keep"],
         **common,
     )
-
-
-def _ranks(
-    command: Command,
-    flag: str,
-    text: str | None,
-    cluster: Cluster,
-    group: str | None = None,
-) -> list[int]:
-    present, of = cluster.ranks, "cluster"
-    if group is not None:
-        present, of = cluster.status().groups[group], f"group {group!r}"
-    if text is None:
-        return present
-    try:
-        return parse_ranks(text, present, of)
-    except ValueError as error:
-        command.fail(f"{flag}{text}: {error}")
-
-
-def _group(command: Command, name: str | None, cluster: Cluster) -> str | None:
-    """Return the group called `name`, asking the ranks if it is not known yet."""
-    if name is None or name in cluster.status().groups:
-        return name
-    groups = list(cluster.status(fresh=True).groups)
-    if name not in groups:
-        there = ", ".join(groups) or "none"
-        command.fail(
-            f"there is no group {name!r}{closest(name, groups)} (groups: {there})"
-        )
-    return name
-
-
-@contextmanager
-def _told(command: Command) -> Iterator[None]:
-    """Turn an error of the cluster into one line instead of a traceback."""
-    try:
-        yield
-    except (ClusterError, TimeoutError) as error:
-        _tell(command, error)
-
-
-def _tell(command: Command, error: Exception) -> NoReturn:
-    raise CommandError(command.title, str(error)) from None
-
-
-# -- code and words ----------------------------------------------------------------
-
-
-def _numbered(cell: str, above: int) -> str:
-    """Return `cell` with its lines numbered as in the notebook's cell.
-
-    Comments stand for the lines above it: IPython strips empty lines.
-    """
-    first = cell.lstrip("\n")
-    if first.startswith("%%"):
-        # Another cell magic must be on the first line.
-        return cell
-    # IPython allows a cell that is indented as a whole, which comments in front
-    # of it would end.
-    indent = first[: len(first) - len(first.lstrip(" \t"))]
-    lines = cell.splitlines(keepends=True)
-    body = "".join(line.removeprefix(indent) for line in lines)
-    return "# %%distributed\n" * above + body
 
 
 def _size(cluster: Cluster) -> str:

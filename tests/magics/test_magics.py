@@ -452,6 +452,13 @@ def test_what_the_ranks_lack_is_one_line(notebook: Notebook) -> None:
     assert "Traceback" not in seen.out + seen.err
 
 
+def test_what_cannot_be_pickled_is_one_line(notebook: Notebook) -> None:
+    notebook("import threading", "lock = threading.Lock()")
+    seen = notebook("%dist_push lock")
+    assert seen.out == "%dist_push: cannot pickle '_thread.lock' object\n"
+    assert "Traceback" not in seen.err
+
+
 def test_init_again_says_that_it_is_running(notebook: Notebook) -> None:
     seen = notebook("%dist_init -n 4")
     assert seen.error is None
