@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
 from rankscope.widgets import page as module
 from rankscope.widgets.board_columns import COLUMNS
 
-__all__ = ["ARTIFACTS", "DARK", "LIGHT", "BarePage", "chromium", "find_chromium"]
+__all__ = ["ARTIFACTS", "DARK", "LIGHT", "BarePage", "chromium"]
 
 #: Where screenshots go; not kept in the repository.
 ARTIFACTS = Path(__file__).parents[2] / ".artifacts"
@@ -72,17 +72,12 @@ async (source, traits) => {
 """
 
 
-def find_chromium() -> str | None:
-    """The system's Chromium, if there is one; never one of Playwright's."""
-    return shutil.which("chromium") or shutil.which("chromium-browser")
-
-
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A headless Chromium."""
+    """A headless Chromium: the system's, never one of Playwright's."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=find_chromium(), headless=True, args=list(_FLAGS)
+            executable_path=shutil.which("chromium"), headless=True, args=list(_FLAGS)
         )
         try:
             yield browser
@@ -103,6 +98,7 @@ class BarePage:
         home: str = "<div class='the-board'></div>",
     ) -> None:
         self.page: Page = browser.new_page(viewport={"width": width, "height": height})
+        self.page.set_default_timeout(10_000)
         self.errors: list[str] = []
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         style = ";".join(f"{k}:{v}" for k, v in (theme or LIGHT).items())
@@ -132,6 +128,18 @@ class BarePage:
             "() => new Promise((done) => "
             "requestAnimationFrame(() => requestAnimationFrame(done)))"
         )
+
+    def board(self, place: int = 0) -> Locator:
+        """A board on the page."""
+        return self.page.locator(".rankscope-live").nth(place)
+
+    def rows(self) -> list[list[str]]:
+        """The cells in sight of each row, titles first."""
+        rows = self.board().locator(".row")
+        return [
+            [cell.inner_text().strip() for cell in row.locator(".cell:visible").all()]
+            for row in rows.all()
+        ]
 
     def sent(self) -> list[dict[str, Any]]:
         """What the page has sent to the kernel, since the last call."""

@@ -1,0 +1,471 @@
+"""The board in a browser, with a kernel that the test plays."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rankscope.backends.diagnosis import Verdict
+from rankscope.engines import ClusterStatus
+from rankscope.widgets.board_html import board_html
+from rankscope.widgets.board_model import BoardModel
+from rankscope.widgets.timeline_model import timeline
+from tests.waiting import until
+from tests.widgets import simulated, statuses
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+    from tests.widgets.bare_page import BarePage
+
+
+class Scene:
+    """A page, and the model whose messages it gets."""
+
+    def __init__(self, browser: Browser, **options: Any) -> None:
+        from tests.widgets.bare_page import BarePage
+
+        self.model = BoardModel()
+        self.now = 100.0
+        self.model.take(statuses.cluster(*_idle(4)), self.now)
+        self.page: BarePage = BarePage(browser, snapshot=self.model.full(), **options)
+        self.page.play()
+
+    def take(
+        self,
+        status: ClusterStatus,
+        verdicts: Sequence[Verdict] = (),
+        after: float = 0.1,
+    ) -> None:
+        """Let the kernel take in a status and tell what changed."""
+        self.now += after
+        self.model.judge(verdicts)
+        self.model.take(status, self.now)
+        self.page.play(self.model.delta())
+
+    def texts(self, name: str) -> list[str]:
+        """The texts of the elements of a class that are in sight."""
+        return self.page.board().locator(f".{name}:visible").all_inner_texts()
+
+    def button(self, name: str) -> Any:
+        """A button by what it says."""
+        return self.page.board().get_by_role("button", name=name, exact=True)
+
+    def close(self) -> None:
+        """End the page; nothing may have gone wrong in it."""
+        assert self.page.errors == []
+        self.page.page.close()
+
+
+def _idle(size: int) -> list[Any]:
+    return [statuses.rank(n, statuses.group(ranks=range(size))) for n in range(size)]
+
+
+def _lanes(late: int | None = None, absent: int | None = None) -> dict[str, Any]:
+    rings = {
+        rank: simulated.ring(
+            rank,
+            4,
+            late=late,
+            count=8,
+            absent=absent is not None and rank != absent,
+        )
+        for rank in range(4)
+    }
+    records = [one for ring in rings.values() for one in ring["records"]]
+    now = max(one["time_created_ns"] for one in records) + 30_000_000
+    return {"type": "timeline", "now": 100.0, **timeline(rings, {}, now)}
+
+
+@pytest.fixture
+def scene(browser: Browser) -> Iterator[Scene]:
+    """A board of four idle ranks."""
+    made = Scene(browser, width=1280)
+    yield made
+    made.close()
+
+
+class TestTable:
+    def test_a_row_for_each_rank(self, scene: Scene) -> None:
+        titles, *rows = scene.page.rows()
+        assert titles[0] == "rank"
+        assert [row[0] for row in rows] == ["0", "1", "2", "3"]
+        assert [row[titles.index("state")] for row in rows] == ["idle"] * 4
+        assert scene.page.sent()[0].keys() == {"watch"}
+
+    def test_a_hang_is_seen(self, scene: Scene) -> None:
+        scene.take(*simulated.hang(4, 2))
+        scene.take(*simulated.hang(4, 2), after=1.5)
+        titles, *rows = scene.page.rows()
+        column = {title: [row[n] for row in rows] for n, title in enumerate(titles)}
+        assert column["state"] == ["in flight", "in flight", "idle", "in flight"]
+        assert column["seq"] == ["#14", "#14", "#13", "#14"]
+        assert column["lag"] == ["", "", "−1", ""]
+        assert column["line"][0] == "cell 7 line 5"
+        waits = "waits for rank 2"
+        assert column["verdict"] == [waits, waits, "not entered", waits]
+        assert scene.texts("banner")[0].startswith(
+            "Missing ranks Rank 2 has not entered"
+        )
+
+    def test_time_goes_on_without_the_kernel(self, scene: Scene) -> None:
+        scene.take(simulated.hang(4, 2)[0])
+
+        def elapsed() -> float:
+            return float(scene.texts("c-elapsed")[1].split()[0])
+
+        before = elapsed()
+        until(lambda: elapsed() >= before + 0.3, 20)
+
+    def test_deltas_lead_to_what_a_new_page_shows(
+        self, scene: Scene, browser: Browser
+    ) -> None:
+        simulation = simulated.Simulation(4)
+        scenes = [(simulation.step([step % 4]), []) for step in range(10)]
+        dead = statuses.rank(3, state="dead", reason="killed by SIGKILL")
+        scenes += [
+            simulated.hang(4, 1),
+            (statuses.cluster(dead), []),
+            (statuses.cluster(*_idle(4)), []),
+        ]
+        for status, verdicts in scenes:
+            scene.take(status, verdicts)
+        fresh = Scene(browser, width=1280)
+        fresh.page.play(scene.model.full())
+        assert fresh.page.rows() == scene.page.rows()
+        assert fresh.texts("banner") == scene.texts("banner")
+        assert fresh.texts("tab") == scene.texts("tab")
+        fresh.close()
+
+    def test_one_message_missed_is_asked_for(self, scene: Scene) -> None:
+        scene.page.sent()
+        scene.model.take(simulated.Simulation(4).step(), 101.0)
+        scene.model.delta()
+        scene.take(simulated.hang(4, 2)[0])
+        assert {"sync": 1} in scene.page.sent()
+        scene.page.play(scene.model.full())
+        assert scene.texts("c-seq")[1:] == ["#14", "#14", "#13", "#14"]
+
+    @pytest.mark.parametrize("width", [320, 480, 640, 900, 1500])
+    def test_it_fits(self, browser: Browser, width: int) -> None:
+        scene = Scene(browser, width=width)
+        scene.take(*simulated.hang(4, 2))
+        scene.take(*simulated.hang(4, 2), after=1.5)
+        titles = scene.page.rows()[0]
+        assert {"rank", "state", "op", "seq", "elapsed", "verdict"} <= set(titles)
+        assert ("algbw" in titles) == (width == 1500)
+        cut = scene.page.page.evaluate(
+            """() => [...document.querySelector(".rankscope-live").shadowRoot
+              .querySelectorAll(".row .cell")].filter((cell) =>
+                cell.offsetParent && cell.scrollWidth > cell.clientWidth
+              ).map((cell) => cell.textContent)"""
+        )
+        assert cut == []
+        scene.close()
+
+
+class TestButtons:
+    def test_abort_asks_back_in_its_place(self, scene: Scene) -> None:
+        scene.take(*simulated.hang(4, 2))
+        scene.page.sent()
+        scene.button("Abort").click()
+        assert scene.texts("what") == ["Abort default?"]
+        assert scene.page.sent() == []
+        scene.button("no").click()
+        assert scene.button("Abort").is_visible()
+        scene.button("Abort").click()
+        # The second click of a double click does not count.
+        scene.button("yes").click(no_wait_after=True)
+        until(lambda: self._confirmed(scene), 10)
+        (request,) = scene.page.sent()
+        assert (request["do"], request["group"]) == ("abort", "g0")
+        assert scene.button("Aborting…").is_disabled()
+        answer = {"type": "did", "id": request["id"], "ok": True, "text": "Done so."}
+        scene.page.play(answer)
+        assert scene.button("Abort").is_enabled()
+        assert "Done so." in scene.texts("head")[0]
+
+    def _confirmed(self, scene: Scene) -> bool:
+        if scene.button("yes").is_visible():
+            scene.button("yes").click()
+        return bool(scene.page.page.evaluate("() => window.sent.length"))
+
+    def test_escape_disarms(self, scene: Scene) -> None:
+        scene.button("Abort").click()
+        scene.page.page.keyboard.press("Escape")
+        assert scene.button("Abort").is_visible()
+
+    def test_what_failed_is_told_at_length(self, scene: Scene) -> None:
+        scene.page.sent()
+        scene.button("Diagnose").click()
+        (request,) = scene.page.sent()
+        why = "rank 2 did not answer; " * 20
+        answer = {"type": "did", "id": request["id"], "ok": False, "text": why}
+        scene.page.play(answer)
+        assert scene.texts("news") == [why.strip()]
+
+    def test_an_aborted_group_can_be_rebuilt(self, scene: Scene) -> None:
+        aborted = statuses.group(state="aborted", reason="by hand")
+        scene.take(statuses.cluster(*(statuses.rank(n, aborted) for n in range(4))))
+        assert scene.button("Abort").is_disabled()
+        scene.page.sent()
+        scene.button("Rebuild").click()
+        assert scene.page.sent()[0]["do"] == "rebuild"
+
+    def test_dead_ranks_are_restarted_if_one_says_so(self, scene: Scene) -> None:
+        dead = statuses.rank(3, statuses.group(), state="dead", reason="killed")
+        scene.take(statuses.cluster(dead))
+        scene.page.sent()
+        scene.button("Restart and rebuild").click()
+        assert scene.texts("what") == ["Restart rank 3?"]
+        assert scene.page.sent() == []
+
+    def test_the_answer_to_another_page_is_none_of_ours(self, scene: Scene) -> None:
+        scene.page.play({"type": "did", "id": "other-1", "ok": True, "text": "what?"})
+        assert "what?" not in scene.texts("head")[0]
+
+
+class TestKeyboard:
+    def test_everything_can_be_reached(self, scene: Scene) -> None:
+        scene.page.page.locator("body").press("Tab")
+        reached = []
+        for _ in range(6):
+            reached.append(
+                scene.page.page.evaluate(
+                    """() => {
+                      const at = document.activeElement?.shadowRoot?.activeElement;
+                      return at?.getAttribute("aria-label") ?? at?.textContent;
+                    }"""
+                )
+            )
+            scene.page.page.keyboard.press("Tab")
+        assert reached == [
+            "Diagnose",
+            "Abort",
+            "Rebuild",
+            "default4",
+            "ranks",
+            "Timeline",
+        ]
+
+    def test_arrows_go_from_tab_to_tab(self, scene: Scene) -> None:
+        both = [
+            statuses.rank(n, statuses.group(), statuses.group("tp", (0, 1)))
+            for n in range(2)
+        ]
+        scene.take(statuses.cluster(*both, *_idle(4)[2:]))
+        tabs = scene.page.board().get_by_role("tab")
+        tabs.nth(0).focus()
+        scene.page.page.keyboard.press("ArrowRight")
+        assert tabs.nth(1).get_attribute("aria-selected") == "true"
+        assert len(scene.page.rows()) == 3
+        scene.page.page.keyboard.press("Home")
+        assert len(scene.page.rows()) == 5
+
+
+class TestTimeline:
+    def open(self, scene: Scene, lanes: dict[str, Any]) -> None:
+        scene.button("Timeline").click()
+        until(lambda: any(m.get("do") == "records" for m in scene.page.sent()), 10)
+        scene.page.play(lanes)
+
+    def test_it_says_who_is_late(self, scene: Scene) -> None:
+        self.open(scene, _lanes(late=2))
+        assert "Rank 2 entered last in 8 of 8 collectives" in scene.texts("tools")[0]
+
+    def test_keys_go_from_work_to_work(self, scene: Scene) -> None:
+        self.open(scene, _lanes(late=2))
+        canvas = scene.page.board().locator("canvas.lanes")
+        canvas.press("ArrowRight")
+        assert scene.texts("detail")[0].startswith("all_reduce #8 · rank 0 · completed")
+        canvas.press("ArrowLeft")
+        assert "all_reduce #7 · rank 0" in scene.texts("detail")[0]
+        assert "waited 8" in scene.texts("detail")[0]
+        canvas.press("ArrowDown")
+        canvas.press("ArrowDown")
+        assert "all_reduce #7 · rank 2" in scene.texts("detail")[0]
+        assert "entered last, 8" in scene.texts("detail")[0]
+        assert {"do": "source", "line": "cell 7 line 5"}.items() <= (
+            scene.page.sent()[-1].items()
+        )
+
+    def test_pointing_tells_and_dragging_pans(self, scene: Scene) -> None:
+        self.open(scene, _lanes(late=2))
+        canvas = scene.page.board().locator("canvas.lanes")
+        box = canvas.bounding_box()
+        assert box is not None
+        mouse = scene.page.page.mouse
+        mouse.move(box["x"] + box["width"] / 2, box["y"] + 10)
+        assert scene.texts("tip")[0].startswith("all_reduce #")
+        before = canvas.screenshot()
+        mouse.down()
+        mouse.move(box["x"] + box["width"] / 2 + 80, box["y"] + 10, steps=4)
+        mouse.up()
+        scene.page.play()
+        assert canvas.screenshot() != before
+        assert scene.texts("detail") in ([""], [])
+
+    def test_export_is_a_file(self, scene: Scene) -> None:
+        self.open(scene, _lanes())
+        scene.page.sent()
+        with scene.page.page.expect_download() as download:
+            scene.button("Export").click()
+            (request,) = scene.page.sent()
+            trace = json.dumps({"traceEvents": []})
+            answer = {"ok": True, "name": "trace.json", "json": trace}
+            scene.page.play({"type": "did", "id": request["id"], **answer})
+        assert download.value.suggested_filename == "trace.json"
+        assert json.loads(download.value.path().read_text()) == {"traceEvents": []}
+
+    def test_a_ring_that_is_empty(self, scene: Scene) -> None:
+        rings = {
+            n: {"groups": {"default": [0, 1, 2, 3]}, "records": []} for n in range(4)
+        }
+        self.open(scene, {"type": "timeline", "now": 100.0, **timeline(rings, {}, 5)})
+        scene.page.board().locator("canvas.lanes").press("ArrowRight")
+
+
+class TestHostile:
+    def test_what_a_rank_sends_is_text(self, scene: Scene) -> None:
+        evil = "<img src=x onerror='window.owned = 1'><script>window.owned = 1</script>"
+        one = statuses.group(
+            evil,
+            backend=evil,
+            devices={evil: evil},
+            oldest=statuses.op(evil, source=evil, dtypes=(evil,), elapsed=1.0),
+        )
+        dead = statuses.rank(1, one, state="dead", reason=evil)
+        scene.take(statuses.cluster(statuses.rank(0, one, host=evil), dead))
+        scene.page.board().get_by_role("tab").nth(1).click()
+        assert any("<img" in text for row in scene.page.rows() for text in row)
+        home = board_html(scene.model, evil, "the-board")
+        scene.page.page.evaluate("html => (document.body.innerHTML = html)", home)
+        scene.page.play()
+        assert scene.page.page.evaluate("() => window.owned") is None
+
+    @pytest.mark.parametrize(
+        "message",
+        [
+            {"type": "delta", "v": 10**6, "now": 0},
+            {"type": "delta"},
+            {"type": "full", "v": 9, "now": 5, "rows": {"g9": {"0": {"mood": "x y"}}}},
+            {"type": "nothing"},
+            {},
+        ],
+    )
+    def test_no_message_stops_it(self, scene: Scene, message: dict[str, Any]) -> None:
+        scene.page.play(message, scene.model.full())
+        assert scene.texts("c-state")[1:] == ["idle"] * 4
+
+
+class TestHomes:
+    def test_it_lives_in_the_output_and_leaves_it(self, scene: Scene) -> None:
+        static = board_html(scene.model, "12:00:00", "the-board")
+        page = scene.page.page
+        page.evaluate("html => (document.body.innerHTML = html)", static)
+        scene.page.play()
+        assert page.locator(".rankscope-live").count() == 1
+        assert not page.get_by_text("as of 12:00:00").is_visible()
+        page.evaluate("() => window.leave()")
+        assert page.locator(".rankscope-live").count() == 0
+        assert page.get_by_text("as of 12:00:00").is_visible()
+
+    def test_an_output_that_is_replaced_keeps_its_board(self, scene: Scene) -> None:
+        scene.button("Rebuild").focus()
+        scene.page.sent()
+        static = board_html(scene.model, "12:00:00", "the-board")
+        page = scene.page.page
+        page.evaluate("html => (document.body.innerHTML = html)", static)
+        scene.take(*simulated.hang(4, 2))
+        assert scene.texts("c-state")[1:] == [
+            "in flight",
+            "in flight",
+            "idle",
+            "in flight",
+        ]
+        # Nobody left and nobody came.
+        assert scene.page.sent() == []
+
+    def test_output_that_is_cleared_ends_it(self, scene: Scene) -> None:
+        scene.page.sent()
+        scene.page.page.evaluate("() => (document.body.innerHTML = '')")
+        scene.page.play()
+        (last,) = scene.page.sent()
+        assert last.keys() == {"unwatch"}
+
+    def test_two_of_one(self, scene: Scene) -> None:
+        page = scene.page.page
+        home = "<div class='the-board'></div>"
+        page.evaluate(
+            "html => document.body.insertAdjacentHTML('beforeend', html)", home
+        )
+        scene.take(*simulated.hang(4, 2))
+        for place in range(2):
+            states = scene.page.board(place).locator(".row .c-state").all_inner_texts()
+            assert states[3] == "idle"
+
+    def test_an_ordinary_view_works_too(self, scene: Scene) -> None:
+        page = scene.page.page
+        page.evaluate(
+            """() => { document.body.innerHTML = "<div id='view'></div>";
+            window.unshow = window.show(document.querySelector("#view")); }"""
+        )
+        scene.take(*simulated.hang(4, 2))
+        assert scene.texts("c-state")[3] == "idle"
+        page.evaluate("() => window.unshow()")
+        assert page.locator(".rankscope-live").count() == 0
+
+
+class TestMany:
+    def test_256_ranks_at_ten_updates_a_second(
+        self, browser: Browser, record_property: Any
+    ) -> None:
+        simulation = simulated.Simulation(256)
+        scene = Scene(browser, width=1280)
+        scene.take(simulation.step())
+        updates, cost = [], 0.0
+        for _ in range(30):
+            status = simulation.step()
+            scene.now += 0.1
+            began = time.thread_time()
+            scene.model.take(status, scene.now)
+            updates.append(json.loads(json.dumps(scene.model.delta())))
+            cost += time.thread_time() - began
+        session = scene.page.page.context.new_cdp_session(scene.page.page)
+        session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+        def spent() -> float:
+            metrics = session.send("Performance.getMetrics")["metrics"]
+            return next(m["value"] for m in metrics if m["name"] == "TaskDuration")
+
+        scene.page.page.evaluate("updates => { window.updates = updates }", updates)
+        before = spent()
+        scene.page.page.evaluate(
+            """async () => { for (const update of window.updates) { window.play(update);
+            await new Promise((done) => setTimeout(done, 100)) } }"""
+        )
+        page_ms = (spent() - before) / len(updates) * 1000
+        kernel_ms = cost / len(updates) * 1000
+        record_property("page_ms_per_update", round(page_ms, 1))
+        record_property("kernel_ms_per_update", round(kernel_ms, 1))
+        print(f"256 ranks: page {page_ms:.1f} ms, kernel {kernel_ms:.1f} ms per update")
+        # Far from the limit of 100 ms even where others use the machine too.
+        assert page_ms < 60
+        assert len(scene.page.board().locator(".map i").all()) == 256
+        scene.close()
+
+    def test_who_is_to_blame_is_in_sight(self, browser: Browser) -> None:
+        scene = Scene(browser, width=1000)
+        scene.take(*simulated.hang(256, 137))
+        blamed = scene.page.board().locator(".row.blamed")
+        until(lambda: blamed.is_visible(), 10)
+        rows = scene.page.board().locator(".rows").bounding_box()
+        row = blamed.bounding_box()
+        assert rows is not None
+        assert row is not None
+        assert rows["y"] < row["y"] < rows["y"] + rows["height"]
+        scene.close()
