@@ -125,7 +125,7 @@ class TestTable:
         self, scene: Scene, browser: Browser
     ) -> None:
         simulation = simulated.Simulation(4)
-        scenes = [(simulation.step([step % 4]), []) for step in range(10)]
+        scenes: list[Any] = [(simulation.step([step % 4]), []) for step in range(10)]
         dead = statuses.rank(3, state="dead", reason="killed by SIGKILL")
         scenes += [
             simulated.hang(4, 1),
