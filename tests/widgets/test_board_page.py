@@ -262,9 +262,9 @@ class TestKeyboard:
         tabs.nth(0).focus()
         scene.page.page.keyboard.press("ArrowRight")
         assert tabs.nth(1).get_attribute("aria-selected") == "true"
-        assert len(scene.page.rows()) == 3
+        until(lambda: len(scene.page.rows()) == 3, 20)
         scene.page.page.keyboard.press("Home")
-        assert len(scene.page.rows()) == 5
+        until(lambda: len(scene.page.rows()) == 5, 20)
 
 
 class TestTimeline:
@@ -341,7 +341,9 @@ class TestHostile:
         dead = statuses.rank(1, one, state="dead", reason=evil)
         scene.take(statuses.cluster(statuses.rank(0, one, host=evil), dead))
         scene.page.board().get_by_role("tab").nth(1).click()
-        assert any("<img" in text for row in scene.page.rows() for text in row)
+        # The rows come in the next frames: read no cell that is on its way out.
+        shown = scene.page.board().locator(".row").filter(has_text="<img").first
+        shown.wait_for(timeout=20_000)
         home = board_html(scene.model, evil, "the-board")
         scene.page.page.evaluate("html => (document.body.innerHTML = html)", home)
         scene.page.play()
