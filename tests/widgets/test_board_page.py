@@ -341,9 +341,10 @@ class TestHostile:
         dead = statuses.rank(1, one, state="dead", reason=evil)
         scene.take(statuses.cluster(statuses.rank(0, one, host=evil), dead))
         scene.page.board().get_by_role("tab").nth(1).click()
-        # The rows come in the next frames: read no cell that is on its way out.
-        shown = scene.page.board().locator(".row").filter(has_text="<img").first
-        shown.wait_for(timeout=20_000)
+        until(
+            lambda: "<img" in (scene.page.board().text_content(timeout=20_000) or ""),
+            20,
+        )
         home = board_html(scene.model, evil, "the-board")
         scene.page.page.evaluate("html => (document.body.innerHTML = html)", home)
         scene.page.play()
