@@ -52,7 +52,7 @@ class _GroupMeta(type):
     @property
     def WORLD(cls) -> ProcessGroup | None:
         """The default group, ``None`` before `init_process_group`."""
-        return world._groups.get(DEFAULT)
+        return world.default
 
 
 class group(metaclass=_GroupMeta):
@@ -138,6 +138,11 @@ def new_group(
             f"new_group on rank {default.global_rank}: ranks={list(ranks or [])}; "
             f"expected distinct global ranks, at least one, each from 0 to {size - 1}"
         )
+    if group_desc == DEFAULT:
+        raise ValueError(
+            f"new_group on rank {default.global_rank}: group_desc={DEFAULT!r} is the "
+            "name of the default group; expected another"
+        )
     config = default.config if backend is None else BackendConfig(backend)
     seconds = default.timeout if timeout is None else as_seconds(timeout, "new_group")
     return world.new_group(chosen, group_desc, config, seconds)
@@ -149,7 +154,7 @@ def destroy_process_group(group: Group = None) -> None:
         return
     if group is None:
         world.get_group(DEFAULT)
-    world.destroy(None if group is None else group.name)
+    world.destroy(group)
 
 
 def abort_process_group(group: Group = None, reason: str = "") -> None:
@@ -183,7 +188,7 @@ def enable_timing(group: Group = None, enabled: bool = True) -> None:
 
 def is_initialized() -> bool:
     """Whether the default group is there."""
-    return DEFAULT in world._groups
+    return world.default is not None
 
 
 def get_rank(group: Group = None) -> int:

@@ -49,6 +49,10 @@ class NonGroupMember:
         )
 
 
+#: A group's name and ranks.
+_Key = tuple[str, tuple[int, ...]]
+
+
 class World:
     """All groups of this process, by name.
 
@@ -61,9 +65,12 @@ class World:
         self.size: int | None = None
         self.store: Store | None = None
         self._owns_store = False
-        self._groups: dict[str, ProcessGroup] = {}
-        self._names: dict[str, int] = {}
-        self._current: str = DEFAULT
+        # Groups may share a name if their ranks differ: a rank knows nothing of
+        # the groups that it is not in.
+        self._groups: dict[_Key, ProcessGroup] = {}
+        # How often a description was used for the same ranks.
+        self._uses: dict[_Key, int] = {}
+        self._current: ProcessGroup | None = None
         self._lock = threading.RLock()
 
     # -- making and finding groups -----------------------------------------
@@ -79,10 +86,10 @@ class World:
     ) -> ProcessGroup:
         """Make the default group."""
         with self._lock:
-            if DEFAULT in self._groups:
+            if self.default is not None:
                 raise ValueError(
                     "init_process_group: the default group is there already "
-                    f"({self._groups[DEFAULT]!r}); call destroy_process_group() first"
+                    f"({self.default!r}); call destroy_process_group() first"
                 )
             self.rank, self.size = rank, size
             self.store, self._owns_store = store, owns_store
@@ -101,7 +108,7 @@ class World:
         made = ProcessGroup(
             name, ranks, self.rank, config, self.store, timeout, generation
         )
-        self._groups[name] = made
+        self._groups[name, tuple(ranks)] = made
         recorder.changed()
         return made
 
@@ -115,34 +122,54 @@ class World:
         """Make a group of `ranks`; its name is found without talking to anybody.
 
         A name is the description, or the ranks, and a count where it was used
-        before: members that make their groups in the same order agree.
+        for the same ranks before: members that make the groups they have in
+        common in the same order agree, whatever other groups each is in.
         """
         assert self.rank is not None
         with self._lock:
             base = description or f"ranks {listed(ranks)}"
-            count = self._names.get(base, 0)
-            if self.rank in ranks:
-                self._names[base] = count + 1
-            name = base if count == 0 else f"{base} ({count + 1})"
             if self.rank not in ranks:
                 return NonGroupMember(base, ranks, self.rank)
+            key = (base, tuple(ranks))
+            self._uses[key] = count = self._uses.get(key, 0) + 1
+            name = base if count == 1 else f"{base} ({count})"
             return self._add(name, ranks, config, timeout, 0)
 
     def get_group(self, name: str | None = None) -> ProcessGroup:
-        """Return the group called `name` (default: the current one)."""
-        wanted = self._current if name is None else name
-        found = self._groups.get(wanted)
-        if found is None:
-            if not self._groups:
-                raise ValueError(
-                    "there is no process group yet: call init_process_group() "
-                    "first (%dist_init does it in a notebook)"
-                )
-            known = ", ".join(map(repr, self._groups))
+        """Return the group called `name` (default: the current one).
+
+        Raises `ValueError` if there is none, or if several are called that.
+        """
+        if name is None and self._current is not None:
+            return self._current
+        wanted = DEFAULT if name is None else name
+        found = self._called(wanted)
+        if len(found) > 1:
             raise ValueError(
-                f"rank {self.rank} is in no group called {wanted!r}; it is in {known}"
+                f"rank {self.rank} is in {len(found)} groups called {wanted!r}: "
+                + ", ".join(f"ranks {listed(one.ranks)}" for one in found)
             )
-        return found
+        return found[0]
+
+    def _called(self, name: str) -> list[ProcessGroup]:
+        """The groups called `name`; there is at least one."""
+        found = [one for one in self.groups() if one.name == name]
+        if found:
+            return found
+        if not self._groups:
+            raise ValueError(
+                "there is no process group yet: call init_process_group() first "
+                "(%dist_init does it in a notebook)"
+            )
+        known = ", ".join(repr(one.name) for one in self.groups())
+        raise ValueError(
+            f"rank {self.rank} is in no group called {name!r}; it is in {known}"
+        )
+
+    @property
+    def default(self) -> ProcessGroup | None:
+        """The default group, once it is made."""
+        return next((one for one in self.groups() if one.name == DEFAULT), None)
 
     def groups(self) -> list[ProcessGroup]:
         """All groups of this rank, the default one first."""
@@ -152,7 +179,7 @@ class World:
     def default_group(self, name: str) -> Iterator[ProcessGroup]:
         """Within the block, ``group=None`` means the group called `name`."""
         chosen = self.get_group(name)
-        previous, self._current = self._current, name
+        previous, self._current = self._current, chosen
         try:
             yield chosen
         finally:
@@ -175,8 +202,8 @@ class World:
     def abort(
         self, name: str | None, reason: str, *, rank: int | None = None
     ) -> list[str]:
-        """Abort the group called `name`, ``None``: all; return the names aborted."""
-        chosen = self.groups() if name is None else [self.get_group(name)]
+        """Abort what is called `name`, ``None``: all; return the names aborted."""
+        chosen = self.groups() if name is None else self._called(name)
         for one in chosen:
             one.abort(reason, rank=rank)
         return [one.name for one in chosen]
@@ -187,14 +214,14 @@ class World:
         generation: int | None = None,
         store: Store | None = None,
     ) -> list[str]:
-        """Rebuild the group called `name`, ``None``: all; return the names rebuilt.
+        """Rebuild what is called `name`, ``None``: all; return the names rebuilt.
 
         `store` replaces the store of all groups rebuilt from now on.
         """
         with self._lock:
             if store is not None:
                 self.store = store
-            chosen = self.groups() if name is None else [self.get_group(name)]
+            chosen = self.groups() if name is None else self._called(name)
             for one in chosen:
                 one.rebuild(generation, self.store)
             return [one.name for one in chosen]
@@ -203,7 +230,7 @@ class World:
         """Everything a fresh process needs to take its seat in the same groups."""
         with self._lock:
             return {
-                "names": dict(self._names),
+                "uses": [(*key, count) for key, count in self._uses.items()],
                 "groups": [
                     {
                         "name": one.name,
@@ -221,7 +248,8 @@ class World:
         with self._lock:
             made = []
             for one in exported["groups"]:
-                if self.rank in one["ranks"] and one["name"] not in self._groups:
+                key = (one["name"], tuple(one["ranks"]))
+                if self.rank in one["ranks"] and key not in self._groups:
                     self._add(
                         one["name"],
                         one["ranks"],
@@ -230,16 +258,17 @@ class World:
                         one["generation"],
                     )
                     made.append(one["name"])
-            for base, count in exported["names"].items():
-                self._names[base] = max(count, self._names.get(base, 0))
+            for base, ranks, count in exported["uses"]:
+                key = (base, tuple(ranks))
+                self._uses[key] = max(count, self._uses.get(key, 0))
             return made
 
-    def destroy(self, name: str | None = None) -> None:
-        """Shut down the group called `name`; with the default one, or ``None``, all."""
+    def destroy(self, group: ProcessGroup | None = None) -> None:
+        """Shut down `group`; with the default one, or ``None``, all."""
         with self._lock:
-            if name is not None and name != DEFAULT:
-                self.get_group(name).shutdown()
-                del self._groups[name]
+            if group is not None and group.name != DEFAULT:
+                group.shutdown()
+                self._groups.pop((group.name, tuple(group.ranks)), None)
                 recorder.changed()
                 return
             chosen, self._groups = self.groups(), {}
@@ -251,8 +280,8 @@ class World:
             self._say_goodbye(store)
             store.close()
         self.rank = self.size = None
-        self._names.clear()
-        self._current = DEFAULT
+        self._uses.clear()
+        self._current = None
         recorder.changed()
 
     def _say_goodbye(self, store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .benching import Bench, BenchResult, BenchRow
 from .cluster import Cluster
 from .diagnosing import StallWatch
 from .errors import ClusterError, ClusterStartError
@@ -10,6 +11,9 @@ from .rings import Rings
 from .status import ClusterStatus, GroupStatus, OpStatus, RankStatus
 
 __all__ = [
+    "Bench",
+    "BenchResult",
+    "BenchRow",
     "Cluster",
     "ClusterError",
     "ClusterStartError",

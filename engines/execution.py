@@ -18,6 +18,9 @@ _log = logging.getLogger(__name__)
 #: ``update_display_data``, ``execute_result``, ``clear_output`` or ``error``.
 Output = dict[str, Any]
 
+#: The type of the messages that bring data of a cell which is no output of it.
+DATA_MESSAGE = "rankscope_data"
+
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _OUTPUTS = (
     "stream",
@@ -84,6 +87,8 @@ class Execution:
         self._lines: dict[int, int | None] = {}
         self._running = set(self.ranks)
         self._callbacks: list[Callable[[int, Output], None]] = []
+        self._data: list[tuple[int, dict[str, Any]]] = []
+        self._data_callbacks: list[Callable[[int, dict[str, Any]], None]] = []
         self._done_callbacks: list[Callable[[Execution], None]] = []
         self._lock = threading.RLock()
         self._ended = threading.Condition(self._lock)
@@ -109,6 +114,17 @@ class Execution:
                     for output in self._outputs[rank]:
                         callback(rank, output)
             self._callbacks.append(callback)
+
+    def on_data(self, callback: Callable[[int, dict[str, Any]], None]) -> None:
+        """Call ``callback(rank, data)`` for what the cell sends beside its output.
+
+        What came before is given to it first, on the calling thread; the rest
+        comes on the I/O thread.
+        """
+        with self._lock:
+            for rank, data in self._data:
+                callback(rank, data)
+            self._data_callbacks.append(callback)
 
     def on_done(self, callback: Callable[[Execution], None]) -> None:
         """Call ``callback(execution)`` once all ranks are done, from any thread."""
@@ -172,6 +188,9 @@ class Execution:
             with self._lock:
                 self._lines[rank] = message["content"]["line"]
             return
+        if kind == DATA_MESSAGE:
+            self._receive_data(rank, dict(message["content"]))
+            return
         if kind not in _OUTPUTS:
             return
         output: Output = {"output_type": kind, **message["content"]}
@@ -182,12 +201,28 @@ class Execution:
             callbacks = list(self._callbacks)
             if kind == "error":
                 self._errors[rank] = self._error_of(rank, output)
+        self._tell(callbacks, rank, output)
+
+    def _receive_data(self, rank: int, data: dict[str, Any]) -> None:
+        with self._lock:
+            if rank not in self._running:
+                return
+            self._data.append((rank, data))
+            callbacks = list(self._data_callbacks)
+        self._tell(callbacks, rank, data)
+
+    @staticmethod
+    def _tell(
+        callbacks: Sequence[Callable[[int, dict[str, Any]], None]],
+        rank: int,
+        told: dict[str, Any],
+    ) -> None:
         for callback in callbacks:
             try:
-                callback(rank, output)
+                callback(rank, told)
             except Exception:  # noqa: BLE001 - a stranger's code
                 # The I/O thread serves every other cell and rank too.
-                _log.exception("an output callback failed")
+                _log.exception("a callback of a cell failed")
 
     def _error_of(self, rank: int, content: Mapping[str, Any]) -> RankError:
         return RankError(

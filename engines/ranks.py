@@ -6,16 +6,20 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import ipyparallel
 
+from rankscope.backends import BackendConfig
+from rankscope.backends.benchmark import check_benchmark, parse_sizes
 from rankscope.backends.diagnosis import Verdict
+from rankscope.backends.world import DEFAULT
 
-from . import diagnosing, recovery
+from . import benching, diagnosing, recovery
 from . import rings as rings_
 from . import variables as variables_
+from .benching import Bench, BenchRow
 from .cells import CellRunner
 from .errors import ClusterError
 from .execution import Execution
@@ -28,6 +32,9 @@ __all__ = ["Chosen", "Ranks"]
 
 #: Ranks to do something with; ``None``: all of them.
 Chosen = Iterable[int] | int | None
+
+#: What `Ranks.bench` measures: bytes, doubling.
+DEFAULT_SIZES = "1K:64M"
 
 #: Seconds after which a rank's last summary is not believed without asking.
 FRESH = 1.5
@@ -241,6 +248,52 @@ class Ranks:
         """
         self._check_open()
         return diagnosing.look_twice(self, stall)
+
+    # -- how fast they are -------------------------------------------------
+
+    def bench(
+        self,
+        op: str = "all_reduce",
+        sizes: str | Sequence[int] = DEFAULT_SIZES,
+        *,
+        backends: Sequence[str] = (),
+        group: str | None = None,
+        dtype: str = "float32",
+        device: str = "cpu",
+        iterations: int = 20,
+        warmup: int = 5,
+        shared: bool = True,
+        cell: int | None = None,
+        on_row: Callable[[BenchRow], None] | None = None,
+    ) -> Bench:
+        """Measure a collective as nccl-tests does; return at once.
+
+        `sizes` are bytes, or a text such as ``"1K:64M"`` (doubling),
+        ``"1K:64M:4"`` or ``"4K,1M"``. `backends` are compared with each other,
+        each in a group of its own made for the occasion; by default `group`
+        (the default group) is measured as it is. The other arguments are those
+        of `rankscope.backends.benchmark.benchmark`, which says what they mean.
+
+        Raises `ValueError` for arguments that make no sense and `ClusterError`
+        for a group that is not there.
+        """
+        self._check_open()
+        chosen = parse_sizes(sizes) if isinstance(sizes, str) else list(sizes)
+        members = self._ranks_for(None, group or DEFAULT)
+        check_benchmark(op, chosen, dtype, len(members), iterations, warmup)
+        for name in backends:
+            BackendConfig(f"{device}:{name}")
+        request = {
+            "op": op,
+            "sizes": chosen,
+            "backends": list(backends),
+            "dtype": dtype,
+            "device": device,
+            "iterations": iterations,
+            "warmup": warmup,
+            "shared": shared,
+        }
+        return benching.start(self, request, group or DEFAULT, cell, on_row)
 
     # -- variables ---------------------------------------------------------
 

@@ -157,14 +157,18 @@ def export_groups(roster: Roster, without: Sequence[int]) -> dict[str, Any] | No
     if not others:
         return None
     exports = roster.ask("export_groups", {}, others).all().values()
-    names: dict[str, int] = {}
+    uses: dict[tuple[str, tuple[int, ...]], int] = {}
     groups: dict[tuple[str, tuple[int, ...]], dict[str, Any]] = {}
     for export in exports:
-        for name, count in export["names"].items():
-            names[name] = max(count, names.get(name, 0))
+        for name, ranks, count in export["uses"]:
+            key = (name, tuple(ranks))
+            uses[key] = max(count, uses.get(key, 0))
         for group in export["groups"]:
             groups.setdefault((group["name"], tuple(group["ranks"])), group)
-    return {"names": names, "groups": list(groups.values())}
+    return {
+        "uses": [(*key, count) for key, count in uses.items()],
+        "groups": list(groups.values()),
+    }
 
 
 def _new_groups(roster: Roster, backend: str | None, timeout: float | None) -> None:

@@ -156,6 +156,53 @@ COMMANDS = {
             ),
         ),
         Command(
+            "dist_bench",
+            "Measure a collective size by size: nccl-tests' table, and its plots.\n"
+            "The result has the columns of a DataFrame: r = %dist_bench …; r['busbw'].",
+            "%dist_bench all_reduce --sizes 1K:64M\n"
+            "%dist_bench all_reduce --sizes 1K:16M:4 --backend gloo,mpi --csv ar.csv",
+            "cluster.bench('all_reduce', '1K:64M', backends=['gloo']).result()",
+            (
+                Option(
+                    "sizes", ("--sizes",), "bytes: 1K:64M (doubling), 1K:64M:4 (times "
+                    "4), or 4K,1M (default: 1K:64M)", "SIZES", values.sizes,
+                ),
+                Option(
+                    "backends", ("--backend",), "backends to compare, such as gloo,mpi "
+                    "(default: the group's)", "NAMES", values.names, "backend_name",
+                ),
+                Option(
+                    "dtype", ("--dtype",), "dtype of the elements (default: float32)",
+                    "DTYPE", values.dtype, "dtype",
+                ),
+                Option(
+                    "device", ("--device",), "where the arrays are: cpu or cuda "
+                    "(default: cpu)", "DEVICE", values.device, "device",
+                ),
+                Option(
+                    "group", ("-g", "--group"), "group whose ranks measure (default: "
+                    "default)", "GROUP", kind="group",
+                ),
+                Option(
+                    "iterations", ("--iters",), "ops that are timed (default: 20)", "N",
+                    values.times,
+                ),
+                Option(
+                    "warmup", ("--warmup",), "ops before the clock starts (default: 5)",
+                    "N", values.times,
+                ),
+                Option(
+                    "ordinary", ("--ordinary",), "use ordinary numpy arrays, not those "
+                    "of dist.empty",
+                ),
+                Option("csv", ("--csv",), "write the rows there", "FILE", kind="file"),
+            ),
+            Parameter(
+                "op", "OP", "?", "collective to measure (default: all_reduce)",
+                "benchmark",
+            ),
+        ),
+        Command(
             "dist_shutdown",
             "End the ranks and all that belongs to them (attached ranks live on).",
             "%dist_shutdown",

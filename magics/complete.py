@@ -23,6 +23,7 @@ from IPython.paths import get_ipython_dir
 
 from rankscope.backends import Backend
 from rankscope.backends.backend import builtin_devices
+from rankscope.backends.benchmark import BENCHMARKS
 from rankscope.engines.launch import launcher_names
 
 from .commands import COMMANDS
@@ -34,7 +35,10 @@ __all__ = ["candidates", "matcher"]
 _LINE = re.compile(r"\s*(%{1,2})(\w+)\s")
 
 #: What may follow a word of a value: completion starts anew after these.
-_SEPARATORS = {"ranks": ",-", "backend": ",:"}
+_SEPARATORS = {"ranks": ",-", "backend": ",:", "backend_name": ","}
+
+#: What is offered for a dtype; others may be typed.
+DTYPES = ("float32", "float64", "float16", "int32", "int64", "uint8")
 
 Kinds = dict[str, Callable[[str], Iterable[str]]]
 
@@ -48,6 +52,10 @@ def matcher(shell: InteractiveShell) -> Callable[[CompletionContext], Any]:
         "launcher": lambda text: launcher_names(),
         "profile": lambda text: _profiles(),
         "variable": lambda text: _variables(shell.user_ns),
+        "benchmark": lambda text: [*BENCHMARKS],
+        "backend_name": lambda text: _backend_names(),
+        "device": lambda text: ["cpu", "cuda"],
+        "dtype": lambda text: DTYPES,
     }
 
     @context_matcher(priority=100, identifier="rankscope")  # type: ignore[untyped-decorator]
@@ -147,6 +155,10 @@ def _backends(before: str) -> list[str]:
     devices = sorted({device for known in names.values() for device in known})
     parts = [f"{device}:" for device in devices]
     return parts if before else [*parts, *sorted(names)]
+
+
+def _backend_names() -> list[str]:
+    return sorted({*builtin_devices(), *Backend.registry})
 
 
 def _profiles() -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 
 from rankscope.engines import Cluster
-from rankscope.widgets import ProgressLine, StatusTable, name_ranks
+from rankscope.widgets import BenchReport, ProgressLine, StatusTable, name_ranks
 from rankscope.widgets.board_model import BoardModel
 from rankscope.widgets.board_text import board_text
 
@@ -24,6 +24,7 @@ from .arguments import (
     told,
 )
 from .background import BackgroundCell
+from .benching import run_bench
 from .cell import CellRun
 from .commands import COMMANDS, DIST_INIT, DISTRIBUTED
 from .options import Values, closest
@@ -178,6 +179,17 @@ class RankscopeMagics:
                 if files
                 else "nothing to write"
             )
+
+    def dist_bench(self, line: str) -> BenchReport | None:
+        """Measure a collective on the ranks."""
+        command = COMMANDS["dist_bench"]
+        values = parse(command, line)
+        if values is None:
+            return None
+        cluster = require(command)
+        known_group(command, values["group"], cluster)
+        with told(command, OSError, ValueError):
+            return run_bench(self.shell, cluster, values, session.serve_messages)
 
     # -- groups ---------------------------------------------------------------
 

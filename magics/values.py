@@ -7,12 +7,25 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from rankscope.backends import BackendConfig
+from rankscope.backends.benchmark import parse_sizes
 from rankscope.engines.launch import launcher_names
 
 from .options import closest
 
-__all__ = ["backend", "count", "launcher", "seconds"]
+__all__ = [
+    "backend",
+    "count",
+    "device",
+    "dtype",
+    "launcher",
+    "names",
+    "seconds",
+    "sizes",
+    "times",
+]
 
 
 def count(text: str) -> int:
@@ -24,6 +37,41 @@ def count(text: str) -> int:
     if number < 1:
         raise ValueError("there must be at least 1 rank")
     return number
+
+
+def times(text: str) -> int:
+    """Return how often something is to be done; 0 is never."""
+    if not text.isdecimal():
+        raise ValueError("expected a whole number, such as 20")
+    return int(text)
+
+
+def sizes(text: str) -> list[int]:
+    """Return bytes; the `ValueError` says how they are spelled."""
+    return parse_sizes(text)
+
+
+def names(text: str) -> list[str]:
+    """Return the names in a list with commas."""
+    found = [name.strip() for name in text.split(",")]
+    if not all(found) or len(set(found)) < len(found):
+        raise ValueError("expected different names with commas between them")
+    return found
+
+
+def dtype(text: str) -> str:
+    """Return the name of a numpy dtype."""
+    try:
+        return np.dtype(text).name
+    except TypeError:
+        raise ValueError("expected a dtype, such as float32 or int64") from None
+
+
+def device(text: str) -> str:
+    """Return a device type that arrays can be made on."""
+    if text not in ("cpu", "cuda"):
+        raise ValueError("expected cpu or cuda")
+    return text
 
 
 def seconds(text: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .bench_report import BenchReport
 from .progress import ProgressLine
 from .ranks import format_ranks, name_ranks
 from .status_table import StatusTable
@@ -11,7 +12,14 @@ from .status_table import StatusTable
 if TYPE_CHECKING:
     from .board import Board
 
-__all__ = ["Board", "ProgressLine", "StatusTable", "format_ranks", "name_ranks"]
+__all__ = [
+    "BenchReport",
+    "Board",
+    "ProgressLine",
+    "StatusTable",
+    "format_ranks",
+    "name_ranks",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -382,6 +382,22 @@ def test_disjoint_groups_of_one_name_do_not_share_keys(
     assert not other.store.check(["k"])
 
 
+def test_groups_of_one_name_are_told_apart_by_their_ranks(
+    group: dist.ProcessGroup,
+) -> None:
+    # Rank 2, which is in the second alone, calls it that too.
+    first = dist.new_group([0, 1], group_desc="pair")
+    second = dist.new_group([0, 2], group_desc="pair")
+    assert first.name == second.name == "pair"
+    with pytest.raises(
+        ValueError, match=r"2 groups called 'pair': ranks 0,1, ranks 0,2"
+    ):
+        world.get_group("pair")
+    assert world.abort("pair", "test") == ["pair", "pair"]
+    dist.destroy_process_group(first)
+    assert world.get_group("pair") is second
+
+
 def test_the_default_group_of_a_block(group: dist.ProcessGroup) -> None:
     dist.new_group([0, 1], group_desc="tp")
     with world.default_group("tp") as tp:
@@ -396,7 +412,7 @@ def test_groups_are_exported_and_imported_on_a_fresh_rank(
     dist.new_group([0, 1], group_desc="tp", timeout=9)
     dist.new_group([0, 2])
     exported = world.export_groups()
-    world.destroy("tp")
+    world.destroy(world.get_group("tp"))
     assert world.import_groups(exported) == ["tp"]
     assert world.get_group("tp").timeout == 9
     assert dist.new_group([0, 2]).name == "ranks 0,2 (2)"
@@ -545,6 +561,11 @@ BAD_CALLS: dict[str, tuple[Any, type[Exception], str]] = {
         r"ranks=\[0, 4\]; expected distinct global ranks",
     ),
     "new_group of twins": (lambda: dist.new_group([1, 1]), ValueError, "distinct"),
+    "new_group called default": (
+        lambda: dist.new_group([0], group_desc="default"),
+        ValueError,
+        "the name of the default group",
+    ),
     "new_group of nobody": (lambda: dist.new_group([]), ValueError, "at least one"),
     "new_group timeout": (
         lambda: dist.new_group([0], timeout=0),

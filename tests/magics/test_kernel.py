@@ -29,6 +29,12 @@ class Cell:
     messages: list[tuple[float, str, dict[str, Any]]] = field(default_factory=list)
     took: float = 0.0
 
+    @property
+    def result(self) -> dict[str, Any]:
+        """The mime bundle of the last expression."""
+        (found,) = [c for _, kind, c in self.messages if kind == "execute_result"]
+        return found["data"]
+
     def stream(self, name: str = "stdout") -> str:
         """What stands there in the end; `clear_output` takes away what was."""
         text = ""
@@ -94,7 +100,7 @@ class Kernel:
                 self._take_reply(request)
                 return cell
             cell.messages.append((now, kind, content))
-            text = content.get("text", "")
+            text = content.get("text") or content.get("data", {}).get("text/plain", "")
             if interrupt_at is not None and interrupt_at in text:
                 interrupt_at = None
                 self.manager.interrupt_kernel()
@@ -234,6 +240,18 @@ def test_an_interrupt_ends_the_cell_and_the_next_one_works(
     assert "Traceback" not in cell.stream("stderr")
     after = kernel("%%distributed", "x = np.ones(1)", "dist.all_reduce(x)", "x[0]")
     assert "4.0" in after.stream()
+
+
+def test_an_interrupted_benchmark_shows_what_it_has(kernel: Kernel) -> None:
+    # The second size would take a minute.
+    line = "r = %dist_bench all_reduce --backend gloo --sizes 1K,64M --iters 500"
+    cell = kernel(line, interrupt_at="1 of 2")
+    assert cell.error.startswith("Interrupted: after ")
+    assert "1024" in cell.data[-1]["text/plain"]
+    assert "<svg" in cell.data[-1]["text/html"]
+    cell = kernel("r = %dist_bench reduce --sizes 4K --iters 2", "r")
+    assert cell.error == ""
+    assert "4096" in cell.result["text/plain"]
 
 
 def test_the_status_is_html_in_a_notebook(kernel: Kernel) -> None:

@@ -369,6 +369,41 @@ def test_a_trace_is_written_for_perfetto_and_for_torch(
     assert "nowhere" in str(missing.error)
 
 
+# -- benchmarks -------------------------------------------------------------------
+
+
+def test_a_benchmark_returns_its_table_and_writes_it_down(
+    notebook: Notebook, tmp_path: Path
+) -> None:
+    file = tmp_path / "found.csv"
+    seen = notebook(
+        f"%dist_bench broadcast --sizes 1K:4K --backend gloo --iters 2 --csv {file}"
+    )
+    assert seen.error is None
+    assert list(seen.value["size"]) == [1024, 2048, 4096]
+    assert set(seen.value["backend"]) == {"gloo"}
+    assert not any(seen.value["wrong"])
+    assert len(file.read_text().splitlines()) == 4
+    assert "# broadcast · 4 ranks" in repr(seen.value)
+
+
+def test_a_benchmark_that_fails_says_so_in_one_line(notebook: Notebook) -> None:
+    seen = notebook("%dist_bench --sizes 1K --backend gloo,mpi --iters 1")
+    assert "Traceback" not in seen.out + seen.err
+    assert "ranks 0–3: DistBackendError" in str(seen.error)
+    assert "%dist_init --engines mpi" in str(seen.error)
+    # What was measured before it is shown all the same.
+    assert "1024" in seen.displays[-1].data["text/plain"]
+    assert notebook("%%distributed", "dist.barrier()").error is None
+
+
+def test_a_benchmark_that_makes_no_sense_is_refused(notebook: Notebook) -> None:
+    assert "expected FIRST:LAST" in notebook.refused("%dist_bench --sizes 4M:1K")
+    assert "expected a dtype" in notebook.refused("%dist_bench --dtype flot")
+    assert "no group 'tp'" in notebook.refused("%dist_bench -g tp")
+    assert "expected one of all_reduce" in str(notebook("%dist_bench all").error)
+
+
 # -- variables and groups ----------------------------------------------------------
 
 

@@ -1,0 +1,63 @@
+"""Benchmarks over real ranks: rows as they come, results, groups, refusals."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankscope.engines import BenchRow, Cluster, ClusterError, ExecutionError
+
+WAIT = 60
+
+
+def test_rows_come_as_they_are_measured(cluster: Cluster) -> None:
+    seen: list[BenchRow] = []
+    bench = cluster.bench("all_reduce", "1K:64K:8", iterations=3, on_row=seen.append)
+    result = bench.result(WAIT)
+    assert seen == list(result)
+    assert bench.total == len(result) == 3
+    assert list(result["size"]) == [1024, 8192, 65536]
+    for row in result:
+        assert (row.backend, row.op, row.ranks, row.wrong) == (
+            "gloo",
+            "all_reduce",
+            4,
+            0,
+        )
+        assert row.time_min <= row.time <= row.time_max
+        assert row.algbw == pytest.approx(row.size / row.time / 1e3)
+        assert row.busbw == pytest.approx(row.algbw * 1.5)
+
+
+def test_backends_are_compared_in_groups_of_their_own(cluster: Cluster) -> None:
+    cluster.execute("pair = dist.new_group([1, 3], group_desc='pair')").result(WAIT)
+    result = cluster.bench(
+        "broadcast", [4096], backends=["gloo"], group="pair", iterations=2
+    ).result(WAIT)
+    assert [(row.backend, row.ranks) for row in result] == [("gloo", 2)]
+    groups = cluster.status(fresh=True).groups
+    assert groups == {"default": [0, 1, 2, 3], "pair": [1, 3]}
+    cluster.execute("dist.destroy_process_group(pair)", ranks=[1, 3]).result(WAIT)
+
+
+def test_what_cannot_be_measured_is_refused_before_it_starts(cluster: Cluster) -> None:
+    with pytest.raises(ValueError, match="expected one of all_reduce"):
+        cluster.bench("sum")
+    with pytest.raises(ValueError, match="expected FIRST:LAST"):
+        cluster.bench("all_reduce", "big")
+    with pytest.raises(ValueError, match="unknown backend 'glo'"):
+        cluster.bench("all_reduce", backends=["glo"])
+    with pytest.raises(ClusterError, match="no group called 'nobody'"):
+        cluster.bench("all_reduce", group="nobody")
+
+
+def test_a_backend_that_is_not_there_fails_on_every_rank(cluster: Cluster) -> None:
+    bench = cluster.bench("all_reduce", [1024], backends=["gloo", "mpi"], iterations=2)
+    with pytest.raises(
+        ExecutionError, match="the mpi backend cannot be used"
+    ) as caught:
+        bench.result(WAIT)
+    assert sorted(caught.value.errors) == [0, 1, 2, 3]
+    assert [row.backend for row in bench.rows] == ["gloo"]
+    assert list(cluster.status(fresh=True).groups) == ["default"]
+    # The ranks' own group was not touched.
+    assert len(cluster.bench("reduce", [64], iterations=1).result(WAIT)) == 1

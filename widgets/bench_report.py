@@ -1,0 +1,195 @@
+"""BenchReport: what a benchmark measured, as nccl-tests' table and as plots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from rankscope.engines import BenchResult, BenchRow
+
+from .bench_plot import Series, colour, marker, plot
+from .units import bandwidth_text, bytes_text, duration_text
+
+__all__ = ["BenchReport"]
+
+# Title, unit as nccl-tests has it.
+_COLUMNS = (
+    ("backend", ""),
+    ("size", "B"),
+    ("count", "elements"),
+    ("type", ""),
+    ("time", "µs"),
+    ("algbw", "GB/s"),
+    ("busbw", "GB/s"),
+    ("#wrong", ""),
+)
+
+
+class BenchReport(BenchResult):
+    """A `BenchResult` that shows itself: table and plots, or text."""
+
+    def __repr__(self) -> str:
+        return _text(self)
+
+    def _repr_mimebundle_(
+        self, include: Any = None, exclude: Any = None
+    ) -> dict[str, str]:
+        bundle = {"text/plain": _text(self)}
+        if len(self) > 0:
+            bundle["text/html"] = _html(self)
+        return bundle
+
+
+def _cells(row: BenchRow) -> tuple[str, ...]:
+    return (
+        row.backend,
+        str(row.size),
+        str(row.count),
+        row.dtype,
+        f"{row.time:.1f}" if row.time < 1000 else f"{row.time:.0f}",
+        _bandwidth(row.algbw),
+        _bandwidth(row.busbw),
+        str(row.wrong),
+    )
+
+
+def _bandwidth(gigabytes: float) -> str:
+    # Small arrays are slow, and two digits are to be left of it.
+    return bandwidth_text(gigabytes) if gigabytes >= 0.1 else f"{gigabytes:.2g}"
+
+
+def _title(result: BenchResult) -> str:
+    row = result[0]
+    ranks = "1 rank" if row.ranks == 1 else f"{row.ranks} ranks"
+    return f"{row.op} · {ranks}"
+
+
+def _text(result: BenchResult) -> str:
+    if not result:
+        return "nothing was measured"
+    rows = [_cells(row) for row in result]
+    heads = [title for title, _ in _COLUMNS]
+    units = [f"({unit})" if unit else "" for _, unit in _COLUMNS]
+    lines = [heads, units, *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(_COLUMNS))]
+    shown = [
+        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        for line in lines
+    ]
+    return "\n".join([f"# {_title(result)}", *(line.rstrip() for line in shown)])
+
+
+# Only variables with fallbacks, and greys that stand on white and on black, so
+# that it reads in any theme and on a page that has none.
+_STYLE = """\
+<style>
+.rankscope-bench {
+  font-family: var(--jp-ui-font-family, system-ui, sans-serif);
+  font-size: var(--jp-ui-font-size1, 13px); line-height: 1.45; overflow-x: auto;
+}
+.rankscope-bench p { margin: .3em 0 .4em; }
+.rankscope-bench .quiet { opacity: .75; }
+.rankscope-bench .key { margin-left: 1.2em; white-space: nowrap; }
+.rankscope-bench .plots { display: flex; flex-wrap: wrap; gap: 4px 24px; }
+.rankscope-bench svg { max-width: 100%; height: auto; }
+.rankscope-bench .key svg { vertical-align: -1px; }
+.rankscope-bench text { fill: currentColor; font-size: 11px; }
+.rankscope-bench text.name { font-size: 12px; font-weight: 600; }
+.rankscope-bench text.tick { fill-opacity: .75; }
+.rankscope-bench :is(.grid, .mark) { stroke: currentColor; fill: none; }
+.rankscope-bench .grid { stroke-opacity: .16; }
+.rankscope-bench .mark { stroke-opacity: .5; }
+.rankscope-bench table, .jp-RenderedHTMLCommon .rankscope-bench table {
+  border-collapse: collapse; border: none; margin: .4em 0; font-size: inherit;
+  color: inherit; font-variant-numeric: tabular-nums; table-layout: auto;
+}
+.jp-RenderedHTMLCommon .rankscope-bench table tr { background: none; }
+.rankscope-bench table :is(th, td),
+.jp-RenderedHTMLCommon .rankscope-bench table :is(th, td) {
+  padding: .1em 0 .1em 1.4em; border: none; text-align: right;
+  white-space: nowrap; font-weight: normal; max-width: none;
+}
+.rankscope-bench table :is(th, td):first-child,
+.jp-RenderedHTMLCommon .rankscope-bench table :is(th, td):first-child {
+  text-align: left; padding-left: 0;
+}
+.rankscope-bench thead th { opacity: .75; vertical-align: bottom; }
+.rankscope-bench .bad, .jp-RenderedHTMLCommon .rankscope-bench .bad {
+  color: var(--jp-error-color1, #d32f2f); font-weight: 600;
+}
+</style>"""
+
+
+def _html(result: BenchResult) -> str:
+    backends = list(dict.fromkeys(row.backend for row in result))
+    keys = "".join(
+        f'<span class="key"><svg width="11" height="11" fill="{colour(place)}">'
+        f"{marker(place, 5.5, 5.5)}</svg> {escape(name)}</span>"
+        for place, name in enumerate(backends)
+    )
+    title = f"<b>{escape(result[0].op)}</b>"
+    rest = _title(result).removeprefix(result[0].op)
+    quiet = f'<span class="quiet">{escape(rest)}</span>'
+    return (
+        f'<div class="rankscope-bench">{_STYLE}<p>{title}{quiet}{keys}</p>'
+        f'<div class="plots">{_time_plot(result, backends)}'
+        f"{_bandwidth_plot(result, backends)}</div>{_table(result)}</div>"
+    )
+
+
+def _time_plot(result: BenchResult, backends: Sequence[str]) -> str:
+    return plot(
+        "time",
+        _series(result, backends, "time"),
+        lambda micros: duration_text(micros / 1e6).replace(".00", "").replace(".0", ""),
+    )
+
+
+def _bandwidth_plot(result: BenchResult, backends: Sequence[str]) -> str:
+    # One rank has no bus, and an op that takes no time no speed.
+    series = _series(result, backends, "busbw")
+    if not series:
+        return ""
+    return plot("bus bandwidth in GB/s", series, lambda value: f"{value:g}")
+
+
+def _series(result: BenchResult, backends: Sequence[str], what: str) -> list[Series]:
+    found = []
+    for backend in backends:
+        rows = [
+            row
+            for row in result
+            if row.backend == backend and row.size > 0 and getattr(row, what) > 0
+        ]
+        if rows:
+            points = [(row.size, getattr(row, what)) for row in rows]
+            found.append(Series(backend, points, [_note(row) for row in rows]))
+    return found
+
+
+def _note(row: BenchRow) -> str:
+    spread = (
+        f"{duration_text(row.time_min / 1e6)} to {duration_text(row.time_max / 1e6)}"
+    )
+    return (
+        f"{row.backend}, {bytes_text(row.size)}: {duration_text(row.time / 1e6)} "
+        f"(ranks: {spread}), busbw {_bandwidth(row.busbw)} GB/s"
+    )
+
+
+def _table(result: BenchResult) -> str:
+    head = "".join(
+        f"<th>{title}{f'<br>{unit}' if unit else ''}</th>" for title, unit in _COLUMNS
+    )
+    body = []
+    for row in result:
+        *cells, wrong = (escape(cell) for cell in _cells(row))
+        bad = ' class="bad"' if row.wrong else ""
+        body.append(
+            f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}"
+            f"<td{bad}>{wrong}</td></tr>"
+        )
+    return (
+        f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+    )
