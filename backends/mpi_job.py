@@ -1,7 +1,8 @@
 """The MPI job this process belongs to: loading, starting and leaving MPI, meeting.
 
-MPI is loaded and initialised when the first group needs it, never by an import
-of ours, and it is left at exit without waiting for anybody.
+MPI is loaded and initialised in the background as soon as a process that an MPI
+launcher started has a group, never by an import of ours, and it is left at exit
+without waiting for anybody.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 from .errors import DistBackendError, DistError
 from .store import Store
 
-__all__ = ["Meeting", "at_exit", "check_launched", "unavailable_reason"]
+__all__ = ["Meeting", "at_exit", "begin", "check_launched", "unavailable_reason"]
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +49,8 @@ _goodbye_lock = threading.Lock()
 _at_exit: list[Callable[[], None]] = []
 _builders = 0
 _goodbye: _Goodbye | None = None
+_beginning_lock = threading.Lock()
+_beginning: threading.Thread | None = None
 # Whether MPI_Finalize waits for no other process.
 _leaves_alone = False
 
@@ -69,11 +72,15 @@ def check_launched(size: int) -> None:
     loaded = importlib.import_module(name) if name in sys.modules else None
     if loaded is not None and loaded.Is_initialized():
         _check_job(loaded, size)
-    elif not any(name in os.environ for name in _LAUNCHED):
+    elif not _is_launched():
         raise DistBackendError(
             "the mpi backend cannot be used: no MPI launcher started this process; "
             + LAUNCH
         )
+
+
+def _is_launched() -> bool:
+    return any(name in os.environ for name in _LAUNCHED)
 
 
 def _check_job(mpi: Any, size: int) -> None:
@@ -106,6 +113,37 @@ def note_abort() -> None:
             _goodbye = _Goodbye()
 
 
+def begin() -> None:
+    """Start MPI on a thread, if an MPI launcher started this process; return at once.
+
+    MPI_Init may wait until every process of the job has called it, and a group
+    of some ranks would wait for those that never use MPI. So every process
+    begins as soon as it has its first group, whichever backend that has.
+    """
+    global _beginning
+    with _beginning_lock:
+        if _beginning is None and _is_launched() and unavailable_reason() is None:
+            _beginning = threading.Thread(
+                target=_begin, name="rankscope-mpi-init", daemon=True
+            )
+            _beginning.start()
+            _leave_at_exit()
+
+
+def _begin() -> None:
+    try:
+        initialise()
+    except DistBackendError as error:
+        # Whoever uses MPI gets the same error.
+        _log.debug("MPI could not be initialised ahead of its use: %s", error)
+
+
+def _leave_at_exit() -> None:
+    if _leave not in _registered:
+        _registered.append(_leave)
+        atexit.register(_leave)
+
+
 def initialise() -> Any:
     """Return ``mpi4py.MPI``, initialised with THREAD_MULTIPLE.
 
@@ -134,9 +172,7 @@ def initialise() -> Any:
             os.environ.setdefault("OMPI_MCA_async_mpi_finalize", "1")
             _init_thread(MPI)
             _leaves_alone = MPI.get_vendor()[0] == "Open MPI"
-        if _leave not in _registered:
-            _registered.append(_leave)
-            atexit.register(_leave)
+        _leave_at_exit()
     return MPI
 
 
@@ -168,6 +204,8 @@ def _leave() -> None:
     """Finalize MPI, as a good citizen of mpiexec, unless that could hang or crash."""
     for action in _at_exit:
         action()
+    if _beginning is not None:
+        _beginning.join(_GOODBYE)
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
         return

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
+from . import mpi_job
 from .config import BackendConfig
 from .errors import DistError
 from .prefix_store import PrefixStore
@@ -93,6 +94,7 @@ class World:
                 )
             self.rank, self.size = rank, size
             self.store, self._owns_store = store, owns_store
+            mpi_job.begin()
             return self._add(DEFAULT, range(size), config, timeout, 0)
 
     def _add(

@@ -23,7 +23,7 @@ from rankscope.backends import ReduceOp
 from rankscope.backends.world import world
 from tests.backends import exactness, surface
 from tests.mpi_ranks import MPIRanks, is_open_mpi, mpiexec, run_mpi_ranks
-from tests.ranks import Rank, RankFailure
+from tests.ranks import Rank, RankFailure, run_ranks
 from tests.waiting import until
 
 pytestmark = [
@@ -536,8 +536,30 @@ def imports_nothing(me: Rank) -> list[str]:
     return loaded
 
 
-def test_mpi_is_not_loaded_before_it_is_used() -> None:
-    assert run_mpi_ranks(2, imports_nothing) == [[], []]
+def test_mpi_is_not_loaded_where_no_launcher_started_the_process() -> None:
+    assert run_ranks(2, imports_nothing) == [[], []]
+
+
+def two_of_four(me: Rank) -> float | None:
+    """The first op is that of a group that ranks 1 and 2 know nothing of."""
+    dist.init_process_group("cpu:mpi", timeout=20)
+    x = np.full(3, float(me.rank))
+    if me.rank in (0, 3):
+        dist.all_reduce(x, group=dist.new_group([0, 3]))
+    me.report("done")
+    me.listen()
+    dist.destroy_process_group()
+    return x[0]
+
+
+def test_ranks_that_never_use_mpi_hold_up_nobody() -> None:
+    # MPI_Init waits for all processes of the job: all of them call it.
+    with MPIRanks(4, two_of_four) as ranks:
+        for rank in (0, 3, 1, 2):
+            assert ranks.next_report(rank) == "done"
+        for rank in range(4):
+            ranks.tell(rank, "go")
+        assert ranks.wait() == [3.0, 1.0, 2.0, 3.0]
 
 
 def with_mpi4py(me: Rank) -> None:
