@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from . import all_reduce, dispatch, notebook
+from . import all_reduce, coalescing, dispatch, notebook
 from .table import Row, machine, markdown
 from .torch_environment import TORCH, torch_python
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 BEGIN, END = "<!-- make bench: begin -->", "<!-- make bench: end -->"
-PARTS = ("all_reduce", "cell", "start", "dispatch")
+PARTS = ("all_reduce", "coalescing", "cell", "start", "dispatch")
 EXPLANATION = (
     "Medians, with the 99th percentile in parentheses. All contenders take turns, "
     "round by round; a ratio is the median over the rounds, so that what slows the "
@@ -45,6 +45,20 @@ def _all_reduce(quick: bool, versions: dict[str, str], note: Say) -> list[Row]:
         pythons["torch"] = torch
         versions["torch"] = TORCH
     return all_reduce.measure(
+        pythons, rounds=3 if quick else 9, say=_say, left_out=note
+    )
+
+
+def _coalescing(quick: bool, versions: dict[str, str], note: Say) -> list[Row]:
+    if importlib.util.find_spec("pygloo") is None:
+        note("coalescing: gloo is not available in this environment")
+        return []
+    pythons = {"coalescing": sys.executable}
+    torch = torch_python(_say, note)
+    if torch is not None:
+        pythons["torch-coalescing"] = torch
+        versions["torch"] = TORCH
+    return coalescing.measure(
         pythons, rounds=3 if quick else 9, say=_say, left_out=note
     )
 
@@ -81,6 +95,7 @@ def main() -> None:
 
     parts: dict[str, Callable[[], list[Row]]] = {
         "all_reduce": lambda: _all_reduce(quick, versions, note),
+        "coalescing": lambda: _coalescing(quick, versions, note),
         "cell": lambda: notebook.empty_cell(rounds=3 if quick else 9),
         "start": lambda: notebook.start_up(rounds=2 if quick else 5),
         "dispatch": lambda: dispatch.measure(rounds=5 if quick else 15),

@@ -68,9 +68,18 @@ class Ranks:
 
     def times(self, iterations: int, variant: str = "") -> list[float]:
         """Run `iterations` all_reduces; seconds of each, the mean over the ranks."""
+        return self.costs(iterations, variant)[0]
+
+    def costs(self, iterations: int, variant: str) -> tuple[list[float], float]:
+        """As `times`, and the seconds of CPU that one took, the mean over the ranks.
+
+        CPU of the rank's process and its children, all threads.
+        """
         answers = self.ask(do="run", iterations=iterations, variant=variant)
         each = zip(*(answer["times"] for answer in answers), strict=True)
-        return [sum(ranks) / len(ranks) / 1e9 for ranks in each]
+        times = [sum(ranks) / len(ranks) / 1e9 for ranks in each]
+        used = sum(answer["cpu"] for answer in answers) / len(answers) / 1e9
+        return times, used / iterations
 
     def prepare(self, nbytes: int, variant: str = "") -> None:
         """Allocate on every rank and check one result."""

@@ -4,7 +4,8 @@ It runs under the Python of the library it measures, so it needs nothing but
 that library. Each request is a line of JSON and gets one as its answer:
 
     {"do": "prepare", "bytes": 1024}             {"ok": true}
-    {"do": "run", "iterations": 100, ...}        {"times": [nanoseconds, ...]}
+    {"do": "run", "iterations": 100, ...}        {"times": [nanoseconds, ...],
+                                                  "cpu": nanoseconds of the whole}
 """
 
 from __future__ import annotations
@@ -142,25 +143,117 @@ class Torch(Contender):
         return lambda: all_reduce(array)
 
 
+class Coalescing(Rankscope):
+    """64 arrays: one op each, one block for all, or one flat array."""
+
+    COUNT = 64
+
+    def prepare(self, nbytes: int, variant: str) -> None:
+        if variant == "single":
+            self.arrays: list[Any] = []
+            self.array = None
+            gc.collect()
+            self.array = self.flat(nbytes // 4 * self.COUNT)
+            self.arrays = [self.ordinary(nbytes // 4) for _ in range(self.COUNT)]
+        arrays = [self.array] if variant == "flat" else self.arrays
+        for array in arrays:
+            array[:] = self.rank + 1
+        self.op(variant)()
+        for array in arrays:
+            if float(array[-1]) != self.size * (self.size + 1) / 2:
+                raise ValueError(f"{variant}: the last element is {array[-1]}")
+            array[:] = 0
+
+    def flat(self, count: int) -> Any:
+        """The array of the reference, in the memory that suits the library best."""
+        return self.allocate(count)
+
+    def ordinary(self, count: int) -> Any:
+        """An array as users have them."""
+        import numpy as np
+
+        return np.empty(count, dtype=np.float32)
+
+    def op(self, variant: str) -> Callable[[], object]:
+        all_reduce, arrays = self.dist.all_reduce, self.arrays
+        if variant == "flat":
+            return super().op("")
+
+        def single() -> None:
+            works = [all_reduce(array, async_op=True) for array in arrays]
+            for work in works:
+                work.wait()
+
+        def coalesced() -> None:
+            with self.manager():
+                for array in arrays:
+                    all_reduce(array)
+
+        return single if variant == "single" else coalesced
+
+    def manager(self) -> Any:
+        """The library's coalescing manager; the end of its block waits."""
+        return self.dist.coalescing_manager()
+
+
+class TorchCoalescing(Coalescing):
+    """The same with torch.distributed's gloo."""
+
+    def __init__(self, rank: int, size: int, folder: str) -> None:
+        Contender.__init__(self, rank, size, folder)
+        import torch
+        import torch.distributed as dist
+
+        self.torch, self.dist = torch, dist
+        dist.init_process_group(
+            "gloo", init_method=f"file://{folder}/torch", rank=rank, world_size=size
+        )
+
+    def flat(self, count: int) -> Any:
+        return self.torch.empty(count, dtype=self.torch.float32)
+
+    ordinary = flat
+
+    def manager(self) -> Any:
+        return self.dist._coalescing_manager()
+
+
 CONTENDERS: dict[str, type[Contender]] = {
     "rankscope": Rankscope,
     "rankscope-copies": RankscopeCopies,
     "pygloo": Pygloo,
     "torch": Torch,
+    "coalescing": Coalescing,
+    "torch-coalescing": TorchCoalescing,
 }
 
 
-def _run(contender: Contender, iterations: int, variant: str) -> list[int]:
+def _cpu_ns() -> int:
+    """CPU of this process and its children, all threads, as the scheduler counts."""
+    processes = [f"/proc/{os.getpid()}"]
+    for task in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{task}/children", encoding="ascii") as file:
+            processes += [f"/proc/{pid}" for pid in file.read().split()]
+    total = 0
+    for process in processes:
+        for task in os.listdir(f"{process}/task"):
+            with open(f"{process}/task/{task}/schedstat", encoding="ascii") as file:
+                total += int(file.read().split()[0])
+    return total
+
+
+def _run(contender: Contender, iterations: int, variant: str) -> dict[str, Any]:
     op = contender.op(variant)
     for _ in range(WARM_UP):
         op()
     times = []
     clock = time.perf_counter_ns
+    cpu = _cpu_ns()
     for _ in range(iterations):
         start = clock()
         op()
         times.append(clock() - start)
-    return times
+    return {"times": times, "cpu": _cpu_ns() - cpu}
 
 
 def main() -> None:
@@ -178,7 +271,7 @@ def main() -> None:
             contender.prepare(request["bytes"], variant)
             answer: dict[str, Any] = {"ok": True}
         else:
-            answer = {"times": _run(contender, request["iterations"], variant)}
+            answer = _run(contender, request["iterations"], variant)
         answers.write(json.dumps(answer) + "\n")
     # A library's own goodbye may wait for peers that are gone already.
     with contextlib.suppress(OSError):

@@ -1,0 +1,102 @@
+"""64 all_reduces: coalesced, one by one, and as one op on one flat array.
+
+The flat array was flat from the start: copying 64 arrays together and apart is
+part of what coalescing costs. "One by one" issues all 64 with ``async_op=True``
+and then waits, as the coalesced block does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from .ranks import ContenderFailed, Ranks
+from .table import Row, Sample, size_name
+
+__all__ = ["measure"]
+
+COUNT = 64
+#: Bytes of one array → blocks of 64 in one round.
+BLOCKS = {4: 60, 128 << 10: 12, 8 << 20: 1}
+RANKS = 2
+CPU_BUDGET = 0.25
+TIME_BUDGET = 1.1
+VARIANTS = ("single", "coalesced", "flat")
+
+
+def measure(
+    pythons: Mapping[str, str],
+    rounds: int,
+    say: Callable[[str], None],
+    left_out: Callable[[str], None],
+) -> list[Row]:
+    """Compare the three ways, ours and torch's; `pythons` has each one's Python."""
+    rows: list[Row] = []
+    contenders: dict[str, Ranks] = {}
+    try:
+        for name, python in pythons.items():
+            try:
+                contenders[name] = Ranks(name, RANKS, python)
+            except ContenderFailed as error:
+                left_out(str(error))
+        for nbytes, blocks in BLOCKS.items():
+            say(f"  {COUNT} all_reduces of {size_name(nbytes)}")
+            rows += _size(contenders, nbytes, blocks, rounds, left_out)
+    finally:
+        for ranks in contenders.values():
+            ranks.close()
+    return rows
+
+
+def _size(
+    contenders: dict[str, Ranks],
+    nbytes: int,
+    blocks: int,
+    rounds: int,
+    left_out: Callable[[str], None],
+) -> list[Row]:
+    times: dict[tuple[str, str], Sample] = {}
+    cpu: dict[tuple[str, str], Sample] = {}
+    for name, ranks in list(contenders.items()):
+        try:
+            for variant in VARIANTS:
+                ranks.prepare(nbytes, variant)
+                times[name, variant], cpu[name, variant] = Sample([]), Sample([])
+        except ContenderFailed as error:
+            left_out(f"{size_name(nbytes)}: {error}")
+            contenders.pop(name).close()
+    for number in range(rounds):
+        order = [(name, variant) for name in contenders for variant in VARIANTS]
+        turn = number % len(order) if order else 0
+        for name, variant in order[turn:] + order[:turn]:
+            took, used = contenders[name].costs(blocks, variant)
+            times[name, variant].rounds.append(took)
+            cpu[name, variant].rounds.append([used])
+    return _rows(f"{COUNT} all_reduces of {size_name(nbytes)}, coalesced", times, cpu)
+
+
+def _rows(
+    what: str,
+    times: Mapping[tuple[str, str], Sample],
+    cpu: Mapping[tuple[str, str], Sample],
+) -> list[Row]:
+    ours, torch = ("coalescing", "coalesced"), ("torch-coalescing", "coalesced")
+    if ours not in times:
+        return []
+    single, flat = ("coalescing", "single"), ("coalescing", "flat")
+    rows = [
+        Row.compare(f"{what}: CPU, against single", cpu[ours], cpu[single], CPU_BUDGET),
+        Row.compare(f"{what}: time, against single", times[ours], times[single], None),
+        Row.compare(
+            f"{what}: time, against one flat op", times[ours], times[flat], TIME_BUDGET
+        ),
+    ]
+    if torch in times:
+        rows.append(
+            Row.compare(
+                f"{what}: time, against torch's manager",
+                times[ours],
+                times[torch],
+                None,
+            )
+        )
+    return rows
