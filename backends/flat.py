@@ -1,9 +1,10 @@
-"""Coalesced collectives of host arrays: one op on one flat copy per dtype.
+"""Coalesced collectives of host arrays: one op on a flat copy of many small ones.
 
 This is what a backend that has nothing better does with a run of captured
-ops; the copies are made in the memory of `Backend.scratch`. Arrays of another
-kind than numpy's, which a backend of its own device type gets, are not
-gathered: there it is one op each.
+ops; the copies are made in the memory of `Backend.scratch`. Arrays that are
+large enough to be fast alone stay alone, since copying them costs more than it
+saves. So do arrays of another kind than numpy's, which a backend of its own
+device type gets.
 """
 
 from __future__ import annotations
@@ -25,20 +26,23 @@ __all__ = ["all_gather_into_tensor", "all_reduce", "reduce_scatter_tensor"]
 
 Array = Any
 
+#: Bytes from which an array is an op of its own, and of a flat copy at most.
+LARGE = 1 << 20
+FLAT = 8 << 20
+
 
 def all_reduce(backend: Backend, tensors: Sequence[Array], op: ReduceOp) -> Work:
     """Reduce each of `tensors`, in place."""
-    if not _all_numpy(tensors):
-        singles = [backend.all_reduce(tensor, op) for tensor in tensors]
-        return _all(singles, OpType.ALL_REDUCE)
     works = [
         _all_reduce(backend, [tensors[i] for i in members], op)
-        for members in _by_dtype(tensors)
+        for members in _together(tensors)
     ]
     return _all(works, OpType.ALL_REDUCE)
 
 
 def _all_reduce(backend: Backend, arrays: Sequence[Array], op: ReduceOp) -> Work:
+    if len(arrays) == 1:
+        return backend.all_reduce(arrays[0], op)
     places = _places(arrays)
     flat = backend.scratch(places[-1].stop, arrays[0].dtype)
     for array, place in zip(arrays, places, strict=True):
@@ -55,22 +59,20 @@ def all_gather_into_tensor(
     backend: Backend, outputs: Sequence[Array], tensors: Sequence[Array]
 ) -> Work:
     """Gather each of `tensors` of all ranks into its output."""
-    kind = OpType.ALL_GATHER_INTO_TENSOR
-    if not _all_numpy(tensors):
-        pairs = zip(outputs, tensors, strict=True)
-        return _all([backend.all_gather_into_tensor(*pair) for pair in pairs], kind)
     works = [
         _all_gather(
             backend, [outputs[i] for i in members], [tensors[i] for i in members]
         )
-        for members in _by_dtype(tensors)
+        for members in _together(tensors)
     ]
-    return _all(works, kind)
+    return _all(works, OpType.ALL_GATHER_INTO_TENSOR)
 
 
 def _all_gather(
     backend: Backend, outputs: Sequence[Array], arrays: Sequence[Array]
 ) -> Work:
+    if len(arrays) == 1:
+        return backend.all_gather_into_tensor(outputs[0], arrays[0])
     places = _places(arrays)
     total = places[-1].stop
     flat = backend.scratch(total, arrays[0].dtype)
@@ -91,22 +93,20 @@ def reduce_scatter_tensor(
     backend: Backend, outputs: Sequence[Array], tensors: Sequence[Array], op: ReduceOp
 ) -> Work:
     """Reduce each of `tensors`, and leave this rank's slice in its output."""
-    kind = OpType.REDUCE_SCATTER_TENSOR
-    if not _all_numpy(tensors):
-        pairs = zip(outputs, tensors, strict=True)
-        return _all([backend.reduce_scatter_tensor(*pair, op) for pair in pairs], kind)
     works = [
         _reduce_scatter(
             backend, [outputs[i] for i in members], [tensors[i] for i in members], op
         )
-        for members in _by_dtype(tensors)
+        for members in _together(tensors)
     ]
-    return _all(works, kind)
+    return _all(works, OpType.REDUCE_SCATTER_TENSOR)
 
 
 def _reduce_scatter(
     backend: Backend, outputs: Sequence[Array], arrays: Sequence[Array], op: ReduceOp
 ) -> Work:
+    if len(arrays) == 1:
+        return backend.reduce_scatter_tensor(outputs[0], arrays[0], op)
     places = _places(outputs)
     total = places[-1].stop
     flat = backend.scratch(total * backend.size, outputs[0].dtype)
@@ -127,17 +127,26 @@ def _all(works: Sequence[Work], kind: OpType) -> Work:
     return works[0] if len(works) == 1 else join(works, kind)
 
 
-def _all_numpy(arrays: Sequence[Array]) -> bool:
-    # A subclass may stand for memory elsewhere, and its type has to stay.
-    return all(type(array) is np.ndarray for array in arrays)
+def _together(arrays: Sequence[Array]) -> list[list[int]]:
+    """The places of `arrays` that go together, in the order of their first ones.
 
-
-def _by_dtype(arrays: Sequence[Array]) -> list[list[int]]:
-    """The places of `arrays`, one list for each dtype, in order."""
-    places: dict[Any, list[int]] = {}
-    for i, array in enumerate(arrays):
-        places.setdefault(array.dtype, []).append(i)
-    return list(places.values())
+    It depends on sizes and dtypes alone, which every rank has alike.
+    """
+    found: list[list[int]] = []
+    # dtype → the list that is being filled, and its bytes.
+    open_lists: dict[Any, tuple[list[int], int]] = {}
+    for place, array in enumerate(arrays):
+        # A subclass may stand for memory elsewhere, and its type has to stay.
+        if type(array) is not np.ndarray or array.nbytes >= LARGE:
+            found.append([place])
+            continue
+        members, nbytes = open_lists.get(array.dtype, ([], FLAT))
+        if nbytes + array.nbytes > FLAT:
+            members, nbytes = [], 0
+            found.append(members)
+        members.append(place)
+        open_lists[array.dtype] = members, nbytes + array.nbytes
+    return found
 
 
 def _places(arrays: Sequence[Array]) -> list[slice]:

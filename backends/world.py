@@ -95,7 +95,8 @@ class World:
             self.rank, self.size = rank, size
             self.store, self._owns_store = store, owns_store
             mpi_job.begin()
-            return self._add(DEFAULT, range(size), config, timeout, 0)
+            self._current = self._add(DEFAULT, range(size), config, timeout, 0)
+            return self._current
 
     def _add(
         self,
@@ -143,6 +144,7 @@ class World:
         Raises `ValueError` if there is none, or if several are called that.
         """
         if name is None and self._current is not None:
+            # Every op asks.
             return self._current
         wanted = DEFAULT if name is None else name
         found = self._called(wanted)

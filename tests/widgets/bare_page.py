@@ -139,10 +139,14 @@ class BarePage:
         One call into the page: a column that comes or goes between two calls would
         leave a cell that is waited for in vain.
         """
-        return self.board().locator(".row").evaluate_all(
-            "rows => rows.map(row => [...row.querySelectorAll('.cell')]"
-            ".filter(cell => cell.getClientRects().length)"
-            ".map(cell => cell.innerText.trim()))"
+        return (
+            self.board()
+            .locator(".row")
+            .evaluate_all(
+                "rows => rows.map(row => [...row.querySelectorAll('.cell')]"
+                ".filter(cell => cell.getClientRects().length)"
+                ".map(cell => cell.innerText.trim()))"
+            )
         )
 
     def sent(self) -> list[dict[str, Any]]:
