@@ -10,20 +10,21 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from . import all_reduce, coalescing, dispatch, notebook
+from . import all_reduce, coalescing, dispatch, notebook, recovery
 from .table import Row, machine, markdown
 from .torch_environment import TORCH, torch_python
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 BEGIN, END = "<!-- make bench: begin -->", "<!-- make bench: end -->"
-PARTS = ("all_reduce", "coalescing", "cell", "start", "dispatch")
+PARTS = ("all_reduce", "coalescing", "cell", "start", "dispatch", "recovery")
 EXPLANATION = (
     "Medians, with the 99th percentile in parentheses. All contenders take turns, "
     "round by round; a ratio is the median over the rounds, so that what slows the "
     "machine down for a while slows both sides. all_reduce is in place on float32; "
     "its time is the mean over the ranks. pygloo runs over the same transport (uv), "
-    "with the faster of RING and BCUBE at each size."
+    "with the faster of RING and BCUBE at each size. Of the times to a verdict, an "
+    "end and a new start the worst is in parentheses, and is what the budget is for."
 )
 
 
@@ -99,6 +100,7 @@ def main() -> None:
         "cell": lambda: notebook.empty_cell(rounds=3 if quick else 9),
         "start": lambda: notebook.start_up(rounds=2 if quick else 5),
         "dispatch": lambda: dispatch.measure(rounds=5 if quick else 15),
+        "recovery": lambda: recovery.measure(trials=5 if quick else 20, say=_say),
     }
     load = os.getloadavg()[0]
     rows: list[Row] = []

@@ -24,8 +24,10 @@ ASKED_STALL = 0.5
 BETWEEN = 0.4
 #: Records of each rank that are looked at.
 RECORDS = 200
-#: Seconds between two glances of the watch at what is known anyway.
-PERIOD = 0.5
+#: Seconds between two glances of the watch at what is known anyway, and, once it
+#: has told what it saw, between two looks.
+PERIOD = 0.25
+TOLD_PERIOD = 0.5
 
 # A line of `Ranks.where`: where a cell's own code is.
 _CELL_LINE = re.compile(r"^Cell In\[(\d+)\], line (\d+)", re.MULTILINE)
@@ -129,7 +131,7 @@ class StallWatch:
 
     def _run(self) -> None:
         second, told = SecondLook(), list[Verdict]()
-        while not self._stop.wait(PERIOD):
+        while not self._stop.wait(TOLD_PERIOD if told else PERIOD):
             try:
                 suspicious = self._suspicious(self._cluster.glance())
                 found = look(self._cluster, self._stall) if suspicious else []
