@@ -303,6 +303,11 @@ class FlightRecorder:
         record.status.enqueued = record
         self.changed()
 
+    @property
+    def count(self) -> int:
+        """How many records there were so far."""
+        return self._next
+
     def records(self) -> list[Record]:
         """The records there are, oldest first."""
         size = len(self._ring)

@@ -10,14 +10,22 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from . import all_reduce, coalescing, dispatch, notebook, recovery
+from . import all_reduce, coalescing, dispatch, notebook, publishing, recovery
 from .table import Row, machine, markdown
 from .torch_environment import TORCH, torch_python
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 BEGIN, END = "<!-- make bench: begin -->", "<!-- make bench: end -->"
-PARTS = ("all_reduce", "coalescing", "cell", "start", "dispatch", "recovery")
+PARTS = (
+    "all_reduce",
+    "coalescing",
+    "cell",
+    "start",
+    "dispatch",
+    "publishing",
+    "recovery",
+)
 EXPLANATION = (
     "Medians, with the 99th percentile in parentheses. All contenders take turns, "
     "round by round; a ratio is the median over the rounds, so that what slows the "
@@ -100,6 +108,7 @@ def main() -> None:
         "cell": lambda: notebook.empty_cell(rounds=3 if quick else 9),
         "start": lambda: notebook.start_up(rounds=2 if quick else 5),
         "dispatch": lambda: dispatch.measure(rounds=5 if quick else 15),
+        "publishing": lambda: publishing.measure(rounds=11 if quick else 41),
         "recovery": lambda: recovery.measure(trials=5 if quick else 20, say=_say),
     }
     load = os.getloadavg()[0]

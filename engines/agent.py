@@ -38,6 +38,10 @@ __all__ = ["Agent", "install"]
 #: Seconds between two status messages at least, and at most.
 MIN_INTERVAL = 0.1
 HEARTBEAT = 1.0
+#: After this many ops since the last message: a rank that gets on tells enough,
+#: and each message wakes several processes, which its collectives then miss.
+STEADY_OPS = 50
+STEADY_INTERVAL = 0.25
 #: Seconds after which a subscriber that did not renew is forgotten.
 LEASE = 30.0
 #: Seconds that connecting to the ranks' store may take.
@@ -107,7 +111,7 @@ class Agent:
         self.shell.events.register("pre_run_cell", self._before_cell)
         self.shell.events.register("post_run_cell", self._after_cell)
         recorder.set_source_namer(self._name_source)
-        world.on_change(self._changed.set)
+        world.on_change(self._note_change)
         threading.Thread(
             target=self._publish_forever, name="rankscope-status", daemon=True
         ).start()
@@ -343,6 +347,7 @@ class Agent:
         self._subscribers.pop(msg_id, None)
 
     def _publish_forever(self) -> None:
+        issued = recorder.count
         while True:
             self._changed.wait(HEARTBEAT)
             self._changed.clear()
@@ -351,7 +356,14 @@ class Agent:
             except Exception:
                 # One message less; the thread must not end over it.
                 self.kernel.log.exception("the rank's status was not published")
-            time.sleep(MIN_INTERVAL)
+            before, issued = issued, recorder.count
+            steady = issued - before >= STEADY_OPS
+            time.sleep(STEADY_INTERVAL if steady else MIN_INTERVAL)
+
+    def _note_change(self) -> None:
+        # At every transition of every op: mostly it is set already.
+        if not self._changed.is_set():
+            self._changed.set()
 
     def _publish(self, now: float) -> None:
         for msg_id, (header, until) in list(self._subscribers.items()):

@@ -1,0 +1,50 @@
+"""What it costs collectives that every rank publishes its status meanwhile."""
+
+from __future__ import annotations
+
+from rankscope.engines import Cluster
+
+from .table import Row, Sample
+
+__all__ = ["measure"]
+
+#: As many as there are cores on a small machine: what publishing takes is missed.
+RANKS = 2
+BUDGET = 1.02
+WAIT = 120.0
+
+# Runs on the ranks: blocks of ops, in turns with the subscriptions to this rank's
+# status and without.
+SETUP = """
+import time
+from rankscope.engines import agent
+subscribed, x = agent._agent._subscribers, dist.zeros(16384)
+
+def block(on, ops):
+    agent._agent._subscribers = subscribed if on else {}
+    dist.barrier()
+    began = time.perf_counter()
+    for _ in range(ops):
+        dist.all_reduce(x)
+    return (time.perf_counter() - began) / ops
+
+def blocks(rounds, ops):
+    times = {True: [], False: []}
+    for turn in range(rounds):
+        for on in (turn % 2 == 0, turn % 2 == 1):
+            times[on].append(block(on, ops))
+    agent._agent._subscribers = subscribed
+    return times
+"""
+
+
+def measure(rounds: int) -> list[Row]:
+    """all_reduces of 64 KiB with status published against without."""
+    with Cluster.start(RANKS) as cluster:
+        cluster.execute(SETUP).result(WAIT)
+        cluster.execute("blocks(2, 500)").result(WAIT)
+        cluster.execute(f"times = blocks({rounds}, 1500)").result(WAIT)
+        times = cluster.pull("times", ranks=0)[0]
+    on, off = (Sample([[one] for one in times[way]]) for way in (True, False))
+    what = "status published, against not: all_reduce 64 KiB, 2 ranks"
+    return [Row.compare(what, on, off, BUDGET)]
