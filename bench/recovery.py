@@ -98,7 +98,7 @@ def _await_ops(cluster: Cluster) -> None:
 
 def _issued(cluster: Cluster) -> list[int]:
     status = cluster.status(fresh=True)
-    return [group.issued for rank in status.ranks for group in rank.groups]
+    return [group.issued or 0 for rank in status.ranks for group in rank.groups]
 
 
 def _row(what: str, took: list[float], budget: float) -> Row:

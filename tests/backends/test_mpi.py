@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import signal
 import subprocess
@@ -20,8 +19,8 @@ import pytest
 
 import rankscope as dist
 from rankscope.backends import ReduceOp
-from rankscope.backends.world import world
 from tests.backends import exactness, surface
+from tests.backends.aborts import meet
 from tests.mpi_ranks import MPIRanks, is_open_mpi, mpiexec, run_mpi_ranks
 from tests.ranks import Rank, RankFailure, run_ranks
 from tests.waiting import until
@@ -46,14 +45,6 @@ def mpi(timeout: float = 60, backend: str = "cpu:mpi") -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
-
-
-def meet(me: Rank, name: str) -> None:
-    """A barrier that does not use the group under test."""
-    store = world.store
-    assert store is not None
-    store.set(f"test/{name}/{me.rank}", "")
-    store.wait([f"test/{name}/{rank}" for rank in range(me.size)], 30)
 
 
 # -- exactness -----------------------------------------------------------------
@@ -283,84 +274,6 @@ def test_several_threads_and_groups() -> None:
 
 # -- abort and rebuild ---------------------------------------------------------------
 
-OPS = [
-    "all_reduce",
-    "broadcast",
-    "reduce",
-    "all_gather",
-    "all_gather_into_tensor",
-    "gather",
-    "scatter",
-    "reduce_scatter",
-    "all_to_all",
-    "barrier",
-    "recv",
-]
-
-
-def start(name: str, x: Any, size: int, rank: int) -> dist.Work:
-    """Start the op called `name`, in which rank 0 hangs without the last rank."""
-    last = size - 1
-    many = [np.zeros_like(x) for _ in range(size)]
-    calls: dict[str, Any] = {
-        "all_reduce": lambda: dist.all_reduce(x, async_op=True),
-        "broadcast": lambda: dist.broadcast(x, last, async_op=True),
-        "reduce": lambda: dist.reduce(x, 0, async_op=True),
-        "all_gather": lambda: dist.all_gather(many, x, async_op=True),
-        "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(
-            np.concatenate(many), x, async_op=True
-        ),
-        "gather": lambda: dist.gather(x, many if rank == 0 else None, 0, async_op=True),
-        "scatter": lambda: dist.scatter(x, None, last, async_op=True),
-        "reduce_scatter": lambda: dist.reduce_scatter(x, many, async_op=True),
-        "all_to_all": lambda: dist.all_to_all(many, [x] * size, async_op=True),
-        "barrier": lambda: dist.barrier(async_op=True),
-        "recv": lambda: dist.irecv(x, last, tag=3),
-    }
-    work: dist.Work = calls[name]()
-    return work
-
-
-def aborted(me: Rank, count: int) -> None:
-    with mpi():
-        default = world.get_group()
-        x = np.ones(count)
-        dist.all_reduce(x)
-        for place, name in enumerate(OPS):
-            x[:] = 1
-            if me.rank < me.size - 1:
-                work = start(name, x, me.size, me.rank)
-                queued = dist.all_reduce(np.ones(3), async_op=True)
-                assert queued is not None
-                meet(me, f"hang {place}")
-                if me.rank == 0:
-                    assert not work.is_completed()
-                    dist.abort_process_group(reason=f"test of {name}")
-                begun = time.monotonic()
-                with pytest.raises(dist.DistAbortedError, match=f"test of {name}"):
-                    queued.wait(20)
-                if me.rank == 0:
-                    with pytest.raises(dist.DistAbortedError, match="test of"):
-                        work.wait(20)
-                    assert time.monotonic() - begun < 0.5
-            else:
-                meet(me, f"hang {place}")
-                until(lambda: default.aborted is not None)
-            # Nothing of the aborted op may write here any more.
-            x[:] = me.rank
-            dist.rebuild_process_group()
-            dist.all_reduce(x)
-            np.testing.assert_array_equal(x, sum(range(me.size)))
-            y = np.full(50_000, me.rank + 1.0)
-            dist.all_reduce(y)
-            np.testing.assert_array_equal(y, sum(range(me.size + 1)))
-            np.testing.assert_array_equal(x, sum(range(me.size)))
-
-
-@pytest.mark.parametrize("count", [4, 1 << 18])
-def test_abort_with_a_missing_rank_and_rebuild(count: int) -> None:
-    run_mpi_ranks(3, aborted, count, timeout=100)
-
 
 def aborted_while_meeting(me: Rank) -> None:
     """A rank that never comes to the group's first op hinders nobody."""
@@ -429,47 +342,6 @@ def test_a_rank_may_leave_after_an_abort() -> None:
 
 def _is_zombie(pid: int) -> bool:
     return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-
-
-def cycles(me: Rank) -> tuple[float, int, int]:
-    """100 aborts and rebuilds; returns what grew: MiB, threads, descriptors."""
-    process = psutil.Process()
-
-    def one(i: int) -> None:
-        if me.rank:
-            work = dist.all_reduce(np.ones(1000), async_op=True)
-            assert work is not None
-        meet(me, f"hang {i}")
-        default = world.get_group()
-        if me.rank == 0:
-            dist.abort_process_group(reason=f"cycle {i}")
-        until(lambda: default.aborted is not None)
-        meet(me, f"aborted {i}")
-        dist.rebuild_process_group()
-        x = np.ones(1000)
-        dist.all_reduce(x)
-        np.testing.assert_array_equal(x, me.size)
-
-    with mpi():
-        dist.barrier()
-        for i in range(20):
-            one(i)
-        gc.collect()
-        before = process.memory_info().rss, threading.active_count(), process.num_fds()
-        for i in range(20, 120):
-            one(i)
-        # Threads that told the others of an abort may still be at it.
-        until(lambda: threading.active_count() <= before[1])
-        gc.collect()
-        after = process.memory_info().rss, threading.active_count(), process.num_fds()
-    return (after[0] - before[0]) / 2**20, after[1] - before[1], after[2] - before[2]
-
-
-def test_abort_and_rebuild_leak_nothing() -> None:
-    for mib, threads, descriptors in run_mpi_ranks(2, cycles, timeout=120):
-        assert mib < 8
-        assert threads <= 0
-        assert descriptors <= 0
 
 
 # -- a rank that dies -----------------------------------------------------------------
