@@ -1,4 +1,7 @@
-"""An environment with PyTorch, apart from ours: its Python need not be ours."""
+"""An environment with PyTorch, apart from ours: its Python need not be ours.
+
+Rankscope is there too, for those who hand it tensors.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,13 @@ __all__ = ["TORCH", "torch_python"]
 TORCH = "2.13.0"
 FOLDER = Path(__file__).resolve().parent.parent / ".venv-torch"
 VERSIONS = ("3.11", "3.12", "3.13", "3.10")
+#: What ``import rankscope``, its stores and the tests of them need.
+NEEDED = ("numpy>=2.1", "psutil>=5.9", "pyzmq>=26", "pytest>=8")
+
+_TORCH_CHECK = (
+    "import torch, torch.distributed as d;"
+    f"assert torch.__version__.startswith('{TORCH}') and d.is_gloo_available()"
+)
 
 
 def torch_python(
@@ -26,36 +36,31 @@ def torch_python(
     environment of ``make test`` does without it.
     """
     python = FOLDER / "bin" / "python"
-    if _has_torch(python):
-        return str(python)
-    base = next(_pythons(), None)
-    if base is None:
-        left_out(f"torch.distributed: no Python of {', '.join(VERSIONS)} found")
-        return None
-    say(f"  making {FOLDER.name} with PyTorch {TORCH} (once; a large download)")
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    commands: tuple[list[str | Path], ...] = (
-        [base, "-m", "venv", FOLDER],
-        [python, "-m", "pip", "install", "--quiet", f"torch=={TORCH}"],
-    )
+    commands: list[list[str | Path]] = []
+    install = [python, "-m", "pip", "install", "--quiet"]
+    if not _succeeds(python, _TORCH_CHECK):
+        base = next(_pythons(), None)
+        if base is None:
+            left_out(f"torch.distributed: no Python of {', '.join(VERSIONS)} found")
+            return None
+        say(f"  making {FOLDER.name} with PyTorch {TORCH} (once; a large download)")
+        shutil.rmtree(FOLDER, ignore_errors=True)
+        commands.append([base, "-m", "venv", FOLDER])
+        commands.append([*install, f"torch=={TORCH}"])
+    if commands or not _succeeds(python, "import rankscope, pytest"):
+        # What is not needed there would take as long as PyTorch.
+        commands.append([*install, *NEEDED])
+        commands.append([*install, "--no-deps", "--editable", FOLDER.parent])
     for command in commands:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             left_out(f"torch.distributed: {' '.join(map(str, command))}: {last}")
             return None
-    if not _has_torch(python):
+    if not _succeeds(python, _TORCH_CHECK):
         left_out(f"torch.distributed: PyTorch {TORCH} does not load in {FOLDER.name}")
         return None
     return str(python)
-
-
-def _has_torch(python: Path) -> bool:
-    check = (
-        "import torch, torch.distributed as d;"
-        f"assert torch.__version__.startswith('{TORCH}') and d.is_gloo_available()"
-    )
-    return python.exists() and _succeeds(python, check)
 
 
 def _pythons() -> Iterator[str]:
@@ -76,6 +81,8 @@ def _pythons() -> Iterator[str]:
 
 
 def _succeeds(python: str | Path, script: str) -> bool:
+    if not os.path.exists(python):
+        return False
     done = subprocess.run([python, "-c", script], capture_output=True, check=False)
     return done.returncode == 0
 
