@@ -37,7 +37,7 @@ def torch_python(
     """
     python = FOLDER / "bin" / "python"
     commands: list[list[str | Path]] = []
-    install = [python, "-m", "pip", "install", "--quiet"]
+    install: list[str | Path] = [python, "-m", "pip", "install", "--quiet"]
     if not _succeeds(python, _TORCH_CHECK):
         base = next(_pythons(), None)
         if base is None:
