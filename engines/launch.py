@@ -19,6 +19,7 @@ import psutil
 from traitlets import TraitError
 from traitlets.config import Config
 
+from . import private
 from .errors import ClusterError, ClusterStartError
 from .launched import Launched
 
@@ -160,8 +161,10 @@ def find(
             )
         )
         if launched.cluster.controller is not None:
-            client = launched.run(
-                launched.cluster.connect_client(timeout=timeout), timeout
+            client = private.connect(
+                lambda: launched.run(
+                    launched.cluster.connect_client(timeout=timeout), timeout
+                )
             )
             return Found(
                 client,
@@ -176,7 +179,7 @@ def find(
     name = clients.name.removeprefix("ipcontroller").removesuffix("client.json")
     try:
         return Found(
-            ipyparallel.Client(str(clients), timeout=timeout),
+            private.connect(lambda: ipyparallel.Client(str(clients), timeout=timeout)),
             None,
             name.strip("-"),
             str(clients.parent.parent),

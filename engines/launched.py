@@ -101,7 +101,9 @@ class Launched:
             started = self.run(self.cluster.start_engines(n), _left(deadline))
             self.guard()
             step = "connecting to the controller"
-            client = self.run(self.cluster.connect_client(), _left(deadline))
+            client = private.connect(
+                lambda: self.run(self.cluster.connect_client(), _left(deadline))
+            )
         except (TimeoutError, concurrent.futures.TimeoutError) as error:
             raise ClusterStartError(
                 f"{step}: not done when {timeout:g} s had passed{self.last_words()}"

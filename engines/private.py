@@ -9,12 +9,14 @@ are still there, and ``tests/engines/test_private.py`` asserts it.
 from __future__ import annotations
 
 import inspect
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 import ipyparallel
+import traitlets.log
 from ipyparallel.cluster import launcher as launchers
 
 from .errors import ClusterError
@@ -23,6 +25,7 @@ __all__ = [
     "Message",
     "allow_top_level_await",
     "check",
+    "connect",
     "controller_address",
     "engine_uuids",
     "finish_output",
@@ -53,6 +56,34 @@ _STREAMS = {"shell": "_mux_stream", "control": "_control_stream"}
 
 
 # -- in the notebook -------------------------------------------------------
+
+
+def connect(connect: Callable[[], Any]) -> Any:
+    """Return the client that ``connect()`` makes, without an alarm about its security.
+
+    The session says that messages are not signed; where they are encrypted and
+    authenticated by CurveZMQ, which it knows nothing of, that is as it should be.
+    """
+    kept: list[logging.LogRecord] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        if "signing is disabled" not in record.getMessage():
+            return True
+        kept.append(record)
+        return False
+
+    logger = traitlets.log.get_logger()
+    if isinstance(logger, logging.LoggerAdapter):
+        logger = logger.logger
+    logger.addFilter(keep)
+    try:
+        client = connect()
+    finally:
+        logger.removeFilter(keep)
+    if not client.curve_serverkey:
+        for record in kept:
+            logger.handle(record)
+    return client
 
 
 def send(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipyparallel
 import pytest
+import traitlets.log
 
 from rankscope.engines import ClusterError, private
 
@@ -25,3 +26,21 @@ def test_a_change_is_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         match=r"lacks Client.create_message_futures, Client._send\(content=\)",
     ):
         private.check()
+
+
+def test_an_encrypted_connection_raises_no_alarm(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Client:
+        curve_serverkey = b"key"
+
+    def connect() -> Client:
+        traitlets.log.get_logger().warning("Message signing is disabled.  Insecure!")
+        traitlets.log.get_logger().warning("something else")
+        return Client()
+
+    private.connect(connect)
+    assert caplog.messages == ["something else"]
+    Client.curve_serverkey = b""
+    private.connect(connect)
+    assert len(caplog.messages) == 3
