@@ -1,0 +1,124 @@
+"""A network between two hosts that is slow, lossy, cut, and there again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankscope.backends import is_gloo_available
+from tests.engines import two_hosts
+from tests.engines.cable import TUN
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+#: A network and a hostname of its own, as root of its own if we are not root.
+UNSHARE = [
+    "unshare",
+    *([] if os.geteuid() == 0 else ["--map-root-user"]),
+    "--net",
+    "--uts",
+]
+
+
+def _why_not() -> str:
+    """Why there can be no two hosts here; empty if there can."""
+    missing = [one for one in ("unshare", "nsenter", "ip") if shutil.which(one) is None]
+    if missing:
+        return f"needs {', '.join(missing)}"
+    if not is_gloo_available():
+        return "needs a backend for numpy arrays: pygloo"
+    if not os.access(TUN, os.R_OK | os.W_OK):
+        return f"needs {TUN}, for the cable"
+    tried = subprocess.run(
+        [*UNSHARE, "ip", "tuntap", "add", "trial", "mode", "tun"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return f"may not make namespaces: {tried.stderr}" if tried.returncode else ""
+
+
+@pytest.fixture(scope="module")
+def seen(_module_leaves_nothing: None) -> Iterator[dict[str, Any]]:
+    """What the program saw at each step, by step; it runs once."""
+    if why := _why_not():
+        pytest.skip(why)
+    before = _interfaces()
+    ran = subprocess.run(
+        [*UNSHARE, sys.executable, two_hosts.__file__],
+        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    told = [json.loads(line) for line in ran.stdout.splitlines()]
+    print(ran.stdout)
+    steps = {one["step"]: one for one in told}
+    steps["poor"] = [one for one in told if one["step"] == "poor"]
+    yield steps
+    # Those of the hosts went with them.
+    assert _interfaces() == before
+
+
+def _interfaces() -> set[str]:
+    return set(os.listdir("/sys/class/net"))
+
+
+def test_ranks_on_both_hosts_work_together(seen: dict[str, Any]) -> None:
+    assert seen["start"]["hosts"] == ["host-a", "host-a", "host-b", "host-b"]
+
+
+def test_delay_and_loss_slow_down_and_change_nothing(seen: dict[str, Any]) -> None:
+    # Every rank checked its sums itself.
+    assert [one["n"] for one in seen["poor"]] == [1, 1000, 200_000]
+    assert all(one["seconds"] > two_hosts.DELAY for one in seen["poor"])
+    assert seen["carried"]["carried"] > 1000
+    assert seen["carried"]["lost"] > 0
+
+
+def test_a_cut_ends_every_wait_and_names_the_op(seen: dict[str, Any]) -> None:
+    """Also on the side that the notebook cannot reach."""
+    down, up = seen["down"], seen["up"]
+    assert set(down["caught"]) == {"0", "1"}
+    assert down["caught"].items() <= up["caught"].items()
+    assert down["ended"] < two_hosts.TIMEOUT + 5
+    ends, at = {}, set()
+    for rank, said in up["caught"].items():
+        where = (
+            rf"all_reduce #(\d+) of group 'default' on rank {rank} \(cell 9 line 4\)"
+        )
+        found = re.match(rf"(\w+): {where}", said)
+        assert found, said
+        ends[int(rank)] = found[1]
+        at.add(int(found[2]))
+        assert "%dist_rebuild" in said
+    # The cut may have come when some had one op done that others had not.
+    assert max(at) - min(at) <= 1
+    # One rank of each side was first and told the other, or both were.
+    for side in ((0, 1), (2, 3)):
+        kinds = {ends[rank] for rank in side}
+        assert kinds <= {"DistTimeoutError", "DistAbortedError"}
+        assert "DistTimeoutError" in kinds
+
+
+def test_the_notebook_says_who_is_out_of_reach(seen: dict[str, Any]) -> None:
+    down = seen["down"]
+    assert down["unheard"] < two_hosts.TIMEOUT + 10
+    assert down["abort"] == "abort: ranks 2, 3: no answer within 2 s"
+    assert "group 'default' cannot be rebuilt: rank 2: no answer" in down["rebuild"]
+    assert any("rank 2 has not answered for" in one for one in down["verdicts"])
+
+
+def test_a_rebuild_is_all_it_takes_once_they_are_joined(seen: dict[str, Any]) -> None:
+    assert seen["rebuilt"]["mine"] == {str(rank): rank * 100 for rank in range(4)}

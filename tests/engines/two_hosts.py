@@ -1,0 +1,209 @@
+"""Two hosts on one machine, with a cable between them that can fail: a program.
+
+``unshare --net --uts python two_hosts.py`` makes the first host of this
+process, and a second one of a process that waits. The controller and ranks 0
+and 1 are on the first, ranks 2 and 3 on the second. What is seen is printed as
+a line of JSON for each step; the tests read it. Both hosts, and the cable, are
+gone with the processes that hold them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import ipyparallel
+
+from rankscope.engines import Cluster, ClusterError, Execution
+from rankscope.engines.launch import _CONTROLLER_ARGS
+from tests.engines.cable import Cable
+from tests.waiting import until
+
+WAIT = 60
+#: Of the group, in seconds.
+TIMEOUT = 4.0
+#: Of a poor cable: seconds, and the share of packets.
+DELAY, LOSS = 0.01, 0.02
+#: An address that is nobody's: of the range for tests of network devices.
+HERE, THERE = "198.18.0.1", "198.18.0.2"
+
+SUM = "y = np.full({n}, rank + 1.0)\ndist.all_reduce(y)\nassert (y == 10).all()"
+#: Collectives until one fails; what it said is kept.
+STREAM = """
+caught = None
+try:
+    while True:
+        dist.all_reduce(np.ones(1000))
+except dist.DistError as error:
+    caught = f"{type(error).__name__}: {error}"
+"""
+
+
+def run(*command: str) -> None:
+    """Run a command of iproute2, which says by itself what went wrong."""
+    subprocess.run(command, check=True)
+
+
+class Hosts:
+    """This host, a second one, and the cable between them."""
+
+    def __init__(self) -> None:
+        socket.sethostname("host-a")
+        # Its stdin ends with this process, and with it the host.
+        self._holder = subprocess.Popen(
+            ["unshare", "--net", "--uts", "sh", "-c", "echo up; exec cat"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self._holder.stdout is not None
+        self._holder.stdout.readline()
+        pid = str(self._holder.pid)
+        there = f"--net=/proc/{pid}/ns/net", f"--uts=/proc/{pid}/ns/uts"
+        #: What a command is to begin with to run on the second host.
+        self.there = ["nsenter", *there]
+        run(*self.there, "hostname", "host-b")
+        self.cable = Cable()
+        run("ip", "link", "set", "cable-b", "netns", pid)
+        self._set_up([], "cable-a", HERE)
+        self._set_up(self.there, "cable-b", THERE)
+
+    def _set_up(self, where: list[str], device: str, address: str) -> None:
+        run(*where, "ip", "link", "set", "lo", "up")
+        run(*where, "ip", "address", "add", f"{address}/30", "dev", device)
+        run(*where, "ip", "link", "set", device, "up")
+
+    def close(self) -> None:
+        """End the second host and the cable."""
+        self._holder.communicate()
+        self.cable.close()
+
+
+@contextlib.contextmanager
+def four_ranks(hosts: Hosts) -> Iterator[Cluster]:
+    """A controller and two engines here, two engines there."""
+    args = [f"--{name}={value}" for name, value in _CONTROLLER_ARGS.items()]
+    cluster = ipyparallel.Cluster(
+        n=2, controller_ip=HERE, controller_args=args, delay=0, log_level=40
+    )
+    engines: list[subprocess.Popen[bytes]] = []
+    with cluster as client:
+        client.wait_for_engines(2, timeout=WAIT)
+        file = cluster.controller.connection_files["engine"]
+        command = [sys.executable, "-m", "ipyparallel.engine", f"--file={file}"]
+        try:
+            for _ in range(2):
+                engines.append(
+                    subprocess.Popen(
+                        [*hosts.there, *command],
+                        start_new_session=True,
+                        stderr=subprocess.DEVNULL,
+                    )
+                )
+            client.wait_for_engines(4, timeout=WAIT)
+            with Cluster.attach(
+                connection_file=cluster.controller.connection_files["client"],
+                timeout=TIMEOUT,
+            ) as attached:
+                yield attached
+        finally:
+            for engine in engines:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(engine.pid, signal.SIGKILL)
+                engine.wait()
+
+
+def tell(step: str, **seen: Any) -> None:
+    """One step is done: print what was seen."""
+    print(json.dumps({"step": step, **seen}), flush=True)
+
+
+def stream(cluster: Cluster) -> Execution:
+    """Start collectives on all ranks and wait until they flow."""
+    issued = [one.groups[0].issued or 0 for one in cluster.status(fresh=True).ranks]
+    cell = cluster.execute(STREAM, cell=9)
+
+    def flows() -> bool:
+        now = [one.groups[0].issued or 0 for one in cluster.status().ranks]
+        return all(x > y + 5 for x, y in zip(now, issued, strict=True))
+
+    until(flows, WAIT, "collectives")
+    return cell
+
+
+def silent(cluster: Cluster) -> list[int]:
+    """The ranks that nothing was heard of."""
+    return [one.rank for one in cluster.status().ranks if one.state == "unreachable"]
+
+
+def main() -> None:
+    hosts = Hosts()
+    with four_ranks(hosts) as cluster:
+        story(cluster, hosts.cable)
+    hosts.close()
+
+
+def story(cluster: Cluster, cable: Cable) -> None:
+    cluster.execute("mine = rank * 100\n" + SUM.format(n=100)).result(WAIT)
+    status = cluster.status(fresh=True)
+    tell("start", hosts=[one.host for one in status.ranks])
+
+    cable.delay, cable.loss = DELAY, LOSS
+    for n in (1, 1000, 200_000):
+        began = time.monotonic()
+        cluster.execute(SUM.format(n=n)).result(WAIT)
+        tell("poor", n=n, seconds=time.monotonic() - began)
+    tell("carried", carried=cable.carried, lost=cable.lost)
+    cable.delay = cable.loss = 0.0
+
+    cell = stream(cluster)
+    cable.up = False
+    began = time.monotonic()
+    until(lambda: set(cell.ranks_running) <= {2, 3}, WAIT, "ranks 0, 1 to end")
+    ended = time.monotonic() - began
+    until(lambda: silent(cluster) == [2, 3], WAIT, "silence")
+    unheard = time.monotonic() - began
+    try:
+        cluster.abort(reason="nobody there")
+        said = ""
+    except ClusterError as error:
+        said = str(error)
+    try:
+        cluster.rebuild()
+        refused = ""
+    except ClusterError as error:
+        refused = str(error)
+    tell(
+        "down",
+        ended=ended,
+        unheard=unheard,
+        abort=said,
+        rebuild=refused,
+        verdicts=[str(one) for one in cluster.diagnose()],
+        caught=cluster.pull("caught", [0, 1], timeout=WAIT),
+    )
+    cable.up = True
+    began = time.monotonic()
+    assert cell.wait(WAIT), "the other host's ranks have not ended"
+    heard = time.monotonic() - began
+    until(lambda: not silent(cluster), WAIT, "the other host to be heard of")
+    tell("up", ended=heard, caught=cluster.pull("caught", timeout=WAIT))
+    began = time.monotonic()
+    cluster.rebuild()
+    cluster.execute(SUM.format(n=100)).result(WAIT)
+    tell(
+        "rebuilt",
+        seconds=time.monotonic() - began,
+        mine=cluster.pull("mine", timeout=WAIT),
+    )
+
+
+if __name__ == "__main__":
+    main()
