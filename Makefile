@@ -21,7 +21,7 @@ export HOME := $(CURDIR)/build/home
 endif
 
 .PHONY: help demo lab test lint style types format bench clean distclean environment \
-    torch-environment typing
+    other-environments typing
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,8 +53,8 @@ format: environment ## format the code and mend what the linter can mend
 bench: environment ## measure against pygloo, torch.distributed and ipyparallel (BENCH_ARGS=--quick)
 	@$(BIN)/python -m bench $(BENCH_ARGS)
 
-torch-environment: environment ## make .venv-torch, with PyTorch, for bench and a test (a large download)
-	@$(BIN)/python -m bench.torch_environment
+other-environments: environment ## make .venv-torch and .venv-mpich, which bench and tests need
+	@$(BIN)/python -m tools.other_environments
 
 clean: ## remove caches and everything built or written by the targets above
 	rm -rf build dist .artifacts .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -62,7 +62,7 @@ clean: ## remove caches and everything built or written by the targets above
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
 distclean: clean ## clean, and remove the environments too
-	rm -rf $(VENV) .venv-torch rankscope.egg-info
+	rm -rf $(VENV) .venv-torch .venv-mpich rankscope.egg-info
 
 environment:
 	@mkdir -p "$$HOME"

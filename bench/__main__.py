@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tools.other_environments import TORCH, torch_python
+
 from . import all_reduce, coalescing, dispatch, notebook, publishing, recovery
 from .table import Row, machine, markdown
-from .torch_environment import TORCH, torch_python
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"

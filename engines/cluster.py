@@ -215,10 +215,17 @@ class Cluster(Ranks):
                 "restart: this cluster's launchers are not known here, only its "
                 "controller: start engines as it was started, then attach again"
             )
-        if len(chosen) < self.n and self._uses_mpi():
+        if len(chosen) < self.n and self.restarts_together:
+            alive = [rank for rank in self.ranks if self._roster.seats[rank].alive]
+            others = (
+                f"; ranks {alive} can go on in a group of their own, "
+                f"dist.new_group({alive})"
+                if 1 < len(alive) < self.n
+                else ""
+            )
             raise ClusterError(
-                "an MPI job takes in no fresh rank: restart all ranks with "
-                "%dist_restart (Cluster.restart()), or use gloo"
+                "an MPI job takes in no fresh rank: %dist_restart all "
+                f"(Cluster.restart()) starts all ranks anew{others}"
             )
         say = progress or _silent
         deadline = time.monotonic() + start_timeout
@@ -251,7 +258,9 @@ class Cluster(Ranks):
                 launched.guard()
         say(f"rank{'s' if len(chosen) > 1 else ''} {which} ready")
 
-    def _uses_mpi(self) -> bool:
+    @property
+    def restarts_together(self) -> bool:
+        """Whether ranks can only be restarted all at once, as those of an MPI job."""
         groups = (group for one in self.status().ranks for group in one.groups)
         return any("mpi" in group.backend for group in groups)
 

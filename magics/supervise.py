@@ -131,9 +131,10 @@ class Supervisor:
         self, status: ClusterStatus, ranks: Sequence[int], done: set[str]
     ) -> list[str]:
         if status.dead:
-            return [
-                f"%dist_restart and %dist_rebuild replace {name_ranks(status.dead)}"
-            ]
+            dead = name_ranks(status.dead)
+            if self._cluster.restarts_together:
+                return [f"{dead} dead: %dist_restart all starts the MPI job anew"]
+            return [f"%dist_restart and %dist_rebuild replace {dead}"]
         hints = []
         left = [group for group in aborted(status, ranks) if group not in done]
         if left:

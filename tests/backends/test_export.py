@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 
 import rankscope as dist
-from bench.torch_environment import torch_python
 from rankscope.backends import OpType
 from rankscope.backends.export import ring
 from rankscope.backends.fr_format import flight_recorder
@@ -29,6 +28,7 @@ from tests.backends import store_backend
 from tests.backends.manual import Manual
 from tests.ranks import Rank, run_ranks
 from tests.waiting import until
+from tools.other_environments import torch_python
 
 # -- the format ----------------------------------------------------------------
 

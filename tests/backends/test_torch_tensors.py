@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.torch_environment import torch_python
 from tests.ranks import Rank, run_ranks
+from tools.other_environments import torch_python
 
 
 def with_tensors(me: Rank) -> str:

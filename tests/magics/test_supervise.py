@@ -30,6 +30,7 @@ class Told:
     def __init__(self, status: ClusterStatus) -> None:
         self.now = status
         self.calls: list[tuple[Any, ...]] = []
+        self.restarts_together = False
         self.on_interrupt: Callable[[], None] = lambda: None
 
     def status(self, *, fresh: bool = False, timeout: float = 1) -> ClusterStatus:
@@ -148,6 +149,16 @@ def test_a_dead_rank_comes_first() -> None:
     finish(supervisor)
     assert supervisor.restore(False) == (
         "%dist_restart and %dist_rebuild replace rank 1"
+    )
+
+
+def test_a_dead_rank_of_an_mpi_job_ends_the_job() -> None:
+    dead = cluster(rank(0, group()), rank(1, group(), state="dead"))
+    told, supervisor, _ = supervised(dead)
+    told.restarts_together = True
+    finish(supervisor)
+    assert supervisor.restore(False) == (
+        "rank 1 dead: %dist_restart all starts the MPI job anew"
     )
 
 

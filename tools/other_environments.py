@@ -1,0 +1,127 @@
+"""Environments apart from ours, made when they are first needed.
+
+PyTorch is a large download, wants no particular Python, and ``make test`` does
+without it where it cannot be had. MPICH's wheel cannot be installed beside
+Open MPI's. Rankscope is in both.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+__all__ = ["TORCH", "mpich_python", "torch_python"]
+
+ROOT = Path(__file__).resolve().parent.parent
+TORCH = "2.13.0"
+VERSIONS = ("3.11", "3.12", "3.13", "3.10")
+#: What ``import rankscope``, its stores and the tests of them need.
+NEEDED = ("numpy>=2.1", "psutil>=5.9", "pyzmq>=26", "pytest>=8")
+#: What the tests of MPI need besides.
+MPI_TESTS = (
+    "mpi4py>=4",
+    "mpich>=4",
+    "ipyparallel>=9",
+    "pytest-timeout>=2.3",
+    "scipy>=1.13",
+)
+
+Tell = Callable[[str], None]
+
+
+def torch_python(say: Tell, left_out: Tell) -> str | None:
+    """Return the Python of ``.venv-torch``, made if need be; ``None`` if it cannot be.
+
+    `left_out` is told why it cannot.
+    """
+    check = (
+        "import rankscope, pytest, torch, torch.distributed as d;"
+        f"assert torch.__version__.startswith('{TORCH}') and d.is_gloo_available()"
+    )
+    base = next(_pythons(), None)
+    if base is None:
+        left_out(f"torch.distributed: no Python of {', '.join(VERSIONS)} found")
+        return None
+    say_so = f"PyTorch {TORCH} (once; a large download)"
+    wanted = (f"torch=={TORCH}", *NEEDED)
+    return _environment(".venv-torch", base, wanted, check, say_so, say, left_out)
+
+
+def mpich_python(say: Tell, left_out: Tell) -> str | None:
+    """Return the Python of ``.venv-mpich``, of our own version; see `torch_python`."""
+    check = "import rankscope, ipyparallel, pytest_timeout, scipy, mpi4py"
+    wanted = (*NEEDED, *MPI_TESTS)
+    base = getattr(sys, "_base_executable", sys.executable)
+    return _environment(
+        ".venv-mpich", base, wanted, check, "MPICH (once)", say, left_out
+    )
+
+
+def _environment(
+    name: str,
+    base: str,
+    wanted: Sequence[str],
+    check: str,
+    what: str,
+    say: Tell,
+    left_out: Tell,
+) -> str | None:
+    """Return the Python of the environment `name`, in which `check` runs."""
+    folder = ROOT / name
+    python = folder / "bin" / "python"
+    if _succeeds(python, check):
+        return str(python)
+    say(f"  making {name} with {what}")
+    shutil.rmtree(folder, ignore_errors=True)
+    install: list[str | Path] = [python, "-m", "pip", "install", "--quiet"]
+    commands: list[Sequence[str | Path]] = [
+        [base, "-m", "venv", folder],
+        [*install, *wanted],
+        # What it needs is there, and what it needs elsewhere would take long.
+        [*install, "--no-deps", "--editable", ROOT],
+    ]
+    for command in commands:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            left_out(f"{name}: {' '.join(map(str, command))}: {last}")
+            return None
+    if not _succeeds(python, check):
+        left_out(f"{name}: {what.partition(' (')[0]} does not load there")
+        return None
+    return str(python)
+
+
+def _pythons() -> Iterator[str]:
+    pyenv = os.environ.get("PYENV_ROOT", os.path.expanduser("~/.pyenv"))
+    for version in VERSIONS:
+        check = (
+            "import sys, ensurepip;"
+            f"assert sys.version_info[:2] == {tuple(map(int, version.split('.')))}"
+        )
+        for python in (
+            shutil.which(f"python{version}"),
+            *sorted(glob.glob(f"{pyenv}/versions/{version}*/bin/python")),
+            getattr(sys, "_base_executable", None),
+        ):
+            # A pyenv shim is there for versions that are not active, too.
+            if python and _succeeds(python, check):
+                yield python
+
+
+def _succeeds(python: str | Path, script: str) -> bool:
+    if not os.path.exists(python):
+        return False
+    done = subprocess.run([python, "-c", script], capture_output=True, check=False)
+    return done.returncode == 0
+
+
+if __name__ == "__main__":
+    # A list: what fails must not keep the other from being made.
+    made = [torch_python(print, print), mpich_python(print, print)]
+    sys.exit(0 if all(made) else 1)
