@@ -80,6 +80,8 @@ class Agent:
         self._key = b""
         self._main = threading.main_thread()
         self._cell: int | None = None
+        # How the last cell of a notebook was left: "left cell 7 with ValueError …".
+        self._left = ""
         self._cell_began: float | None = None
         self._cell_scope = ExitStack()
         self._interruptible = False
@@ -99,6 +101,7 @@ class Agent:
             "ring": ring,
             "sit": self._sit,
             "store_address": self._store_address,
+            "store_lost": self._store_lost,
             "subscribe": self._subscribe,
             "set_environment": _set_environment,
             "summary": self.summary,
@@ -197,6 +200,10 @@ class Agent:
             TCPStore(host, port, timeout=STORE_TIMEOUT, key=bytes.fromhex(key))
         )
 
+    def _store_lost(self) -> bool:
+        """Whether this rank has no connection to the store any more."""
+        return self._store is None or self._store.lost
+
     def _replace_store(self, store: TCPStore) -> None:
         if self._store is not None:
             self._store.close()
@@ -283,13 +290,16 @@ class Agent:
         error = None
         if result is not None:
             error = result.error_before_exec or result.error_in_exec
+        line = None if error is None else self._line_of(error)
         if error is not None:
             private.publish(
                 self.kernel,
                 "rankscope_error",
-                {"line": self._line_of(error), "cell": self._cell},
+                {"line": line, "cell": self._cell},
                 private.message_header(self.kernel.get_parent("shell")),
             )
+        if private.request_metadata(self.kernel).get("rankscope") is not None:
+            self._left = _leaving(self._cell, error, line)
         self._cell = self._cell_began = None
         self._changed.set()
 
@@ -336,6 +346,7 @@ class Agent:
             "busy": began is not None,
             "busy_for": None if began is None else time.monotonic() - began,
             "cell": self._cell,
+            "left": self._left if began is None else "",
         }
 
     def _subscribe(self, header: dict[str, Any]) -> dict[str, Any]:
@@ -371,6 +382,15 @@ class Agent:
                 self._subscribers.pop(msg_id, None)
             else:
                 private.publish(self.kernel, "rankscope_status", self.summary(), header)
+
+
+def _leaving(cell: int | None, error: BaseException | None, line: int | None) -> str:
+    """``left cell 7 with ValueError at line 4``, or what of it is known."""
+    which = "its cell" if cell is None else f"cell {cell}"
+    if error is None:
+        return f"left {which} at its end"
+    place = "" if line is None else f" at line {line}"
+    return f"left {which} with {type(error).__name__}{place}"
 
 
 def _cupy() -> Any | None:

@@ -53,6 +53,28 @@ def test_a_busy_rank_is_named_with_both_lines(cluster: Cluster) -> None:
     assert execution.wait(30)
 
 
+def test_a_rank_that_raised_is_named_with_its_error(cluster: Cluster) -> None:
+    code = (
+        "x = np.ones(3)\nif rank == 1:\n    raise ValueError('no')\ndist.all_reduce(x)"
+    )
+    execution = cluster.execute(code, cell=14)
+    (verdict,) = until(cluster.diagnose)
+    assert verdict.fault is Fault.MISSING_RANKS
+    assert verdict.culprits == (1,)
+    assert "rank 1 has not entered: it left cell 14 with ValueError at line 3" in str(
+        verdict
+    )
+    cluster.abort(reason="seen")
+    assert execution.wait(30)
+    cluster.rebuild()
+    execution = cluster.execute("if rank != 2: dist.barrier()", cell=15)
+    (verdict,) = until(cluster.diagnose)
+    assert "it left cell 15 at its end" in str(verdict)
+    cluster.abort(reason="seen")
+    assert execution.wait(30)
+    cluster.rebuild()
+
+
 def test_a_missing_rank_and_a_mismatch(cluster: Cluster) -> None:
     execution = cluster.execute("dist.barrier()", ranks=[0, 1], cell=8)
     (verdict,) = until(cluster.diagnose)
