@@ -113,6 +113,14 @@ class TCPStore(Store):
         request = client.submit(b"get", [key.encode()], callback)
         return lambda: client.drop(request)
 
+    @property
+    def lost(self) -> bool:
+        """Whether every call raises from now on: closed, or the connection is gone.
+
+        A connection that is gone does not come back: make another store.
+        """
+        return self._client is None or self._client.ended
+
     def close(self) -> None:
         """Free sockets and threads; end every wait; the master stops serving."""
         _close(self._client, self._server)

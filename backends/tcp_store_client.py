@@ -103,6 +103,11 @@ class TCPStoreClient:
 
     # -- called from any thread ---------------------------------------------
 
+    @property
+    def ended(self) -> bool:
+        """Whether no request is taken any more: it was closed, or lost."""
+        return self._end is not None
+
     def connect(self, timeout: float) -> None:
         """Wait until the server has accepted this client."""
         if not self._settled.wait(timeout):

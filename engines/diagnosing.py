@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from rankscope.backends.diagnosis import RankView, SecondLook, Verdict, diagnose
@@ -29,6 +29,9 @@ RECORDS = 200
 PERIOD = 0.25
 TOLD_PERIOD = 0.5
 
+#: Seconds after which a rank that is asked and does not answer is not responding.
+QUIET = 2.0
+
 # A line of `Ranks.where`: where a cell's own code is.
 _CELL_LINE = re.compile(r"^Cell In\[(\d+)\], line (\d+)", re.MULTILINE)
 
@@ -42,18 +45,20 @@ class Asked(Protocol):
     def glance(self) -> ClusterStatus:
         """What is known by now, asking nobody."""
 
-    def rings(self, *, last: int | None = ...) -> Rings:
-        """The flight recorders of all ranks."""
+    def rings(self, ranks: Iterable[int], *, last: int | None = ...) -> Rings:
+        """The flight recorders of some ranks."""
 
-    def where(self) -> dict[int, str]:
+    def where(self, ranks: Iterable[int]) -> dict[int, str]:
         """What the main threads are doing, as stacks."""
 
 
 def look(cluster: Asked, stall: float) -> list[Verdict]:
     """Look once at all groups; see `backends.diagnosis.diagnose`."""
     status = cluster.status(fresh=True)
-    rings = cluster.rings(last=RECORDS)
-    places = cluster.where()
+    # Who is silent is not waited for again.
+    asked = [one.rank for one in status.ranks if one.alive and not _silent(one)]
+    rings = cluster.rings(asked, last=RECORDS) if asked else Rings()
+    places = cluster.where(asked) if asked else {}
     views = {
         one.rank: _view(one, rings, places.get(one.rank, "")) for one in status.ranks
     }
@@ -84,9 +89,15 @@ def _view(one: RankStatus, rings: Rings, stack: str) -> RankView:
         records=ring["records"] if ring else (),
         now_ns=time.time_ns() + rings.offsets_ns.get(one.rank, 0),
         death=one.reason or "its engine is gone" if not one.alive else None,
-        silent_for=one.heartbeat_age if one.state == "unreachable" else None,
+        silent_for=one.heartbeat_age if one.alive and _silent(one) else None,
         place=place,
+        left=str(one.summary.get("left", "")),
     )
+
+
+def _silent(one: RankStatus) -> bool:
+    """Whether a rank that was just asked has been silent for two beats of its heart."""
+    return one.heartbeat_age is None or one.heartbeat_age > QUIET
 
 
 def _groups(status: ClusterStatus) -> list[tuple[str, Sequence[int], int]]:

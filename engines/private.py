@@ -36,6 +36,7 @@ __all__ = [
     "on_notification",
     "process_of",
     "publish",
+    "registered_engines",
     "reply",
     "request_metadata",
     "send",
@@ -195,6 +196,15 @@ def io_thread(client: Any) -> threading.Thread | None:
 def process_of(launcher: Any) -> Any:
     """Return the psutil process of a local launcher, if it has one."""
     return getattr(launcher, "process", None)
+
+
+def registered_engines(client: Any) -> Future[Any]:
+    """Ask the hub which engines there are: ``["content"]["engines"]`` of the reply.
+
+    Engine id, as a string, → the identity that messages to it are routed by.
+    """
+    with _numbering:
+        return client._send(client._query_stream, "connection_request")
 
 
 def shutdown_hub(client: Any) -> Future[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .channel import Answers
@@ -151,6 +151,19 @@ def _join_store(roster: Roster, ranks: Sequence[int], host: int | None) -> int:
     return host
 
 
+def _mend_store(roster: Roster, host: int | None, ranks: Iterable[int]) -> int:
+    """See to it that `ranks` have a store; return its host.
+
+    A network that was down for half a minute ends the connections to it.
+    """
+    if host is None or not roster.seats[host].alive:
+        return _open_store(roster)
+    # The host has a connection too, which may be the one that is gone.
+    lost = roster.ask("store_lost", {}, {host, *ranks}).all()
+    without = [rank for rank, is_lost in lost.items() if is_lost]
+    return _join_store(roster, without, host) if without else host
+
+
 def export_groups(roster: Roster, without: Sequence[int]) -> dict[str, Any] | None:
     """What the living ranks, but those in `without`, have between them."""
     others = set(roster.uuids()) - set(without)
@@ -211,6 +224,13 @@ def rebuild(roster: Roster, group: str | None, store_host: int | None) -> int:
     """
     answers = roster.ask("summary")
     summaries = answers.results
+    if not summaries:
+        # Nobody answered: say who did not, and why.
+        answers.all()
+        raise ClusterError(
+            "rebuild: every engine is gone; start them again with %dist_restart "
+            "(Cluster.restart())"
+        )
     known: dict[str, None] = {}
     for summary in summaries.values():
         known.update(dict.fromkeys(one["name"] for one in summary["groups"]))
@@ -234,8 +254,7 @@ def rebuild(roster: Roster, group: str | None, store_host: int | None) -> int:
         chosen = [rank for rank, names in ready.items() if name in names]
         reason = f"group {name!r} is being rebuilt"
         roster.ask("abort", {"group": name, "reason": reason}, chosen).all()
-    if store_host is None or not roster.seats[store_host].alive:
-        store_host = _open_store(roster)
+    store_host = _mend_store(roster, store_host, generations)
     roster.ask(
         "rebuild",
         lambda rank: {"generations": generations[rank]},

@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 
 #: Seconds between two renewals of the status subscription (see agent.LEASE).
 RENEWAL = 10.0
+#: Seconds that the hub gets to say which engines there are.
+HUB_WAIT = 2.0
 #: Seconds that a launcher gets to tell how an engine ended.
 EXIT_CODE_WAIT = 0.3
 
@@ -308,9 +310,33 @@ class Roster:
         while not self._closed.wait(RENEWAL):
             try:
                 self.listen()
+                self._miss()
             except OSError:
                 # The controller said good-bye and the client closed itself.
                 return
+
+    def _miss(self) -> None:
+        """Bury who is gone without our having been told.
+
+        That an engine left is told once, to whom the controller reaches then.
+        """
+        now = time.monotonic()
+        silent = [
+            seat
+            for seat in self.seats
+            if seat.alive and (seat.heard is None or now - seat.heard > RENEWAL)
+        ]
+        if not silent:
+            return
+        future: Any = private.registered_engines(self.client)
+        concurrent.futures.wait([future], HUB_WAIT)
+        if not future.done():
+            private.forget(self.client, future.msg_id)
+            return
+        known = set(future.result()["content"]["engines"].values())
+        for seat in silent:
+            if seat.uuid not in known:
+                self.bury(seat, death_of(seat, None))
 
     # -- the end -----------------------------------------------------------
 
