@@ -1,0 +1,175 @@
+"""A rank is stopped (SIGSTOP), a notebook re-attaches, a controller dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from rankscope.backends import is_gloo_available
+from rankscope.engines import Cluster, ClusterError
+from tests.engines.faults import HANG, SUM, WAIT, hanging, lives
+from tests.waiting import until
+
+pytestmark = pytest.mark.skipif(
+    not is_gloo_available(), reason="needs a backend for numpy arrays: pygloo"
+)
+
+#: A notebook that starts a cluster to keep, leaves a hang behind, and is killed.
+NOTEBOOK = """
+import json, os, signal, sys
+from rankscope.engines import Cluster
+cluster = Cluster.start(4, keep=True, cluster_id="reattached", timeout=600)
+cluster.execute(
+    "mine = rank * 100\\npair = dist.new_group([1, 3], group_desc='pair')"
+).result(30)
+cluster.execute(sys.argv[1], cell=7)
+processes = [p.pid for p in cluster._launched.processes()]
+while not all(r.groups[0].in_flight for r in cluster.status().ranks if r.rank != 2):
+    pass
+print(json.dumps(processes), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def stopped(cluster: Cluster) -> Iterator[int]:
+    """Stops rank 1 in a hang that rank 3 causes; the number of the stopped rank."""
+    yield 1
+    process = psutil.Process(cluster.pids[1])
+    process.resume()
+
+
+def test_a_stopped_rank(cluster: Cluster, stopped: int) -> None:
+    cluster.execute("mine = rank * 100\n" + SUM).result(WAIT)
+    cell = hanging(cluster, absent=3)
+    os.kill(cluster.pids[stopped], signal.SIGSTOP)
+    began = time.monotonic()
+    until(lambda: _state(cluster, stopped) == "unreachable", 15, "the silence")
+    assert time.monotonic() - began < 10
+    (verdict, *_) = until(cluster.diagnose, 15)
+    assert verdict.culprits == (stopped,)
+    assert "rank 1 has not answered for" in str(verdict)
+    # The others are let go at once; who did not answer is named.
+    with pytest.raises(ClusterError, match="abort: rank 1: no answer within 2 s"):
+        cluster.abort(reason="rank 1 is stopped")
+    assert {r: cell.errors[r].ename for r in cell.errors} == {
+        0: "DistAbortedError",
+        2: "DistAbortedError",
+    }
+    with pytest.raises(ClusterError, match="'default' cannot be rebuilt: rank 1: no a"):
+        cluster.rebuild()
+    assert cluster.interrupt([1, 3]) == [1, 3]
+    until(lambda: cell.ranks_running == [stopped], 5, "rank 3 to end")
+
+    os.kill(cluster.pids[stopped], signal.SIGCONT)
+    # It does now what it was asked while it was stopped.
+    assert cell.wait(5)
+    assert cell.errors[stopped].ename in ("DistAbortedError", "KeyboardInterrupt")
+    until(lambda: _state(cluster, stopped) == "idle", 5, "rank 1 to be heard of")
+    cluster.rebuild()
+    cluster.execute(SUM).result(WAIT)
+    assert cluster.pull("mine") == {rank: rank * 100 for rank in range(4)}
+
+
+def test_a_stopped_rank_is_restarted(cluster: Cluster) -> None:
+    cluster.execute("mine = rank * 100\n" + SUM).result(WAIT)
+    cell = hanging(cluster, absent=0)
+    pid = cluster.pids[2]
+    os.kill(pid, signal.SIGSTOP)
+    cluster.restart([2])
+    assert cell.errors.keys() >= {1, 2, 3}
+    assert not psutil.pid_exists(pid)
+    cluster.interrupt(0)
+    assert cell.wait(5)
+    cluster.rebuild()
+    cluster.execute(SUM).result(WAIT)
+    assert cluster.pull("mine", [0, 1, 3]) == {0: 0, 1: 100, 3: 300}
+
+
+def _state(cluster: Cluster, rank: int) -> str:
+    return cluster.status().ranks[rank].state
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_a_notebook_comes_back_to_ranks_that_hang() -> None:
+    notebook = subprocess.Popen(
+        [sys.executable, "-c", NOTEBOOK, HANG.format(absent=2)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert notebook.stdout is not None
+    pids = json.loads(notebook.stdout.readline())
+    assert notebook.wait(WAIT) == -signal.SIGKILL
+    notebook.stdout.close()
+    cluster = Cluster.attach(cluster_id="reattached", attach_timeout=20)
+    try:
+        status = cluster.status(fresh=True)
+        assert status.groups == {"default": [0, 1, 2, 3], "pair": [1, 3]}
+        assert {one.state for one in status.ranks} == {"busy"}
+        assert {one.cell for one in status.ranks} == {7}
+        (verdict,) = until(cluster.diagnose, 15)
+        assert verdict.culprits == (2,)
+        assert verdict.waiting == (0, 1, 3)
+        assert "cell 7 line 5 `all_reduce` #1" in str(verdict)
+        aborted = cluster.abort("default", reason="back again")
+        assert aborted == {rank: ["default"] for rank in range(4)}
+        assert cluster.interrupt(2) == [2]
+        until(
+            lambda: {one.state for one in cluster.status(fresh=True).ranks} == {"idle"},
+            WAIT,
+            "the ranks to be free",
+        )
+        group = cluster.status().ranks[0].group("default")
+        assert group is not None
+        assert group.timeout == 600
+        assert "back again" in (group.reason or "")
+        cluster.rebuild()
+        cluster.execute(SUM).result(WAIT)
+        cluster.execute("dist.barrier()", group="pair").result(WAIT)
+        assert cluster.pull("mine") == {rank: rank * 100 for rank in range(4)}
+        # Its launchers are known again, so a dead rank can be started anew.
+        os.kill(cluster.pids[3], signal.SIGKILL)
+        until(lambda: cluster.status().dead == [3], 5, "the death")
+        cluster.restart([3])
+        cluster.rebuild()
+        cluster.execute(SUM).result(WAIT)
+    finally:
+        cluster.shutdown()
+    until(lambda: not any(map(psutil.pid_exists, pids)), WAIT, "the cluster to end")
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_a_dead_controller() -> None:
+    """Nobody can be reached: everything says so at once, and the end still works."""
+    with Cluster.start(2, timeout=600) as cluster:
+        cell = cluster.execute("if rank:\n    dist.barrier()\nelse:\n    input")
+        assert cluster._launched is not None
+        controller = cluster._launched.cluster.controller.process
+        processes = cluster._launched.processes()
+        psutil.Process(controller.pid).kill()
+        assert cell.wait(5)
+        # Cell, status, abort, rebuild, pull: each names the controller.
+        assert "the controller (pid" in cell.errors[1].evalue
+        assert cluster.status().dead == [0, 1]
+        assert "killed by SIGKILL" in str(cluster.status().ranks[0].reason)
+        assert cluster.abort() == {}
+        with pytest.raises(ClusterError, match="every engine is gone"):
+            cluster.rebuild()
+        with pytest.raises(ClusterError, match="start another"):
+            cluster.pull("rank")
+        with pytest.raises(ClusterError, match="the controller"):
+            cluster.restart([0])
+        assert cluster.execute("1").errors.keys() == {0, 1}
+        told = threading.Event()
+        cluster.execute("1").on_done(lambda execution: told.set())
+        assert told.wait(5)
+    assert not any(map(lives, processes))
