@@ -240,6 +240,7 @@ def rebuild(roster: Roster, group: str | None, store_host: int | None) -> int:
             f"{', '.join(map(repr, known)) or 'none'}"
         )
     generations: dict[int, dict[str, int]] = {}
+    without: set[int] = set()
     ready: dict[int, list[str]] = {}
     for name in known if group is None else [group]:
         for ranks, said in members(summaries, name).items():
@@ -247,9 +248,14 @@ def rebuild(roster: Roster, group: str | None, store_host: int | None) -> int:
             generation = 1 + max(one["generation"] for one in said)
             for rank in ranks:
                 generations.setdefault(rank, {})[name] = generation
+            if len(said) < len(ranks):
+                without.update(_lacking(summaries, name, ranks))
             if any(one["state"] == "ready" for one in said):
                 for rank in ranks:
                     ready.setdefault(rank, []).append(name)
+    if without:
+        exported = export_groups(roster, ())
+        roster.ask("import_groups", {"exported": exported}, without).all()
     for name in dict.fromkeys(one for names in ready.values() for one in names):
         chosen = [rank for rank, names in ready.items() if name in names]
         reason = f"group {name!r} is being rebuilt"
@@ -262,6 +268,20 @@ def rebuild(roster: Roster, group: str | None, store_host: int | None) -> int:
         timeout=5.0,
     ).all()
     return store_host
+
+
+def _lacking(
+    summaries: Mapping[int, Mapping[str, Any]], name: str, ranks: Sequence[int]
+) -> set[int]:
+    """The members of a group that have not made it: their cell failed before that."""
+    return {
+        rank
+        for rank in ranks
+        if not any(
+            one["name"] == name and rank in one["ranks"]
+            for one in summaries[rank]["groups"]
+        )
+    }
 
 
 def _check_alive(
