@@ -73,6 +73,7 @@ class Board(anywidget.AnyWidget):
             diagnose,
             self._tell,
             lambda: self._feed.model,
+            self._feed.judge,
             self._feed.nudge,
             self._line,
         )

@@ -53,8 +53,8 @@ class BoardActions:
     """Does what a page asks for and tells it what became of it.
 
     `say` sends a message to the pages, `find` gives the state of the board,
-    `acted` is called when ranks were acted upon, and `source` returns a line
-    of a cell of the notebook, by their numbers.
+    `judge` gets what a diagnosis finds, `acted` is called when ranks were acted
+    upon, and `source` returns a line of a cell of the notebook, by their numbers.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class BoardActions:
         diagnose: Callable[[], Sequence[Verdict]] | None,
         say: Callable[[Message], None],
         find: Callable[[], BoardModel],
+        judge: Callable[[Sequence[Verdict]], None],
         acted: Callable[[], None],
         source: Callable[[int, int], str],
     ) -> None:
@@ -70,6 +71,7 @@ class BoardActions:
         self._diagnosis = diagnose
         self._say = say
         self._find = find
+        self._judge = judge
         self._acted = acted
         self._source = source
         self._deeds: dict[str, Callable[[Message], Message]] = {
@@ -144,10 +146,11 @@ class BoardActions:
         if self._diagnosis is None:
             raise ValueError("this board was made without a diagnosis")
         verdicts = self._diagnosis()
-        self._acted()
+        self._judge(verdicts)
         if not verdicts:
             return {"text": "Nothing is wrong: no op is stuck, every rank answers."}
-        return {"text": " ".join(f"{verdict}." for verdict in verdicts)}
+        faults = dict.fromkeys(verdict.fault.value for verdict in verdicts)
+        return {"text": f"Diagnosis: {', '.join(faults)}."}
 
     # -- timeline -----------------------------------------------------------
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankscope.backends.diagnosis import Verdict
+from rankscope.backends.diagnosis import Fault, Verdict
 from rankscope.engines import ClusterStatus, GroupStatus, RankStatus
 
 from .board_banner import Banner, banner_of, verdict_cells
@@ -237,8 +237,31 @@ class BoardModel:
             for group in self.groups
         ]
 
+    def _holds(self, verdict: Verdict) -> bool:
+        """Whether a verdict still fits what the ranks say.
+
+        An op that is over, or was aborted, needs no explanation any more,
+        whoever gave it.
+        """
+        rows = [
+            group.base[rank]
+            for group in self.groups
+            if group.name == verdict.group
+            for rank in (*verdict.culprits, *verdict.waiting)
+            if rank in group.base
+        ]
+        if verdict.fault is Fault.RANK_DEAD:
+            return any(row["state"] == "dead" for row in rows)
+        if verdict.fault is Fault.RANK_NOT_RESPONDING:
+            return any(row["state"] in ("silent", "no answer") for row in rows)
+        number = f"#{verdict.seq}"
+        return any(
+            row["mood"] == "working" and row.get("seq") == number for row in rows
+        )
+
     def _compare(self) -> None:
         """Work out again what follows from comparing ranks."""
+        self.verdicts = tuple(filter(self._holds, self.verdicts))
         for group in self.groups:
             extra: dict[int, Cells] = {
                 rank: {"lag": lag} for rank, lag in group.behind(self.now).items()

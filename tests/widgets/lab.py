@@ -59,16 +59,18 @@ class Notebook:
 
     def wait(self, number: int, timeout: float = PATIENCE / 1000) -> str:
         """Wait until a cell has ended; return its output as text."""
-        until(
-            lambda: (
-                not self.is_running(number)
-                and self.cell(number).locator(".jp-InputPrompt").first.inner_text()
-                != "[ ]:"
-            ),
-            timeout,
-            f"cell {number} is still running: {self.output(number)!r}",
-        )
+        try:
+            until(lambda: self._has_run(number), timeout)
+        except AssertionError:
+            self.shot("failure")
+            raise AssertionError(
+                f"cell {number} did not end in {timeout:g} s: {self.output(number)!r}"
+            ) from None
         return self.output(number)
+
+    def _has_run(self, number: int) -> bool:
+        prompt = self.cell(number).locator(".jp-InputPrompt").first.inner_text()
+        return prompt.strip() not in ("[ ]:", "[*]:")
 
     def output(self, number: int) -> str:
         """What a cell has put out so far, as text."""

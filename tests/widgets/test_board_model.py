@@ -229,11 +229,29 @@ class TestBanner:
         assert "verdict" not in found.groups[0].row(0)
 
     def test_every_fault_has_words(self) -> None:
+        now = simulated.op(14, state="started", elapsed=6.0)
+        waits = rank(1, group(oldest=now, in_flight=1))
+        at_fault = {
+            Fault.RANK_DEAD: rank(0, group(), state="dead", reason="gone"),
+            Fault.RANK_NOT_RESPONDING: rank(0, group(), state="unreachable"),
+        }
         for fault in Fault:
-            found = model(rank(0, group()), rank(1, group()))
-            found.judge([Verdict(fault, "default", (0,), (1,), "all_reduce", 3, "why")])
+            found = model(at_fault.get(fault, rank(0, group())), waits)
+            found.judge([Verdict(fault, "default", (0,), (1,), now.op, 14, "why")])
             found.delta()
             assert found.groups[0].row(0)["verdict"]
+            assert found.banner().title == fault.value.capitalize()
+
+    def test_a_verdict_goes_when_what_it_explains_is_over(self) -> None:
+        status, verdicts = simulated.hang(4, 2)
+        found = model(*status.ranks)
+        found.judge(verdicts)
+        found.delta()
+        assert found.verdicts
+        found.take(cluster(*(rank(n, group()) for n in range(4))), 107.0)
+        found.delta()
+        assert found.verdicts == ()
+        assert found.banner().title == "Idle"
 
     def test_death_and_what_to_do(self) -> None:
         found = model(
