@@ -12,6 +12,7 @@ from datetime import timedelta
 from .errors import DistStoreError, DistStoreTimeoutError
 
 __all__ = [
+    "MAX_DIGITS",
     "Store",
     "missing_keys_error",
     "remaining",
@@ -19,6 +20,9 @@ __all__ = [
     "to_bytes",
     "to_seconds",
 ]
+
+#: An integer of a store has at most so many; reading a million takes minutes.
+MAX_DIGITS = 1000
 
 
 class Store:
@@ -105,6 +109,8 @@ def to_seconds(timeout: float | timedelta | None, default: float) -> float:
 def sum_of(key: str, value: bytes | None, amount: int) -> bytes:
     """Return what `key` holds after adding `amount` to `value` (``None``: absent)."""
     try:
+        if value is not None and len(value) > MAX_DIGITS:
+            raise ValueError(f"{len(value)} bytes")
         return b"%d" % (int(value or b"0") + amount)
     except ValueError as error:
         raise DistStoreError(

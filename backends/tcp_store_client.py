@@ -225,6 +225,9 @@ class TCPStoreClient:
             self._socket.send_multipart(self._outgoing.popleft())
 
     def _receive(self, frames: list[bytes]) -> None:
+        if len(frames) < 2:
+            _log.warning("store: ignored an answer of %d frames", len(frames))
+            return
         number, status, *payload = frames
         with self._lock:
             request = self._pending.pop(number, None)

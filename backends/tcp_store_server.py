@@ -13,7 +13,7 @@ import zmq
 from zmq.utils import z85
 
 from .errors import DistNetworkError, DistStoreError
-from .store import sum_of
+from .store import MAX_DIGITS, sum_of
 from .store_key import CurveKeys
 
 __all__ = ["MAX_MESSAGE", "TCPStoreServer", "endpoint_of"]
@@ -59,6 +59,8 @@ class KeyTable:
             return self._get(ticket, args)
         if op == b"add":
             key, amount = args
+            if len(amount) > MAX_DIGITS:
+                raise ValueError(f"add: an amount of {len(amount)} digits")
             total = sum_of(key.decode(), self._values.get(key), int(amount))
             self._put(key, total)
             return b"ok", [total]
@@ -86,6 +88,9 @@ class KeyTable:
         missing = {key for key in keys if key not in self._values}
         if not missing:
             return b"ok", [self._values[key] for key in keys]
+        if ticket in self._missing:
+            # Else the first would wait under a ticket that nothing leads to.
+            raise ValueError(f"request {ticket[1]!r} waits already")
         self._missing[ticket] = missing
         self._keys_of[ticket] = keys
         for key in missing:

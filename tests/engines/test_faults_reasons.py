@@ -76,6 +76,7 @@ def test_a_rank_aborts_and_all_say_who_when_and_why(cluster: Cluster) -> None:
     cluster.execute("dist.abort_process_group(reason='later still')").result(WAIT)
     reasons = {one.group("default").reason for one in cluster.status(fresh=True).ranks}
     (reason,) = reasons
+    assert reason is not None
     assert re.fullmatch(r"the loss is NaN \(at \d\d:\d\d:\d\d, by rank 1\)", reason)
     cell = cluster.execute("dist.barrier()")
     assert cell.wait(WAIT)
