@@ -35,13 +35,12 @@ class AbortReason:
     """Who ended a group, when and why; the first writer wins."""
 
     text: str
-    rank: int | None
+    by: str
     at: float
 
     def __str__(self) -> str:
         when = time.strftime("%H:%M:%S", time.localtime(self.at))
-        who = "" if self.rank is None else f", by rank {self.rank}"
-        return f"{self.text} (at {when}{who})"
+        return f"{self.text} (at {when}, by {self.by})"
 
 
 class GroupLife:
@@ -151,14 +150,18 @@ class GroupLife:
     def _aborted_error(self, what: str) -> DistAbortedError:
         return _aborted_error(what, self.aborted)
 
-    def abort(self, reason: str, *, rank: int | None = None) -> None:
+    def abort(self, reason: str, *, by: str = "") -> None:
         """Fail what is in flight and stop the backends, here and on every rank.
 
         Every Work in flight ends as ABORTED with `reason`; ops issued later
         raise it. Returns at once, whatever the backends hang in; the other
-        ranks are told through the store. Calling it again does nothing.
+        ranks are told through the store. Calling it again does nothing. `by` is who
+        wants it (default: this rank).
         """
-        self._abort(AbortReason(reason or "abort_process_group()", rank, time.time()))
+        self._abort(self._reason(reason or "abort_process_group()", by))
+
+    def _reason(self, text: str, by: str = "") -> AbortReason:
+        return AbortReason(text, by or f"rank {self.global_rank}", time.time())
 
     def _abort(
         self,
@@ -233,7 +236,7 @@ class GroupLife:
             except DistAbortedError:
                 return
             except (DistError, ValueError) as error:
-                reason = AbortReason(str(error), self.global_rank, time.time())
+                reason = self._reason(str(error))
                 self._abort(reason, generation=generation)
 
         # Not on the store's thread: building talks to the store.
@@ -242,9 +245,7 @@ class GroupLife:
         ).start()
 
     def _backend_failed(self, generation: int, reason: str) -> None:
-        self._abort(
-            AbortReason(reason, self.global_rank, time.time()), generation=generation
-        )
+        self._abort(self._reason(reason), generation=generation)
 
     def rebuild(
         self, generation: int | None = None, store: Store | None = None
@@ -256,7 +257,7 @@ class GroupLife:
         stay as they ended. `store` replaces the group's store.
         """
         self._abort(
-            AbortReason("the group was rebuilt", self.global_rank, time.time()),
+            self._reason("the group was rebuilt"),
             publish=False,
         )
         with self._issue_lock, self._abort_lock:
@@ -268,15 +269,11 @@ class GroupLife:
     def shutdown(self) -> None:
         """Free the backends in good order; abort if work is still in flight."""
         if self.status.in_flight:
-            self._abort(
-                AbortReason("destroy_process_group()", self.global_rank, time.time())
-            )
+            self._abort(self._reason("destroy_process_group()"))
             return
         with self._issue_lock, self._abort_lock:
             if self.aborted is None:
-                self.aborted = AbortReason(
-                    "destroy_process_group()", self.global_rank, time.time()
-                )
+                self.aborted = self._reason("destroy_process_group()")
             backends, self._backends = self._backends, {}
             unwatch, self._unwatch = self._unwatch, None
         if unwatch is not None:
@@ -316,7 +313,7 @@ class GroupLife:
             if not work.is_completed():
                 text = f"{record.describe()} timed out after {record.timeout:g} s"
                 self._abort(
-                    AbortReason(text, self.global_rank, time.time()),
+                    self._reason(text),
                     generation=generation,
                     timed_out=(work, error),
                 )

@@ -165,7 +165,7 @@ def abort_process_group(group: Group = None, reason: str = "") -> None:
     until :func:`rebuild_process_group`.
     """
     pg = resolve_group(group, "abort_process_group")
-    pg.abort(reason, rank=pg.global_rank)
+    pg.abort(reason)
 
 
 def rebuild_process_group(group: Group = None) -> None:

@@ -203,13 +203,11 @@ class World:
         """Call ``callback()`` at every transition; see `FlightRecorder.on_change`."""
         return recorder.on_change(callback)
 
-    def abort(
-        self, name: str | None, reason: str, *, rank: int | None = None
-    ) -> list[str]:
+    def abort(self, name: str | None, reason: str, *, by: str = "") -> list[str]:
         """Abort what is called `name`, ``None``: all; return the names aborted."""
         chosen = self.groups() if name is None else self._called(name)
         for one in chosen:
-            one.abort(reason, rank=rank)
+            one.abort(reason, by=by)
         return [one.name for one in chosen]
 
     def rebuild(

@@ -220,7 +220,7 @@ class Agent:
         )
 
     def _abort(self, group: str | None, reason: str) -> list[str]:
-        return world.abort(group, reason)
+        return world.abort(group, reason, by="the notebook")
 
     def _rebuild(self, generations: Mapping[str, int]) -> None:
         """Begin a new generation of each group named, on the present store."""

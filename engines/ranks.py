@@ -338,8 +338,7 @@ class Ranks:
         """
         self._check_open()
         chosen = self._ranks_for(ranks, group)
-        said = f"aborted from the notebook{reason and ': '}{reason}"
-        args = {"group": group, "reason": said}
+        args = {"group": group, "reason": reason or "Cluster.abort()"}
         answers = self._roster.ask("abort", args, chosen)
         self._roster.refresh(0.0, 1.0)
         return answers.all()

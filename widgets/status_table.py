@@ -7,6 +7,7 @@ words; colour only repeats what a word says.
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -33,6 +34,9 @@ COLUMNS = (
     ("completed", False),
     ("heartbeat", True),
 )
+
+#: What text leaves out where there is no room, in this order.
+DROPS = ("engine", "started", "host", "device", "pid", "heartbeat")
 
 _TIME = re.compile(r"\d\d:\d\d:\d\d")
 
@@ -65,7 +69,7 @@ class StatusTable:
         self.status = status
 
     def __str__(self) -> str:
-        return _text(self.status)
+        return _text(self.status, shutil.get_terminal_size((120, 24)).columns)
 
     def __repr__(self) -> str:
         return str(self)
@@ -73,7 +77,7 @@ class StatusTable:
     def _repr_mimebundle_(
         self, include: Any = None, exclude: Any = None
     ) -> dict[str, str]:
-        return {"text/plain": _text(self.status), "text/html": _html(self.status)}
+        return {"text/plain": str(self), "text/html": _html(self.status)}
 
 
 # -- rows ----------------------------------------------------------------------
@@ -212,23 +216,28 @@ def _title(status: ClusterStatus) -> list[str]:
 # -- text ----------------------------------------------------------------------
 
 
-def _text(status: ClusterStatus) -> str:
+def _text(status: ClusterStatus, room: int) -> str:
+    """The table in lines of at most `room` characters, where that can be."""
     found = sections(status)
-    rows = [tuple(title for title, _ in COLUMNS)]
-    rows += [row.cells for section in found for row in section.rows]
+    titles = tuple(title for title, _ in COLUMNS)
+    rows = [titles, *(row.cells for section in found for row in section.rows)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
+    places = list(range(len(COLUMNS)))
+    for title in DROPS:
+        if sum(widths[i] + 2 for i in places) - 2 <= room:
+            break
+        places.remove(titles.index(title))
 
     def line(cells: Sequence[str]) -> str:
-        columns = zip(cells, widths, COLUMNS, strict=True)
         return "  ".join(
-            cell.rjust(width) if numeric else cell.ljust(width)
-            for cell, width, (_, numeric) in columns
+            cells[i].rjust(widths[i]) if COLUMNS[i][1] else cells[i].ljust(widths[i])
+            for i in places
         ).rstrip()
 
-    out = [" · ".join(_title(status)), "", line(rows[0])]
+    out = [" · ".join(_title(status)), "", line(titles)]
     for section in found:
         rule = f"── {' · '.join((section.title, *section.facts))} "
-        out.append(rule.ljust(sum(widths) + 2 * (len(widths) - 1), "─"))
+        out.append(rule.ljust(sum(widths[i] + 2 for i in places) - 2, "─"))
         out += [line(row.cells) for row in section.rows]
         out += [f"   {note}" for note in section.notes]
     return "\n".join(out)

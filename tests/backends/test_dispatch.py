@@ -279,7 +279,7 @@ def test_an_abort_of_another_rank_comes_through_the_store(
 ) -> None:
     work = dist.all_reduce(np.ones(3), async_op=True)
     assert work is not None
-    group.store.set("abort", '{"text": "rank 3 gave up", "rank": 3, "at": 0}')
+    group.store.set("abort", '{"text": "rank 3 gave up", "by": "rank 3", "at": 0}')
     with pytest.raises(dist.DistAbortedError, match="rank 3 gave up.*by rank 3"):
         work.wait(timeout=10)
 

@@ -105,7 +105,8 @@ def test_a_rank_without_groups_is_seen() -> None:
     assert sections(status)[1].rows[0].cells[-1] == "–"
 
 
-def test_the_columns_of_the_text_are_aligned() -> None:
+def test_the_columns_of_the_text_are_aligned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     view = group(oldest=WAITING)
     status = cluster(*(rank(number, view) for number in (0, 1, 10)))
     lines = str(StatusTable(status)).splitlines()
@@ -154,3 +155,19 @@ def test_colours_come_from_the_theme_with_fallbacks() -> None:
     html = StatusTable(cluster(rank(0, group())))._repr_mimebundle_()["text/html"]
     assert not re.findall(r"var\(--[\w-]+\)", html)
     assert "--jp-" in html
+
+
+@pytest.mark.parametrize("room", [60, 80, 100, 200])
+def test_text_leaves_columns_out_to_fit(
+    room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = op("all_reduce", 15, elapsed=9.0, source="cell 7 line 5")
+    status = cluster(
+        *(rank(n, group(oldest=waits, enqueued=waits, in_flight=1)) for n in range(4))
+    )
+    monkeypatch.setenv("COLUMNS", str(room))
+    lines = str(StatusTable(status)).splitlines()
+    assert max(map(len, lines)) <= max(room, 79)
+    # What is being done, and by whom, is always there.
+    assert "in all_reduce #15" in lines[4]
+    assert ("heartbeat" in lines[2]) == (room >= 100)
