@@ -218,9 +218,15 @@ def shutdown_hub(client: Any) -> Future[Any]:
 def stop_waiting(launcher: Any) -> None:
     """End the thread in which a local launcher waits for its process."""
     thread = getattr(launcher, "_wait_thread", None)
-    if thread is not None:
-        launcher._stop_waiting.set()
-        thread.join()
+    if thread is None:
+        return
+    child = getattr(launcher, "_popen_process", None)
+    if child is not None and child.poll() is None:
+        # Its thread would wait for it once more, for no time at all, and end
+        # with TimeoutExpired: a kept engine lives on.
+        launcher._popen_process = None
+    launcher._stop_waiting.set()
+    thread.join()
 
 
 # -- in the engine ---------------------------------------------------------

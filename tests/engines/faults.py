@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import psutil
 
 from rankscope.engines import Cluster, Execution
 from tests.waiting import until
 
-__all__ = ["HANG", "SUM", "WAIT", "all_in_flight", "hanging", "lives", "sides"]
+__all__ = [
+    "HANG",
+    "SUM",
+    "WAIT",
+    "all_in_flight",
+    "hanging",
+    "left_hanging",
+    "lives",
+    "sides",
+]
 
 #: Seconds after which a step that should take a moment has failed.
 WAIT = 30
@@ -26,6 +41,23 @@ dist.all_reduce(x)
 #: Passes if the default group of four ranks works.
 SUM = "y = np.full(100, rank + 1.0)\ndist.all_reduce(y)\nassert (y == 10).all()"
 
+#: A notebook that starts a cluster to keep, leaves a hang behind, and is killed.
+_NOTEBOOK = """
+import json, os, signal, sys
+from rankscope.engines import Cluster
+from tests.engines.faults import all_in_flight
+from tests.waiting import until
+cluster = Cluster.start(4, keep=True, cluster_id=sys.argv[1], timeout=600)
+cluster.execute(
+    "mine = rank * 100\\npair = dist.new_group([1, 3], group_desc='pair')"
+).result(30)
+cluster.execute(sys.argv[2], cell=7)
+processes = [p.pid for p in cluster._launched.processes()]
+until(lambda: all_in_flight(cluster, [0, 1, 3]), 30)
+print(json.dumps(processes), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
 
 def hanging(cluster: Cluster, absent: int, cell: int = 50) -> Execution:
     """Start a collective that one rank does not join; wait till the others are in."""
@@ -39,6 +71,21 @@ def all_in_flight(cluster: Cluster, ranks: Sequence[int]) -> bool:
     """Whether each of `ranks` has an op in flight on the default group."""
     known = cluster.status().ranks
     return all(known[rank].groups and known[rank].groups[0].in_flight for rank in ranks)
+
+
+def left_hanging(cluster_id: str) -> list[int]:
+    """Have a notebook leave four ranks behind in a hang of rank 2; their pids."""
+    notebook = subprocess.Popen(
+        [sys.executable, "-c", _NOTEBOOK, cluster_id, HANG.format(absent=2)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+    )
+    assert notebook.stdout is not None
+    with notebook.stdout:
+        pids: list[int] = json.loads(notebook.stdout.readline())
+    assert notebook.wait(WAIT) == -signal.SIGKILL
+    return pids
 
 
 def lives(process: psutil.Process) -> bool:

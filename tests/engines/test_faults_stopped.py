@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,28 +13,12 @@ import pytest
 
 from rankscope.backends import is_gloo_available
 from rankscope.engines import Cluster, ClusterError
-from tests.engines.faults import HANG, SUM, WAIT, hanging, lives
+from tests.engines.faults import SUM, WAIT, hanging, left_hanging, lives
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(
     not is_gloo_available(), reason="needs a backend for numpy arrays: pygloo"
 )
-
-#: A notebook that starts a cluster to keep, leaves a hang behind, and is killed.
-NOTEBOOK = """
-import json, os, signal, sys
-from rankscope.engines import Cluster
-cluster = Cluster.start(4, keep=True, cluster_id="reattached", timeout=600)
-cluster.execute(
-    "mine = rank * 100\\npair = dist.new_group([1, 3], group_desc='pair')"
-).result(30)
-cluster.execute(sys.argv[1], cell=7)
-processes = [p.pid for p in cluster._launched.processes()]
-while not all(r.groups[0].in_flight for r in cluster.status().ranks if r.rank != 2):
-    pass
-print(json.dumps(processes), flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
 
 
 @pytest.fixture
@@ -101,15 +82,7 @@ def _state(cluster: Cluster, rank: int) -> str:
 
 @pytest.mark.usefixtures("no_leaks")
 def test_a_notebook_comes_back_to_ranks_that_hang() -> None:
-    notebook = subprocess.Popen(
-        [sys.executable, "-c", NOTEBOOK, HANG.format(absent=2)],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert notebook.stdout is not None
-    pids = json.loads(notebook.stdout.readline())
-    assert notebook.wait(WAIT) == -signal.SIGKILL
-    notebook.stdout.close()
+    pids = left_hanging("reattached")
     cluster = Cluster.attach(cluster_id="reattached", attach_timeout=20)
     try:
         status = cluster.status(fresh=True)

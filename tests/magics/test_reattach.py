@@ -1,0 +1,63 @@
+"""A new kernel comes back to ranks that its predecessor left in a hang."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+
+from rankscope.backends import is_gloo_available
+from rankscope.engines import Cluster
+from rankscope.magics import current_cluster
+from rankscope.magics.failures import plain
+from tests.engines.faults import left_hanging
+from tests.waiting import until
+
+pytestmark = pytest.mark.skipif(
+    not is_gloo_available(), reason="needs a backend for numpy arrays: pygloo"
+)
+
+
+def test_everything_works_from_the_new_kernel(ipython: InteractiveShell) -> None:
+    pids = left_hanging("left-behind")
+
+    def typed(*lines: str) -> str:
+        with capture_output() as seen:
+            ran = ipython.run_cell("\n".join(lines), store_history=True)
+        assert ran.success, ran
+        shown = [str(one.data.get("text/plain", "")) for one in seen.outputs]
+        return plain("\n".join([seen.stdout, seen.stderr, *shown]))
+
+    try:
+        typed("%dist_init --cluster-id left-behind")
+        status = typed("%dist_status")
+        assert "all_reduce" in status
+        assert "pair" in status
+        told = until(lambda: _told(typed("%dist_diagnose")), 15, "the verdict")
+        assert "rank 2 has not entered: it is at cell 7 line 4" in told
+        typed("%dist_abort")
+        # Rank 2 is where no abort reaches: it gets a new engine, and only it.
+        typed("%dist_restart 2")
+        typed("%dist_rebuild")
+        said = typed(
+            "%%distributed",
+            "x = np.ones(3)",
+            "dist.all_reduce(x)",
+            "print(x[0], globals().get('mine'))",
+        )
+        assert "4.0 None" in said
+        for rank in (0, 1, 3):
+            assert f"4.0 {rank * 100}" in said
+    finally:
+        cluster = current_cluster()
+        assert cluster is not None
+        # It lets go of ranks that it attached to, and leaves them running.
+        typed("%dist_shutdown")
+        assert all(map(psutil.pid_exists, cluster.pids.values()))
+        Cluster.attach(cluster_id="left-behind").shutdown()
+    until(lambda: not any(map(psutil.pid_exists, pids)), 30, "the cluster to end")
+
+
+def _told(text: str) -> str:
+    return text if "rank 2" in text else ""
