@@ -41,17 +41,6 @@ class _Probe:
     about: list[Execution]
 
 
-#: Runs nothing; its answer comes after those of everything sent before it.
-_NOTHING = {
-    "code": "",
-    "silent": True,
-    "store_history": False,
-    "user_expressions": {},
-    "allow_stdin": False,
-    "stop_on_error": False,
-}
-
-
 class CellRunner:
     """Sends cells to the ranks of a roster and sees to it that each one ends."""
 
@@ -142,13 +131,8 @@ class CellRunner:
                 return
             if asked is not None:
                 private.forget(self._roster.client, asked.future.msg_id)
-            future: Any = private.send(
-                self._roster.client,
-                "shell",
-                "execute_request",
-                _NOTHING,
-                self._roster.seats[rank].uuid,
-            )
+            uuid = self._roster.seats[rank].uuid
+            future: Any = private.probe(self._roster.client, uuid)
             self._probes[rank] = _Probe(future, now, about)
         future.add_done_callback(
             lambda done: future.output.add_done_callback(

@@ -34,6 +34,7 @@ __all__ = [
     "listen",
     "message_header",
     "on_notification",
+    "probe",
     "process_of",
     "publish",
     "registered_engines",
@@ -122,6 +123,23 @@ def send(
             track_outstanding=channel == "shell",
             message_future_hook=hook,
         )
+
+
+def probe(client: Any, uuid: str) -> Future[Any]:
+    """Have the engine's main thread run nothing; return the Future of its reply.
+
+    Nothing overtakes on the shell channel: the reply comes after those to
+    everything that was sent before, or not at all.
+    """
+    nothing = {
+        "code": "",
+        "silent": True,
+        "store_history": False,
+        "user_expressions": {},
+        "allow_stdin": False,
+        "stop_on_error": False,
+    }
+    return send(client, "shell", "execute_request", nothing, uuid)
 
 
 def listen(

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -46,6 +47,12 @@ def far(cluster: Cluster, wire: Wire) -> Iterator[Cluster]:
     cluster.execute(SUM).result(WAIT)
 
 
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as one:
+        yield one
+
+
 def states(cluster: Cluster) -> set[str]:
     return {one.state for one in cluster.status().ranks}
 
@@ -83,7 +90,7 @@ def test_a_notebook_cut_off_in_a_hang(
 
 
 def test_the_end_of_a_cell_that_nobody_heard(
-    cluster: Cluster, far: Cluster, wire: Wire
+    cluster: Cluster, far: Cluster, wire: Wire, pool: ThreadPoolExecutor
 ) -> None:
     """What was published while the wire was cut never comes: the cell ends anyway."""
     code = """
@@ -99,6 +106,7 @@ def test_the_end_of_a_cell_that_nobody_heard(
     prepare = f"import pathlib; flag = pathlib.Path({str(flag)!r}); after = False"
     far.execute(prepare).result(WAIT)
     cell = far.execute(code)
+    asking = pool.submit(far.pull, "mine", 1)
     until(lambda: all(cell.outputs(rank) for rank in far.ranks), WAIT, "the cell")
     wire.cut()
     flag.touch()
@@ -108,6 +116,8 @@ def test_the_end_of_a_cell_that_nobody_heard(
     assert cell.wait(WAIT)
     assert {one.ename for one in cell.errors.values()} == {"ConnectionLost"}
     assert "whether the cell ran to its end on rank 3" in cell.errors[3].evalue
+    with pytest.raises(ClusterError, match=r"answer of ranks \[1\] was lost"):
+        asking.result(WAIT)
     assert far.pull("after", timeout=WAIT) == dict.fromkeys(range(4), True)
 
 
