@@ -12,7 +12,16 @@ from pathlib import Path
 
 from tools.other_environments import TORCH, torch_python
 
-from . import all_reduce, coalescing, dispatch, notebook, publishing, recovery
+from . import (
+    all_reduce,
+    board,
+    coalescing,
+    dispatch,
+    mpi,
+    notebook,
+    publishing,
+    recovery,
+)
 from .table import Row, machine, markdown
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,11 +30,13 @@ BEGIN, END = "<!-- make bench: begin -->", "<!-- make bench: end -->"
 PARTS = (
     "all_reduce",
     "coalescing",
+    "mpi",
     "cell",
     "start",
     "dispatch",
     "publishing",
     "recovery",
+    "board",
 )
 EXPLANATION = (
     "Medians, with the 99th percentile in parentheses. All contenders take turns, "
@@ -73,6 +84,13 @@ def _coalescing(quick: bool, versions: dict[str, str], note: Say) -> list[Row]:
     )
 
 
+def _mpi(quick: bool, note: Say) -> list[Row]:
+    if importlib.util.find_spec("mpi4py") is None:
+        note("mpi: mpi4py is not installed in this environment")
+        return []
+    return mpi.measure(rounds=3 if quick else 9, say=_say, left_out=note)
+
+
 def _publish(text: str) -> None:
     readme = README.read_text(encoding="utf-8")
     before, begin, rest = readme.partition(BEGIN)
@@ -106,11 +124,13 @@ def main() -> None:
     parts: dict[str, Callable[[], list[Row]]] = {
         "all_reduce": lambda: _all_reduce(quick, versions, note),
         "coalescing": lambda: _coalescing(quick, versions, note),
+        "mpi": lambda: _mpi(quick, note),
         "cell": lambda: notebook.empty_cell(rounds=3 if quick else 9),
         "start": lambda: notebook.start_up(rounds=2 if quick else 5),
         "dispatch": lambda: dispatch.measure(rounds=5 if quick else 15),
         "publishing": lambda: publishing.measure(rounds=11 if quick else 41),
         "recovery": lambda: recovery.measure(trials=5 if quick else 20, say=_say),
+        "board": lambda: board.measure(seconds=3 if quick else 15, left_out=note),
     }
     load = os.getloadavg()[0]
     rows: list[Row] = []

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-__all__ = ["ContenderFailed", "Ranks"]
+__all__ = ["ContenderFailed", "MPIRanks", "Ranks"]
 
 WORKER = Path(__file__).with_name("worker.py")
 
@@ -29,27 +30,35 @@ class Ranks:
         self.size = size
         self._folder = tempfile.TemporaryDirectory(prefix="bench-")
         self._processes: list[subprocess.Popen[str]] = []
+        #: What each rank is told through, and what it answers through.
+        self._channels: list[tuple[IO[str], IO[str]]] = []
         try:
-            for rank in range(size):
-                place = (str(rank), str(size), self._folder.name)
-                with open(self._log(rank), "w", encoding="utf-8") as log:
-                    process = subprocess.Popen(
-                        # -I: the modules beside the worker are not importable
-                        # there, so none can stand in a library's way.
-                        [python, "-I", WORKER, name, *place],
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                        stderr=log,
-                        text=True,
-                        bufsize=1,
-                        start_new_session=True,
-                        env=os.environ | {"RANKSCOPE_KEY": self._folder.name},
-                    )
-                self._processes.append(process)
+            self._start(python)
             self._answers(60)
         except BaseException:
             self.close()
             raise
+
+    def _start(self, python: str) -> None:
+        for rank in range(self.size):
+            place = (str(rank), str(self.size), self._folder.name)
+            with open(self._log(rank), "w", encoding="utf-8") as log:
+                process = subprocess.Popen(
+                    # -I: the modules beside the worker are not importable
+                    # there, so none can stand in a library's way.
+                    [python, "-I", WORKER, self.name, *place],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    bufsize=1,
+                    start_new_session=True,
+                    env=os.environ | {"RANKSCOPE_KEY": self._folder.name},
+                )
+            self._processes.append(process)
+            assert process.stdin is not None
+            assert process.stdout is not None
+            self._channels.append((process.stdin, process.stdout))
 
     def _log(self, rank: int) -> str:
         return os.path.join(self._folder.name, f"log-{rank}")
@@ -57,11 +66,10 @@ class Ranks:
     def ask(self, timeout: float = 120, **request: Any) -> list[dict[str, Any]]:
         """Send `request` to every rank; return their answers, by rank."""
         line = json.dumps(request) + "\n"
-        for rank, process in enumerate(self._processes):
-            assert process.stdin is not None
+        for rank, (told, _) in enumerate(self._channels):
             try:
-                process.stdin.write(line)
-                process.stdin.flush()
+                told.write(line)
+                told.flush()
             except BrokenPipeError:
                 self._fail(rank, "is gone")
         return self._answers(timeout)
@@ -89,9 +97,8 @@ class Ranks:
         deadline = time.monotonic() + timeout
         answers: dict[int, dict[str, Any]] = {}
         with selectors.DefaultSelector() as selector:
-            for rank, process in enumerate(self._processes):
-                assert process.stdout is not None
-                selector.register(process.stdout, selectors.EVENT_READ, rank)
+            for rank, (_, answered) in enumerate(self._channels):
+                selector.register(answered, selectors.EVENT_READ, rank)
             while len(answers) < self.size:
                 ready = selector.select(max(0.0, deadline - time.monotonic()))
                 if not ready:
@@ -99,7 +106,7 @@ class Ranks:
                     self._fail(rank, f"did not answer in {timeout:g} s")
                 for key, _ in ready:
                     # An answer is one short line, written at once.
-                    line = self._processes[key.data].stdout.readline()
+                    line = self._channels[key.data][1].readline()
                     if not line:
                         self._fail(key.data, "died")
                     answers[key.data] = json.loads(line)
@@ -113,9 +120,8 @@ class Ranks:
 
     def close(self) -> None:
         """End the processes."""
-        for process in self._processes:
-            for pipe in (process.stdin, process.stdout):
-                assert pipe is not None
+        for channel in self._channels:
+            for pipe in channel:
                 pipe.close()
         deadline = time.monotonic() + 5
         for process in self._processes:
@@ -125,3 +131,53 @@ class Ranks:
                 process.kill()
                 process.wait()
         self._folder.cleanup()
+
+
+class MPIRanks(Ranks):
+    """The same under ``mpiexec``, which passes no input on but to rank 0."""
+
+    def _start(self, python: str) -> None:
+        program = Path(python).with_name("mpiexec")
+        if not program.exists():
+            raise ContenderFailed(f"{self.name}: no mpiexec beside {python}")
+        address = os.path.join(self._folder.name, "socket")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(address)
+            listener.listen(self.size)
+            listener.settimeout(60)
+            with open(self._log(0), "w", encoding="utf-8") as log:
+                process = subprocess.Popen(
+                    [
+                        *(program, "-n", str(self.size), "--oversubscribe"),
+                        *(python, "-I", WORKER, self.name, "-", str(self.size)),
+                        *(self._folder.name, address),
+                    ],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    text=True,
+                    start_new_session=True,
+                    env=os.environ
+                    | {
+                        "RANKSCOPE_KEY": self._folder.name,
+                        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+                        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                    },
+                )
+            self._processes.append(process)
+            channels: dict[int, tuple[IO[str], IO[str]]] = {}
+            while len(channels) < self.size:
+                try:
+                    connection, _ = listener.accept()
+                except TimeoutError:
+                    self._fail(0, "was not started in 60 s")
+                with connection:
+                    # A file would take in more, where no selector sees it.
+                    rank = connection.recv(4, socket.MSG_WAITALL)
+                    told, answered = connection.makefile("w"), connection.makefile("r")
+                channels[int(rank)] = told, answered
+        self._channels = [channels[rank] for rank in range(self.size)]
+
+    def _log(self, rank: int) -> str:
+        # mpiexec writes what all ranks say into one stream.
+        return super()._log(0)

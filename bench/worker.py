@@ -14,9 +14,10 @@ import contextlib
 import gc
 import json
 import os
+import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 __all__ = ["CONTENDERS"]
@@ -218,6 +219,77 @@ class TorchCoalescing(Coalescing):
         return self.dist._coalescing_manager()
 
 
+class MPI(Contender):
+    """Rankscope's MPI backend.
+
+    Variants: all_reduce, and the two of OSU's micro-benchmarks that show a
+    library's own cost: ``latency``, a message there and back, and
+    ``bandwidth``, a window of messages and one small answer.
+    """
+
+    WINDOW = 16
+
+    def __init__(self, rank: int, size: int, folder: str) -> None:
+        super().__init__(rank, size, folder)
+        import rankscope as dist
+
+        self.dist = dist
+        dist.init_process_group(
+            "cpu:mpi", init_method=f"file://{folder}/store", rank=rank, world_size=size
+        )
+
+    def prepare(self, nbytes: int, variant: str) -> None:
+        if not variant:
+            super().prepare(nbytes, variant)
+            return
+        self.array = self.allocate(max(1, nbytes // 4))
+        self.answer = self.allocate(1)
+        self.op(variant)()
+
+    def op(self, variant: str) -> Callable[[], object]:
+        dist, array = self.dist, self.array
+        other, first = 1 - self.rank, self.rank == 0
+        if not variant:
+            return lambda: dist.all_reduce(array)
+        if variant == "latency":
+            steps = (dist.send, dist.recv) if first else (dist.recv, dist.send)
+            return lambda: [step(array, other) for step in steps]
+
+        def window() -> None:
+            start = dist.isend if first else dist.irecv
+            for work in [start(array, other) for _ in range(self.WINDOW)]:
+                work.wait()
+            (dist.recv if first else dist.send)(self.answer, other)
+
+        return window
+
+
+class BareMPI(MPI):
+    """mpi4py called as its documentation shows it."""
+
+    def __init__(self, rank: int, size: int, folder: str) -> None:
+        Contender.__init__(self, rank, size, folder)
+        from mpi4py import MPI
+
+        self.mpi, self.world = MPI, MPI.COMM_WORLD
+
+    def op(self, variant: str) -> Callable[[], object]:
+        mpi, world, array = self.mpi, self.world, self.array
+        other, first = 1 - self.rank, self.rank == 0
+        if not variant:
+            return lambda: world.Allreduce(mpi.IN_PLACE, array)
+        if variant == "latency":
+            steps = (world.Send, world.Recv) if first else (world.Recv, world.Send)
+            return lambda: [step(array, other) for step in steps]
+
+        def window() -> None:
+            start = world.Isend if first else world.Irecv
+            mpi.Request.Waitall([start(array, other) for _ in range(self.WINDOW)])
+            (world.Recv if first else world.Send)(self.answer, other)
+
+        return window
+
+
 CONTENDERS: dict[str, type[Contender]] = {
     "rankscope": Rankscope,
     "rankscope-copies": RankscopeCopies,
@@ -225,6 +297,8 @@ CONTENDERS: dict[str, type[Contender]] = {
     "torch": Torch,
     "coalescing": Coalescing,
     "torch-coalescing": TorchCoalescing,
+    "mpi": MPI,
+    "bare-mpi": BareMPI,
 }
 
 
@@ -258,13 +332,21 @@ def _run(contender: Contender, iterations: int, variant: str) -> dict[str, Any]:
 
 def main() -> None:
     """Serve requests until the input ends."""
-    name, rank, size, folder = sys.argv[1:]
+    name, rank, size, folder, *address = sys.argv[1:]
+    requests: Iterable[str] = sys.stdin
     # Libraries print; the answers keep the real output to themselves.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+    if address:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(address[0])
+        requests = os.fdopen(os.dup(connection.fileno()), "r")
+        answers = os.fdopen(connection.detach(), "w", buffering=1)
+        rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"]
+        answers.write(f"{rank:>3}\n")
     contender = CONTENDERS[name](int(rank), int(size), folder)
     answers.write(json.dumps({"ok": True}) + "\n")
-    for line in sys.stdin:
+    for line in requests:
         request = json.loads(line)
         variant = request.get("variant", "")
         if request["do"] == "prepare":

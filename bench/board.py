@@ -1,0 +1,189 @@
+"""What the board costs with 256 ranks that each say ten times a second how they are.
+
+The ranks are not there: their messages are, as bytes, and go the kernel's whole way
+from decoding to the message for the page. The page gets what the kernel sent, at the
+pace at which it did.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rankscope.engines import ClusterStatus
+from rankscope.engines.seats import Seat
+from rankscope.widgets.board_feed import BoardFeed
+
+from .table import Row, Sample, duration
+
+__all__ = ["measure"]
+
+RANKS, RATE = 256, 10
+BUDGET = 0.10
+#: Different messages of each rank; then they come again.
+STEPS = 10
+
+# Plays messages at their times; returns the milliseconds from each frame to the next.
+_PLAY = """async (messages) => {
+  const frames = [];
+  let last = performance.now(), going = true;
+  const count = (now) => {
+    frames.push(now - last);
+    last = now;
+    if (going) requestAnimationFrame(count);
+  };
+  requestAnimationFrame(count);
+  const began = performance.now();
+  for (const [at, message] of messages) {
+    const wait = at * 1000 - (performance.now() - began);
+    if (wait > 0) await new Promise((done) => setTimeout(done, wait));
+    window.play(message);
+  }
+  going = false;
+  return frames.slice(1);
+}"""
+
+
+class _Ranks:
+    """As much of a cluster as the feed needs; `hear` takes a rank's message in."""
+
+    n = RANKS
+    closed = False
+
+    def __init__(self) -> None:
+        self._seats = [
+            Seat(rank, rank, str(rank), 1000 + rank, "node1", "127.0.0.1", 0)
+            for rank in range(RANKS)
+        ]
+        self._heard: Callable[[int, dict[str, Any]], None] = lambda rank, summary: None
+
+    def hear(self, rank: int, message: bytes) -> None:
+        seat = self._seats[rank]
+        seat.summary, seat.heard = json.loads(message), time.monotonic()
+        self._heard(rank, seat.summary)
+
+    def glance(self, ranks: Iterable[int] | None = None) -> ClusterStatus:
+        now = time.monotonic()
+        chosen = range(RANKS) if ranks is None else sorted(ranks)
+        found = tuple(self._seats[rank].status(now) for rank in chosen)
+        return ClusterStatus("bench", "default", "local", "cpu:gloo", "running", found)
+
+    def subscribe(
+        self, callback: Callable[[int, dict[str, Any]], None]
+    ) -> Callable[[], None]:
+        self._heard = callback
+        return lambda: None
+
+
+def _message(rank: int, step: int) -> bytes:
+    """A rank in the middle of all_reduces of 4 MiB, some milliseconds each."""
+    seq = 100 + step * 30 + rank % 3
+    op = {
+        "op": "all_reduce",
+        "timeout": 300.0,
+        "sizes": [[1024, 1024]],
+        "dtypes": ["float32"],
+        "bytes": 4 << 20,
+        "source": "cell 7 line 5",
+    }
+    now = {**op, "seq": seq, "state": "started", "elapsed": 1e-3}
+    done = {**op, "seq": seq - 1, "state": "completed", "duration": 2e-3 + step * 1e-5}
+    group = {
+        "name": "default",
+        "ranks": list(range(RANKS)),
+        "backend": "cpu:gloo",
+        "generation": 0,
+        "state": "ready",
+        "reason": None,
+        "timeout": 300.0,
+        "devices": {"cpu": "gloo"},
+        "enqueued": now,
+        "started": now,
+        "completed": done,
+        "in_flight": 1,
+        "oldest": now,
+        "issued": seq,
+    }
+    summary = {"groups": [group], "pid": 1000 + rank, "busy": True, "cell": 7}
+    return json.dumps({**summary, "busy_for": 12.0 + step / RATE}).encode()
+
+
+def measure(seconds: float, left_out: Callable[[str], None]) -> list[Row]:
+    """The kernel's share of a core, and the page's time from frame to frame."""
+    busy, sent = _feed(seconds)
+    what = f"board of {RANKS} ranks, {RATE} updates/s each"
+    rows = [
+        Row(
+            f"{what}: the kernel's CPU",
+            f"{100 * busy:.1f} % of a core, {len(sent) / seconds:.1f} messages/s",
+            budget=f"≤ {100 * BUDGET:.0f} %",
+            passed=busy <= BUDGET,
+        )
+    ]
+    frames = _frames(sent, left_out)
+    if frames is not None:
+        shown = f"{duration(frames.median)} ({duration(frames.p99)})"
+        rows.append(Row(f"{what}: the page, frame to frame", shown))
+    return rows
+
+
+def _feed(seconds: float) -> tuple[float, list[tuple[float, dict[str, Any]]]]:
+    """Feed a board; return its share of a core, and what it sent when."""
+    ranks = _Ranks()
+    messages = [[_message(r, step) for r in range(RANKS)] for step in range(STEPS)]
+    for rank, message in enumerate(messages[0]):
+        ranks.hear(rank, message)
+    sent: list[tuple[float, dict[str, Any]]] = []
+    began = time.monotonic()
+
+    def send(message: dict[str, Any]) -> None:
+        # As a comm does: into JSON, and away.
+        sent.append((time.monotonic() - began, json.loads(json.dumps(message))))
+
+    feed = BoardFeed(ranks, send, lambda: None)
+    feed.watch("bench")
+    pace = threading.Event()
+    used, began = time.process_time(), time.monotonic()
+    sent.clear()
+    turns = int(seconds * RATE)
+    for turn in range(turns):
+        for rank, message in enumerate(messages[turn % STEPS]):
+            ranks.hear(rank, message)
+        pace.wait(max(0.0, began + (turn + 1) / RATE - time.monotonic()))
+    share = (time.process_time() - used) / (time.monotonic() - began)
+    feed.close()
+    return share, sent
+
+
+def _frames(
+    sent: list[tuple[float, dict[str, Any]]], left_out: Callable[[str], None]
+) -> Sample | None:
+    try:
+        from tests.widgets.bare_page import BarePage, chromium
+    except ImportError as error:
+        left_out(f"the board's page: {error}")
+        return None
+    if shutil.which("chromium") is None:
+        left_out("the board's page: no chromium found")
+        return None
+    ranks = _Ranks()
+    for rank in range(RANKS):
+        ranks.hear(rank, _message(rank, 0))
+    snapshot = BoardFeed(ranks, lambda message: None, lambda: None).full()
+    # Its numbers go on from those of the snapshot.
+    first = snapshot["v"] + 1
+    played = [
+        (at, {**message, "v": first + place})
+        for place, (at, message) in enumerate(
+            one for one in sent if one[1]["type"] == "delta"
+        )
+    ]
+    with chromium() as browser:
+        page = BarePage(browser, width=1280, height=720, snapshot=snapshot)
+        page.play()
+        times: list[float] = page.page.evaluate(_PLAY, played)
+    return Sample([[one / 1000 for one in times]])
