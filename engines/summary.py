@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, NoReturn
 
 from .status import GroupStatus, OpStatus
@@ -16,6 +17,8 @@ __all__ = ["parse_summary"]
 
 #: No honest count reaches it, and every JSON reader can still hold it.
 _MOST = 2**53
+# Not made anew at every check: there are thousands in a second.
+_LISTS = (list, tuple)
 
 
 def parse_summary(
@@ -37,7 +40,7 @@ def _group(one: Any) -> GroupStatus:
     timeout = _timeout(one["timeout"])
     return GroupStatus(
         name=_text("name", one["name"]),
-        ranks=tuple(_count("ranks", rank) for rank in _list("ranks", one["ranks"])),
+        ranks=_ranks(one["ranks"]),
         backend=_text("backend", one["backend"]),
         generation=_count("generation", one["generation"]),
         state=_text("state", one["state"]),
@@ -51,6 +54,24 @@ def _group(one: Any) -> GroupStatus:
         oldest=_op("oldest", one.get("oldest")),
         issued=_integer("issued", one.get("issued")),
     )
+
+
+def _ranks(value: Any) -> tuple[int, ...]:
+    given = tuple(_list("ranks", value))
+    try:
+        return _checked(given)
+    except TypeError:
+        # Not even hashable: no number.
+        _refuse("ranks", value)
+
+
+@lru_cache(maxsize=64)
+def _checked(ranks: tuple[Any, ...]) -> tuple[int, ...]:
+    """The ranks of a group: the same in every message of every one of them.
+
+    What compares equal to a number (``1.0``, ``True``) may get the number's answer.
+    """
+    return tuple(_count("ranks", rank) for rank in ranks)
 
 
 def _op(field: str, one: Any) -> OpStatus | None:
@@ -91,7 +112,7 @@ def _text(field: str, value: Any) -> str:
 
 
 def _list(field: str, value: Any) -> list[Any] | tuple[Any, ...]:
-    if not isinstance(value, list | tuple):
+    if not isinstance(value, _LISTS):
         _refuse(field, value)
     return value
 
