@@ -62,6 +62,7 @@ def seen(_module_leaves_nothing: None) -> Iterator[dict[str, Any]]:
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
+    assert "Traceback" not in ran.stderr
     told = [json.loads(line) for line in ran.stdout.splitlines()]
     print(ran.stdout)
     steps = {one["step"]: one for one in told}

@@ -81,9 +81,9 @@ class Hosts:
         run(*where, "ip", "link", "set", device, "up")
 
     def close(self) -> None:
-        """End the second host and the cable."""
-        self._holder.communicate()
+        """End the cable, then the second host, which holds one end of it."""
         self.cable.close()
+        self._holder.communicate()
 
 
 @contextlib.contextmanager
