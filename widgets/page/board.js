@@ -109,7 +109,7 @@ class Board {
     const marked = all || this.table.dirty.size > 0;
     this.table.flush(now);
     if (marked) this.drawMap();
-    if (all || groups || head) this.buttons.update();
+    if (all || groups || head || banner) this.buttons.update();
     if (this.timeline.open && (all || groups || timeline)) {
       this.timeline.group = this.tab();
       this.timeline.sort();
