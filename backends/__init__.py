@@ -77,6 +77,7 @@ from .objects import (
     scatter_object_list,
     send_object_list,
 )
+from .op_timeout import op_timeout
 from .point_to_point import irecv, isend, recv, send
 from .prefix_store import PrefixStore
 from .process_group import ProcessGroup
@@ -153,6 +154,7 @@ __all__ = [
     "isend",
     "monitored_barrier",
     "new_group",
+    "op_timeout",
     "rebuild_process_group",
     "recv",
     "recv_object_list",

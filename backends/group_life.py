@@ -305,9 +305,10 @@ class GroupLife:
             if left > 0:
                 nearest = min(nearest, left)
                 continue
+            whose = "the group's" if record.timeout == self.timeout else "its own"
             error = DistTimeoutError(
                 f"{work.describe()} was not done {record.timeout:g} s after it began "
-                f"(the group's timeout): not every rank entered it, or one is "
+                f"({whose} timeout): not every rank entered it, or one is "
                 f"stuck. The group was aborted; {REBUILD_HINT}"
             )
             if not work.is_completed():

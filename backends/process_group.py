@@ -15,6 +15,7 @@ from .capture import FUSED, Captured, runs
 from .composite import chain, join
 from .group_life import GroupLife
 from .hooks import active_hooks
+from .op_timeout import own_timeout
 from .recorder import Batch, Record, recorder
 from .reduce_op import ReduceOp
 from .watchdog import watchdog
@@ -55,7 +56,8 @@ class ProcessGroup(GroupLife):
         if reduce_op is not None or arrays:
             dtype = arrays[0].dtype if arrays else None
             check_reduction(backend, op_type, dtype, reduce_op)
-        record = Record(self.status, op_type, arrays, peer, self.timeout, backend.name)
+        timeout = own_timeout() or self.timeout
+        record = Record(self.status, op_type, arrays, peer, timeout, backend.name)
         hooks = active_hooks()
         for hook in hooks:
             hook.before(record)

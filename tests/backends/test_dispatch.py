@@ -327,6 +327,22 @@ def test_an_op_queued_behind_another_is_not_timed_out_before_it_starts(
 # -- groups ----------------------------------------------------------------
 
 
+def test_an_op_may_have_a_timeout_of_its_own(group: dist.ProcessGroup) -> None:
+    patient = dist.all_reduce(np.ones(3), async_op=True)
+    assert patient is not None
+    patient.mark_completed()
+    with dist.op_timeout(timedelta(seconds=0.3)), dist.op_timeout(0.2):
+        hurried = dist.all_reduce(np.ones(3), async_op=True)
+    assert hurried is not None
+    hurried.mark_started()
+    with pytest.raises(dist.DistTimeoutError, match=r"0\.2 s .*its own timeout"):
+        hurried.wait(timeout=10)
+    assert group.aborted is not None
+    for bad, kind in ((0, ValueError), (-1, ValueError), ("5", TypeError)):
+        with pytest.raises(kind, match="op_timeout"), dist.op_timeout(bad):  # type: ignore[arg-type]
+            pass
+
+
 def test_new_groups_are_named_without_talking_to_anybody(
     group: dist.ProcessGroup,
 ) -> None:

@@ -1,0 +1,43 @@
+"""op_timeout: a timeout for single ops, other than their group's."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from datetime import timedelta
+
+__all__ = ["op_timeout", "own_timeout"]
+
+_OWN: ContextVar[float | None] = ContextVar("rankscope-op-timeout", default=None)
+
+#: Seconds that `op_timeout` gives the op being issued, ``None`` without one.
+own_timeout = _OWN.get
+
+
+@contextlib.contextmanager
+def op_timeout(timeout: float | timedelta) -> Iterator[None]:
+    """Give the ops issued in the block this timeout in the place of their group's.
+
+    Seconds or a `timedelta`, counted as the group's is: from when an op starts
+    to execute. When it has passed, the op fails with `DistTimeoutError` and the
+    group is aborted on every rank. It is what the ``timeout`` of c10d's options
+    is for one op; ``work.wait(timeout)`` bounds a wait and lets the op go on.
+    Raises `ValueError` unless `timeout` is positive.
+
+        with dist.op_timeout(5):
+            dist.all_reduce(x)
+    """
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        raise TypeError(
+            f"op_timeout: timeout is a {type(timeout).__name__}; expected seconds or "
+            "a timedelta"
+        )
+    if not seconds > 0:
+        raise ValueError(f"op_timeout: timeout={timeout!r}; expected more than 0 s")
+    token = _OWN.set(float(seconds))
+    try:
+        yield
+    finally:
+        _OWN.reset(token)
