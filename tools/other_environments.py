@@ -2,7 +2,7 @@
 
 PyTorch is a large download, wants no particular Python, and ``make test`` does
 without it where it cannot be had. MPICH's wheel cannot be installed beside
-Open MPI's. Rankscope is in both.
+Open MPI's, nor ipykernel 6 beside ipykernel 7. Rankscope is in all of them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["TORCH", "mpich_python", "torch_python"]
+__all__ = ["TORCH", "mpich_python", "notebook_python", "torch_python"]
 
 ROOT = Path(__file__).resolve().parent.parent
 TORCH = "2.13.0"
@@ -29,6 +30,15 @@ MPI_TESTS = (
     "ipyparallel>=9",
     "pytest-timeout>=2.3",
     "scipy>=1.13",
+)
+#: What the tests of the board need besides: another front end, the older kernel,
+#: and what the ranks talk with, where it can be had.
+NOTEBOOK_TESTS = (
+    "notebook>=7.4,<8",
+    "ipykernel>=6.29,<7",
+    "ipyparallel>=9",
+    "ipywidgets>=8.1",
+    "anywidget>=0.9",
 )
 
 Tell = Callable[[str], None]
@@ -60,6 +70,22 @@ def mpich_python(say: Tell, left_out: Tell) -> str | None:
     return _environment(
         ".venv-mpich", base, wanted, check, "MPICH (once)", say, left_out
     )
+
+
+def notebook_python(say: Tell, left_out: Tell) -> str | None:
+    """Return the Python of ``.venv-notebook``, of our own version; see `torch_python`.
+
+    It has Notebook 7 and ipykernel 6.
+    """
+    check = (
+        "import rankscope.magics, rankscope.widgets.board, notebook, ipykernel;"
+        "assert notebook.version_info[0] == 7 and ipykernel.version_info[0] == 6"
+    )
+    ranks = (name for name in ("pygloo==0.2.1",) if find_spec("pygloo"))
+    wanted = (*NEEDED, *NOTEBOOK_TESTS, *ranks)
+    base = getattr(sys, "_base_executable", sys.executable)
+    say_so = "Notebook 7 and ipykernel 6 (once)"
+    return _environment(".venv-notebook", base, wanted, check, say_so, say, left_out)
 
 
 def _environment(
@@ -122,6 +148,8 @@ def _succeeds(python: str | Path, script: str) -> bool:
 
 
 if __name__ == "__main__":
-    # A list: what fails must not keep the other from being made.
-    made = [torch_python(print, print), mpich_python(print, print)]
+    # A list: what fails must not keep the others from being made.
+    made = [
+        make(print, print) for make in (torch_python, mpich_python, notebook_python)
+    ]
     sys.exit(0 if all(made) else 1)

@@ -1,4 +1,4 @@
-"""A real JupyterLab with a notebook in it, in headless Chromium."""
+"""A real JupyterLab or Notebook 7 with a notebook in it, in headless Chromium."""
 
 from __future__ import annotations
 
@@ -9,77 +9,105 @@ import secrets
 import signal
 import subprocess
 import sys
-import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
-import nbformat
 from playwright.sync_api import Browser, Locator, Page
 
 from tests.waiting import until
 from tests.widgets.bare_page import ARTIFACTS
 
-__all__ = ["Lab", "Notebook", "lab"]
+__all__ = ["FrontEnd", "Lab", "Notebook", "lab"]
+
+FrontEnd = Literal["lab", "notebook"]
 
 #: Milliseconds; the machine may be busy with other tests.
 PATIENCE = 60_000
 
-_QUIET = {
+_MODULES: dict[FrontEnd, str] = {"lab": "jupyterlab", "notebook": "notebook"}
+_PAGES: dict[FrontEnd, str] = {"lab": "doc/tree", "notebook": "notebooks"}
+
+_THEMES = "@jupyterlab/apputils-extension:themes"
+
+_SETTINGS = {
     "@jupyterlab/apputils-extension:notification": {
         "fetchNews": "false",
         "checkForUpdates": False,
         "doNotDisturbMode": True,
     },
     "@jupyterlab/docmanager-extension:plugin": {"autosave": False},
+    # Every cell is on the page, whether it is in sight or not.
+    "@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"},
 }
 
 
 class Notebook:
-    """A notebook that is open in a page."""
+    """A notebook that is open in a page; its cells go by their ids."""
 
     def __init__(self, page: Page, file: Path) -> None:
         self.page = page
         self.file = file
         self.errors: list[str] = []
+        cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
+        self._places = {cell["id"]: place for place, cell in enumerate(cells)}
         page.on("pageerror", lambda error: self.errors.append(str(error)))
 
-    def cell(self, number: int) -> Locator:
-        """The cell at a place, from 0."""
-        return self.page.locator(".jp-Notebook .jp-Cell").nth(number)
+    def cell(self, name: str) -> Locator:
+        """The cell with an id."""
+        return self.page.locator(".jp-Notebook .jp-Cell").nth(self._places[name])
 
-    def run(self, number: int) -> None:
+    def _prompt(self, name: str) -> str:
+        prompt = self.cell(name).locator(".jp-InputPrompt").first
+        return prompt.inner_text().strip()
+
+    def run(self, name: str) -> None:
         """Run a cell; return at once."""
-        cell = self.cell(number)
-        cell.locator(".cm-content").click()
-        self.page.keyboard.press("Control+Enter")
+        before = self._prompt(name)
+        code = self.cell(name).locator(".cm-content")
 
-    def is_running(self, number: int) -> bool:
+        def begun() -> bool:
+            # A page that is still settling takes the focus away, and the key.
+            code.click()
+            code.press("Control+Enter")
+            try:
+                return until(lambda: self._prompt(name) != before, 5)
+            except AssertionError:
+                return False
+
+        until(begun, PATIENCE / 1000, f"cell {name!r} runs")
+
+    def is_running(self, name: str) -> bool:
         """Whether a cell runs, or waits to."""
-        return "[*]" in self.cell(number).locator(".jp-InputPrompt").first.inner_text()
+        return self._prompt(name) == "[*]:"
 
-    def wait(self, number: int, timeout: float = PATIENCE / 1000) -> str:
+    def wait(self, name: str, timeout: float = PATIENCE / 1000) -> str:
         """Wait until a cell has ended; return its output as text."""
         try:
-            until(lambda: self._has_run(number), timeout)
+            until(lambda: self._prompt(name) not in ("[ ]:", "[*]:"), timeout)
         except AssertionError:
-            self.shot("failure")
+            self.shot(f"failure-{name}")
             raise AssertionError(
-                f"cell {number} did not end in {timeout:g} s: {self.output(number)!r}"
+                f"cell {name!r} did not end in {timeout:g} s: {self.output(name)!r}"
             ) from None
-        return self.output(number)
+        return self.output(name)
 
-    def _has_run(self, number: int) -> bool:
-        prompt = self.cell(number).locator(".jp-InputPrompt").first.inner_text()
-        return prompt.strip() not in ("[ ]:", "[*]:")
-
-    def output(self, number: int) -> str:
+    def output(self, name: str) -> str:
         """What a cell has put out so far, as text."""
-        return "\n".join(self.cell(number).locator(".jp-OutputArea").all_inner_texts())
+        return "\n".join(self.cell(name).locator(".jp-OutputArea").all_inner_texts())
 
     @property
     def board(self) -> Locator:
         """The live board."""
         return self.page.locator(".rankscope-live").first
+
+    def look_at_board(self) -> None:
+        """Scroll to the live board, if there is one."""
+        # At once: a board may change its place in the page at any moment.
+        self.page.evaluate(
+            "() => document.querySelector('.rankscope-live')"
+            "?.scrollIntoView({ block: 'center' })"
+        )
 
     def shot(self, name: str) -> Path:
         """Take a picture of what is in sight."""
@@ -92,32 +120,57 @@ class Notebook:
         """Save the notebook, and wait until the file is there."""
         before = self.file.stat().st_mtime_ns
         self.page.keyboard.press("Control+s")
-        until(lambda: self.file.stat().st_mtime_ns != before, 30, "saved")
+
+        def saved() -> bool:
+            try:
+                json.loads(self.file.read_text(encoding="utf-8"))
+            except ValueError:
+                # It is being written.
+                return False
+            return self.file.stat().st_mtime_ns != before
+
+        until(saved, 30, "saved")
 
 
 class Lab:
-    """A server with a folder of its own; no token of it gets anywhere."""
+    """A server with a folder of its own; no token of it gets anywhere.
 
-    def __init__(self, folder: Path, browser: Browser) -> None:
+    `python` is what the server runs on; `dark` chooses the theme of its pages.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        browser: Browser,
+        front_end: FrontEnd = "lab",
+        python: str = sys.executable,
+        dark: bool = False,
+    ) -> None:
         self.folder = folder
         self._browser = browser
+        self.front_end: FrontEnd = front_end
         self._token = secrets.token_hex(16)
         (folder / "settings").mkdir()
         overrides = folder / "settings" / "overrides.json"
-        overrides.write_text(json.dumps(_QUIET))
+        theme = f"JupyterLab {'Dark' if dark else 'Light'}"
+        overrides.write_text(json.dumps({**_SETTINGS, _THEMES: {"theme": theme}}))
         runtime = folder / "runtime"
         environment = {
             **os.environ,
             "JUPYTER_RUNTIME_DIR": str(runtime),
             "JUPYTER_CONFIG_DIR": str(folder / "config"),
+            "JUPYTER_DATA_DIR": str(folder / "data"),
             "JUPYTER_TOKEN": self._token,
         }
-        self._log = (folder / "lab.log").open("wb")
+        # Before it starts: the server does not look again.
+        for one in {python, sys.executable}:
+            _install_kernel(folder / "data", one)
+        self._log = (folder / "server.log").open("wb")
         self._server = subprocess.Popen(
             [
-                sys.executable,
+                python,
                 "-m",
-                "jupyterlab",
+                _MODULES[front_end],
                 "--no-browser",
                 "--allow-root",
                 "--ServerApp.port=0",
@@ -125,6 +178,9 @@ class Lab:
                 f"--LabApp.app_settings_dir={folder / 'settings'}",
                 f"--LabApp.user_settings_dir={folder / 'user'}",
                 f"--LabApp.workspaces_dir={folder / 'workspaces'}",
+                f"--JupyterNotebookApp.app_settings_dir={folder / 'settings'}",
+                f"--JupyterNotebookApp.user_settings_dir={folder / 'user'}",
+                f"--JupyterNotebookApp.workspaces_dir={folder / 'workspaces'}",
                 "--ServerApp.terminals_enabled=False",
                 "--LanguageServerManager.autodetect=False",
             ],
@@ -137,7 +193,7 @@ class Lab:
         try:
             until(lambda: info.exists() or self._server.poll() is not None, 90)
             if self._server.poll() is not None:
-                raise AssertionError((folder / "lab.log").read_text()[-3000:])
+                raise AssertionError((folder / "server.log").read_text()[-3000:])
             self.url = json.loads(info.read_text())["url"]
         except BaseException:
             self.close()
@@ -145,46 +201,37 @@ class Lab:
 
     def open(
         self,
-        name: str,
-        cells: Sequence[str],
+        notebook: Path,
         *,
+        python: str = sys.executable,
         width: int = 1280,
         height: int = 900,
-        dark: bool = False,
     ) -> Notebook:
-        """Write a notebook and open it in a page of its own."""
-        file = self.folder / f"{name}.ipynb"
-        made = [nbformat.v4.new_code_cell(source) for source in cells]
-        notebook = nbformat.v4.new_notebook(cells=made)
-        notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python"}
-        nbformat.write(notebook, file)
-        return self.show(file, width=width, height=height, dark=dark)
+        """Open a copy of a notebook in a page of its own, with a kernel of `python`:
 
-    def show(
-        self, file: Path, *, width: int = 1280, height: int = 900, dark: bool = False
-    ) -> Notebook:
-        """Open a notebook that is there."""
+        the server's, or the one that runs the tests.
+        """
+        content = json.loads(notebook.read_text(encoding="utf-8"))
+        name = _kernel(python)
+        content["metadata"]["kernelspec"] = {"name": name, "display_name": name}
+        file = self.folder / f"{notebook.stem}-{name}.ipynb"
+        file.write_text(json.dumps(content), encoding="utf-8")
+        return self.show(file, width=width, height=height)
+
+    def show(self, file: Path, *, width: int = 1280, height: int = 900) -> Notebook:
+        """Open a notebook that is in the server's folder."""
         context = self._browser.new_context(
             viewport={"width": width, "height": height}, accept_downloads=True
         )
         page = context.new_page()
         page.set_default_timeout(PATIENCE)
-        page.goto(f"{self.url}doc/tree/{file.name}?token={self._token}")
-        page.locator(".jp-Notebook .cm-content").first.wait_for()
+        where = f"{_PAGES[self.front_end]}/{file.name}"
+        page.goto(f"{self.url}{where}?token={self._token}")
+        page.locator(".jp-CodeCell .cm-content").first.wait_for()
+        # Who runs a cell before there is a kernel is asked for one.
+        page.locator(".jp-KernelName", has_not_text="No Kernel").wait_for()
         page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for()
-        if dark:
-            page.evaluate(
-                "() => window.jupyterapp?.commands.execute('apputils:change-theme',"
-                " { theme: 'JupyterLab Dark' })"
-            )
         return Notebook(page, file)
-
-    def kernels(self) -> list[dict[str, str]]:
-        """The kernels that run."""
-        with urllib.request.urlopen(
-            f"{self.url}api/kernels?token={self._token}", timeout=10
-        ) as answer:
-            return json.load(answer)
 
     def close(self) -> None:
         """End the server and its kernels."""
@@ -197,11 +244,30 @@ class Lab:
         self._log.close()
 
 
+def _install_kernel(data: Path, python: str) -> None:
+    folder = data / "kernels" / _kernel(python)
+    folder.mkdir(parents=True)
+    command = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    spec = {"argv": command, "display_name": folder.name, "language": "python"}
+    (folder / "kernel.json").write_text(json.dumps(spec), encoding="utf-8")
+
+
+def _kernel(python: str) -> str:
+    """The name of a Python's kernel: that of its environment."""
+    return Path(python).parents[1].name.strip(".")
+
+
 @contextlib.contextmanager
-def lab(folder: Path, browser: Browser) -> Iterator[Lab]:
-    """A JupyterLab that is gone afterwards."""
-    server = Lab(folder, browser)
+def lab(
+    folder: Path,
+    browser: Browser,
+    front_end: FrontEnd = "lab",
+    python: str = sys.executable,
+    dark: bool = False,
+) -> Iterator[Lab]:
+    """A JupyterLab or Notebook that is gone afterwards."""
+    found = Lab(folder, browser, front_end, python, dark)
     try:
-        yield server
+        yield found
     finally:
-        server.close()
+        found.close()

@@ -1,0 +1,136 @@
+"""The board in a real JupyterLab, over real ranks: seen, understood, ended.
+
+The notebook on hangs, cell after cell, as a person goes through it. Each test
+leaves the ranks idle and the group usable. What was seen is in .artifacts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+    from tests.widgets.lab import Lab
+    from tests.widgets.person import Person
+
+pytestmark = pytest.mark.timeout(300)
+
+NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "05_hang.ipynb"
+
+
+@pytest.fixture(scope="module")
+def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A JupyterLab."""
+    from tests.widgets.lab import lab
+
+    with lab(tmp_path_factory.mktemp("lab"), browser) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def person(server: Lab) -> Person:
+    """Somebody in the notebook on hangs, with four ranks and their board."""
+    from tests.widgets.person import Person
+
+    found = Person(server.open(NOTEBOOK), "lab")
+    found.finish("load")
+    assert "4 ranks ready" in found.finish("init")
+    found.notebook.board.wait_for()
+    return found
+
+
+def test_it_opens_with_the_ranks(person: Person) -> None:
+    person.banner("^Idle")
+    assert person.column("state") == ["idle"] * 4
+    person.shot("01-idle")
+    person.finish("patience")
+    assert "60" in person.finish("kept")
+
+
+def test_a_rank_that_is_missing(person: Person) -> None:
+    person.run("missing")
+    person.banner("^In flight.*Ranks 0–1, 3 are in all_reduce #2")
+    person.shot("02-in-flight")
+    said = person.verdict("^Missing ranks")
+    assert "Rank 2 has not entered: it left cell" in said
+    assert re.search(r"ranks 0, 1, 3 wait in cell \d+ line 4 all_reduce #2", said)
+    waits = "waits for rank 2"
+    assert person.column("verdict") == [waits, waits, "not entered", waits]
+    assert person.notebook.is_running("missing")
+    person.shot("03-missing")
+
+
+def test_the_timeline_of_a_hang(person: Person) -> None:
+    person.button("Timeline").click()
+    until(lambda: person.notebook.board.locator("canvas.lanes").is_visible())
+    # Drawn once the ranks have told what they did.
+    until(lambda: person.notebook.board.locator(".timeline").inner_text().strip())
+    person.shot("04-timeline")
+    person.button("Timeline").click()
+    assert person.notebook.is_running("missing")
+
+
+def test_abort_and_rebuild(person: Person) -> None:
+    output = person.abort("missing")
+    assert "aborted from the board" in output
+    assert "aborted from the board" in person.banner("^Aborted")
+    person.shot("05-aborted")
+    person.rebuild()
+    person.shot("06-rebuilt")
+    assert "[0-3] [60. 60. 60.]" in person.finish("check")
+
+
+def test_two_operations_that_do_not_match(person: Person) -> None:
+    person.run("mismatch")
+    said = person.verdict("^Op mismatch")
+    assert re.search(r"Rank 1 is at cell \d+ line 4 broadcast", said)
+    assert re.search(r"ranks 0, 2, 3 are at cell \d+ line 6 all_reduce", said)
+    assert person.column("verdict")[1] == "other op"
+    person.shot("07-mismatch")
+    person.abort("mismatch")
+    person.rebuild()
+    assert "[0-3] [60. 60. 60.]" in person.finish("mismatch-check")
+
+
+def test_a_rank_that_dies(person: Person) -> None:
+    person.run("dead")
+    assert "killed by SIGKILL" in person.verdict("^Rank dead")
+    assert person.column("state")[3] == "dead"
+    person.notebook.wait("dead")
+    person.shot("08-dead")
+    person.confirm("Restart and rebuild")
+    person.banner("^Idle", 60)
+    person.shot("09-restarted")
+    # Its variables are gone; those of the others are not.
+    output = person.finish("dead-check")
+    assert "[0-2] kept is there" in output
+    assert re.search(r"\[3\] +kept is gone", output)
+
+
+def test_a_saved_notebook_shows_the_last_state(person: Person, server: Lab) -> None:
+    notebook = person.notebook
+    assert "4 ranks ended" in person.finish("shutdown")
+    until(lambda: notebook.page.locator(".rankscope-live").count() == 0)
+    notebook.save()
+    assert notebook.errors == []
+    cells = json.loads(notebook.file.read_text())["cells"]
+    outputs = next(cell["outputs"] for cell in cells if cell["id"] == "init")
+    assert any("Ended" in "".join(o["data"]["text/html"]) for o in outputs[1:])
+    # A copy, which no kernel has anything to do with.
+    copy = notebook.file.with_name("saved.ipynb")
+    copy.write_text(notebook.file.read_text())
+    again = server.show(copy)
+    shown = again.cell("init")
+    until(lambda: "The ranks are shut down" in shown.inner_text())
+    assert "model not found" not in shown.inner_text()
+    shown.scroll_into_view_if_needed()
+    again.shot("board-lab-10-saved")
