@@ -182,6 +182,9 @@ class GroupLife:
             store, status = self._store, self.status
         if timed_out is not None:
             timed_out[0].mark_failed(timed_out[1], WorkState.TIMED_OUT)
+        for work in list(status.in_flight.values()):
+            work.condemn(_aborted_error(work.describe(), reason))
+        # The backends first: arrays are the user's again when their Work is over.
         for backend in backends:
             backend.abort(str(reason))
         for work in list(status.in_flight.values()):

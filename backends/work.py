@@ -111,6 +111,7 @@ class Work:
     __slots__ = (
         "__weakref__",
         "_callbacks",
+        "_condemned",
         "_done",
         "_exception",
         "_lock",
@@ -135,6 +136,8 @@ class Work:
         self._state = _SCHEDULED
         self._result = result
         self._exception: BaseException | None = None
+        # The error that it is about to be aborted with; see `condemn`.
+        self._condemned: BaseException | None = None
         self._lock = threading.Lock()
         # Made by the first waiter only: most Works are done before anybody
         # has to block, and an Event costs more than the rest of the object.
@@ -317,6 +320,15 @@ class Work:
         """
         return self._end(state, error, None, None, None)
 
+    def condemn(self, error: BaseException) -> None:
+        """Have any failure from now on be told as an abort with `error`.
+
+        Whoever aborts says so before the backend is stopped: what the backend
+        runs into then is a consequence, and must not hide the cause.
+        """
+        with self._lock:
+            self._condemned = error
+
     def _end(
         self,
         event: WorkState,
@@ -330,6 +342,8 @@ class Work:
                 return False
             if started_ns and not self.started_ns:
                 self.started_ns = started_ns
+            if error is not None and self._condemned is not None:
+                event, error = WorkState.ABORTED, self._condemned
             self.completed_ns = completed_ns or time.time_ns()
             if result is not None:
                 self._result = result

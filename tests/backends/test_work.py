@@ -266,3 +266,16 @@ def test_reduce_ops_are_those_of_torch() -> None:
         "BXOR",
         "PREMUL_SUM",
     }
+
+
+def test_what_a_condemned_work_runs_into_is_told_as_the_abort() -> None:
+    work = Work(OpType.ALL_REDUCE)
+    cause = DistAbortedError("the group was aborted: enough")
+    work.condemn(cause)
+    assert work.mark_failed(RuntimeError("the connection was closed"))
+    assert work.state is WorkState.ABORTED
+    assert work.exception() is cause
+    done = Work(OpType.ALL_REDUCE)
+    done.condemn(cause)
+    done.mark_completed()
+    assert done.is_success()
