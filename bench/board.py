@@ -16,6 +16,7 @@ from typing import Any
 
 from rankscope.engines import ClusterStatus
 from rankscope.engines.seats import Seat
+from rankscope.engines.summary import pack, unpack
 from rankscope.widgets.board_feed import BoardFeed
 
 from .table import Row, Sample, duration
@@ -63,7 +64,7 @@ class _Ranks:
 
     def hear(self, rank: int, message: bytes) -> None:
         seat = self._seats[rank]
-        seat.summary, seat.heard = json.loads(message), time.monotonic()
+        seat.summary, seat.heard = unpack(json.loads(message)), time.monotonic()
         self._heard(rank, seat.summary)
 
     def glance(self, ranks: Iterable[int] | None = None) -> ClusterStatus:
@@ -109,7 +110,7 @@ def _message(rank: int, step: int) -> bytes:
         "issued": seq,
     }
     summary = {"groups": [group], "pid": 1000 + rank, "busy": True, "cell": 7}
-    return json.dumps({**summary, "busy_for": 12.0 + step / RATE}).encode()
+    return json.dumps(pack({**summary, "busy_for": 12.0 + step / RATE})).encode()
 
 
 def measure(seconds: float, left_out: Callable[[str], None]) -> list[Row]:

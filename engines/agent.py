@@ -32,6 +32,7 @@ from rankscope.backends.recorder import recorder
 from rankscope.backends.world import world
 
 from . import private
+from .summary import pack
 
 __all__ = ["Agent", "install"]
 
@@ -341,7 +342,7 @@ class Agent:
         """What this rank is doing, as plain data."""
         began = self._cell_began
         return {
-            **world.summary(),
+            **pack(world.summary()),
             "pid": os.getpid(),
             "busy": began is not None,
             "busy_for": None if began is None else time.monotonic() - began,

@@ -10,6 +10,7 @@ from .channel import Answers
 from .errors import ClusterError
 from .roster import Roster
 from .seats import environment, members
+from .summary import unpack
 
 __all__ = ["export_groups", "find_or_seat", "rebuild", "reseat", "seat_all"]
 
@@ -223,7 +224,7 @@ def rebuild(roster: Roster, group: str | None, store_host: int | None) -> int:
     before anything is touched.
     """
     answers = roster.ask("summary")
-    summaries = answers.results
+    summaries = {rank: unpack(one) for rank, one in answers.results.items()}
     if not summaries:
         # Nobody answered: say who did not, and why.
         answers.all()

@@ -21,6 +21,7 @@ from . import private
 from .channel import Answers, ControlChannel
 from .errors import ClusterError
 from .seats import Seat, death_of, how_it_ended
+from .summary import unpack
 
 __all__ = ["Roster"]
 
@@ -290,7 +291,7 @@ class Roster:
     def note(self, rank: int, summary: dict[str, Any]) -> None:
         """Take in what a rank says of itself."""
         seat = self.seats[rank]
-        seat.summary, seat.heard = summary, time.monotonic()
+        seat.summary, seat.heard = unpack(summary), time.monotonic()
 
     def _heard(self, message: private.Message) -> None:
         seat = self._by_uuid.get(message["metadata"].get("engine", ""))

@@ -7,18 +7,65 @@ a status need not fear what is in it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NoReturn
 
 from .status import GroupStatus, OpStatus
 
-__all__ = ["parse_summary"]
+__all__ = ["pack", "parse_summary", "unpack"]
 
 #: No honest count reaches it, and every JSON reader can still hold it.
 _MOST = 2**53
 # Not made anew at every check: there are thousands in a second.
 _LISTS = (list, tuple)
+
+
+#: Ranks of a group at most: a claim of more is none that memory is taken for.
+_MOST_RANKS = 1 << 20
+
+
+def pack(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a rank's summary as it travels: the ranks of groups as runs.
+
+    Else each of 256 ranks would say 256 numbers, ten times a second.
+    """
+    groups = [{**one, "ranks": _runs(one["ranks"])} for one in summary["groups"]]
+    return {**summary, "groups": groups}
+
+
+def unpack(summary: dict[str, Any]) -> dict[str, Any]:
+    """Undo `pack`, in place; what is not of its making is left as it is."""
+    groups = summary.get("groups")
+    for one in groups if isinstance(groups, _LISTS) else ():
+        if isinstance(one, dict) and isinstance(one.get("ranks"), str):
+            one["ranks"] = list(_listed(one["ranks"]))
+    return summary
+
+
+def _runs(ranks: Sequence[int]) -> str:
+    """``"0-3,7"``."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+@lru_cache(maxsize=64)
+def _listed(runs: str) -> tuple[Any, ...]:
+    ranks: list[int] = []
+    for run in runs.split(","):
+        first, dash, last = run.partition("-")
+        last = last if dash else first
+        if not (first.isdecimal() and last.isdecimal()) or len(first + last) > 18:
+            return (runs,)
+        if int(last) - int(first) + len(ranks) > _MOST_RANKS:
+            return (runs,)
+        ranks.extend(range(int(first), int(last) + 1))
+    return tuple(ranks)
 
 
 def parse_summary(

@@ -8,7 +8,7 @@ import pytest
 
 from rankscope.engines import ClusterError, ClusterStatus
 from rankscope.engines.seats import Seat, check_ranks, death_of, environment
-from rankscope.engines.summary import parse_summary
+from rankscope.engines.summary import pack, parse_summary, unpack
 
 OP = {"op": "all_reduce", "seq": 4, "source": "cell 7 line 3"}
 
@@ -165,3 +165,27 @@ class TestSeats:
     def test_ranks_that_are_not_there(self, ranks: Any) -> None:
         with pytest.raises(ClusterError, match="has ranks 0 to 3"):
             check_ranks(ranks, 4)
+
+
+class TestTravel:
+    @pytest.mark.parametrize(
+        ("ranks", "packed"),
+        [([0], "0"), ([0, 1, 2, 3], "0-3"), ([0, 2, 3, 9], "0,2-3,9"), ([1, 0], "1,0")],
+    )
+    def test_ranks_travel_as_runs(self, ranks: list[int], packed: str) -> None:
+        summary = pack({"pid": 1, "groups": [{"name": "tp", "ranks": ranks}]})
+        assert summary["groups"][0]["ranks"] == packed
+        assert unpack(summary)["groups"][0]["ranks"] == ranks
+
+    @pytest.mark.parametrize(
+        "ranks",
+        ["", "-", "a-b", "0-", "0-99999999999", "0-9" * 99, "3-1,", [1], 5, None],
+    )
+    def test_what_is_no_run_is_refused_when_it_is_read(self, ranks: object) -> None:
+        group = {**SUMMARY["groups"][0], "ranks": ranks}
+        found = unpack({"groups": [group, 7]})["groups"][0]["ranks"]
+        assert found == ranks or found == [ranks] or isinstance(found, list)
+        assert unpack({"groups": 3}) == {"groups": 3}
+        if ranks != [1]:
+            with pytest.raises((ValueError, KeyError)):
+                parse_summary({"groups": [{**group, "ranks": found}]})
