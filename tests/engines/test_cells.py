@@ -244,6 +244,12 @@ class TestWhileMainsAreBlocked:
         go_on = tmp_path / "go on"
         cell = cluster.execute("x = rank\n" + UNTIL_FILE.format(str(go_on)), cell=33)
         until(lambda: _cells(cluster) == [33] * 4, WAIT, "all ranks to run cell 33")
+        # IPython tells the front end of a cell that begins before it runs a line.
+        until(
+            lambda: all("Cell In[33]" in text for text in cluster.where().values()),
+            WAIT,
+            "all ranks to be in cell 33",
+        )
         yield cell
         go_on.touch()
         cell.result(WAIT)
