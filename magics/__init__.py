@@ -10,6 +10,7 @@ from .commands import COMMANDS, DISTRIBUTED
 from .complete import matcher
 from .extension import RankscopeMagics
 from .failures import CellError, CellTimeout, CommandError, Interrupted
+from .mend import mend_replies
 from .options import Command
 from .session import current_cluster, use_cluster
 
@@ -39,6 +40,8 @@ def load_ipython_extension(ip: Any) -> None:
         _explained(magics.distributed_line, DISTRIBUTED), "line", DISTRIBUTED.name
     )
     ip.Completer.custom_matchers.append(matcher(ip))
+    if getattr(ip, "kernel", None) is not None:
+        mend_replies(ip.kernel)
 
 
 def unload_ipython_extension(ip: Any) -> None:
