@@ -2,7 +2,7 @@
 
 Nothing runs while nobody looks. While somebody does, one thread takes in what
 changed and sends it, at most ten times a second and so that it never uses more
-than a twelfth of a core.
+than a twenty-fifth of a core.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 INTERVAL = 0.1
 LOOK = 1.0
 #: Rests for so many times what a round cost.
-REST = 12.0
+REST = 24.0
 #: Seconds after which a page that says nothing is taken for closed: it speaks
 #: every 15 s, and a hidden one is slowed down to once a minute.
 LEASE = 150.0
