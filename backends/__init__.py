@@ -68,6 +68,7 @@ from .groups import (
 )
 from .hooks import add_op_hook
 from .monitored_barrier import monitored_barrier
+from .nccl_options import nccl_options
 from .objects import (
     all_gather_object,
     broadcast_object_list,
@@ -81,7 +82,7 @@ from .op_timeout import op_timeout
 from .point_to_point import irecv, isend, recv, send
 from .prefix_store import PrefixStore
 from .process_group import ProcessGroup
-from .reduce_op import ReduceOp
+from .reduce_op import ReduceOp, make_nccl_premul_sum
 from .shared import empty, zeros
 from .staging import register_staging
 from .store import Store
@@ -152,7 +153,9 @@ __all__ = [
     "is_mpi_available",
     "is_nccl_available",
     "isend",
+    "make_nccl_premul_sum",
     "monitored_barrier",
+    "nccl_options",
     "new_group",
     "op_timeout",
     "rebuild_process_group",

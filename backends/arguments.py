@@ -14,7 +14,7 @@ import numpy as np
 
 from .arrays import check_dtypes, check_list, check_size, device_type, native
 from .process_group import ProcessGroup
-from .reduce_op import ReduceOp
+from .reduce_op import PremulSum, ReduceOp
 from .work import OpType
 
 __all__ = [
@@ -50,7 +50,7 @@ class Place:
 
 
 def check_op(op: ReduceOp, name: str, pg: ProcessGroup) -> None:
-    if not isinstance(op, ReduceOp):
+    if not isinstance(op, (ReduceOp, PremulSum)):
         names = ", ".join(member.name for member in ReduceOp)
         raise TypeError(
             f"{name} in {pg.describe()}: op is {op!r}; expected a ReduceOp ({names})"

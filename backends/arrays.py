@@ -64,6 +64,8 @@ def native(
                 f"{where}: {argument} ({type(array).__name__}) cannot be shared "
                 f"through DLPack: {error}"
             ) from error
+    if device == "cuda" and type(array).__module__.partition(".")[0] == "torch":
+        result = array = _of_cupy(array, argument, where)
     if device != "cpu":
         lacking = [n for n in ("shape", "dtype", "size") if not hasattr(array, n)]
         if lacking:
@@ -91,6 +93,19 @@ def native(
                 "numpy.ascontiguousarray(x)"
             )
     return result
+
+
+def _of_cupy(tensor: Any, argument: str, where: object) -> Any:
+    """A CUDA tensor of torch as a cupy array that shares its memory."""
+    try:
+        import cupy
+
+        return cupy.from_dlpack(tensor)
+    except (BufferError, ImportError, RuntimeError, TypeError) as error:
+        raise TypeError(
+            f"{where}: {argument} (a torch tensor on CUDA) cannot be shared with cupy "
+            f"through DLPack: {error}"
+        ) from error
 
 
 def check_dtypes(

@@ -114,6 +114,9 @@ class Backend:
         #: Set by the group: call it with a reason when the library, a peer or
         #: a side process fails on its own. The group is then aborted everywhere.
         self.on_failure: Callable[[str], None] = lambda reason: None
+        #: Set by the group: whether the Works made now are timed. To be looked
+        #: at where timing an op costs something, as on a GPU.
+        self.timing = True
 
     # -- registry ----------------------------------------------------------
 
@@ -152,6 +155,10 @@ class Backend:
         Called before a status summary and by the watchdog: a backend that
         does not report each start as it happens does so here. Never blocks.
         """
+
+    def state(self) -> str:
+        """What there is to say of its connections, for the board; may be empty."""
+        return ""
 
     # -- checks the dispatcher asks for ------------------------------------
 

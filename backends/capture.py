@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 
 from .backend import Array, Backend
 from .errors import DistBackendError
@@ -63,6 +64,11 @@ class Captured(Work):
     def describe(self) -> str:
         """The op as messages name it; its record is written by the Work it follows."""
         return self.entry.describe()
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        if timeout is None and self.issued is not None and self.issued.on_device:
+            return self.issued.wait()
+        return super().wait(timeout)
 
     def drop(self, reason: str) -> None:
         """The op will never be issued."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 from .work import OpType, Work, WorkState
@@ -77,9 +78,20 @@ def chain(
     return outer
 
 
+class _Joined(_Composite):
+    """Several Works as one, with nothing to do after them."""
+
+    __slots__ = ()
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        if timeout is None and all(part.on_device for part in self.parts):
+            return all([part.wait() for part in self.parts])
+        return super().wait(timeout)
+
+
 def join(parts: Sequence[Work], op_type: OpType, result: Any = None) -> Work:
     """Return a Work that is over when all of `parts` are, or one fails."""
-    outer = _Composite(parts, op_type, result)
+    outer = _Joined(parts, op_type, result)
     lock, left = threading.Lock(), len(parts)
 
     def follow(done: Work) -> None:

@@ -90,6 +90,12 @@ class GroupLife:
         self._unwatch: Callable[[], None] | None = None
         self._watch_peers()
 
+    def enable_timing(self, enabled: bool) -> None:
+        """Say whether the Works made from now on are timed."""
+        self.timing = enabled
+        for backend in list(self._backends.values()):
+            backend.timing = enabled
+
     def size(self) -> int:
         """The number of ranks in the group."""
         return len(self.ranks)
@@ -133,6 +139,7 @@ class GroupLife:
             if staged:
                 backend = StagedBackend(backend, device)
             backend.on_failure = partial(self._backend_failed, self.generation)
+            backend.timing = self.timing
             self._backends[device] = backend
             return backend
 
@@ -298,7 +305,9 @@ class GroupLife:
         nearest = float("inf")
         for place, work in enumerate(list(status.in_flight.values())):
             record = work.record
-            if record is None or (place and not work.started_ns):
+            if record is None or (
+                not work.started_ns and (place or work.reports_start)
+            ):
                 continue
             # It ends by itself, with a verdict that every rank shall hear.
             if work.op_type is OpType.MONITORED_BARRIER:
@@ -346,7 +355,7 @@ class GroupLife:
             "reason": None if reason is None else str(reason),
             "timeout": self.timeout,
             "devices": {
-                device: name if device in self._backends else f"{name} (not built)"
+                device: _with_state(name, self._backends.get(device))
                 for device, name in self.config.device_backend_map.items()
             },
             "enqueued": status.enqueued.brief() if status.enqueued else None,
@@ -367,6 +376,11 @@ class GroupLife:
 
 def _aborted_error(what: str, reason: AbortReason | None) -> DistAbortedError:
     return DistAbortedError(f"{what}: the group was aborted: {reason}; {REBUILD_HINT}")
+
+
+def _with_state(name: str, backend: Backend | None) -> str:
+    state = "not built" if backend is None else backend.state()
+    return f"{name} ({state})" if state else name
 
 
 def _in_flight(work: Work | None) -> dict[str, Any] | None:

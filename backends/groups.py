@@ -183,7 +183,7 @@ def enable_timing(group: Group = None, enabled: bool = True) -> None:
 
     Whether a Work is timed is fixed when it is made. On by default.
     """
-    resolve_group(group, "enable_timing").timing = enabled
+    resolve_group(group, "enable_timing").enable_timing(enabled)
 
 
 def is_initialized() -> bool:

@@ -85,6 +85,8 @@ def recv(
     """Receive into `tensor` from rank `src` (default: any); return its global rank."""
     work = irecv(tensor, src, group, tag, group_src)
     work.wait()
-    sender = work.result()
+    if src is not None:
+        return src
     ranks = resolve_group(group, "recv").ranks
+    sender = group_src if group_src is not None else work.result()
     return -1 if sender is None else ranks[sender]

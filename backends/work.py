@@ -126,6 +126,12 @@ class Work:
         "timed",
     )
 
+    #: Whether ``wait()`` orders the caller's stream behind the op, not the host.
+    on_device: bool = False
+    #: Whether a Work that has not reported its start has not had its chance yet,
+    #: even as the oldest of its group: its timeout counts from its start alone.
+    reports_start: bool = False
+
     def __init__(self, op_type: OpType = OpType.UNKNOWN, result: Any = None) -> None:
         self.op_type = op_type
         self.record: Record | Batch | None = None

@@ -1,0 +1,453 @@
+"""The NCCL backend: collectives of CUDA arrays, on the device's own time.
+
+The ops of a group run on one stream per device, one after the other, behind
+what the caller's current streams had been given when they were issued. A
+communicator for each device is made at its first use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .backend import Array, Backend
+from .nccl_comm import NCCLComm
+from .nccl_library import unavailable_reason
+from .nccl_options import options
+from .nccl_queue import Call, NCCLQueue, NCCLWork, abort_queues
+from .nccl_seam import Seam, load
+from .nccl_types import REDUCE_OPS, check, reduction, wire
+from .prefix_store import PrefixStore
+from .reduce_op import PremulSum, ReduceOp
+from .store import Store
+from .work import OpType, Work
+
+__all__ = ["NCCLBackend"]
+
+_alive: weakref.WeakSet[NCCLBackend] = weakref.WeakSet()
+
+
+@dataclasses.dataclass
+class _Batch:
+    """What a coalescing block collects, to be given to NCCL as one."""
+
+    queue: NCCLQueue | None = None
+    works: list[NCCLWork] = dataclasses.field(default_factory=list)
+    calls: list[Call] = dataclasses.field(default_factory=list)
+    kept: list[Any] = dataclasses.field(default_factory=list)
+
+
+class NCCLBackend(Backend):
+    """One group over NCCL, on this rank.
+
+    Semantics of c10d's ``ProcessGroupNCCL``: ``wait()`` orders the caller's
+    current stream behind the op and does not block the host. Sends and receives
+    are matched in order of issue, without tags.
+    """
+
+    name = "nccl"
+    reduce_ops = REDUCE_OPS
+
+    def __init__(self, store: Store, rank: int, size: int, timeout: float) -> None:
+        super().__init__(rank, size)
+        self._seam: Seam = load()
+        self._store, self._timeout = store, timeout
+        self._options = options()
+        self._queues: dict[int, NCCLQueue] = {}
+        self._batch: _Batch | None = None
+        self._lock = threading.Lock()
+        self._aborted = False
+        _alive.add(self)
+
+    # -- issuing -----------------------------------------------------------------
+
+    def _queue_for(self, device: int) -> NCCLQueue:
+        """The queue of `device`; its communicator is begun if this is its first use."""
+        queue = self._queues.get(device)
+        if queue is not None:
+            return queue
+        # Ranks use their first, second … device in the same order, whatever
+        # numbers these have on each of them.
+        place = len(self._queues)
+        comm = NCCLComm(
+            self._seam,
+            device,
+            f"NCCL communicator on device {device} of rank {self.rank}",
+            PrefixStore(f"comm{place}", self._store),
+            self.rank,
+            self.size,
+            self._timeout,
+            self._options,
+        )
+        queue = self._queues[device] = NCCLQueue(self._seam, comm, self._failed)
+        comm.open()
+        return queue
+
+    def _failed(self, reason: str) -> None:
+        if not self._aborted:
+            self.on_failure(reason)
+
+    def _start(
+        self, kind: OpType, arrays: Sequence[Array], calls: Sequence[Call]
+    ) -> NCCLWork:
+        """Issue an op on `arrays`, which lie on one device."""
+        work = NCCLWork(kind)
+        work.timed = self.timing
+        queue = self._queue_for(self._seam.cuda.device_of(arrays[0]))
+        if not calls:
+            # Nothing to move: it is over when what came before is.
+            calls = [_nothing]
+        batch = self._batch
+        if batch is None:
+            queue.submit([work], calls, arrays)
+            return work
+        if batch.queue is not None and batch.queue is not queue:
+            raise ValueError(
+                f"{kind.value}: the arrays of one batch lie on devices "
+                f"{batch.queue.comm.device} and {queue.comm.device}; expected one"
+            )
+        batch.queue = queue
+        batch.works.append(work)
+        batch.calls += calls
+        batch.kept += arrays
+        return work
+
+    @contextlib.contextmanager
+    def coalescing(self) -> Iterator[None]:
+        """The ops issued in the block are one NCCL group."""
+        batch = self._batch = _Batch()
+        try:
+            yield
+        finally:
+            self._batch = None
+        if batch.queue is not None:
+            batch.queue.submit(batch.works, batch.calls, batch.kept)
+
+    def _at(self, array: Array) -> int:
+        return self._seam.cuda.address(array)
+
+    # -- checks --------------------------------------------------------------------
+
+    def check(self, op: OpType, dtype: Any, reduce_op: ReduceOp | None) -> None:
+        """Refuse reductions that `dtype` does not have."""
+        if reduce_op is None or dtype is None:
+            return
+        if not isinstance(reduce_op, PremulSum) and reduce_op is not (
+            ReduceOp.PREMUL_SUM
+        ):
+            super().check(op, dtype, reduce_op)
+        check(op, dtype, reduce_op)
+
+    # -- collectives ---------------------------------------------------------------
+
+    def _reducing(self, name: str, array: Array, op: ReduceOp, *fixed: Any) -> Call:
+        """A call of NCCL's `name` with the reduction `op`; see `_Reduce`."""
+        return _Reduce(self._seam, name, reduction(op, array.dtype), array, fixed)
+
+    def all_reduce(self, tensor: Array, op: ReduceOp) -> Work:
+        """``ncclAllReduce``, in place."""
+        return self._start(OpType.ALL_REDUCE, [tensor], [self._all_reduce(tensor, op)])
+
+    def _all_reduce(self, tensor: Array, op: ReduceOp) -> Call:
+        at, kind = self._at(tensor), wire(tensor.dtype)
+        return self._reducing(
+            "all_reduce", tensor, op, at, at, tensor.size * kind.per_element, kind.dtype
+        )
+
+    def all_reduce_coalesced(self, tensors: Sequence[Array], op: ReduceOp) -> Work:
+        """One NCCL group of all_reduces."""
+        calls = [self._all_reduce(tensor, op) for tensor in tensors]
+        return self._start(OpType.ALL_REDUCE, list(tensors), calls)
+
+    def broadcast(self, tensor: Array, src: int) -> Work:
+        """``ncclBroadcast``, in place."""
+        call = self._broadcast(self._at(tensor), tensor, src)
+        return self._start(OpType.BROADCAST, [tensor], [call])
+
+    def _broadcast(self, source: int, target: Array, root: int) -> Call:
+        nccl, at, kind = self._seam.nccl, self._at(target), wire(target.dtype)
+        count = target.size * kind.per_element
+
+        def call(comm: Any, stream: int) -> None:
+            nccl.broadcast(source, at, count, kind.dtype, root, comm, stream)
+
+        return call
+
+    def reduce(self, tensor: Array, dst: int, op: ReduceOp) -> Work:
+        """``ncclReduce``, in place on `dst`."""
+        call = self._reduce(tensor, self._at(tensor), dst, op)
+        return self._start(OpType.REDUCE, [tensor], [call])
+
+    def _reduce(self, source: Array, target: int, root: int, op: ReduceOp) -> Call:
+        kind = wire(source.dtype)
+        count = source.size * kind.per_element
+        return self._reducing(
+            "reduce", source, op, self._at(source), target, count, kind.dtype, root
+        )
+
+    def all_gather(self, tensor_list: Sequence[Array], tensor: Array) -> Work:
+        """One NCCL group of broadcasts, straight into the list's arrays."""
+        source = self._at(tensor)
+        calls = [
+            self._broadcast(source, output, root)
+            for root, output in enumerate(tensor_list)
+            if output.size
+        ]
+        return self._start(OpType.ALL_GATHER, [*tensor_list, tensor], calls)
+
+    def all_gather_into_tensor(self, output: Array, tensor: Array) -> Work:
+        """``ncclAllGather``."""
+        call = self._all_gather(output, tensor)
+        return self._start(OpType.ALL_GATHER_INTO_TENSOR, [output, tensor], [call])
+
+    def _all_gather(self, output: Array, tensor: Array) -> Call:
+        nccl, kind = self._seam.nccl, wire(tensor.dtype)
+        source, target = self._at(tensor), self._at(output)
+        count = tensor.size * kind.per_element
+
+        def call(comm: Any, stream: int) -> None:
+            nccl.all_gather(source, target, count, kind.dtype, comm, stream)
+
+        return call
+
+    def all_gather_into_tensor_coalesced(
+        self, outputs: Sequence[Array], tensors: Sequence[Array]
+    ) -> Work:
+        """One NCCL group of all-gathers."""
+        calls = [
+            self._all_gather(output, tensor)
+            for output, tensor in zip(outputs, tensors, strict=True)
+        ]
+        return self._start(OpType.ALL_GATHER_INTO_TENSOR, [*outputs, *tensors], calls)
+
+    def reduce_scatter(
+        self, output: Array, input_list: Sequence[Array], op: ReduceOp
+    ) -> Work:
+        """One NCCL group of reductions, each to its owner; parts may differ in size."""
+        target = self._at(output)
+        calls = [
+            self._reduce(part, target, root, op)
+            for root, part in enumerate(input_list)
+            if part.size
+        ]
+        return self._start(OpType.REDUCE_SCATTER, [output, *input_list], calls)
+
+    def reduce_scatter_tensor(self, output: Array, tensor: Array, op: ReduceOp) -> Work:
+        """``ncclReduceScatter``."""
+        call = self._reduce_scatter(output, tensor, op)
+        return self._start(OpType.REDUCE_SCATTER_TENSOR, [output, tensor], [call])
+
+    def _reduce_scatter(self, output: Array, tensor: Array, op: ReduceOp) -> Call:
+        kind = wire(output.dtype)
+        count = output.size * kind.per_element
+        return self._reducing(
+            "reduce_scatter",
+            output,
+            op,
+            self._at(tensor),
+            self._at(output),
+            count,
+            kind.dtype,
+        )
+
+    def reduce_scatter_tensor_coalesced(
+        self, outputs: Sequence[Array], tensors: Sequence[Array], op: ReduceOp
+    ) -> Work:
+        """One NCCL group of reduce-scatters."""
+        calls = [
+            self._reduce_scatter(output, tensor, op)
+            for output, tensor in zip(outputs, tensors, strict=True)
+        ]
+        return self._start(OpType.REDUCE_SCATTER_TENSOR, [*outputs, *tensors], calls)
+
+    def gather(
+        self, tensor: Array, gather_list: Sequence[Array] | None, dst: int
+    ) -> Work:
+        """One NCCL group of sends and receives."""
+        outputs = list(gather_list or ()) if self.rank == dst else []
+        calls = [self._send(tensor, dst)] if tensor.size else []
+        calls += [
+            self._recv(output, peer)
+            for peer, output in enumerate(outputs)
+            if output.size
+        ]
+        return self._start(OpType.GATHER, [tensor, *outputs], calls)
+
+    def scatter(
+        self, tensor: Array, scatter_list: Sequence[Array] | None, src: int
+    ) -> Work:
+        """One NCCL group of sends and receives."""
+        inputs = list(scatter_list or ()) if self.rank == src else []
+        calls = [
+            self._send(part, peer) for peer, part in enumerate(inputs) if part.size
+        ]
+        calls += [self._recv(tensor, src)] if tensor.size else []
+        return self._start(OpType.SCATTER, [tensor, *inputs], calls)
+
+    def all_to_all(
+        self, output_list: Sequence[Array], input_list: Sequence[Array]
+    ) -> Work:
+        """One NCCL group of sends and receives; parts may differ in size."""
+        calls = [
+            self._send(part, peer) for peer, part in enumerate(input_list) if part.size
+        ]
+        calls += [
+            self._recv(part, peer) for peer, part in enumerate(output_list) if part.size
+        ]
+        return self._start(OpType.ALL_TO_ALL, [*output_list, *input_list], calls)
+
+    def barrier(self) -> Work:
+        """An all_reduce of one number; its ``wait()`` blocks the host, as in c10d."""
+        cuda = self._seam.cuda
+        with cuda.device(self._own_device()):
+            tensor = cuda.scratch()
+        work = self._start(
+            OpType.BARRIER, [tensor], [self._all_reduce(tensor, ReduceOp.SUM)]
+        )
+        work.blocking = True
+        return work
+
+    def _own_device(self) -> int:
+        """The device that the group was used on first, else the current one."""
+        return next(iter(self._queues), self._seam.cuda.current_device())
+
+    # -- messages --------------------------------------------------------------------
+
+    def send(self, tensor: Array, dst: int, tag: int) -> Work:
+        """``ncclSend``; in a batch, all of it is one NCCL group."""
+        _no_tag(tag)
+        return self._start(OpType.SEND, [tensor], [self._send(tensor, dst)])
+
+    def recv(self, tensor: Array, src: int | None, tag: int) -> Work:
+        """``ncclRecv``; in a batch, all of it is one NCCL group."""
+        _no_tag(tag)
+        if src is None:
+            raise ValueError(
+                "recv: the nccl backend cannot receive from any rank; give src"
+            )
+        work = self._start(OpType.RECV, [tensor], [self._recv(tensor, src)])
+        work._result = src
+        return work
+
+    def _send(self, tensor: Array, peer: int) -> Call:
+        nccl, at, kind = self._seam.nccl, self._at(tensor), wire(tensor.dtype)
+        count = tensor.size * kind.per_element
+
+        def call(comm: Any, stream: int) -> None:
+            nccl.send(at, count, kind.dtype, peer, comm, stream)
+
+        return call
+
+    def _recv(self, tensor: Array, peer: int) -> Call:
+        nccl, at, kind = self._seam.nccl, self._at(tensor), wire(tensor.dtype)
+        count = tensor.size * kind.per_element
+
+        def call(comm: Any, stream: int) -> None:
+            nccl.recv(at, count, kind.dtype, peer, comm, stream)
+
+        return call
+
+    # -- the state, and the end --------------------------------------------------------
+
+    def refresh(self) -> None:
+        """See what the device has done meanwhile."""
+        for queue in list(self._queues.values()):
+            queue.advance()
+
+    def state(self) -> str:
+        """The communicators' states, for the board."""
+        return ", ".join(
+            f"device {device}: {queue.comm.describe()}"
+            for device, queue in list(self._queues.items())
+        )
+
+    def abort(self, reason: str) -> None:
+        """Abort the communicators, and those of other groups that could hold this up.
+
+        An abort may block behind a kernel of another communicator on the same
+        device: groups that have work in flight there are aborted as well.
+        """
+        with self._lock:
+            if self._aborted:
+                return
+            self._aborted = True
+        self._store.close()
+        mine = list(self._queues.values())
+        devices = {queue.comm.device for queue in mine if queue.busy}
+        others = [
+            (backend, queue)
+            for backend in list(_alive)
+            if backend is not self and not backend._aborted
+            for queue in list(backend._queues.values())
+            if queue.busy and queue.comm.device in devices
+        ]
+        for backend, queue in others:
+            why = (
+                f"it had work in flight on device {queue.comm.device} beside a "
+                f"communicator that was aborted: {reason}"
+            )
+            threading.Thread(
+                target=backend.on_failure,
+                args=(why,),
+                name="rankscope-abort-beside",
+                daemon=True,
+            ).start()
+        if mine:
+            abort_queues(mine)
+
+    def shutdown(self) -> None:
+        """Free the communicators in good order."""
+        with self._lock:
+            if self._aborted:
+                return
+            self._aborted = True
+        self._store.close()
+        for queue in self._queues.values():
+            queue.close()
+
+
+class _Reduce:
+    """A call with a reduction, which a PREMUL_SUM makes for the call alone."""
+
+    __slots__ = ("array", "fixed", "name", "reduction", "seam")
+
+    def __init__(
+        self,
+        seam: Seam,
+        name: str,
+        made: Any,
+        array: Array,
+        fixed: tuple[Any, ...],
+    ) -> None:
+        self.seam, self.name, self.reduction = seam, name, made
+        self.array, self.fixed = array, fixed
+
+    def __call__(self, comm: Any, stream: int) -> None:
+        nccl, op = self.seam.nccl, self.reduction.op
+        source, target, count, dtype, *root = self.fixed
+        factor = self.reduction.factor
+        if factor is not None:
+            op = nccl.premul_sum(factor, dtype, comm)
+        getattr(nccl, self.name)(source, target, count, dtype, op, *root, comm, stream)
+        if factor is not None:
+            nccl.free_op(op, comm)
+
+
+def _nothing(comm: Any, stream: int) -> None:
+    """The call of an op that has nothing to move on this rank."""
+
+
+def _no_tag(tag: int) -> None:
+    if tag:
+        raise ValueError(
+            f"tag {tag}: the nccl backend has no tags, messages are matched in order"
+        )
+
+
+Backend.register_backend(
+    "nccl", NCCLBackend, devices=("cuda",), unavailable=unavailable_reason
+)

@@ -1,0 +1,290 @@
+"""NCCLComm: one communicator, from the id that its ranks share to its end.
+
+Communicators are non-blocking: making one, and every call on it, returns at
+once and is asked about later. That is what makes an abort possible at any
+time: a blocking ``ncclCommInitRank`` gives no handle before every rank is
+there, and nothing can end it.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .errors import DistBackendError, DistError, DistTimeoutError
+from .nccl_seam import Seam
+from .store import Store
+
+__all__ = ["CommState", "NCCLComm", "abort_together", "nonblocking"]
+
+_log = logging.getLogger(__name__)
+
+#: Seconds that an abort, and an orderly end, may take before we stop waiting.
+ABORT_WAIT = 0.8
+CLOSE_WAIT = 5.0
+#: Seconds for which an abort waits for the mutex of a communicator, whose holder
+#: may be stuck in the very call that the abort is to end.
+_MUTEX_WAIT = 0.2
+
+#: As ``TORCH_NCCL_USE_COMM_NONBLOCKING``, which counts where this is not set.
+SWITCH = "RANKSCOPE_NCCL_USE_COMM_NONBLOCKING"
+
+
+def nonblocking() -> bool:
+    """Whether communicators are non-blocking: yes, unless the environment says 0."""
+    torchs = os.environ.get("TORCH_NCCL_USE_COMM_NONBLOCKING", "1")
+    return os.environ.get(SWITCH, torchs) != "0"
+
+
+class CommState(enum.Enum):
+    """Where a communicator is; the values are what the board shows."""
+
+    INIT = "init"
+    RUNNING = "running"
+    ABORTED = "aborted"
+    CLOSED = "closed"
+
+
+class NCCLComm:
+    """A communicator of one group on one device of this rank.
+
+    `mutex` is held around every NCCL call on it. `timeout` bounds the making of
+    it, `store` is where its ranks meet, and `name` is for messages.
+    """
+
+    def __init__(
+        self,
+        seam: Seam,
+        device: int,
+        name: str,
+        store: Store,
+        rank: int,
+        size: int,
+        timeout: float,
+        options: dict[str, Any],
+    ) -> None:
+        self.device, self.name = device, name
+        self.rank, self.size = rank, size
+        self.state = CommState.INIT
+        self.mutex = threading.Lock()
+        #: Set while an abort has not come back from NCCL.
+        self.aborting_since: float | None = None
+        self._seam, self._store = seam, store
+        self._timeout, self._options = timeout, options
+        self._deadline = time.monotonic() + timeout
+        self._handle: Any = None
+        self._error: DistError | None = None
+        self._builder = threading.Thread(
+            target=self._build, name=f"rankscope-nccl-init-{name}", daemon=True
+        )
+
+    # -- making it -----------------------------------------------------------
+
+    def open(self) -> None:
+        """Begin to make it; `poll` says when it is there."""
+        self._builder.start()
+
+    def _build(self) -> None:
+        try:
+            unique_id = self._meet()
+            options = {**self._options, "blocking": not nonblocking()}
+            with self._seam.cuda.device(self.device):
+                handle = self._seam.nccl.init(self.size, self.rank, unique_id, options)
+        except DistError as error:
+            self._error = error
+            return
+        except Exception as error:  # noqa: BLE001 - nccl4py's own have no common base
+            self._error = DistBackendError(f"{self.name}: {error}")
+            self._error.__cause__ = error
+            return
+        with self.mutex:
+            if self.state is CommState.INIT:
+                self._handle = handle
+                return
+        # It was aborted before there was anything to abort.
+        self._free(handle)
+
+    def _meet(self) -> bytes:
+        """The id that rank 0 makes and the others take from the store."""
+        self._store.set(f"came/{self.rank}", b"1")
+        if self.rank == 0:
+            made = self._seam.nccl.unique_id()
+            self._store.set("id", made)
+            return made
+        # `poll` knows better what to say once the time is up.
+        return self._store.get("id", timeout=self._timeout + CLOSE_WAIT)
+
+    def poll(self) -> bool:
+        """Whether it is there and done with what it was asked last.
+
+        The mutex is held. Raises what it failed with, `DistTimeoutError` if it
+        is not there in time, `DistBackendError` if it was aborted.
+        """
+        if self._error is not None:
+            raise self._error
+        if self.state in (CommState.ABORTED, CommState.CLOSED):
+            raise DistBackendError(f"{self.name} was {self.state.value}")
+        if self._handle is not None and self._seam.nccl.ready(self._handle):
+            self.state = CommState.RUNNING
+            return True
+        if self.state is CommState.INIT and time.monotonic() > self._deadline:
+            raise DistTimeoutError(
+                f"{self.name} was not there {self._timeout:g} s after it was begun: "
+                f"{self._who_is_missing()}"
+            )
+        return False
+
+    def _who_is_missing(self) -> str:
+        try:
+            missing = [
+                str(rank)
+                for rank in range(self.size)
+                if not self._store.check([f"came/{rank}"])
+            ]
+        except DistError as error:
+            return f"which ranks have not come is not known ({error})"
+        if not missing:
+            return (
+                "every rank has come, so they cannot reach each other: "
+                "NCCL_DEBUG=INFO says which interface NCCL uses, "
+                "NCCL_SOCKET_IFNAME chooses one"
+            )
+        return (
+            f"rank{'s'[: len(missing) > 1]} {', '.join(missing)} of the group "
+            "never came"
+        )
+
+    @property
+    def handle(self) -> Any:
+        """NCCL's handle, for calls under the mutex."""
+        return self._handle
+
+    # -- its end -----------------------------------------------------------------
+
+    def retire(self) -> Callable[[], None]:
+        """Make it unusable from now on; return what aborts it and may block.
+
+        Whoever is in a call may hold the mutex for ever: an abort goes on
+        without it then.
+        """
+        self._store.close()
+        held = self.mutex.acquire(timeout=_MUTEX_WAIT)
+        try:
+            over = self.state in (CommState.ABORTED, CommState.CLOSED)
+            being_made = self.state is CommState.INIT and self._handle is None
+            handle, self._handle = self._handle, None
+            if not over:
+                self.state = CommState.ABORTED
+        finally:
+            if held:
+                self.mutex.release()
+        if being_made and not over and not nonblocking() and self._builder.is_alive():
+            _log.warning(
+                "%s: a blocking communicator that is still being made cannot be "
+                "aborted: only a restart of this rank (%%dist_restart) ends it. "
+                "%s=1 avoids this",
+                self.name,
+                SWITCH,
+            )
+
+        def abort() -> None:
+            if handle is not None:
+                self.aborting_since = time.monotonic()
+                self._free(handle)
+                self.aborting_since = None
+
+        return abort
+
+    def _free(self, handle: Any) -> None:
+        try:
+            with self._seam.cuda.device(self.device):
+                self._seam.nccl.abort(handle)
+        except DistError as error:
+            _log.warning("%s: its abort says: %s", self.name, error)
+
+    def close(self) -> None:
+        """Free it in good order: nothing is in flight. Bounded by `CLOSE_WAIT`."""
+        with self.mutex:
+            handle = self._handle
+            running = self.state is CommState.RUNNING
+            if running:
+                self._handle, self.state = None, CommState.CLOSED
+        if not running:
+            abort_together([self])
+            return
+        _bounded(f"close-{self.name}", lambda: self._destroy(handle), CLOSE_WAIT)
+
+    def _destroy(self, handle: Any) -> None:
+        nccl = self._seam.nccl
+        deadline = time.monotonic() + CLOSE_WAIT
+        try:
+            with self._seam.cuda.device(self.device):
+                nccl.finalize(handle)
+                while not nccl.ready(handle):
+                    if time.monotonic() > deadline:
+                        # destroy() would block on whatever finalize() waits for.
+                        nccl.abort(handle)
+                        return
+                    time.sleep(0.001)
+                nccl.destroy(handle)
+        except DistError as error:
+            _log.debug("%s: its end says: %s", self.name, error)
+            self._free(handle)
+
+    def describe(self) -> str:
+        """Its state, for the board."""
+        since = self.aborting_since
+        if since is not None and time.monotonic() - since > ABORT_WAIT:
+            return "abort does not return"
+        return self.state.value
+
+
+def abort_together(
+    comms: Sequence[NCCLComm], then: Callable[[], None] = lambda: None
+) -> bool:
+    """Abort `comms`, all of one device, at once; say whether all came back in time.
+
+    An abort can block behind the kernel of another communicator, which ends
+    only when that one is aborted as well: hence a thread for each. `then` is
+    called when the last has come back, however late that is.
+    """
+    aborts = [(comm, comm.retire()) for comm in comms]
+
+    def run() -> None:
+        threads = [
+            threading.Thread(
+                target=abort, name=f"rankscope-abort-{comm.name}", daemon=True
+            )
+            for comm, abort in aborts
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        then()
+
+    if _bounded("abort", run, ABORT_WAIT):
+        return True
+    for comm in comms:
+        if comm.aborting_since is not None:
+            _log.warning(
+                "%s: NCCL has not come back from its abort after %g s; its memory on "
+                "the GPU stays taken until it does. A restart of this rank "
+                "(%%dist_restart) ends it for sure",
+                comm.name,
+                ABORT_WAIT,
+            )
+    return False
+
+
+def _bounded(name: str, task: Callable[[], None], seconds: float) -> bool:
+    """Run `task` on a thread; say whether it was done in `seconds`."""
+    thread = threading.Thread(target=task, name=f"rankscope-nccl-{name}", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return not thread.is_alive()

@@ -1,0 +1,748 @@
+"""The NCCL backend over a simulated GPU: see `gpu_simulation`.
+
+What it says of NCCL itself is said by the tests over a stub of the library
+(`test_nccl_library`) and, on a GPU, by ``tests/gpu``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rankscope as dist
+from rankscope.backends import nccl_seam
+from rankscope.backends.config import BackendConfig
+from rankscope.backends.nccl_comm import ABORT_WAIT
+from rankscope.backends.nccl_queue import NCCLQueue
+from rankscope.backends.process_group import ProcessGroup
+from rankscope.backends.watchdog import watchdog
+from rankscope.backends.work import WorkState
+from tests.backends.gpu_simulation import DeviceArray, Simulation
+from tests.waiting import until
+
+OP = dist.ReduceOp
+TYPES = ["int8", "uint8", "int32", "int64", "float16", "float32", "float64"]
+MOVED = [*TYPES, "bool", "int16", "uint16", "complex64", "complex128"]
+REAL_OPS = [OP.SUM, OP.PRODUCT, OP.MIN, OP.MAX, OP.AVG]
+
+
+class Rank:
+    """One rank: a group, and arrays on its device."""
+
+    def __init__(self, simulation: Simulation, pg: ProcessGroup) -> None:
+        self.simulation, self.pg = simulation, pg
+        self.rank, self.size = pg.rank, pg.size()
+
+    def array(self, values: Any, dtype: Any = None) -> DeviceArray:
+        return self.simulation.array(values, self.rank, dtype)
+
+    def random(self, count: int, dtype: str, rank: int | None = None) -> DeviceArray:
+        """What `rank` (default: this one) gives."""
+        place = self.rank if rank is None else rank
+        generator = np.random.default_rng(17 + place)
+        values = generator.integers(0, 4, count)
+        if np.dtype(dtype).kind == "c":
+            return self.array(values + 1j * generator.integers(0, 4, count), dtype)
+        return self.array(values, dtype)
+
+    def everybodys(self, count: int, dtype: str) -> list[np.ndarray]:
+        return [np.asarray(self.random(count, dtype, r)) for r in range(self.size)]
+
+    def synchronize(self) -> None:
+        self.simulation.synchronize(self.rank)
+
+
+class Ranks:
+    """Some ranks, which are threads of this process."""
+
+    def __init__(self, simulation: Simulation, folder: Path) -> None:
+        self.simulation, self.folder = simulation, folder
+        self.ranks: list[Rank] = []
+        self.stores: list[dist.FileStore] = []
+        self.pool: ThreadPoolExecutor | None = None
+
+    def start(self, size: int, timeout: float = 30, name: str = "g") -> Ranks:
+        path = str(self.folder / f"store-{name}")
+        for rank in range(size):
+            store = dist.FileStore(path, size)
+            self.stores.append(store)
+            pg = ProcessGroup(
+                name, range(size), rank, BackendConfig("cuda:nccl"), store, timeout
+            )
+            self.ranks.append(Rank(self.simulation, pg))
+        self.pool = ThreadPoolExecutor(size)
+        return self
+
+    def __call__(self, body: Callable[[Rank], Any]) -> list[Any]:
+        """Run `body` on every rank; return what each returned.
+
+        Raises what the first one to fail raised.
+        """
+        futures = self.futures(body)
+        for future in as_completed(futures, timeout=60):
+            future.result()
+        return [future.result() for future in futures]
+
+    def futures(self, body: Callable[[Rank], Any]) -> list[Any]:
+        assert self.pool is not None
+
+        def run(rank: Rank) -> Any:
+            with self.simulation.cuda.device(rank.rank):
+                return body(rank)
+
+        return [self.pool.submit(run, rank) for rank in self.ranks]
+
+    def close(self) -> None:
+        for rank in self.ranks:
+            rank.pg.shutdown()
+        if self.pool is not None:
+            self.pool.shutdown()
+        for store in self.stores:
+            store.close()
+
+
+@pytest.fixture
+def simulation() -> Iterator[Simulation]:
+    made = Simulation()
+    nccl_seam.use(lambda: made.seam)
+    yield made
+    made.close()
+    nccl_seam.use(None)
+    watchdog.stop()
+
+
+@pytest.fixture
+def ranks(simulation: Simulation, tmp_path: Path) -> Iterator[Ranks]:
+    made = Ranks(simulation, tmp_path)
+    yield made
+    made.close()
+
+
+# -- exactness -----------------------------------------------------------------
+
+
+def fold(op: dist.ReduceOp, arrays: list[np.ndarray]) -> np.ndarray:
+    if arrays[0].dtype.kind == "b":
+        any_ = op in (OP.SUM, OP.MAX)
+        return (np.logical_or if any_ else np.logical_and).reduce(arrays)
+    if op is OP.AVG:
+        return (sum(arrays) / len(arrays)).astype(arrays[0].dtype)
+    fold_ = {OP.SUM: np.add, OP.PRODUCT: np.multiply, OP.MIN: np.minimum}
+    return fold_.get(op, np.maximum).reduce(arrays).astype(arrays[0].dtype)
+
+
+def ops_of(dtype: str) -> list[dist.ReduceOp]:
+    kind = np.dtype(dtype).kind
+    if kind == "b":
+        return [OP.SUM, OP.PRODUCT, OP.MIN, OP.MAX]
+    return [OP.SUM, OP.AVG] if kind == "c" else REAL_OPS
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_reductions_are_exact(ranks: Ranks, size: int) -> None:
+    def body(r: Rank) -> None:
+        for dtype in [*TYPES, "bool", "complex64", "complex128"]:
+            for op in ops_of(dtype):
+                all_ = r.everybodys(7, dtype)
+                x = r.random(7, dtype)
+                dist.all_reduce(x, op, group=r.pg)
+                r.synchronize()
+                np.testing.assert_array_equal(x, fold(op, all_))
+
+                root = size - 1
+                x = r.random(7, dtype)
+                dist.reduce(x, root, op, group=r.pg)
+                r.synchronize()
+                expected = fold(op, all_) if r.rank == root else all_[r.rank]
+                np.testing.assert_array_equal(x, expected)
+
+                parts = r.random(3 * size, dtype)
+                out = r.array(np.zeros(3), dtype)
+                dist.reduce_scatter_tensor(out, parts, op, group=r.pg)
+                r.synchronize()
+                total = fold(op, r.everybodys(3 * size, dtype))
+                mine = slice(3 * r.rank, 3 * r.rank + 3)
+                np.testing.assert_array_equal(out, total[mine])
+
+                # Parts of different sizes: rank r has r elements.
+                uneven = [r.random(p, dtype) for p in range(size)]
+                out = r.array(np.zeros(r.rank), dtype)
+                dist.reduce_scatter(out, uneven, op, group=r.pg)
+                r.synchronize()
+                np.testing.assert_array_equal(
+                    out, fold(op, r.everybodys(r.rank, dtype))
+                )
+
+    ranks.start(size)(body)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_moves_are_exact(ranks: Ranks, size: int) -> None:
+    def body(r: Rank) -> None:
+        for dtype in MOVED:
+            all_ = r.everybodys(5, dtype)
+            root = size // 2
+            x = r.random(5, dtype)
+            dist.broadcast(x, root, group=r.pg)
+            r.synchronize()
+            np.testing.assert_array_equal(x, all_[root])
+
+            x = r.random(5, dtype)
+            out = r.array(np.zeros(5 * size), dtype)
+            dist.all_gather_into_tensor(out, x, group=r.pg)
+            rows = [r.array(np.zeros(5), dtype) for _ in range(size)]
+            dist.all_gather(rows, x, group=r.pg)
+            r.synchronize()
+            np.testing.assert_array_equal(out, np.concatenate(all_))
+            np.testing.assert_array_equal(rows, all_)
+
+            rows = [r.array(np.zeros(5), dtype) for _ in range(size)]
+            mine = rows if r.rank == root else None
+            dist.gather(x, mine, root, group=r.pg)
+            r.synchronize()
+            if r.rank == root:
+                np.testing.assert_array_equal(rows, all_)
+
+            given = [r.random(5, dtype, p) for p in range(size)]
+            out = r.array(np.zeros(5), dtype)
+            dist.scatter(out, given if r.rank == root else None, root, group=r.pg)
+            r.synchronize()
+            np.testing.assert_array_equal(out, given[r.rank])
+
+            # Rank a gives a + b elements to rank b.
+            send = [r.random(r.rank + p, dtype) for p in range(size)]
+            came = [r.array(np.zeros(r.rank + p), dtype) for p in range(size)]
+            dist.all_to_all(came, send, group=r.pg)
+            r.synchronize()
+            for p in range(size):
+                np.testing.assert_array_equal(came[p], r.random(r.rank + p, dtype, p))
+
+    ranks.start(size)(body)
+
+
+def test_premul_sum(ranks: Ranks) -> None:
+    def body(r: Rank) -> None:
+        x = r.array([1.0, 2.0], np.float32)
+        dist.all_reduce(x, dist.make_nccl_premul_sum(0.5), group=r.pg)
+        r.synchronize()
+        np.testing.assert_array_equal(x, [1.0, 2.0])
+        with pytest.raises(TypeError, match="floating-point"):
+            dist.all_reduce(r.array([1, 2]), dist.make_nccl_premul_sum(0.5), group=r.pg)
+        with pytest.raises(ValueError, match="needs a factor"):
+            dist.all_reduce(x, OP.PREMUL_SUM, group=r.pg)
+
+    ranks.start(2)(body)
+
+
+def test_messages_and_batches(ranks: Ranks) -> None:
+    def body(r: Rank) -> None:
+        other = 1 - r.rank
+        if r.rank == 0:
+            dist.send(r.array([1, 2, 3]), 1, group=r.pg)
+        else:
+            x = r.array([0, 0, 0])
+            dist.recv(x, 0, group=r.pg)
+            r.synchronize()
+            np.testing.assert_array_equal(x, [1, 2, 3])
+        given, came = r.random(4, "float32"), r.array(np.zeros(4), np.float32)
+        works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, given, other, r.pg),
+                dist.P2POp(dist.irecv, came, other, r.pg),
+            ]
+        )
+        for work in works:
+            work.wait()
+        r.synchronize()
+        np.testing.assert_array_equal(came, r.random(4, "float32", other))
+        with pytest.raises(ValueError, match="has no tags"):
+            dist.send(given, other, group=r.pg, tag=3)
+
+    ranks.start(2)(body)
+
+
+def test_coalesced_ops_are_one_call(ranks: Ranks, simulation: Simulation) -> None:
+    def body(r: Rank) -> None:
+        arrays = [r.array(np.full(3, i + r.rank), np.float32) for i in range(8)]
+        with dist.coalescing_manager(r.pg, async_ops=True) as manager:
+            for array in arrays:
+                dist.all_reduce(array, group=r.pg)
+        manager.wait()
+        r.synchronize()
+        for i, array in enumerate(arrays):
+            np.testing.assert_array_equal(array, np.full(3, 2 * i + 1))
+
+    ranks.start(2)(body)
+    assert [call for call, rank in simulation.calls if rank == 0].count("group") == 1
+
+
+def test_what_nccl_has_not_is_refused_before_anything_moves(ranks: Ranks) -> None:
+    def body(r: Rank) -> None:
+        with pytest.raises(TypeError, match="NCCL cannot reduce arrays of int16"):
+            dist.all_reduce(r.array([1], np.int16), group=r.pg)
+        with pytest.raises(TypeError, match=r"no ReduceOp\.AVG for arrays of bool"):
+            dist.all_reduce(r.array([True]), OP.AVG, group=r.pg)
+        with pytest.raises(ValueError, match=r"no ReduceOp\.BXOR"):
+            dist.all_reduce(r.array([1]), OP.BXOR, group=r.pg)
+        with pytest.raises(ValueError, match="not C-contiguous"):
+            dist.all_reduce(r.array(np.ones((4, 4)))[:, 1], group=r.pg)
+        x = r.array([1.0])
+        dist.all_reduce(x, group=r.pg)
+        r.synchronize()
+        assert x[0] == 2
+
+    ranks.start(2)(body)
+
+
+# -- streams and memory --------------------------------------------------------
+
+
+@pytest.mark.parametrize("events", ["kept", "left out"])
+def test_an_op_comes_after_what_the_stream_was_given(
+    ranks: Ranks, simulation: Simulation, events: str
+) -> None:
+    ranks.start(2)
+    ranks(lambda r: dist.barrier(group=r.pg))
+    if events == "left out":
+        simulation.cuda.wait = lambda stream, event: None  # type: ignore[method-assign]
+
+    def body(r: Rank) -> None:
+        x = r.array([0.0])
+        go = threading.Event()
+
+        def fill() -> None:
+            assert go.wait(20)
+            x[0] = 5
+
+        r.simulation.compute(r.rank, fill)
+        work = dist.all_reduce(x, group=r.pg, async_op=True)
+        if events == "left out":
+            # What this test is there to see.
+            work.synchronize()
+            assert x[0] == 0
+            go.set()
+            r.synchronize()
+            return
+        assert not work.is_completed()
+        assert work.started_ns == 0
+        go.set()
+        work.synchronize()
+        assert x[0] == 10
+
+    ranks(body)
+
+
+def test_wait_orders_the_stream_and_not_the_host(ranks: Ranks) -> None:
+    def body(r: Rank) -> float | None:
+        x, seen = r.array([1.0]), r.array([0.0])
+        if r.rank == 1:
+            r.simulation.compute(r.rank, lambda: time.sleep(0.3))
+        began = time.monotonic()
+        dist.all_reduce(x, group=r.pg)
+        took = time.monotonic() - began
+        r.simulation.compute(r.rank, lambda: seen.__setitem__(0, x[0]))
+        r.synchronize()
+        assert seen[0] == 2
+        return took
+
+    ranks.start(2)
+    ranks(lambda r: dist.barrier(group=r.pg))
+    assert max(ranks(body)) < 0.25
+
+
+def test_wait_with_a_timeout_blocks_the_host(ranks: Ranks) -> None:
+    def body(r: Rank) -> None:
+        x = r.array([1.0])
+        if r.rank == 0:
+            work = dist.all_reduce(x, group=r.pg, async_op=True)
+            with pytest.raises(dist.DistTimeoutError, match="still in flight"):
+                work.wait(0.2)
+            go.set()
+        else:
+            assert go.wait(20)
+            work = dist.all_reduce(x, group=r.pg, async_op=True)
+        work.wait(20)
+        assert work.is_success()
+        assert x[0] == 2
+
+    go = threading.Event()
+    ranks.start(2)(body)
+
+
+@pytest.mark.parametrize("references", ["kept", "left out"])
+def test_arrays_are_kept_until_the_device_is_done(
+    ranks: Ranks, references: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+    pool: list[Any] = []
+    ranks.start(2)
+    ranks(lambda r: dist.barrier(group=r.pg))
+    if references == "left out":
+        submit = NCCLQueue.submit
+
+        def forgetful(queue: Any, works: Any, calls: Any, kept: Any) -> None:
+            submit(queue, works, calls, ())
+            for work in works:
+                work._result = ()
+
+        monkeypatch.setattr(NCCLQueue, "submit", forgetful)
+
+    def body(r: Rank) -> None:
+        if r.rank == 1:
+            assert go.wait(20)
+            mine = r.array(np.ones(1000))
+            rows = [r.array(np.ones(1000)) for _ in range(2)]
+            dist.all_gather(rows, mine, group=r.pg, async_op=True).wait(20)
+            return
+        memory, other = r.array(np.ones(1000)), r.array(np.ones(1000))
+        freed = weakref.ref(memory)
+        # As a pool's: the device may write to it after its array has gone.
+        pool.extend([memory.base, other.base])
+        dist.all_gather([other, memory], memory, group=r.pg)
+        del memory
+        # The caller has nothing of it any more, and the device still uses it.
+        if references == "left out":
+            until(lambda: freed() is None)
+        else:
+            assert freed() is not None
+        go.set()
+        until(lambda: freed() is None)
+
+    ranks(body)
+
+
+def test_a_barrier_blocks_the_host(ranks: Ranks) -> None:
+    entered: list[float] = []
+    left: list[float] = []
+
+    def body(r: Rank) -> None:
+        if r.rank == 1:
+            time.sleep(0.2)
+        entered.append(time.monotonic())
+        dist.barrier(group=r.pg)
+        left.append(time.monotonic())
+
+    ranks.start(3)(body)
+    assert min(left) >= max(entered)
+
+
+# -- timing ----------------------------------------------------------------------
+
+
+def test_durations_are_the_devices_and_only_where_asked_for(
+    ranks: Ranks, simulation: Simulation
+) -> None:
+    def body(r: Rank) -> tuple[float | None, float | None]:
+        dist.barrier(group=r.pg)
+        go = threading.Event()
+        r.simulation.compute(r.rank, lambda: (go.wait(20), None)[1])
+        timed = dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True)
+        time.sleep(0.3)
+        go.set()
+        timed.wait(20)
+        dist.enable_timing(r.pg, False)
+        plain = dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True)
+        plain.wait(20)
+        return timed.get_duration(), plain.get_duration()
+
+    ranks.start(2)
+    ranks(lambda r: dist.enable_timing(r.pg, True))
+    for timed, plain in ranks(body):
+        # What came before on the caller's stream does not count.
+        assert timed is not None
+        assert timed < 250
+        assert plain is None
+    before = sum(event.timed for event in simulation.events)
+    ranks(lambda r: dist.all_reduce(r.array([1.0]), group=r.pg))
+    ranks(lambda r: r.synchronize())
+    assert sum(event.timed for event in simulation.events) == before
+
+
+# -- hangs, failures, aborts -------------------------------------------------------
+
+
+def test_a_missing_rank_at_init_is_named(ranks: Ranks) -> None:
+    ranks.start(3, timeout=1)
+
+    def body(r: Rank) -> str | None:
+        if r.rank == 1:
+            return None
+        with pytest.raises(dist.DistAbortedError) as caught:
+            dist.all_reduce(r.array([1.0]), group=r.pg)
+        return str(caught.value)
+
+    for message in (message for message in ranks(body) if message):
+        assert "was not there 1 s after it was begun: rank 1 of the group" in message
+
+
+def test_an_abort_during_init_ends_it_on_all_ranks(
+    ranks: Ranks, simulation: Simulation
+) -> None:
+    ranks.start(3)
+
+    def body(r: Rank) -> float | None:
+        if r.rank == 1:
+            until(lambda: sum(c == "init" for c, _ in simulation.calls) == 2)
+            r.pg.abort("I do not like it")
+            return None
+        with pytest.raises(dist.DistAbortedError, match="I do not like it"):
+            dist.all_reduce(r.array([1.0]), group=r.pg)
+        return time.monotonic()
+
+    began = time.monotonic()
+    assert max(t for t in ranks(body) if t) - began < 5
+    until(lambda: sum(c == "abort" for c, _ in simulation.calls) == 2)
+
+
+def test_a_hung_op_is_aborted_and_the_group_rebuilt(
+    ranks: Ranks, simulation: Simulation
+) -> None:
+    """The whole story: rank 2 leaves one out; the others hang on the device."""
+    ranks.start(3)
+    ranks(lambda r: dist.barrier(group=r.pg))
+    inside = threading.Barrier(3)
+
+    def body(r: Rank) -> None:
+        if r.rank == 2:
+            inside.wait(20)
+            until(lambda: bool(ranks.ranks[0].pg.status.started))
+            r.pg.abort("rank 2 gives up", by="the notebook")
+            return
+        x = r.array([1.0])
+        work = dist.all_reduce(x, group=r.pg, async_op=True)
+        queued = dist.all_reduce(r.array([2.0]), group=r.pg, async_op=True)
+        assert work.wait()
+        inside.wait(20)
+        # As cupy's synchronize(): the host sits in it until the stream ends.
+        r.synchronize()
+        for one in (work, queued):
+            for waits in (one.wait, one.synchronize, lambda one=one: one.wait(5)):
+                with pytest.raises(dist.DistAbortedError, match="rank 2 gives up"):
+                    waits()
+            assert one.state is WorkState.ABORTED
+        assert work.trusted
+        with pytest.raises(dist.DistAbortedError):
+            dist.all_reduce(x, group=r.pg)
+
+    ranks(body)
+    for rank in range(3):
+        assert ("abort", rank) in simulation.calls
+
+    def again(r: Rank) -> None:
+        r.pg.rebuild()
+        x = r.array([1.0])
+        dist.all_reduce(x, group=r.pg)
+        r.synchronize()
+        assert x[0] == 3
+
+    ranks(again)
+
+
+def test_the_timeout_counts_from_the_start_on_the_device(ranks: Ranks) -> None:
+    ranks.start(2, timeout=0.8)
+    ranks(lambda r: dist.barrier(group=r.pg))
+
+    def late(r: Rank) -> None:
+        # The caller's stream is busy for longer than the timeout: no fault.
+        r.simulation.compute(r.rank, lambda: time.sleep(1.3))
+        work = dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True)
+        work.synchronize()
+        assert work.is_success()
+
+    ranks(late)
+
+    def missing(r: Rank) -> None:
+        if r.rank == 0:
+            work = dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True)
+            with pytest.raises(dist.DistTimeoutError, match=r"not done 0\.8 s after"):
+                work.synchronize()
+            assert work.state is WorkState.TIMED_OUT
+
+    ranks(missing)
+    until(lambda: ranks.ranks[1].pg.aborted is not None)
+
+
+def test_an_error_of_nccl_ends_the_group_everywhere(
+    ranks: Ranks, simulation: Simulation
+) -> None:
+    ranks.start(2)
+    ranks(lambda r: dist.barrier(group=r.pg))
+
+    def body(r: Rank) -> str:
+        if r.rank == 1:
+            until(lambda: bool(ranks.ranks[0].pg.status.in_flight))
+            simulation.fails[0] = "NCCL reports: remote error; the network is gone"
+            until(lambda: r.pg.aborted is not None)
+            return str(r.pg.aborted)
+        with pytest.raises(dist.DistError) as caught:
+            dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True).synchronize()
+        return str(caught.value)
+
+    for message in ranks(body):
+        assert "the network is gone" in message
+    simulation.fails.clear()
+
+
+def test_an_init_that_fails_says_why(ranks: Ranks, simulation: Simulation) -> None:
+    simulation.init_fails[1] = "NCCL reports: no interface"
+    ranks.start(2)
+
+    def body(r: Rank) -> None:
+        with pytest.raises(dist.DistError, match="no interface"):
+            dist.all_reduce(r.array([1.0]), group=r.pg)
+
+    ranks(body)
+
+
+def test_an_abort_that_does_not_come_back_is_said_and_waited_for_no_longer(
+    ranks: Ranks, simulation: Simulation, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocked = simulation.abort_waits[0] = threading.Event()
+    ranks.start(2)
+    ranks(lambda r: dist.barrier(group=r.pg))
+
+    def body(r: Rank) -> None:
+        if r.rank == 1:
+            return
+        work = dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True)
+        began = time.monotonic()
+        r.pg.abort("enough")
+        assert time.monotonic() - began < ABORT_WAIT + 2
+        with pytest.raises(dist.DistAbortedError, match="enough"):
+            work.synchronize()
+        assert "abort does not return" in r.pg.summary()["devices"]["cuda"]
+
+    ranks(body)
+    assert "has not come back from its abort" in caplog.text
+    assert "%dist_restart" in caplog.text
+    blocked.set()
+    until(
+        lambda: "aborted" in ranks.ranks[0].pg.summary()["devices"]["cuda"],
+    )
+
+
+def test_an_abort_goes_round_a_call_that_is_stuck(
+    ranks: Ranks, simulation: Simulation
+) -> None:
+    ranks.start(2)
+    ranks(lambda r: dist.barrier(group=r.pg))
+    stuck = simulation.calls_stuck[0] = threading.Event()
+
+    def body(r: Rank) -> None:
+        if r.rank == 1:
+            until(lambda: ("all_reduce", 0) in simulation.calls[-3:])
+            ranks.ranks[0].pg.abort("from another thread")
+            until(lambda: ("abort", 0) in simulation.calls)
+            stuck.set()
+            return
+        with pytest.raises(dist.DistAbortedError, match="from another thread"):
+            dist.all_reduce(r.array([1.0]), group=r.pg)
+
+    ranks(body)
+
+
+def test_nccl_goes_on_in_the_background_while_the_host_does_too(
+    ranks: Ranks, simulation: Simulation
+) -> None:
+    ranks.start(2)
+    ranks(lambda r: dist.barrier(group=r.pg))
+    simulation.in_progress.add(0)
+
+    def body(r: Rank) -> None:
+        began = time.monotonic()
+        work = dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True)
+        assert time.monotonic() - began < 5
+        if r.rank == 0:
+            assert work.launch.end is None
+            simulation.in_progress.clear()
+        work.wait(20)
+
+    ranks(body)
+
+
+def test_two_hung_groups_of_one_device_are_aborted_together(
+    simulation: Simulation, tmp_path: Path
+) -> None:
+    one, two = Ranks(simulation, tmp_path), Ranks(simulation, tmp_path)
+    try:
+        one.start(2, name="one")
+        two.start(2, name="two")
+        for ranks in (one, two):
+            ranks(lambda r: dist.barrier(group=r.pg))
+
+        def hang(r: Rank) -> Any:
+            if r.rank == 0:
+                return dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True)
+            return None
+
+        first, second = one(hang)[0], two(hang)[0]
+        one.ranks[0].pg.abort("the first one hangs")
+        with pytest.raises(dist.DistAbortedError, match="the first one hangs"):
+            first.synchronize()
+        with pytest.raises(dist.DistAbortedError, match="beside a communicator"):
+            second.synchronize()
+    finally:
+        one.close()
+        two.close()
+
+
+def test_the_end_frees_everything(ranks: Ranks, simulation: Simulation) -> None:
+    ranks.start(2)
+    ranks(lambda r: dist.all_reduce(r.array([1.0]), group=r.pg))
+    ranks(lambda r: r.synchronize())
+    until(lambda: not any(r.pg.status.in_flight for r in ranks.ranks))
+    ranks.close()
+    for rank in range(2):
+        assert ("destroy", rank) in simulation.calls
+        assert ("abort", rank) not in simulation.calls
+    assert all(event.freed for event in simulation.events)
+
+
+def test_a_destroy_and_an_abort_free_it_once(
+    ranks: Ranks, simulation: Simulation
+) -> None:
+    for _ in range(20):
+        simulation.calls.clear()
+        ranks = Ranks(simulation, ranks.folder)
+        ranks.start(2, name=f"g{time.monotonic_ns()}")
+        ranks(lambda r: dist.barrier(group=r.pg))
+        threads = [
+            threading.Thread(target=task)
+            for r in ranks.ranks
+            for task in (r.pg.shutdown, lambda r=r: r.pg.abort("at the same time"))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        ranks.close()
+        # A second free of a communicator fails inside the simulation.
+        for rank in range(2):
+            until(partial(_freed_once, simulation, rank))
+
+
+def _freed_once(simulation: Simulation, rank: int) -> bool:
+    calls = simulation.calls
+    return calls.count(("abort", rank)) + calls.count(("destroy", rank)) == 1
+
+
+def test_the_board_hears_of_the_communicator(ranks: Ranks) -> None:
+    ranks.start(2)
+    assert ranks.ranks[0].pg.summary()["devices"] == {"cuda": "nccl (not built)"}
+    ranks(lambda r: dist.barrier(group=r.pg))
+    assert ranks.ranks[1].pg.summary()["devices"] == {
+        "cuda": "nccl (device 1: running)"
+    }
+    ranks.ranks[0].pg.abort("")
+    assert ranks.ranks[0].pg.summary()["devices"] == {
+        "cuda": "nccl (device 0: aborted)"
+    }
