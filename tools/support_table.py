@@ -131,8 +131,10 @@ def reductions(name: str) -> dict[str, dict[dist.ReduceOp, str | None]]:
 
 
 def _reduction(backend: Backend, dtype: str, op: dist.ReduceOp) -> str | None:
+    premul = op is dist.ReduceOp.PREMUL_SUM
+    tried = dist.make_nccl_premul_sum(0.5) if premul else op
     try:
-        check_reduction(backend, dist.OpType.ALL_REDUCE, np.dtype(dtype), op)
+        check_reduction(backend, dist.OpType.ALL_REDUCE, np.dtype(dtype), tried)
     except (TypeError, ValueError):
         return None
     averaged = op is dist.ReduceOp.AVG and op not in backend.reduce_ops
@@ -153,18 +155,25 @@ def _cell(how: str | None, yes: str = "yes") -> str:
     return yes if how == "own" else f"by `{how}`"
 
 
+def _can_be_staged_to(name: str) -> bool:
+    return "cpu" in resolve(name).devices
+
+
 def _ops_table() -> str:
     kinds = classes()
     head = ["operation"]
     for name in kinds:
-        head += [f"{name}, {' '.join(resolve(name).devices)}", f"{name}, elsewhere"]
+        head.append(f"{name}, {' '.join(resolve(name).devices)}")
+        if _can_be_staged_to(name):
+            head.append(f"{name}, elsewhere")
     rows = []
     for op in OPS:
         row = [f"`{op}`"]
-        for kind in kinds.values():
+        for name, kind in kinds.items():
             row.append(_cell(support(kind, op)))
-            reached = support(StagedBackend, op) and support(kind, op)
-            row.append(_cell("own" if reached else None, "staged"))
+            if _can_be_staged_to(name):
+                reached = support(StagedBackend, op) and support(kind, op)
+                row.append(_cell("own" if reached else None, "staged"))
         base = fallback(op)
         rows.append([*row, "to be written" if base is None else _cell(base)])
     return _table([*head, "one of your own"], rows)

@@ -21,6 +21,7 @@ import pytest
 import rankscope as dist
 from rankscope.backends import nccl_seam
 from rankscope.backends.config import BackendConfig
+from rankscope.backends.nccl import NCCLBackend
 from rankscope.backends.nccl_comm import ABORT_WAIT
 from rankscope.backends.nccl_queue import NCCLQueue
 from rankscope.backends.process_group import ProcessGroup
@@ -28,6 +29,7 @@ from rankscope.backends.watchdog import watchdog
 from rankscope.backends.work import WorkState
 from tests.backends.gpu_simulation import DeviceArray, Simulation
 from tests.waiting import until
+from tools import support_table
 
 OP = dist.ReduceOp
 TYPES = ["int8", "uint8", "int32", "int64", "float16", "float32", "float64"]
@@ -227,6 +229,38 @@ def test_moves_are_exact(ranks: Ranks, size: int) -> None:
                 np.testing.assert_array_equal(came[p], r.random(r.rank + p, dtype, p))
 
     ranks.start(size)(body)
+
+
+def test_the_table_of_reductions(ranks: Ranks) -> None:
+    table = support_table.reductions("nccl")
+
+    def body(r: Rank) -> list[str]:
+        wrong = []
+        for dtype, row in table.items():
+            for op, how in row.items():
+                x = r.random(5, dtype)
+                given = dist.make_nccl_premul_sum(1) if op is OP.PREMUL_SUM else op
+                try:
+                    dist.all_reduce(x, given, group=r.pg)
+                    r.synchronize()
+                except (TypeError, ValueError):
+                    if how is not None:
+                        wrong.append(f"{dtype} {op.name} is refused")
+                    continue
+                same = fold(
+                    OP.SUM if op is OP.PREMUL_SUM else op, r.everybodys(5, dtype)
+                )
+                if how is None or not np.array_equal(x, same):
+                    wrong.append(f"{dtype} {op.name}, {how}: {x} and not {same}")
+        return wrong
+
+    assert ranks.start(2)(body) == [[], []]
+
+
+def test_every_operation_is_the_backends_own() -> None:
+    for op in support_table.OPS:
+        own = support_table.support(NCCLBackend, op)
+        assert own == ("all_to_all" if op == "all_to_all_single" else "own")
 
 
 def test_premul_sum(ranks: Ranks) -> None:
