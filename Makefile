@@ -53,7 +53,7 @@ format: environment ## format the code and mend what the linter can mend
 bench: environment ## measure against pygloo, torch.distributed and ipyparallel (BENCH_ARGS=--quick)
 	@$(BIN)/python -m bench $(BENCH_ARGS)
 
-other-environments: environment ## make .venv-torch, -mpich and -notebook, which bench and tests need
+other-environments: environment ## make .venv-torch, -mpich, -notebook and -nccl, for bench and tests
 	@$(BIN)/python -m tools.other_environments
 
 clean: ## remove caches and everything built or written by the targets above
@@ -62,7 +62,7 @@ clean: ## remove caches and everything built or written by the targets above
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
 distclean: clean ## clean, and remove the environments too
-	rm -rf $(VENV) .venv-torch .venv-mpich .venv-notebook rankscope.egg-info
+	rm -rf $(VENV) .venv-torch .venv-mpich .venv-notebook .venv-nccl rankscope.egg-info
 
 environment:
 	@mkdir -p "$$HOME"

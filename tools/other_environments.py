@@ -2,7 +2,8 @@
 
 PyTorch is a large download, wants no particular Python, and ``make test`` does
 without it where it cannot be had. MPICH's wheel cannot be installed beside
-Open MPI's, nor ipykernel 6 beside ipykernel 7. Rankscope is in all of them.
+Open MPI's, nor ipykernel 6 beside ipykernel 7; nccl4py and cupy are large and of
+use on a GPU alone. Rankscope is in all of them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["TORCH", "mpich_python", "notebook_python", "torch_python"]
+__all__ = ["TORCH", "mpich_python", "nccl_python", "notebook_python", "torch_python"]
 
 ROOT = Path(__file__).resolve().parent.parent
 TORCH = "2.13.0"
@@ -39,6 +40,14 @@ NOTEBOOK_TESTS = (
     "ipyparallel>=9",
     "ipywidgets>=8.1",
     "anywidget>=0.9",
+)
+
+#: What the tests of NCCL need besides; libnccl itself is a stub there.
+NCCL_TESTS = (
+    "nccl4py>=0.6",
+    "cuda-bindings>=13,<14",
+    "cupy-cuda13x>=14",
+    "pytest-timeout>=2.3",
 )
 
 Tell = Callable[[str], None]
@@ -70,6 +79,15 @@ def mpich_python(say: Tell, left_out: Tell) -> str | None:
     return _environment(
         ".venv-mpich", base, wanted, check, "MPICH (once)", say, left_out
     )
+
+
+def nccl_python(say: Tell, left_out: Tell) -> str | None:
+    """Return the Python of ``.venv-nccl``, of our own version; see `torch_python`."""
+    check = "import rankscope, pytest_timeout, cupy, nccl.core, cuda.bindings"
+    wanted = (*NEEDED, *NCCL_TESTS)
+    base = getattr(sys, "_base_executable", sys.executable)
+    say_so = "nccl4py and cupy (once; a large download)"
+    return _environment(".venv-nccl", base, wanted, check, say_so, say, left_out)
 
 
 def notebook_python(say: Tell, left_out: Tell) -> str | None:
@@ -149,7 +167,6 @@ def _succeeds(python: str | Path, script: str) -> bool:
 
 if __name__ == "__main__":
     # A list: what fails must not keep the others from being made.
-    made = [
-        make(print, print) for make in (torch_python, mpich_python, notebook_python)
-    ]
+    makers = (torch_python, mpich_python, notebook_python, nccl_python)
+    made = [make(print, print) for make in makers]
     sys.exit(0 if all(made) else 1)

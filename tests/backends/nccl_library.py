@@ -1,0 +1,255 @@
+"""nccl4py itself, over a stub of the library: run in ``.venv-nccl``.
+
+The stub, `nccl_stub.c`, knows groups of one rank; CUDA is the simulation's. So
+what is tested is how the backend and nccl4py fit: names, arguments, results
+that nccl4py hides, the GIL. `test_nccl_library` makes the environment, compiles
+the stub and runs this.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rankscope as dist
+from rankscope.backends import nccl_library, nccl_seam
+from rankscope.backends.config import BackendConfig
+from rankscope.backends.nccl_library import NcclLibrary
+from rankscope.backends.nccl_seam import LibraryFailure, Seam
+from rankscope.backends.process_group import ProcessGroup
+from rankscope.backends.watchdog import watchdog
+from tests.backends.gpu_simulation import Simulation
+from tests.waiting import until
+
+IN_PROGRESS, SYSTEM_ERROR = 7, 2
+
+
+class Stub:
+    """The knobs and counters of the stub, by the names of `nccl_stub.c`."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        object.__setattr__(self, "_library", library)
+
+    def _cell(self, name: str) -> Any:
+        kind = ctypes.c_double if name == "factor" else ctypes.c_int
+        return kind.in_dll(self._library, f"stub_{name}")
+
+    def __getattr__(self, name: str) -> Any:
+        return self._cell(name).value
+
+    def __setattr__(self, name: str, value: int) -> None:
+        self._cell(name).value = value
+
+
+@pytest.fixture(scope="session")
+def library() -> ctypes.CDLL:
+    # What is loaded already is what nccl4py takes.
+    return ctypes.CDLL(os.environ["RANKSCOPE_TEST_NCCL_STUB"], ctypes.RTLD_GLOBAL)
+
+
+@pytest.fixture
+def stub(library: ctypes.CDLL) -> Iterator[Stub]:
+    made = Stub(library)
+    knobs = {"version": 22800, "async": 0, "call": 0, "slow_ms": 0, "abort_ms": 0}
+    counters = dict.fromkeys(("inits", "aborts", "destroys", "calls", "groups"), 0)
+    for name, value in {**knobs, **counters}.items():
+        setattr(made, name, value)
+    yield made
+    for name, value in knobs.items():
+        setattr(made, name, value)
+
+
+@pytest.fixture
+def group(stub: Stub, tmp_path: Path) -> Iterator[ProcessGroup]:
+    """A group of one rank: nccl4py, the stub, and CUDA's simulation."""
+    simulation = Simulation()
+    nccl_seam.use(lambda: Seam(NcclLibrary(), simulation.cuda))
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    made = ProcessGroup("g", [0], 0, BackendConfig("cuda:nccl"), store, 30)
+    made.simulation = simulation  # type: ignore[attr-defined]
+    yield made
+    made.shutdown()
+    simulation.close()
+    store.close()
+    nccl_seam.use(None)
+    watchdog.stop()
+
+
+def array(group: Any, values: Any, dtype: Any = np.float32) -> Any:
+    return group.simulation.array(values, 0, dtype)
+
+
+def test_every_op_gets_through(group: ProcessGroup, stub: Stub) -> None:
+    def zeros() -> Any:
+        return array(group, [0, 0, 0])
+
+    x = array(group, [1, 2, 3])
+    out = zeros()
+    ops = [
+        lambda: dist.all_reduce(x, group=group),
+        lambda: dist.all_reduce(x, dist.make_nccl_premul_sum(0.25), group=group),
+        lambda: dist.broadcast(x, 0, group=group),
+        lambda: dist.reduce(x, 0, group=group),
+        lambda: dist.all_gather([out], x, group=group),
+        lambda: dist.all_gather_into_tensor(out, x, group=group),
+        lambda: dist.reduce_scatter(out, [x], group=group),
+        lambda: dist.reduce_scatter_tensor(out, x, group=group),
+        lambda: dist.gather(x, [out], 0, group=group),
+        lambda: dist.scatter(out, [x], 0, group=group),
+        lambda: dist.all_to_all([out], [x], group=group),
+        lambda: dist.all_to_all_single(out, x, group=group),
+    ]
+    for op in ops:
+        calls = stub.calls
+        out[:] = 0
+        op()
+        assert stub.calls > calls
+        np.testing.assert_array_equal(x, [1, 2, 3])
+    np.testing.assert_array_equal(out, x)
+    assert stub.factor == 0.25
+    dist.barrier(group=group)
+    with dist.coalescing_manager(group):
+        for _ in range(5):
+            dist.all_reduce(x, group=group)
+    assert group.summary()["devices"]["cuda"] == "nccl (device 0: running)"
+
+
+def test_communicators_are_nonblocking_and_take_options(
+    group: ProcessGroup, stub: Stub
+) -> None:
+    with dist.nccl_options(min_ctas=3):
+        dist.all_reduce(array(group, [1]), group=group)
+    assert stub.blocking == 0
+    assert stub.min_ctas == 3
+    with (
+        pytest.raises(ValueError, match="there is no 'min_cta'"),
+        dist.nccl_options(min_cta=3),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("name", ["RANKSCOPE", "TORCH"])
+def test_blocking_is_the_opt_out(
+    name: str, group: ProcessGroup, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"{name}_NCCL_USE_COMM_NONBLOCKING", "0")
+    dist.all_reduce(array(group, [1]), group=group)
+    assert stub.blocking == 1
+
+
+def test_in_progress_is_waited_for(group: ProcessGroup, stub: Stub) -> None:
+    setattr(stub, "async", IN_PROGRESS)
+    began = time.monotonic()
+    work = dist.all_reduce(array(group, [1]), group=group, async_op=True)
+    assert time.monotonic() - began < 10
+    until(lambda: stub.inits == 1)
+    assert stub.calls == 0
+    with pytest.raises(dist.DistTimeoutError):
+        work.wait(0.1)
+    setattr(stub, "async", 0)
+    work.wait(20)
+    # NCCL goes on with a call in the background: no event before that is done.
+    stub.call = IN_PROGRESS
+    setattr(stub, "async", IN_PROGRESS)
+    work = dist.all_reduce(array(group, [1]), group=group, async_op=True)
+    setattr(stub, "async", 0)
+    stub.call = 0
+    work.wait(20)
+
+
+def test_an_async_error_says_what_nccl_says(group: ProcessGroup, stub: Stub) -> None:
+    dist.all_reduce(array(group, [1]), group=group)
+    setattr(stub, "async", SYSTEM_ERROR)
+    with pytest.raises(dist.DistError, match="the stub's last error"):
+        dist.all_reduce(array(group, [1]), group=group)
+    until(lambda: stub.aborts == 1)
+    assert "a system error of the stub" in str(group.aborted)
+
+
+def test_a_call_that_fails(group: ProcessGroup, stub: Stub) -> None:
+    dist.all_reduce(array(group, [1]), group=group)
+    stub.call = SYSTEM_ERROR
+    with pytest.raises(dist.DistError, match="NCCL reports"):
+        dist.all_reduce(array(group, [1]), group=group)
+    until(lambda: stub.aborts == 1)
+
+
+def test_the_gil_is_free_in_calls_and_aborts(group: ProcessGroup, stub: Stub) -> None:
+    dist.all_reduce(array(group, [1]), group=group)
+    for name in ("slow_ms", "abort_ms"):
+        setattr(stub, name, 400)
+        counted, stop = 0, threading.Event()
+
+        def count() -> None:
+            nonlocal counted
+            while not stop.is_set():  # noqa: B023
+                counted += 1
+                time.sleep(0.001)
+
+        thread = threading.Thread(target=count)
+        thread.start()
+        if name == "slow_ms":
+            dist.all_reduce(array(group, [1]), group=group)
+        else:
+            group.abort("enough")
+        stop.set()
+        thread.join()
+        # 400 ms of a call, and a look each millisecond; two cores may be busy.
+        assert counted > 40
+
+
+def test_an_abort_from_another_thread_ends_an_init(
+    group: ProcessGroup, stub: Stub
+) -> None:
+    setattr(stub, "async", IN_PROGRESS)
+    work = dist.all_reduce(array(group, [1]), group=group, async_op=True)
+    until(lambda: stub.inits == 1)
+    threading.Timer(0.1, group.abort, ["no more"]).start()
+    with pytest.raises(dist.DistAbortedError, match="no more"):
+        work.wait()
+    until(lambda: stub.aborts == 1)
+
+
+def test_the_end_destroys_and_does_not_abort(group: ProcessGroup, stub: Stub) -> None:
+    dist.barrier(group=group)
+    until(lambda: not group.status.in_flight)
+    group.shutdown()
+    assert (stub.destroys, stub.aborts) == (1, 0)
+
+
+def test_an_old_library_is_refused_with_the_remedy(stub: Stub) -> None:
+    assert nccl_library._no_library() is None
+    stub.version = 21403
+    assert "NCCL 2.14.3 is too old, 2.18 is needed: pip install" in (
+        nccl_library._no_library() or ""
+    )
+
+
+def test_a_machine_without_a_driver_says_so() -> None:
+    reason = nccl_library.unavailable_reason()
+    assert reason is not None
+    assert reason.startswith("there is no usable NVIDIA driver here (cudaError")
+    assert "\n" not in reason
+    with pytest.raises(dist.DistBackendError, match="no usable NVIDIA driver"):
+        nccl_seam.load()
+    assert not dist.is_nccl_available()
+
+
+def test_a_result_of_nccl_is_one_of_ours(stub: Stub) -> None:
+    nccl = NcclLibrary()
+    comm = nccl.init(1, 0, nccl.unique_id(), {"blocking": False})
+    assert nccl.ready(comm)
+    stub.call = SYSTEM_ERROR
+    with pytest.raises(LibraryFailure, match="NCCL reports"):
+        nccl.all_reduce(0, 0, 0, 7, 0, comm, 0)
+    stub.call = IN_PROGRESS
+    nccl.all_reduce(0, 0, 0, 7, 0, comm, 0)
+    nccl.abort(comm)

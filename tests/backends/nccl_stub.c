@@ -1,0 +1,142 @@
+/* A stand-in for libnccl.so.2, for machines without a GPU: groups of one rank.
+ *
+ * It is no NCCL. It takes the calls that nccl4py makes, does what they mean for
+ * one rank on host memory, and lets a test say what the next ones return.
+ */
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef int result_t;
+enum { SUCCESS = 0, SYSTEM_ERROR = 2, IN_PROGRESS = 7 };
+typedef struct { char bytes[128]; } unique_id_t;
+typedef struct { int size, rank, aborted; } comm_t;
+
+/* What a test says. */
+volatile int stub_version = 22800;
+volatile int stub_async = SUCCESS;   /* of every communicator */
+volatile int stub_call = SUCCESS;    /* of every op */
+volatile int stub_slow_ms = 0;       /* every op takes so long */
+volatile int stub_abort_ms = 0;
+/* What a test is told. */
+volatile int stub_inits, stub_aborts, stub_destroys, stub_calls, stub_groups;
+volatile int stub_in_call;
+int stub_blocking, stub_min_ctas;
+double stub_factor;
+
+static comm_t comms[256];
+static const size_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
+
+static result_t called(void) {
+  stub_in_call = 1;
+  stub_calls++;
+  if (stub_slow_ms) usleep(stub_slow_ms * 1000);
+  stub_in_call = 0;
+  return stub_call;
+}
+
+result_t ncclGetVersion(int *version) { *version = stub_version; return SUCCESS; }
+
+result_t ncclGetUniqueId(unique_id_t *id) {
+  memset(id->bytes, 7, sizeof id->bytes);
+  return SUCCESS;
+}
+
+const char *ncclGetErrorString(result_t result) {
+  return result == SYSTEM_ERROR ? "a system error of the stub" : "a result of the stub";
+}
+
+const char *ncclGetLastError(void *comm) { (void)comm; return "the stub's last error"; }
+
+result_t ncclCommInitRankScalable(comm_t **comm, int size, int rank, int ids,
+                                  unique_id_t *id, int *config) {
+  (void)ids; (void)id;
+  /* ncclConfig_t: size, magic, version, then blocking, cgaClusterSize, minCTAs. */
+  if (config) {
+    stub_blocking = config[4];
+    stub_min_ctas = config[6];
+  }
+  *comm = &comms[stub_inits++ % 256];
+  **comm = (comm_t){size, rank, 0};
+  return stub_async == IN_PROGRESS ? IN_PROGRESS : SUCCESS;
+}
+
+result_t ncclCommGetAsyncError(comm_t *comm, result_t *result) {
+  (void)comm;
+  *result = stub_async;
+  return SUCCESS;
+}
+
+result_t ncclCommAbort(comm_t *comm) {
+  if (stub_abort_ms) usleep(stub_abort_ms * 1000);
+  comm->aborted = 1;
+  stub_aborts++;
+  return SUCCESS;
+}
+
+result_t ncclCommFinalize(comm_t *comm) { (void)comm; return SUCCESS; }
+result_t ncclCommDestroy(comm_t *comm) { (void)comm; stub_destroys++; return SUCCESS; }
+result_t ncclGroupStart(void) { return SUCCESS; }
+result_t ncclGroupEnd(void) { stub_groups++; return SUCCESS; }
+
+static result_t move(const void *from, void *to, size_t count, int type) {
+  if (from && to && from != to) memcpy(to, from, count * sizes[type]);
+  return called();
+}
+
+result_t ncclAllReduce(const void *from, void *to, size_t count, int type, int op,
+                       comm_t *comm, void *stream) {
+  (void)op; (void)comm; (void)stream;
+  return move(from, to, count, type);
+}
+
+result_t ncclBroadcast(const void *from, void *to, size_t count, int type, int root,
+                       comm_t *comm, void *stream) {
+  (void)root; (void)comm; (void)stream;
+  return move(from, to, count, type);
+}
+
+result_t ncclReduce(const void *from, void *to, size_t count, int type, int op,
+                    int root, comm_t *comm, void *stream) {
+  (void)op; (void)root; (void)comm; (void)stream;
+  return move(from, to, count, type);
+}
+
+result_t ncclAllGather(const void *from, void *to, size_t count, int type,
+                       comm_t *comm, void *stream) {
+  (void)comm; (void)stream;
+  return move(from, to, count, type);
+}
+
+result_t ncclReduceScatter(const void *from, void *to, size_t count, int type, int op,
+                           comm_t *comm, void *stream) {
+  (void)op; (void)comm; (void)stream;
+  return move(from, to, count, type);
+}
+
+static const void *sent;
+
+result_t ncclSend(const void *from, size_t count, int type, int peer, comm_t *comm,
+                  void *stream) {
+  (void)count; (void)type; (void)peer; (void)comm; (void)stream;
+  sent = from;
+  return called();
+}
+
+result_t ncclRecv(void *to, size_t count, int type, int peer, comm_t *comm,
+                  void *stream) {
+  (void)peer; (void)comm; (void)stream;
+  return move(sent, to, count, type);
+}
+
+result_t ncclRedOpCreatePreMulSum(int *op, void *scalar, int type, int residence,
+                                  comm_t *comm) {
+  (void)residence; (void)comm;
+  stub_factor = type == 8 ? *(double *)scalar : *(float *)scalar;
+  *op = 9;
+  return SUCCESS;
+}
+
+result_t ncclRedOpDestroy(int op, comm_t *comm) { (void)op; (void)comm; return SUCCESS; }
