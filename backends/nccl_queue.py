@@ -18,10 +18,11 @@ from datetime import timedelta
 from typing import Any
 
 from .errors import DistBackendError, DistError
+from .late_errors import note_late_error
 from .nccl_comm import NCCLComm, abort_together
 from .nccl_progress import progress
 from .nccl_seam import Seam
-from .work import OpType, Work
+from .work import OpType, Work, WorkState
 
 __all__ = ["Call", "Launch", "NCCLQueue", "NCCLWork", "abort_queues"]
 
@@ -73,6 +74,14 @@ class NCCLWork(Work):
     def synchronize(self) -> None:
         """Block until the op is over; raise its error."""
         super().wait()
+
+    def mark_failed(
+        self, error: BaseException, state: WorkState = WorkState.FAILED
+    ) -> bool:
+        ended = super().mark_failed(error, state)
+        if ended and self.trusted and self._exception is not None:
+            note_late_error(self._exception)
+        return ended
 
     def _block(self, timeout: float | None) -> bool:
         launch = self.launch

@@ -19,7 +19,6 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,10 +27,12 @@ import numpy as np
 from rankscope import __version__
 from rankscope.backends import TCPStore, init_process_group
 from rankscope.backends.export import ring
+from rankscope.backends.late_errors import take_late_error
 from rankscope.backends.recorder import recorder
 from rankscope.backends.world import world
 
 from . import private
+from .gpus import Gpu, choose_device, load_cupy, must_share
 from .summary import pack
 
 __all__ = ["Agent", "install"]
@@ -47,9 +48,8 @@ STEADY_INTERVAL = 0.25
 LEASE = 30.0
 #: Seconds that connecting to the ranks' store may take.
 STORE_TIMEOUT = 10.0
-
-#: One of these is there where a GPU's driver is: NVIDIA, WSL, AMD.
-GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+#: Seconds that the Works of an aborted group get to end.
+SETTLE_WAIT = 2.0
 
 _agent: Agent | None = None
 
@@ -86,6 +86,8 @@ class Agent:
         self._cell_began: float | None = None
         self._cell_scope = ExitStack()
         self._interruptible = False
+        self._gpu: Gpu | None = None
+        self._gpu_to_use: Gpu | None = None
         self._subscribers: dict[str, tuple[dict[str, Any], float]] = {}
         self._changed = threading.Event()
         self._ops: dict[str, Callable[..., Any]] = {
@@ -171,12 +173,20 @@ class Agent:
             "rank": seat["rank"],
             "world_size": seat["world_size"],
         }
-        cupy = _cupy()
-        if cupy is not None:
+        cupy = load_cupy()
+        count = 0 if cupy is None else cupy.cuda.runtime.getDeviceCount()
+        index = choose_device(os.environ, count)
+        if cupy is not None and index is not None:
             names["cp"] = cupy
+            self._gpu = Gpu(cupy, index)
+            # It becomes the main thread's device before its next cell.
+            self._gpu_to_use = self._gpu
         # Hidden, as IPython's own names are: %who shows what the user made.
         self.shell.push(names, interactive=False)
-        return {"device": None if cupy is None else "cuda"}
+        return {
+            "gpu": "" if self._gpu is None else self._gpu.describe(),
+            "must_share": must_share(os.environ, count),
+        }
 
     def _host_store(self, host: str) -> dict[str, Any]:
         """Open the store of all ranks here; return how to reach it."""
@@ -260,6 +270,10 @@ class Agent:
         asked = private.request_metadata(self.kernel).get("rankscope")
         if asked is not None:
             self._prepare_cell(asked)
+        take_late_error()  # of no cell, and told by the group
+        gpu, self._gpu_to_use = self._gpu_to_use, None
+        if gpu is not None:
+            gpu.use()
         # Last: from now on an interrupt is for the cell.
         self._cell_began = time.monotonic()
         self._changed.set()
@@ -289,7 +303,12 @@ class Agent:
         self._interruptible = False
         self._cell_scope.close()
         error = None
+        late = _late_error()
         if result is not None:
+            if late is not None and result.success:
+                # The cell went to its end on what an aborted op left behind.
+                result.error_in_exec = late
+                self.shell.showtraceback((type(late), late, late.__traceback__))
             error = result.error_before_exec or result.error_in_exec
         line = None if error is None else self._line_of(error)
         if error is not None:
@@ -348,6 +367,7 @@ class Agent:
             "busy_for": None if began is None else time.monotonic() - began,
             "cell": self._cell,
             "left": self._left if began is None else "",
+            "gpu": "" if self._gpu is None else self._gpu.describe(),
         }
 
     def _subscribe(self, header: dict[str, Any]) -> dict[str, Any]:
@@ -385,6 +405,20 @@ class Agent:
                 private.publish(self.kernel, "rankscope_status", self.summary(), header)
 
 
+def _late_error() -> BaseException | None:
+    """What became of ops that the cell did not wait for the end of.
+
+    A cell can be over in the middle of an abort, whose kernels end before its
+    Works do.
+    """
+    deadline = time.monotonic() + SETTLE_WAIT
+    while time.monotonic() < deadline and any(
+        group.aborted is not None and group.status.in_flight for group in world.groups()
+    ):
+        time.sleep(0.005)
+    return take_late_error()
+
+
 def _leaving(cell: int | None, error: BaseException | None, line: int | None) -> str:
     """``left cell 7 with ValueError at line 4``, or what of it is known."""
     which = "its cell" if cell is None else f"cell {cell}"
@@ -392,19 +426,6 @@ def _leaving(cell: int | None, error: BaseException | None, line: int | None) ->
         return f"left {which} at its end"
     place = "" if line is None else f" at line {line}"
     return f"left {which} with {type(error).__name__}{place}"
-
-
-def _cupy() -> Any | None:
-    """cupy, if it is installed and there is a GPU to use it with."""
-    # Importing it takes a second, in each engine: not for nothing.
-    if not any(map(os.path.exists, GPU_DEVICES)) or find_spec("cupy") is None:
-        return None
-    import cupy
-
-    try:
-        return cupy if cupy.cuda.runtime.getDeviceCount() > 0 else None
-    except cupy.cuda.runtime.CUDARuntimeError:
-        return None
 
 
 def _job_rank() -> int | None:

@@ -8,7 +8,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -18,6 +18,7 @@ from rankscope.backends import BackendConfig
 
 from . import launch, private, recovery
 from .errors import ClusterError
+from .gpus import Gpus
 from .launched import Launched
 from .ranks import Chosen, Ranks
 from .seats import check_ranks
@@ -67,6 +68,8 @@ class Cluster(Ranks):
         keep: bool = False,
         profile: str | None = None,
         cluster_id: str | None = None,
+        devices: Sequence[int] = (),
+        share_gpu: bool = False,
         start_timeout: float = 120,
         progress: Progress | None = None,
     ) -> Cluster:
@@ -77,8 +80,10 @@ class Cluster(Ranks):
         too) that names MPI, whose ranks must come from mpiexec, else ``local``.
         `backend` and `timeout` (seconds) are the default
         group's, as in ``init_process_group``. With `keep` the cluster stays
-        when this process ends, and `attach` finds it again. `progress` is
-        called with a line of text at each step.
+        when this process ends, and `attach` finds it again. The ranks of a host
+        take its GPUs, or those of `devices`, in turn as their current devices;
+        `share_gpu` lets several use one, for learning (see `gpus.Gpus`).
+        `progress` is called with a line of text at each step.
 
         Raises `ValueError` for a `backend` that cannot be, and
         `ClusterStartError`, with the last lines of the logs, if the
@@ -110,6 +115,7 @@ class Cluster(Ranks):
                 timeout=timeout,
             )
             self._watch_launched()
+            self._roster.gpus = Gpus(tuple(devices), share_gpu)
             say("making the default group")
             self._store_host = recovery.seat_all(
                 self._roster, sorted(client.ids), backend, timeout, deadline
@@ -180,6 +186,11 @@ class Cluster(Ranks):
         assert self._launched is not None
         self._roster.expect_exit_codes(self._launched.runs)
         self._launched.watch(self._roster.exited, self._roster.controller_exited)
+
+    @property
+    def advice(self) -> str:
+        """What there is to say about how the ranks were seated; mostly nothing."""
+        return self._roster.advice
 
     @property
     def closed(self) -> bool:

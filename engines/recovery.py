@@ -14,6 +14,8 @@ from .summary import unpack
 
 __all__ = ["export_groups", "find_or_seat", "rebuild", "reseat", "seat_all"]
 
+#: Seconds that ranks get to take their seats: some import cupy then.
+SIT_WAIT = 30.0
 #: Seconds that ranks get to host, or to connect to, the store.
 STORE_WAIT = 12.0
 
@@ -98,14 +100,21 @@ def _left(deadline: float) -> float:
 
 def _sit(roster: Roster, ranks: Sequence[int]) -> None:
     """Tell the engines that hold `ranks` who they are, and the others about it."""
-    env = environment(roster.seats)
+    env = environment(roster.seats, roster.gpus)
     size = len(roster.seats)
-    roster.ask(
+    answers = roster.ask(
         "sit",
         lambda rank: {"seat": {"rank": rank, "world_size": size}, "env": env[rank]},
         ranks,
-        timeout=10.0,
+        timeout=SIT_WAIT,
     ).all()
+    sharing = [rank for rank, answer in answers.items() if answer["must_share"]]
+    roster.advice = ""
+    if sharing:
+        roster.advice = (
+            f"ranks {', '.join(map(str, sorted(sharing)))} have to share GPUs, which "
+            "NCCL refuses; --share-gpu makes it work, slowly, for learning"
+        )
     others = set(roster.uuids()) - set(ranks)
     # MASTER_PORT moves with rank 0.
     roster.ask("set_environment", lambda rank: {"env": env[rank]}, others).all()

@@ -20,6 +20,7 @@ from rankscope import __version__
 from . import private
 from .channel import Answers, ControlChannel
 from .errors import ClusterError
+from .gpus import Gpus
 from .seats import Seat, death_of, how_it_ended
 from .summary import unpack
 
@@ -52,6 +53,10 @@ class Roster:
         self.client = client
         self.channel = ControlChannel(client)
         self.seats: list[Seat] = []
+        #: Which GPUs the ranks take, fresh ones as well.
+        self.gpus = Gpus()
+        #: What is to be told about how the ranks are seated.
+        self.advice = ""
         self._by_uuid: dict[str, Seat] = {}
         self._on_death = on_death
         self._on_status: tuple[OnStatus, ...] = ()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import ClusterError
+from .gpus import Gpus
 from .status import GroupStatus, RankStatus
 from .summary import parse_summary
 
@@ -53,7 +54,7 @@ class Seat:
     def status(self, now: float) -> RankStatus:
         """What is known about the rank at `now` (``time.monotonic()``)."""
         age = None if self.heard is None else now - self.heard
-        groups, cell, busy_for, reason = self._read()
+        groups, cell, busy_for, gpu, reason = self._read()
         if self.death is not None:
             state = "dead"
         elif age is None or age > SILENCE:
@@ -70,19 +71,20 @@ class Seat:
             heartbeat_age=age,
             cell=cell if self.alive else None,
             busy_for=busy_for if self.alive else None,
+            gpu=gpu,
             groups=groups,
             summary=self.summary,
         )
 
     def _read(
         self,
-    ) -> tuple[tuple[GroupStatus, ...], int | None, float | None, str | None]:
+    ) -> tuple[tuple[GroupStatus, ...], int | None, float | None, str, str | None]:
         """The summary, and why it cannot be read: it comes from another process."""
         try:
             return *parse_summary(self.summary), None
         except (KeyError, ValueError) as error:
             why = f"what it says of itself cannot be read ({error})"
-            return (), None, None, why
+            return (), None, None, "", why
 
 
 def death_of(seat: Seat, exit_code: int | None) -> str:
@@ -102,7 +104,7 @@ def how_it_ended(exit_code: int | None) -> str:
         return f"died: killed by signal {-exit_code}"
 
 
-def environment(seats: Sequence[Seat]) -> dict[int, dict[str, str]]:
+def environment(seats: Sequence[Seat], gpus: Gpus) -> dict[int, dict[str, str]]:
     """The variables by which other frameworks know their rank, for each rank."""
     hosts: dict[str, list[int]] = {}
     for seat in seats:
@@ -116,6 +118,7 @@ def environment(seats: Sequence[Seat]) -> dict[int, dict[str, str]]:
             "LOCAL_WORLD_SIZE": str(len(hosts[seat.host])),
             "MASTER_ADDR": "127.0.0.1" if len(hosts) == 1 else first.address,
             "MASTER_PORT": str(first.port),
+            **gpus.environment(seat.rank),
         }
         for seat in seats
     }

@@ -74,6 +74,8 @@ class RankStatus:
     cell: int | None = None
     #: Seconds since that cell began.
     busy_for: float | None = None
+    #: ``GPU 0 · NVIDIA H200 · 1.2 of 139.8 GiB``, empty where there is none.
+    gpu: str = ""
     groups: tuple[GroupStatus, ...] = ()
     #: Everything the rank said, as it came.
     summary: Mapping[str, Any] = field(default_factory=dict)

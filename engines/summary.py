@@ -70,15 +70,16 @@ def _listed(runs: str) -> tuple[Any, ...]:
 
 def parse_summary(
     summary: Mapping[str, Any],
-) -> tuple[tuple[GroupStatus, ...], int | None, float | None]:
-    """Return the groups, the running cell and its age out of a rank's summary.
+) -> tuple[tuple[GroupStatus, ...], int | None, float | None, str]:
+    """Return groups, running cell, its age and the GPU out of a rank's summary.
 
     Raises `ValueError` or `KeyError` naming the field that is not what it
     should be.
     """
     groups = tuple(_group(one) for one in _list("groups", summary.get("groups", [])))
     cell = _integer("cell", summary.get("cell"))
-    return groups, cell, _number("busy_for", summary.get("busy_for"))
+    busy_for = _number("busy_for", summary.get("busy_for"))
+    return groups, cell, busy_for, _text("gpu", summary.get("gpu", ""))
 
 
 def _group(one: Any) -> GroupStatus:

@@ -43,9 +43,10 @@ def check_init(values: Values) -> None:
     if values["n"] is not None and values["connection_file"] is not None:
         DIST_INIT.fail("-n starts ranks, --connection-file attaches: give one of them")
     if values["n"] is None:
-        for name in ("engines", "keep"):
+        for name in ("engines", "keep", "devices", "share_gpu"):
             if values[name]:
-                DIST_INIT.fail(f"--{name} is for ranks that are started: -n is missing")
+                flag = name.replace("_", "-")
+                DIST_INIT.fail(f"--{flag} is for ranks that are started: -n is missing")
 
 
 def chosen_ranks(

@@ -34,6 +34,13 @@ DIST_INIT = Command(
             values.seconds,
         ),
         Option(
+            "devices", ("--devices",), "GPUs of each host that ranks take in turn, "
+            "e.g. 0,1 (default: all)", "LIST", values.gpus,
+        ),
+        Option(
+            "share_gpu", ("--share-gpu",), "let ranks share a GPU: slow, for learning",
+        ),
+        Option(
             "keep", ("--keep",), "let the ranks live on when the notebook ends",
         ),
         Option(

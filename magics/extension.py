@@ -61,6 +61,8 @@ class RankscopeMagics:
                 f"{_size(cluster)} {verb} in {time.monotonic() - began:.1f} s · "
                 f"{_kind(cluster)}"
             )
+        if cluster.advice:
+            print(cluster.advice)
         if values["keep"]:
             print(f"after a restart: %dist_init --cluster-id {cluster.cluster_id}")
         if getattr(self.shell, "kernel", None) is not None:
@@ -313,6 +315,8 @@ def _start(values: Values, progress: Callable[[str], None]) -> Cluster:
         values["n"],
         engines=values["engines"],
         keep=values["keep"],
+        devices=values["devices"] or (),
+        share_gpu=values["share_gpu"],
         **common,
     )
 

@@ -20,6 +20,7 @@ __all__ = [
     "count",
     "device",
     "dtype",
+    "gpus",
     "launcher",
     "names",
     "seconds",
@@ -72,6 +73,16 @@ def device(text: str) -> str:
     if text not in ("cpu", "cuda"):
         raise ValueError("expected cpu or cuda")
     return text
+
+
+def gpus(text: str) -> tuple[int, ...]:
+    """Return the numbers of CUDA devices, in the order given."""
+    found = [number.strip() for number in text.split(",")]
+    if not all(number.isdecimal() for number in found):
+        raise ValueError("expected numbers of GPUs with commas, such as 0,1")
+    if len(set(found)) < len(found):
+        raise ValueError("expected different GPUs; --share-gpu shares one")
+    return tuple(map(int, found))
 
 
 def seconds(text: str) -> float:

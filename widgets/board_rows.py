@@ -51,6 +51,9 @@ def cells(rank: RankStatus, group: GroupStatus | None, now: float) -> Cells:
         row["cell"] = str(rank.cell)
     if group is not None:
         _fill(row, group)
+    if rank.gpu:
+        known = [rank.gpu, str(row.get("device", ""))]
+        row["device"] = text("; ".join(filter(None, known)), 120)
     since = _since(rank, group, now - (age or 0.0))
     if since is not None:
         row["since"] = round(since, 2)
@@ -97,7 +100,7 @@ def _since(rank: RankStatus, group: GroupStatus | None, told: float) -> float | 
 def _fill(row: Cells, group: GroupStatus) -> None:
     """Add the cells that are about the group."""
     row["generation"] = group.generation
-    row["device"] = _device(group)
+    row["device"] = text(_device(group), 60)
     row["queue"] = group.in_flight
     if group.issued is not None:
         row["issued"] = group.issued
@@ -142,4 +145,4 @@ def _device(group: GroupStatus) -> str:
         idle = backend.endswith("(not built)")
         shown.append((idle, device if idle else f"{device}:{backend}"))
     shown.sort(key=lambda one: one[0])
-    return text(", ".join(name for _, name in shown), 60)
+    return ", ".join(name for _, name in shown)

@@ -145,7 +145,8 @@ def _row(rank: RankStatus, group: GroupStatus | None, introduced: set[int]) -> R
         # Said once above; repeated in every group it would drown the rest.
         engine = ("", "", "", "")
     else:
-        device = ", ".join(group.devices) if group is not None else ""
+        kinds = ", ".join(group.devices) if group is not None else ""
+        device = "; ".join(filter(None, (rank.gpu, kinds)))
         engine = (rank.host, str(rank.pid), str(rank.engine_id), device)
     state, mood = _state(rank, group)
     ops: tuple[OpStatus | None, ...] = (None, None, None)

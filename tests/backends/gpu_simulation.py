@@ -120,6 +120,8 @@ class Simulation:
         self.init_fails: dict[int, str] = {}
         self.abort_waits: dict[int, threading.Event] = {}
         self.in_progress: set[int] = set()
+        #: Ranks whose kernels never end by themselves.
+        self.hangs: set[int] = set()
         self.calls_stuck: dict[int, threading.Event] = {}
 
     def close(self) -> None:
@@ -337,7 +339,13 @@ class SimulatedNccl:
                 clique.brought[number][comm.rank] = brings()
                 clique.changed.notify_all()
                 clique.changed.wait_for(
-                    lambda: comm.aborted or len(clique.brought[number]) == clique.size
+                    lambda: (
+                        comm.aborted
+                        or (
+                            len(clique.brought[number]) == clique.size
+                            and comm.rank not in self._simulation.hangs
+                        )
+                    )
                 )
                 if not comm.aborted:
                     takes([clique.brought[number][r] for r in range(clique.size)])

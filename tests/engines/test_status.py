@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from rankscope.engines import ClusterError, ClusterStatus
+from rankscope.engines.gpus import Gpus
 from rankscope.engines.seats import Seat, check_ranks, death_of, environment
 from rankscope.engines.summary import pack, parse_summary, unpack
 
 OP = {"op": "all_reduce", "seq": 4, "source": "cell 7 line 3"}
 
 SUMMARY: dict[str, Any] = {
+    "gpu": "GPU 0",
     "rank": 1,
     "world_size": 2,
     "busy": True,
@@ -61,7 +63,8 @@ def seat(rank: int, host: str = "a", **options: Any) -> Seat:
 
 class TestSummaries:
     def test_everything_a_rank_says_is_there(self) -> None:
-        (group,), cell, busy_for = parse_summary(SUMMARY)
+        (group,), cell, busy_for, gpu = parse_summary(SUMMARY)
+        assert gpu == "GPU 0"
         assert (cell, busy_for) == (7, 2.5)
         assert (group.name, group.ranks, group.generation) == ("default", (0, 1), 2)
         assert group.oldest is not None
@@ -70,7 +73,7 @@ class TestSummaries:
         assert group.completed is None
 
     def test_a_rank_that_said_nothing_yet(self) -> None:
-        assert parse_summary({}) == ((), None, None)
+        assert parse_summary({}) == ((), None, None, "")
 
     @pytest.mark.parametrize(
         ("field", "value"),
@@ -131,14 +134,14 @@ class TestSummaries:
 
 class TestSeats:
     def test_local_ranks_count_within_a_host(self) -> None:
-        env = environment([seat(0), seat(1, "b"), seat(2), seat(3, "b")])
+        env = environment([seat(0), seat(1, "b"), seat(2), seat(3, "b")], Gpus())
         assert [env[r]["LOCAL_RANK"] for r in range(4)] == ["0", "0", "1", "1"]
         assert {one["LOCAL_WORLD_SIZE"] for one in env.values()} == {"2"}
         assert {one["MASTER_ADDR"] for one in env.values()} == {"10.0.0.1"}
         assert {one["MASTER_PORT"] for one in env.values()} == {"5000"}
 
     def test_one_host_uses_loopback(self) -> None:
-        assert environment([seat(0), seat(1)])[1]["MASTER_ADDR"] == "127.0.0.1"
+        assert environment([seat(0), seat(1)], Gpus())[1]["MASTER_ADDR"] == "127.0.0.1"
 
     @pytest.mark.parametrize(
         ("code", "said"),
