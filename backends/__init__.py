@@ -6,7 +6,7 @@ launcher that sets ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT``.
 
 from __future__ import annotations
 
-from .backend import Backend
+from .backend import Backend, unavailable_reason
 from .coalescing import (
     CoalescingManager,
     P2POp,
@@ -171,5 +171,6 @@ __all__ = [
     "scatter_object_list",
     "send",
     "send_object_list",
+    "unavailable_reason",
     "zeros",
 ]

@@ -1,0 +1,46 @@
+"""The notebook on NCCL is executed, with what there is: a GPU or none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import rankscope as dist
+from tools.execution import execute, text_of
+
+PATH = Path(__file__).parents[2] / "notebooks" / "06_nccl.ipynb"
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def outputs() -> dict[str, str]:
+    """Cell id → its text."""
+    notebook = execute(PATH)
+    return {c.id: text_of(c) for c in notebook.cells if c.cell_type == "code"}
+
+
+def test_the_host_does_its_part(outputs: dict[str, str]) -> None:
+    assert "[0-1] on the host:   [3. 3. 3. 3.]" in outputs["both"]
+    assert "[0-1] on the host:   [3. 3. 3. 3.]" in outputs["after"]
+
+
+@pytest.mark.skipif(dist.is_nccl_available(), reason="there is a GPU here")
+def test_without_a_gpu_it_says_what_it_leaves_out(outputs: dict[str, str]) -> None:
+    reason = dist.unavailable_reason("nccl")
+    assert f"[0-1] no NCCL here: {reason}" in outputs["there"]
+    for cell in ("both", "wait", "coalesce", "hang", "after"):
+        assert "[0-1] left out without a GPU: " in outputs[cell]
+    assert "Error" not in outputs["hang"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not dist.is_nccl_available(), reason="there is no GPU here")
+def test_on_a_gpu_it_shows_what_it_promises(outputs: dict[str, str]) -> None:
+    assert "[0-1] NCCL can be used" in outputs["there"]
+    assert "[0-1] on the device: [3. 3. 3. 3.]" in outputs["both"]
+    assert "µs until wait() was back" in outputs["wait"]
+    assert "coalesced" in outputs["coalesce"]
+    assert "was aborted" in outputs["hang"]
+    assert "[0-1] on the device: [2. 2. 2. 2.]" in outputs["after"]
