@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from .nccl_seam import LibraryFailure
@@ -33,8 +34,18 @@ class CudaLibrary:
     def current_device(self) -> int:
         return int(self._cupy.cuda.runtime.getDevice())
 
-    def device(self, index: int) -> contextlib.AbstractContextManager[Any]:
-        return self._cupy.cuda.Device(index)
+    @contextlib.contextmanager
+    def device(self, index: int) -> Iterator[None]:
+        runtime = self._cupy.cuda.runtime
+        before = runtime.getDevice()
+        # Also where it is the current one already: it makes the device's context
+        # current on this thread, which the driver's calls need.
+        runtime.setDevice(index)
+        try:
+            yield
+        finally:
+            if before != index:
+                runtime.setDevice(before)
 
     def current_streams(self, index: int) -> tuple[int, ...]:
         streams = {int(self._cupy.cuda.get_current_stream(index).ptr)}

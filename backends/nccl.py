@@ -20,7 +20,7 @@ from .nccl_library import unavailable_reason
 from .nccl_options import options
 from .nccl_queue import Call, NCCLQueue, NCCLWork, abort_queues
 from .nccl_seam import Seam, load
-from .nccl_types import REDUCE_OPS, check, reduction, wire
+from .nccl_types import REDUCE_OPS, Reduction, check, reduction, wire
 from .prefix_store import PrefixStore
 from .reduce_op import PremulSum, ReduceOp
 from .store import Store
@@ -146,7 +146,7 @@ class NCCLBackend(Backend):
 
     def _reducing(self, name: str, array: Array, op: ReduceOp, *fixed: Any) -> Call:
         """A call of NCCL's `name` with the reduction `op`; see `_Reduce`."""
-        return _Reduce(self._seam, name, reduction(op, array.dtype), array, fixed)
+        return _Reduce(self._seam, name, reduction(op, array.dtype), fixed)
 
     def all_reduce(self, tensor: Array, op: ReduceOp) -> Work:
         """``ncclAllReduce``, in place."""
@@ -413,18 +413,16 @@ class NCCLBackend(Backend):
 class _Reduce:
     """A call with a reduction, which a PREMUL_SUM makes for the call alone."""
 
-    __slots__ = ("array", "fixed", "name", "reduction", "seam")
+    __slots__ = ("fixed", "name", "reduction", "seam")
 
     def __init__(
         self,
         seam: Seam,
         name: str,
-        made: Any,
-        array: Array,
+        made: Reduction,
         fixed: tuple[Any, ...],
     ) -> None:
-        self.seam, self.name, self.reduction = seam, name, made
-        self.array, self.fixed = array, fixed
+        self.seam, self.name, self.reduction, self.fixed = seam, name, made, fixed
 
     def __call__(self, comm: Any, stream: int) -> None:
         nccl, op = self.seam.nccl, self.reduction.op

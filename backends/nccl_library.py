@@ -17,9 +17,8 @@ from .nccl_seam import LibraryFailure
 
 __all__ = ["NcclLibrary", "unavailable_reason"]
 
-#: ``ncclCommInitRankConfig`` and aborts of a non-blocking communicator that is
-#: still being made are there, and reliable, from this version on.
-OLDEST = (2, 18)
+#: nccl4py makes communicators by ``ncclCommInitRankScalable``, which came then.
+OLDEST = (2, 23)
 
 _EXTRA = "pip install 'rankscope[cuda13]' (CUDA 12: 'rankscope[cuda12]')"
 

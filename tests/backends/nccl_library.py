@@ -228,7 +228,7 @@ def test_the_end_destroys_and_does_not_abort(group: ProcessGroup, stub: Stub) ->
 def test_an_old_library_is_refused_with_the_remedy(stub: Stub) -> None:
     assert nccl_library._no_library() is None
     stub.version = 21403
-    assert "NCCL 2.14.3 is too old, 2.18 is needed: pip install" in (
+    assert "NCCL 2.14.3 is too old, 2.23 is needed: pip install" in (
         nccl_library._no_library() or ""
     )
 

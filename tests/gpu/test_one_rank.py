@@ -1,0 +1,160 @@
+"""Every op and dtype on one rank of a real GPU, against cupy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rankscope as dist
+from rankscope.backends import nccl_types
+from rankscope.backends.config import BackendConfig
+from rankscope.backends.process_group import ProcessGroup
+from tests.waiting import until
+from tools import support_table
+
+OP = dist.ReduceOp
+MORE = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+
+
+def dtype_of(name: str) -> Any:
+    if name not in MORE:
+        return np.dtype(name)
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    return np.dtype(getattr(ml_dtypes, name))
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessGroup]:
+    store = dist.FileStore(str(tmp_path_factory.mktemp("store") / "store"), 1)
+    made = ProcessGroup("g", [0], 0, BackendConfig("cuda:nccl"), store, 60)
+    yield made
+    made.shutdown()
+    store.close()
+
+
+def array(name: str, count: int = 1000) -> Any:
+    import cupy
+
+    dtype = dtype_of(name)
+    values: Any = np.arange(count) % 5
+    if dtype.kind == "c":
+        values = values * (1 + 2j)
+    try:
+        return cupy.asarray(values.astype(dtype))
+    except (TypeError, ValueError) as error:
+        pytest.skip(f"cupy has no {name}: {error}")
+
+
+def same(one: Any, other: Any) -> None:
+    np.testing.assert_array_equal(one.get().view(np.uint8), other.get().view(np.uint8))
+
+
+@pytest.mark.parametrize("name", [*support_table.DTYPES, *MORE])
+def test_every_op_leaves_what_it_should(group: ProcessGroup, name: str) -> None:
+    import cupy
+
+    x = array(name)
+    before = x.copy()
+    reducible = bool(nccl_types._ops_of(x.dtype))
+    out = cupy.zeros_like(x)
+    ops: list[Any] = [
+        lambda: dist.broadcast(x, 0, group=group),
+        lambda: dist.all_gather([out], x, group=group),
+        lambda: dist.all_gather_into_tensor(out, x, group=group),
+        lambda: dist.gather(x, [out], 0, group=group),
+        lambda: dist.scatter(out, [x], 0, group=group),
+        lambda: dist.all_to_all([out], [x], group=group),
+        lambda: dist.all_to_all_single(out, x, group=group),
+    ]
+    if reducible:
+        ops += [
+            lambda: dist.reduce_scatter(out, [x], group=group),
+            lambda: dist.reduce_scatter_tensor(out, x, group=group),
+            lambda: dist.all_reduce(x, group=group),
+            lambda: dist.reduce(x, 0, group=group),
+        ]
+    for place, op in enumerate(ops):
+        out.fill(0)
+        op()
+        same(x, before)
+        if 0 < place < len(ops) - 2 * reducible:
+            same(out, before)
+
+
+@pytest.mark.parametrize("op", [OP.SUM, OP.PRODUCT, OP.MIN, OP.MAX, OP.AVG])
+@pytest.mark.parametrize("name", ["float32", "int64", "float16"])
+def test_every_reduction(group: ProcessGroup, name: str, op: dist.ReduceOp) -> None:
+    x = array(name)
+    before = x.copy()
+    dist.all_reduce(x, op, group=group)
+    same(x, before)
+
+
+def test_premul_sum(group: ProcessGroup) -> None:
+    x = array("float32")
+    dist.all_reduce(x, dist.make_nccl_premul_sum(0.5), group=group)
+    np.testing.assert_array_equal(x.get(), (np.arange(1000) % 5) * 0.5)
+
+
+def test_strided_arrays_are_refused(group: ProcessGroup) -> None:
+    with pytest.raises(ValueError, match="not C-contiguous"):
+        dist.all_reduce(array("float32").reshape(10, 100)[:, ::2], group=group)
+
+
+def test_a_tensor_of_torch(group: ProcessGroup) -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.arange(8, device="cuda", dtype=torch.bfloat16)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        x += 1
+        dist.all_reduce(x, group=group)
+        y = x * 2
+    torch.cuda.synchronize()
+    assert y.tolist() == [2 * (i + 1) for i in range(8)]
+
+
+def test_durations_come_from_the_device(group: ProcessGroup) -> None:
+    import cupy
+
+    x = cupy.ones(1 << 26, cupy.float32)
+    work = dist.all_reduce(x, group=group, async_op=True)
+    work.synchronize()
+    assert 0 < (work.get_duration() or 0) < 1000
+    dist.enable_timing(group, False)
+    work = dist.all_reduce(x, group=group, async_op=True)
+    work.synchronize()
+    assert work.get_duration() is None
+    dist.enable_timing(group, True)
+
+
+def _idle(group: ProcessGroup) -> bool:
+    return not group.status.in_flight
+
+
+def test_the_memory_of_the_gpu_is_given_back(tmp_path: Path) -> None:
+    import cupy
+
+    def used() -> int:
+        free, total = cupy.cuda.runtime.memGetInfo()
+        return int(total - free)
+
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    taken = []
+    for generation in range(6):
+        made = ProcessGroup(
+            f"g{generation}", [0], 0, BackendConfig("cuda:nccl"), store, 60
+        )
+        dist.all_reduce(cupy.ones(1000), group=made)
+        cupy.cuda.get_current_stream().synchronize()
+        until(partial(_idle, made))
+        if generation % 2:
+            made.abort("the test is over")
+        made.shutdown()
+        taken.append(used())
+    store.close()
+    # The first one makes CUDA load what it needs.
+    assert taken[-1] - taken[1] < 64 << 20

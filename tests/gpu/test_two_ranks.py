@@ -1,0 +1,300 @@
+"""Two ranks on one GPU: real reductions, order on streams, hangs and their end.
+
+They pretend to be on different hosts (``NCCL_HOSTID``) and talk over loopback.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rankscope as dist
+from rankscope.backends.nccl_queue import NCCLQueue
+from rankscope.backends.world import world as groups
+from tests.gpu.ranks import world
+from tests.ranks import Rank, Ranks, run_ranks
+from tests.waiting import until
+
+WAIT = 120
+
+
+def exact(me: Rank) -> None:
+    with world(me) as cupy:
+        size = me.size
+        for dtype in ("float32", "float64", "int32", "int64", "uint8", "float16"):
+            for count in (1, 1000, 1 << 20):
+                held = [
+                    (np.random.default_rng(r).integers(0, 5, count)).astype(dtype)
+                    for r in range(size)
+                ]
+                x = cupy.asarray(held[me.rank])
+                for op, fold in (
+                    (dist.ReduceOp.SUM, np.add),
+                    (dist.ReduceOp.PRODUCT, np.multiply),
+                    (dist.ReduceOp.MIN, np.minimum),
+                    (dist.ReduceOp.MAX, np.maximum),
+                ):
+                    y = x.copy()
+                    dist.all_reduce(y, op)
+                    np.testing.assert_array_equal(y.get(), fold(*held).astype(dtype))
+                out = cupy.empty(count * size, dtype)
+                dist.all_gather_into_tensor(out, x)
+                np.testing.assert_array_equal(out.get(), np.concatenate(held))
+                rows = [cupy.empty(count, dtype) for _ in range(size)]
+                dist.all_gather(rows, x)
+                parts = [cupy.asarray(held[me.rank]) for _ in range(size)]
+                got = [cupy.empty(count, dtype) for _ in range(size)]
+                dist.all_to_all(got, parts)
+                for r in range(size):
+                    np.testing.assert_array_equal(rows[r].get(), held[r])
+                    np.testing.assert_array_equal(got[r].get(), held[r])
+                both = cupy.concatenate([x, x])
+                half = cupy.empty(count, dtype)
+                dist.reduce_scatter_tensor(half, both)
+                np.testing.assert_array_equal(half.get(), sum(held).astype(dtype))
+        # Pieces of different sizes.
+        uneven = [cupy.full(10 * r + 1, me.rank + 1.0) for r in range(size)]
+        mine = cupy.empty(10 * me.rank + 1)
+        dist.reduce_scatter(mine, uneven)
+        assert (mine.get() == 3).all()
+        for root in range(size):
+            y = cupy.full(5, me.rank)
+            dist.broadcast(y, root)
+            assert (y.get() == root).all()
+
+
+def test_ops_are_exact() -> None:
+    run_ranks(2, exact, timeout=WAIT)
+
+
+def messages(me: Rank) -> None:
+    other = 1 - me.rank
+    with world(me) as cupy:
+        for count in (1, 1 << 22):
+            given, came = cupy.full(count, me.rank + 1.0), cupy.zeros(count)
+            works = dist.batch_isend_irecv(
+                [
+                    dist.P2POp(dist.isend, given, other),
+                    dist.P2POp(dist.irecv, came, other),
+                ]
+            )
+            for work in works:
+                work.wait()
+            # No synchronisation of ours: the stream is ordered.
+            assert float((came + 1).sum()) == count * (other + 2)
+        if me.rank == 0:
+            dist.send(given, 1)
+        else:
+            dist.recv(came, 0)
+            assert (came.get() == 1).all()
+        arrays = [cupy.full(100 + i, float(i)) for i in range(20)]
+        with dist.coalescing_manager():
+            for array in arrays:
+                dist.all_reduce(array)
+        for i, array in enumerate(arrays):
+            assert (array.get() == 2 * i).all()
+
+
+def test_messages_and_coalescing() -> None:
+    run_ranks(2, messages, timeout=WAIT)
+
+
+SPIN = r"""
+extern "C" __global__ void spin(float* x, int n, float value, long long cycles) {
+    long long start = clock64();
+    while (clock64() - start < cycles) {}
+    for (int i = threadIdx.x; i < n; i += blockDim.x) x[i] = value;
+}
+"""
+
+
+def ordered(me: Rank, broken: str) -> bool:
+    """Whether ops come after what the streams were given, and before what follows."""
+    with world(me) as cupy:
+        spin = cupy.RawKernel(SPIN, "spin")
+        x = cupy.zeros(1024, cupy.float32)
+        dist.all_reduce(x)
+        cupy.cuda.get_current_stream().synchronize()
+        queue = next(iter(groups.get_group()._backends["cuda"]._queues.values()))  # type: ignore[attr-defined]
+        if broken == "before":
+            cuda = queue._seam.cuda
+            wait = cuda.wait
+            # What the comm stream waits for is left out.
+            cuda.wait = lambda stream, event: (
+                None if stream == queue.stream else wait(stream, event)
+            )
+        if broken == "after":
+            queue.join = lambda launch: None
+        right = True
+        for round_ in range(5):
+            with cupy.cuda.Stream(non_blocking=True) as stream:
+                cycles = np.int64(200_000_000)
+                spin((1,), (256,), (x, np.int32(1024), np.float32(round_ + 1), cycles))
+                dist.all_reduce(x)
+                y = x * 1
+                stream.synchronize()
+            right = right and bool((y.get() == 2 * (round_ + 1)).all())
+            cupy.cuda.Device().synchronize()
+        return right
+
+
+@pytest.mark.parametrize(
+    ("broken", "right"), [("", True), ("before", False), ("after", False)]
+)
+def test_streams_are_ordered_and_the_test_would_notice(
+    broken: str, right: bool
+) -> None:
+    results = run_ranks(2, ordered, broken, timeout=WAIT)
+    assert all(results) == right
+
+
+def memory_reused(me: Rank, broken: bool) -> bool:
+    """Whether arrays that the caller let go of are left alone until the end."""
+    with world(me) as cupy:
+        if broken:
+            submit = NCCLQueue.submit
+
+            def forgetful(self: Any, works: Any, calls: Any, kept: Any) -> None:
+                submit(self, works, calls, ())
+                for work in works:
+                    work._result = ()
+
+            NCCLQueue.submit = forgetful  # type: ignore[method-assign]
+        warm = cupy.ones(10)
+        dist.all_reduce(warm)
+        cupy.cuda.get_current_stream().synchronize()
+        right = True
+        count = 1 << 22
+        for _ in range(5):
+            out = cupy.zeros(2 * count, cupy.float32)
+            x = cupy.full(count, me.rank + 1.0, cupy.float32)
+            cupy.cuda.get_current_stream().synchronize()
+            if me.rank == 1:
+                time.sleep(0.05)
+            work = dist.all_gather_into_tensor(out, x, async_op=True)
+            del x, work
+            # The pool gives the memory of x to whoever asks next.
+            overwritten = cupy.full(count, 77.0, cupy.float32)
+            dist.barrier()
+            expected = np.repeat([1.0, 2.0], count).astype(np.float32)
+            right = right and bool((out.get() == expected).all())
+            del overwritten
+        return right
+
+
+def test_memory_is_kept_until_the_device_is_done() -> None:
+    assert all(run_ranks(2, memory_reused, False, timeout=WAIT))
+
+
+def test_the_test_of_memory_would_notice() -> None:
+    assert not all(run_ranks(2, memory_reused, True, timeout=WAIT))
+
+
+def hang(me: Rank) -> float | None:
+    """Rank 1 leaves an op out; rank 0 sits in synchronize() until the abort."""
+    took = None
+    with world(me) as cupy:
+        x = cupy.ones(1000)
+        dist.all_reduce(x)
+        cupy.cuda.get_current_stream().synchronize()
+        group = groups.get_group()
+        if me.rank == 0:
+            began: list[float] = []
+
+            def abort() -> None:
+                until(lambda: bool(group.status.in_flight), 20)
+                time.sleep(1)
+                began.append(time.monotonic())
+                group.abort("rank 1 never came", by="the test")
+
+            thread = threading.Thread(target=abort)
+            thread.start()
+            work = dist.all_reduce(x, async_op=True)
+            queued = dist.all_reduce(x, async_op=True)
+            work.wait()
+            cupy.cuda.get_current_stream().synchronize()
+            took = time.monotonic() - began[0]
+            for one in (work, queued):
+                with pytest.raises(dist.DistAbortedError, match="rank 1 never came"):
+                    one.wait()
+            thread.join()
+        else:
+            until(lambda: group.aborted is not None, 60)
+        with pytest.raises(dist.DistAbortedError):
+            dist.all_reduce(x)
+        dist.rebuild_process_group()
+        x = cupy.ones(1000)
+        dist.all_reduce(x)
+        assert (x.get() == 2).all()
+    return took
+
+
+def test_a_hang_is_aborted_while_the_main_thread_synchronizes() -> None:
+    took = run_ranks(2, hang, timeout=WAIT)[0]
+    print(f"abort → synchronize() is back: {took * 1e3:.0f} ms")
+    assert took < 10
+
+
+def never_comes(me: Rank) -> None:
+    with world(me, timeout=5) as cupy:
+        if me.rank == 1:
+            until(lambda: groups.get_group().aborted is not None, 60)
+            return
+        began = time.monotonic()
+        with pytest.raises(dist.DistError, match="rank 1 of the group never came"):
+            dist.all_reduce(cupy.ones(4))
+        assert time.monotonic() - began < 20
+
+
+def test_a_missing_peer_at_init_is_named_and_ends() -> None:
+    run_ranks(2, never_comes, timeout=WAIT)
+
+
+def loses_its_peer(me: Rank) -> None:
+    with world(me, timeout=8) as cupy:
+        x = cupy.ones(1000)
+        dist.all_reduce(x)
+        cupy.cuda.get_current_stream().synchronize()
+        me.report("ready")
+        if me.rank == 1:
+            time.sleep(WAIT)
+            return
+        me.listen(WAIT)
+        with pytest.raises(dist.DistError) as caught:
+            dist.all_reduce(x, async_op=True).synchronize()
+        me.report(str(caught.value))
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_peer_that_dies_or_stops(how: int) -> None:
+    with Ranks(2, loses_its_peer, timeout=WAIT) as ranks:
+        for rank in range(2):
+            assert ranks.next_report(rank) == "ready"
+        ranks.kill(1, how)
+        ranks.tell(0, "go on")
+        said = ranks.next_report(0, 60)
+    assert "all_reduce #2" in said
+
+
+def both_backends(me: Rank, cpu: str) -> None:
+    with world(me, backend=f"cpu:{cpu},cuda:nccl") as cupy:
+        x, y = np.ones(4), cupy.ones(4)
+        dist.all_reduce(x)
+        dist.all_reduce(y)
+        assert (x == 2).all()
+        assert (y.get() == 2).all()
+
+
+def test_one_group_of_two_backends() -> None:
+    if dist.is_gloo_available():
+        run_ranks(2, both_backends, "gloo", timeout=WAIT)
+        return
+    mpi_ranks = pytest.importorskip("tests.mpi_ranks")
+    if mpi_ranks.mpiexec() is None:
+        pytest.skip("neither gloo nor MPI is here")
+    mpi_ranks.run_mpi_ranks(2, both_backends, "mpi", timeout=WAIT)
