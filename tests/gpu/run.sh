@@ -36,24 +36,24 @@ import importlib.metadata, sys
 importlib.metadata.version(sys.argv[1])
 PYTHON
 done
+"$venv/bin/python" -c 'import setuptools as s; assert int(s.__version__.split(".")[0]) >= 77' \
+    2>/dev/null || missing+=("setuptools>=77")
+into_venv=("$python" -m pip --python "$venv/bin/python" install --quiet "${index[@]}")
 if ((${#missing[@]})); then
     echo "installing ${missing[*]}"
-    "$python" -m pip install --quiet "${index[@]}" \
-        --target "$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
-        --upgrade "${missing[@]}" || echo "some are missing: tests that need them will say so" >&2
+    "${into_venv[@]}" "${missing[@]}" ||
+        echo "some are missing: tests that need them will say so" >&2
 fi
-# The package itself, from this checkout.
-mkdir -p build/gpu/rankscope
-for room in magics engines backends widgets; do
-    ln -sfn "$PWD/$room" "build/gpu/rankscope/$room"
-done
-ln -sfn "$PWD"/rankscope/*.py build/gpu/rankscope/
-export PYTHONPATH="$PWD/build/gpu:$PWD${PYTHONPATH:+:$PYTHONPATH}"
+if ! "$venv/bin/python" -c 'import rankscope.engines' 2>/dev/null; then
+    "${into_venv[@]}" --no-deps --no-build-isolation --editable .
+fi
 
 "$venv/bin/python" - <<'PYTHON'
-import cupy, rankscope
+import sys, cupy, rankscope
 print("rankscope", rankscope.__version__, "cupy", cupy.__version__)
-print("NCCL:", rankscope.unavailable_reason("nccl") or "can be used")
+reason = rankscope.unavailable_reason("nccl")
+print("NCCL:", reason or "can be used")
+sys.exit(3 if reason else 0)
 PYTHON
 exec "$venv/bin/python" -m pytest -m gpu -p no:cacheprovider --durations=10 \
     tests/gpu tests/notebooks/test_nccl.py "$@"
