@@ -365,7 +365,8 @@ class Agent:
             "pid": os.getpid(),
             "busy": began is not None,
             "busy_for": None if began is None else time.monotonic() - began,
-            "cell": self._cell,
+            # A cell that is being prepared cannot be interrupted yet.
+            "cell": None if began is None else self._cell,
             "left": self._left if began is None else "",
             "gpu": "" if self._gpu is None else self._gpu.describe(),
         }

@@ -318,19 +318,22 @@ def _cells(cluster: Cluster) -> list[int | None]:
 
 class TestInterrupt:
     @pytest.mark.parametrize(
-        "blocking",
+        ("number", "blocking"),
         [
-            "import time\ntime.sleep(60)",
-            "import threading\nthreading.Event().wait()",
-            "import os\nr, w = os.pipe()\nos.read(r, 1)",
-            "while True: pass",
-            "import subprocess\nsubprocess.run(['sleep', '60'])",
+            (51, "import time\ntime.sleep(60)"),
+            (52, "import threading\nthreading.Event().wait()"),
+            (53, "import os\nr, w = os.pipe()\nos.read(r, 1)"),
+            (54, "while True: pass"),
+            (55, "import subprocess\nsubprocess.run(['sleep', '60'])"),
         ],
         ids=["sleep", "lock", "read", "loop", "child"],
     )
-    def test_it_ends_the_cell(self, cluster: Cluster, blocking: str) -> None:
-        cell = cluster.execute(blocking, cell=40)
-        until(lambda: _cells(cluster) == [40] * 4, WAIT, "all ranks to run it")
+    def test_it_ends_the_cell(
+        self, cluster: Cluster, number: int, blocking: str
+    ) -> None:
+        # A number of its own: what the ranks said of another cell may come late.
+        cell = cluster.execute(blocking, cell=number)
+        until(lambda: _cells(cluster) == [number] * 4, WAIT, "all ranks to run it")
         assert cluster.interrupt() == [0, 1, 2, 3]
         assert cell.wait(5)
         assert {one.ename for one in cell.errors.values()} == {"KeyboardInterrupt"}
