@@ -27,6 +27,9 @@ __all__ = ["REBUILD_HINT", "AbortReason", "GroupLife"]
 
 _log = logging.getLogger(__name__)
 
+#: Seconds that ops on a device get to end when their group is destroyed.
+DRAIN_WAIT = 10.0
+
 REBUILD_HINT = "make it usable again with rebuild_process_group() or %dist_rebuild"
 
 
@@ -277,7 +280,12 @@ class GroupLife:
         recorder.changed()
 
     def shutdown(self) -> None:
-        """Free the backends in good order; abort if work is still in flight."""
+        """Free the backends in good order; abort if work is still in flight.
+
+        What a device is still at gets `DRAIN_WAIT` seconds: its caller saw
+        ``wait()`` return, and takes it for done.
+        """
+        self._drain()
         if self.status.in_flight:
             self._abort(self._reason("destroy_process_group()"))
             return
@@ -291,6 +299,16 @@ class GroupLife:
         for backend in backends.values():
             backend.shutdown()
         recorder.changed()
+
+    def _drain(self) -> None:
+        deadline = time.monotonic() + DRAIN_WAIT
+        for work in list(self.status.in_flight.values()):
+            if not work.on_device or self.aborted is not None:
+                return
+            try:
+                work.wait(max(0.0, deadline - time.monotonic()))
+            except DistError:
+                return
 
     # -- deadlines ---------------------------------------------------------
 

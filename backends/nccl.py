@@ -95,9 +95,15 @@ class NCCLBackend(Backend):
         self, kind: OpType, arrays: Sequence[Array], calls: Sequence[Call]
     ) -> NCCLWork:
         """Issue an op on `arrays`, which lie on one device."""
+        devices = sorted({self._seam.cuda.device_of(array) for array in arrays})
+        if len(devices) > 1:
+            raise ValueError(
+                f"{kind.value}: the arrays lie on devices "
+                f"{', '.join(map(str, devices))}; expected one"
+            )
         work = NCCLWork(kind)
         work.timed = self.timing
-        queue = self._queue_for(self._seam.cuda.device_of(arrays[0]))
+        queue = self._queue_for(devices[0])
         if not calls:
             # Nothing to move: it is over when what came before is.
             calls = [_nothing]
@@ -122,6 +128,11 @@ class NCCLBackend(Backend):
         batch = self._batch = _Batch()
         try:
             yield
+        except BaseException as error:
+            # Nothing of it was issued, and nothing of it may stay in flight.
+            for work in batch.works:
+                work.mark_failed(error)
+            raise
         finally:
             self._batch = None
         if batch.queue is not None:

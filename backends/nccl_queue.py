@@ -177,8 +177,10 @@ class NCCLQueue:
             progress.add(self)
 
     def _event(self, *, timed: bool) -> Any:
-        pool = self._events[timed]
-        return pool.pop() if pool else self._seam.cuda.new_event(timed=timed)
+        try:
+            return self._events[timed].pop()
+        except IndexError:
+            return self._seam.cuda.new_event(timed=timed)
 
     # -- forward -------------------------------------------------------------------
 
@@ -293,13 +295,12 @@ class NCCLQueue:
         launch.works = ()
 
     def _break(self, error: Exception) -> None:
-        """NCCL, CUDA or the making of the communicator failed: so does the group."""
-        if self._retired.is_set():
-            return
-        launch = next(iter([*self._in_flight, *self._waiting]), None)
-        self._fail(str(error) or type(error).__name__)
-        for work in launch.works if launch is not None else ():
-            work.mark_failed(error)
+        """NCCL, CUDA or the making of the communicator failed: so does the group.
+
+        Its abort ends every Work, with this as the reason.
+        """
+        if not self._retired.is_set():
+            self._fail(str(error) or type(error).__name__)
 
     # -- waiting -------------------------------------------------------------------
 

@@ -741,6 +741,50 @@ def test_the_end_frees_everything(ranks: Ranks, simulation: Simulation) -> None:
     assert all(event.freed for event in simulation.events)
 
 
+def test_the_end_waits_for_what_the_device_is_at(
+    ranks: Ranks, simulation: Simulation
+) -> None:
+    """The others would be aborted in the middle of it."""
+    ranks.start(2)
+
+    def body(r: Rank) -> None:
+        x = r.array([1.0])
+        dist.barrier(group=r.pg)
+        if r.rank == 1:
+            r.simulation.compute(r.rank, lambda: time.sleep(0.3))
+        dist.all_reduce(x, group=r.pg)
+        r.pg.shutdown()
+        assert x[0] == 2
+
+    ranks(body)
+    assert not [call for call in simulation.calls if call[0] == "abort"]
+
+
+def test_a_batch_that_is_refused_leaves_nothing_in_flight(ranks: Ranks) -> None:
+    def body(r: Rank) -> None:
+        other = 1 - r.rank
+        x, y = r.array([1.0]), r.array([0.0])
+        with pytest.raises(ValueError, match="has no tags"):
+            dist.batch_isend_irecv(
+                [
+                    dist.P2POp(dist.isend, x, other, r.pg),
+                    dist.P2POp(dist.irecv, y, other, r.pg, tag=5),
+                ]
+            )
+        until(lambda: not r.pg.status.in_flight)
+
+    ranks.start(2)(body)
+
+
+def test_arrays_on_several_devices_are_refused(ranks: Ranks) -> None:
+    def body(r: Rank) -> None:
+        rows = [r.array([0.0]), r.simulation.array([0.0], 7)]
+        with pytest.raises(ValueError, match="the arrays lie on devices"):
+            dist.all_gather(rows, r.array([1.0]), group=r.pg)
+
+    ranks.start(2)(body)
+
+
 def test_a_destroy_and_an_abort_free_it_once(
     ranks: Ranks, simulation: Simulation
 ) -> None:
