@@ -137,6 +137,9 @@ class MPIQueue:
         # The work whose schedule is being resumed; see _break.
         self._in_hand: MPIWork | None = None
         self._closed = False
+        # MPI forgets a request that failed, which then looks as if it had
+        # arrived: nothing goes on from the first error on.
+        self._broken = False
 
     def open(self, comm: Any) -> None:
         """Start what was issued meanwhile, over `comm` (``None``: a group of one)."""
@@ -178,6 +181,8 @@ class MPIQueue:
         broken: BaseException | None = None
         moved = False
         try:
+            if self._broken:
+                return False
             if self._messages:
                 for work in list(self._messages):
                     if self._step(work, 1):
@@ -195,6 +200,7 @@ class MPIQueue:
                 over.append(work)
         except BaseException as error:  # noqa: BLE001 - every Work has to hear of it
             broken = error
+            self._broken = isinstance(error, Exception) or self._in_hand is not None
         finally:
             self._lock.release()
         for work in over:

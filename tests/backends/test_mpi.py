@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import pytest
 
 import rankscope as dist
 from rankscope.backends import ReduceOp
+from rankscope.backends.mpi_queue import MPIQueue, MPIWork
 from tests.backends import exactness, surface
 from tests.backends.aborts import meet
 from tests.mpi_ranks import MPIRanks, is_open_mpi, mpiexec, run_mpi_ranks
@@ -534,3 +536,36 @@ def fails(me: Rank) -> None:
 def test_the_harness_shows_errors() -> None:
     with pytest.raises(RankFailure, match="on purpose"):
         run_mpi_ranks(2, fails)
+
+
+class _FailsOnce:
+    """A request that MPI completes with an error, and forgets."""
+
+    def __init__(self) -> None:
+        self.failed = False
+
+    def __bool__(self) -> bool:
+        return not self.failed
+
+    def Test(self, status: Any) -> bool:
+        self.failed = True
+        raise RuntimeError("the process of a rank died")
+
+
+def test_a_message_that_failed_is_never_taken_for_one_that_came() -> None:
+    """Another thread looks again before the group has heard of the failure."""
+    told: list[tuple[str, bool]] = []
+
+    def fail(reason: str) -> None:
+        queue.advance()
+        told.append((reason, work.is_completed()))
+
+    queue = MPIQueue(fail)
+    queue._mpi = SimpleNamespace(Exception=RuntimeWarning)
+    work = MPIWork(queue, dist.OpType.ALL_REDUCE, iter([]), 0, 8)
+    work.requests.append((_FailsOnce(), 8, np.zeros(1)))
+    queue.opened.set()
+    queue.submit(work, message=False)
+    assert told == [("the process of a rank died", False)]
+    with pytest.raises(dist.DistBackendError, match="the process of a rank died"):
+        work.wait()
