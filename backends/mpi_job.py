@@ -218,7 +218,10 @@ def _leave() -> None:
     if _goodbye is None:
         finalize()
     elif not _goodbye.say(finalize):
-        _log.warning("MPI_Finalize still waits for other ranks: left without it")
+        _log.warning(
+            "MPI_Finalize still waits for other ranks: left without it; MPICH's "
+            "mpiexec then ends them too, unless it was given -disable-auto-cleanup"
+        )
 
 
 class _Goodbye:

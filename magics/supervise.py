@@ -117,15 +117,26 @@ class Supervisor:
             return f"{_groups(self.groups)} aborted" if self.groups else ""
         ranks = self._execution.ranks
         status = self._cluster.status(fresh=True)
-        broken = list(self.groups)
+        # A group that the cell made for itself may be gone with it.
+        known = {group.name for rank in status.ranks for group in rank.groups}
+        broken = [group for group in self.groups if group in known]
         if stopped:
             broken += [g for g in out_of_step(status, ranks) if g not in broken]
         hints = []
         if broken and not status.dead:
-            for group in broken:
-                self._cluster.rebuild(group)
-            hints.append(f"{_groups(broken)} rebuilt")
+            hints = self._rebuild(broken)
         return "; ".join(hints + self._remaining(status, ranks, set(broken)))
+
+    def _rebuild(self, groups: Sequence[str]) -> list[str]:
+        """Rebuild `groups`; what fails is told beside the cell's own error."""
+        rebuilt, hints = [], []
+        for group in groups:
+            try:
+                self._cluster.rebuild(group)
+                rebuilt.append(group)
+            except ClusterError as error:
+                hints.append(f"rebuilding group {group!r}: {error}")
+        return [f"{_groups(rebuilt)} rebuilt", *hints] if rebuilt else hints
 
     def _remaining(
         self, status: ClusterStatus, ranks: Sequence[int], done: set[str]

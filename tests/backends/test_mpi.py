@@ -338,8 +338,13 @@ def test_a_rank_may_leave_after_an_abort() -> None:
     with MPIRanks(2, leaves_while_another_hangs) as ranks:
         pid = ranks.next_report(0)
         until(lambda: not psutil.pid_exists(pid) or _is_zombie(pid))
-        ranks.tell(1, "go")
-        ranks.wait()
+        if is_open_mpi():
+            ranks.tell(1, "go")
+            ranks.wait()
+        else:
+            # Hydra ends a job of which a process left without MPI_Finalize.
+            other = ranks.pids[1]
+            until(lambda: not psutil.pid_exists(other) or _is_zombie(other))
 
 
 def _is_zombie(pid: int) -> bool:

@@ -134,6 +134,31 @@ def finish(supervisor: Supervisor) -> None:
         supervisor._execution.finish(number)
 
 
+@pytest.mark.usefixtures("no_grace")
+def test_a_group_that_ended_with_its_cell_is_not_rebuilt() -> None:
+    told, supervisor, _ = supervised(STUCK)
+    supervisor.tick({2: failed(2)})
+    finish(supervisor)
+    told.now = cluster(*(rank(number, group("other")) for number in range(3)))
+    assert supervisor.restore(True) == ""
+    assert told.calls[-1][0] == "abort"
+
+
+@pytest.mark.usefixtures("no_grace")
+def test_a_rebuild_that_fails_is_told_of() -> None:
+    told, supervisor, _ = supervised(STUCK)
+    told.rebuild = _refuse_rebuild  # type: ignore[method-assign]
+    supervisor.tick({2: failed(2)})
+    finish(supervisor)
+    assert supervisor.restore(False) == (
+        "rebuilding group 'default': rebuild: rank 1: no answer"
+    )
+
+
+def _refuse_rebuild(name: str) -> None:
+    raise ClusterError("rebuild: rank 1: no answer")
+
+
 def test_a_group_that_others_aborted_is_left_for_a_person_to_look_at() -> None:
     gone = cluster(rank(0, group(ranks=(0,), state="aborted")))
     told, supervisor, _ = supervised(gone)
