@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 import rankscope as dist
-from rankscope.backends import ReduceOp
+from rankscope.backends import ReduceOp, mpi_job
 from rankscope.backends.mpi_queue import MPIQueue, MPIWork
 from tests.backends import exactness, surface
 from tests.backends.aborts import meet
@@ -322,6 +322,7 @@ def test_the_groups_timeout() -> None:
 
 def leaves_while_another_hangs(me: Rank) -> None:
     """After an abort a rank's process ends, whatever the others do."""
+    mpi_job._GOODBYE = 1.0
     dist.init_process_group("cpu:mpi", timeout=60)
     dist.barrier()
     if me.rank == 0:
@@ -394,8 +395,6 @@ def subset_first(me: Rank) -> None:
     """A group of some ranks comes up although the others never use MPI."""
     with mpi(backend="cpu:mpi"):
         if me.rank == 2:
-            from rankscope.backends import mpi_job
-
             mpi_job.initialise()
         group = dist.new_group([0, 1])
         if group:
