@@ -44,6 +44,8 @@ from .export import dump_flight_recorder
 from .file_store import FileStore
 from .futures import create_work_from_call, create_work_from_future
 from .groups import (
+    SHRINK_ABORT,
+    SHRINK_DEFAULT,
     GroupMember,
     abort_process_group,
     destroy_process_group,
@@ -65,6 +67,7 @@ from .groups import (
     is_nccl_available,
     new_group,
     rebuild_process_group,
+    shrink_group,
 )
 from .hooks import add_op_hook
 from .monitored_barrier import monitored_barrier
@@ -91,6 +94,8 @@ from .work import OpType, Work, WorkState
 from .world import NonGroupMember
 
 __all__ = [
+    "SHRINK_ABORT",
+    "SHRINK_DEFAULT",
     "Backend",
     "BackendConfig",
     "CoalescingManager",
@@ -171,6 +176,7 @@ __all__ = [
     "scatter_object_list",
     "send",
     "send_object_list",
+    "shrink_group",
     "unavailable_reason",
     "zeros",
 ]

@@ -108,6 +108,9 @@ class Backend:
         {ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX}
     )
 
+    #: Whether it has `descend`.
+    splits = False
+
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
@@ -287,6 +290,21 @@ class Backend:
         The Work's result is the sender's rank in the group.
         """
         self._missing("recv")
+
+    def descend(
+        self,
+        parent: Backend | None,
+        excluded: Sequence[int],
+        release: Callable[[], None] | None,
+    ) -> None:
+        """Use what `parent` has, the backend here of the group that this one is from.
+
+        Called once, before any op, on every rank of the group. This group has
+        the ranks of the other one but for `excluded`, in order; `parent` is
+        ``None`` where it was never used. It is then idle or not, well or not:
+        the ranks have to agree. With `release`, what `parent` is at may be
+        ended; to be called once it is no longer needed, from any thread.
+        """
 
     # -- end of life -------------------------------------------------------
 

@@ -23,7 +23,7 @@ from .store import Store
 from .watchdog import watchdog
 from .work import OpType, Work, WorkState
 
-__all__ = ["REBUILD_HINT", "AbortReason", "GroupLife"]
+__all__ = ["REBUILD_HINT", "AbortReason", "GroupLife", "Origin"]
 
 _log = logging.getLogger(__name__)
 
@@ -46,11 +46,29 @@ class AbortReason:
         return f"{self.text} (at {when}, by {self.by})"
 
 
+@dataclass(frozen=True)
+class Origin:
+    """The group that another one is made from, which leaves out `excluded` ranks.
+
+    `release`: see `Backend.descend`.
+    """
+
+    group: GroupLife
+    excluded: tuple[int, ...] = ()
+    release: Callable[[], None] | None = None
+
+    def descend(self, backend: Backend, device: str) -> None:
+        """Let the new group's backend use what the old one's has."""
+        parent = self.group._backends.get(device)
+        backend.descend(parent, self.excluded, self.release)
+
+
 class GroupLife:
     """What a `ProcessGroup` is apart from its ops.
 
     `ranks` are global ranks, `rank` is this process's place among them,
-    `timeout` is in seconds. `generation` counts the rebuilds.
+    `timeout` is in seconds. `generation` counts the rebuilds. `origin` is the
+    group that it is made from, if that is known to all of its ranks.
     """
 
     def __init__(
@@ -62,6 +80,7 @@ class GroupLife:
         store: Store,
         timeout: float,
         generation: int = 0,
+        origin: Origin | None = None,
     ) -> None:
         self.name = name
         self.ranks = list(ranks)
@@ -75,11 +94,15 @@ class GroupLife:
         # order of the numbers is the order of the ops.
         self._issue_lock = threading.Lock()
         self._abort_lock = threading.Lock()
+        self._origin: Origin | None = None
         self._begin(generation)
+        self._origin = origin
         watchdog.register(self)
 
     def _begin(self, generation: int) -> None:
         self.generation = generation
+        # The ranks of a later generation may be other processes.
+        self._origin = None
         self.status = GroupStatus(self.name, self.global_rank, generation, self.ranks)
         self.aborted: AbortReason | None = None
         self._backends: dict[str, Backend] = {}
@@ -143,8 +166,20 @@ class GroupLife:
                 backend = StagedBackend(backend, device)
             backend.on_failure = partial(self._backend_failed, self.generation)
             backend.timing = self.timing
+            if self._origin is not None and backend.splits:
+                self._origin.descend(backend, device)
             self._backends[device] = backend
             return backend
+
+    def backends(self) -> list[Backend]:
+        """Those that were built so far."""
+        return list(self._backends.values())
+
+    def open_from(self, group: GroupLife) -> None:
+        """Begin what can be made out of `group`, its origin, at once."""
+        for device, backend in list(group._backends.items()):
+            if backend.splits and device in self.config.device_backend_map:
+                self._backend_for(device, OpType.UNKNOWN)
 
     def first_device(self) -> str:
         """The device type that ops without an array go to."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from .backend import unavailable_reason
 from .config import BackendConfig
+from .group_life import Origin
 from .process_group import ProcessGroup
 from .rendezvous import rendezvous
 from .store import Store
@@ -16,6 +17,8 @@ from .world import DEFAULT, NonGroupMember, listed, world
 
 __all__ = [
     "DEFAULT_TIMEOUT",
+    "SHRINK_ABORT",
+    "SHRINK_DEFAULT",
     "Group",
     "GroupMember",
     "abort_process_group",
@@ -40,7 +43,11 @@ __all__ = [
     "new_group",
     "rebuild_process_group",
     "resolve_group",
+    "shrink_group",
 ]
+
+#: Of `shrink_group`: leave the group as it is, or abort it.
+SHRINK_DEFAULT, SHRINK_ABORT = 0, 1
 
 #: Seconds after which an op fails: c10d's default for every backend but NCCL.
 DEFAULT_TIMEOUT = 1800.0
@@ -145,7 +152,54 @@ def new_group(
         )
     config = default.config if backend is None else BackendConfig(backend)
     seconds = default.timeout if timeout is None else as_seconds(timeout, "new_group")
-    return world.new_group(chosen, group_desc, config, seconds)
+    # With NCCL its communicators can then be split off those of the default group.
+    origin = Origin(default) if chosen == default.ranks else None
+    return world.new_group(chosen, group_desc, config, seconds, origin)
+
+
+def shrink_group(
+    ranks_to_exclude: Sequence[int],
+    group: Group = None,
+    shrink_flags: int = SHRINK_DEFAULT,
+    pg_options: Any = None,
+) -> ProcessGroup:
+    """Make a group of the ranks of `group` but for some; only those that stay call it.
+
+    `ranks_to_exclude` are ranks in `group`, which may be dead or hung. Backend
+    string and timeout are those of `group`. NCCL's communicators are made out
+    of those of `group` (``ncclCommShrink``, NCCL 2.27) where every rank that
+    stays has them in good order; else, and with other backends, they are new.
+
+    With ``SHRINK_DEFAULT`` `group` stays as it is. With ``SHRINK_ABORT`` it is
+    aborted, on every rank: what is in flight in it raises `DistAbortedError`,
+    and :func:`rebuild_process_group` is for the day when all its ranks are
+    back. Returns at once. Unlike in ``torch.distributed`` global ranks and the
+    default group stay what they are: pass the new group as `group`, or to
+    ``%%distributed --group``. `pg_options` is accepted for c10d's signature.
+
+    Raises `ValueError` for ranks that are not in `group` or given twice, if
+    none or all are excluded, if this rank is, and for unknown flags.
+    """
+    pg = resolve_group(group, "shrink_group")
+    excluded = sorted(ranks_to_exclude)
+    bad = [r for r in excluded if not isinstance(r, int) or not 0 <= r < pg.size()]
+    if bad or len(set(excluded)) != len(excluded) or not 0 < len(excluded) < pg.size():
+        raise ValueError(
+            f"shrink_group on {pg.describe()}: ranks_to_exclude="
+            f"{list(ranks_to_exclude)}; expected distinct ranks of the group, at "
+            f"least one and not all, each from 0 to {pg.size() - 1}"
+        )
+    if pg.rank in excluded:
+        raise ValueError(
+            f"shrink_group on {pg.describe()}: ranks_to_exclude={excluded} names "
+            "this rank; only the ranks that stay call it"
+        )
+    if shrink_flags not in (SHRINK_DEFAULT, SHRINK_ABORT):
+        raise ValueError(
+            f"shrink_group on {pg.describe()}: shrink_flags={shrink_flags!r}; expected "
+            "SHRINK_DEFAULT or SHRINK_ABORT"
+        )
+    return world.shrink(pg, excluded, abort=shrink_flags == SHRINK_ABORT)
 
 
 def destroy_process_group(group: Group = None) -> None:

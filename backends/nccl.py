@@ -11,11 +11,12 @@ import contextlib
 import dataclasses
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .backend import Array, Backend
 from .nccl_comm import NCCLComm
+from .nccl_descent import Descent
 from .nccl_library import unavailable_reason
 from .nccl_options import options
 from .nccl_queue import Call, NCCLQueue, NCCLWork, abort_queues
@@ -50,6 +51,7 @@ class NCCLBackend(Backend):
     """
 
     name = "nccl"
+    splits = True
     reduce_ops = REDUCE_OPS
 
     def __init__(self, store: Store, rank: int, size: int, timeout: float) -> None:
@@ -59,6 +61,7 @@ class NCCLBackend(Backend):
         self._options = options()
         self._queues: dict[int, NCCLQueue] = {}
         self._batch: _Batch | None = None
+        self._origin: Callable[[int], Descent] | None = None
         self._lock = threading.Lock()
         self._aborted = False
         _alive.add(self)
@@ -82,10 +85,46 @@ class NCCLBackend(Backend):
             self.size,
             self._timeout,
             self._options,
+            self._origin(device) if self._origin is not None else None,
         )
         queue = self._queues[device] = NCCLQueue(self._seam, comm, self._failed)
         comm.open()
         return queue
+
+    def descend(
+        self,
+        parent: Backend | None,
+        excluded: Sequence[int],
+        release: Callable[[], None] | None,
+    ) -> None:
+        """By ``ncclCommSplit`` or ``ncclCommShrink``, where all ranks can.
+
+        The communicators of a shrunken group are begun at once.
+        """
+        queues = dict(parent._queues) if isinstance(parent, NCCLBackend) else {}
+        places = {device: place for place, device in enumerate(queues)}
+        done = threading.Semaphore(max(0, len(queues) - 1))
+
+        def over() -> None:
+            if release is not None and not done.acquire(blocking=False):
+                release()
+
+        if not queues:
+            over()
+
+        def descent(device: int) -> Descent:
+            return Descent(
+                queues.get(device),
+                places.get(device, -1),
+                tuple(excluded),
+                release is not None,
+                over,
+            )
+
+        self._origin = descent
+        if excluded:
+            for device in queues:
+                self._queue_for(device)
 
     def _failed(self, reason: str) -> None:
         if not self._aborted:
@@ -388,13 +427,13 @@ class NCCLBackend(Backend):
             self._aborted = True
         self._store.close()
         mine = list(self._queues.values())
-        devices = {queue.comm.device for queue in mine if queue.busy}
+        devices = {queue.comm.device for queue in mine if queue.launched}
         others = [
             (backend, queue)
             for backend in list(_alive)
             if backend is not self and not backend._aborted
             for queue in list(backend._queues.values())
-            if queue.busy and queue.comm.device in devices
+            if queue.launched and queue.comm.device in devices
         ]
         for backend, queue in others:
             why = (

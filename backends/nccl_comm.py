@@ -14,11 +14,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import DistBackendError, DistError, DistTimeoutError
 from .nccl_seam import Seam
 from .store import Store
+
+if TYPE_CHECKING:
+    from .nccl_descent import Descent
 
 __all__ = ["CommState", "NCCLComm", "abort_together", "nonblocking"]
 
@@ -54,7 +57,8 @@ class NCCLComm:
     """A communicator of one group on one device of this rank.
 
     `mutex` is held around every NCCL call on it. `timeout` bounds the making of
-    it, `store` is where its ranks meet, and `name` is for messages.
+    it, `store` is where its ranks meet, and `name` is for messages. `descent` is
+    what it may be made out of; all its ranks have one, or none has.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class NCCLComm:
         size: int,
         timeout: float,
         options: dict[str, Any],
+        descent: Descent | None = None,
     ) -> None:
         self.device, self.name = device, name
         self.rank, self.size = rank, size
@@ -75,7 +80,7 @@ class NCCLComm:
         #: Set while an abort has not come back from NCCL.
         self.aborting_since: float | None = None
         self._seam, self._store = seam, store
-        self._timeout, self._options = timeout, options
+        self._timeout, self.options, self._descent = timeout, options, descent
         self._deadline = time.monotonic() + timeout
         self._handle: Any = None
         self._error: DistError | None = None
@@ -91,10 +96,9 @@ class NCCLComm:
 
     def _build(self) -> None:
         try:
-            unique_id = self._meet()
-            options = {**self._options, "blocking": not nonblocking()}
-            with self._seam.cuda.device(self.device):
-                handle = self._seam.nccl.init(self.size, self.rank, unique_id, options)
+            handle = self._descend()
+            if handle is None:
+                handle = self._begin()
         except DistError as error:
             self._error = error
             return
@@ -108,6 +112,28 @@ class NCCLComm:
                 return
         # It was aborted before there was anything to abort.
         self._free(handle)
+
+    def _descend(self) -> Any | None:
+        """Make it out of another one, if it has one and all ranks can."""
+        descent, self._descent = self._descent, None
+        if descent is None:
+            return None
+        return descent.derive(
+            self._seam,
+            self._store,
+            self.rank,
+            self.size,
+            self.options,
+            self._deadline + CLOSE_WAIT,
+            lambda: self.state is CommState.INIT,
+        )
+
+    def _begin(self) -> Any:
+        """Begin to make it from a fresh id."""
+        unique_id = self._meet()
+        options = {**self.options, "blocking": not nonblocking()}
+        with self._seam.cuda.device(self.device):
+            return self._seam.nccl.init(self.size, self.rank, unique_id, options)
 
     def _meet(self) -> bytes:
         """The id that rank 0 makes and the others take from the store."""

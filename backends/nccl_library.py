@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,6 +19,8 @@ __all__ = ["NcclLibrary", "unavailable_reason"]
 
 #: nccl4py makes communicators by ``ncclCommInitRankScalable``, which came then.
 OLDEST = (2, 23)
+#: ncclCommShrink came then.
+_SHRINKS = (2, 27)
 
 _EXTRA = "pip install 'rankscope[cuda13]' (CUDA 12: 'rankscope[cuda12]')"
 
@@ -29,9 +31,9 @@ def _told(call: F) -> F:
     """`call`, but what NCCL raises is a `LibraryFailure`."""
 
     @functools.wraps(call)
-    def method(self: NcclLibrary, *arguments: Any) -> Any:
+    def method(self: NcclLibrary, *arguments: Any, **named: Any) -> Any:
         try:
-            return call(self, *arguments)
+            return call(self, *arguments, **named)
         except self.error as error:
             raise LibraryFailure(f"NCCL reports: {error}") from error
 
@@ -48,6 +50,9 @@ class NcclLibrary:
         self._core, self._calls = core, bindings
         self.error: type[Exception] = bindings.NCCLError
         self._in_progress = int(bindings.Result.InProgress)
+        library = core.get_version().libnccl
+        assert library is not None
+        self.can_shrink = library.version.release[:2] >= _SHRINKS
         # What takes addresses already is used as it is, without a layer.
         for name in ("broadcast", "reduce", "all_gather", "reduce_scatter"):
             setattr(self, name, _call(self, getattr(bindings, name)))
@@ -77,8 +82,21 @@ class NcclLibrary:
         communicator = self._core.Communicator.init(size, rank, made, config)
         return self._calls.Comm(communicator.ptr)
 
+    # NCCL writes the new handle into what these return when it is there.
+
+    @_told
+    def split(self, comm: Any, rank: int) -> Any:
+        return self._calls.comm_split(comm, 0, rank, 0)
+
+    @_told
+    def shrink(self, comm: Any, excluded: Sequence[int], *, abort: bool) -> Any:
+        ranks = list(excluded)
+        return self._calls.comm_shrink(comm, ranks, len(ranks), 0, int(abort))
+
     @_told
     def ready(self, comm: Any) -> bool:
+        if not comm:
+            return False
         result = int(self._calls.comm_get_async_error(comm))
         if result == self._in_progress:
             return False
@@ -93,7 +111,8 @@ class NcclLibrary:
 
     @_told
     def abort(self, comm: Any) -> None:
-        self._calls.comm_abort(comm)
+        if comm:
+            self._calls.comm_abort(comm)
 
     @_told
     def finalize(self, comm: Any) -> None:

@@ -9,17 +9,17 @@ from typing import Any
 
 __all__ = ["nccl_options", "options"]
 
+# Not split_share and shrink_share: with them an abort of one communicator would end
+# the ops of another.
 _KINDS: dict[str, type] = {
     "min_ctas": int,
     "max_ctas": int,
     "cga_cluster_size": int,
     "net_name": str,
-    "split_share": bool,
     "traffic_class": int,
     "comm_name": str,
     "collnet_enable": bool,
     "cta_policy": int,
-    "shrink_share": bool,
     "nvls_ctas": int,
     "n_channels_per_net_peer": int,
     "nvlink_centric_sched": bool,

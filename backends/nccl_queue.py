@@ -19,7 +19,7 @@ from typing import Any
 
 from .errors import DistBackendError, DistError
 from .late_errors import note_late_error
-from .nccl_comm import NCCLComm, abort_together
+from .nccl_comm import CLOSE_WAIT, NCCLComm, abort_together, nonblocking
 from .nccl_progress import progress
 from .nccl_seam import Seam
 from .work import OpType, Work, WorkState
@@ -144,6 +144,7 @@ class NCCLQueue:
         self._in_flight: collections.deque[Launch] = collections.deque()
         self._events: dict[bool, list[Any]] = {True: [], False: []}
         self._retired = threading.Event()
+        self._lent = threading.Event()
 
     @property
     def retired(self) -> bool:
@@ -154,6 +155,11 @@ class NCCLQueue:
     def busy(self) -> bool:
         """Whether anything is under way."""
         return bool(self._waiting or self._in_flight)
+
+    @property
+    def launched(self) -> bool:
+        """Whether NCCL has something of it to do."""
+        return bool(self._in_flight) or any(one.given for one in list(self._waiting))
 
     # -- in ----------------------------------------------------------------------
 
@@ -193,7 +199,7 @@ class NCCLQueue:
         broken: Exception | None = None
         moved = False
         try:
-            if self._retired.is_set():
+            if self._retired.is_set() or self._lent.is_set():
                 return False
             with self._seam.cuda.device(comm.device):
                 moved = self._give()
@@ -302,6 +308,38 @@ class NCCLQueue:
         if not self._retired.is_set():
             self._fail(str(error) or type(error).__name__)
 
+    # -- the making of another communicator out of this one ------------------------
+
+    def lend(self, options: dict[str, Any], *, abort: bool) -> bool:
+        """Hold back what is issued, for `Descent`, until `take_back`; say whether.
+
+        Not if the communicator is not well, was made with other `options`, or
+        is at something; with `abort`, that is given up.
+        """
+        comm = self.comm
+        if not nonblocking() or options != comm.options:
+            return False
+        with comm.mutex:
+            try:
+                well = not self.retired and comm.poll()
+            except DistError:
+                return False
+            if not well or (self.busy and not abort) or self._lent.is_set():
+                return False
+            if abort:
+                # What NCCL ends is over, and not well.
+                self._retired.set()
+            self._lent.set()
+            return True
+
+    def take_back(self) -> None:
+        """Go on with what was held back."""
+        self._lent.clear()
+
+    def fail(self, reason: str) -> None:
+        """End it, and its group: the communicator is of no use any more."""
+        self._fail(reason)
+
     # -- waiting -------------------------------------------------------------------
 
     def wait_for(self, done: Callable[[], bool], timeout: float | None) -> bool:
@@ -340,6 +378,9 @@ class NCCLQueue:
 
     def close(self) -> None:
         """Free everything in good order: nothing is in flight."""
+        deadline = time.monotonic() + CLOSE_WAIT
+        while self._lent.is_set() and time.monotonic() < deadline:
+            time.sleep(_NAP_MAX)
         self._retired.set()
         self.comm.close()
         self.free()

@@ -8,7 +8,7 @@ there is no GPU, the tests put simulations of their own in their place.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -40,6 +40,21 @@ class Nccl(Protocol):
         self, size: int, rank: int, unique_id: bytes, options: dict[str, Any]
     ) -> Handle:
         """Begin to make a communicator on the current device."""
+
+    #: Whether the library has `shrink`.
+    can_shrink: bool
+
+    def split(self, comm: Handle, rank: int) -> Handle:
+        """Begin to make a communicator of the ranks of `comm`, with its options.
+
+        It is there when both are `ready`; what goes wrong is told by `comm`.
+        """
+
+    def shrink(self, comm: Handle, excluded: Sequence[int], *, abort: bool) -> Handle:
+        """As `split`, without the ranks `excluded`, which do not call it.
+
+        With `abort`, what `comm` is at is ended first; may wait for that.
+        """
 
     def ready(self, comm: Handle) -> bool:
         """Whether what was asked of it last is done (``ncclCommGetAsyncError``)."""

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from . import mpi_job
 from .config import BackendConfig
 from .errors import DistError
+from .group_life import Origin
 from .prefix_store import PrefixStore
 from .process_group import ProcessGroup
 from .recorder import recorder
@@ -105,11 +106,12 @@ class World:
         config: BackendConfig,
         timeout: float,
         generation: int,
+        origin: Origin | None = None,
     ) -> ProcessGroup:
         assert self.rank is not None
         assert self.store is not None
         made = ProcessGroup(
-            name, ranks, self.rank, config, self.store, timeout, generation
+            name, ranks, self.rank, config, self.store, timeout, generation, origin
         )
         self._groups[name, tuple(ranks)] = made
         recorder.changed()
@@ -121,6 +123,7 @@ class World:
         description: str | None,
         config: BackendConfig,
         timeout: float,
+        origin: Origin | None = None,
     ) -> ProcessGroup | NonGroupMember:
         """Make a group of `ranks`; its name is found without talking to anybody.
 
@@ -136,7 +139,38 @@ class World:
             key = (base, tuple(ranks))
             self._uses[key] = count = self._uses.get(key, 0) + 1
             name = base if count == 1 else f"{base} ({count})"
-            return self._add(name, ranks, config, timeout, 0)
+            return self._add(name, ranks, config, timeout, 0, origin)
+
+    def shrink(
+        self, group: ProcessGroup, excluded: Sequence[int], *, abort: bool
+    ) -> ProcessGroup:
+        """Make a group of the ranks of `group` without its ranks `excluded`.
+
+        With `abort`, `group` is aborted once nothing of it is needed any more.
+        """
+        staying = [r for place, r in enumerate(group.ranks) if place not in excluded]
+        left_out = listed([group.ranks[place] for place in excluded])
+        reason = f"shrink_group: its ranks {listed(staying)} go on without {left_out}"
+        # What is made out of it keeps it until then.
+        using = [one for one in group.backends() if one.splits] if abort else []
+        released = threading.Semaphore(max(0, len(using) - 1))
+
+        def release() -> None:
+            if not released.acquire(blocking=False):
+                group.abort(reason)
+
+        made = self.new_group(
+            staying,
+            f"{group.name} without {left_out}",
+            group.config,
+            group.timeout,
+            Origin(group, tuple(excluded), release if abort else None),
+        )
+        assert isinstance(made, ProcessGroup)
+        made.open_from(group)
+        if abort and not using:
+            release()
+        return made
 
     def get_group(self, name: str | None = None) -> ProcessGroup:
         """Return the group called `name` (default: the current one).

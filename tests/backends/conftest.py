@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 import rankscope as dist
+from rankscope.backends import nccl_seam
 from rankscope.backends.recorder import recorder
+from rankscope.backends.watchdog import watchdog
 from rankscope.backends.world import world
+from tests.backends.gpu_ranks import Ranks
+from tests.backends.gpu_simulation import Simulation
 from tests.backends.manual import Manual
 
 
@@ -25,3 +29,22 @@ def group(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
     store.close()
     del dist.Backend.registry["manual"]
     Manual.made.clear()
+
+
+@pytest.fixture
+def simulation() -> Iterator[Simulation]:
+    """A simulated GPU for each rank of this process, and NCCL between them."""
+    made = Simulation()
+    nccl_seam.use(lambda: made.seam)
+    yield made
+    made.close()
+    nccl_seam.use(None)
+    watchdog.stop()
+
+
+@pytest.fixture
+def ranks(simulation: Simulation, tmp_path: Path) -> Iterator[Ranks]:
+    """Ranks on it, to be started."""
+    made = Ranks(simulation, tmp_path)
+    yield made
+    made.close()

@@ -101,6 +101,9 @@ class Comm:
         self.aborted = False
         self.freed = False
         self.running = 0
+        self.splits = 0
+        #: What is being made out of it.
+        self.child: Comm | None = None
 
 
 class Simulation:
@@ -249,8 +252,40 @@ class SimulatedNccl:
             comm = clique.comms[rank] = Comm(clique, rank)
         return comm
 
+    can_shrink = True
+
+    def split(self, comm: Comm, rank: int) -> Comm:
+        self._note("split", comm.rank)
+        comm.splits += 1
+        key = b"split %d %d" % (id(comm.clique), comm.splits)
+        return self._descend(comm, key, rank, comm.clique.size)
+
+    def shrink(self, comm: Comm, excluded: Sequence[int], *, abort: bool) -> Comm:
+        self._note("shrink", comm.rank)
+        assert comm.rank not in excluded
+        if abort:
+            self.stop(comm)
+            with comm.clique.changed:
+                assert comm.clique.changed.wait_for(lambda: not comm.running, 30)
+        rank = comm.rank - sum(one < comm.rank for one in excluded)
+        key = b"shrink %d %r" % (id(comm.clique), tuple(excluded))
+        return self._descend(comm, key, rank, comm.clique.size - len(excluded))
+
+    def _descend(self, comm: Comm, key: bytes, rank: int, size: int) -> Comm:
+        assert not comm.freed, "split off a communicator that was freed"
+        assert not comm.running, "split off a communicator that is at something"
+        with self._simulation.lock:
+            clique = self._simulation.cliques[key]
+            clique.size = size
+            comm.child = clique.comms[rank] = Comm(clique, rank)
+        return comm.child
+
     def ready(self, comm: Comm) -> bool:
         assert not comm.freed, "asked of a communicator that was freed"
+        if comm.child is not None:
+            if len(comm.child.clique.comms) < comm.child.clique.size:
+                return False
+            comm.child = None
         if comm.rank in self._simulation.fails:
             raise LibraryFailure(self._simulation.fails[comm.rank])
         if comm.rank in self._simulation.in_progress:

@@ -22,6 +22,7 @@ import pytest
 import rankscope as dist
 from rankscope.backends import nccl_library, nccl_seam
 from rankscope.backends.config import BackendConfig
+from rankscope.backends.group_life import Origin
 from rankscope.backends.nccl_library import NcclLibrary
 from rankscope.backends.nccl_seam import LibraryFailure, Seam
 from rankscope.backends.process_group import ProcessGroup
@@ -59,7 +60,8 @@ def library() -> ctypes.CDLL:
 def stub(library: ctypes.CDLL) -> Iterator[Stub]:
     made = Stub(library)
     knobs = {"version": 22800, "async": 0, "call": 0, "slow_ms": 0, "abort_ms": 0}
-    counters = dict.fromkeys(("inits", "aborts", "destroys", "calls", "groups"), 0)
+    names = ("inits", "aborts", "destroys", "calls", "groups", "splits", "shrinks")
+    counters = dict.fromkeys(names, 0)
     for name, value in {**knobs, **counters}.items():
         setattr(made, name, value)
     yield made
@@ -223,6 +225,45 @@ def test_the_end_destroys_and_does_not_abort(group: ProcessGroup, stub: Stub) ->
     until(lambda: not group.status.in_flight)
     group.shutdown()
     assert (stub.destroys, stub.aborts) == (1, 0)
+
+
+def test_a_group_is_split_off_another(
+    group: ProcessGroup, stub: Stub, tmp_path: Path
+) -> None:
+    dist.barrier(group=group)
+    other = ProcessGroup(
+        "h", [0], 0, group.config, group.store, 30, origin=Origin(group)
+    )
+    x = array(group, [1])
+    work = dist.all_reduce(x, group=other, async_op=True)
+    until(lambda: stub.splits == 1)
+    with pytest.raises(dist.DistTimeoutError):
+        # The old one says how far the new one is, which has no handle yet.
+        work.wait(0.1)
+    assert stub.inits == 1
+    setattr(stub, "async", 0)
+    work.wait(20)
+    assert stub.inits == 2
+    other.abort("enough")
+    until(lambda: stub.aborts == 1)
+    dist.barrier(group=group)
+
+
+def test_shrink_gets_through(stub: Stub) -> None:
+    nccl = NcclLibrary()
+    assert nccl.can_shrink
+    comm = nccl.init(4, 0, nccl.unique_id(), {"blocking": False})
+    left = nccl.shrink(comm, [3, 1], abort=True)
+    assert not nccl.ready(left)
+    # There is nothing to free yet.
+    nccl.abort(left)
+    assert stub.aborts == 0
+    setattr(stub, "async", 0)
+    assert nccl.ready(comm)
+    assert nccl.ready(left)
+    assert (stub.shrinks, stub.excluded, stub.shrink_flags) == (1, 3, 1)
+    stub.version = 22602
+    assert not NcclLibrary().can_shrink
 
 
 def test_an_old_library_is_refused_with_the_remedy(stub: Stub) -> None:

@@ -23,6 +23,7 @@ volatile int stub_abort_ms = 0;
 /* What a test is told. */
 volatile int stub_inits, stub_aborts, stub_destroys, stub_calls, stub_groups;
 volatile int stub_in_call;
+volatile int stub_splits, stub_shrinks, stub_excluded, stub_shrink_flags;
 int stub_blocking, stub_min_ctas;
 double stub_factor;
 
@@ -63,8 +64,41 @@ result_t ncclCommInitRankScalable(comm_t **comm, int size, int rank, int ids,
   return stub_async == IN_PROGRESS ? IN_PROGRESS : SUCCESS;
 }
 
+/* As NCCL does, the handle is written when the new communicator is there, and the
+   old one is in progress until then: until a test says that it is no longer. */
+static comm_t **born;
+
+static result_t descend(comm_t *parent, comm_t **comm, int size) {
+  *comm = NULL;
+  born = comm;
+  stub_async = IN_PROGRESS;
+  comms[stub_inits % 256] = (comm_t){size, parent->rank, 0};
+  return IN_PROGRESS;
+}
+
+result_t ncclCommSplit(comm_t *parent, int color, int key, comm_t **comm,
+                       void *config) {
+  (void)config;
+  if (color != 0 || key != parent->rank) return SYSTEM_ERROR;
+  stub_splits++;
+  return descend(parent, comm, parent->size);
+}
+
+result_t ncclCommShrink(comm_t *parent, int *excluded, int count, comm_t **comm,
+                        void *config, int flags) {
+  (void)config;
+  stub_shrinks++;
+  stub_excluded = excluded[0];
+  stub_shrink_flags = flags;
+  return descend(parent, comm, parent->size - count);
+}
+
 result_t ncclCommGetAsyncError(comm_t *comm, result_t *result) {
-  (void)comm;
+  if (!comm) return 4;
+  if (born && stub_async == SUCCESS) {
+    *born = &comms[stub_inits++ % 256];
+    born = NULL;
+  }
   *result = stub_async;
   return SUCCESS;
 }

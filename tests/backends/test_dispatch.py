@@ -367,6 +367,21 @@ def test_new_groups_are_named_without_talking_to_anybody(
     assert dist.get_backend_config(names[0]) == "cpu:manual,cuda:manual"
 
 
+def test_a_shrunken_group(group: dist.ProcessGroup) -> None:
+    pair = dist.new_group([0, 2, 3], group_desc="tp", timeout=9)
+    waits = dist.all_reduce(np.ones(3), group=pair, async_op=True)
+    # Ranks of the group it is made from.
+    left = dist.shrink_group([1], pair)
+    assert (left.name, left.ranks, left.timeout) == ("tp without 2", [0, 3], 9)
+    assert str(left.config) == "cpu:manual,cuda:manual"
+    assert not waits.is_completed()
+    again = dist.shrink_group([1], pair, dist.SHRINK_ABORT)
+    assert again.name == "tp without 2 (2)"
+    with pytest.raises(dist.DistAbortedError, match="its ranks 0,3 go on without 2"):
+        waits.wait()
+    assert group.aborted is None
+
+
 def test_a_rank_that_is_not_in_the_group_is_told_so_by_every_op(
     group: dist.ProcessGroup,
 ) -> None:
@@ -583,6 +598,31 @@ BAD_CALLS: dict[str, tuple[Any, type[Exception], str]] = {
         "the name of the default group",
     ),
     "new_group of nobody": (lambda: dist.new_group([]), ValueError, "at least one"),
+    "shrink_group by a stranger": (
+        lambda: dist.shrink_group([1, 4]),
+        ValueError,
+        r"ranks_to_exclude=\[1, 4\]; expected distinct ranks of the group",
+    ),
+    "shrink_group by nobody": (
+        lambda: dist.shrink_group([]),
+        ValueError,
+        "at least one and not all",
+    ),
+    "shrink_group by all": (
+        lambda: dist.shrink_group([0, 1, 2, 3]),
+        ValueError,
+        "at least one and not all",
+    ),
+    "shrink_group by itself": (
+        lambda: dist.shrink_group([0]),
+        ValueError,
+        "only the ranks that stay call it",
+    ),
+    "shrink_group flags": (
+        lambda: dist.shrink_group([1], shrink_flags=2),
+        ValueError,
+        "shrink_flags=2; expected SHRINK_DEFAULT or SHRINK_ABORT",
+    ),
     "new_group timeout": (
         lambda: dist.new_group([0], timeout=0),
         ValueError,

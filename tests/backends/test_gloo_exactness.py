@@ -463,6 +463,30 @@ def test_a_send_between_two_ranks_does_not_wait_for_the_others_to_communicate() 
         assert ranks.wait() == [0.0, 1.0, 2.0, 0.0]
 
 
+def smaller(me: Rank) -> float:
+    with world():
+        dist.barrier()
+        if me.rank == 1:
+            me.listen()
+            return 0.0
+        work = dist.all_reduce(np.ones(3), async_op=True)
+        left = dist.shrink_group([1], shrink_flags=dist.SHRINK_ABORT)
+        x = np.full(5, me.rank + 1.0)
+        dist.all_reduce(x, group=left)
+        with pytest.raises(dist.DistAbortedError, match="go on without 1"):
+            work.wait()
+        me.report("done")
+        return float(x[0])
+
+
+def test_the_ranks_that_are_left_go_on_in_a_smaller_group() -> None:
+    with Ranks(3, smaller) as ranks:
+        for rank in (0, 2):
+            ranks.next_report(rank)
+        ranks.tell(1, "go")
+        assert ranks.wait() == [4.0, 0.0, 4.0]
+
+
 def test_a_rank_that_comes_45_s_late_is_waited_for(
     waiting_for_a_late_rank: Ranks,
 ) -> None:

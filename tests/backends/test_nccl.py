@@ -9,8 +9,6 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,15 +17,12 @@ import numpy as np
 import pytest
 
 import rankscope as dist
-from rankscope.backends import nccl_seam
-from rankscope.backends.config import BackendConfig
 from rankscope.backends.nccl import NCCLBackend
 from rankscope.backends.nccl_comm import ABORT_WAIT
 from rankscope.backends.nccl_queue import NCCLQueue
-from rankscope.backends.process_group import ProcessGroup
-from rankscope.backends.watchdog import watchdog
 from rankscope.backends.work import WorkState
-from tests.backends.gpu_simulation import DeviceArray, Simulation
+from tests.backends.gpu_ranks import Rank, Ranks
+from tests.backends.gpu_simulation import Simulation
 from tests.waiting import until
 from tools import support_table
 
@@ -35,98 +30,6 @@ OP = dist.ReduceOp
 TYPES = ["int8", "uint8", "int32", "int64", "float16", "float32", "float64"]
 MOVED = [*TYPES, "bool", "int16", "uint16", "complex64", "complex128"]
 REAL_OPS = [OP.SUM, OP.PRODUCT, OP.MIN, OP.MAX, OP.AVG]
-
-
-class Rank:
-    """One rank: a group, and arrays on its device."""
-
-    def __init__(self, simulation: Simulation, pg: ProcessGroup) -> None:
-        self.simulation, self.pg = simulation, pg
-        self.rank, self.size = pg.rank, pg.size()
-
-    def array(self, values: Any, dtype: Any = None) -> DeviceArray:
-        return self.simulation.array(values, self.rank, dtype)
-
-    def random(self, count: int, dtype: str, rank: int | None = None) -> DeviceArray:
-        """What `rank` (default: this one) gives."""
-        place = self.rank if rank is None else rank
-        generator = np.random.default_rng(17 + place)
-        values = generator.integers(0, 4, count)
-        if np.dtype(dtype).kind == "c":
-            return self.array(values + 1j * generator.integers(0, 4, count), dtype)
-        return self.array(values, dtype)
-
-    def everybodys(self, count: int, dtype: str) -> list[np.ndarray]:
-        return [np.asarray(self.random(count, dtype, r)) for r in range(self.size)]
-
-    def synchronize(self) -> None:
-        self.simulation.synchronize(self.rank)
-
-
-class Ranks:
-    """Some ranks, which are threads of this process."""
-
-    def __init__(self, simulation: Simulation, folder: Path) -> None:
-        self.simulation, self.folder = simulation, folder
-        self.ranks: list[Rank] = []
-        self.stores: list[dist.FileStore] = []
-        self.pool: ThreadPoolExecutor | None = None
-
-    def start(self, size: int, timeout: float = 30, name: str = "g") -> Ranks:
-        path = str(self.folder / f"store-{name}")
-        for rank in range(size):
-            store = dist.FileStore(path, size)
-            self.stores.append(store)
-            pg = ProcessGroup(
-                name, range(size), rank, BackendConfig("cuda:nccl"), store, timeout
-            )
-            self.ranks.append(Rank(self.simulation, pg))
-        self.pool = ThreadPoolExecutor(size)
-        return self
-
-    def __call__(self, body: Callable[[Rank], Any]) -> list[Any]:
-        """Run `body` on every rank; return what each returned.
-
-        Raises what the first one to fail raised.
-        """
-        futures = self.futures(body)
-        for future in as_completed(futures, timeout=60):
-            future.result()
-        return [future.result() for future in futures]
-
-    def futures(self, body: Callable[[Rank], Any]) -> list[Any]:
-        assert self.pool is not None
-
-        def run(rank: Rank) -> Any:
-            with self.simulation.cuda.device(rank.rank):
-                return body(rank)
-
-        return [self.pool.submit(run, rank) for rank in self.ranks]
-
-    def close(self) -> None:
-        for rank in self.ranks:
-            rank.pg.shutdown()
-        if self.pool is not None:
-            self.pool.shutdown()
-        for store in self.stores:
-            store.close()
-
-
-@pytest.fixture
-def simulation() -> Iterator[Simulation]:
-    made = Simulation()
-    nccl_seam.use(lambda: made.seam)
-    yield made
-    made.close()
-    nccl_seam.use(None)
-    watchdog.stop()
-
-
-@pytest.fixture
-def ranks(simulation: Simulation, tmp_path: Path) -> Iterator[Ranks]:
-    made = Ranks(simulation, tmp_path)
-    yield made
-    made.close()
 
 
 # -- exactness -----------------------------------------------------------------

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import rankscope as dist
+from rankscope.backends import nccl_seam
 from rankscope.backends.nccl_queue import NCCLQueue
 from rankscope.backends.world import world as groups
 from tests.gpu.ranks import world
@@ -298,3 +299,54 @@ def test_one_group_of_two_backends() -> None:
     if mpi_ranks.mpiexec() is None:
         pytest.skip("neither gloo nor MPI is here")
     mpi_ranks.run_mpi_ranks(2, both_backends, "mpi", timeout=WAIT)
+
+
+def splits(me: Rank) -> bool:
+    """A second group of both ranks is split off the first one's communicator."""
+    with world(me) as cupy:
+        x = cupy.ones(1000)
+        dist.all_reduce(x)
+        cupy.cuda.Device().synchronize()
+        # What is over has to be seen to be over: only then is it idle.
+        until(lambda: not groups.get_group().status.in_flight, 20)
+        dist.all_reduce(cupy.ones(1), async_op=True).synchronize()
+        nccl = nccl_seam.load().nccl
+        split, made = nccl.split, []
+        nccl.split = lambda comm, rank: made.append(rank) or split(comm, rank)  # type: ignore[func-returns-value, method-assign]
+        group = dist.new_group(range(me.size), group_desc="second")
+        for _ in range(3):
+            y = cupy.full(1000, me.rank + 1.0)
+            dist.all_reduce(y, group=group)
+            assert (y.get() == 3).all()
+            dist.all_reduce(x)
+        dist.destroy_process_group(group)
+        dist.all_reduce(x)
+        cupy.cuda.Device().synchronize()
+        return bool(made)
+
+
+def test_a_group_of_all_ranks_is_split_off() -> None:
+    assert run_ranks(2, splits, timeout=WAIT) == [True, True]
+
+
+def shrinks(me: Rank) -> None:
+    """Rank 1 leaves an op out; rank 0 ends it and goes on alone."""
+    with world(me) as cupy:
+        x = cupy.ones(1000)
+        dist.all_reduce(x)
+        cupy.cuda.Device().synchronize()
+        group = groups.get_group()
+        if me.rank == 1:
+            until(lambda: group.aborted is not None, 60)
+            return
+        hung = dist.all_reduce(x, async_op=True)
+        left = dist.shrink_group([1], shrink_flags=dist.SHRINK_ABORT)
+        y = cupy.full(1000, 5.0)
+        dist.all_reduce(y, group=left)
+        assert (y.get() == 5).all()
+        with pytest.raises(dist.DistAbortedError, match="go on without 1"):
+            hung.synchronize()
+
+
+def test_shrink_ends_what_hangs_and_goes_on() -> None:
+    run_ranks(2, shrinks, timeout=WAIT)
