@@ -38,12 +38,16 @@ _BLAME = {
 
 @dataclass(frozen=True)
 class Banner:
-    """A title of a word or two, a sentence, and further ones if there are more."""
+    """A title of a word or two, a sentence, and further ones if there are more.
+
+    `group` is the tab that shows what they speak of, where something is wrong.
+    """
 
     mood: str
     title: str
     text: str
     more: tuple[str, ...] = ()
+    group: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The banner as plain data (JSON-able)."""
@@ -75,7 +79,7 @@ def banner_of(
     if head.get("state", "running") != "running":
         return Banner("calm", "Ended", "The ranks are shut down.")
     if verdicts:
-        return _verdicts(verdicts, len(groups))
+        return _verdicts(verdicts, groups)
     return (
         _dead(head, groups)
         or _aborted(groups)
@@ -85,16 +89,24 @@ def banner_of(
     )
 
 
-def _verdicts(verdicts: Sequence[Verdict], groups: int) -> Banner:
+def _verdicts(verdicts: Sequence[Verdict], groups: Sequence[Group]) -> Banner:
     sentences = []
     for verdict in verdicts:
         sentence = _sentence(text(verdict.text, 600))
         # With a single group its name says nothing.
         sentences.append(
-            sentence if groups == 1 else f"{sentence} (group {verdict.group!r})"
+            sentence if len(groups) == 1 else f"{sentence} (group {verdict.group!r})"
         )
-    title = verdicts[0].fault.value.capitalize()
-    return Banner("error", title, sentences[0], tuple(sentences[1:]))
+    first = verdicts[0]
+    title = first.fault.value.capitalize()
+    concerned = {*first.culprits, *first.waiting}
+    where = [
+        group.id
+        for group in groups
+        if group.name == first.group and not concerned.isdisjoint(group.base)
+    ]
+    tab = where[0] if where else None
+    return Banner("error", title, sentences[0], tuple(sentences[1:]), tab)
 
 
 def _dead(head: Mapping[str, Any], groups: Sequence[Group]) -> Banner | None:
@@ -127,7 +139,7 @@ def _aborted(groups: Sequence[Group]) -> Banner | None:
         sentences.append(_sentence(f"group {group.name!r}{where}: {reason}"))
     them = "it" if len(found) == 1 else "them"
     sentences[-1] += f" Rebuild makes {them} usable again."
-    return Banner("error", "Aborted", sentences[0], tuple(sentences[1:]))
+    return Banner("error", "Aborted", sentences[0], tuple(sentences[1:]), found[0].id)
 
 
 def _silent(groups: Sequence[Group]) -> Banner | None:

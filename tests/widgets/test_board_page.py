@@ -267,6 +267,49 @@ class TestKeyboard:
         until(lambda: len(scene.page.rows()) == 5, 20)
 
 
+class TestTrouble:
+    """The tab of a group in trouble opens by itself, once."""
+
+    def troubled(self, scene: Scene, **fields: Any) -> None:
+        status = statuses.cluster(
+            *(
+                statuses.rank(
+                    n,
+                    statuses.group(),
+                    *([statuses.group("tp", (0, 1), **fields)] if n < 2 else []),
+                )
+                for n in range(4)
+            )
+        )
+        scene.take(status)
+
+    def shown(self, scene: Scene) -> str:
+        tab = scene.page.board().get_by_role("tab", selected=True)
+        return str(tab.inner_text()).split()[0]
+
+    def test_it_opens(self, scene: Scene) -> None:
+        self.troubled(scene)
+        assert self.shown(scene) == "default"
+        self.troubled(scene, state="aborted", reason="enough")
+        until(lambda: self.shown(scene) == "tp", 20)
+        assert "strong" in str(scene.button("Rebuild").get_attribute("class"))
+        # From then on it is the person's choice, until the next trouble.
+        scene.page.board().get_by_role("tab").nth(0).click()
+        self.troubled(scene, state="aborted", reason="enough, I said")
+        assert self.shown(scene) == "default"
+        self.troubled(scene)
+        self.troubled(scene, state="aborted", reason="again")
+        until(lambda: self.shown(scene) == "tp", 20)
+
+    def test_it_does_not_open_under_a_question(self, scene: Scene) -> None:
+        """A yes would mean another group."""
+        self.troubled(scene)
+        scene.button("Abort").click()
+        self.troubled(scene, state="aborted", reason="enough")
+        assert scene.texts("what") == ["Abort default?"]
+        assert self.shown(scene) == "default"
+
+
 class TestTimeline:
     def open(self, scene: Scene, lanes: dict[str, Any]) -> None:
         scene.button("Timeline").click()

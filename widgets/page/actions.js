@@ -111,5 +111,8 @@ function makeActions(board) {
   ];
   if (!store.model.get("diagnoses")) list.shift();
   board.actions.append(...list.map((action) => action.element));
-  return { update: () => list.forEach((action) => action.update()) };
+  return {
+    update: () => list.forEach((action) => action.update()),
+    asking: () => list.some((action) => !action.asked.hidden),
+  };
 }

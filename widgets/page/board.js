@@ -125,8 +125,9 @@ class Board {
   }
 
   drawBanner() {
-    const { mood, title, text, more } = this.store.banner;
+    const { mood, title, text, more, group } = this.store.banner;
     this.banner.show(mood, title, [text, ...more]);
+    this.follow(group);
     // Whom it is about may be out of sight among many.
     const rows = this.store.rows.get(this.group) ?? new Map();
     const blamed = [...rows].filter(([, cells]) => cells.blame).map(([rank]) => rank);
@@ -170,6 +171,14 @@ class Board {
   choose() {
     if (this.tab() === undefined) this.show(this.store.groups[0]?.id ?? null);
     this.tabs.select(this.group);
+  }
+
+  /** Open the tab of the group that is in trouble, once; a person may choose another. */
+  follow(id) {
+    if (!id) this.followed = null;
+    if (!id || id === this.followed || this.buttons.asking()) return;
+    this.followed = id;
+    if (id !== this.group && this.store.groups.some((group) => group.id === id)) this.show(id);
   }
 
   show(id) {
