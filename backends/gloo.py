@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from .backend import Backend
+from .composite import chain
 from .errors import DistBackendError
 from .gloo_arithmetic import REDUCTION_NUMBERS, arithmetic
 from .gloo_mailbox import FrameOperation
@@ -83,15 +84,32 @@ class GlooBackend(Backend):
 
     # -- reductions --------------------------------------------------------
 
+    # gloo's float16 is slow, rounds after each rank, and skips assignments to memory
+    # that held certain bits. So it is reduced as float32, and rounded once.
+
     def all_reduce(self, tensor: np.ndarray, op: ReduceOp) -> Work:
         """Reduce `tensor` over all ranks, in place, on every rank."""
-        return self._in_place(Kind.ALL_REDUCE, OpType.ALL_REDUCE, tensor, op)
+        wide = self._widened(tensor)
+        work = self._in_place(
+            Kind.ALL_REDUCE, OpType.ALL_REDUCE, wide, op, dtype=tensor.dtype
+        )
+        return _narrowed(work, wide, tensor)
 
     def reduce(self, tensor: np.ndarray, dst: int, op: ReduceOp) -> Work:
         """Reduce into `tensor` of `dst`; the other ranks' arrays stay as they are."""
-        return self._in_place(
-            Kind.REDUCE, OpType.REDUCE, tensor, op, dst, store=dst == self.rank
+        wide, mine = self._widened(tensor), dst == self.rank
+        work = self._in_place(
+            Kind.REDUCE, OpType.REDUCE, wide, op, dst, store=mine, dtype=tensor.dtype
         )
+        return _narrowed(work, wide, tensor, store=mine)
+
+    def _widened(self, tensor: np.ndarray, *, load: bool = True) -> np.ndarray:
+        if tensor.dtype != np.float16 or self._side is None:
+            return tensor
+        wide = self.scratch(tensor.size, np.dtype(np.float32))
+        if load:
+            wide[:] = tensor.reshape(-1)
+        return wide
 
     def broadcast(self, tensor: np.ndarray, src: int) -> Work:
         """Copy `tensor` of `src` into everyone's."""
@@ -116,12 +134,13 @@ class GlooBackend(Backend):
         *,
         load: bool = True,
         store: bool = True,
+        dtype: np.dtype | None = None,
     ) -> Work:
         if self._side is None:
             return _done(op_type, tensor)
-        dtype, reduction, length = 0, 0, tensor.nbytes
+        number, reduction, length = 0, 0, tensor.nbytes
         if op is not None:
-            dtype, factor = arithmetic(tensor.dtype, op)
+            number, factor = arithmetic(dtype or tensor.dtype, op)
             reduction, length = REDUCTION_NUMBERS[op], tensor.size * factor
         work = GlooWork(op_type, tensor, self._side)
         if kind == Kind.ALL_REDUCE:
@@ -130,12 +149,12 @@ class GlooBackend(Backend):
             if frame is not None:
                 self._side.submit(
                     FrameOperation(
-                        work, frames, frame, tensor, dtype, reduction, length
+                        work, frames, frame, tensor, number, reduction, length
                     )
                 )
                 return work
 
-        command = (kind, dtype, reduction, peer, length, load, store)
+        command = (kind, number, reduction, peer, length, load, store)
         operation: Operation
         if (
             tensor.nbytes > self._chunk_bytes
@@ -151,15 +170,16 @@ class GlooBackend(Backend):
         self, output: np.ndarray, input_list: Sequence[np.ndarray], op: ReduceOp
     ) -> Work:
         """`output` becomes the reduction of all ranks' ``input_list[rank]``."""
-        regions = [whole(each) for each in input_list]
+        regions = [whole(self._widened(each)) for each in input_list]
         return self._reduce_scatter(OpType.REDUCE_SCATTER, output, regions, op)
 
     def reduce_scatter_tensor(
         self, output: np.ndarray, tensor: np.ndarray, op: ReduceOp
     ) -> Work:
         """As `reduce_scatter`, `tensor` being the flat concatenation of the parts."""
+        given = self._widened(tensor)
         regions = [
-            Region(tensor, rank * output.size, output.size) for rank in range(self.size)
+            Region(given, rank * output.size, output.size) for rank in range(self.size)
         ]
         return self._reduce_scatter(OpType.REDUCE_SCATTER_TENSOR, output, regions, op)
 
@@ -174,9 +194,10 @@ class GlooBackend(Backend):
             copy(regions[0], whole(output))
             return _done(op_type, output)
         dtype, factor = arithmetic(output.dtype, op)
+        target = self._widened(output, load=False)
 
         def build(operation: PlacedOperation) -> bytes:
-            segment, offset = operation.place(output, load=False, store=True)
+            segment, offset = operation.place(target, load=False, store=True)
             return pack(
                 Kind.REDUCE_SCATTER,
                 dtype=dtype,
@@ -189,7 +210,8 @@ class GlooBackend(Backend):
             )
 
         arrays = [region.array for region in regions]
-        return self._submit(op_type, output, build, arrays, [output])
+        work = self._submit(op_type, target, build, arrays, [target])
+        return _narrowed(work, target, output)
 
     # -- moves -------------------------------------------------------------
 
@@ -400,6 +422,23 @@ def unavailable() -> str | None:
     if importlib.util.find_spec("pygloo") is None:
         return f"pygloo is not installed: pip install pygloo==0.2.1. {remedy}"
     return None
+
+
+def _narrowed(
+    work: Work, wide: np.ndarray, tensor: np.ndarray, *, store: bool = True
+) -> Work:
+    """A Work that ends with what `work` left in `wide` in `tensor`."""
+    if wide is tensor:
+        return work
+
+    def narrow() -> None:
+        if not store:
+            return
+        # What float16 cannot hold becomes infinite, quietly, as in gloo.
+        with np.errstate(over="ignore"):
+            tensor.reshape(-1)[:] = wide
+
+    return chain(work, work.op_type, narrow, tensor)
 
 
 def _done(op_type: OpType, result: object) -> Work:

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from .gloo_cpp import Gloo, UnboundBuffer
 from .gloo_pipeline import ITEM_BYTES, Chunks, Scratch, Whole, accumulate, pipeline
 from .gloo_protocol import (
-    DTYPES,
     Command,
     Kind,
     chunk_bytes,
@@ -27,9 +26,6 @@ from .gloo_protocol import (
 )
 
 __all__ = ["Collectives", "Region", "post_recv", "post_send"]
-
-# gloo's own algorithms write over old values, which float16 does not bear.
-_FLOAT16 = DTYPES.index("float16")
 
 _SLOT_PREFIX = 0x10 << 56
 # One read or write of the kernel's is never longer than 2 GiB.
@@ -56,11 +52,7 @@ class Collectives:
     ) -> None:
         """Reduce in place at `address`: on `root`, or on every rank (``None``)."""
         item = ITEM_BYTES[command.dtype]
-        if (
-            root is None
-            and command.dtype != _FLOAT16
-            and command.length * item > latency_bytes(self._size)
-        ):
+        if root is None and command.length * item > latency_bytes(self._size):
             self._reduce_by_gloo(command, address, item, chunks)
         else:
             self._reduce_whole(command, address, item, root, chunks)
@@ -118,8 +110,8 @@ class Collectives:
     ) -> None:
         """Whoever wants the result gets every array, whole, chunk by chunk.
 
-        One round. For a root no way moves less; for everybody it is the way of
-        float16, and of a world too large for frames.
+        One round. For a root no way moves less; for everybody it is the way of a
+        world too large for frames.
         """
         peers, me = self._peers, self._rank
         reduction = self._gloo.reduction(command.dtype, command.reduction)

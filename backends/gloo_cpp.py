@@ -43,8 +43,9 @@ _FOREVER_MS = 10 * 365 * 86_400_000
 
 _MS = "NSt6chrono8durationIlSt5ratioILl1ELl1000EEEE"
 _BUFFER = "_ZN4gloo9transport2uv13UnboundBuffer"
-# Mangled names of C++'s types, in the order of DTYPES.
-_CPP_TYPES = ("a", "h", "i", "j", "l", "m", "N4gloo7float16E", "f", "d")
+# Mangled names of the C++ types that DTYPES come as.
+_CPP_TYPES = ("a", "h", "i", "j", "l", "m", "f", "f", "d")
+_FLOAT16, _FLOAT32 = DTYPES.index("float16"), DTYPES.index("float32")
 
 # name: (symbol, result, arguments, whether the GIL is released meanwhile).
 # What cannot wait keeps it: giving it up and back costs more than the call.
@@ -181,6 +182,7 @@ class Gloo:
     ) -> None:
         """Run gloo's own all_reduce in place: by a ring, or else by BCUBE."""
         algorithm = _RING if ring else _BCUBE
+        dtype = _FLOAT32 if dtype == _FLOAT16 else dtype
         self._all_reduce(
             self._owner, address, address, count, dtype, reduction, algorithm, tag
         )
@@ -267,33 +269,10 @@ def _reductions(library: ctypes.PyDLL) -> list[list[Reduction]]:
         ]
         for cpp_type in _CPP_TYPES[: len(DTYPES)]
     ]
-    half = DTYPES.index("float16")
-    table[half] = [_into_zeros(reduction) for reduction in table[half]]
     return table
 
 
-def _into_zeros(reduction: Reduction) -> Reduction:
-    """Make a reduction of float16 right whatever its target held before.
-
-    gloo's assignment of a float16 is skipped where the *bits* of the target,
-    read as an integer, equal the new value: 2.0 is not written over 0x0002.
-    Over zeros it is right (a zero that is skipped is a zero).
-    """
-
-    def reduce(result: int, one: int, other: int, count: int) -> None:
-        zeros = ctypes.create_string_buffer(2 * count)
-        reduction(ctypes.addressof(zeros), one, other, count)
-        ctypes.memmove(result, zeros, 2 * count)
-
-    return reduce
-
-
 def _reduction_address(library: ctypes.PyDLL, cpp_type: str, number: int) -> int:
-    # A mangled name refers back by number to what it named before: gloo::float16
-    # adds two such names.
-    back = 5 if cpp_type.startswith("N") else 3
-    choose = library[
-        f"_ZN6pygloo10toFunctionI{cpp_type}EEPFvPvPKvS{back}_mERKNS_8ReduceOpE"
-    ]
+    choose = library[f"_ZN6pygloo10toFunctionI{cpp_type}EEPFvPvPKvS3_mERKNS_8ReduceOpE"]
     choose.restype, choose.argtypes = c_void_p, (c_void_p,)
     return choose(byref(ctypes.c_uint8(number)))

@@ -11,8 +11,8 @@ from .gloo_cpp import Reduction
 
 __all__ = ["ITEM_BYTES", "Chunks", "Scratch", "Whole", "accumulate", "pipeline"]
 
-#: Element sizes in the order of the protocol's DTYPES.
-ITEM_BYTES = (1, 1, 4, 4, 8, 8, 2, 4, 8)
+#: Element sizes, as they come, in the order of the protocol's DTYPES.
+ITEM_BYTES = (1, 1, 4, 4, 8, 8, 4, 4, 8)
 
 
 class Chunks(Protocol):

@@ -34,7 +34,9 @@ __all__ = [
 #: No message is longer: that is room for 1,000 transfers.
 MESSAGE_BYTES = 64 << 10
 
-#: In the order of pygloo.glooDataType_t: the number is the position.
+#: In the order of pygloo.glooDataType_t: the number is the position. What is called
+#: float16 comes as float32, which both sides know, so that ranks of other dtypes do
+#: not match.
 DTYPES = (
     "int8",
     "uint8",

@@ -432,10 +432,25 @@ def halves(me: Rank) -> bool:
         x = held[me.rank].copy()
         dist.all_reduce(x)
         np.testing.assert_array_equal(x, np.sum(held, axis=0))
+        # Rounded once: 2048 + 1 + 1 is 2050, and 2049 is none of float16's numbers.
+        one = np.array([[2048], [1], [1]][me.rank], np.float16)
+        work = dist.all_reduce(one, async_op=True)
+        work.wait()
+        assert one[0] == 2050
+        assert work.result() is one
+        large = np.full(3, 60000, np.float16)
+        with np.errstate(all="raise"):
+            dist.all_reduce(large)
+        assert np.isinf(large).all()
+        mine = np.full(3, me.rank + 1.0, np.float16)
+        work = dist.reduce(mine, 1, async_op=True)
+        work.wait()
+        assert work.result() is mine
+        assert mine[0] == (6 if me.rank == 1 else me.rank + 1)
         return True
 
 
-def test_float16_is_right_whatever_the_memory_held_before() -> None:
+def test_float16_is_reduced_in_float32_and_rounded_once() -> None:
     assert all(run_ranks(3, halves))
 
 
