@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -260,10 +262,22 @@ class GroupLife:
         generation = self.generation
 
         def peer_aborted(value: bytes) -> None:
-            reason = AbortReason(**json.loads(value))
+            reason = AbortReason(**{"at": time.time(), **json.loads(value)})
+            self._abort(reason, publish=False, generation=generation)
+
+        def store_lost(message: str) -> None:
+            reason = AbortReason(message, "the store", time.time())
             self._abort(reason, publish=False, generation=generation)
 
         cancels = [self._store.watch("abort", peer_aborted)]
+        # Rank 0 serves it, where the store tells of deaths at all.
+        if 0 in self.ranks:
+            cancels.append(self._store.watch_loss(store_lost))
+        where = f"process {os.getpid()} on {socket.gethostname()}"
+        self.leave_will(
+            f"rank {self.global_rank} ({where}) is gone: it was killed, crashed or "
+            "left without destroy_process_group(), or its network failed"
+        )
         for device in self.config.device_backend_map:
             build = partial(self._peer_builds, device, generation)
             cancels.append(self._store.watch(f"build/{device}", build))
@@ -273,6 +287,11 @@ class GroupLife:
                 cancel()
 
         self._unwatch = unwatch
+
+    def leave_will(self, text: str) -> None:
+        """Say what ends the group on the other ranks when this process is gone."""
+        will = json.dumps({"text": text, "by": "the store"})
+        self._store.last_will("abort", will)
 
     def _peer_builds(self, device: str, generation: int, value: bytes) -> None:
         """Another rank begins with a send or receive: its backend needs us all."""

@@ -40,7 +40,9 @@ def meet_over_mpi(timeout: float, key: bytes | None) -> tuple[TCPStore, int, int
     store = None
     if rank == 0:
         secret = secrets.token_bytes(32) if key is None else key
-        store = TCPStore(_address(size), 0, size, True, timeout, key=secret)
+        store = TCPStore(
+            _address(size), 0, size, True, timeout, key=secret, tells_deaths=True
+        )
         text = json.dumps([store.host, store.port, secret.hex()]).encode()
         message[: len(text)] = np.frombuffer(text, np.uint8)
     request = world.Ibcast([message, mpi.BYTE], 0)
@@ -54,7 +56,9 @@ def meet_over_mpi(timeout: float, key: bytes | None) -> tuple[TCPStore, int, int
     if store is None:
         host, port, text = json.loads(message.tobytes().rstrip(b"\0"))
         secret = bytes.fromhex(text)
-        store = TCPStore(host, port, size, False, timeout, key=secret)
+        store = TCPStore(
+            host, port, size, False, timeout, key=secret, tells_deaths=True
+        )
     return store, rank, size
 
 

@@ -136,6 +136,18 @@ class PrefixStore(Store):
         inner.append(store.watch(self._full(key), fire))
         return cancel
 
+    def last_will(self, key: str, value: bytes | str) -> None:
+        """Have `key` set when this process is gone."""
+        self._open().last_will(self._full(key), value)
+
+    def withdraw(self) -> None:
+        """This process goes in good order, for all users of the store."""
+        self._open().withdraw()
+
+    def watch_loss(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        """Call ``callback(message)`` when whoever serves the store is gone."""
+        return self._open().watch_loss(callback)
+
     def close(self) -> None:
         """End the waits and watches made here; the underlying store stays open."""
         with self._changed:

@@ -80,7 +80,9 @@ def rendezvous(
             raise ValueError(f"init_method {init_method!r}: {error}") from error
         if not host or not port:
             raise ValueError(f"init_method {init_method!r}: expected tcp://host:port")
-    store = TCPStore(host, port, world_size, rank == 0, timeout, key=key)
+    store = TCPStore(
+        host, port, world_size, rank == 0, timeout, key=key, tells_deaths=True
+    )
     return store, rank, world_size
 
 

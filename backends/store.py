@@ -84,6 +84,24 @@ class Store:
         """
         raise NotImplementedError
 
+    # Deaths: what a TCPStore made with ``tells_deaths=True`` knows, and no other.
+
+    def last_will(self, key: str, value: bytes | str) -> None:
+        """Have `key` set, if nobody has set it, when this process is gone.
+
+        A process that ends, however it does, without `withdraw` before.
+        """
+
+    def withdraw(self) -> None:
+        """This process goes in good order: nobody needs to hear of it."""
+
+    def watch_loss(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        """Call ``callback(message)`` when whoever serves the store is gone.
+
+        Returns a function that cancels.
+        """
+        return lambda: None
+
     def close(self) -> None:
         """Free sockets, threads and files; the store is unusable afterwards."""
 

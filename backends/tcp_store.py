@@ -26,7 +26,8 @@ class TCPStore(Store):
     from `port`. `world_size` is how many ranks are expected (for messages
     only: nobody is waited for here). `timeout` in seconds bounds the
     connecting and is the default of every wait. Whoever lacks `key` can
-    neither read nor write; ``None`` stands for `store_key.shared_key()`.
+    neither read nor write; ``None`` stands for `store_key.shared_key()`. With
+    `tells_deaths`, on every rank, the ranks hear of each other's deaths.
 
     Raises `DistNetworkError` if the master cannot listen, if nobody answers
     within `timeout`, or, at once, if the master's key is another one. When
@@ -42,6 +43,7 @@ class TCPStore(Store):
         timeout: float | timedelta = 300.0,
         *,
         key: bytes | None = None,
+        tells_deaths: bool = False,
     ) -> None:
         if not 0 <= port <= 65535 or (port == 0 and not is_master):
             raise ValueError(
@@ -50,6 +52,7 @@ class TCPStore(Store):
         self.host = host_name
         self.world_size = world_size
         self.is_master = is_master
+        self._tells_deaths = tells_deaths
         self.timeout = to_seconds(timeout, 300.0)
         keys = curve_keys(shared_key() if key is None else key)
         self._server = TCPStoreServer(host_name, port, keys) if is_master else None
@@ -58,6 +61,9 @@ class TCPStore(Store):
         try:
             self._client = TCPStoreClient(host_name, self.port, keys)
             self._client.connect(self.timeout)
+            if tells_deaths:
+                # From now on the master says goodbye to this one.
+                self._call(b"will")
         except BaseException:
             self.close()
             raise
@@ -112,6 +118,27 @@ class TCPStore(Store):
         client = self._connected()
         request = client.submit(b"get", [key.encode()], callback)
         return lambda: client.drop(request)
+
+    def last_will(self, key: str, value: bytes | str) -> None:
+        """Have the master set `key` when the connection of this process breaks.
+
+        A moment later, so that whoever knows more of the death can say so.
+        """
+        if self._tells_deaths:
+            self._call(b"will", key.encode(), to_bytes(value))
+
+    def withdraw(self) -> None:
+        """Let this process go without a word; the master says goodbye to the others."""
+        if self._tells_deaths:
+            self._call(b"unwill")
+        if self._server is not None:
+            self._server.orderly = True
+
+    def watch_loss(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        """Call ``callback(message)`` once the master is gone without a goodbye."""
+        if not self._tells_deaths:
+            return lambda: None
+        return self._connected().watch_loss(callback)
 
     @property
     def lost(self) -> bool:

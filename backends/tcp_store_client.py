@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import zmq
@@ -18,7 +19,7 @@ from zmq.utils.monitor import recv_monitor_message
 from .errors import DistNetworkError, DistStoreError
 from .store import remaining
 from .store_key import CurveKeys
-from .tcp_store_server import MAX_MESSAGE, endpoint_of
+from .tcp_store_server import GOODBYE, MAX_MESSAGE, endpoint_of
 
 __all__ = ["Request", "TCPStoreClient"]
 
@@ -74,6 +75,9 @@ class TCPStoreClient:
         self._end: tuple[bytes, str] | None = None
         self._settled = threading.Event()
         self._connected = False
+        # Whether the server has said goodbye, and who wants to know if it has not.
+        self._goodbye = False
+        self._watching_loss: list[Callable[[str], None]] = []
         self._refusals = 0
         self._connected_at = 0.0
 
@@ -138,16 +142,33 @@ class TCPStoreClient:
                 request.result()
             self._pending[request.number] = request
             self._outgoing.append([request.number, op, *args])
-            if callback is not None and self._caller is None:
-                self._caller = threading.Thread(
-                    target=_call_back,
-                    args=(self._answers,),
-                    name="rankscope-store-watch",
-                    daemon=True,
-                )
-                self._caller.start()
+            if callback is not None:
+                self._start_caller()
             self._wake()
         return request
+
+    def _start_caller(self) -> None:
+        if self._caller is None:
+            self._caller = threading.Thread(
+                target=_call_back,
+                args=(self._answers,),
+                name="rankscope-store-watch",
+                daemon=True,
+            )
+            self._caller.start()
+
+    def watch_loss(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        """Call ``callback(message)`` if the server goes without a goodbye."""
+        with self._lock:
+            self._watching_loss.append(callback)
+            self._start_caller()
+
+        def cancel() -> None:
+            with self._lock:
+                if callback in self._watching_loss:
+                    self._watching_loss.remove(callback)
+
+        return cancel
 
     def forget(self, request: Request) -> None:
         """Nobody waits for `request` any more."""
@@ -229,6 +250,9 @@ class TCPStoreClient:
             _log.warning("store: ignored an answer of %d frames", len(frames))
             return
         number, status, *payload = frames
+        if status == GOODBYE:
+            self._goodbye = True
+            return
         with self._lock:
             request = self._pending.pop(number, None)
         if request is None:
@@ -278,10 +302,21 @@ class TCPStoreClient:
             self._end = status, message
             pending = list(self._pending.values())
             self._pending.clear()
+            watching = self._watching_loss if status == b"lost" else []
+            self._watching_loss = []
         self._settled.set()
+        if not self._goodbye:
+            for callback in watching:
+                told = Request(b"", partial(_tell, callback))
+                told.status, told.payload = b"ok", [message.encode()]
+                self._answers.put(told)
         for request in pending:
             request.status, request.error = status, message
             request.done.set()
+
+
+def _tell(callback: Callable[[str], None], message: bytes) -> None:
+    callback(message.decode())
 
 
 def _call_back(answers: queue.SimpleQueue[Request | None]) -> None:

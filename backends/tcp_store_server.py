@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import zmq
 from zmq.utils import z85
+from zmq.utils.monitor import recv_monitor_message
 
 from .errors import DistNetworkError, DistStoreError
 from .store import MAX_DIGITS, sum_of
 from .store_key import CurveKeys
 
-__all__ = ["MAX_MESSAGE", "TCPStoreServer", "endpoint_of"]
+__all__ = ["GOODBYE", "MAX_MESSAGE", "TCPStoreServer", "endpoint_of"]
 
 _log = logging.getLogger(__name__)
 
 # One value of a rendezvous is an address or a few pickled objects; the bound
 # keeps a confused client from filling the memory of rank 0.
 MAX_MESSAGE = 256 << 20
+
+#: What the master tells its clients before it ends, unasked.
+GOODBYE = b"goodbye"
+
+# Seconds after a connection broke at which is looked whose it was, and for which a
+# will waits: backends, which hear of a death at once, know more of it.
+_LOOKS = (0.01, 0.03, 0.1, 0.3, 1.0)
+_RESPITE = 0.5
+# Milliseconds that the goodbye gets to leave.
+_LINGER_MS = 200
 
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 
@@ -40,7 +53,7 @@ class KeyTable:
     """
 
     def __init__(
-        self, answer: Callable[[Ticket, bytes, Sequence[bytes]], None]
+        self, answer: Callable[[Ticket, bytes, Sequence[bytes]], object]
     ) -> None:
         self._answer = answer
         self._values: dict[bytes, bytes] = {}
@@ -48,6 +61,8 @@ class KeyTable:
         self._missing: dict[Ticket, set[bytes]] = {}
         self._wanted: dict[bytes, list[Ticket]] = {}
         self._keys_of: dict[Ticket, list[bytes]] = {}
+        #: Client → what is to be set, and to what, when it is gone.
+        self.wills: dict[bytes, dict[bytes, bytes]] = {}
 
     def handle(self, ticket: Ticket, op: bytes, args: list[bytes]) -> Reply | None:
         """Do `op`; raises `DistStoreError` or `ValueError` for a bad request."""
@@ -78,11 +93,24 @@ class KeyTable:
             return b"ok", [b"0" if self._values.pop(key, None) is None else b"1"]
         if op == b"count":
             return b"ok", [b"%d" % len(self._values)]
+        if op == b"will":
+            left = dict(zip(args[::2], args[1::2], strict=True))
+            self.wills.setdefault(ticket[0], {}).update(left)
+            return b"ok", []
+        if op == b"unwill":
+            self.wills.pop(ticket[0], None)
+            return b"ok", []
         if op == b"drop":
             (number,) = args
             self._drop((ticket[0], number))
             return None
         raise ValueError(f"unknown operation {op!r}")
+
+    def execute(self, client: bytes) -> None:
+        """Do what a client that is gone has left to do."""
+        for key, value in self.wills.pop(client, {}).items():
+            if not self._values.get(key):
+                self._put(key, value)
 
     def _get(self, ticket: Ticket, keys: list[bytes]) -> Reply | None:
         missing = {key for key in keys if key not in self._values}
@@ -131,6 +159,12 @@ class TCPStoreServer:
         self._zap = self._context.socket(zmq.REP)
         self._router = self._context.socket(zmq.ROUTER)
         self._table = KeyTable(self._send)
+        #: Whether the clients are told that this end is no failure.
+        self.orderly = False
+        # When to see who is gone, and clients that are → when to execute their wills.
+        self._looks: list[float] = []
+        self._gone: dict[bytes, float] = {}
+        self._monitor = self._router.get_monitor_socket(zmq.Event.DISCONNECTED)
         try:
             self._zap.bind(_ZAP_ENDPOINT)
             self.port = self._bind(host, port)
@@ -187,17 +221,46 @@ class TCPStoreServer:
 
     def _serve(self) -> None:
         poller = zmq.Poller()
-        for source in (self._zap, self._router, self._stop):
+        for source in (self._zap, self._router, self._monitor, self._stop):
             poller.register(source, zmq.POLLIN | zmq.POLLERR)
         try:
-            while self._stop not in (ready := dict(poller.poll())):
+            while self._stop not in (ready := dict(poller.poll(self._pause()))):
+                self._look_after_wills()
+                if self._monitor in ready:
+                    recv_monitor_message(self._monitor)
+                    # Who it was is known a moment later.
+                    now = time.monotonic()
+                    self._looks = [now + pause for pause in _LOOKS]
                 if self._zap in ready:
                     self._admit(self._zap.recv_multipart())
                 if self._router in ready:
                     self._receive(self._router.recv_multipart())
+            if self.orderly:
+                for client in self._table.wills:
+                    self._send((client, b""), GOODBYE, ())
         finally:
-            self._context.destroy(linger=0)
+            self._router.disable_monitor()
+            self._monitor.close(0)
+            self._context.destroy(linger=_LINGER_MS)
             os.close(self._stop)
+
+    def _pause(self) -> int | None:
+        """Milliseconds until there is something to do unasked."""
+        times = [*self._looks[:1], *self._gone.values()]
+        if not times:
+            return None
+        return max(0, math.ceil(1000 * (min(times) - time.monotonic())))
+
+    def _look_after_wills(self) -> None:
+        now = time.monotonic()
+        if self._looks and now >= self._looks[0]:
+            self._looks = [when for when in self._looks if when > now]
+            for client in self._table.wills.keys() - self._gone.keys():
+                if not self._send((client, b""), b"there?", ()):
+                    self._gone[client] = now + _RESPITE
+        for client in [one for one, when in self._gone.items() if now >= when]:
+            del self._gone[client]
+            self._table.execute(client)
 
     def _admit(self, request: list[bytes]) -> None:
         # ZAP (rfc.zeromq.org/spec/27): version, request id, domain, address,
@@ -222,13 +285,16 @@ class TCPStoreServer:
         if reply is not None:
             self._send(ticket, *reply)
 
-    def _send(self, ticket: Ticket, status: bytes, payload: Sequence[bytes]) -> None:
+    def _send(self, ticket: Ticket, status: bytes, payload: Sequence[bytes]) -> bool:
+        """Send an answer, or a word unasked; say whether the client is there."""
         try:
             self._router.send_multipart([*ticket, status, *payload], zmq.NOBLOCK)
+            return True
         except zmq.ZMQError as error:
             # The client is gone, and with it whoever waited for this answer.
             if error.errno not in (errno.EHOSTUNREACH, errno.EAGAIN):
                 raise
+            return error.errno != errno.EHOSTUNREACH
 
 
 def endpoint_of(host: str, port: int) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
@@ -18,6 +21,8 @@ from .store import Store
 from .watchdog import watchdog
 
 __all__ = ["DEFAULT", "NonGroupMember", "World", "listed", "world"]
+
+_log = logging.getLogger(__name__)
 
 #: The name of the default group.
 DEFAULT = "default"
@@ -95,6 +100,8 @@ class World:
                 )
             self.rank, self.size = rank, size
             self.store, self._owns_store = store, owns_store
+            if owns_store:
+                atexit.register(self._leave)
             mpi_job.begin()
             self._current = self._add(DEFAULT, range(size), config, timeout, 0)
             return self._current
@@ -313,6 +320,7 @@ class World:
         watchdog.stop()
         store, self.store = self.store, None
         if store is not None and self._owns_store:
+            atexit.unregister(self._leave)
             self._say_goodbye(store)
             store.close()
         self.rank = self.size = None
@@ -320,18 +328,34 @@ class World:
         self._current = None
         recorder.changed()
 
-    def _say_goodbye(self, store: Store) -> None:
-        """Wait for the others, a little: the store's host must not leave first."""
+    def _leave(self) -> None:
+        """At exit without `destroy`: the others hear of it if something failed here."""
+        store, error = self.store, getattr(sys, "last_value", None)
+        if store is None:
+            return
+        if error is None or hasattr(sys, "ps1"):
+            self._say_goodbye(store, wait=False)
+            return
+        told = f"rank {self.rank} ended with {type(error).__name__}: {error}"
+        for group in self.groups():
+            try:
+                group.leave_will(told)
+            except DistError as failed:
+                _log.debug("%s: %s", group, failed)
+
+    def _say_goodbye(self, store: Store, *, wait: bool = True) -> None:
+        """Go in good order; the store's host waits a little, so as to be the last."""
         assert self.size is not None
         goodbye = PrefixStore("goodbye", store)
         try:
+            store.withdraw()
             if goodbye.add("count", 1) == self.size:
                 goodbye.set("all", b"1")
-            if self.rank == 0:
+            if self.rank == 0 and wait:
                 goodbye.wait(["all"], timeout=_GOODBYE_TIMEOUT)
-        except DistError:
+        except DistError as error:
             # The host, or a rank that died before, is gone: so are we.
-            return
+            _log.debug("no goodbye: %s", error)
 
 
 #: The groups of this process.

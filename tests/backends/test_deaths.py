@@ -1,0 +1,189 @@
+"""A rank of a plain script that is gone: the others hear of it from the store."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import rankscope as dist
+from rankscope.backends.tcp_store import TCPStore
+from tests.ranks import Rank, Ranks, run_ranks
+from tests.waiting import until
+
+KEY = b"the key of this test"
+
+needs_gloo = pytest.mark.skipif(
+    not dist.is_gloo_available(), reason="pygloo has no wheel for this Python"
+)
+
+
+def bereaved(me: Rank, victim: int) -> None:
+    """The others end with a reason; where the store lives on they go on together."""
+    dist.init_process_group("gloo", timeout=60)
+    apart = dist.new_group([0, 2])
+    dist.barrier()
+    me.report("ready")
+    if me.rank == victim:
+        me.listen(60)
+        return
+    with pytest.raises(dist.DistAbortedError) as caught:
+        dist.all_reduce(np.ones(3))
+    me.report(str(caught.value))
+    if victim:
+        # A group that it was not in is as it was.
+        assert isinstance(apart, dist.ProcessGroup)
+        assert apart.aborted is None
+        x = np.full(3, me.rank + 1.0)
+        dist.all_reduce(x, group=dist.shrink_group([victim]))
+        assert x[0] == 4
+    me.report("done")
+
+
+@needs_gloo
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank(victim: int) -> None:
+    with Ranks(3, bereaved, victim) as ranks:
+        for rank in range(3):
+            ranks.next_report(rank)
+        others = [rank for rank in range(3) if rank != victim]
+        began = time.monotonic()
+        ranks.kill(victim)
+        for rank in others:
+            said = ranks.next_report(rank, 30)
+            assert time.monotonic() - began < 20
+            assert "all_reduce #2" in said
+            if victim:
+                pid = ranks.pids[victim]
+                assert f"rank 1 (process {pid} on " in said
+                assert "is gone: it was killed, crashed or left" in said
+            else:
+                assert "the process of rank 0 ended, or the network failed" in said
+        for rank in others:
+            assert ranks.next_report(rank, 30) == "done"
+
+
+RAISES = """
+import numpy as np
+import rankscope as dist
+
+dist.init_process_group(timeout=60)
+dist.barrier()
+if dist.get_rank() == 1:
+    raise ValueError("boom")
+try:
+    dist.all_reduce(np.ones(3))
+except dist.DistAbortedError as error:
+    print(error)
+"""
+
+LEAVES = """
+import sys, time
+import rankscope as dist
+
+dist.init_process_group(timeout=60)
+pair = dist.new_group([0, 2])
+dist.barrier()
+if dist.get_rank() == 1:
+    sys.exit()
+# For longer than it would take to hear of a death.
+for _ in range(30):
+    time.sleep(0.05)
+    dist.barrier(group=pair)
+print(dist.group.WORLD.aborted)
+dist.destroy_process_group()
+"""
+
+
+def script(me: Rank, program: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=me.folder,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@needs_gloo
+def test_a_rank_that_raises() -> None:
+    (_, zero), (code, one), (_, two) = run_ranks(3, script, RAISES)
+    assert code == 1
+    assert "ValueError: boom" in one
+    for output in (zero, two):
+        assert "aborted: rank 1 ended with ValueError: boom" in output
+
+
+@needs_gloo
+def test_a_rank_that_just_ends_is_no_failure() -> None:
+    zero, one, two = run_ranks(3, script, LEAVES)
+    assert one == (0, "")
+    assert two == (0, "None\n")
+    assert zero == (0, "None\n")
+
+
+def test_a_will_is_executed_unless_withdrawn_or_forestalled() -> None:
+    master = TCPStore("127.0.0.1", 0, 4, True, 20, key=KEY, tells_deaths=True)
+
+    def other() -> TCPStore:
+        return TCPStore(
+            "127.0.0.1", master.port, 4, False, 20, key=KEY, tells_deaths=True
+        )
+
+    dies, withdraws, forestalled = other(), other(), other()
+    for name, store in (("a", dies), ("b", withdraws), ("c", forestalled)):
+        store.last_will(name, "first")
+        store.last_will(name, f"the will of {name}")
+    withdraws.withdraw()
+    master.set("c", "there already")
+    for store in (dies, withdraws, forestalled):
+        store.close()
+    assert master.get("a", 20) == b"the will of a"
+    assert master._server is not None
+    wills = master._server._table.wills
+    # The master's own connection is left.
+    until(lambda: len(wills) == 1)
+    assert not master.check(["b"])
+    assert master.get("c") == b"there already"
+    master.close()
+
+
+@pytest.mark.parametrize("orderly", [True, False])
+def test_the_master_says_goodbye_if_it_goes_in_good_order(orderly: bool) -> None:
+    master = TCPStore("127.0.0.1", 0, 2, True, 20, key=KEY, tells_deaths=True)
+    other = TCPStore("127.0.0.1", master.port, 2, False, 20, key=KEY, tells_deaths=True)
+    told: list[str] = []
+    other.watch_loss(told.append)
+    if orderly:
+        master.withdraw()
+    master.close()
+    until(lambda: other.lost)
+    if not orderly:
+        until(lambda: bool(told))
+        assert "the process of rank 0 ended" in told[0]
+    other.close()
+    assert len(told) == (not orderly)
+
+
+def test_a_store_that_does_not_tell_of_deaths_does_not() -> None:
+    master = TCPStore("127.0.0.1", 0, 2, True, 20, key=KEY)
+    other = TCPStore("127.0.0.1", master.port, 2, False, 20, key=KEY)
+    other.last_will("a", "b")
+    assert master._server is not None
+    assert master._server._table.wills == {}
+    other.withdraw()
+    other.close()
+    master.close()
+
+
+@needs_gloo
+def test_one_rank_alone_ends_like_any_program() -> None:
+    program = "import rankscope as dist\ndist.init_process_group()"
+    assert run_ranks(1, script, program) == [(0, "")]
