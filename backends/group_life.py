@@ -96,15 +96,13 @@ class GroupLife:
         # order of the numbers is the order of the ops.
         self._issue_lock = threading.Lock()
         self._abort_lock = threading.Lock()
-        self._origin: Origin | None = None
-        self._begin(generation)
-        self._origin = origin
+        self._begin(generation, origin)
         watchdog.register(self)
 
-    def _begin(self, generation: int) -> None:
+    def _begin(self, generation: int, origin: Origin | None = None) -> None:
         self.generation = generation
-        # The ranks of a later generation may be other processes.
-        self._origin = None
+        # Of the first generation only: those of a later one may be other processes.
+        self._origin = origin
         self.status = GroupStatus(self.name, self.global_rank, generation, self.ranks)
         self.aborted: AbortReason | None = None
         self._backends: dict[str, Backend] = {}
@@ -169,7 +167,11 @@ class GroupLife:
             backend.on_failure = partial(self._backend_failed, self.generation)
             backend.timing = self.timing
             if self._origin is not None and backend.splits:
-                self._origin.descend(backend, device)
+                try:
+                    self._origin.descend(backend, device)
+                except BaseException as error:
+                    backend.abort(f"{where}: {error}")
+                    raise
             self._backends[device] = backend
             return backend
 
@@ -197,15 +199,18 @@ class GroupLife:
     def _aborted_error(self, what: str) -> DistAbortedError:
         return _aborted_error(what, self.aborted)
 
-    def abort(self, reason: str, *, by: str = "") -> None:
+    def abort(
+        self, reason: str, *, by: str = "", generation: int | None = None
+    ) -> None:
         """Fail what is in flight and stop the backends, here and on every rank.
 
         Every Work in flight ends as ABORTED with `reason`; ops issued later
         raise it. Returns at once, whatever the backends hang in; the other
         ranks are told through the store. Calling it again does nothing. `by` is who
-        wants it (default: this rank).
+        wants it (default: this rank); with `generation`, no other is aborted.
         """
-        self._abort(self._reason(reason or "abort_process_group()", by))
+        told = self._reason(reason or "abort_process_group()", by)
+        self._abort(told, generation=generation)
 
     def _reason(self, text: str, by: str = "") -> AbortReason:
         return AbortReason(text, by or f"rank {self.global_rank}", time.time())

@@ -62,6 +62,8 @@ class NCCLBackend(Backend):
         self._queues: dict[int, NCCLQueue] = {}
         self._batch: _Batch | None = None
         self._origin: Callable[[int], Descent] | None = None
+        #: Whose abort makes way for this one, and does not take it along.
+        self._heir_of: Backend | None = None
         self._lock = threading.Lock()
         self._aborted = False
         _alive.add(self)
@@ -118,10 +120,11 @@ class NCCLBackend(Backend):
                 places.get(device, -1),
                 tuple(excluded),
                 release is not None,
-                over,
+                over if device in queues else _unused,
             )
 
         self._origin = descent
+        self._heir_of = parent if release is not None else None
         if excluded:
             for device in queues:
                 self._queue_for(device)
@@ -431,7 +434,9 @@ class NCCLBackend(Backend):
         others = [
             (backend, queue)
             for backend in list(_alive)
-            if backend is not self and not backend._aborted
+            if backend is not self
+            and not backend._aborted
+            and backend._heir_of is not self
             for queue in list(backend._queues.values())
             if queue.launched and queue.comm.device in devices
         ]
@@ -483,6 +488,10 @@ class _Reduce:
         getattr(nccl, self.name)(source, target, count, dtype, op, *root, comm, stream)
         if factor is not None:
             nccl.free_op(op, comm)
+
+
+def _unused() -> None:
+    """The release of what was not lent."""
 
 
 def _nothing(comm: Any, stream: int) -> None:

@@ -8,6 +8,7 @@ there, and nothing can end it.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 import os
@@ -32,7 +33,7 @@ ABORT_WAIT = 0.8
 CLOSE_WAIT = 5.0
 #: Seconds for which an abort waits for the mutex of a communicator, whose holder
 #: may be stuck in the very call that the abort is to end.
-_MUTEX_WAIT = 0.2
+MUTEX_WAIT = 0.2
 
 #: As ``TORCH_NCCL_USE_COMM_NONBLOCKING``, which counts where this is not set.
 SWITCH = "RANKSCOPE_NCCL_USE_COMM_NONBLOCKING"
@@ -84,6 +85,10 @@ class NCCLComm:
         self._deadline = time.monotonic() + timeout
         self._handle: Any = None
         self._error: DistError | None = None
+        #: Called with what its making failed with, by the thread that made it.
+        self.on_error: Callable[[Exception], None] = lambda error: None
+        #: Set when it was freed.
+        self.gone = threading.Event()
         self._builder = threading.Thread(
             target=self._build, name=f"rankscope-nccl-init-{name}", daemon=True
         )
@@ -101,10 +106,11 @@ class NCCLComm:
                 handle = self._begin()
         except DistError as error:
             self._error = error
-            return
         except Exception as error:  # noqa: BLE001 - nccl4py's own have no common base
             self._error = DistBackendError(f"{self.name}: {error}")
             self._error.__cause__ = error
+        if self._error is not None:
+            self.on_error(self._error)
             return
         with self.mutex:
             if self.state is CommState.INIT:
@@ -115,17 +121,15 @@ class NCCLComm:
 
     def _descend(self) -> Any | None:
         """Make it out of another one, if it has one and all ranks can."""
-        descent, self._descent = self._descent, None
-        if descent is None:
+        if self._descent is None:
             return None
-        return descent.derive(
+        return self._descent.derive(
             self._seam,
             self._store,
             self.rank,
             self.size,
             self.options,
             self._deadline + CLOSE_WAIT,
-            lambda: self.state is CommState.INIT,
         )
 
     def _begin(self) -> Any:
@@ -199,7 +203,7 @@ class NCCLComm:
         without it then.
         """
         self._store.close()
-        held = self.mutex.acquire(timeout=_MUTEX_WAIT)
+        held = self.mutex.acquire(timeout=MUTEX_WAIT)
         try:
             over = self.state in (CommState.ABORTED, CommState.CLOSED)
             being_made = self.state is CommState.INIT and self._handle is None
@@ -223,6 +227,9 @@ class NCCLComm:
                 self.aborting_since = time.monotonic()
                 self._free(handle)
                 self.aborting_since = None
+            self.gone.set()
+            if self._descent is not None:
+                self._descent.give_up()
 
         return abort
 
@@ -235,6 +242,11 @@ class NCCLComm:
 
     def close(self) -> None:
         """Free it in good order: nothing is in flight. Bounded by `CLOSE_WAIT`."""
+        if self._descent is not None and self._descent.making:
+            # An end now would be that of what it is made out of, too.
+            self._builder.join(CLOSE_WAIT)
+        with self.mutex, contextlib.suppress(DistError):
+            self.poll()
         with self.mutex:
             handle = self._handle
             running = self.state is CommState.RUNNING
@@ -244,6 +256,7 @@ class NCCLComm:
             abort_together([self])
             return
         _bounded(f"close-{self.name}", lambda: self._destroy(handle), CLOSE_WAIT)
+        self.gone.set()
 
     def _destroy(self, handle: Any) -> None:
         nccl = self._seam.nccl

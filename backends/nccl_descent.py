@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .errors import DistBackendError, DistTimeoutError
+from .errors import DistTimeoutError
+from .nccl_comm import ABORT_WAIT
 from .nccl_seam import Seam
 from .store import Store
 
@@ -27,7 +27,10 @@ _NAP = 5e-4
 _NO = b"no"
 
 
-@dataclass(frozen=True)
+# What NCCL may still write into, as the abort of its parent has not come back.
+_kept: list[Any] = []
+
+
 class Descent:
     """Where the communicator of a group may come from, on one device of this rank.
 
@@ -38,11 +41,18 @@ class Descent:
     the old one is no longer needed.
     """
 
-    queue: NCCLQueue | None
-    place: int
-    excluded: tuple[int, ...]
-    abort: bool
-    release: Callable[[], None]
+    def __init__(
+        self,
+        queue: NCCLQueue | None,
+        place: int,
+        excluded: tuple[int, ...],
+        abort: bool,
+        release: Callable[[], None],
+    ) -> None:
+        self._queue, self._place, self._excluded = queue, place, excluded
+        self._abort, self._release = abort, release
+        #: Whether NCCL is at it, or may be: this rank is for it, and it is not there.
+        self.making = False
 
     def derive(
         self,
@@ -52,62 +62,82 @@ class Descent:
         size: int,
         options: dict[str, Any],
         deadline: float,
-        wanted: Callable[[], bool],
     ) -> Any | None:
         """Return the new communicator's handle, ``None`` if the ranks do not agree.
 
         Every rank of the new group calls it, with a `store` of that group's
-        own. Blocks until ``time.monotonic()`` is `deadline`, and as long as
-        ``wanted()``. What goes wrong once they have agreed is raised.
+        own. Blocks until ``time.monotonic()`` is `deadline`, or until
+        `give_up`. What goes wrong once they have agreed is raised, and ends the
+        old communicator too: it is at something that nothing else ends.
         """
-        lent = False
+        lent, made = False, None
+        queue = self._queue
         try:
             _meet(store, "came", rank, size, b"1", deadline)
-            lent = self._lend(seam, options)
-            mine = b"%d" % self.place if lent else _NO
+            # With the vote, the others may begin.
+            self.making = True
+            self.making = lent = self._lend(seam, options)
+            mine = b"%d" % self._place if lent else _NO
             if _meet(store, "lends", rank, size, mine, deadline) != {mine} or not lent:
                 return None
-            handle = self._make(seam, rank, deadline, wanted)
-            if self.abort:
-                # The old one may be freed when nobody needs it any more.
-                _meet(store, "made", rank, size, b"1", deadline)
-            return handle
+            assert queue is not None
+            try:
+                made = self._begin(seam, queue, rank)
+                self._wait(seam, queue, made, deadline)
+                if self._abort:
+                    # The old one may be freed when nobody needs it any more.
+                    _meet(store, "made", rank, size, b"1", deadline)
+            except BaseException as error:
+                queue.fail(f"{queue.comm.name}: what was being made of it: {error}")
+                _discard(seam, queue, made)
+                raise
+            return made
         finally:
-            if lent and self.queue is not None:
-                self.queue.take_back()
-            self.release()
+            self.making = False
+            if lent and queue is not None:
+                queue.take_back()
+            self._release()
+
+    def give_up(self) -> None:
+        """End what NCCL is at, if it is: only the end of the old one does."""
+        if self.making and self._queue is not None:
+            name = self._queue.comm.name
+            self._queue.fail(f"{name}: what was being made of it was aborted")
 
     def _lend(self, seam: Seam, options: dict[str, Any]) -> bool:
-        if self.queue is None or (self.excluded and not seam.nccl.can_shrink):
+        if self._queue is None or (self._excluded and not seam.nccl.can_shrink):
             return False
-        return self.queue.lend(options, abort=self.abort)
+        return self._queue.lend(options, abort=self._abort)
 
-    def _make(
-        self, seam: Seam, rank: int, deadline: float, wanted: Callable[[], bool]
-    ) -> Any:
-        queue, nccl = self.queue, seam.nccl
-        assert queue is not None
-        parent = queue.comm
+    def _begin(self, seam: Seam, queue: NCCLQueue, rank: int) -> Any:
+        parent, nccl = queue.comm, seam.nccl
         with parent.mutex, seam.cuda.device(parent.device):
-            if self.excluded:
-                made = nccl.shrink(parent.handle, self.excluded, abort=self.abort)
-            else:
-                made = nccl.split(parent.handle, rank)
+            parent.poll()
+            if self._excluded:
+                return nccl.shrink(parent.handle, self._excluded, abort=self._abort)
+            return nccl.split(parent.handle, rank)
+
+    def _wait(self, seam: Seam, queue: NCCLQueue, made: Any, deadline: float) -> None:
         while True:
             # NCCL says through the old one how far it is, and what went wrong.
-            with parent.mutex:
-                if parent.poll() and nccl.ready(made):
-                    return made
-            why = ""
-            if not wanted():
-                why = f"{parent.name}: what was being made of it was aborted"
-            elif time.monotonic() > deadline:
-                why = f"{parent.name}: what was made of it was not there in time"
-            if why:
-                # Nothing else ends it.
-                queue.fail(why)
-                raise DistBackendError(why)
+            with queue.comm.mutex:
+                if queue.comm.poll() and seam.nccl.ready(made):
+                    return
+            if time.monotonic() > deadline:
+                raise DistTimeoutError("it was not there in time")
             time.sleep(_NAP)
+
+
+def _discard(seam: Seam, queue: NCCLQueue, made: Any) -> None:
+    """Free what was made, or will have been until the abort of its parent is over."""
+    if made is None:
+        return
+    parent = queue.comm
+    _kept.append(made)
+    if parent.gone.wait(2 * ABORT_WAIT):
+        with seam.cuda.device(parent.device):
+            seam.nccl.abort(made)
+        _kept.remove(made)
 
 
 def _meet(

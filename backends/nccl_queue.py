@@ -19,7 +19,7 @@ from typing import Any
 
 from .errors import DistBackendError, DistError
 from .late_errors import note_late_error
-from .nccl_comm import CLOSE_WAIT, NCCLComm, abort_together, nonblocking
+from .nccl_comm import CLOSE_WAIT, MUTEX_WAIT, NCCLComm, abort_together, nonblocking
 from .nccl_progress import progress
 from .nccl_seam import Seam
 from .work import OpType, Work, WorkState
@@ -143,6 +143,7 @@ class NCCLQueue:
         self._waiting: collections.deque[Launch] = collections.deque()
         self._in_flight: collections.deque[Launch] = collections.deque()
         self._events: dict[bool, list[Any]] = {True: [], False: []}
+        comm.on_error = self._break
         self._retired = threading.Event()
         self._lent = threading.Event()
 
@@ -319,18 +320,22 @@ class NCCLQueue:
         comm = self.comm
         if not nonblocking() or options != comm.options:
             return False
-        with comm.mutex:
-            try:
-                well = not self.retired and comm.poll()
-            except DistError:
-                return False
-            if not well or (self.busy and not abort) or self._lent.is_set():
+        if not comm.mutex.acquire(timeout=MUTEX_WAIT):
+            # Its holder is in a call that may only end with it.
+            return False
+        try:
+            well = not self.retired and not self._lent.is_set() and comm.poll()
+            if not well or (self.busy and not abort):
                 return False
             if abort:
                 # What NCCL ends is over, and not well.
                 self._retired.set()
             self._lent.set()
             return True
+        except DistError:
+            return False
+        finally:
+            comm.mutex.release()
 
     def take_back(self) -> None:
         """Go on with what was held back."""
@@ -379,11 +384,18 @@ class NCCLQueue:
     def close(self) -> None:
         """Free everything in good order: nothing is in flight."""
         deadline = time.monotonic() + CLOSE_WAIT
-        while self._lent.is_set() and time.monotonic() < deadline:
+        while not self._retire() and time.monotonic() < deadline:
             time.sleep(_NAP_MAX)
         self._retired.set()
         self.comm.close()
         self.free()
+
+    def _retire(self) -> bool:
+        """Take nothing more, unless it is lent."""
+        with self.comm.mutex:
+            if not self._lent.is_set():
+                self._retired.set()
+        return self.retired
 
     def free(self) -> None:
         """Free the stream and the events: the device is done with them."""

@@ -158,13 +158,17 @@ class World:
         staying = [r for place, r in enumerate(group.ranks) if place not in excluded]
         left_out = listed([group.ranks[place] for place in excluded])
         reason = f"shrink_group: its ranks {listed(staying)} go on without {left_out}"
+        generation = group.generation
         # What is made out of it keeps it until then.
         using = [one for one in group.backends() if one.splits] if abort else []
         released = threading.Semaphore(max(0, len(using) - 1))
 
+        def end() -> None:
+            group.abort(reason, generation=generation)
+
         def release() -> None:
             if not released.acquire(blocking=False):
-                group.abort(reason)
+                end()
 
         made = self.new_group(
             staying,
@@ -174,9 +178,14 @@ class World:
             Origin(group, tuple(excluded), release if abort else None),
         )
         assert isinstance(made, ProcessGroup)
-        made.open_from(group)
+        try:
+            made.open_from(group)
+        except BaseException:
+            if abort:
+                end()
+            raise
         if abort and not using:
-            release()
+            end()
         return made
 
     def get_group(self, name: str | None = None) -> ProcessGroup:

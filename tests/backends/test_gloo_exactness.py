@@ -485,6 +485,9 @@ def smaller(me: Rank) -> float:
             me.listen()
             return 0.0
         work = dist.all_reduce(np.ones(3), async_op=True)
+        # The first to shrink it ends it for the other.
+        me.report("in")
+        me.listen()
         left = dist.shrink_group([1], shrink_flags=dist.SHRINK_ABORT)
         x = np.full(5, me.rank + 1.0)
         dist.all_reduce(x, group=left)
@@ -496,6 +499,10 @@ def smaller(me: Rank) -> float:
 
 def test_the_ranks_that_are_left_go_on_in_a_smaller_group() -> None:
     with Ranks(3, smaller) as ranks:
+        for rank in (0, 2):
+            ranks.next_report(rank)
+        for rank in (0, 2):
+            ranks.tell(rank, "go")
         for rank in (0, 2):
             ranks.next_report(rank)
         ranks.tell(1, "go")

@@ -272,3 +272,87 @@ def test_shrink_begins_anew_where_there_is_nothing_to_shrink(
 
     assert worlds(body) == [3.0, 3.0, None]
     assert worlds.calls("shrink") == 0
+
+
+# -- what goes wrong in between -----------------------------------------------------
+
+
+def test_a_late_release_leaves_a_rebuilt_group_alone(worlds: Worlds) -> None:
+    worlds.begin(3)
+    worlds(lambda r: dist.barrier(group=r.pg))
+    # Rank 2 never comes to it.
+    worlds.worlds[0].shrink(worlds.ranks[0].pg, [1], abort=True)
+    for world in worlds.worlds:
+        world.rebuild(None)
+    assert worlds(lambda r: total(r, r.pg)) == [6.0] * 3
+    assert [r.pg.aborted for r in worlds.ranks] == [None] * 3
+
+
+def test_a_failure_on_one_rank_is_told_to_all_and_nothing_is_kept(
+    worlds: Worlds, simulation: Simulation
+) -> None:
+    worlds.begin(3)
+    worlds(lambda r: dist.barrier(group=r.pg))
+    shrink, made = simulation.nccl.shrink, []
+
+    def fails(comm: Any, excluded: Any, *, abort: bool) -> Any:
+        if comm.rank == 2:
+            raise dist.DistBackendError("no memory left")
+        made.append(shrink(comm, excluded, abort=abort))
+        return made[-1]
+
+    simulation.nccl.shrink = fails  # type: ignore[method-assign]
+    # Nobody waits for anything in the new group.
+    left = [
+        worlds.worlds[place].shrink(worlds.ranks[place].pg, [1], abort=False)
+        for place in (0, 2)
+    ]
+    until(lambda: all(group.aborted for group in left))
+    until(lambda: all(r.pg.aborted for r in worlds.ranks))
+    assert "no memory left" in str(worlds.ranks[0].pg.aborted)
+    until(lambda: all(comm.freed for comm in made))
+
+
+def test_a_stuck_call_does_not_keep_shrink_from_ending_the_group(
+    worlds: Worlds, simulation: Simulation
+) -> None:
+    worlds.begin(3)
+    worlds(lambda r: dist.barrier(group=r.pg))
+    stuck = simulation.calls_stuck[0] = threading.Event()
+
+    def body(r: Rank) -> None:
+        if r.rank == 0:
+            with pytest.raises(dist.DistAbortedError, match="go on without 1"):
+                dist.all_reduce(r.array([1.0]), group=r.pg)
+        if r.rank == 2:
+            until(lambda: simulation.calls[-1] == ("all_reduce", 0))
+            for place in (0, 2):
+                worlds.worlds[place].shrink(worlds.ranks[place].pg, [1], abort=True)
+            until(lambda: all(one.pg.aborted for one in worlds.ranks))
+            stuck.set()
+
+    worlds(body)
+
+
+def test_a_group_that_is_destroyed_while_it_is_made_leaves_the_old_one_alone(
+    worlds: Worlds, simulation: Simulation
+) -> None:
+    worlds.begin(3)
+    worlds(lambda r: dist.barrier(group=r.pg))
+    shrink, begun = simulation.nccl.shrink, threading.Event()
+
+    def slow(comm: Any, excluded: Any, *, abort: bool) -> Any:
+        begun.set()
+        if comm.rank == 2:
+            time.sleep(0.2)
+        return shrink(comm, excluded, abort=abort)
+
+    simulation.nccl.shrink = slow  # type: ignore[method-assign]
+    left = [
+        worlds.worlds[place].shrink(worlds.ranks[place].pg, [1], abort=False)
+        for place in (0, 2)
+    ]
+    assert begun.wait(20)
+    for group in left:
+        group.shutdown()
+    assert worlds(lambda r: total(r, r.pg)) == [6.0] * 3
