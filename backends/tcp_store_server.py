@@ -228,9 +228,11 @@ class TCPStoreServer:
                 self._look_after_wills()
                 if self._monitor in ready:
                     recv_monitor_message(self._monitor)
-                    # Who it was is known a moment later.
+                    # Who it was is known a moment later. The next look stays: many
+                    # that come and go put it off no further.
                     now = time.monotonic()
-                    self._looks = [now + pause for pause in _LOOKS]
+                    later = [now + pause for pause in _LOOKS]
+                    self._looks = [*self._looks[:1], *later]
                 if self._zap in ready:
                     self._admit(self._zap.recv_multipart())
                 if self._router in ready:
