@@ -30,7 +30,8 @@ demo: environment ## run the quickstart notebook for real and print what each ra
 	@$(BIN)/python -m tools.demo
 
 lab: environment ## open the notebooks in JupyterLab (LAB_ARGS="--no-browser --port 8888")
-	@$(BIN)/python -m jupyterlab --notebook-dir=notebooks \
+	@$(BIN)/python -m tools.kernelspec build/jupyter
+	@JUPYTER_PATH="$(CURDIR)/build/jupyter" $(BIN)/python -m jupyterlab --notebook-dir=notebooks \
 	    $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_ARGS)
 
 test: lint ## linter, type checker and tests (PYTEST_ARGS="-k gloo" for some)

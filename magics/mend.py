@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib.metadata
 from typing import Any
 
-__all__ = ["mend_replies"]
+__all__ = ["load_ipython_extension", "mend_replies"]
 
 
 def mend_replies(kernel: Any) -> bool:
@@ -39,6 +39,11 @@ def mend_replies(kernel: Any) -> bool:
     # On the thread that these streams, and the list of subshells, belong to.
     thread.io_loop.add_callback(mend)
     return True
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """For kernels that load this at their start: see ``tools/kernelspec.py``."""
+    mend_replies(shell.kernel)
 
 
 def _loses_requests() -> bool:

@@ -16,6 +16,8 @@ from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 
+from .kernelspec import ARGUMENT
+
 __all__ = ["CellRun", "execute", "text_of"]
 
 _TERMINAL_CODES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -34,7 +36,7 @@ class _ThisInterpreter(AsyncKernelManager):
 
     @property
     def kernel_spec(self) -> KernelSpec:
-        return KernelSpec(**get_kernel_dict())
+        return KernelSpec(**get_kernel_dict([ARGUMENT]))
 
 
 @dataclass

@@ -17,6 +17,7 @@ from playwright.sync_api import Browser, Locator, Page
 
 from tests.waiting import until
 from tests.widgets.bare_page import ARTIFACTS
+from tools import kernelspec
 
 __all__ = ["FrontEnd", "Lab", "Notebook", "lab"]
 
@@ -164,7 +165,7 @@ class Lab:
         }
         # Before it starts: the server does not look again.
         for one in {python, sys.executable}:
-            _install_kernel(folder / "data", one)
+            kernelspec.write(folder / "data", _kernel(one), one)
         self._log = (folder / "server.log").open("wb")
         self._server = subprocess.Popen(
             [
@@ -242,14 +243,6 @@ class Lab:
             self._server.kill()
             self._server.wait()
         self._log.close()
-
-
-def _install_kernel(data: Path, python: str) -> None:
-    folder = data / "kernels" / _kernel(python)
-    folder.mkdir(parents=True)
-    command = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    spec = {"argv": command, "display_name": folder.name, "language": "python"}
-    (folder / "kernel.json").write_text(json.dumps(spec), encoding="utf-8")
 
 
 def _kernel(python: str) -> str:
