@@ -1,18 +1,21 @@
-"""nccl4py itself, over a stub of the library: run in ``.venv-nccl``.
+"""nccl4py and cuda-bindings, over stubs of the libraries: run in ``.venv-nccl``.
 
-The stub, `nccl_stub.c`, knows groups of one rank; CUDA is the simulation's. So
-what is tested is how the backend and nccl4py fit: names, arguments, results
-that nccl4py hides, the GIL. `test_nccl_library` makes the environment, compiles
-the stub and runs this.
+The stubs, `nccl_stub.c` and `cuda_stub.c`, know groups of one rank. So what is
+tested is how the backend and the two packages fit: names, arguments, results that
+they hide, the GIL, and that nothing is used after it was freed. cupy cannot be
+had so: it calls the driver through tables that nobody has described. Its part,
+devices and arrays, is stood in for. `test_nccl_library` makes the environment,
+compiles the stubs and runs this.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ import pytest
 import rankscope as dist
 from rankscope.backends import nccl_library, nccl_seam
 from rankscope.backends.config import BackendConfig
+from rankscope.backends.cuda_library import CudaLibrary
 from rankscope.backends.group_life import Origin
 from rankscope.backends.nccl_library import NcclLibrary
 from rankscope.backends.nccl_seam import LibraryFailure, Seam
@@ -34,7 +38,7 @@ IN_PROGRESS, SYSTEM_ERROR = 7, 2
 
 
 class Stub:
-    """The knobs and counters of the stub, by the names of `nccl_stub.c`."""
+    """The knobs and counters of a stub, by the names in its source."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         object.__setattr__(self, "_library", library)
@@ -50,19 +54,50 @@ class Stub:
         self._cell(name).value = value
 
 
+class HalfCuda(CudaLibrary):
+    """`CudaLibrary` with its streams and events; the arrays are the simulation's."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__()
+        self._simulation = simulation.cuda
+
+    def current_device(self) -> int:
+        return 0
+
+    def device(self, index: int) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def current_streams(self, index: int) -> tuple[int, ...]:
+        return (0,)
+
+    def address(self, array: Any) -> int:
+        return self._simulation.address(array)
+
+    def device_of(self, array: Any) -> int:
+        return self._simulation.device_of(array)
+
+    def scratch(self) -> Any:
+        return self._simulation.scratch()
+
+
+# What is loaded already is what nccl4py and cuda-bindings take.
+
+
 @pytest.fixture(scope="session")
 def library() -> ctypes.CDLL:
-    # What is loaded already is what nccl4py takes.
     return ctypes.CDLL(os.environ["RANKSCOPE_TEST_NCCL_STUB"], ctypes.RTLD_GLOBAL)
 
 
-@pytest.fixture
-def stub(library: ctypes.CDLL) -> Iterator[Stub]:
+@pytest.fixture(scope="session")
+def driver() -> ctypes.CDLL:
+    return ctypes.CDLL(os.environ["RANKSCOPE_TEST_CUDA_STUB"], ctypes.RTLD_GLOBAL)
+
+
+def told(
+    library: ctypes.CDLL, knobs: dict[str, int], counters: tuple[str, ...]
+) -> Iterator[Stub]:
     made = Stub(library)
-    knobs = {"version": 22800, "async": 0, "call": 0, "slow_ms": 0, "abort_ms": 0}
-    names = ("inits", "aborts", "destroys", "calls", "groups", "splits", "shrinks")
-    counters = dict.fromkeys(names, 0)
-    for name, value in {**knobs, **counters}.items():
+    for name, value in {**knobs, **dict.fromkeys(counters, 0)}.items():
         setattr(made, name, value)
     yield made
     for name, value in knobs.items():
@@ -70,16 +105,40 @@ def stub(library: ctypes.CDLL) -> Iterator[Stub]:
 
 
 @pytest.fixture
-def group(stub: Stub, tmp_path: Path) -> Iterator[ProcessGroup]:
-    """A group of one rank: nccl4py, the stub, and CUDA's simulation."""
-    simulation = Simulation()
-    nccl_seam.use(lambda: Seam(NcclLibrary(), simulation.cuda))
+def stub(library: ctypes.CDLL) -> Iterator[Stub]:
+    yield from told(
+        library,
+        {"version": 22800, "async": 0, "call": 0, "slow_ms": 0, "abort_ms": 0},
+        ("inits", "aborts", "destroys", "calls", "groups", "splits", "shrinks"),
+    )
+
+
+@pytest.fixture
+def cuda_stub(driver: ctypes.CDLL) -> Iterator[Stub]:
+    yield from told(driver, {"query": 0, "query_ms": 0}, ("waits",))
+
+
+@pytest.fixture
+def simulation() -> Iterator[Simulation]:
+    made = Simulation()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def group(
+    stub: Stub, cuda_stub: Stub, simulation: Simulation, tmp_path: Path
+) -> Iterator[ProcessGroup]:
+    """A group of one rank; what it took of CUDA it must have given back."""
+    before = (cuda_stub.streams, cuda_stub.events)
+    nccl_seam.use(lambda: Seam(NcclLibrary(), HalfCuda(simulation)))
     store = dist.FileStore(str(tmp_path / "store"), 1)
     made = ProcessGroup("g", [0], 0, BackendConfig("cuda:nccl"), store, 30)
     made.simulation = simulation  # type: ignore[attr-defined]
     yield made
+    cuda_stub.query = 0
     made.shutdown()
-    simulation.close()
+    until(lambda: (cuda_stub.streams, cuda_stub.events) == before)
     store.close()
     nccl_seam.use(None)
     watchdog.stop()
@@ -147,6 +206,40 @@ def test_blocking_is_the_opt_out(
     assert stub.blocking == 1
 
 
+def test_an_op_is_over_when_its_event_was_reached(
+    group: ProcessGroup, cuda_stub: Stub
+) -> None:
+    # CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CUDA_ERROR_ILLEGAL_ADDRESS
+    x = array(group, [1])
+    work = dist.all_reduce(x, group=group, async_op=True)
+    work.synchronize()
+    assert cuda_stub.stream_flags == 1
+    assert work.get_duration() == pytest.approx(2.5)
+    dist.enable_timing(group, False)
+    cuda_stub.query = 600
+    work = dist.all_reduce(x, group=group, async_op=True)
+    waits = cuda_stub.waits
+    assert work.wait()
+    assert cuda_stub.waits == waits + 1
+    assert not work.is_completed()
+    cuda_stub.query = 0
+    work.synchronize()
+    assert work.get_duration() is None
+    cuda_stub.query = 700
+    with pytest.raises(
+        dist.DistError, match=r"CUDA reports: .*CUDA_ERROR_ILLEGAL_ADDRESS"
+    ):
+        dist.all_reduce(x, group=group, async_op=True).synchronize()
+
+
+def test_what_was_freed_is_not_used(group: ProcessGroup) -> None:
+    cuda = nccl_seam.load().cuda
+    event = cuda.new_event(timed=True)
+    cuda.free_event(event)
+    with pytest.raises(LibraryFailure, match="a handle that the stub does not know"):
+        cuda.record(event, 0)
+
+
 def test_in_progress_is_waited_for(group: ProcessGroup, stub: Stub) -> None:
     setattr(stub, "async", IN_PROGRESS)
     began = time.monotonic()
@@ -184,28 +277,46 @@ def test_a_call_that_fails(group: ProcessGroup, stub: Stub) -> None:
     until(lambda: stub.aborts == 1)
 
 
+def counted_beside(task: Callable[[], object]) -> int:
+    """How far another thread counts, once a millisecond, while `task` runs."""
+    counted, stop = 0, threading.Event()
+
+    def count() -> None:
+        nonlocal counted
+        while not stop.is_set():
+            counted += 1
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    task()
+    stop.set()
+    thread.join()
+    return counted
+
+
+# 400 ms of a call, and a look each millisecond; two cores may be busy.
+FREE = 40
+
+
 def test_the_gil_is_free_in_calls_and_aborts(group: ProcessGroup, stub: Stub) -> None:
-    dist.all_reduce(array(group, [1]), group=group)
-    for name in ("slow_ms", "abort_ms"):
-        setattr(stub, name, 400)
-        counted, stop = 0, threading.Event()
+    x = array(group, [1])
+    dist.all_reduce(x, group=group)
+    stub.slow_ms = stub.abort_ms = 400
+    assert counted_beside(lambda: dist.all_reduce(x, group=group)) > FREE
+    assert counted_beside(lambda: group.abort("enough")) > FREE
 
-        def count() -> None:
-            nonlocal counted
-            while not stop.is_set():  # noqa: B023
-                counted += 1
-                time.sleep(0.001)
 
-        thread = threading.Thread(target=count)
-        thread.start()
-        if name == "slow_ms":
-            dist.all_reduce(array(group, [1]), group=group)
-        else:
-            group.abort("enough")
-        stop.set()
-        thread.join()
-        # 400 ms of a call, and a look each millisecond; two cores may be busy.
-        assert counted > 40
+def test_the_gil_is_free_in_queries_of_events(
+    group: ProcessGroup, cuda_stub: Stub
+) -> None:
+    cuda = nccl_seam.load().cuda
+    event = cuda.new_event(timed=False)
+    cuda.record(event, 0)
+    cuda_stub.query_ms = 400
+    assert counted_beside(lambda: cuda.reached(event)) > FREE
+    cuda_stub.query_ms = 0
+    cuda.free_event(event)
 
 
 def test_an_abort_from_another_thread_ends_an_init(
@@ -247,6 +358,7 @@ def test_a_group_is_split_off_another(
     other.abort("enough")
     until(lambda: stub.aborts == 1)
     dist.barrier(group=group)
+    other.shutdown()
 
 
 def test_shrink_gets_through(stub: Stub) -> None:

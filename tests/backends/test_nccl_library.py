@@ -1,4 +1,4 @@
-"""nccl4py over a stub of the library, in an environment of its own.
+"""nccl4py and cuda-bindings over stubs, in an environment of their own.
 
 nccl4py and cupy are large, and of no use where there is no GPU; the tests'
 own environment is without them.
@@ -24,29 +24,37 @@ HERE = Path(__file__).resolve().parent
 compiler = shutil.which("cc") or shutil.which("gcc")
 
 
-@pytest.mark.skipif(compiler is None, reason="no C compiler, which the stub needs")
+def compiled(folder: Path, source: str, soname: str) -> str:
+    made = folder / soname
+    assert compiler is not None
+    subprocess.run(
+        [
+            *(compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror"),
+            *(f"-Wl,-soname,{soname}", str(HERE / source), "-o", str(made)),
+        ],
+        check=True,
+    )
+    return str(made)
+
+
+@pytest.mark.skipif(compiler is None, reason="no C compiler, which the stubs need")
 @pytest.mark.skipif(sys.platform != "linux", reason="nccl4py has wheels for Linux only")
 @pytest.mark.timeout(900)
-def test_nccl4py_over_a_stub_of_nccl(tmp_path: Path) -> None:
+def test_the_packages_over_stubs_of_the_libraries(tmp_path: Path) -> None:
     reasons: list[str] = []
     python = nccl_python(print, reasons.append)
     assert python is not None, reasons
-    stub = tmp_path / "libnccl.so.2"
-    soname = "-Wl,-soname,libnccl.so.2"
-    source = str(HERE / "nccl_stub.c")
-    assert compiler is not None
-    flags = ["-shared", "-fPIC", "-O1", "-Wall", "-Werror"]
-    subprocess.run(
-        [compiler, *flags, soname, source, "-o", str(stub)],
-        check=True,
-    )
+    stubs = {
+        "RANKSCOPE_TEST_NCCL_STUB": compiled(tmp_path, "nccl_stub.c", "libnccl.so.2"),
+        "RANKSCOPE_TEST_CUDA_STUB": compiled(tmp_path, "cuda_stub.c", "libcuda.so.1"),
+    }
     done = subprocess.run(
         [
             *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
             str(HERE / "nccl_library.py"),
         ],
         cwd=ROOT,
-        env={**os.environ, "RANKSCOPE_TEST_NCCL_STUB": str(stub)},
+        env={**os.environ, **stubs},
         capture_output=True,
         text=True,
         check=False,
@@ -55,7 +63,7 @@ def test_nccl4py_over_a_stub_of_nccl(tmp_path: Path) -> None:
     assert done.returncode == 0
     summary = re.search(r"(\d+) passed", done.stdout)
     assert summary is not None
-    assert int(summary[1]) > 12
+    assert int(summary[1]) > 15
     without = subprocess.run(
         [
             *(python, "-c"),

@@ -1,0 +1,131 @@
+/* A stand-in for libcuda.so.1, for machines without a GPU: streams and events.
+ *
+ * It is no CUDA. It has the calls of the driver that the NCCL backend makes, keeps
+ * count of what it handed out, and refuses a handle that it does not know, so that
+ * a test sees what is used after it was freed. What was recorded is reached at once,
+ * unless a test says otherwise.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef int result_t;
+enum { SUCCESS = 0, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600 };
+enum { FREE, STREAM, EVENT, TIMED_EVENT };
+
+/* What a test says. */
+volatile int stub_query = SUCCESS;  /* of every event that was recorded */
+volatile int stub_query_ms = 0;     /* every query takes so long */
+/* What a test is told. */
+volatile int stub_streams, stub_events, stub_stream_flags, stub_waits;
+
+static struct { int kind, recorded; } things[4096];
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static void *make(int kind) {
+  void *handle = NULL;
+  pthread_mutex_lock(&mutex);
+  for (int i = 1; i < 4096; i++)
+    if (things[i].kind == FREE) {
+      things[i].kind = kind;
+      things[i].recorded = 0;
+      handle = (void *)(size_t)i;
+      break;
+    }
+  pthread_mutex_unlock(&mutex);
+  return handle;
+}
+
+static int kind_of(void *handle) {
+  return (size_t)handle < 4096 ? things[(size_t)handle].kind : FREE;
+}
+
+static int is_event(void *handle) { return kind_of(handle) >= EVENT; }
+
+/* The legacy stream has no handle. */
+static int is_stream(void *handle) { return !handle || kind_of(handle) == STREAM; }
+
+result_t cuGetProcAddress_v2(const char *name, void **function, int version,
+                             unsigned long flags, int *status) {
+  char own[128];
+  (void)version; (void)flags;
+  snprintf(own, sizeof own, "%s_v2", name);
+  *function = dlsym(RTLD_DEFAULT, name);
+  if (!*function) *function = dlsym(RTLD_DEFAULT, own);
+  if (status) *status = *function ? 0 : 1;
+  return *function ? SUCCESS : NOT_FOUND;
+}
+
+result_t cuGetProcAddress(const char *name, void **function, int version,
+                          unsigned long flags) {
+  return cuGetProcAddress_v2(name, function, version, flags, NULL);
+}
+
+result_t cuInit(unsigned flags) { (void)flags; return SUCCESS; }
+result_t cuDriverGetVersion(int *version) { *version = 13000; return SUCCESS; }
+
+result_t cuGetErrorString(result_t result, const char **text) {
+  *text = result == INVALID_HANDLE ? "a handle that the stub does not know"
+                                   : "a result of the stub";
+  return SUCCESS;
+}
+
+result_t cuStreamCreate(void **stream, unsigned flags) {
+  *stream = make(STREAM);
+  stub_stream_flags = (int)flags;
+  __atomic_add_fetch(&stub_streams, 1, __ATOMIC_SEQ_CST);
+  return SUCCESS;
+}
+
+result_t cuStreamDestroy_v2(void *stream) {
+  if (!stream || !is_stream(stream)) return INVALID_HANDLE;
+  things[(size_t)stream].kind = FREE;
+  __atomic_sub_fetch(&stub_streams, 1, __ATOMIC_SEQ_CST);
+  return SUCCESS;
+}
+
+result_t cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
+  if (!is_stream(stream) || !is_event(event) || flags) return INVALID_HANDLE;
+  stub_waits++;
+  return SUCCESS;
+}
+
+result_t cuEventCreate(void **event, unsigned flags) {
+  /* CU_EVENT_DISABLE_TIMING is 2. */
+  *event = make(flags & 2 ? EVENT : TIMED_EVENT);
+  __atomic_add_fetch(&stub_events, 1, __ATOMIC_SEQ_CST);
+  return SUCCESS;
+}
+
+result_t cuEventDestroy_v2(void *event) {
+  if (!is_event(event)) return INVALID_HANDLE;
+  things[(size_t)event].kind = FREE;
+  __atomic_sub_fetch(&stub_events, 1, __ATOMIC_SEQ_CST);
+  return SUCCESS;
+}
+
+result_t cuEventRecord(void *event, void *stream) {
+  if (!is_event(event) || !is_stream(stream)) return INVALID_HANDLE;
+  things[(size_t)event].recorded = 1;
+  return SUCCESS;
+}
+
+result_t cuEventQuery(void *event) {
+  if (!is_event(event) || !things[(size_t)event].recorded) return INVALID_HANDLE;
+  if (stub_query_ms) usleep(stub_query_ms * 1000);
+  return stub_query;
+}
+
+result_t cuEventElapsedTime_v2(float *ms, void *start, void *end) {
+  if (kind_of(start) != TIMED_EVENT || kind_of(end) != TIMED_EVENT)
+    return INVALID_HANDLE;
+  *ms = 2.5f;
+  return SUCCESS;
+}
+
+result_t cuEventElapsedTime(float *ms, void *start, void *end) {
+  return cuEventElapsedTime_v2(ms, start, end);
+}
