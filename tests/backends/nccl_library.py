@@ -64,8 +64,9 @@ class HalfCuda(CudaLibrary):
     def current_device(self) -> int:
         return 0
 
-    def device(self, index: int) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def device(self, index: int) -> Iterator[None]:
+        yield
 
     def current_streams(self, index: int) -> tuple[int, ...]:
         return (0,)
