@@ -18,6 +18,7 @@ from .backend import Backend, resolve
 from .capture import Captured
 from .config import BackendConfig
 from .errors import DistAbortedError, DistError, DistTimeoutError
+from .late_errors import caller_knows
 from .prefix_store import PrefixStore
 from .recorder import GroupStatus, Record, recorder
 from .staging import StagedBackend, staging_for
@@ -194,6 +195,9 @@ class GroupLife:
     def raise_if_aborted(self, op: OpType) -> None:
         """Raise `DistAbortedError` naming `op` if the group was aborted."""
         if self.aborted is not None:
+            # UNKNOWN is nobody's op: see `_peer_builds`.
+            if op is not OpType.UNKNOWN:
+                caller_knows(self.status)
             raise self._aborted_error(f"{op.value} in {self.describe()}")
 
     def _aborted_error(self, what: str) -> DistAbortedError:
@@ -364,10 +368,7 @@ class GroupLife:
         for work in list(self.status.in_flight.values()):
             if not work.on_device or self.aborted is not None:
                 return
-            try:
-                work.wait(max(0.0, deadline - time.monotonic()))
-            except DistError:
-                return
+            work._block(max(0.0, deadline - time.monotonic()))
 
     # -- deadlines ---------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import Any
 from .backend import unavailable_reason
 from .config import BackendConfig
 from .group_life import Origin
+from .late_errors import caller_knows, take_late_error
 from .process_group import ProcessGroup
 from .rendezvous import rendezvous
 from .store import Store
@@ -199,16 +200,26 @@ def shrink_group(
             f"shrink_group on {pg.describe()}: shrink_flags={shrink_flags!r}; expected "
             "SHRINK_DEFAULT or SHRINK_ABORT"
         )
+    if shrink_flags == SHRINK_ABORT:
+        caller_knows(pg.status)
     return world.shrink(pg, excluded, abort=shrink_flags == SHRINK_ABORT)
 
 
 def destroy_process_group(group: Group = None) -> None:
-    """Free `group` and its backends; the default group takes all others along."""
+    """Free `group` and its backends; the default group takes all others along.
+
+    Ops on a device get 10 s to end. Then it raises what an op failed with whose
+    ``wait()`` had returned before, unless a later op or wait told of it: what the
+    caller took for a result is none.
+    """
     if isinstance(group, NonGroupMember):
         return
     if group is None:
         world.get_group(DEFAULT)
     world.destroy(group)
+    late = take_late_error()
+    if late is not None:
+        raise late
 
 
 def abort_process_group(group: Group = None, reason: str = "") -> None:
@@ -229,7 +240,9 @@ def rebuild_process_group(group: Group = None) -> None:
     use), sequence numbers from the start. Works of the old generation stay as
     they ended. Needs no communication.
     """
-    resolve_group(group, "rebuild_process_group").rebuild()
+    pg = resolve_group(group, "rebuild_process_group")
+    caller_knows(pg.status)
+    pg.rebuild()
 
 
 def enable_timing(group: Group = None, enabled: bool = True) -> None:

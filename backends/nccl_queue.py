@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import Any
 
 from .errors import DistBackendError, DistError
-from .late_errors import note_late_error
+from .late_errors import caller_knows, note_late_error
 from .nccl_comm import CLOSE_WAIT, MUTEX_WAIT, NCCLComm, abort_together, nonblocking
 from .nccl_progress import progress
 from .nccl_seam import Seam
@@ -56,31 +56,40 @@ class NCCLWork(Work):
         self.launch: Launch | None = None
         #: Whether wait() blocks the host, too (barrier).
         self.blocking = False
-        #: Whether wait() has returned although the op was not over.
+        #: Whether wait() returned, or is about to, although the op was not over.
         self.trusted = False
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         launch = self.launch
         if timeout is not None or self.blocking or launch is None:
-            return super().wait(timeout)
+            return self._finish(timeout)
         if not self.is_completed():
             launch.join_streams(self)
-            # In this order: an abort retires the queue before any kernel ends.
+            # In this order: an abort retires the queue before it ends any Work, and
+            # before any kernel ends.
+            self.trusted = True
             if not launch.queue.retired:
-                self.trusted = True
                 return True
-        return super().wait()
+        return self._finish(None)
 
     def synchronize(self) -> None:
         """Block until the op is over; raise its error."""
-        super().wait()
+        self._finish(None)
+
+    def _finish(self, timeout: float | timedelta | None) -> bool:
+        try:
+            return super().wait(timeout)
+        finally:
+            if self._exception is not None and self.record is not None:
+                caller_knows(self.record.status)
 
     def mark_failed(
         self, error: BaseException, state: WorkState = WorkState.FAILED
     ) -> bool:
         ended = super().mark_failed(error, state)
-        if ended and self.trusted and self._exception is not None:
-            note_late_error(self._exception)
+        if ended and self.trusted and self.record is not None:
+            assert self._exception is not None
+            note_late_error(self.record.status, self._exception)
         return ended
 
     def _block(self, timeout: float | None) -> bool:

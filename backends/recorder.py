@@ -258,6 +258,7 @@ class GroupStatus:
     __slots__ = (
         "collective_seq",
         "completed",
+        "end_is_known",
         "enqueued",
         "generation",
         "in_flight",
@@ -284,6 +285,8 @@ class GroupStatus:
         self.started: Record | None = None
         self.completed: Record | None = None
         self.in_flight: dict[int, Work] = {}
+        #: Whether the caller was told that the group was aborted; see `late_errors`.
+        self.end_is_known = False
 
 
 class FlightRecorder:

@@ -7,6 +7,7 @@ the engine's iopub from a thread of the agent's own.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import platform
@@ -27,7 +28,7 @@ import numpy as np
 from rankscope import __version__
 from rankscope.backends import TCPStore, init_process_group
 from rankscope.backends.export import ring
-from rankscope.backends.late_errors import take_late_error
+from rankscope.backends.late_errors import at_exit, take_late_error
 from rankscope.backends.recorder import recorder
 from rankscope.backends.world import world
 
@@ -116,6 +117,8 @@ class Agent:
         self.shell.input_transformers_cleanup.append(self._number_cell)
         self.shell.events.register("pre_run_cell", self._before_cell)
         self.shell.events.register("post_run_cell", self._after_cell)
+        # Here it is the cells that tell of late errors.
+        atexit.unregister(at_exit)
         recorder.set_source_namer(self._name_source)
         world.on_change(self._note_change)
         threading.Thread(

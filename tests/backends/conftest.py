@@ -9,6 +9,7 @@ import pytest
 
 import rankscope as dist
 from rankscope.backends import nccl_seam
+from rankscope.backends.late_errors import take_late_error
 from rankscope.backends.recorder import recorder
 from rankscope.backends.watchdog import watchdog
 from rankscope.backends.world import world
@@ -40,6 +41,8 @@ def simulation() -> Iterator[Simulation]:
     made.close()
     nccl_seam.use(None)
     watchdog.stop()
+    # Pytest is no script that ends on garbage.
+    take_late_error()
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from rankscope.backends import nccl_library, nccl_seam
 from rankscope.backends.config import BackendConfig
 from rankscope.backends.cuda_library import CudaLibrary
 from rankscope.backends.group_life import Origin
+from rankscope.backends.late_errors import take_late_error
 from rankscope.backends.nccl_library import NcclLibrary
 from rankscope.backends.nccl_seam import LibraryFailure, Seam
 from rankscope.backends.process_group import ProcessGroup
@@ -143,6 +144,7 @@ def group(
     store.close()
     nccl_seam.use(None)
     watchdog.stop()
+    take_late_error()
 
 
 def array(group: Any, values: Any, dtype: Any = np.float32) -> Any:
