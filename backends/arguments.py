@@ -26,6 +26,7 @@ __all__ = [
     "check_same",
     "check_tag",
     "take",
+    "take_device",
     "take_list",
     "take_on",
     "take_peer",
@@ -37,16 +38,23 @@ Array = Any
 
 
 class Place:
-    """Where an op is issued, as messages say it; put into words only for one."""
+    """Where an op is issued, as messages say it; put into words only for one.
+
+    `kind` is what the caller called, by its name if it is no op of its own.
+    """
 
     __slots__ = ("kind", "pg")
 
-    def __init__(self, kind: OpType, pg: ProcessGroup) -> None:
+    def __init__(self, kind: OpType | str, pg: ProcessGroup) -> None:
         self.kind = kind
         self.pg = pg
 
+    @property
+    def name(self) -> str:
+        return self.kind if isinstance(self.kind, str) else self.kind.value
+
     def __str__(self) -> str:
-        return f"{self.kind.value} in {self.pg.describe()}"
+        return f"{self.name} in {self.pg.describe()}"
 
 
 def check_op(op: ReduceOp, name: str, pg: ProcessGroup) -> None:
@@ -63,6 +71,24 @@ def check_tag(tag: int, name: str, pg: ProcessGroup) -> None:
             f"{name} in {pg.describe()}: tag={tag!r}; expected an int from 0 to "
             f"{2**31 - 1}"
         )
+
+
+def take_device(device: Any, where: Place) -> tuple[str, int | None]:
+    """Device type and index of a `device` argument; the index is `None` if not given.
+
+    It is a type such as ``'cuda'``, with an index ``'cuda:0'``, or what has a
+    `type` and perhaps an `index`, as ``torch.device`` does. `ValueError` otherwise.
+    """
+    if isinstance(device, str):
+        kind, colon, number = device.partition(":")
+        if kind.isidentifier() and (not colon or number.isdecimal()):
+            return kind, int(number) if colon else None
+    elif isinstance(getattr(device, "type", None), str):
+        return device.type, getattr(device, "index", None)
+    raise ValueError(
+        f"{where}: device={device!r}; expected a device type such as 'cpu' or 'cuda', "
+        "or 'cuda:0'"
+    )
 
 
 def take_peer(

@@ -6,12 +6,21 @@ rank was asked for.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-__all__ = ["check_dtypes", "check_list", "check_size", "device_type", "native"]
+__all__ = [
+    "DEVICE_TYPES",
+    "check_dtypes",
+    "check_list",
+    "check_size",
+    "device_type",
+    "is_device_type",
+    "native",
+]
 
 # DLDeviceType of dlpack.h. Pinned host memory is host memory.
 _DLPACK_DEVICES = {
@@ -32,15 +41,27 @@ _DLPACK_DEVICES = {
     17: "maia",
 }
 
+#: The device types that DLPack has a name for.
+DEVICE_TYPES = tuple(dict.fromkeys(_DLPACK_DEVICES.values()))
+
+
+def is_device_type(name: str) -> bool:
+    """Whether `device_type` returns `name` for any array."""
+    number = name.removeprefix("dlpack")
+    return name in DEVICE_TYPES or (number != name and number.isdecimal())
+
 
 def device_type(array: Any, argument: str, where: object) -> str:
     """Return the device type of `array`: the key that ops are dispatched by."""
     if type(array) is np.ndarray:
         return "cpu"
     if isinstance(array, np.generic) or not hasattr(array, "__dlpack_device__"):
+        wrap = ""
+        if hasattr(array, "__cuda_array_interface__"):
+            wrap = "; wrap it: cupy.asarray(x)"
         raise TypeError(
             f"{where}: {argument} is a {type(array).__name__}; expected an array "
-            "that exports DLPack (numpy.ndarray, cupy.ndarray, a torch tensor)"
+            f"that exports DLPack (numpy.ndarray, cupy.ndarray, a torch tensor){wrap}"
         )
     code = int(array.__dlpack_device__()[0])
     return _DLPACK_DEVICES.get(code, f"dlpack{code}")
@@ -51,23 +72,21 @@ def native(
 ) -> Any:
     """Return `array` as the array type backends work on, sharing its memory.
 
-    CPU arrays become `numpy.ndarray`. Raises `TypeError` for a dtype that is
-    no number or a kind of array that cannot be shared, `ValueError` for an
-    array that is not C-contiguous or, where it is written, read-only.
+    CPU arrays become `numpy.ndarray`, CUDA arrays `cupy.ndarray` where cupy is
+    installed. Raises `TypeError` for a dtype that is no number or a kind of
+    array that cannot be shared, `ValueError` for an array that is not
+    C-contiguous or, where it is written, read-only.
     """
     result = array
-    if device == "cpu" and not isinstance(array, np.ndarray):
-        try:
-            result = np.from_dlpack(array)
-        except (BufferError, RuntimeError, TypeError) as error:
-            raise TypeError(
-                f"{where}: {argument} ({type(array).__name__}) cannot be shared "
-                f"through DLPack: {error}"
-            ) from error
-    if device == "cuda" and type(array).__module__.partition(".")[0] == "torch":
-        result = array = _of_cupy(array, argument, where)
+    if not isinstance(array, np.ndarray):
+        if device == "cpu":
+            result = _of_numpy(array, argument, where)
+        elif device == "cuda":
+            result = _of_cupy(array, argument, where)
+            if writable and result is not array and _is_read_only(array):
+                raise ValueError(_read_only(argument, "cupy.array(x)", where))
     if device != "cpu":
-        lacking = [n for n in ("shape", "dtype", "size") if not hasattr(array, n)]
+        lacking = [n for n in ("shape", "dtype", "size") if not hasattr(result, n)]
         if lacking:
             raise TypeError(
                 f"{where}: {argument} ({type(array).__name__}, on {device!r}) has no "
@@ -82,30 +101,78 @@ def native(
                     "an integer, a float or a complex dtype in native byte order"
                 )
             if writable and not flags.writeable:
-                raise ValueError(
-                    f"{where}: {argument} is read-only; expected a writable array "
-                    "(pass a copy: x.copy())"
-                )
+                raise ValueError(_read_only(argument, "x.copy()", where))
         if not flags.c_contiguous:
+            torch = _library_of(array) == "torch"
+            library = "cupy" if device == "cuda" else "numpy"
             raise ValueError(
                 f"{where}: {argument} (shape {tuple(result.shape)}, strides "
                 f"{tuple(result.strides)}) is not C-contiguous; pass "
-                "numpy.ascontiguousarray(x)"
+                f"{'x.contiguous()' if torch else f'{library}.ascontiguousarray(x)'}"
             )
     return result
 
 
-def _of_cupy(tensor: Any, argument: str, where: object) -> Any:
-    """A CUDA tensor of torch as a cupy array that shares its memory."""
-    try:
-        import cupy
+def _library_of(array: Any) -> str:
+    return type(array).__module__.partition(".")[0]
 
-        return cupy.from_dlpack(tensor)
-    except (BufferError, ImportError, RuntimeError, TypeError) as error:
+
+def _read_only(argument: str, copy: str, where: object) -> str:
+    return (
+        f"{where}: {argument} is read-only; expected a writable array (pass a copy: "
+        f"{copy})"
+    )
+
+
+def _of_numpy(array: Any, argument: str, where: object) -> Any:
+    """An array of another library as a numpy array that shares its memory."""
+    try:
+        return np.from_dlpack(array)
+    except (BufferError, RuntimeError, TypeError) as error:
         raise TypeError(
-            f"{where}: {argument} (a torch tensor on CUDA) cannot be shared with cupy "
+            f"{where}: {argument} ({type(array).__name__}) cannot be shared "
             f"through DLPack: {error}"
         ) from error
+
+
+def _of_cupy(array: Any, argument: str, where: object) -> Any:
+    """A CUDA array of another library as a cupy array that shares its memory.
+
+    `array` itself where it does not export DLPack, or where there is no cupy: then
+    its backend says what it needs.
+    """
+    loaded: Any = sys.modules.get("cupy")
+    if loaded is not None and isinstance(array, loaded.ndarray):
+        return array
+    if not hasattr(array, "__dlpack__"):
+        return array
+    try:
+        import cupy
+    except ImportError as error:
+        # Backends know nothing of torch's tensors, whose size is a method.
+        if _library_of(array) != "torch":
+            return array
+        raise TypeError(
+            f"{where}: {argument} (a torch tensor on CUDA) needs cupy, which is not "
+            "installed: pip install 'rankscope[cuda13]' (CUDA 12: 'rankscope[cuda12]')"
+        ) from error
+    try:
+        return cupy.from_dlpack(array)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        what = "torch tensor" if _library_of(array) == "torch" else type(array).__name__
+        raise TypeError(
+            f"{where}: {argument} (a {what} on CUDA) cannot be shared with cupy "
+            f"through DLPack: {error}"
+        ) from error
+
+
+def _is_read_only(array: Any) -> bool:
+    """Whether `array` must not be written, which cupy does not ask: jax's are such."""
+    # Torch's may all be written, and some of its dtypes have no such interface.
+    if _library_of(array) == "torch":
+        return False
+    interface = getattr(array, "__cuda_array_interface__", None)
+    return interface is not None and bool(interface["data"][1])
 
 
 def check_dtypes(

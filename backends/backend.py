@@ -9,9 +9,10 @@ the same name; what a base-class method does not build out of others raises
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
@@ -29,6 +30,7 @@ __all__ = [
     "Backend",
     "BackendCreator",
     "builtin_devices",
+    "did_you_mean",
     "known_backends",
     "resolve",
     "unavailable_reason",
@@ -114,6 +116,8 @@ class Backend:
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
+        #: Set by the group, for messages: ``group 'default' on rank 2``.
+        self.place = f"rank {rank}"
         #: Set by the group: call it with a reason when the library, a peer or
         #: a side process fails on its own. The group is then aborted everywhere.
         self.on_failure: Callable[[str], None] = lambda reason: None
@@ -170,12 +174,15 @@ class Backend:
 
         Called before the op gets its sequence number, so that nothing is lost.
         """
-        if reduce_op is not None and reduce_op not in self.reduce_ops:
-            names = ", ".join(sorted(r.name for r in self.reduce_ops))
-            raise ValueError(
-                f"backend {self.name!r} has no ReduceOp.{reduce_op.name}; it has "
-                f"{names}"
-            )
+        if reduce_op is None or reduce_op in self.reduce_ops:
+            return
+        had = {one.name for one in self.reduce_ops}
+        if "SUM" in had:  # AVG is made of it
+            had.add("AVG")
+        raise ValueError(
+            f"{op.value}: backend {self.name!r} has no ReduceOp.{reduce_op.name}; it "
+            f"has {', '.join(sorted(had))}{_ELSEWHERE.get(reduce_op.name, '')}"
+        )
 
     # -- collectives -------------------------------------------------------
 
@@ -291,6 +298,15 @@ class Backend:
         """
         self._missing("recv")
 
+    def prepare(self, arrays: Sequence[Array] = (), index: int | None = None) -> None:
+        """Begin what the ops of the other ranks need of this one, which has none yet.
+
+        Called where another rank's first op is a send or receive, or this rank's
+        moves nothing: `arrays` are empty then. `index` is that of the device, where
+        it is known. Of use to a backend that connects all ranks at the first op
+        instead of when it is made. Never blocks on a peer.
+        """
+
     def descend(
         self,
         parent: Backend | None,
@@ -322,6 +338,15 @@ class Backend:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} rank {self.rank} of {self.size}>"
+
+
+_BITWISE = "; of the backends that come with Rankscope mpi has it"
+# What to do about a reduction that most backends lack, by its name: PREMUL_SUM has
+# a class of its own.
+_ELSEWHERE = {
+    **dict.fromkeys(("BAND", "BOR", "BXOR"), _BITWISE),
+    "PREMUL_SUM": "; PREMUL_SUM is NCCL's alone: multiply before a SUM, x *= factor",
+}
 
 
 def _name_of(creator: BackendCreator) -> str:
@@ -359,6 +384,12 @@ def known_backends() -> list[str]:
     return sorted({*_BUILTIN_DEVICES, *Backend.registry, *plugins.declared()})
 
 
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """What of `known` was meant by `word`, to be put behind a message; may be empty."""
+    close = difflib.get_close_matches(word.lower(), known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
 def resolve(name: str) -> Registration:
     """Return the registration of `name`, loading what makes it if need be.
 
@@ -382,4 +413,5 @@ def unavailable_reason(name: str) -> str | None:
     try:
         return resolve(name).unavailable()
     except DistBackendError as error:
-        return str(error)
+        known = known_backends()
+        return str(error) if name in known else f"{error}{did_you_mean(name, known)}"

@@ -21,6 +21,7 @@ have in common, so that it is said once:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from .arguments import (
     check_own_part,
     check_same,
     take,
+    take_device,
     take_list,
     take_on,
     take_peer,
@@ -419,17 +421,21 @@ def barrier(
     group: Group = None,
     async_op: bool = False,
     device_ids: Sequence[int] | None = None,
-    device: str | None = None,
+    device: Any = None,
 ) -> Work | None:
     """Block until every rank of the group has entered.
 
     `device` is the device type whose backend does it (default: the group's
-    first). `device_ids` is accepted for c10d's signature.
+    first): ``'cuda'``, ``'cuda:0'`` or a ``torch.device``, of which the type
+    counts. `device_ids` is accepted for c10d's signature.
     """
     pg = resolve_group(group, "barrier")
+    kind = pg.first_device()
+    if device is not None:
+        kind, _ = take_device(device, Place(OpType.BARRIER, pg))
     return pg.issue(
         OpType.BARRIER,
-        device or pg.first_device(),
+        kind,
         (),
         lambda backend: backend.barrier(),
     ).finish(async_op)

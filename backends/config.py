@@ -5,7 +5,8 @@ The grammar is that of ``torch.distributed``::
     config  := "" | backend | part {"," part}
     part    := device ":" backend
 
-``"gloo"`` alone means gloo for every device type gloo supports.
+``"gloo"`` alone means gloo for every device type gloo supports. A backend for
+host memory may be named for any device type: its arrays are staged (`staging`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,15 @@ from __future__ import annotations
 import importlib.util
 import sys
 
-from .backend import Backend, builtin_devices, known_backends, resolve
+from .arrays import DEVICE_TYPES, is_device_type
+from .backend import (
+    Backend,
+    builtin_devices,
+    did_you_mean,
+    known_backends,
+    resolve,
+)
+from .staging import misplaced, staged_devices
 
 __all__ = ["GRAMMAR", "BackendConfig"]
 
@@ -21,6 +30,9 @@ GRAMMAR = (
     "expected a backend ('gloo') or device:backend pairs ('cpu:gloo,cuda:nccl'), "
     "each device once"
 )
+
+# What others call a device type.
+_ALIASES = {"gpu": "cuda", "hip": "rocm", "mps": "metal", "xpu": "oneapi"}
 
 
 class BackendConfig:
@@ -30,8 +42,9 @@ class BackendConfig:
     ``cpu:gloo``, or ``cpu:mpi`` where pygloo has no wheel, and ``cuda:nccl``
     where cupy is installed. A backend is known if it is built in, registered,
     or declared by an installed package (see `plugins`). Anything that breaks
-    the grammar or names an unknown backend raises `ValueError` naming the
-    offending part. Semantics of ``torch.distributed.BackendConfig``.
+    the grammar, names an unknown backend or device type, or a backend for a
+    device type that it cannot serve raises `ValueError` naming the offending
+    part. Semantics of ``torch.distributed.BackendConfig``.
     """
 
     def __init__(self, backend: str | None = None) -> None:
@@ -87,6 +100,7 @@ def _parse(text: str) -> dict[str, str]:
         if not device.isidentifier():
             raise ValueError(f"backend {text!r}: bad device {device!r}; {GRAMMAR}")
         _check_known(name, text)
+        _check_device(device, name, part, text)
         mapping[device] = name
     return mapping
 
@@ -100,10 +114,33 @@ def _check_known(name: str, text: str) -> None:
     if name not in known:
         raise ValueError(
             f"backend {text!r}: unknown backend {name!r} (known: {', '.join(known)}); "
-            f"{GRAMMAR}"
+            f"{GRAMMAR}{did_you_mean(name, known)}"
         )
+
+
+def _check_device(device: str, name: str, part: str, text: str) -> None:
+    where = f"backend {text!r}: bad part {part.strip()!r}"
+    # What a package not imported yet is for is seen at its first use.
+    served = _served(name)
+    reason = None if served is None else misplaced(device, name, served)
+    if reason is not None:
+        raise ValueError(f"{where}: {reason}")
+    registered = (one for entry in Backend.registry.values() for one in entry.devices)
+    known = {*DEVICE_TYPES, *registered, *staged_devices()}
+    if device not in known and not is_device_type(device):
+        meant = did_you_mean(_ALIASES.get(device.lower(), device), known)
+        raise ValueError(
+            f"{where}: no array is of device type {device!r}; {GRAMMAR}{meant}"
+        )
+
+
+def _served(name: str) -> tuple[str, ...] | None:
+    """The device types that `name` is for; `None` if that would take an import."""
+    if name in Backend.registry:
+        return Backend.registry[name].devices
+    return builtin_devices().get(name)
 
 
 def _devices_of(name: str, text: str) -> tuple[str, ...]:
     _check_known(name, text)
-    return builtin_devices().get(name) or resolve(name).devices
+    return _served(name) or resolve(name).devices

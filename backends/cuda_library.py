@@ -32,20 +32,29 @@ class CudaLibrary:
         self._not_ready = driver.CUresult.CUDA_ERROR_NOT_READY
 
     def current_device(self) -> int:
-        return int(self._cupy.cuda.runtime.getDevice())
+        return int(self._runtime("getDevice"))
 
     @contextlib.contextmanager
     def device(self, index: int) -> Iterator[None]:
-        runtime = self._cupy.cuda.runtime
-        before = runtime.getDevice()
-        # Also where it is the current one already: it makes the device's context
-        # current on this thread, which the driver's calls need.
-        runtime.setDevice(index)
+        before = self._runtime("getDevice")
+        self.use(index)
         try:
             yield
         finally:
             if before != index:
-                runtime.setDevice(before)
+                self._runtime("setDevice", before)
+
+    def use(self, index: int) -> None:
+        # Also where it is the current one already: it makes the device's context
+        # current on this thread, which the driver's calls need.
+        self._runtime("setDevice", index)
+
+    def _runtime(self, name: str, *arguments: Any) -> Any:
+        runtime = self._cupy.cuda.runtime
+        try:
+            return getattr(runtime, name)(*arguments)
+        except runtime.CUDARuntimeError as error:
+            raise LibraryFailure(f"CUDA reports: {error}") from error
 
     def current_streams(self, index: int) -> tuple[int, ...]:
         streams = {int(self._cupy.cuda.get_current_stream(index).ptr)}
@@ -54,6 +63,10 @@ class CudaLibrary:
             # Arrays that came from torch are computed on its own stream.
             streams.add(int(torch.cuda.current_stream(index).cuda_stream))
         return tuple(streams)
+
+    def capturing(self, stream: int) -> bool:
+        (status,) = self._do(self._driver.cuStreamIsCapturing(stream))
+        return bool(status != self._driver.CUstreamCaptureStatus(0))
 
     def new_stream(self) -> int:
         (stream,) = self._do(self._driver.cuStreamCreate(_NON_BLOCKING))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import hashlib
 import json
 import logging
@@ -97,6 +98,8 @@ class GroupLife:
         # order of the numbers is the order of the ops.
         self._issue_lock = threading.Lock()
         self._abort_lock = threading.Lock()
+        # Such as `nccl_options`, for backends that are made on a thread of ours.
+        self._context = contextvars.copy_context()
         self._begin(generation, origin)
         watchdog.register(self)
 
@@ -141,7 +144,9 @@ class GroupLife:
             backend = self._backends.get(device)
             if backend is not None:
                 return backend
-            where = f"{op_type.value} in {self.describe()}"
+            where = self.describe()
+            if op_type is not OpType.UNKNOWN:
+                where = f"{op_type.value} in {where}"
             name = self.config.device_backend_map.get(device)
             if name is None:
                 raise ValueError(
@@ -165,6 +170,7 @@ class GroupLife:
                 raise type(error)(f"{where}: {error}") from error
             if staged:
                 backend = StagedBackend(backend, device)
+            backend.place = self.describe()
             backend.on_failure = partial(self._backend_failed, self.generation)
             backend.timing = self.timing
             if self._origin is not None and backend.splits:
@@ -179,6 +185,10 @@ class GroupLife:
     def backends(self) -> list[Backend]:
         """Those that were built so far."""
         return list(self._backends.values())
+
+    def connect(self, index: int) -> None:
+        """Begin, before any op, what ops on CUDA device `index` will need."""
+        self._backend_for("cuda", OpType.UNKNOWN).prepare(index=index)
 
     def open_from(self, group: GroupLife) -> None:
         """Begin what can be made out of `group`, its origin, at once."""
@@ -236,19 +246,10 @@ class GroupLife:
             # From the first failed Work on, its waiter may rebuild the group:
             # what is told and swept below belongs to this generation.
             store, status = self._store, self.status
-        if timed_out is not None:
-            timed_out[0].mark_failed(timed_out[1], WorkState.TIMED_OUT)
         for work in list(status.in_flight.values()):
             work.condemn(_aborted_error(work.describe(), reason))
-        # The backends first: arrays are the user's again when their Work is over.
-        for backend in backends:
-            backend.abort(str(reason))
-        for work in list(status.in_flight.values()):
-            error = _aborted_error(work.describe(), reason)
-            work.mark_failed(error, WorkState.ABORTED)
-        recorder.changed()
-        if unwatch is not None:
-            unwatch()
+        if timed_out is not None:
+            timed_out[0].condemn(timed_out[1], WorkState.TIMED_OUT)
         if publish and self.size() > 1:
             # The store's host may be the rank that is gone: never wait for it.
             threading.Thread(
@@ -257,6 +258,18 @@ class GroupLife:
                 name=f"rankscope-abort-{self.name}",
                 daemon=True,
             ).start()
+        try:
+            # The backends first: arrays are the user's again when their Work is over.
+            for backend in backends:
+                _stop(backend, reason)
+        finally:
+            for work in list(status.in_flight.values()):
+                # What comes after `condemn` got no error of its own.
+                error = _aborted_error(work.describe(), reason)
+                work.mark_failed(error, WorkState.ABORTED)
+            recorder.changed()
+            if unwatch is not None:
+                unwatch()
 
     def _publish_abort(self, store: Store, reason: AbortReason) -> None:
         try:
@@ -308,7 +321,7 @@ class GroupLife:
         def build() -> None:
             try:
                 if self.generation == generation:
-                    self._backend_for(device, OpType.UNKNOWN)
+                    self._backend_for(device, OpType.UNKNOWN).prepare()
             except DistAbortedError:
                 return
             except (DistError, ValueError) as error:
@@ -317,7 +330,10 @@ class GroupLife:
 
         # Not on the store's thread: building talks to the store.
         threading.Thread(
-            target=build, name=f"rankscope-build-{self.name}", daemon=True
+            target=self._context.copy().run,
+            args=(build,),
+            name=f"rankscope-build-{self.name}",
+            daemon=True,
         ).start()
 
     def _backend_failed(self, generation: int, reason: str) -> None:
@@ -366,7 +382,7 @@ class GroupLife:
     def _drain(self) -> None:
         deadline = time.monotonic() + DRAIN_WAIT
         for work in list(self.status.in_flight.values()):
-            if not work.on_device or self.aborted is not None:
+            if not work.on_device:
                 return
             work._block(max(0.0, deadline - time.monotonic()))
 
@@ -383,14 +399,12 @@ class GroupLife:
         nearest = float("inf")
         for place, work in enumerate(list(status.in_flight.values())):
             record = work.record
-            if record is None or (
-                not work.started_ns and (place or work.reports_start)
-            ):
-                continue
             # It ends by itself, with a verdict that every rank shall hear.
-            if work.op_type is OpType.MONITORED_BARRIER:
+            if record is None or work.op_type is OpType.MONITORED_BARRIER:
                 continue
-            begun = work.started_ns or work.scheduled_ns
+            begun = work.begun_ns(oldest=not place)
+            if not begun:
+                continue
             left = record.timeout - (now - begun) / 1e9
             if left > 0:
                 nearest = min(nearest, left)
@@ -454,6 +468,14 @@ class GroupLife:
 
 def _aborted_error(what: str, reason: AbortReason | None) -> DistAbortedError:
     return DistAbortedError(f"{what}: the group was aborted: {reason}; {REBUILD_HINT}")
+
+
+def _stop(backend: Backend, reason: AbortReason) -> None:
+    try:
+        backend.abort(str(reason))
+    except Exception:  # noqa: BLE001 - a backend may be anybody's
+        # The others, and the Works, have to be ended all the same.
+        _log.exception("the abort of backend %r", backend.name)
 
 
 def _with_state(name: str, backend: Backend | None) -> str:

@@ -9,8 +9,10 @@ from typing import Any
 
 from .backend import unavailable_reason
 from .config import BackendConfig
+from .errors import DistError
 from .group_life import Origin
 from .late_errors import caller_knows, take_late_error
+from .own_device import index_of, set_own_device
 from .process_group import ProcessGroup
 from .rendezvous import rendezvous
 from .store import Store
@@ -92,13 +94,16 @@ def init_process_group(
     through `init_method`: ``env://`` (the default: ``RANK``, ``WORLD_SIZE``,
     ``MASTER_ADDR``, ``MASTER_PORT``), ``tcp://host:port`` or
     ``file:///path``. Backends are built at their first use, so a wrong
-    library shows then. `group_name`, `pg_options` and `device_id` are
-    accepted for c10d's signature.
+    library shows then. `device_id`, the CUDA device that this process uses (its
+    number, a ``cupy.cuda.Device`` or a ``torch.device``), has that of ``cuda``
+    built, and connected, at once. `group_name` and `pg_options` are accepted for
+    c10d's signature.
 
-    Raises `ValueError` for a bad backend string, rank or world size and where
-    the default group is there already.
+    Raises `ValueError` for a bad backend string, rank, world size or device and
+    where the default group is there already.
     """
     config = BackendConfig(backend)
+    index = _device_index(device_id, config, "init_process_group")
     seconds = as_seconds(timeout, "init_process_group")
     if is_initialized():
         raise ValueError(
@@ -115,7 +120,14 @@ def init_process_group(
             f"init_process_group: rank {rank} of world_size {world_size}; expected "
             "world_size >= 1 and 0 <= rank < world_size"
         )
-    world.init(config, store, rank, world_size, seconds, owns_store)
+    made = world.init(config, store, rank, world_size, seconds, owns_store)
+    if index is not None:
+        set_own_device(index)
+        try:
+            made.connect(index)
+        except DistError:
+            world.destroy()
+            raise
 
 
 def new_group(
@@ -134,8 +146,10 @@ def new_group(
     the name it is shown and found by. No rank has to wait for another: all
     ranks may call it, or only the members (`use_local_synchronization` is
     accepted and changes nothing), each member its groups in the same order.
+    `device_id`: as of `init_process_group`.
 
-    Raises `ValueError` for ranks that are not in the world or given twice.
+    Raises `ValueError` for ranks that are not in the world or given twice, and for
+    a bad device.
     """
     default = world.get_group(DEFAULT)
     size = default.size()
@@ -152,10 +166,14 @@ def new_group(
             "name of the default group; expected another"
         )
     config = default.config if backend is None else BackendConfig(backend)
+    index = _device_index(device_id, config, "new_group")
     seconds = default.timeout if timeout is None else as_seconds(timeout, "new_group")
     # With NCCL its communicators can then be split off those of the default group.
     origin = Origin(default) if chosen == default.ranks else None
-    return world.new_group(chosen, group_desc, config, seconds, origin)
+    made = world.new_group(chosen, group_desc, config, seconds, origin)
+    if index is not None and isinstance(made, ProcessGroup):
+        made.connect(index)
+    return made
 
 
 def shrink_group(
@@ -346,6 +364,18 @@ def as_seconds(timeout: float | timedelta | None, op: str) -> float:
     if not timeout > 0:
         raise ValueError(f"{op}: timeout={timeout:g}; expected more than 0 seconds")
     return float(timeout)
+
+
+def _device_index(device_id: Any, config: BackendConfig, op: str) -> int | None:
+    if device_id is None:
+        return None
+    index = index_of(device_id, op)
+    if "cuda" not in config.device_backend_map:
+        raise ValueError(
+            f"{op}: device_id={device_id!r} is a CUDA device, the group has {config}; "
+            "expected a backend for 'cuda' beside it, such as cuda:nccl"
+        )
+    return index
 
 
 def is_available() -> bool:

@@ -11,16 +11,13 @@ or at its end.
 
 from __future__ import annotations
 
-import atexit
-import os
-import sys
 import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .recorder import GroupStatus
 
-__all__ = ["at_exit", "caller_knows", "note_late_error", "take_late_error"]
+__all__ = ["caller_knows", "note_late_error", "take_late_error"]
 
 _lock = threading.Lock()
 _untold: dict[GroupStatus, BaseException] = {}
@@ -46,21 +43,3 @@ def take_late_error() -> BaseException | None:
         error = next(iter(_untold.values()), None)
         _untold.clear()
     return error
-
-
-def at_exit() -> None:
-    """End a script that went to its end on garbage: say so, with exit status 1."""
-    error = take_late_error()
-    if error is None or hasattr(sys, "ps1") or hasattr(sys, "last_value"):
-        return
-    sys.stdout.flush()
-    print(
-        f"rankscope: results of this script are garbage: {error}",
-        file=sys.stderr,
-        flush=True,
-    )
-    # The only way to a status of one's own from here.
-    os._exit(1)
-
-
-atexit.register(at_exit)

@@ -15,13 +15,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .backend import Array, Backend
+from .errors import DistBackendError
 from .nccl_comm import NCCLComm
 from .nccl_descent import Descent
+from .nccl_lane import lane_of
 from .nccl_library import unavailable_reason
 from .nccl_options import options
 from .nccl_queue import Call, NCCLQueue, NCCLWork, abort_queues
 from .nccl_seam import Seam, load
 from .nccl_types import REDUCE_OPS, Reduction, check, reduction, wire
+from .op_timeout import own_timeout
+from .own_device import own_device
 from .prefix_store import PrefixStore
 from .reduce_op import PremulSum, ReduceOp
 from .store import Store
@@ -30,6 +34,7 @@ from .work import OpType, Work
 __all__ = ["NCCLBackend"]
 
 _alive: weakref.WeakSet[NCCLBackend] = weakref.WeakSet()
+_alive_lock = threading.Lock()
 
 
 @dataclasses.dataclass
@@ -66,7 +71,8 @@ class NCCLBackend(Backend):
         self._heir_of: Backend | None = None
         self._lock = threading.Lock()
         self._aborted = False
-        _alive.add(self)
+        with _alive_lock:
+            _alive.add(self)
 
     # -- issuing -----------------------------------------------------------------
 
@@ -75,23 +81,37 @@ class NCCLBackend(Backend):
         queue = self._queues.get(device)
         if queue is not None:
             return queue
+        with self._lock:
+            if self._aborted:
+                raise DistBackendError("the group was aborted or destroyed")
+            return self._queues.get(device) or self._open(device)
+
+    def _open(self, device: int) -> NCCLQueue:
         # Ranks use their first, second … device in the same order, whatever
         # numbers these have on each of them.
-        place = len(self._queues)
+        place, lane = len(self._queues), lane_of(self._seam, device)
         comm = NCCLComm(
             self._seam,
             device,
-            f"NCCL communicator on device {device} of rank {self.rank}",
+            lane.lock,
+            f"NCCL communicator on device {device} of {self.place}",
             PrefixStore(f"comm{place}", self._store),
             self.rank,
             self.size,
-            self._timeout,
+            own_timeout() or self._timeout,
             self._options,
             self._origin(device) if self._origin is not None else None,
         )
-        queue = self._queues[device] = NCCLQueue(self._seam, comm, self._failed)
+        queue = NCCLQueue(self._seam, lane, comm, self._failed)
+        self._queues[device] = queue
         comm.open()
         return queue
+
+    def prepare(self, arrays: Sequence[Array] = (), index: int | None = None) -> None:
+        """Begin the communicator of a device, which needs every rank of the group."""
+        if arrays:
+            index = self._seam.cuda.device_of(arrays[0])
+        self._queue_for(self._own_device() if index is None else index)
 
     def descend(
         self,
@@ -140,7 +160,7 @@ class NCCLBackend(Backend):
         devices = sorted({self._seam.cuda.device_of(array) for array in arrays})
         if len(devices) > 1:
             raise ValueError(
-                f"{kind.value}: the arrays lie on devices "
+                f"{kind.value} in {self.place}: the arrays lie on devices "
                 f"{', '.join(map(str, devices))}; expected one"
             )
         work = NCCLWork(kind)
@@ -155,7 +175,7 @@ class NCCLBackend(Backend):
             return work
         if batch.queue is not None and batch.queue is not queue:
             raise ValueError(
-                f"{kind.value}: the arrays of one batch lie on devices "
+                f"{kind.value} in {self.place}: the arrays of one batch lie on devices "
                 f"{batch.queue.comm.device} and {queue.comm.device}; expected one"
             )
         batch.queue = queue
@@ -170,6 +190,9 @@ class NCCLBackend(Backend):
         batch = self._batch = _Batch()
         try:
             yield
+            self._batch = None
+            if batch.queue is not None:
+                batch.queue.submit(batch.works, batch.calls, batch.kept)
         except BaseException as error:
             # Nothing of it was issued, and nothing of it may stay in flight.
             for work in batch.works:
@@ -177,8 +200,6 @@ class NCCLBackend(Backend):
             raise
         finally:
             self._batch = None
-        if batch.queue is not None:
-            batch.queue.submit(batch.works, batch.calls, batch.kept)
 
     def _at(self, array: Array) -> int:
         return self._seam.cuda.address(array)
@@ -365,8 +386,11 @@ class NCCLBackend(Backend):
         return work
 
     def _own_device(self) -> int:
-        """The device that the group was used on first, else the current one."""
-        return next(iter(self._queues), self._seam.cuda.current_device())
+        """The device that the group was used on first, else this process's."""
+        for device in self._queues:
+            return device
+        told = own_device()
+        return self._seam.cuda.current_device() if told is None else told
 
     # -- messages --------------------------------------------------------------------
 
@@ -406,11 +430,6 @@ class NCCLBackend(Backend):
 
     # -- the state, and the end --------------------------------------------------------
 
-    def refresh(self) -> None:
-        """See what the device has done meanwhile."""
-        for queue in list(self._queues.values()):
-            queue.advance()
-
     def state(self) -> str:
         """The communicators' states, for the board."""
         return ", ".join(
@@ -431,9 +450,11 @@ class NCCLBackend(Backend):
         self._store.close()
         mine = list(self._queues.values())
         devices = {queue.comm.device for queue in mine if queue.launched}
+        with _alive_lock:
+            alive = list(_alive)
         others = [
             (backend, queue)
-            for backend in list(_alive)
+            for backend in alive
             if backend is not self
             and not backend._aborted
             and backend._heir_of is not self
@@ -460,6 +481,8 @@ class NCCLBackend(Backend):
             if self._aborted:
                 return
             self._aborted = True
+        for queue in self._queues.values():
+            queue.comm.settle()
         self._store.close()
         for queue in self._queues.values():
             queue.close()

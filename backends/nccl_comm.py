@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .errors import DistBackendError, DistError, DistTimeoutError
@@ -34,15 +34,24 @@ CLOSE_WAIT = 5.0
 #: Seconds for which an abort waits for the mutex of a communicator, whose holder
 #: may be stuck in the very call that the abort is to end.
 MUTEX_WAIT = 0.2
+#: Seconds for which a store is asked who is missing.
+STORE_WAIT = 1.0
 
 #: As ``TORCH_NCCL_USE_COMM_NONBLOCKING``, which counts where this is not set.
 SWITCH = "RANKSCOPE_NCCL_USE_COMM_NONBLOCKING"
 
 
+#: What switches are turned on and off with, in torch as well.
+_ON, _OFF = ("1", "true", "yes", "y", "on", ""), ("0", "false", "no", "n", "off")
+
+
 def nonblocking() -> bool:
-    """Whether communicators are non-blocking: yes, unless the environment says 0."""
-    torchs = os.environ.get("TORCH_NCCL_USE_COMM_NONBLOCKING", "1")
-    return os.environ.get(SWITCH, torchs) != "0"
+    """Whether communicators are non-blocking: yes, unless the environment says no."""
+    name = SWITCH if SWITCH in os.environ else "TORCH_NCCL_USE_COMM_NONBLOCKING"
+    value = os.environ.get(name, "1").strip().lower()
+    if value not in (*_ON, *_OFF):
+        raise DistBackendError(f"{name}={value}: expected 1 (the default) or 0")
+    return value in _ON
 
 
 class CommState(enum.Enum):
@@ -57,15 +66,17 @@ class CommState(enum.Enum):
 class NCCLComm:
     """A communicator of one group on one device of this rank.
 
-    `mutex` is held around every NCCL call on it. `timeout` bounds the making of
-    it, `store` is where its ranks meet, and `name` is for messages. `descent` is
-    what it may be made out of; all its ranks have one, or none has.
+    `mutex`, that of its device's lane, is held around every NCCL call on it.
+    `timeout` bounds the making of it, `store` is where its ranks meet, and `name`
+    is for messages. `descent` is what it may be made out of; all its ranks have
+    one, or none has.
     """
 
     def __init__(
         self,
         seam: Seam,
         device: int,
+        mutex: threading.Lock,
         name: str,
         store: Store,
         rank: int,
@@ -77,14 +88,16 @@ class NCCLComm:
         self.device, self.name = device, name
         self.rank, self.size = rank, size
         self.state = CommState.INIT
-        self.mutex = threading.Lock()
-        #: Set while an abort has not come back from NCCL.
-        self.aborting_since: float | None = None
+        self.mutex = mutex
+        self.nonblocking = nonblocking()
+        #: Whether NCCL is at its abort, and whether that takes too long.
+        self.aborting = self.stuck = False
         self._seam, self._store = seam, store
         self._timeout, self.options, self._descent = timeout, options, descent
         self._deadline = time.monotonic() + timeout
         self._handle: Any = None
         self._error: DistError | None = None
+        self._too_late = False
         #: Called with what its making failed with, by the thread that made it.
         self.on_error: Callable[[Exception], None] = lambda error: None
         #: Set when it was freed.
@@ -101,6 +114,7 @@ class NCCLComm:
 
     def _build(self) -> None:
         try:
+            self._seam.cuda.use(self.device)
             handle = self._descend()
             if handle is None:
                 handle = self._begin()
@@ -135,9 +149,8 @@ class NCCLComm:
     def _begin(self) -> Any:
         """Begin to make it from a fresh id."""
         unique_id = self._meet()
-        options = {**self.options, "blocking": not nonblocking()}
-        with self._seam.cuda.device(self.device):
-            return self._seam.nccl.init(self.size, self.rank, unique_id, options)
+        options = {**self.options, "blocking": not self.nonblocking}
+        return self._seam.nccl.init(self.size, self.rank, unique_id, options)
 
     def _meet(self) -> bytes:
         """The id that rank 0 makes and the others take from the store."""
@@ -162,14 +175,29 @@ class NCCLComm:
         if self._handle is not None and self._seam.nccl.ready(self._handle):
             self.state = CommState.RUNNING
             return True
-        if self.state is CommState.INIT and time.monotonic() > self._deadline:
-            raise DistTimeoutError(
-                f"{self.name} was not there {self._timeout:g} s after it was begun: "
-                f"{self._who_is_missing()}"
-            )
+        late = self.state is CommState.INIT and time.monotonic() > self._deadline
+        if late and not self._too_late:
+            # Not here: the store may be as slow as the ranks are.
+            self._too_late = True
+            threading.Thread(
+                target=self._give_up,
+                name=f"rankscope-nccl-late-{self.name}",
+                daemon=True,
+            ).start()
         return False
 
-    def _who_is_missing(self) -> str:
+    def _give_up(self) -> None:
+        said = [f"which ranks have not come is not known after {STORE_WAIT:g} s"]
+        _bounded(f"ask-{self.name}", lambda: said.append(self._missing()), STORE_WAIT)
+        error = DistTimeoutError(
+            f"{self.name} was not there {self._timeout:g} s after it was begun: "
+            f"{said[-1]}"
+        )
+        self._error = self._error or error
+        self.on_error(self._error)
+
+    def _missing(self) -> str:
+        """Which ranks have not come, or what else may be the matter."""
         try:
             missing = [
                 str(rank)
@@ -194,6 +222,16 @@ class NCCLComm:
         """NCCL's handle, for calls under the mutex."""
         return self._handle
 
+    @contextlib.contextmanager
+    def locked(self, seconds: float) -> Iterator[bool]:
+        """Hold the mutex within the block, unless it cannot be had in `seconds`."""
+        held = self.mutex.acquire(timeout=seconds)
+        try:
+            yield held
+        finally:
+            if held:
+                self.mutex.release()
+
     # -- its end -----------------------------------------------------------------
 
     def retire(self) -> Callable[[], None]:
@@ -203,17 +241,14 @@ class NCCLComm:
         without it then.
         """
         self._store.close()
-        held = self.mutex.acquire(timeout=MUTEX_WAIT)
-        try:
+        with self.locked(MUTEX_WAIT):
             over = self.state in (CommState.ABORTED, CommState.CLOSED)
             being_made = self.state is CommState.INIT and self._handle is None
             handle, self._handle = self._handle, None
             if not over:
                 self.state = CommState.ABORTED
-        finally:
-            if held:
-                self.mutex.release()
-        if being_made and not over and not nonblocking() and self._builder.is_alive():
+        being_made = being_made and self._builder.is_alive() and self._error is None
+        if being_made and not over and not self.nonblocking:
             _log.warning(
                 "%s: a blocking communicator that is still being made cannot be "
                 "aborted: only a restart of this rank (%%dist_restart) ends it. "
@@ -224,9 +259,9 @@ class NCCLComm:
 
         def abort() -> None:
             if handle is not None:
-                self.aborting_since = time.monotonic()
+                self.aborting = True
                 self._free(handle)
-                self.aborting_since = None
+                self.aborting = self.stuck = False
             self.gone.set()
             if self._descent is not None:
                 self._descent.give_up()
@@ -234,24 +269,29 @@ class NCCLComm:
         return abort
 
     def _free(self, handle: Any) -> None:
+        """Abort it; on a thread of ours."""
         try:
-            with self._seam.cuda.device(self.device):
-                self._seam.nccl.abort(handle)
+            self._seam.cuda.use(self.device)
+            self._seam.nccl.abort(handle)
         except DistError as error:
             _log.warning("%s: its abort says: %s", self.name, error)
 
+    def settle(self) -> None:
+        """Wait while an end of it would be that of what it is made out of, too."""
+        if self._descent is not None and self._descent.making:
+            self._builder.join(CLOSE_WAIT)
+
     def close(self) -> None:
         """Free it in good order: nothing is in flight. Bounded by `CLOSE_WAIT`."""
-        if self._descent is not None and self._descent.making:
-            # An end now would be that of what it is made out of, too.
-            self._builder.join(CLOSE_WAIT)
-        with self.mutex, contextlib.suppress(DistError):
-            self.poll()
-        with self.mutex:
-            handle = self._handle
-            running = self.state is CommState.RUNNING
+        handle = None
+        with self.locked(CLOSE_WAIT) as held:
+            if held:
+                with contextlib.suppress(DistError):
+                    self.poll()
+            running = held and self.state is CommState.RUNNING
             if running:
-                self._handle, self.state = None, CommState.CLOSED
+                handle, self._handle = self._handle, None
+                self.state = CommState.CLOSED
         if not running:
             abort_together([self])
             return
@@ -259,28 +299,27 @@ class NCCLComm:
         self.gone.set()
 
     def _destroy(self, handle: Any) -> None:
-        nccl = self._seam.nccl
-        deadline = time.monotonic() + CLOSE_WAIT
+        nccl, deadline = self._seam.nccl, time.monotonic() + CLOSE_WAIT
         try:
-            with self._seam.cuda.device(self.device):
-                nccl.finalize(handle)
-                while not nccl.ready(handle):
-                    if time.monotonic() > deadline:
-                        # destroy() would block on whatever finalize() waits for.
-                        nccl.abort(handle)
-                        return
-                    time.sleep(0.001)
-                nccl.destroy(handle)
+            self._seam.cuda.use(self.device)
+            nccl.finalize(handle)
+            while not nccl.ready(handle):
+                if time.monotonic() > deadline:
+                    raise DistTimeoutError(f"not finalized after {CLOSE_WAIT:g} s")
+                time.sleep(0.001)
         except DistError as error:
+            # destroy() would block on whatever finalize() waits for.
             _log.debug("%s: its end says: %s", self.name, error)
             self._free(handle)
+            return
+        try:
+            nccl.destroy(handle)
+        except DistError as error:
+            _log.warning("%s: its end says: %s", self.name, error)
 
     def describe(self) -> str:
         """Its state, for the board."""
-        since = self.aborting_since
-        if since is not None and time.monotonic() - since > ABORT_WAIT:
-            return "abort does not return"
-        return self.state.value
+        return "abort does not return" if self.stuck else self.state.value
 
 
 def abort_together(
@@ -310,7 +349,8 @@ def abort_together(
     if _bounded("abort", run, ABORT_WAIT):
         return True
     for comm in comms:
-        if comm.aborting_since is not None:
+        if comm.aborting:
+            comm.stuck = True
             _log.warning(
                 "%s: NCCL has not come back from its abort after %g s; its memory on "
                 "the GPU stays taken until it does. A restart of this rank "

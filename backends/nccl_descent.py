@@ -78,18 +78,19 @@ class Descent:
             self.making = True
             self.making = lent = self._lend(seam, options)
             mine = b"%d" % self._place if lent else _NO
-            if _meet(store, "lends", rank, size, mine, deadline) != {mine} or not lent:
-                return None
-            assert queue is not None
             try:
+                votes = _meet(store, "lends", rank, size, mine, deadline)
+                if votes != {mine} or not lent or queue is None:
+                    return None
                 made = self._begin(seam, queue, rank)
                 self._wait(seam, queue, made, deadline)
                 if self._abort:
                     # The old one may be freed when nobody needs it any more.
                     _meet(store, "made", rank, size, b"1", deadline)
             except BaseException as error:
-                queue.fail(f"{queue.comm.name}: what was being made of it: {error}")
-                _discard(seam, queue, made)
+                if lent and queue is not None:
+                    queue.fail(f"{queue.comm.name}: what was being made of it: {error}")
+                    _discard(seam, queue, made)
                 raise
             return made
         finally:
@@ -111,7 +112,7 @@ class Descent:
 
     def _begin(self, seam: Seam, queue: NCCLQueue, rank: int) -> Any:
         parent, nccl = queue.comm, seam.nccl
-        with parent.mutex, seam.cuda.device(parent.device):
+        with parent.mutex:
             parent.poll()
             if self._excluded:
                 return nccl.shrink(parent.handle, self._excluded, abort=self._abort)
@@ -135,8 +136,7 @@ def _discard(seam: Seam, queue: NCCLQueue, made: Any) -> None:
     parent = queue.comm
     _kept.append(made)
     if parent.gone.wait(2 * ABORT_WAIT):
-        with seam.cuda.device(parent.device):
-            seam.nccl.abort(made)
+        seam.nccl.abort(made)
         _kept.remove(made)
 
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,7 +25,13 @@ OLDEST = (2, 23)
 #: ncclCommShrink came then.
 _SHRINKS = (2, 27)
 
-_EXTRA = "pip install 'rankscope[cuda13]' (CUDA 12: 'rankscope[cuda12]')"
+# What brings all that is needed, and NCCL alone.
+_EXTRA, _LIBRARY = "'rankscope[cuda{}]'", "nvidia-nccl-cu{}"
+
+# cudaError_t of driver_types.h.
+_INSUFFICIENT_DRIVER, _NO_DEVICE = 35, 100
+# What a loaded NVIDIA driver shows; the other one is that of WSL.
+_DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -159,6 +168,25 @@ def unavailable_reason() -> str | None:
     )
 
 
+def _cuda_of_cupy() -> int | None:
+    """The CUDA that the installed cupy is for, 12 or 13; `None` without a wheel."""
+    for cuda in (13, 12):
+        try:
+            metadata.distribution(f"cupy-cuda{cuda}x")
+        except metadata.PackageNotFoundError:
+            continue
+        return cuda
+    return None
+
+
+def _for_cuda(package: str) -> str:
+    """`package`, with the CUDA in its name that is there already, else with both."""
+    cuda = _cuda_of_cupy()
+    if cuda is None:
+        return f"{package.format(13)} (CUDA 12: {package.format(12)})"
+    return package.format(cuda)
+
+
 def _not_installed(module: str, package: str) -> str | None:
     try:
         found = importlib.util.find_spec(module) is not None
@@ -166,39 +194,66 @@ def _not_installed(module: str, package: str) -> str | None:
         found = False
     if found:
         return None
-    return f"NCCL needs {package}, which is not installed: {_EXTRA}"
+    return (
+        f"NCCL needs {package}, which is not installed: pip install {_for_cuda(_EXTRA)}"
+    )
 
 
 def _no_device() -> str | None:
     import cupy
 
+    runtime = cupy.cuda.runtime
     try:
-        count = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
+        runtime.getDeviceCount()
+    except runtime.CUDARuntimeError as error:
+        if error.status == _NO_DEVICE:
+            return _no_visible_device()
+        there = any(Path(file).exists() for file in _DRIVER_FILES)
+        if error.status == _INSUFFICIENT_DRIVER and there:
+            return _old_driver(error, runtime.driverGetVersion())
         return (
             f"there is no usable NVIDIA driver here ({error}): NCCL needs a GPU and "
             "its driver; use gloo or mpi for host arrays"
         )
-    if not count:
-        return (
-            "there is no NVIDIA GPU that this process may use: is "
-            "CUDA_VISIBLE_DEVICES empty?"
-        )
     return None
+
+
+def _no_visible_device() -> str:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    remedy = "does nvidia-smi -L list one?"
+    if visible is not None:
+        remedy = (
+            f"CUDA_VISIBLE_DEVICES is {visible!r}: unset it, or name GPUs that "
+            "nvidia-smi -L lists"
+        )
+    return f"there is no NVIDIA GPU that this process may use; {remedy}"
+
+
+def _old_driver(error: Exception, version: int) -> str:
+    """`version` is as CUDA counts: 12040 is 12.4, 0 is unknown."""
+    knows, remedy = ", or its libcuda.so.1 is missing", "update the driver"
+    if version:
+        knows = f", it is for CUDA {version // 1000}.{version % 1000 // 10}"
+    if _cuda_of_cupy() != 12 and (not version or version >= 12000):
+        remedy += ", or use CUDA 12: pip install 'rankscope[cuda12]'"
+    return f"the NVIDIA driver here is too old{knows} ({error}): {remedy}"
 
 
 def _no_library() -> str | None:
     try:
         from nccl import core
     except (ImportError, OSError, RuntimeError) as error:
-        return f"nccl4py cannot be loaded ({error}): {_EXTRA}"
+        return f"nccl4py cannot be loaded ({error}): pip install {_for_cuda(_EXTRA)}"
     library = core.get_version().libnccl
     if library is None:
-        return f"libnccl.so.2 is not there: {_EXTRA}, or pip install nvidia-nccl-cu13"
+        return (
+            f"libnccl.so.2 is not there: pip install {_for_cuda(_EXTRA)}, or that "
+            f"alone: pip install {_for_cuda(_LIBRARY)}"
+        )
     if library.version.release[:2] < OLDEST:
         wanted = ".".join(map(str, OLDEST))
         return (
             f"NCCL {library.version} is too old, {wanted} is needed: "
-            "pip install --upgrade nvidia-nccl-cu13 (CUDA 12: nvidia-nccl-cu12)"
+            f"pip install --upgrade {_for_cuda(_LIBRARY)}"
         )
     return None

@@ -167,8 +167,14 @@ class Cuda(Protocol):
     def device(self, index: int) -> contextlib.AbstractContextManager[Any]:
         """Make `index` the calling thread's device within the block."""
 
+    def use(self, index: int) -> None:
+        """Make `index` the calling thread's device for good: a thread of our own."""
+
     def current_streams(self, index: int) -> tuple[int, ...]:
         """The streams that the caller's arrays are computed on, on this device."""
+
+    def capturing(self, stream: int) -> bool:
+        """Whether what `stream` is given goes into a CUDA graph."""
 
     def new_stream(self) -> int:
         """A stream that does not wait for the legacy stream."""

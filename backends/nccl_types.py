@@ -100,7 +100,17 @@ def reduction(op: ReduceOp | PremulSum, dtype: Any) -> Reduction:
     return Reduction(_ops_of(dtype)[op])
 
 
+_reductions: dict[Any, dict[ReduceOp, int]] = {}
+
+
 def _ops_of(dtype: Any) -> dict[ReduceOp, int]:
+    found = _reductions.get(dtype)
+    if found is None:
+        found = _reductions[dtype] = _find_ops(dtype)
+    return found
+
+
+def _find_ops(dtype: Any) -> dict[ReduceOp, int]:
     if dtype.kind == "b":
         return _BOOL_OPS
     if dtype.kind == "c":

@@ -4,6 +4,13 @@ Objects are pickled with protocol 5, large buffers (arrays and their like) out
 of band, so that they are not copied into the pickle. Unpickling runs code of
 the sender's choosing: a rank may refuse it with :func:`refuse_pickles`, and
 then every object that reaches it raises, after the op is over on all ranks.
+
+The bytes travel through host memory where the group has a backend for it, else
+through arrays on its first device type. `device`, where there is one, picks
+another device type of the group, the same on all ranks: ``'cpu'``, ``'cuda'``,
+``'cuda:1'``, a ``torch.device``. One that the group has no backend for raises
+`ValueError`. Without an index it is the device that the group was used on first,
+else the current one. Every error names the call that was made.
 """
 
 from __future__ import annotations
@@ -18,10 +25,9 @@ import numpy as np
 
 from .arguments import Place, check_tag, take_peer
 from .arrays import check_list
-from .collectives import all_gather, broadcast, gather, scatter
+from .carrier import Carrier
 from .errors import DistError
 from .groups import Group, resolve_group
-from .point_to_point import irecv, isend
 from .process_group import ProcessGroup
 from .work import OpType
 
@@ -50,13 +56,13 @@ def refuse_pickles(refuse: bool = True) -> None:
 def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> None:
     """``object_list[r]`` becomes `obj` of rank r; the list has world-size entries."""
     pg = resolve_group(group, "all_gather_object")
-    where = Place(OpType.ALL_GATHER, pg)
+    where = Place("all_gather_object", pg)
     check_list(object_list, "object_list", pg.size(), where)
     mine = _pack(obj, "obj", where)
-    sizes = np.empty(pg.size(), np.int64)
-    all_gather(list(sizes.reshape(-1, 1)), _length(mine), group=pg)
+    carrier = Carrier(where, OpType.ALL_GATHER)
+    sizes = _sizes(mine, carrier, pg)
     parts = [np.empty(size, np.uint8) for size in sizes]
-    all_gather(parts, mine, group=pg)
+    carrier.all_gather(parts, mine)
     object_list[:] = [
         obj if rank == pg.rank else _unpack(part, pg.ranks[rank], where)
         for rank, part in enumerate(parts)
@@ -72,23 +78,23 @@ def broadcast_object_list(
 ) -> None:
     """The entries of `object_list` become those of rank `src` (default 0).
 
-    The list has one length on all ranks. `device` is accepted for c10d's
-    signature: objects travel through host memory.
+    The list has one length on all ranks. `device`: see this module.
     """
     pg = resolve_group(group, "broadcast_object_list")
-    where = Place(OpType.BROADCAST, pg)
+    where = Place("broadcast_object_list", pg)
     root = take_peer(pg, src, group_src, "src", "broadcast_object_list", default=0)
     _check_objects(object_list, "object_list", where)
+    carrier = Carrier(where, OpType.BROADCAST, device)
     data = np.empty(0, np.uint8)
     header = np.zeros(2, np.int64)
     if pg.rank == root:
         data = _pack(object_list, "object_list", where)
         header[:] = len(object_list), data.size
-    broadcast(header, group_src=root, group=pg)
+    carrier.broadcast(header, root)
     count, size = header.tolist()
     if pg.rank != root:
         data = np.empty(size, np.uint8)
-    broadcast(data, group_src=root, group=pg)
+    carrier.broadcast(data, root)
     _fill(object_list, data, count, root, pg, where)
 
 
@@ -101,13 +107,13 @@ def gather_object(
 ) -> None:
     """On rank `dst` (default 0), ``object_gather_list[r]`` becomes `obj` of rank r."""
     pg = resolve_group(group, "gather_object")
-    where = Place(OpType.GATHER, pg)
+    where = Place("gather_object", pg)
     root = take_peer(pg, dst, group_dst, "dst", "gather_object", default=0)
     if pg.rank == root:
         check_list(object_gather_list, "object_gather_list", pg.size(), where)
     mine = _pack(obj, "obj", where)
-    sizes = np.empty(pg.size(), np.int64)
-    all_gather(list(sizes.reshape(-1, 1)), _length(mine), group=pg)
+    carrier = Carrier(where, OpType.GATHER)
+    sizes = _sizes(mine, carrier, pg)
     # gather takes one size; what is short is padded, and cut again.
     widest = int(sizes.max())
     padded = np.zeros(widest, np.uint8)
@@ -115,7 +121,7 @@ def gather_object(
     rows = None
     if pg.rank == root:
         rows = list(np.empty((pg.size(), widest), np.uint8))
-    gather(padded, rows, group_dst=root, group=pg)
+    carrier.gather(padded, rows, root)
     if rows is not None and object_gather_list is not None:
         object_gather_list[:] = [
             obj if rank == pg.rank else _unpack(row[:size], pg.ranks[rank], where)
@@ -136,7 +142,7 @@ def scatter_object_list(
     (default 0); the output list has at least one entry.
     """
     pg = resolve_group(group, "scatter_object_list")
-    where = Place(OpType.SCATTER, pg)
+    where = Place("scatter_object_list", pg)
     root = take_peer(pg, src, group_src, "src", "scatter_object_list", default=0)
     _check_objects(scatter_object_output_list, "scatter_object_output_list", where)
     parts: list[Bytes] = []
@@ -150,7 +156,8 @@ def scatter_object_list(
             for i, obj in enumerate(scatter_object_input_list or ())
         ]
         sizes[:] = [part.size for part in parts]
-    broadcast(sizes, group_src=root, group=pg)
+    carrier = Carrier(where, OpType.SCATTER)
+    carrier.broadcast(sizes, root)
     widest = int(sizes.max())
     rows = None
     if pg.rank == root:
@@ -159,7 +166,7 @@ def scatter_object_list(
             row[: part.size] = part
         rows = list(table)
     mine = np.empty(widest, np.uint8)
-    scatter(mine, rows, group_src=root, group=pg)
+    carrier.scatter(mine, rows, root)
     if pg.rank == root and scatter_object_input_list is not None:
         scatter_object_output_list[0] = scatter_object_input_list[root]
     else:
@@ -175,16 +182,17 @@ def send_object_list(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> None:
-    """Send the entries of `object_list` to rank `dst`."""
+    """Send the entries of `object_list` to rank `dst`. `device`: see this module."""
     pg = resolve_group(group, "send_object_list")
-    where = Place(OpType.SEND, pg)
+    where = Place("send_object_list", pg)
     peer = take_peer(pg, dst, group_dst, "dst", "send_object_list", itself=False)
     check_tag(tag, "send_object_list", pg)
     _check_objects(object_list, "object_list", where)
     data = _pack(list(object_list), "object_list", where)
     header = np.array([len(object_list), data.size], np.int64)
-    isend(header, group_dst=peer, group=pg, tag=tag).wait()
-    isend(data, group_dst=peer, group=pg, tag=tag).wait()
+    carrier = Carrier(where, OpType.SEND, device)
+    carrier.send(header, peer, tag)
+    carrier.send(data, peer, tag)
 
 
 def recv_object_list(
@@ -195,21 +203,23 @@ def recv_object_list(
     tag: int = 0,
     group_src: int | None = None,
 ) -> int:
-    """Receive into `object_list` from rank `src` (default: any); return its rank."""
+    """Receive into `object_list` from rank `src` (default: any); return its rank.
+
+    NCCL cannot receive from any rank and has no tags. `device`: see this module.
+    """
     pg = resolve_group(group, "recv_object_list")
-    where = Place(OpType.RECV, pg)
+    where = Place("recv_object_list", pg)
     peer = None
     if src is not None or group_src is not None:
         peer = take_peer(pg, src, group_src, "src", "recv_object_list", itself=False)
     check_tag(tag, "recv_object_list", pg)
     _check_objects(object_list, "object_list", where)
+    carrier = Carrier(where, OpType.RECV, device)
     header = np.empty(2, np.int64)
-    work = irecv(header, group_src=peer, group=pg, tag=tag)
-    work.wait()
-    sender = int(work.result())
+    sender = carrier.recv(header, peer, tag)
     count, size = header.tolist()
     data = np.empty(size, np.uint8)
-    irecv(data, group_src=sender, group=pg, tag=tag).wait()
+    carrier.recv(data, sender, tag)
     _fill(object_list, data, count, sender, pg, where)
     return pg.ranks[sender]
 
@@ -217,8 +227,11 @@ def recv_object_list(
 # -- pickles -----------------------------------------------------------------
 
 
-def _length(data: Bytes) -> Any:
-    return np.array([data.size], np.int64)
+def _sizes(mine: Bytes, carrier: Carrier, pg: ProcessGroup) -> Any:
+    """The size of every rank's `mine`."""
+    sizes = np.empty(pg.size(), np.int64)
+    carrier.all_gather(list(sizes.reshape(-1, 1)), np.array([mine.size], np.int64))
+    return sizes
 
 
 def _check_objects(value: Any, argument: str, where: Place) -> None:

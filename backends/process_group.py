@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from .backend import Array, Backend
 from .capture import FUSED, Captured, runs
 from .composite import chain, join
+from .errors import DistError
 from .group_life import GroupLife
 from .hooks import active_hooks
 from .op_timeout import own_timeout
@@ -70,7 +70,7 @@ class ProcessGroup(GroupLife):
             self.raise_if_aborted(op_type)
             record.number()
             recorder.add(record)
-            work = self._start(record, record, arrays, lambda: call(backend), result)
+            work = self._start(record, record, backend, arrays, call, result)
         for hook in hooks:
             hook.watch(record, work)
         watchdog.touch()
@@ -80,30 +80,37 @@ class ProcessGroup(GroupLife):
         self,
         record: Record | Batch,
         first: Record,
+        backend: Backend,
         arrays: Sequence[Array],
-        call: Callable[[], Work],
+        call: Callable[[Backend], Work],
         result: Any,
     ) -> Work:
         """Run `call` and bind its Work to `record`; the issue lock is held."""
         if arrays and not arrays[0].size and not any(a.size for a in arrays):
+            # Other ranks may have something, and need this one.
+            backend.prepare(arrays)
             work = Work(first.op_type, result)
             work.mark_started()
             work.mark_completed()
             work.bind(record)
             return work
         try:
-            work = call()
+            work = call(backend)
             if not isinstance(work, Work):
                 raise TypeError(
                     f"{record.describe()}: the backend returned a "
                     f"{type(work).__name__}; expected a Work; "
                     "create_work_from_call and create_work_from_future make one"
                 )
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - it, or its cause, is raised
+            told = error
+            if self.aborted is not None and isinstance(error, DistError):
+                # It came too late for the backend.
+                told = self._aborted_error(record.describe())
             work = Work(first.op_type)
-            work.mark_failed(error)
+            work.mark_failed(told)
             work.bind(record)
-            raise
+            raise told from None
         work.op_type = first.op_type
         work.timed = self.timing
         if work._result is None:
@@ -163,11 +170,7 @@ class ProcessGroup(GroupLife):
             with backend.coalescing():
                 works = [
                     self._start(
-                        one.entry,
-                        one.entry,
-                        one.arrays,
-                        partial(one.call, backend),
-                        None,
+                        one.entry, one.entry, backend, one.arrays, one.call, None
                     )
                     for one in run
                 ]
@@ -179,8 +182,9 @@ class ProcessGroup(GroupLife):
         work = self._start(
             Batch([one.entry for one in run]),
             run[0].entry,
+            backend,
             arrays,
-            lambda: self._fused(backend, kind, full, op),
+            lambda backend: self._fused(backend, kind, full, op),
             None,
         )
         for one in run:

@@ -3,7 +3,8 @@
 ``cuda:gloo`` in a config works this way: what an op reads is copied to host
 memory, the op runs there, and what it wrote is copied back before its Work
 ends. How to copy is known for CUDA (through cupy, pinned memory); for another
-device type it is told by :func:`register_staging`.
+device type it is told by :func:`register_staging`. The object collectives copy
+the same way, where a group has no backend for host memory.
 """
 
 from __future__ import annotations
@@ -14,60 +15,99 @@ from typing import Any
 
 import numpy as np
 
-from .backend import Array, Backend
+from .backend import Array, Backend, resolve
 from .composite import chain
 from .errors import DistBackendError
 from .reduce_op import ReduceOp
 from .work import OpType, Work
 
-__all__ = ["StagedBackend", "register_staging", "staging_for"]
+__all__ = [
+    "StagedBackend",
+    "copies_of",
+    "misplaced",
+    "register_staging",
+    "staged_devices",
+    "staging_for",
+]
 
 Host = Any
 
 
 @dataclass(frozen=True)
-class _Copies:
+class Copies:
+    """What `register_staging` was told of a device type."""
+
     to_host: Callable[[Array], Host]
     from_host: Callable[[Host, Array], None]
+    to_device: Callable[[Host, int | None], Array] | None = None
 
 
-_copies: dict[str, _Copies] = {}
+_copies: dict[str, Copies] = {}
 
 
 def register_staging(
     device: str,
     to_host: Callable[[Array], Host],
     from_host: Callable[[Host, Array], None],
+    to_device: Callable[[Host, int | None], Array] | None = None,
 ) -> None:
     """Say how arrays of device type `device` get to host memory and back.
 
     ``to_host(array)`` returns a new, C-contiguous numpy array with the same
     shape and dtype; ``from_host(host, array)`` copies it back into `array`.
-    Both have returned only when the copy is done.
+    Both have returned only when the copy is done. ``to_device(host, index)``
+    returns a new array like `host` on device `index` (``None``: the current
+    one); what is done with it next comes after the copy. It is for the object
+    collectives of groups without a backend for host memory.
     """
-    _copies[device] = _Copies(to_host, from_host)
+    _copies[device] = Copies(to_host, from_host, to_device)
 
 
-def staging_for(device: str, backend: str) -> _Copies:
-    """How to stage arrays of `device`; `DistBackendError` if nobody knows."""
-    if device not in _copies and device == "cuda":
-        _copies[device] = _cuda()
-    if device not in _copies:
+def staged_devices() -> list[str]:
+    """The device types that `register_staging` was called for."""
+    return list(_copies)
+
+
+def misplaced(device: str, backend: str, devices: Sequence[str]) -> str | None:
+    """Why a backend for `devices` cannot serve `device`, not even by staging."""
+    if device in devices or "cpu" in devices:
+        return None
+    right = " or ".join(f"{one}:{backend}" for one in devices)
+    return f"{backend} works on {' and '.join(devices)} arrays only: write {right}"
+
+
+def staging_for(device: str, backend: str) -> Copies:
+    """How to stage arrays of `device` for `backend`; `DistBackendError` if none can."""
+    reason = misplaced(device, backend, resolve(backend).devices)
+    if reason is not None:
+        raise DistBackendError(reason)
+    copies = copies_of(device)
+    if copies is None:
         raise DistBackendError(
             f"backend {backend!r} works on host memory, and nobody has said how to "
             f"copy arrays of device type {device!r} there: register_staging() does"
         )
-    return _copies[device]
+    return copies
 
 
-def _cuda() -> _Copies:
+def copies_of(device: str) -> Copies | None:
+    """How arrays of `device` are copied; `None` if nobody has said.
+
+    `DistBackendError` for ``'cuda'`` where cupy is not installed.
+    """
+    if device not in _copies and device == "cuda":
+        _copies[device] = _cuda()
+    return _copies.get(device)
+
+
+def _cuda() -> Copies:
     try:
         import cupy
         import cupyx
     except ImportError as error:
         raise DistBackendError(
-            "CUDA arrays are staged through host memory by cupy, which is not "
-            "installed: pip install 'rankscope[cuda13]' (or cuda12)"
+            "CUDA arrays are copied to host memory and back by cupy, which is not "
+            "installed: pip install 'rankscope[cuda13]' (CUDA 12: 'rankscope[cuda12]')"
         ) from error
 
     def to_host(array: Any) -> Host:
@@ -81,7 +121,12 @@ def _cuda() -> _Copies:
             array.set(host)
             cupy.cuda.get_current_stream().synchronize()
 
-    return _Copies(to_host, from_host)
+    def to_device(host: Host, index: int | None) -> Array:
+        # The copy is on the current stream: what is issued next comes after it.
+        with cupy.cuda.Device(index):
+            return cupy.array(host)
+
+    return Copies(to_host, from_host, to_device)
 
 
 class StagedBackend(Backend):

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import enum
+import logging
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from .recorder import Batch, Record
 
 __all__ = ["OpType", "Work", "WorkState", "transition"]
+
+_log = logging.getLogger(__name__)
 
 
 class OpType(enum.Enum):
@@ -128,9 +131,6 @@ class Work:
 
     #: Whether ``wait()`` orders the caller's stream behind the op, not the host.
     on_device: bool = False
-    #: Whether a Work that has not reported its start has not had its chance yet,
-    #: even as the oldest of its group: its timeout counts from its start alone.
-    reports_start: bool = False
 
     def __init__(self, op_type: OpType = OpType.UNKNOWN, result: Any = None) -> None:
         self.op_type = op_type
@@ -143,7 +143,7 @@ class Work:
         self._result = result
         self._exception: BaseException | None = None
         # The error that it is about to be aborted with; see `condemn`.
-        self._condemned: BaseException | None = None
+        self._condemned: tuple[BaseException, WorkState] | None = None
         self._lock = threading.Lock()
         # Made by the first waiter only: most Works are done before anybody
         # has to block, and an Event costs more than the rest of the object.
@@ -186,9 +186,11 @@ class Work:
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         """Block until the op is over; return ``True``, or raise its error.
 
-        `timeout` (seconds or `timedelta`) bounds this wait only: when it
-        passes, `DistTimeoutError` is raised and the Work stays in flight. The
-        op's own timeout, the group's, goes on counting from the op's start.
+        On a device, without a timeout, as in c10d: the caller's current stream
+        waits for the op, the host does not (see `NCCLWork`). `timeout` (seconds
+        or `timedelta`) bounds this wait only: when it passes, `DistTimeoutError`
+        is raised and the Work stays in flight. The op's own timeout, the
+        group's, goes on counting from the op's start.
         """
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         if not self._state.is_terminal and not self._block(seconds):
@@ -201,8 +203,20 @@ class Work:
         return True
 
     def synchronize(self) -> None:
-        """Make the result usable on the caller's stream; on CPU, wait."""
+        """Block until the op is over, on a device too; raise its error.
+
+        In ``torch.distributed`` it does on a device what ``wait()`` does here and
+        there: it makes the caller's current stream wait.
+        """
         self.wait()
+
+    def begun_ns(self, oldest: bool) -> int:
+        """Since when it is under way, as far as its timeout goes; 0: not yet.
+
+        An op that has not reported its start has had its chance if it is the
+        `oldest` of its group.
+        """
+        return self.started_ns or (self.scheduled_ns if oldest else 0)
 
     def get_future(self) -> concurrent.futures.Future[Any]:
         """Return a future that ends as this Work does, with its result."""
@@ -326,14 +340,16 @@ class Work:
         """
         return self._end(state, error, None, None, None)
 
-    def condemn(self, error: BaseException) -> None:
-        """Have any failure from now on be told as an abort with `error`.
+    def condemn(
+        self, error: BaseException, state: WorkState = WorkState.ABORTED
+    ) -> None:
+        """Have any failure from now on be told as `error`, an abort by default.
 
         Whoever aborts says so before the backend is stopped: what the backend
         runs into then is a consequence, and must not hide the cause.
         """
         with self._lock:
-            self._condemned = error
+            self._condemned = error, state
 
     def _end(
         self,
@@ -349,7 +365,7 @@ class Work:
             if started_ns and not self.started_ns:
                 self.started_ns = started_ns
             if error is not None and self._condemned is not None:
-                event, error = WorkState.ABORTED, self._condemned
+                error, event = self._condemned
             self.completed_ns = completed_ns or time.time_ns()
             if result is not None:
                 self._result = result
@@ -362,9 +378,17 @@ class Work:
             self._callbacks = None
         if done is not None:
             done.set()
-        for callback in callbacks or ():
-            callback(self)
+        if callbacks:
+            self._call_back(callbacks)
         return True
+
+    def _call_back(self, callbacks: Sequence[Callable[[Work], None]]) -> None:
+        for callback in callbacks:
+            try:
+                callback(self)
+            except Exception:  # noqa: BLE001 - anybody's code
+                # The thread that ends Works has others to end, too.
+                _log.exception("a callback of %s", self.describe())
 
     def bind(self, record: Record | Batch) -> None:
         """Tie the Work to its flight-recorder slot (the dispatcher does this)."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -14,6 +16,7 @@ from . import mpi_job
 from .config import BackendConfig
 from .errors import DistError
 from .group_life import Origin
+from .late_errors import take_late_error
 from .prefix_store import PrefixStore
 from .process_group import ProcessGroup
 from .recorder import recorder
@@ -29,6 +32,8 @@ DEFAULT = "default"
 
 # How long rank 0, which hosts the store, waits for the others to leave it.
 _GOODBYE_TIMEOUT = 5.0
+# How long the end of a cell or script waits for an abort to be over.
+_SETTLE_WAIT = 2.0
 
 
 class NonGroupMember:
@@ -337,6 +342,31 @@ class World:
         self._current = None
         recorder.changed()
 
+    def late_error(self) -> BaseException | None:
+        """An error that the caller has not heard of; see `late_errors`.
+
+        Aborts are waited for, up to 2 s: kernels end before their Works do.
+        """
+        deadline = time.monotonic() + _SETTLE_WAIT
+        while time.monotonic() < deadline and any(
+            group.aborted is not None and group.status.in_flight
+            for group in self.groups()
+        ):
+            time.sleep(0.005)
+        return take_late_error()
+
+    def at_exit(self) -> None:
+        """End a script that went to its end on garbage: say so, with status 1."""
+        error = self.late_error()
+        if error is None or hasattr(sys, "ps1") or hasattr(sys, "last_value"):
+            return
+        sys.stdout.flush()
+        said = f"rankscope: results of this script are garbage: {error}"
+        print(said, file=sys.stderr, flush=True)
+        logging.shutdown()
+        # The only way to a status of one's own from here.
+        os._exit(1)
+
     def _leave(self) -> None:
         """At exit without `destroy`: the others hear of it if something failed here."""
         store, error = self.store, getattr(sys, "last_value", None)
@@ -369,6 +399,8 @@ class World:
 
 #: The groups of this process.
 world = World()
+# Early, so that it is the last: it skips what comes after it.
+atexit.register(world.at_exit)
 
 
 def listed(ranks: Sequence[int]) -> str:

@@ -93,6 +93,13 @@ def _mpi(quick: bool, note: Say) -> list[Row]:
     return mpi.measure(rounds=3 if quick else 9, say=_say, left_out=note)
 
 
+def _nccl(quick: bool, versions: dict[str, str], note: Say) -> list[Row]:
+    rows = nccl.measure(rounds=3 if quick else 9, note=note)
+    if rows:
+        versions |= nccl.versions()
+    return rows
+
+
 def _publish(text: str) -> None:
     readme = README.read_text(encoding="utf-8")
     before, begin, rest = readme.partition(BEGIN)
@@ -127,7 +134,7 @@ def main() -> None:
         "all_reduce": lambda: _all_reduce(quick, versions, note),
         "coalescing": lambda: _coalescing(quick, versions, note),
         "mpi": lambda: _mpi(quick, note),
-        "nccl": lambda: nccl.measure(rounds=3 if quick else 9, note=note),
+        "nccl": lambda: _nccl(quick, versions, note),
         "cell": lambda: notebook.empty_cell(rounds=3 if quick else 9),
         "start": lambda: notebook.start_up(rounds=2 if quick else 5),
         "dispatch": lambda: dispatch.measure(rounds=5 if quick else 15),

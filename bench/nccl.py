@@ -1,4 +1,9 @@
-"""NCCL on one rank of a GPU: what an op costs the host, coalescing, aborts.
+"""NCCL: what an op costs the host, coalescing, aborts; on one GPU.
+
+With one rank NCCL launches nothing for a sum in place, and an average op by op,
+also in a group: what is compared there is the host's part. Two ranks that share
+the GPU (`tests.gpu.ranks`) talk over loopback sockets: slower than any link, but
+a group is one launch, and an op can hang.
 
 PyTorch's figures for its coalescing manager, on its own machine: 22.19 ms and
 2865 µs of CPU for 64 × 8 MiB before it captured ops in Python, 16.93 ms and
@@ -7,23 +12,73 @@ PyTorch's figures for its coalescing manager, on its own machine: 22.19 ms and
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
+import importlib.util
+import multiprocessing
 import os
+import re
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import rankscope as dist
+
+# Absolute names: the two ranks are given this file by its path.
+from bench.table import Row, Sample, duration
 from rankscope.backends.config import BackendConfig
 from rankscope.backends.process_group import ProcessGroup
+from rankscope.backends.world import world as groups
+from tests.gpu.ranks import aborted_meanwhile, world
+from tests.ranks import Rank, RankFailure, run_ranks
+from tests.waiting import until
 
-from .table import Row, Sample, duration
-
-__all__ = ["measure"]
+__all__ = ["measure", "versions"]
 
 OPS = 2000
 ARRAYS, BYTES = 64, 8 << 20
-ABORTS = 10
+ABORTS, HANGS = 10, 5
+OURS, BARE, TORCHS = "rankscope", "nccl4py called bare", "torch's ProcessGroupNCCL"
+#: Seconds that the two ranks have for all of theirs.
+PATIENCE = 180
+#: DESIGN §7, where a group is one launch: the CPU of single ops, the time of a
+#: flat one; and the seconds in which an abort has ended what hung.
+CPU_BUDGET, TIME_BUDGET, ABORT_BUDGET = 0.25, 1.1, 1.0
+
+
+def versions() -> dict[str, str]:
+    """The GPU, its driver and the libraries between; only where NCCL can be used."""
+    import cupy
+    from nccl import core
+
+    device = cupy.cuda.Device()
+    properties = cupy.cuda.runtime.getDeviceProperties(device.id)
+    cuda = cupy.cuda.runtime.driverGetVersion()
+    library = core.get_version().libnccl
+    found = {
+        "GPU": properties["name"].decode(),
+        "driver": _driver(),
+        "CUDA": f"{cuda // 1000}.{cuda % 1000 // 10}",
+        "NCCL": str(library.version) if library else "none",
+        "nccl4py": importlib.metadata.version("nccl4py"),
+        "cupy": cupy.__version__,
+        "cuda-bindings": importlib.metadata.version("cuda-bindings"),
+    }
+    if importlib.util.find_spec("torch") is not None:
+        found["torch beside it"] = importlib.metadata.version("torch")
+    return found
+
+
+def _driver() -> str:
+    try:
+        said = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
+    except OSError:
+        return "unknown"
+    number = re.search(r"\d+\.\d+(\.\d+)?", said)
+    return number[0] if number else "unknown"
 
 
 def measure(rounds: int, note: Callable[[str], None]) -> list[Row]:
@@ -37,124 +92,169 @@ def measure(rounds: int, note: Callable[[str], None]) -> list[Row]:
         group = ProcessGroup("b", [0], 0, BackendConfig("cuda:nccl"), store, 60)
         try:
             rows = _host(group, rounds, note)
-            rows += _coalescing(group, rounds)
+            rows += _coalescing("1 rank", group, rounds, None, None)
         finally:
             group.shutdown()
-        rows.append(_aborts(store))
+        rows.append(_idle_aborts(store))
         store.close()
-    return rows
+    try:
+        coalescing, hangs = run_ranks(2, two_ranks, rounds, timeout=PATIENCE)[0]
+    except RankFailure as failure:
+        note(f"nccl, 2 ranks on one GPU: {failure}")
+        return rows
+    return [*rows, *coalescing, hangs]
+
+
+# -- the host's part of an op -------------------------------------------------
 
 
 def _host(group: ProcessGroup, rounds: int, note: Callable[[str], None]) -> list[Row]:
     import cupy
 
     x = cupy.ones(256, cupy.float32)
-    contenders: dict[str, Callable[[], Any]] = {
-        "rankscope": lambda: dist.all_reduce(x, group=group),
-        "nccl4py called bare": _bare(x),
-    }
-    torchs = _torch(note)
-    if torchs is not None:
-        contenders["torch's ProcessGroupNCCL"] = torchs
-    for run in contenders.values():
-        _per_call(run, 100)
-    times: dict[str, list[list[float]]] = {name: [] for name in contenders}
-    for _ in range(rounds):
-        for name, run in contenders.items():
-            times[name].append([_per_call(run, OPS)])
-    ours = Sample(times.pop("rankscope"))
+    synchronize = cupy.cuda.Device().synchronize
+    times: dict[str, list[list[float]]] = {OURS: [], BARE: [], TORCHS: []}
+    # Torch in a process of its own: where it is at work on the GPU, our streams
+    # are ordered behind its stream as well.
+    apart = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+    with apart, _bare(x) as bare:
+        missing = apart.submit(_torch_lacks).result()
+        if missing:
+            note(f"{TORCHS}: {missing}")
+            del times[TORCHS]
+        for _ in range(rounds):
+            ours = _per_call(lambda: dist.all_reduce(x, group=group), synchronize)
+            times[OURS].append([ours])
+            times[BARE].append([_per_call(bare, synchronize)])
+            if not missing:
+                times[TORCHS].append([apart.submit(_torch).result()])
+    what = "NCCL all_reduce 1 KiB, 1 rank, nothing launched: host time of a call"
     return [
-        Row.compare(
-            f"NCCL all_reduce 1 KiB, 1 rank: host time of a call, against {name}",
-            ours,
-            Sample(theirs),
-            None,
-        )
-        for name, theirs in times.items()
+        Row.compare(f"{what}, against {name}", Sample(times[OURS]), Sample(rest), None)
+        for name, rest in times.items()
+        if name != OURS
     ]
 
 
-def _per_call(run: Callable[[], Any], count: int) -> float:
-    import cupy
-
-    cupy.cuda.Device().synchronize()
+def _per_call(call: Callable[[], Any], synchronize: Callable[[], Any]) -> float:
+    for _ in range(OPS // 20):
+        call()
+    synchronize()
     began = time.perf_counter()
-    for _ in range(count):
-        run()
+    for _ in range(OPS):
+        call()
     took = time.perf_counter() - began
-    cupy.cuda.Device().synchronize()
-    return took / count
+    synchronize()
+    return took / OPS
 
 
-def _bare(x: Any) -> Callable[[], Any]:
+@contextlib.contextmanager
+def _bare(x: Any) -> Iterator[Callable[[], Any]]:
     import cupy
     from nccl import core
 
     comm = core.Communicator.init(1, 0, core.get_unique_id())
     stream = cupy.cuda.Stream(non_blocking=True)
-    return lambda: comm.allreduce(x, x, core.SUM, stream=stream)
+    try:
+        yield lambda: comm.allreduce(x, x, core.SUM, stream=stream)
+    finally:
+        stream.synchronize()
+        comm.destroy()
 
 
-def _torch(note: Callable[[str], None]) -> Callable[[], Any] | None:
+def _torch_lacks() -> str:
+    """What keeps torch from NCCL in this environment; empty: nothing."""
     try:
         import torch
         import torch.distributed as theirs
     except ImportError:
-        note("torch's ProcessGroupNCCL: torch is not installed in this environment")
-        return None
+        return "torch is not installed in this environment"
+    if not torch.cuda.is_available() or not theirs.is_nccl_available():
+        return "the torch of this environment cannot use NCCL"
+    return ""
+
+
+def _torch() -> float:
+    import torch
+    import torch.distributed as theirs
+
     theirs.init_process_group("nccl", store=theirs.HashStore(), rank=0, world_size=1)
-    x = torch.ones(256, device="cuda")
-    return lambda: theirs.all_reduce(x)
+    try:
+        x = torch.ones(256, device="cuda")
+        return _per_call(lambda: theirs.all_reduce(x), torch.cuda.synchronize)
+    finally:
+        theirs.destroy_process_group()
 
 
-def _coalescing(group: ProcessGroup, rounds: int) -> list[Row]:
+# -- coalescing ---------------------------------------------------------------
+
+
+def _coalescing(
+    where: str,
+    group: ProcessGroup,
+    rounds: int,
+    cpu_budget: float | None,
+    time_budget: float | None,
+) -> list[Row]:
+    """Three ways to reduce the same memory; CPU is that of the calling thread.
+
+    An average of floats, since with one rank NCCL does nothing for a sum.
+    """
     import cupy
 
     count = BYTES // 4
     flat = cupy.ones(ARRAYS * count, cupy.float32)
     arrays = [flat[i * count : (i + 1) * count] for i in range(ARRAYS)]
 
-    def coalesced() -> None:
-        with dist.coalescing_manager(group):
-            for array in arrays:
-                dist.all_reduce(array, group=group)
+    def reduce(array: Any) -> None:
+        dist.all_reduce(array, dist.ReduceOp.AVG, group=group)
 
     def single() -> None:
         for array in arrays:
-            dist.all_reduce(array, group=group)
+            reduce(array)
+
+    def coalesced() -> None:
+        with dist.coalescing_manager(group):
+            single()
 
     ways: dict[str, Callable[[], Any]] = {
         "coalesced": coalesced,
         "single": single,
-        "one flat op": lambda: dist.all_reduce(flat, group=group),
+        "one flat op": lambda: reduce(flat),
     }
-    time_: dict[str, list[list[float]]] = {name: [] for name in ways}
+    times: dict[str, list[list[float]]] = {name: [] for name in ways}
     cpu: dict[str, list[list[float]]] = {name: [] for name in ways}
     for _ in range(rounds + 1):
         for name, run in ways.items():
+            dist.barrier(group, device="cuda")
             cupy.cuda.Device().synchronize()
             began, began_cpu = time.perf_counter(), time.thread_time()
             run()
             cpu[name].append([time.thread_time() - began_cpu])
             cupy.cuda.Device().synchronize()
-            time_[name].append([time.perf_counter() - began])
-    rows = []
-    for other, limit in (("single", 0.25), ("one flat op", 1.1)):
-        for what, times in (("CPU", cpu), ("time", time_)):
+            times[name].append([time.perf_counter() - began])
+    return [
+        Row.compare(
+            f"NCCL {ARRAYS} all_reduces of 8 MiB, {where}, coalesced: "
+            f"{what}, against {other}",
             # The first round made NCCL load what it needs.
-            budget = limit if (what == "CPU") == (other == "single") else None
-            rows.append(
-                Row.compare(
-                    f"NCCL 64 all_reduces of 8 MiB, coalesced: {what}, against {other}",
-                    Sample(times["coalesced"][1:]),
-                    Sample(times[other][1:]),
-                    budget,
-                )
-            )
-    return rows
+            Sample(measured["coalesced"][1:]),
+            Sample(measured[other][1:]),
+            budget,
+        )
+        for what, measured, other, budget in (
+            ("CPU", cpu, "single", cpu_budget),
+            ("CPU", cpu, "one flat op", None),
+            ("time", times, "single", None),
+            ("time", times, "one flat op", time_budget),
+        )
+    ]
 
 
-def _aborts(store: dist.FileStore) -> Row:
+# -- aborts, and what takes two ranks -----------------------------------------
+
+
+def _idle_aborts(store: dist.FileStore) -> Row:
     import cupy
 
     took = []
@@ -162,17 +262,48 @@ def _aborts(store: dist.FileStore) -> Row:
         group = ProcessGroup(
             f"abort{number}", [0], 0, BackendConfig("cuda:nccl"), store, 60
         )
-        dist.all_reduce(cupy.ones(1 << 20), group=group)
-        cupy.cuda.Device().synchronize()
+        work = dist.all_reduce(cupy.ones(1 << 20), group=group, async_op=True)
+        assert work is not None
+        # After a mere wait() the abort could find it in flight.
+        work.synchronize()
         began = time.perf_counter()
         group.abort("measured")
         took.append(time.perf_counter() - began)
-    took.sort()
+    return _worst(f"NCCL: abort of an idle communicator, 1 rank, {ABORTS} times", took)
+
+
+def two_ranks(me: Rank, rounds: int) -> tuple[list[Row], Row]:
+    """What a rank of two on one GPU measures."""
+    where = "2 ranks on one GPU"
+    with world(me) as cupy:
+        group = groups.get_group()
+        rows = _coalescing(where, group, rounds, CPU_BUDGET, TIME_BUDGET)
+        took = []
+        for _ in range(HANGS):
+            x = cupy.ones(1000)
+            dist.all_reduce(x)
+            cupy.cuda.Device().synchronize()
+            if me.rank == 0:
+                with aborted_meanwhile(group, "measured") as began:
+                    dist.all_reduce(x)
+                    cupy.cuda.Device().synchronize()
+                    took.append(time.monotonic() - began[0])
+            else:
+                until(lambda: group.aborted is not None, 60)
+                took.append(0.0)
+            dist.rebuild_process_group()
+    what = "NCCL: abort of an op that hangs → synchronize() is back"
+    return rows, _worst(f"{what}, {where}, {HANGS} times", took)
+
+
+def _worst(what: str, took: list[float]) -> Row:
+    """The median and the longest, which is what the budget is for."""
+    took = sorted(took)
     return Row(
-        f"NCCL: abort of a communicator, {ABORTS} times",
+        what,
         f"{duration(took[len(took) // 2])} ({duration(took[-1])})",
         "",
         "",
-        f"≤ {duration(1.0)}",
-        took[-1] <= 1.0,
+        f"≤ {duration(ABORT_BUDGET)}",
+        took[-1] <= ABORT_BUDGET,
     )

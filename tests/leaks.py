@@ -63,7 +63,13 @@ class Snapshot:
     @classmethod
     def take(cls) -> Snapshot:
         """Look now."""
-        return cls(_processes(), frozenset(threading.enumerate()), _descriptors())
+        # A dummy is what Python has seen of a foreign thread: it is kept for ever.
+        threads = frozenset(
+            thread
+            for thread in threading.enumerate()
+            if not isinstance(thread, threading._DummyThread)
+        )
+        return cls(_processes(), threads, _descriptors())
 
     def leaks(self, before: Snapshot) -> list[str]:
         """What is here now and was not `before`, one line each."""

@@ -19,6 +19,7 @@ enum { FREE, STREAM, EVENT, TIMED_EVENT };
 /* What a test says. */
 volatile int stub_query = SUCCESS;  /* of every event that was recorded */
 volatile int stub_query_ms = 0;     /* every query takes so long */
+volatile int stub_capturing = 0;    /* CUstreamCaptureStatus of every stream */
 /* What a test is told. */
 volatile int stub_streams, stub_events, stub_stream_flags, stub_waits;
 
@@ -84,6 +85,12 @@ result_t cuStreamDestroy_v2(void *stream) {
   if (!stream || !is_stream(stream)) return INVALID_HANDLE;
   things[(size_t)stream].kind = FREE;
   __atomic_sub_fetch(&stub_streams, 1, __ATOMIC_SEQ_CST);
+  return SUCCESS;
+}
+
+result_t cuStreamIsCapturing(void *stream, int *status) {
+  if (!is_stream(stream)) return INVALID_HANDLE;
+  *status = stub_capturing;
   return SUCCESS;
 }
 

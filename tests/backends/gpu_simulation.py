@@ -126,6 +126,9 @@ class Simulation:
         #: Ranks whose kernels never end by themselves.
         self.hangs: set[int] = set()
         self.calls_stuck: dict[int, threading.Event] = {}
+        self.freed_streams: set[int] = set()
+        #: Streams that a CUDA graph is being captured on.
+        self.captured: set[int] = set()
 
     def close(self) -> None:
         for clique in self.cliques.values():
@@ -170,6 +173,12 @@ class SimulatedCuda:
         finally:
             self._local.device = before
 
+    def use(self, index: int) -> None:
+        self._local.device = index
+
+    def capturing(self, stream: int) -> bool:
+        return stream in self._simulation.captured
+
     def current_streams(self, index: int) -> tuple[int, ...]:
         # Small numbers are the devices' default streams.
         with self._simulation.lock:
@@ -184,7 +193,12 @@ class SimulatedCuda:
         return number
 
     def free_stream(self, stream: int) -> None:
-        self._simulation.streams[stream].close()
+        self._stream(stream).close()
+        self._simulation.freed_streams.add(stream)
+
+    def _stream(self, stream: int) -> Stream:
+        assert stream not in self._simulation.freed_streams, "used after it was freed"
+        return self._simulation.streams[stream]
 
     def new_event(self, *, timed: bool) -> Event:
         event = Event(timed=timed)
@@ -203,13 +217,13 @@ class SimulatedCuda:
             event.at = time.perf_counter()
             mark.set()
 
-        self._simulation.streams[stream].put(reach)
+        self._stream(stream).put(reach)
 
     def wait(self, stream: int, event: Event) -> None:
         assert not event.freed
         mark = event.mark
         if mark is not None:
-            self._simulation.streams[stream].put(lambda: (mark.wait(), None)[1])
+            self._stream(stream).put(lambda: (mark.wait(), None)[1])
 
     def reached(self, event: Event) -> bool:
         return event.mark is None or event.mark.is_set()
@@ -333,6 +347,7 @@ class SimulatedNccl:
 
     def _issue(self, name: str, comm: Comm, stream: int, task: Any) -> None:
         assert not comm.freed, "called on a communicator that was freed"
+        assert comm.rank not in self._simulation.in_progress, "called while in progress"
         self._note(name, comm.rank)
         stuck = self._simulation.calls_stuck.get(comm.rank)
         if stuck is not None:

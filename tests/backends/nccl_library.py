@@ -69,6 +69,9 @@ class HalfCuda(CudaLibrary):
     def device(self, index: int) -> Iterator[None]:
         yield
 
+    def use(self, index: int) -> None:
+        pass
+
     def current_streams(self, index: int) -> tuple[int, ...]:
         return (0,)
 

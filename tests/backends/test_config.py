@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.backends import Backend, BackendConfig
+from rankscope.backends import (
+    Backend,
+    BackendConfig,
+    DistBackendError,
+    register_staging,
+    staging,
+    unavailable_reason,
+)
 from rankscope.backends.config import gloo_has_wheels
 
 
@@ -19,6 +27,8 @@ from rankscope.backends.config import gloo_has_wheels
         ("cpu:gloo,cuda:nccl", {"cpu": "gloo", "cuda": "nccl"}),
         ("cuda:gloo , cpu:mpi", {"cuda": "gloo", "cpu": "mpi"}),
         ("ext:mpi", {"ext": "mpi"}),
+        ("metal:gloo", {"metal": "gloo"}),
+        ("dlpack77:gloo", {"dlpack77": "gloo"}),
     ],
 )
 def test_what_the_grammar_accepts(text: str, expected: dict[str, str]) -> None:
@@ -56,6 +66,94 @@ def test_what_breaks_the_grammar_is_named(text: str, offending: str) -> None:
     with pytest.raises(ValueError, match="expected a backend") as caught:
         BackendConfig(text)
     assert offending in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("cpu:nccl", "cpu:nccl"),
+        ("cpu:gloo,gpu:nccl", "gpu:nccl"),
+        ("cpu:gloo, xpu : nccl", "xpu : nccl"),
+    ],
+)
+def test_a_backend_for_what_it_cannot_serve_is_refused(text: str, part: str) -> None:
+    with pytest.raises(ValueError, match="bad part") as caught:
+        BackendConfig(text)
+    assert f"bad part {part!r}" in str(caught.value)
+    assert "nccl works on cuda arrays only: write cuda:nccl" in str(caught.value)
+
+
+def test_a_registered_backend_serves_what_it_is_registered_for() -> None:
+    for devices in (["cuda", "ext"], ["npu"]):
+        Backend.register_backend("there", lambda *_: Backend(0, 1), devices=devices)
+        try:
+            for device in devices:
+                BackendConfig(f"{device}:there")
+            write = " or ".join(f"{device}:there" for device in devices)
+            with pytest.raises(ValueError, match=f"only: write {write}"):
+                BackendConfig("cpu:there")
+        finally:
+            del Backend.registry["there"]
+
+
+@pytest.mark.parametrize(
+    ("device", "meant"),
+    [
+        ("gpu", "cuda"),
+        ("GPU", "cuda"),
+        ("CUDA", "cuda"),
+        ("cdua", "cuda"),
+        ("mps", "metal"),
+        ("CPU", "cpu"),
+        ("nothing", None),
+    ],
+)
+def test_a_device_type_that_no_array_has_is_refused(
+    device: str, meant: str | None
+) -> None:
+    with pytest.raises(ValueError, match=f"no array is of device type '{device}'") as e:
+        BackendConfig(f"cpu:mpi,{device}:gloo")
+    told = f"; did you mean {meant!r}?"
+    assert str(e.value).endswith(told if meant else "each device once")
+
+
+def test_a_device_type_that_staging_was_registered_for_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(staging, "_copies", {})
+    with pytest.raises(ValueError, match="no array is of device type 'card'"):
+        BackendConfig("card:gloo")
+    register_staging("card", np.array, np.copyto)
+    assert str(BackendConfig("card:gloo")) == "card:gloo"
+
+
+def test_what_cannot_be_staged_is_not_told_to_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(staging, "_copies", {})
+    with pytest.raises(DistBackendError, match=r"nobody has said .* register_staging"):
+        staging.staging_for("metal", "mpi")
+    Backend.register_backend("there", lambda *_: Backend(0, 1), devices="cuda")
+    try:
+        with pytest.raises(
+            DistBackendError, match="^there works on cuda arrays only: write cuda:there"
+        ):
+            staging.staging_for("metal", "there")
+    finally:
+        del Backend.registry["there"]
+
+
+@pytest.mark.parametrize("name", ["ncll", "NCCL", "nccl2"])
+def test_a_misspelt_backend_is_guessed(name: str) -> None:
+    with pytest.raises(
+        ValueError, match="unknown backend .*; did you mean 'nccl'"
+    ) as e:
+        BackendConfig(f"cuda:{name}")
+    assert "expected a backend" in str(e.value)
+    reason = unavailable_reason(name)
+    assert reason is not None
+    assert reason.endswith("; did you mean 'nccl'?")
+    assert "did you mean" not in (unavailable_reason("carrier") or "did you mean")
 
 
 def test_a_backend_string_must_be_a_string() -> None:

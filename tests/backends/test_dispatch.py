@@ -177,10 +177,35 @@ def test_a_reduction_the_backend_lacks_is_refused_before_anything_is_issued(
     group: dist.ProcessGroup,
 ) -> None:
     with pytest.raises(
-        ValueError, match="'manual' has no ReduceOp.BXOR; it has MAX, SUM"
+        ValueError, match="'manual' has no ReduceOp.BXOR; it has AVG, MAX, SUM"
     ):
         dist.all_reduce(np.ones(3), op=dist.ReduceOp.BXOR)
     assert group.status.collective_seq == 0
+
+
+@pytest.mark.parametrize(
+    ("op", "said"),
+    [
+        (dist.ReduceOp.PRODUCT, "no ReduceOp.PRODUCT; it has AVG, MAX, SUM$"),
+        (dist.ReduceOp.BOR, "it has AVG, MAX, SUM; of the .* mpi has it$"),
+        (dist.make_nccl_premul_sum(2), "no ReduceOp.PREMUL_SUM; .* before a SUM, x"),
+        (dist.ReduceOp.PREMUL_SUM, "PREMUL_SUM is NCCL's alone: multiply before"),
+    ],
+)
+def test_a_refused_reduction_says_what_to_do(
+    group: dist.ProcessGroup, op: dist.ReduceOp, said: str
+) -> None:
+    with pytest.raises(
+        ValueError, match=f"all_reduce.*: backend 'manual' has .*{said}"
+    ):
+        dist.all_reduce(np.ones(3), op=op)
+
+
+def test_an_average_is_not_promised_without_a_sum() -> None:
+    backend = dist.Backend(0, 1)
+    backend.reduce_ops = frozenset({dist.ReduceOp.MAX})
+    with pytest.raises(ValueError, match="no ReduceOp.AVG; it has MAX$"):
+        backend.check(dist.OpType.REDUCE, np.dtype("f4"), dist.ReduceOp.AVG)
 
 
 def test_an_op_the_backend_lacks_says_so_and_leaves_the_group_usable(

@@ -151,6 +151,16 @@ def test_an_installed_backend_is_there_without_an_import(
         dist.broadcast(x, src=0)
 
 
+def test_a_part_with_an_installed_backend_is_parsed_without_an_import(
+    install: Install,
+) -> None:
+    module = install("rankscope-zero", "zero")
+    assert str(dist.BackendConfig("cuda:zero")) == "cuda:zero"
+    with pytest.raises(ValueError, match="device type 'gpu'; .* mean 'cuda'"):
+        dist.BackendConfig("gpu:zero")
+    assert module not in sys.modules
+
+
 def test_a_name_alone_means_every_device_the_package_registers_it_for(
     install: Install,
 ) -> None:

