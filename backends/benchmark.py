@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from . import collectives
 from .coalescing import P2POp, batch_isend_irecv
+from .errors import DistBackendError
 from .groups import Group, get_global_rank, resolve_group
 from .point_to_point import irecv, isend
 from .process_group import ProcessGroup
@@ -29,6 +30,7 @@ __all__ = [
     "benchmark",
     "check_benchmark",
     "parse_sizes",
+    "usual_device",
 ]
 
 #: The values of the test data repeat after so many elements.
@@ -59,7 +61,7 @@ def benchmark(
     *,
     group: Group = None,
     dtype: Any = "float32",
-    device: str = "cpu",
+    device: str | None = None,
     iterations: int = 20,
     warmup: int = 5,
     shared: bool = True,
@@ -70,17 +72,33 @@ def benchmark(
     rank gives, or for the gathers and scatters the array as a whole; it is
     rounded down to whole elements on every rank. Ops run one after the other
     on one array, ``warmup`` times before the clock starts and ``iterations``
-    times while it runs. Arrays for the CPU come from `empty`, so that they
-    need not be copied, or with ``shared=False`` from numpy.
+    times while it runs. They are on `device`, ``"cpu"`` or ``"cuda"``; ``None``
+    is the group's only one, or its CPU. Arrays for the CPU come from `empty`, so
+    that they need not be copied, or with ``shared=False`` from numpy.
 
-    Raises `ValueError` before anything moves if the arguments make no sense.
+    Raises `ValueError` before anything moves if the arguments make no sense,
+    and `DistBackendError` where there is no GPU to make arrays on.
     """
     pg = resolve_group(group, "benchmark")
+    served = pg.config.device_backend_map
+    if device is None:
+        device = usual_device(served)
+    if device not in served:
+        raise ValueError(
+            f"group {pg.name!r} has no backend for device {device!r}, it is "
+            f"{pg.config}: name another device, or a backend for this one"
+        )
     kind = np.dtype(dtype)
     check_benchmark(op, sizes, kind, pg.size(), iterations, warmup)
     for size in sizes:
         case = _Case(pg, op, size, kind, device, shared)
         yield _measure(case, iterations, warmup)
+
+
+def usual_device(devices: Iterable[str]) -> str:
+    """The one of `devices` to measure on, unless told: the CPU, else the first."""
+    there = list(devices)
+    return "cpu" if "cpu" in there else there[0]
 
 
 def check_benchmark(
@@ -265,8 +283,20 @@ class _Case:
 def _array_module(device: str) -> Any:
     if device != "cuda":
         raise ValueError(f"device {device!r}: expected cpu or cuda")
-    import cupy
-
+    try:
+        import cupy
+    except ImportError as error:
+        raise DistBackendError(
+            "arrays on the GPU are made by cupy, which is not installed: "
+            "pip install 'rankscope[cuda13]' (CUDA 12: 'rankscope[cuda12]')"
+        ) from error
+    try:
+        cupy.cuda.runtime.getDevice()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise DistBackendError(
+            f"there is no GPU here to make arrays on ({error}): measure on the CPU, "
+            "--device cpu (device='cpu')"
+        ) from error
     return cupy
 
 

@@ -41,7 +41,9 @@ from .arguments import (
     take_splits,
 )
 from .arrays import check_dtypes, check_list, check_size, device_type
+from .backend import Backend
 from .groups import Group, resolve_group
+from .own_device import index_of
 from .reduce_op import ReduceOp
 from .sparse import is_sparse, sparse_all_reduce
 from .work import OpType, Work
@@ -427,15 +429,22 @@ def barrier(
 
     `device` is the device type whose backend does it (default: the group's
     first): ``'cuda'``, ``'cuda:0'`` or a ``torch.device``, of which the type
-    counts. `device_ids` is accepted for c10d's signature.
+    counts. `device_ids` names the one CUDA device to do it on, ``[0]``, where the
+    group has a backend for ``cuda`` and none of its ops has said so before.
     """
     pg = resolve_group(group, "barrier")
-    kind = pg.first_device()
+    where = Place(OpType.BARRIER, pg)
+    kind, index = pg.first_device(), None
     if device is not None:
-        kind, _ = take_device(device, Place(OpType.BARRIER, pg))
-    return pg.issue(
-        OpType.BARRIER,
-        kind,
-        (),
-        lambda backend: backend.barrier(),
-    ).finish(async_op)
+        kind, index = take_device(device, where)
+    if device_ids is not None:
+        if len(device_ids) != 1:
+            raise ValueError(f"{where}: device_ids={device_ids!r}; expected one device")
+        kind, index = "cuda", index_of(device_ids[0], str(where))
+
+    def call(backend: Backend) -> Work:
+        if index is not None:
+            backend.prepare(index=index)
+        return backend.barrier()
+
+    return pg.issue(OpType.BARRIER, kind, (), call).finish(async_op)

@@ -20,6 +20,7 @@ from .capture import Captured
 from .config import BackendConfig
 from .errors import DistAbortedError, DistError, DistTimeoutError
 from .late_errors import caller_knows
+from .own_device import likely_device, own_device
 from .prefix_store import PrefixStore
 from .recorder import GroupStatus, Record, recorder
 from .staging import StagedBackend, staging_for
@@ -97,9 +98,13 @@ class GroupLife:
         # Held while an op is given its number and handed over, so that the
         # order of the numbers is the order of the ops.
         self._issue_lock = threading.Lock()
+        # The op that is being handed over, which takes a moment unless a call of
+        # the library is stuck.
+        self._handed: Record | None = None
         self._abort_lock = threading.Lock()
         # Such as `nccl_options`, for backends that are made on a thread of ours.
         self._context = contextvars.copy_context()
+        self._device = likely_device() if "cuda" in config.device_backend_map else None
         self._begin(generation, origin)
         watchdog.register(self)
 
@@ -321,7 +326,10 @@ class GroupLife:
         def build() -> None:
             try:
                 if self.generation == generation:
-                    self._backend_for(device, OpType.UNKNOWN).prepare()
+                    index = own_device()
+                    self._backend_for(device, OpType.UNKNOWN).prepare(
+                        index=self._device if index is None else index
+                    )
             except DistAbortedError:
                 return
             except (DistError, ValueError) as error:
@@ -358,6 +366,11 @@ class GroupLife:
             self._begin(self.generation + 1 if generation is None else generation)
         recorder.changed()
 
+    @property
+    def busy(self) -> bool:
+        """Whether anything is in flight, or about to be."""
+        return bool(self.status.in_flight) or self._handed is not None
+
     def shutdown(self) -> None:
         """Free the backends in good order; abort if work is still in flight.
 
@@ -365,7 +378,7 @@ class GroupLife:
         ``wait()`` return, and takes it for done.
         """
         self._drain()
-        if self.status.in_flight:
+        if self.busy:
             self._abort(self._reason("destroy_process_group()"))
             return
         with self._issue_lock, self._abort_lock:
@@ -390,7 +403,16 @@ class GroupLife:
 
     def expire(self) -> float:
         """Time out what is overdue; return seconds to the next deadline."""
-        status, generation = self.status, self.generation
+        status, generation, handed = self.status, self.generation, self._handed
+        if handed is not None:
+            left = handed.timeout - (time.time_ns() - handed.created_ns) / 1e9
+            if left < 0:
+                text = (
+                    f"{handed.describe()}: the {handed.backend} backend has not taken "
+                    f"it for {handed.timeout:g} s: a call of its library is stuck"
+                )
+                self._abort(self._reason(text), generation=generation)
+                return float("inf")
         if not status.in_flight:
             return float("inf")
         for backend in list(self._backends.values()):

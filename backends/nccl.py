@@ -67,6 +67,8 @@ class NCCLBackend(Backend):
         self._queues: dict[int, NCCLQueue] = {}
         self._batch: _Batch | None = None
         self._origin: Callable[[int], Descent] | None = None
+        #: The device that was begun before there was an array.
+        self._foreseen: int | None = None
         #: Whose abort makes way for this one, and does not take it along.
         self._heir_of: Backend | None = None
         self._lock = threading.Lock()
@@ -111,7 +113,14 @@ class NCCLBackend(Backend):
         """Begin the communicator of a device, which needs every rank of the group."""
         if arrays:
             index = self._seam.cuda.device_of(arrays[0])
-        self._queue_for(self._own_device() if index is None else index)
+        elif self._queues:
+            return
+        elif index is None:
+            index = self._own_device()
+        assert index is not None
+        self._queue_for(index)
+        if not arrays:
+            self._foreseen = index
 
     def descend(
         self,
@@ -163,6 +172,13 @@ class NCCLBackend(Backend):
                 f"{kind.value} in {self.place}: the arrays lie on devices "
                 f"{', '.join(map(str, devices))}; expected one"
             )
+        if self._foreseen not in (None, devices[0]):
+            raise ValueError(
+                f"{kind.value} in {self.place}: the arrays lie on device {devices[0]}, "
+                f"and its communicator is on device {self._foreseen}; say which one "
+                "this process uses: init_process_group(device_id=...)"
+            )
+        self._foreseen = None
         work = NCCLWork(kind)
         work.timed = self.timing
         queue = self._queue_for(devices[0])
@@ -197,6 +213,9 @@ class NCCLBackend(Backend):
             # Nothing of it was issued, and nothing of it may stay in flight.
             for work in batch.works:
                 work.mark_failed(error)
+            if batch.works and isinstance(error, DistBackendError):
+                what = batch.works[0].describe()
+                raise DistBackendError(f"{what}: {error}") from error
             raise
         finally:
             self._batch = None

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from .errors import DistBackendError
 
-__all__ = ["Cuda", "LibraryFailure", "Nccl", "Seam", "load", "use"]
+__all__ = ["Cuda", "LibraryFailure", "Nccl", "Seam", "current_device", "load", "use"]
 
 #: What the libraries hand out, opaque to us: a communicator, an event.
 Handle = Any
@@ -237,6 +237,11 @@ def load() -> Seam:
     if _seam is None:
         _seam = _loader()
     return _seam
+
+
+def current_device() -> int | None:
+    """The calling thread's device, ``None`` before anything was loaded."""
+    return None if _seam is None else _seam.cuda.current_device()
 
 
 def use(loader: Callable[[], Seam] | None) -> None:

@@ -1,10 +1,14 @@
-"""Which device of its type this process uses, where somebody has said so."""
+"""Which CUDA device this process uses: told, seen, or guessed from ``LOCAL_RANK``."""
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
-__all__ = ["index_of", "own_device", "set_own_device"]
+from . import nccl_seam
+
+__all__ = ["index_of", "likely_device", "own_device", "set_own_device"]
 
 _index: int | None = None
 
@@ -18,6 +22,22 @@ def set_own_device(index: int | None) -> None:
 def own_device() -> int | None:
     """Its index, or ``None`` if nobody has said."""
     return _index
+
+
+def likely_device() -> int | None:
+    """The one that arrays of this thread's caller will lie on, as far as is known."""
+    if _index is not None:
+        return _index
+    seen = nccl_seam.current_device()
+    if seen is None and "cupy" in sys.modules:
+        runtime = sys.modules["cupy"].cuda.runtime
+        try:
+            seen = int(runtime.getDevice())
+        except runtime.CUDARuntimeError:
+            return None
+    # Nobody has chosen yet: as launchers want it.
+    local = os.environ.get("LOCAL_RANK", "")
+    return int(local) if seen is None and local.isdigit() else seen
 
 
 def index_of(device_id: Any, where: str) -> int:

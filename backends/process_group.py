@@ -12,7 +12,7 @@ import numpy as np
 from .backend import Array, Backend
 from .capture import FUSED, Captured, runs
 from .composite import chain, join
-from .errors import DistError
+from .errors import DistBackendError, DistError
 from .group_life import GroupLife
 from .hooks import active_hooks
 from .op_timeout import own_timeout
@@ -66,14 +66,18 @@ class ProcessGroup(GroupLife):
             if batch is not None:
                 batch.append(Captured(record, backend, arrays, call, reduce_op))
                 return batch[-1]
+        watchdog.touch()
         with self._issue_lock:
-            self.raise_if_aborted(op_type)
-            record.number()
-            recorder.add(record)
-            work = self._start(record, record, backend, arrays, call, result)
+            self._handed = record
+            try:
+                self.raise_if_aborted(op_type)
+                record.number()
+                recorder.add(record)
+                work = self._start(record, record, backend, arrays, call, result)
+            finally:
+                self._handed = None
         for hook in hooks:
             hook.watch(record, work)
-        watchdog.touch()
         return work
 
     def _start(
@@ -107,6 +111,8 @@ class ProcessGroup(GroupLife):
             if self.aborted is not None and isinstance(error, DistError):
                 # It came too late for the backend.
                 told = self._aborted_error(record.describe())
+            elif isinstance(error, DistBackendError):
+                told = DistBackendError(f"{record.describe()}: {error}")
             work = Work(first.op_type)
             work.mark_failed(told)
             work.bind(record)
@@ -149,19 +155,23 @@ class ProcessGroup(GroupLife):
         if not batch:
             return []
         works = []
+        watchdog.touch()
         with self._issue_lock:
-            self.raise_if_aborted(OpType.COALESCED)
-            seen: set[bool] = set()
-            for op in batch:
-                op.entry.number(first=op.op_type.is_p2p not in seen)
-                seen.add(op.op_type.is_p2p)
-                recorder.add(op.entry)
-            for run in runs(batch):
-                works.append(self._start_run(run))
+            self._handed = batch[0].entry
+            try:
+                self.raise_if_aborted(OpType.COALESCED)
+                seen: set[bool] = set()
+                for op in batch:
+                    op.entry.number(first=op.op_type.is_p2p not in seen)
+                    seen.add(op.op_type.is_p2p)
+                    recorder.add(op.entry)
+                for run in runs(batch):
+                    works.append(self._start_run(run))
+            finally:
+                self._handed = None
         for hook in active_hooks():
             for op in batch:
                 hook.watch(op.entry, op)
-        watchdog.touch()
         return works
 
     def _start_run(self, run: Sequence[Captured]) -> Work:

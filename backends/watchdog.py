@@ -7,6 +7,7 @@ flight: one queued behind a hung op has not had its chance yet.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import weakref
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from .group_life import GroupLife
 
 __all__ = ["Watchdog", "watchdog"]
+
+_log = logging.getLogger(__name__)
 
 # The thread looks this often while anything is in flight: no deadline is
 # missed by more. It goes on for _LINGER afterwards, so that a loop of short
@@ -74,9 +77,9 @@ class Watchdog:
         while self._thread is me:
             with self._lock:
                 groups = list(self._groups)
-            if any(group.status.in_flight for group in groups):
+            if any(group.busy for group in groups):
                 busy_until = time.monotonic() + _LINGER
-            nearest = min((group.expire() for group in groups), default=_PERIOD)
+            nearest = min(map(_expire, groups), default=_PERIOD)
             if time.monotonic() < busy_until:
                 self._kick.wait(max(0.001, min(_PERIOD, nearest)))
                 self._kick.clear()
@@ -84,11 +87,19 @@ class Watchdog:
             # From here on touch() wakes us. An op issued before this line
             # did not: look once more before going to sleep.
             self._idle = True
-            if not any(group.status.in_flight for group in groups):
+            if not any(group.busy for group in groups):
                 self._kick.wait()
             self._kick.clear()
             self._idle = False
             busy_until = time.monotonic() + _LINGER
+
+
+def _expire(group: GroupLife) -> float:
+    try:
+        return group.expire()
+    except Exception:  # noqa: BLE001 - the other groups have deadlines, too
+        _log.exception("the watchdog of %r", group)
+        return _PERIOD
 
 
 #: The watchdog of this process.

@@ -28,11 +28,12 @@ import numpy as np
 from rankscope import __version__
 from rankscope.backends import TCPStore, init_process_group
 from rankscope.backends.export import ring
-from rankscope.backends.late_errors import at_exit, take_late_error
+from rankscope.backends.late_errors import take_late_error
+from rankscope.backends.own_device import set_own_device
 from rankscope.backends.recorder import recorder
 from rankscope.backends.world import world
 
-from . import private
+from . import availability, private
 from .gpus import Gpu, choose_device, load_cupy, must_share
 from .summary import pack
 
@@ -49,8 +50,6 @@ STEADY_INTERVAL = 0.25
 LEASE = 30.0
 #: Seconds that connecting to the ranks' store may take.
 STORE_TIMEOUT = 10.0
-#: Seconds that the Works of an aborted group get to end.
-SETTLE_WAIT = 2.0
 
 _agent: Agent | None = None
 
@@ -118,7 +117,7 @@ class Agent:
         self.shell.events.register("pre_run_cell", self._before_cell)
         self.shell.events.register("post_run_cell", self._after_cell)
         # Here it is the cells that tell of late errors.
-        atexit.unregister(at_exit)
+        atexit.unregister(world.at_exit)
         recorder.set_source_namer(self._name_source)
         world.on_change(self._note_change)
         threading.Thread(
@@ -182,6 +181,7 @@ class Agent:
         if cupy is not None and index is not None:
             names["cp"] = cupy
             self._gpu = Gpu(cupy, index)
+            set_own_device(index)
             # It becomes the main thread's device before its next cell.
             self._gpu_to_use = self._gpu
         # Hidden, as IPython's own names are: %who shows what the user made.
@@ -223,8 +223,13 @@ class Agent:
             self._store.close()
         self._store = store
 
-    def _init_group(self, backend: str | None, timeout: float | None) -> None:
-        """Make the default group; its backends are built at their first use."""
+    def _init_group(
+        self, backend: str | None, timeout: float | None
+    ) -> list[availability.Refusal]:
+        """Make the default group; its backends are built at their first use.
+
+        Returns those named that will not be, since they cannot be used here.
+        """
         init_process_group(
             backend,
             timeout=timeout,
@@ -232,6 +237,7 @@ class Agent:
             world_size=self.seat["world_size"],
             store=self._store,
         )
+        return availability.refused(backend)
 
     def _abort(self, group: str | None, reason: str) -> list[str]:
         return world.abort(group, reason, by="the notebook")
@@ -306,7 +312,7 @@ class Agent:
         self._interruptible = False
         self._cell_scope.close()
         error = None
-        late = _late_error()
+        late = world.late_error()
         if result is not None:
             if late is not None and result.success:
                 # The cell went to its end on what an aborted op left behind.
@@ -407,20 +413,6 @@ class Agent:
                 self._subscribers.pop(msg_id, None)
             else:
                 private.publish(self.kernel, "rankscope_status", self.summary(), header)
-
-
-def _late_error() -> BaseException | None:
-    """What became of ops that the cell did not wait for the end of.
-
-    A cell can be over in the middle of an abort, whose kernels end before its
-    Works do.
-    """
-    deadline = time.monotonic() + SETTLE_WAIT
-    while time.monotonic() < deadline and any(
-        group.aborted is not None and group.status.in_flight for group in world.groups()
-    ):
-        time.sleep(0.005)
-    return take_late_error()
 
 
 def _leaving(cell: int | None, error: BaseException | None, line: int | None) -> str:

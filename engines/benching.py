@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rankscope.backends import BackendConfig
+from rankscope.backends.backend import known_backends, resolve
 from rankscope.backends.bandwidth import algbw, busbw
-from rankscope.backends.benchmark import benchmark
+from rankscope.backends.benchmark import benchmark, usual_device
+from rankscope.backends.errors import DistBackendError
 from rankscope.backends.groups import (
     destroy_process_group,
     new_group,
@@ -20,6 +23,7 @@ from rankscope.backends.groups import (
 )
 
 from . import private
+from .availability import why_refused
 from .execution import DATA_MESSAGE, Execution
 
 if TYPE_CHECKING:
@@ -160,6 +164,22 @@ def _row(parts: Sequence[Mapping[str, Any]]) -> BenchRow:
     )
 
 
+def check_backends(names: Sequence[str], device: str | None) -> None:
+    """Raise `ValueError` for names that `device` cannot be measured with."""
+    for name in names:
+        if ":" in name:
+            raise ValueError(
+                f"backend {name!r}: expected a name alone, such as "
+                f"{name.rpartition(':')[2]!r}; --device (device=) says where the "
+                "arrays are"
+            )
+        if device is not None:
+            BackendConfig(f"{device}:{name}")
+        elif name not in known_backends():
+            # It says so. One that is known is made on the ranks, not here.
+            BackendConfig(name)
+
+
 def start(
     ranks: Ranks,
     request: Mapping[str, Any],
@@ -184,26 +204,33 @@ def measure_on_rank(request: dict[str, Any]) -> None:
     """Measure in the cell's group, and publish each size as it is done.
 
     For each of ``request["backends"]`` in a group made for it, or as the
-    cell's group is if there are none.
+    cell's group is if there are none. Raises `DistBackendError` with the remedy
+    for a backend that cannot be used here.
     """
     wanted = dict(request)
-    names = wanted.pop("backends")
-    device = wanted["device"]
+    names, device = wanted.pop("backends"), wanted.pop("device")
     own = resolve_group(None, "benchmark")
     if not names:
-        name = own.config.device_backend_map.get(device, "none")
-        _measure(own, name, 0, wanted)
+        served = own.config.device_backend_map
+        place = device or usual_device(served)
+        _measure(own, served.get(place), place, 0, wanted)
     for order, name in enumerate(names):
-        config = f"{device}:{name}"
+        place = device or usual_device(resolve(name).devices)
+        config = f"{place}:{name}"
         group = new_group(own.ranks, own.timeout, config, group_desc=f"bench {name}")
         try:
-            _measure(group, name, order, wanted)
+            _measure(group, name, place, order, wanted)
         finally:
             destroy_process_group(group)
 
 
-def _measure(group: Any, name: str, order: int, wanted: Mapping[str, Any]) -> None:
-    for place, found in enumerate(benchmark(group=group, **wanted)):
+def _measure(
+    group: Any, name: str | None, device: str, order: int, wanted: Mapping[str, Any]
+) -> None:
+    reason = None if name is None else why_refused(device, name)
+    if reason is not None:
+        raise DistBackendError(reason)
+    for place, found in enumerate(benchmark(group=group, device=device, **wanted)):
         _publish({"place": f"{order}/{place}", "backend": name, **asdict(found)})
 
 

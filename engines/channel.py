@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
+import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,14 +14,13 @@ from typing import Any
 from . import private
 from .errors import ClusterError
 
-__all__ = ["Answers", "ControlChannel"]
+__all__ = ["Answers", "ControlChannel", "each_once", "name_ranks"]
 
 
 @dataclass
 class Answers:
     """What the ranks answered, and why some did not."""
 
-    op: str
     results: dict[int, Any] = field(default_factory=dict)
     #: Rank → why there is no result.
     errors: dict[int, str] = field(default_factory=dict)
@@ -28,15 +28,22 @@ class Answers:
     def all(self) -> dict[int, Any]:
         """Return the results; raise `ClusterError` if a rank gave none."""
         if self.errors:
-            ranks: dict[str, list[int]] = {}
-            for rank, why in sorted(self.errors.items()):
-                ranks.setdefault(why, []).append(rank)
-            told = (f"{_ranks(where)}: {why}" for why, where in ranks.items())
-            raise ClusterError(f"{self.op}: {'; '.join(told)}")
+            raise ClusterError(each_once(self.errors))
         return self.results
 
 
-def _ranks(ranks: list[int]) -> str:
+def each_once(said: Mapping[int, str]) -> str:
+    """Return what ranks said in one line; what several said alike, once."""
+    ranks: dict[str, list[int]] = {}
+    for rank, what in sorted(said.items()):
+        # Many errors name the rank that they are of.
+        impersonal = re.sub(rf" on rank {rank}\b", "", what)
+        ranks.setdefault(impersonal, []).append(rank)
+    return "; ".join(f"{name_ranks(who)}: {what}" for what, who in ranks.items())
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """``"rank 2"``, ``"ranks 0, 1"``."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
@@ -107,7 +114,7 @@ class ControlChannel:
             for rank, uuid in uuids.items()
         }
         concurrent.futures.wait(futures.values(), max(0.0, deadline - time.monotonic()))
-        answers = Answers(op)
+        answers = Answers()
         for rank, future in futures.items():
             self._sort(answers, rank, future, uuids[rank], timeout)
         return answers
@@ -133,4 +140,10 @@ class ControlChannel:
         if content["ok"]:
             answers.results[rank] = content["result"]
         else:
-            answers.errors[rank] = f"{content['ename']}: {content['evalue']}"
+            answers.errors[rank] = _told(content["ename"], content["evalue"])
+
+
+def _told(ename: str, evalue: str) -> str:
+    """An error of an agent: our own are sentences that need no name before them."""
+    ours = ename.startswith(("ClusterError", "Dist"))
+    return evalue if ours and evalue else f"{ename}: {evalue}"

@@ -18,7 +18,7 @@ from rankscope.backends import BackendConfig
 
 from . import launch, private, recovery
 from .errors import ClusterError
-from .gpus import Gpus
+from .gpus import Gpus, parse_devices
 from .launched import Launched
 from .ranks import Chosen, Ranks
 from .seats import check_ranks
@@ -68,7 +68,7 @@ class Cluster(Ranks):
         keep: bool = False,
         profile: str | None = None,
         cluster_id: str | None = None,
-        devices: Sequence[int] = (),
+        devices: str | int | Sequence[int] = (),
         share_gpu: bool = False,
         start_timeout: float = 120,
         progress: Progress | None = None,
@@ -81,11 +81,13 @@ class Cluster(Ranks):
         `backend` and `timeout` (seconds) are the default
         group's, as in ``init_process_group``. With `keep` the cluster stays
         when this process ends, and `attach` finds it again. The ranks of a host
-        take its GPUs, or those of `devices`, in turn as their current devices;
-        `share_gpu` lets several use one, for learning (see `gpus.Gpus`).
+        take its GPUs in turn as their current devices; `devices` names those to
+        take, as in ``[0, 2]`` or ``"0,2-3"``. NCCL refuses ranks that share a
+        GPU; with `share_gpu` they may, over loopback sockets: for learning on a
+        machine with one GPU, nothing measured there says anything of NCCL.
         `progress` is called with a line of text at each step.
 
-        Raises `ValueError` for a `backend` that cannot be, and
+        Raises `ValueError` for a `backend` or `devices` that cannot be, and
         `ClusterStartError`, with the last lines of the logs, if the
         cluster is not there after `start_timeout` seconds or cannot come up;
         nothing is left running then.
@@ -94,6 +96,10 @@ class Cluster(Ranks):
             raise ClusterError(f"n={n!r}: the number of ranks, a whole number from 1")
         # Rather now than on every engine, seconds later.
         config = BackendConfig(backend)
+        try:
+            gpus = Gpus(parse_devices(devices), share_gpu)
+        except ValueError as error:
+            raise ValueError(f"devices={devices!r}: {error}") from None
         if engines is None:
             uses_mpi = "mpi" in config.device_backend_map.values()
             engines = "mpi" if uses_mpi else "local"
@@ -115,7 +121,7 @@ class Cluster(Ranks):
                 timeout=timeout,
             )
             self._watch_launched()
-            self._roster.gpus = Gpus(tuple(devices), share_gpu)
+            self._roster.gpus = gpus
             say("making the default group")
             self._store_host = recovery.seat_all(
                 self._roster, sorted(client.ids), backend, timeout, deadline
@@ -189,8 +195,11 @@ class Cluster(Ranks):
 
     @property
     def advice(self) -> str:
-        """What there is to say about how the ranks were seated; mostly nothing."""
-        return self._roster.advice
+        """What there is to say about how the ranks were seated; mostly nothing.
+
+        A line for each thing, such as a backend that was named and cannot be used.
+        """
+        return "\n".join(self._roster.advice)
 
     @property
     def closed(self) -> bool:

@@ -8,12 +8,25 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-__all__ = ["Gpu", "Gpus", "choose_device", "load_cupy"]
+from rankscope.backends import unavailable_reason
+
+from .errors import ClusterError
+from .runs import parse_runs
+
+__all__ = [
+    "Gpu",
+    "Gpus",
+    "choose_device",
+    "has_driver",
+    "load_cupy",
+    "must_share",
+    "parse_devices",
+]
 
 #: One of these is there where a GPU's driver is: NVIDIA, WSL, AMD.
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
@@ -21,6 +34,36 @@ GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 LOOK = 1.0
 
 _DEVICES, _SHARE = "RANKSCOPE_DEVICES", "RANKSCOPE_SHARE_GPU"
+#: What such a variable says where it says no.
+_NO = ("", "0", "false", "no", "off")
+#: GPUs of a host at most: a run of more is a slip of the finger.
+_MOST = 1024
+
+
+def parse_devices(devices: str | int | Iterable[int]) -> tuple[int, ...]:
+    """Return the numbers of GPUs that `devices` names, in its order.
+
+    It is a text such as ``"0,2-3"``, or one or several numbers; none at all
+    are all GPUs, ``()``. Raises `ValueError` for what is not the number of a
+    GPU, and for one that is given twice.
+    """
+    if not isinstance(devices, str):
+        numbers = devices if isinstance(devices, Iterable) else [devices]
+        devices = ",".join(map(str, numbers))
+        if not devices:
+            return ()
+    runs = parse_runs(devices, "GPU")
+    last = max(run[-1] for run in runs)
+    if last >= _MOST:
+        raise ValueError(f"no host has a GPU {last}")
+    found = [number for run in runs for number in run]
+    for number in found:
+        if found.count(number) > 1:
+            raise ValueError(
+                f"GPU {number} is given twice: name it once, and let ranks share it "
+                "with --share-gpu (share_gpu=True)"
+            )
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -46,41 +89,66 @@ class Gpus:
             # NCCL takes two ranks with one GPU for a mistake if they are of one
             # host, which it knows by this.
             env["NCCL_HOSTID"] = f"rankscope-rank-{rank}"
+            # They are of one host all the same. Loopback always joins them, so
+            # what the user's environment says of networks does not count here;
+            # NVLink between hosts would take their one GPU for two.
             env["NCCL_SOCKET_IFNAME"] = "lo"
             env["NCCL_IB_DISABLE"] = "1"
+            env["NCCL_MNNVL_ENABLE"] = "0"
         return env
 
 
 def choose_device(env: Mapping[str, str], count: int) -> int | None:
     """The device of the rank that `env` describes, of `count` there are.
 
-    ``None`` where there is none. Raises `ValueError` for a device that is not
-    there.
+    ``None`` where there is none. Raises `ClusterError` for a device that is
+    not there.
     """
-    wanted = [int(number) for number in env.get(_DEVICES, "").split(",") if number]
+    wanted = _wanted(env)
     missing = [number for number in wanted if number >= count]
     if missing:
-        there = f"devices 0 to {count - 1}" if count else "no GPU that can be used"
-        raise ValueError(
-            f"rank {env['RANK']}: --devices {','.join(map(str, wanted))}: device "
-            f"{missing[0]} is not there, its host has {there}"
+        raise ClusterError(
+            f"--devices {','.join(map(str, wanted))}: device {missing[0]} is not "
+            f"there, its host has {_devices_there(count)}"
         )
     if not count:
         return None
-    devices = wanted or list(range(count))
+    devices = wanted or range(count)
     return devices[int(env["LOCAL_RANK"]) % len(devices)]
 
 
 def must_share(env: Mapping[str, str], count: int) -> bool:
     """Whether ranks of this host have to share a GPU, and were not told to."""
-    devices = len([n for n in env.get(_DEVICES, "").split(",") if n]) or count
-    return 0 < devices < int(env["LOCAL_WORLD_SIZE"]) and _SHARE not in env
+    devices = len(_wanted(env)) or count
+    told_to = env.get(_SHARE, "").strip().lower() not in _NO
+    return 0 < devices < int(env["LOCAL_WORLD_SIZE"]) and not told_to
+
+
+def _wanted(env: Mapping[str, str]) -> tuple[int, ...]:
+    """The devices that were asked for; also from outside, where nobody checked."""
+    text = env.get(_DEVICES, "").strip()
+    try:
+        return parse_devices(text) if text else ()
+    except ValueError as error:
+        raise ClusterError(f"the variable {_DEVICES}={text!r}: {error}") from None
+
+
+def _devices_there(count: int) -> str:
+    if count:
+        return "device 0 alone" if count == 1 else f"devices 0 to {count - 1}"
+    reason = unavailable_reason("nccl")
+    return "no GPU that can be used" + (f": {reason}" if reason else "")
+
+
+def has_driver() -> bool:
+    """Whether there is the driver of a GPU on this host."""
+    return any(map(os.path.exists, GPU_DEVICES))
 
 
 def load_cupy() -> Any | None:
     """cupy, if it is installed and there is a GPU to use it with."""
     # Importing it takes a second, in each engine: not for nothing.
-    if not any(map(os.path.exists, GPU_DEVICES)) or find_spec("cupy") is None:
+    if not has_driver() or find_spec("cupy") is None:
         return None
     import cupy
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import ipyparallel
 
-from rankscope.backends import BackendConfig
 from rankscope.backends.benchmark import check_benchmark, parse_sizes
 from rankscope.backends.diagnosis import Verdict
 from rankscope.backends.world import DEFAULT
@@ -259,7 +258,7 @@ class Ranks:
         backends: Sequence[str] = (),
         group: str | None = None,
         dtype: str = "float32",
-        device: str = "cpu",
+        device: str | None = None,
         iterations: int = 20,
         warmup: int = 5,
         shared: bool = True,
@@ -271,8 +270,10 @@ class Ranks:
         `sizes` are bytes, or a text such as ``"1K:64M"`` (doubling),
         ``"1K:64M:4"`` or ``"4K,1M"``. `backends` are compared with each other,
         each in a group of its own made for the occasion; by default `group`
-        (the default group) is measured as it is. The other arguments are those
-        of `rankscope.backends.benchmark.benchmark`, which says what they mean.
+        (the default group) is measured as it is. Arrays are on `device`; with
+        ``None`` each backend gets those it is for, NCCL the GPU's. The other
+        arguments are those of `rankscope.backends.benchmark.benchmark`, which
+        says what they mean.
 
         Raises `ValueError` for arguments that make no sense and `ClusterError`
         for a group that is not there.
@@ -281,8 +282,7 @@ class Ranks:
         chosen = parse_sizes(sizes) if isinstance(sizes, str) else list(sizes)
         members = self._ranks_for(None, group or DEFAULT)
         check_benchmark(op, chosen, dtype, len(members), iterations, warmup)
-        for name in backends:
-            BackendConfig(f"{device}:{name}")
+        benching.check_backends(backends, device)
         request = {
             "op": op,
             "sizes": chosen,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .channel import Answers
+from .channel import Answers, name_ranks
 from .errors import ClusterError
 from .roster import Roster
 from .seats import environment, members
@@ -109,11 +109,11 @@ def _sit(roster: Roster, ranks: Sequence[int]) -> None:
         timeout=SIT_WAIT,
     ).all()
     sharing = [rank for rank, answer in answers.items() if answer["must_share"]]
-    roster.advice = ""
+    roster.advice.clear()
     if sharing:
-        roster.advice = (
-            f"ranks {', '.join(map(str, sorted(sharing)))} have to share GPUs, which "
-            "NCCL refuses; --share-gpu makes it work, slowly, for learning"
+        roster.advice.append(
+            f"{name_ranks(sharing)} have to share GPUs, which NCCL refuses; "
+            "--share-gpu makes it work, slowly, for learning"
         )
     others = set(roster.uuids()) - set(ranks)
     # MASTER_PORT moves with rank 0.
@@ -195,8 +195,17 @@ def export_groups(roster: Roster, without: Sequence[int]) -> dict[str, Any] | No
 
 
 def _new_groups(roster: Roster, backend: str | None, timeout: float | None) -> None:
-    """Make the default group on every rank."""
-    roster.ask("init_group", {"backend": backend, "timeout": timeout}).all()
+    """Make the default group on every rank; advise on what it cannot use."""
+    args = {"backend": backend, "timeout": timeout}
+    ranks: dict[tuple[str, ...], list[int]] = {}
+    for rank, refused in roster.ask("init_group", args).all().items():
+        for refusal in refused:
+            ranks.setdefault(tuple(refusal), []).append(rank)
+    for (device, name, why), who in ranks.items():
+        roster.advice.append(
+            f"{name} cannot be used on {name_ranks(who)}: {why}; {device} arrays "
+            "will be refused"
+        )
 
 
 def _resume_groups(

@@ -55,8 +55,8 @@ class Roster:
         self.seats: list[Seat] = []
         #: Which GPUs the ranks take, fresh ones as well.
         self.gpus = Gpus()
-        #: What is to be told about how the ranks are seated.
-        self.advice = ""
+        #: What is to be told about how the ranks are seated, a line each.
+        self.advice: list[str] = []
         self._by_uuid: dict[str, Seat] = {}
         self._on_death = on_death
         self._on_status: tuple[OnStatus, ...] = ()

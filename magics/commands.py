@@ -35,7 +35,7 @@ DIST_INIT = Command(
         ),
         Option(
             "devices", ("--devices",), "GPUs of each host that ranks take in turn, "
-            "e.g. 0,1 (default: all)", "LIST", values.gpus,
+            "e.g. 0,2-3 (default: all)", "LIST", values.gpus, "gpus",
         ),
         Option(
             "share_gpu", ("--share-gpu",), "let ranks share a GPU: slow, for learning",
@@ -167,7 +167,8 @@ COMMANDS = {
             "Measure a collective size by size: nccl-tests' table, and its plots.\n"
             "The result has the columns of a DataFrame: r = %dist_bench …; r['busbw'].",
             "%dist_bench all_reduce --sizes 1K:64M\n"
-            "%dist_bench all_reduce --sizes 1K:16M:4 --backend gloo,mpi --csv ar.csv",
+            "%dist_bench all_reduce --sizes 1K:16M:4 --backend gloo,mpi --csv ar.csv\n"
+            "%dist_bench all_reduce --device cuda",
             "cluster.bench('all_reduce', '1K:64M', backends=['gloo']).result()",
             (
                 Option(
@@ -183,8 +184,9 @@ COMMANDS = {
                     "DTYPE", values.dtype, "dtype",
                 ),
                 Option(
-                    "device", ("--device",), "where the arrays are: cpu or cuda "
-                    "(default: cpu)", "DEVICE", values.device, "device",
+                    "device", ("--device",), "where the arrays are, cpu or cuda "
+                    "(default: cpu, cuda for --backend nccl)", "DEVICE",
+                    values.device, "device",
                 ),
                 Option(
                     "group", ("-g", "--group"), "group whose ranks measure (default: "

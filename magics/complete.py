@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -35,10 +36,13 @@ __all__ = ["candidates", "matcher"]
 _LINE = re.compile(r"\s*(%{1,2})(\w+)\s")
 
 #: What may follow a word of a value: completion starts anew after these.
-_SEPARATORS = {"ranks": ",-", "backend": ",:", "backend_name": ","}
+_SEPARATORS = {"ranks": ",-", "gpus": ",-", "backend": ",:", "backend_name": ","}
 
 #: What is offered for a dtype; others may be typed.
 DTYPES = ("float32", "float64", "float16", "int32", "int64", "uint8")
+
+#: Where device files are.
+DEV = Path("/dev")
 
 Kinds = dict[str, Callable[[str], Iterable[str]]]
 
@@ -56,6 +60,7 @@ def matcher(shell: InteractiveShell) -> Callable[[CompletionContext], Any]:
         "backend_name": lambda text: _backend_names(),
         "device": lambda text: ["cpu", "cuda"],
         "dtype": lambda text: DTYPES,
+        "gpus": lambda text: _gpus(),
     }
 
     @context_matcher(priority=100, identifier="rankscope")  # type: ignore[untyped-decorator]
@@ -116,9 +121,14 @@ def _flags(command: Command, before: list[str]) -> list[str]:
 def _value(
     option: Option | None, text: str, kinds: Kinds
 ) -> tuple[str, list[str]] | None:
-    if option is None or option.kind is None:
+    if option is None or option.kind == "file":
         return None
-    return _typed(option.kind, text, kinds)
+    found = None if option.kind is None else _typed(option.kind, text, kinds)
+    if found is None or not found[1]:
+        # What is typed already: without any completion IPython would ask the
+        # others, which know magics and files.
+        return text, [text]
+    return found
 
 
 def _typed(kind: str, text: str, kinds: Kinds) -> tuple[str, list[str]] | None:
@@ -151,7 +161,11 @@ def _backends(before: str) -> list[str]:
     names.update((name, one.devices) for name, one in Backend.registry.items())
     if before.endswith(":"):
         device = before[:-1].rpartition(",")[2]
-        return sorted(name for name, devices in names.items() if device in devices)
+        native = sorted(name for name, where in names.items() if device in where)
+        # CUDA arrays can take the detour through host memory.
+        hosts = [name for name, where in names.items() if "cpu" in where]
+        staged = sorted(hosts) if device == "cuda" else []
+        return [*native, *(name for name in staged if name not in native)]
     devices = sorted({device for known in names.values() for device in known})
     parts = [f"{device}:" for device in devices]
     return parts if before else [*parts, *sorted(names)]
@@ -159,6 +173,12 @@ def _backends(before: str) -> list[str]:
 
 def _backend_names() -> list[str]:
     return sorted({*builtin_devices(), *Backend.registry})
+
+
+def _gpus() -> list[str]:
+    """The GPUs of this host, by their device files."""
+    numbers = (path.name.removeprefix("nvidia") for path in DEV.glob("nvidia[0-9]*"))
+    return sorted((one for one in numbers if one.isdecimal()), key=int)
 
 
 def _profiles() -> list[str]:

@@ -34,6 +34,9 @@ from .source import cell_number, numbered
 
 __all__ = ["RankscopeMagics"]
 
+#: Seconds that ranks get to say what they are at; one that is silent is shown so.
+ANSWER = 0.5
+
 
 class RankscopeMagics:
     """``%%distributed`` and the ``%dist_*`` magics: a method for each command."""
@@ -130,7 +133,8 @@ class RankscopeMagics:
         if parse(command, line) is None:
             return
         with told(command):
-            table = StatusTable(require(command).status())
+            # What was published last may be older than what the last cell did.
+            table = StatusTable(require(command).status(fresh=True, timeout=ANSWER))
         self.shell.display_pub.publish(table._repr_mimebundle_())
 
     def dist_board(self, line: str) -> None:
@@ -144,7 +148,7 @@ class RankscopeMagics:
             return
         with told(command):
             model = BoardModel()
-            model.take(cluster.status(), time.monotonic())
+            model.take(cluster.status(fresh=True, timeout=ANSWER), time.monotonic())
             print(board_text(model, shutil.get_terminal_size().columns))
 
     def dist_diagnose(self, line: str) -> None:

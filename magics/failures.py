@@ -48,6 +48,9 @@ _OURS = ("ValueError", "TypeError", "NotImplementedError", "RuntimeError")
 #: Messages of one shared error that are listed before the rest is counted.
 VARIANTS = 8
 
+#: Characters of a message that are told in one line.
+LONGEST = 500
+
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 
@@ -160,19 +163,33 @@ def _impersonal(error: RankError) -> str:
 def _without_our_frames(error: RankError) -> list[str]:
     """The traceback up to the line of the user that called Rankscope.
 
-    What was wrong is said in the message; `CellError.errors` has all frames.
+    And those of its causes. What was wrong is said in the messages;
+    `CellError.errors` has all frames.
     """
     lines = list(error.traceback)
     if not (error.ename.startswith("Dist") or error.ename in _OURS):
         return lines
-    end = len(lines) - 1
-    start = end
-    while start > 0 and _is_ours(lines[start - 1]):
-        start -= 1
-    if start < end:
-        count = end - start
-        lines[start:end] = [f"… {count} frame{'s'[: count > 1]} inside rankscope\n"]
-    return lines
+    kept: list[str] = []
+    ours: list[str] = []
+    for line in lines:
+        if _is_ours(line):
+            ours.append(line)
+            continue
+        # Where they call a frame of the user's again, they are the way to it.
+        kept += ours if _is_frame(line) else _folded(ours)
+        kept.append(line)
+        ours = []
+    return kept + ours
+
+
+def _folded(frames: Sequence[str]) -> list[str]:
+    count = len(frames)
+    return [f"… {count} frame{'s'[: count > 1]} inside rankscope\n"] if count else []
+
+
+def _is_frame(line: str) -> bool:
+    text = plain(line).lstrip()
+    return _FILE.match(text) is not None or _CELL_LINE.match(text) is not None
 
 
 def _is_ours(frame: str) -> bool:
@@ -213,6 +230,7 @@ def summary_of(errors: Iterable[RankError]) -> str:
     return "; ".join(parts)
 
 
-def _one_line(text: str, limit: int = 120) -> str:
+def _one_line(text: str) -> str:
+    """The first line of `text`: whole, as its end is what to do, unless endless."""
     line = plain(text).strip().partition("\n")[0]
-    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"

@@ -11,6 +11,7 @@ import numpy as np
 
 from rankscope.backends import BackendConfig
 from rankscope.backends.benchmark import parse_sizes
+from rankscope.engines.gpus import parse_devices
 from rankscope.engines.launch import launcher_names
 
 from .options import closest
@@ -77,12 +78,7 @@ def device(text: str) -> str:
 
 def gpus(text: str) -> tuple[int, ...]:
     """Return the numbers of CUDA devices, in the order given."""
-    found = [number.strip() for number in text.split(",")]
-    if not all(number.isdecimal() for number in found):
-        raise ValueError("expected numbers of GPUs with commas, such as 0,1")
-    if len(set(found)) < len(found):
-        raise ValueError("expected different GPUs; --share-gpu shares one")
-    return tuple(map(int, found))
+    return parse_devices(text)
 
 
 def seconds(text: str) -> float:
@@ -98,7 +94,11 @@ def seconds(text: str) -> float:
 
 def backend(text: str) -> str:
     """Return `text` if it is a `BackendConfig`; its `ValueError` says what is wrong."""
-    BackendConfig(text)
+    try:
+        BackendConfig(text)
+    except ValueError as error:
+        # What was typed stands before every message here.
+        raise ValueError(str(error).removeprefix(f"backend {text!r}: ")) from None
     return text
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import rankscope as dist
+from rankscope.backends import nccl_seam
 from rankscope.backends.config import BackendConfig
 from rankscope.backends.process_group import ProcessGroup
 from tests.backends.gpu_simulation import DeviceArray, Simulation
@@ -54,12 +55,14 @@ class Ranks:
 
     def start(self, size: int, timeout: float = 30, name: str = "g") -> Ranks:
         path = str(self.folder / f"store-{name}")
+        nccl_seam.load()
         for rank in range(size):
             store = dist.FileStore(path, size)
             self.stores.append(store)
-            pg = ProcessGroup(
-                name, range(size), rank, BackendConfig("cuda:nccl"), store, timeout
-            )
+            with self.simulation.cuda.device(rank):
+                pg = ProcessGroup(
+                    name, range(size), rank, BackendConfig("cuda:nccl"), store, timeout
+                )
             self.ranks.append(Rank(self.simulation, pg))
         self.pool = ThreadPoolExecutor(size)
         return self

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rankscope.backends import benchmark
 from rankscope.backends.bandwidth import payload
 from rankscope.backends.benchmark import (
     BENCHMARKS,
     Measurement,
     check_benchmark,
     parse_sizes,
+    usual_device,
 )
+from rankscope.backends.errors import DistBackendError
 from tests.ranks import Rank, run_ranks
 
 
@@ -69,6 +74,38 @@ def test_sizes_that_make_no_sense(text: str) -> None:
 def test_refused(arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_benchmark(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("devices", "usual"),
+    [(["cuda"], "cuda"), (["cpu"], "cpu"), (["cuda", "cpu"], "cpu")],
+)
+def test_the_device_is_the_backends(devices: list[str], usual: str) -> None:
+    assert usual_device(devices) == usual
+
+
+def test_without_cupy_there_are_no_arrays_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(DistBackendError, match=r"pip install 'rankscope\[cuda13\]'"):
+        benchmark._array_module("cuda")
+
+
+def test_without_a_gpu_there_are_no_arrays_on_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class CUDARuntimeError(RuntimeError):
+        """As cupy's."""
+
+    def get_device() -> int:
+        raise CUDARuntimeError("cudaErrorNoDevice")
+
+    runtime = SimpleNamespace(CUDARuntimeError=CUDARuntimeError, getDevice=get_device)
+    cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    with pytest.raises(DistBackendError, match=r"no GPU here .*NoDevice.*--device cpu"):
+        benchmark._array_module("cuda")
 
 
 def _measure(me: Rank, backend: str, dtype: str) -> list[list[Measurement]]:

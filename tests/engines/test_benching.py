@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from rankscope.engines import BenchRow, Cluster, ClusterError, ExecutionError
+from rankscope.backends import unavailable_reason
+from rankscope.engines import (
+    BenchRow,
+    Cluster,
+    ClusterError,
+    ExecutionError,
+    benching,
+)
 
 WAIT = 60
 
@@ -46,8 +56,59 @@ def test_what_cannot_be_measured_is_refused_before_it_starts(cluster: Cluster) -
         cluster.bench("all_reduce", "big")
     with pytest.raises(ValueError, match="unknown backend 'glo'"):
         cluster.bench("all_reduce", backends=["glo"])
+    with pytest.raises(ValueError, match="unknown backend 'glo'"):
+        cluster.bench("all_reduce", backends=["glo"], device="cpu")
+    with pytest.raises(ValueError, match="expected a name alone, such as 'gloo'"):
+        cluster.bench("all_reduce", backends=["cpu:gloo"])
     with pytest.raises(ClusterError, match="no group called 'nobody'"):
         cluster.bench("all_reduce", group="nobody")
+
+
+@pytest.mark.parametrize(
+    ("names", "device", "measured"),
+    [
+        (["gloo", "nccl"], None, [("cpu:gloo", "cpu"), ("cuda:nccl", "cuda")]),
+        (["gloo"], "cuda", [("cuda:gloo", "cuda")]),
+        ([], None, [("own", "cuda")]),
+        ([], "cpu", [("own", "cpu")]),
+    ],
+)
+def test_each_backend_gets_the_arrays_that_it_is_for(
+    monkeypatch: pytest.MonkeyPatch,
+    names: list[str],
+    device: str | None,
+    measured: list[tuple[str, str]],
+) -> None:
+    seen: list[tuple[str, str]] = []
+    config = SimpleNamespace(device_backend_map={"cuda": "nccl"})
+    own = SimpleNamespace(name="own", ranks=[0, 1], timeout=1.0, config=config)
+
+    def new_group(ranks: object, timeout: object, config: str, **rest: object) -> Any:
+        return SimpleNamespace(name=config)
+
+    def measure(group: Any, device: str, **wanted: object) -> list[Any]:
+        seen.append((group.name, device))
+        return []
+
+    monkeypatch.setattr(benching, "resolve_group", lambda group, op: own)
+    monkeypatch.setattr(benching, "new_group", new_group)
+    monkeypatch.setattr(benching, "destroy_process_group", lambda group: None)
+    monkeypatch.setattr(benching, "why_refused", lambda device, name: None)
+    monkeypatch.setattr(benching, "benchmark", measure)
+    benching.measure_on_rank({"backends": names, "device": device})
+    assert seen == measured
+
+
+@pytest.mark.skipif(unavailable_reason("nccl") is None, reason="NCCL can be used")
+def test_nccl_is_measured_on_the_gpu_or_says_what_it_needs(cluster: Cluster) -> None:
+    reason = unavailable_reason("nccl")
+    bench = cluster.bench("all_reduce", [1024], backends=["gloo", "nccl"], iterations=1)
+    with pytest.raises(ExecutionError) as caught:
+        bench.result(WAIT)
+    assert {one.evalue for one in caught.value.errors.values()} == {reason}
+    # Each with the arrays it is for.
+    assert [row.backend for row in bench.rows] == ["gloo"]
+    assert list(cluster.status(fresh=True).groups) == ["default"]
 
 
 def test_a_backend_that_is_not_there_fails_on_every_rank(cluster: Cluster) -> None:

@@ -6,13 +6,25 @@ engine; each rank is then a group of its own.
 
 from __future__ import annotations
 
+import re
+import threading
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rankscope.engines import Cluster, ClusterError
-from rankscope.engines.gpus import Gpus, choose_device, must_share
+from rankscope.backends import is_gloo_available, plugins, unavailable_reason
+from rankscope.engines import (
+    Cluster,
+    ClusterError,
+    ExecutionError,
+    availability,
+    gpus,
+)
+from rankscope.engines.availability import why_refused
+from rankscope.engines.gpus import Gpus, choose_device, must_share, parse_devices
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +53,7 @@ print('what comes after')
 
 @pytest.fixture(scope="module")
 def simulated(_module_leaves_nothing: None) -> Iterator[Cluster]:
-    with Cluster.start(2) as cluster:
+    with Cluster.start(2, backend="cuda:nccl") as cluster:
         assert not cluster.execute(SIMULATED).result(60).errors
         yield cluster
 
@@ -121,8 +133,8 @@ def env(local_rank: int, local_size: int, gpus: Gpus) -> dict[str, str]:
 def test_ranks_take_devices_in_turn(
     devices: tuple[int, ...], count: int, expected: list[int | None]
 ) -> None:
-    gpus = Gpus(devices)
-    assert [choose_device(env(r, 4, gpus), count) for r in range(4)] == expected
+    asked = Gpus(devices)
+    assert [choose_device(env(r, 4, asked), count) for r in range(4)] == expected
 
 
 def test_ranks_that_have_to_share_are_found() -> None:
@@ -134,16 +146,148 @@ def test_ranks_that_have_to_share_are_found() -> None:
 
 
 def test_a_device_that_is_not_there() -> None:
-    with pytest.raises(ValueError, match=r"rank 4: --devices 0,7: device 7 is not"):
+    message = "^--devices 0,7: device 7 is not there, its host has devices 0 to 1$"
+    with pytest.raises(ClusterError, match=message):
         choose_device(env(0, 2, Gpus((0, 7))), 2)
+
+
+def test_where_there_is_no_gpu_it_is_said_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "unavailable_reason", lambda name: f"no {name}: get it")
+    with pytest.raises(ClusterError, match="has no GPU that can be used: no nccl: get"):
+        choose_device(env(0, 2, Gpus((0,))), 0)
+    monkeypatch.setattr(gpus, "unavailable_reason", lambda name: None)
+    with pytest.raises(ClusterError, match="has no GPU that can be used$"):
+        choose_device(env(0, 2, Gpus((0,))), 0)
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"),
+    [
+        ((), ()),
+        ([], ()),
+        (3, (3,)),
+        ([2, 0], (2, 0)),
+        (range(3), (0, 1, 2)),
+        ("2,0", (2, 0)),
+        ("4,0-2", (4, 0, 1, 2)),
+    ],
+)
+def test_devices_are_read(devices: Any, expected: tuple[int, ...]) -> None:
+    assert parse_devices(devices) == expected
+
+
+BAD_DEVICES: list[tuple[Any, str]] = [
+    ([-1], "'-1' is not a GPU; write GPUs like 0 or 0,2-3"),
+    ("x", "'x' is not a GPU"),
+    ("", "an empty part is not a GPU"),
+    ([0.5], "'0.5' is not a GPU"),
+    ([True], "'True' is not a GPU"),
+    (None, "'None' is not a GPU"),
+    ([0, 0], "GPU 0 is given twice: name it once"),
+    ("0-2,1", "GPU 1 is given twice"),
+    ("2-0", "the run 2-0 is empty; write 0-2"),
+    ("0-99999999999999999999", "no host has a GPU 99999999999999999999"),
+]
+
+
+@pytest.mark.parametrize(("devices", "message"), BAD_DEVICES)
+def test_what_is_no_device_is_named(devices: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parse_devices(devices)
+
+
+@pytest.mark.parametrize(("devices", "message"), BAD_DEVICES)
+def test_a_cluster_refuses_them_before_it_starts(devices: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"devices={devices!r}: {message}")):
+        Cluster.start(1, devices=devices)
+
+
+def test_a_variable_that_makes_no_sense_is_named() -> None:
+    wrong = {"RANK": "0", "LOCAL_RANK": "0", "RANKSCOPE_DEVICES": "0,x"}
+    message = "the variable RANKSCOPE_DEVICES='0,x': 'x' is not a GPU; write GPUs like"
+    with pytest.raises(ClusterError, match=re.escape(message)):
+        choose_device(wrong, 2)
+
+
+@pytest.mark.parametrize("said", ["", "0", "false", "No", " off "])
+def test_sharing_is_not_meant_by_a_no(said: str) -> None:
+    assert must_share({**env(0, 2, Gpus()), "RANKSCOPE_SHARE_GPU": said}, 1)
+    assert not must_share({**env(0, 2, Gpus()), "RANKSCOPE_SHARE_GPU": "yes"}, 1)
+
+
+# -- which backends --------------------------------------------------------------
+
+
+def test_what_was_not_named_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(availability, "why_refused", lambda device, name: "no")
+    assert availability.refused(None) == []
+    assert availability.refused("cpu:gloo,cuda:nccl") == [
+        ("cpu", "gloo", "no"),
+        ("cuda", "nccl", "no"),
+    ]
+
+
+def test_cupy_is_left_alone_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(device: str, name: str) -> str:
+        raise AssertionError("it would import cupy")
+
+    monkeypatch.setattr(availability, "find_spec", lambda module: module)
+    monkeypatch.setattr(availability, "has_driver", lambda: False)
+    monkeypatch.setattr(availability, "why_refused", load)
+    ((device, name, why),) = availability.refused("nccl")
+    assert (device, name) == ("cuda", "nccl")
+    assert "no driver of a GPU" in why
+
+
+def test_a_package_is_not_imported_to_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "declared", lambda: {"ucc": []})
+    assert why_refused("cuda", "ucc") is not None
+    assert availability.refused("cuda:ucc") == []
+
+
+def test_an_answer_that_takes_long_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(availability, "PATIENCE", 0.01)
+    monkeypatch.setattr(availability, "_look", lambda named: over.wait(10) and [])
+    assert availability.refused("cpu:gloo") == []
+    over.set()
+
+
+@pytest.mark.skipif(find_spec("cupy") is not None, reason="cupy is installed")
+def test_why_a_backend_is_refused() -> None:
+    assert "pip install 'rankscope[cuda13]'" in str(why_refused("cuda", "nccl"))
+    staged = "gloo" if is_gloo_available() else "mpi"
+    assert "pip install 'rankscope[cuda13]'" in str(why_refused("cuda", staged))
+    assert why_refused("cpu", staged) is None
+
+
+@pytest.mark.skipif(unavailable_reason("nccl") is None, reason="NCCL can be used")
+def test_a_backend_that_was_named_and_cannot_be_used(simulated: Cluster) -> None:
+    reason = unavailable_reason("nccl")
+    assert simulated.advice == (
+        f"nccl cannot be used on ranks 0, 1: {reason}; cuda arrays will be refused"
+    )
+    # Arrays of the GPU are what it would be measured with.
+    bench = simulated.bench("all_reduce", [1024])
+    with pytest.raises(ExecutionError, match=re.escape(str(reason))) as caught:
+        bench.result(20)
+    assert {one.evalue for one in caught.value.errors.values()} == {reason}
+    bench = simulated.bench("all_reduce", [1024], device="cpu")
+    with pytest.raises(ExecutionError, match="has no backend for device 'cpu', it is"):
+        bench.result(20)
 
 
 def test_sharing_tells_nccl_that_the_hosts_differ() -> None:
     one, two = (Gpus(share=True).environment(rank) for rank in (0, 1))
     assert one["NCCL_HOSTID"] != two["NCCL_HOSTID"]
     assert one["NCCL_SOCKET_IFNAME"] == "lo"
+    assert one["NCCL_MNNVL_ENABLE"] == "0"
 
 
 def test_devices_that_no_host_has_end_the_start() -> None:
-    with pytest.raises(ClusterError, match="--devices 63: device 63 is not there"):
+    # One sentence, without the names of requests and of types.
+    message = "^rank 0: --devices 63: device 63 is not there, its host has"
+    with pytest.raises(ClusterError, match=message):
         Cluster.start(1, devices=[63])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from IPython.core.completer import provisionalcompleter
@@ -17,6 +18,7 @@ KINDS: complete.Kinds = {
     "backend": complete._backends,
     "launcher": lambda before: ["local", "mpi", "slurm"],
     "variable": lambda before: ["weights", "x"],
+    "gpus": lambda before: ["0", "1"],
 }
 
 
@@ -37,6 +39,8 @@ KINDS: complete.Kinds = {
         ("%dist_init --backend ", "", ["cpu:", "gloo"]),
         ("%dist_init --backend cpu:", "", ["gloo", "mpi"]),
         ("%dist_init --backend cpu:gloo,", "", ["cuda:"]),
+        ("%dist_init --devices ", "", ["0", "1"]),
+        ("%dist_init --devices 0-", "", ["1"]),
         ("%dist_init -n 4 --ke", "--ke", ["--keep"]),
         ("%dist_push we", "we", ["weights"]),
         ("  %dist_push -", "-", ["-r"]),
@@ -69,8 +73,43 @@ def test_the_body_of_a_cell_is_left_to_others() -> None:
     assert candidates("%%distributed -", 1, KINDS) is None
 
 
-def test_a_free_value_is_left_to_others() -> None:
+def test_a_file_is_left_to_others() -> None:
     assert candidates("%dist_init --connection-file ./", 0, KINDS) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("%dist_init -n ", ""),
+        ("%dist_init --timeout 3", "3"),
+        ("%dist_init --timeout=3", "3"),
+        ("%dist_init --engines zzz", "zzz"),
+    ],
+)
+def test_a_value_that_is_not_known_stays_as_it_is(line: str, word: str) -> None:
+    # Anything less, and IPython would offer magics and files.
+    assert candidates(line, 0, KINDS) == (word, [word])
+
+
+def test_what_is_staged_for_cuda_comes_after_what_is_made_for_it() -> None:
+    found = candidates("%dist_init --backend cpu:gloo,cuda:", 0, KINDS)
+    assert found is not None
+    assert found[1][0] == "nccl"
+    assert {"gloo", "mpi"} <= set(found[1])
+    assert len(found[1]) == len(set(found[1]))
+    found = candidates("%dist_init --backend cpu:", 0, KINDS)
+    assert found is not None
+    assert "nccl" not in found[1]
+
+
+def test_gpus_are_known_by_their_device_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(complete, "DEV", tmp_path)
+    assert complete._gpus() == []
+    for name in ("nvidia10", "nvidia2", "nvidia0", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert complete._gpus() == ["0", "2", "10"]
 
 
 # -- through IPython -------------------------------------------------------------
@@ -91,6 +130,8 @@ def shell(ipython: InteractiveShell) -> Iterator[InteractiveShell]:
         ("%dist_init -n 2 --engines slu", ["slurm"]),
         ("%dist_init --backend cpu:gl", ["gloo"]),
         ("%dist_push my_", ["my_array"]),
+        # Neither magics nor files.
+        ("%dist_init -n 2 --timeout ", [""]),
     ],
 )
 @pytest.mark.filterwarnings("ignore:`Completer.complete`")

@@ -91,6 +91,27 @@ def test_frames_inside_rankscope_are_left_out_below_the_users_line() -> None:
     assert "ValueError: bad" in text
 
 
+def test_frames_inside_rankscope_are_left_out_of_a_cause() -> None:
+    path = os.path.join(backends.__path__[0], "staging.py")
+    ours = f"File {path}:54, in staging_for(…)\n"
+    direct = "\nThe above exception was the direct cause of the following exception:\n"
+    cause = ("ModuleNotFoundError  Traceback\n", ours, "ModuleNotFoundError: no cupy")
+    main = (*TRACE, ours, ours, "DistBackendError: no cupy")
+    failure = RankError(0, "DistBackendError", "no cupy", (*cause, direct, *main))
+    text = plain(report([failure]))
+    assert "staging_for" not in text
+    assert text.index("… 1 frame inside") < text.index("direct cause")
+    assert text.index("direct cause") < text.index("… 2 frames inside rankscope")
+
+
+def test_frames_inside_rankscope_that_call_the_user_are_shown() -> None:
+    path = os.path.join(backends.__path__[0], "backend.py")
+    ours = f"File {path}:54, in build(…)\n"
+    mine = "Cell In[7], line 9, in create(…)\n"
+    failure = RankError(0, "ValueError", "bad", (*TRACE, ours, mine, "ValueError: bad"))
+    assert "build" in report([failure])
+
+
 def test_frames_of_others_and_of_our_own_mistakes_are_shown() -> None:
     frame = "File /home/me/model.py:80, in forward(…)\n"
     foreign = RankError(0, "ValueError", "bad", (*TRACE, frame, "ValueError: bad"))
@@ -137,8 +158,10 @@ def test_a_failed_cell_is_told_in_one_line(errors: list[RankError], line: str) -
     assert summary_of(errors) == line
 
 
-def test_a_long_message_is_cut() -> None:
-    assert len(summary_of([error(0, evalue="x" * 1000)])) < 200
+def test_an_endless_message_is_cut_and_no_command_in_another() -> None:
+    assert len(summary_of([error(0, evalue="x" * 1000)])) < 600
+    remedy = f"{'a long story, ' * 20}: pip install 'rankscope[cuda13]'"
+    assert remedy in summary_of([error(0, evalue=remedy)])
 
 
 def test_released_ranks_are_one_line() -> None:

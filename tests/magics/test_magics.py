@@ -16,6 +16,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
+from rankscope.backends import unavailable_reason
 from rankscope.engines import Cluster
 from rankscope.magics import (
     BackgroundCell,
@@ -397,6 +398,14 @@ def test_a_benchmark_that_fails_says_so_in_one_line(notebook: Notebook) -> None:
     assert notebook("%%distributed", "dist.barrier()").error is None
 
 
+@pytest.mark.skipif(unavailable_reason("nccl") is None, reason="NCCL can be used")
+def test_a_benchmark_of_nccl_says_what_it_needs(notebook: Notebook) -> None:
+    reason = unavailable_reason("nccl")
+    for options in ("--backend nccl", "--backend nccl --device cuda"):
+        seen = notebook(f"%dist_bench --sizes 1K {options}")
+        assert str(seen.error) == f"ranks 0–3: DistBackendError: {reason}"
+
+
 def test_a_benchmark_that_makes_no_sense_is_refused(notebook: Notebook) -> None:
     assert "expected FIRST:LAST" in notebook.refused("%dist_bench --sizes 4M:1K")
     assert "expected a dtype" in notebook.refused("%dist_bench --dtype flot")
@@ -441,6 +450,19 @@ def test_the_status_is_a_table(notebook: Notebook, cluster: Cluster) -> None:
         assert str(pid) in shown.data["text/plain"]
         assert str(pid) in shown.data["text/html"]
     assert "all_reduce" in shown.data["text/plain"]
+
+
+def test_the_status_is_that_of_now(notebook: Notebook, cluster: Cluster) -> None:
+    seats = cluster._roster.seats
+    before = [dict(seat.summary) for seat in seats]
+    notebook("%%distributed", "dist.barrier()")
+    # As if nothing had been published since.
+    for seat, summary in zip(seats, before, strict=True):
+        seat.summary = summary
+    (shown,) = notebook("%dist_status").displays
+    groups = [one.groups[0] for one in cluster.glance().ranks]
+    assert {one.completed and one.completed.op for one in groups} == {"barrier"}
+    assert shown.data["text/plain"].count(f"#{groups[0].issued} barrier") >= 4
 
 
 # -- bad input -----------------------------------------------------------------------

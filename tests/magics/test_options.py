@@ -30,6 +30,7 @@ def refused(name: str, line: str) -> str:
         ("-n 2 --engines slurm", {"engines": "slurm"}),
         ("-n 2 --engines my.own.Launcher", {"engines": "my.own.Launcher"}),
         ("-n 2 --timeout 0.5", {"timeout": 0.5}),
+        ("-n 2 --devices 0,2-3", {"devices": (0, 2, 3)}),
         ("--cluster-id 'with blank'", {"cluster_id": "with blank", "n": None}),
     ],
 )
@@ -70,6 +71,10 @@ def test_a_cell_line_is_read() -> None:
         ("dist_init", "4", "unexpected argument '4'"),
         ("dist_init", "-n 2 --backend glue", "unknown backend 'glue'"),
         ("dist_init", "-n 2 --backend cpu:gloo,cpu:mpi", "'cpu' is given twice"),
+        ("dist_init", "-n 2 --backend ncll", "--backend ncll: unknown backend 'ncll'"),
+        ("dist_init", "-n 2 --devices 0,x", "--devices 0,x: 'x' is not a GPU"),
+        ("dist_init", "-n 2 --devices 0,0", "GPU 0 is given twice"),
+        ("dist_init", "-n 2 --devices 1-0", "the run 1-0 is empty; write 0-1"),
         ("dist_init", "-n 2 --backend cpu:", "bad part 'cpu:'"),
         ("dist_init", "-n 2 --backend cpu:gloo,", "bad part ''"),
         ("dist_init", "-n 2 --bakend gloo", "unknown option --bakend; did you mean "
@@ -107,6 +112,12 @@ def test_help_has_usage_example_and_python_twin(name: str, flag: str) -> None:
     assert "in Python: cluster" in text or "rankscope.Cluster" in text
     for option in command.options:
         assert ", ".join(option.flags) in text
+
+
+def test_the_help_of_a_benchmark_tells_of_gpus() -> None:
+    text = COMMANDS["dist_bench"].help()
+    assert "--device cuda" in text
+    assert "default: cpu, cuda for --backend nccl" in text
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

@@ -34,7 +34,7 @@ def test_ranks_are_read(text: str, expected: list[int]) -> None:
         ("0-9", "there is no rank 9"),
         ("0-99999999999", "there is no rank 99999999999"),
         ("3-1", "the run 3-1 is empty; write 1-3"),
-        ("x", "'x' is not a rank"),
+        ("x", "'x' is not a rank; write ranks like 0 or 0,2-3, or all"),
         ("-1", "'-1' is not a rank"),
         ("", "an empty part is not a rank"),
         ("0,,1", "an empty part is not a rank"),

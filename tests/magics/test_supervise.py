@@ -151,12 +151,12 @@ def test_a_rebuild_that_fails_is_told_of() -> None:
     supervisor.tick({2: failed(2)})
     finish(supervisor)
     assert supervisor.restore(False) == (
-        "rebuilding group 'default': rebuild: rank 1: no answer"
+        "rebuilding group 'default': rank 1: no answer"
     )
 
 
 def _refuse_rebuild(name: str) -> None:
-    raise ClusterError("rebuild: rank 1: no answer")
+    raise ClusterError("rank 1: no answer")
 
 
 def test_a_group_that_others_aborted_is_left_for_a_person_to_look_at() -> None:
@@ -223,14 +223,14 @@ def test_ranks_that_do_not_answer_an_abort_are_told_of() -> None:
     told, supervisor, lines = supervised(STUCK)
     told.abort = _refuse  # type: ignore[method-assign]
     supervisor.tick({2: failed(2)})
-    assert lines.said[0] == "aborting group 'default': abort: rank 1: no answer"
+    assert lines.said[0] == "aborting group 'default': rank 1: no answer"
     supervisor.stop("deadline")
     assert len(lines.said) == 2
     assert supervisor.restore(True) == "group 'default' aborted"
 
 
 def _refuse(name: str, reason: str) -> None:
-    raise ClusterError("abort: rank 1: no answer")
+    raise ClusterError("rank 1: no answer")
 
 
 # -- the wait --------------------------------------------------------------------

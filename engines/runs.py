@@ -1,0 +1,32 @@
+"""Runs of numbers as a person types them: ``0,2-3``, ranks or GPUs."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["parse_runs"]
+
+_PART = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+
+
+def parse_runs(text: str, what: str, besides: str = "") -> list[range]:
+    """Return the runs that `text` names, in its order.
+
+    They are ranges, so that 0-999999999 is not spelled out. `what` is a number
+    of it in words, such as ``"rank"``; `besides` ends the message with what
+    else may be written. Raises `ValueError`, naming the offending part.
+    """
+    runs = []
+    for raw in text.split(","):
+        part = raw.strip()
+        match = _PART.fullmatch(part)
+        if match is None:
+            wrong = repr(part) if part else "an empty part"
+            raise ValueError(
+                f"{wrong} is not a {what}; write {what}s like 0 or 0,2-3{besides}"
+            )
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise ValueError(f"the run {part} is empty; write {last}-{first}")
+        runs.append(range(first, last + 1))
+    return runs

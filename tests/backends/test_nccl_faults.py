@@ -1,0 +1,497 @@
+"""What goes wrong around NCCL: interrupts, callbacks, stuck calls, ranks that idle.
+
+Over a simulated GPU, as in `test_nccl`.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rankscope as dist
+from rankscope.backends import own_device
+from rankscope.backends.nccl_progress import progress
+from rankscope.backends.work import WorkState
+from tests.backends.gpu_ranks import Rank, Ranks
+from tests.backends.gpu_simulation import Simulation
+from tests.waiting import until
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def queue_of(rank: Rank) -> Any:
+    return next(iter(rank.pg._backends["cuda"]._queues.values()))  # type: ignore[attr-defined]
+
+
+def issued(simulation: Simulation, rank: int) -> int:
+    return sum(call == ("all_reduce", rank) for call in simulation.calls)
+
+
+# -- ranks that have nothing to do -----------------------------------------------
+
+
+def test_a_message_between_two_of_three_ranks_can_come_first(ranks: Ranks) -> None:
+    ranks.start(3)
+
+    def body(r: Rank) -> float:
+        x = r.array([1.0 + r.rank])
+        if r.rank == 0:
+            dist.send(x, 1, group=r.pg)
+        elif r.rank == 1:
+            dist.recv(x, 0, group=r.pg)
+        r.synchronize()
+        return float(x[0])
+
+    assert ranks(body) == [1.0, 1.0, 3.0]
+
+
+def test_a_rank_with_nothing_to_move_can_come_first(ranks: Ranks) -> None:
+    ranks.start(3)
+
+    def body(r: Rank) -> list[float]:
+        # Rank 2 neither gives nor gets.
+        sizes = [[1, 1, 0], [1, 1, 0], [0, 0, 0]][r.rank]
+        count = sum(sizes)
+        source, target = r.array([r.rank] * count, "f4"), r.array([9] * count, "f4")
+        dist.all_to_all_single(target, source, sizes, sizes, group=r.pg)
+        r.synchronize()
+        return list(target)
+
+    assert ranks(body) == [[0.0, 1.0], [0.0, 1.0], []]
+
+
+def test_the_device_that_was_foreseen_has_to_be_right(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_device, "_index", 5)
+    ranks.start(1)
+    (r,) = ranks.ranks
+    r.pg.connect(5)
+    with pytest.raises(ValueError, match=r"lie on device 0, .* is on device 5; say"):
+        dist.all_reduce(r.array([1.0]), group=r.pg)
+    dist.all_reduce(r.simulation.array([1.0], 5), group=r.pg)
+
+
+def test_device_id_connects_at_once(simulation: Simulation, tmp_path: Path) -> None:
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    with pytest.raises(ValueError, match="is a CUDA device, the group has cpu:"):
+        dist.init_process_group(
+            "cpu:gloo", store=store, rank=0, world_size=1, device_id=0
+        )
+    with pytest.raises(TypeError, match="expected the number of a CUDA device"):
+        dist.init_process_group(
+            "cuda:nccl", store=store, rank=0, world_size=1, device_id="0"
+        )
+    dist.init_process_group("cuda:nccl", store=store, rank=0, world_size=1, device_id=3)
+    try:
+        until(lambda: ("init", 0) in simulation.calls)
+        dist.barrier()
+        other = dist.new_group(device_id=4)
+        dist.barrier(group=other)
+        assert isinstance(other, dist.ProcessGroup)
+        assert other.summary()["devices"]["cuda"] == "nccl (device 4: running)"
+    finally:
+        dist.destroy_process_group()
+        own_device.set_own_device(None)
+        store.close()
+
+
+def test_a_barrier_can_name_its_device(ranks: Ranks) -> None:
+    ranks.start(2)
+    ranks(lambda r: dist.barrier(group=r.pg, device_ids=[r.rank + 6]))
+    for r in ranks.ranks:
+        said = r.pg.summary()["devices"]["cuda"]
+        assert said == f"nccl (device {r.rank + 6}: running)"
+
+
+# -- one order on a device ---------------------------------------------------------
+
+
+def test_groups_of_one_device_keep_the_order_of_issue(
+    ranks: Ranks, simulation: Simulation, tmp_path: Path
+) -> None:
+    ranks.start(2, name="a")
+    others = Ranks(simulation, tmp_path).start(2, name="b")
+    others(lambda r: dist.barrier(group=r.pg))
+    given: dict[int, list[int]] = {0: [], 1: []}
+    all_reduce = simulation.nccl.all_reduce
+
+    def noting(source, target, count, dtype, op, comm, stream):  # type: ignore[no-untyped-def]
+        given[comm.rank].append(count)
+        all_reduce(source, target, count, dtype, op, comm, stream)
+
+    simulation.nccl.all_reduce = noting  # type: ignore[method-assign]
+    both_issued = threading.Event()
+
+    def body(r: Rank) -> None:
+        if r.rank == 1:
+            # On rank 0 the communicator of the first op is not there until then.
+            assert both_issued.wait(20)
+        other = others.ranks[r.rank]
+        first = dist.all_reduce(r.array(np.ones(7)), group=r.pg, async_op=True)
+        second = dist.all_reduce(r.array(np.ones(9)), group=other.pg, async_op=True)
+        both_issued.set()
+        first.synchronize()
+        second.synchronize()
+
+    ranks(body)
+    assert given == {0: [7, 9], 1: [7, 9]}
+    others.close()
+
+
+# -- interrupts ----------------------------------------------------------------------
+
+INTERRUPTED = """
+import os, random, signal, sys, threading, time
+import rankscope as dist
+from rankscope.backends import nccl_seam
+from rankscope.backends.config import BackendConfig
+from rankscope.backends.process_group import ProcessGroup
+from tests.backends.gpu_simulation import Simulation
+from tests.waiting import until
+
+simulation = Simulation()
+nccl_seam.use(lambda: simulation.seam)
+store = dist.FileStore(sys.argv[1], 1)
+pg = ProcessGroup("g", [0], 0, BackendConfig("cuda:nccl"), store, 60)
+x = simulation.array([1.0], 0)
+dist.barrier(group=pg)
+given = lambda: sum(name == "all_reduce" for name, _ in simulation.calls)
+generator, stop = random.Random(3), threading.Event()
+
+def interrupt():
+    while not stop.wait(generator.uniform(0.001, 0.008)):
+        os.kill(os.getpid(), signal.SIGINT)
+
+caught = 0
+thread = threading.Thread(target=interrupt)
+deadline = time.monotonic() + 60
+before, numbered = given(), pg.status.collective_seq
+thread.start()
+while caught < 150 and time.monotonic() < deadline:
+    try:
+        while True:
+            dist.all_reduce(x, group=pg)
+    except KeyboardInterrupt:
+        caught += 1
+stop.set()
+while thread.is_alive():
+    try:
+        thread.join()
+    except KeyboardInterrupt:
+        pass
+until(lambda: not pg.busy, 20)
+# What was numbered may not have been given, if it was interrupted in between.
+assert given() - before <= pg.status.collective_seq - numbered, "given twice"
+queue = next(iter(pg._backends["cuda"]._queues.values()))
+assert queue.lane.lock.acquire(timeout=5), "a lock is lost"
+queue.lane.lock.release()
+dist.all_reduce(x, group=pg, async_op=True).synchronize()
+assert pg.aborted is None
+print("caught", caught)
+os._exit(0)
+"""
+
+
+def test_interrupts_leave_ops_and_locks_in_order(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, str(tmp_path / "store")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[-1]) > 20
+
+
+def test_an_interrupt_that_comes_in_a_call_is_put_off(
+    ranks: Ranks, simulation: Simulation
+) -> None:
+    ranks.start(1)
+    (r,) = ranks.ranks
+    dist.barrier(group=r.pg)
+    all_reduce, before = simulation.nccl.all_reduce, signal.getsignal(signal.SIGINT)
+
+    def interrupted(*arguments: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        all_reduce(*arguments)
+
+    simulation.nccl.all_reduce = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        dist.all_reduce(r.array([1.0]), group=r.pg)
+    assert signal.getsignal(signal.SIGINT) is before
+    simulation.nccl.all_reduce = all_reduce  # type: ignore[method-assign]
+    dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True).synchronize()
+    assert issued(simulation, 0) == 3  # the barrier is one, too
+
+
+# -- callbacks -----------------------------------------------------------------------
+
+
+def test_a_callback_may_issue_ops(ranks: Ranks) -> None:
+    ranks.start(1)
+    (r,) = ranks.ranks
+    followed: list[dist.Work] = []
+
+    def follow(work: dist.Work) -> None:
+        more = dist.all_reduce(r.array([2.0]), group=r.pg, async_op=True)
+        assert more is not None
+        followed.append(more)
+
+    def body(r: Rank) -> None:
+        for _ in range(300):
+            work = dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True)
+            assert work is not None
+            work.add_done_callback(follow)
+
+    ranks(body)
+    until(lambda: len(followed) == 300 and all(w.is_success() for w in followed))
+
+
+def test_a_callback_that_raises_ends_nothing_else(
+    ranks: Ranks, simulation: Simulation, caplog: pytest.LogCaptureFixture
+) -> None:
+    ranks.start(1, timeout=1)
+    (r,) = ranks.ranks
+    dist.barrier(group=r.pg)
+    work = dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True)
+    assert work is not None
+    work.add_done_callback(lambda _: {"a": 1}["route"])
+    until(work.is_success)
+    until(lambda: "KeyError: 'route'" in caplog.text)
+    # Progress and watchdog live on.
+    simulation.hangs.add(0)
+    work = dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True)
+    assert work is not None
+    until(lambda: work.state is WorkState.TIMED_OUT)
+
+
+# -- deadlines -------------------------------------------------------------------------
+
+
+def test_a_call_that_is_stuck_is_timed_out(
+    ranks: Ranks, simulation: Simulation
+) -> None:
+    ranks.start(2, timeout=1)
+    ranks(lambda r: dist.barrier(group=r.pg))
+    stuck = simulation.calls_stuck[0] = threading.Event()
+    pg = ranks.ranks[0].pg
+    future = ranks.futures(
+        lambda r: r.rank == 0 and dist.all_reduce(r.array([1.0]), group=r.pg)
+    )[0]
+    until(lambda: pg.aborted is not None)
+    assert "all_reduce #2 of group 'g' on rank 0" in str(pg.aborted)
+    assert "a call of its library is stuck" in str(pg.aborted)
+    stuck.set()
+    with pytest.raises(dist.DistAbortedError, match="is stuck"):
+        future.result(20)
+
+
+def test_a_device_that_does_not_answer_is_timed_out(
+    ranks: Ranks, simulation: Simulation
+) -> None:
+    ranks.start(1, timeout=1)
+    (r,) = ranks.ranks
+    dist.barrier(group=r.pg)
+    answers, reached = threading.Event(), simulation.cuda.reached
+    simulation.hangs.add(0)
+    work = dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True)
+    assert work is not None
+
+    def silent(event: Any) -> bool:
+        answers.wait(60)
+        return reached(event)
+
+    simulation.cuda.reached = silent  # type: ignore[method-assign]
+    until(lambda: work.state is WorkState.TIMED_OUT)
+    answers.set()
+
+
+def test_a_communicator_that_stays_busy_is_timed_out(
+    ranks: Ranks, simulation: Simulation
+) -> None:
+    ranks.start(1, timeout=1)
+    (r,) = ranks.ranks
+    dist.barrier(group=r.pg)
+    simulation.in_progress.add(0)
+    work = dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True)
+    assert work is not None
+    with pytest.raises(dist.DistTimeoutError, match="all_reduce #2"):
+        work.synchronize()
+    simulation.in_progress.clear()
+
+
+def test_a_store_that_does_not_answer_holds_up_no_timeout(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks.start(2, timeout=1)
+    answers, check = threading.Event(), dist.FileStore.check
+
+    def slow(self: dist.FileStore, keys: Any) -> bool:
+        if any("came/" in key for key in keys):
+            answers.wait(60)
+        return check(self, keys)
+
+    monkeypatch.setattr(dist.FileStore, "check", slow)
+    began = time.monotonic()
+    with pytest.raises(dist.DistError, match="is not known after 1 s"):
+        dist.all_reduce(ranks.ranks[0].array([1.0]), group=ranks.ranks[0].pg)
+    assert time.monotonic() - began < 20
+    answers.set()
+
+
+@pytest.mark.parametrize("beside", [0.0, 0.02])
+def test_a_timeout_is_told_to_every_waiter(
+    ranks: Ranks, simulation: Simulation, beside: float
+) -> None:
+    """Also to one that looks while the abort is on its way to the device."""
+    ranks.start(1, timeout=0.3)
+    (r,) = ranks.ranks
+    dist.barrier(group=r.pg)
+    backend = r.pg._backends["cuda"]
+    abort = backend.abort
+
+    def late(reason: str) -> None:
+        time.sleep(beside)
+        abort(reason)
+
+    backend.abort = late  # type: ignore[method-assign]
+    simulation.in_progress.add(0)
+    works = [
+        dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True) for _ in range(4)
+    ]
+    told = []
+
+    def wait(work: Any) -> None:
+        try:
+            work.wait()
+        except dist.DistError as error:
+            told.append(error)
+
+    threads = [threading.Thread(target=wait, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    simulation.in_progress.clear()
+    assert len(told) == 4
+
+
+# -- what an abort meets half-way ----------------------------------------------------
+
+
+def test_an_abort_in_the_middle_of_an_issue_leaves_nothing(
+    ranks: Ranks, simulation: Simulation
+) -> None:
+    ranks.start(1)
+    (r,) = ranks.ranks
+    dist.barrier(group=r.pg)
+    queue, record = queue_of(r), simulation.cuda.record
+    in_record, go_on = threading.Event(), threading.Event()
+
+    def slow(event: Any, stream: int) -> None:
+        record(event, stream)
+        if not in_record.is_set():
+            in_record.set()
+            assert go_on.wait(20)
+
+    simulation.cuda.record = slow  # type: ignore[method-assign]
+    (future,) = ranks.futures(lambda r: dist.all_reduce(r.array([1.0]), group=r.pg))
+    assert in_record.wait(20)
+    r.pg.abort("now")
+    go_on.set()
+    with pytest.raises(dist.DistAbortedError, match="now"):
+        future.result(20)
+    until(lambda: all(event.freed for event in simulation.events))
+    assert not queue.busy
+    until(lambda: progress._thread is None)
+
+
+def test_an_op_after_the_abort_makes_no_communicator(
+    ranks: Ranks, simulation: Simulation
+) -> None:
+    ranks.start(1)
+    (r,) = ranks.ranks
+    backend = r.pg._backend_for("cuda", dist.OpType.ALL_REDUCE)
+    backend.abort("over")
+    with pytest.raises(dist.DistBackendError, match="was aborted or destroyed"):
+        backend.all_reduce(r.array([1.0]), dist.ReduceOp.SUM)
+    assert ("init", 0) not in simulation.calls
+
+
+def test_an_op_that_the_device_refuses_is_over(
+    ranks: Ranks, simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks.start(2)
+    ranks(lambda r: dist.barrier(group=r.pg))
+    r = ranks.ranks[0]
+    record = simulation.cuda.record
+
+    def refuse(event: Any, stream: int) -> None:
+        raise dist.DistBackendError("CUDA reports: out of memory")
+
+    monkeypatch.setattr(simulation.cuda, "record", refuse)
+    x, y = r.array([1.0]), r.array([2.0])
+    with pytest.raises(dist.DistError, match=r"all_reduce #2 .* out of memory"):
+        dist.all_reduce(x, group=r.pg)
+    ops = [
+        dist.P2POp(dist.isend, x, 1, group=r.pg),
+        dist.P2POp(dist.irecv, y, 1, group=r.pg),
+    ]
+    with pytest.raises(dist.DistError, match=r"send #1 .* out of memory"):
+        dist.batch_isend_irecv(ops)
+    assert not r.pg.busy
+    monkeypatch.setattr(simulation.cuda, "record", record)
+
+
+def test_a_stream_that_is_captured_is_refused(
+    ranks: Ranks, simulation: Simulation
+) -> None:
+    ranks.start(1)
+    (r,) = ranks.ranks
+    dist.barrier(group=r.pg)
+    simulation.captured.add(0)
+    with pytest.raises(dist.DistError, match="a CUDA graph is being captured"):
+        dist.all_reduce(r.array([1.0]), group=r.pg)
+    simulation.captured.clear()
+    dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True).synchronize()
+
+
+def test_what_is_over_when_an_abort_comes_went_well(
+    ranks: Ranks, simulation: Simulation
+) -> None:
+    ranks.start(1)
+    (r,) = ranks.ranks
+    dist.barrier(group=r.pg)
+    queue = queue_of(r)
+    with queue.lane.lock:
+        # Nobody can look meanwhile.
+        work = dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True)
+        assert work is not None
+    until(lambda: work.is_success() or queue.in_flight)
+    simulation.streams[queue.stream].synchronize()
+    r.pg.abort("enough")
+    assert work.is_success()
+
+
+def test_the_result_is_there_once_wait_has_returned(ranks: Ranks) -> None:
+    ranks.start(1)
+    (r,) = ranks.ranks
+    x = r.array([1.0])
+    r.simulation.compute(0, lambda: time.sleep(0.2))
+    work = dist.all_reduce(x, group=r.pg, async_op=True)
+    assert work is not None
+    with pytest.raises(dist.DistError, match="has no result yet"):
+        work.result()
+    work.wait()
+    assert work.result() is x
