@@ -29,6 +29,7 @@ __all__ = [
     "Array",
     "Backend",
     "BackendCreator",
+    "Registration",
     "builtin_devices",
     "did_you_mean",
     "known_backends",

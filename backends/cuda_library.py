@@ -99,6 +99,10 @@ class CudaLibrary:
         (elapsed,) = self._do(self._driver.cuEventElapsedTime(start, end))
         return float(elapsed)
 
+    def capability(self, index: int) -> tuple[int, int]:
+        number = int(self._cupy.cuda.Device(index).compute_capability)
+        return divmod(number, 10)
+
     def address(self, array: Any) -> int:
         return int(array.data.ptr)
 

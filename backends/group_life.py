@@ -15,11 +15,12 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from .backend import Backend, resolve
+from .backend import Backend, Registration, resolve
 from .capture import Captured
 from .config import BackendConfig
 from .errors import DistAbortedError, DistError, DistTimeoutError
 from .late_errors import caller_knows
+from .nccl_options import options
 from .own_device import likely_device, own_device
 from .prefix_store import PrefixStore
 from .recorder import GroupStatus, Record, recorder
@@ -102,7 +103,7 @@ class GroupLife:
         # the library is stuck.
         self._handed: Record | None = None
         self._abort_lock = threading.Lock()
-        # Such as `nccl_options`, for backends that are made on a thread of ours.
+        # For backends that are made later, perhaps on a thread of ours.
         self._context = contextvars.copy_context()
         self._device = likely_device() if "cuda" in config.device_backend_map else None
         self._begin(generation, origin)
@@ -168,9 +169,7 @@ class GroupLife:
                 staged = device not in registration.devices
                 if staged:
                     staging_for(device, name)
-                backend = registration.build(
-                    store, self.rank, self.size(), self.timeout
-                )
+                backend = self._build(registration, store)
             except DistError as error:
                 raise type(error)(f"{where}: {error}") from error
             if staged:
@@ -186,6 +185,13 @@ class GroupLife:
                     raise
             self._backends[device] = backend
             return backend
+
+    def _build(self, registration: Registration, store: Store) -> Backend:
+        def build() -> Backend:
+            return registration.build(store, self.rank, self.size(), self.timeout)
+
+        # Options are those of the first use, else those of the group's making.
+        return build() if options() else self._context.copy().run(build)
 
     def backends(self) -> list[Backend]:
         """Those that were built so far."""
@@ -338,10 +344,7 @@ class GroupLife:
 
         # Not on the store's thread: building talks to the store.
         threading.Thread(
-            target=self._context.copy().run,
-            args=(build,),
-            name=f"rankscope-build-{self.name}",
-            daemon=True,
+            target=build, name=f"rankscope-build-{self.name}", daemon=True
         ).start()
 
     def _backend_failed(self, generation: int, reason: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Sequence
 from datetime import timedelta
@@ -235,6 +236,8 @@ def destroy_process_group(group: Group = None) -> None:
     if group is None:
         world.get_group(DEFAULT)
     world.destroy(group)
+    if world.default is None:
+        set_own_device(None)
     late = take_late_error()
     if late is not None:
         raise late
@@ -248,6 +251,9 @@ def abort_process_group(group: Group = None, reason: str = "") -> None:
     until :func:`rebuild_process_group`.
     """
     pg = resolve_group(group, "abort_process_group")
+    if threading.current_thread() is threading.main_thread():
+        # Else the main thread may sit in a synchronize() that comes back with garbage.
+        caller_knows(pg.status)
     pg.abort(reason)
 
 

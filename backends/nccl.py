@@ -23,7 +23,15 @@ from .nccl_library import unavailable_reason
 from .nccl_options import options
 from .nccl_queue import Call, NCCLQueue, NCCLWork, abort_queues
 from .nccl_seam import Seam, load
-from .nccl_types import REDUCE_OPS, Reduction, check, reduction, wire
+from .nccl_types import (
+    REDUCE_OPS,
+    Reduction,
+    check,
+    freight,
+    is_float8,
+    reduction,
+    wire,
+)
 from .op_timeout import own_timeout
 from .own_device import own_device
 from .prefix_store import PrefixStore
@@ -234,6 +242,20 @@ class NCCLBackend(Backend):
         ):
             super().check(op, dtype, reduce_op)
         check(op, dtype, reduce_op)
+        if is_float8(dtype):
+            lacking = self._seam.nccl.float8_lacks() or self._capability_lacks()
+            if lacking:
+                raise TypeError(
+                    f"{op.value}: float8 cannot be reduced here: {lacking}; convert "
+                    "it, for instance to bfloat16, or move it as it is"
+                )
+
+    def _capability_lacks(self) -> str:
+        device = self._own_device()
+        major, minor = self._seam.cuda.capability(device)
+        if major >= 9:
+            return ""
+        return f"device {device} has compute capability {major}.{minor}, 9.0 is needed"
 
     # -- collectives ---------------------------------------------------------------
 
@@ -262,7 +284,7 @@ class NCCLBackend(Backend):
         return self._start(OpType.BROADCAST, [tensor], [call])
 
     def _broadcast(self, source: int, target: Array, root: int) -> Call:
-        nccl, at, kind = self._seam.nccl, self._at(target), wire(target.dtype)
+        nccl, at, kind = self._seam.nccl, self._at(target), freight(target.dtype)
         count = target.size * kind.per_element
 
         def call(comm: Any, stream: int) -> None:
@@ -298,7 +320,7 @@ class NCCLBackend(Backend):
         return self._start(OpType.ALL_GATHER_INTO_TENSOR, [output, tensor], [call])
 
     def _all_gather(self, output: Array, tensor: Array) -> Call:
-        nccl, kind = self._seam.nccl, wire(tensor.dtype)
+        nccl, kind = self._seam.nccl, freight(tensor.dtype)
         source, target = self._at(tensor), self._at(output)
         count = tensor.size * kind.per_element
 
@@ -430,7 +452,7 @@ class NCCLBackend(Backend):
         return work
 
     def _send(self, tensor: Array, peer: int) -> Call:
-        nccl, at, kind = self._seam.nccl, self._at(tensor), wire(tensor.dtype)
+        nccl, at, kind = self._seam.nccl, self._at(tensor), freight(tensor.dtype)
         count = tensor.size * kind.per_element
 
         def call(comm: Any, stream: int) -> None:
@@ -439,7 +461,7 @@ class NCCLBackend(Backend):
         return call
 
     def _recv(self, tensor: Array, peer: int) -> Call:
-        nccl, at, kind = self._seam.nccl, self._at(tensor), wire(tensor.dtype)
+        nccl, at, kind = self._seam.nccl, self._at(tensor), freight(tensor.dtype)
         count = tensor.size * kind.per_element
 
         def call(comm: Any, stream: int) -> None:

@@ -22,8 +22,8 @@ __all__ = ["NcclLibrary", "unavailable_reason"]
 
 #: nccl4py makes communicators by ``ncclCommInitRankScalable``, which came then.
 OLDEST = (2, 23)
-#: ncclCommShrink came then.
-_SHRINKS = (2, 27)
+#: ncclCommShrink came then, and float8.
+_SHRINKS, _FLOAT8 = (2, 27), (2, 24)
 
 # What brings all that is needed, and NCCL alone.
 _EXTRA, _LIBRARY = "'rankscope[cuda{}]'", "nvidia-nccl-cu{}"
@@ -61,7 +61,8 @@ class NcclLibrary:
         self._in_progress = int(bindings.Result.InProgress)
         library = core.get_version().libnccl
         assert library is not None
-        self.can_shrink = library.version.release[:2] >= _SHRINKS
+        self._version = library.version
+        self.can_shrink = self._version.release[:2] >= _SHRINKS
         # What takes addresses already is used as it is, without a layer.
         for name in ("broadcast", "reduce", "all_gather", "reduce_scatter"):
             setattr(self, name, _call(self, getattr(bindings, name)))
@@ -101,6 +102,11 @@ class NcclLibrary:
     def shrink(self, comm: Any, excluded: Sequence[int], *, abort: bool) -> Any:
         ranks = list(excluded)
         return self._calls.comm_shrink(comm, ranks, len(ranks), 0, int(abort))
+
+    def float8_lacks(self) -> str:
+        if self._version.release[:2] >= _FLOAT8:
+            return ""
+        return f"NCCL {self._version} is here, {'.'.join(map(str, _FLOAT8))} is needed"
 
     @_told
     def ready(self, comm: Any) -> bool:

@@ -44,6 +44,9 @@ class Nccl(Protocol):
     #: Whether the library has `shrink`.
     can_shrink: bool
 
+    def float8_lacks(self) -> str:
+        """What the library lacks for reductions of float8; empty if nothing."""
+
     def split(self, comm: Handle, rank: int) -> Handle:
         """Begin to make a communicator of the ranks of `comm`, with its options.
 
@@ -197,6 +200,9 @@ class Cuda(Protocol):
 
     def elapsed_ms(self, start: Handle, end: Handle) -> float:
         """Milliseconds between two timed events that were reached."""
+
+    def capability(self, index: int) -> tuple[int, int]:
+        """The compute capability of a device, ``(9, 0)``."""
 
     def address(self, array: Any) -> int:
         """Where the elements of `array` lie."""

@@ -12,13 +12,22 @@ from typing import Any
 from .reduce_op import PremulSum, ReduceOp
 from .work import OpType
 
-__all__ = ["REDUCE_OPS", "Reduction", "Wire", "check", "reduction", "wire"]
+__all__ = [
+    "REDUCE_OPS",
+    "Reduction",
+    "Wire",
+    "check",
+    "freight",
+    "is_float8",
+    "reduction",
+    "wire",
+]
 
 # ncclDataType_t of nccl.h.
 _INT8, _UINT8, _INT32, _UINT32, _INT64, _UINT64 = range(6)
 _FLOAT16, _FLOAT32, _FLOAT64, _BFLOAT16, _E4M3, _E5M2 = range(6, 12)
 
-# By name: bfloat16 and the float8s are those of the package ml_dtypes.
+# By name: bfloat16 is that of the package ml_dtypes, the float8s are `Float8`.
 _DTYPES = {
     "int8": _INT8,
     "uint8": _UINT8,
@@ -78,11 +87,23 @@ _wires: dict[Any, Wire] = {}
 
 
 def wire(dtype: Any) -> Wire:
-    """How elements of `dtype` travel."""
+    """How elements of `dtype` travel where they are reduced."""
     found = _wires.get(dtype)
     if found is None:
         found = _wires[dtype] = _wire(dtype)
     return found
+
+
+def freight(dtype: Any) -> Wire:
+    """How elements of `dtype` travel where they are moved."""
+    found = wire(dtype)
+    # Any NCCL on any GPU has bytes.
+    return Wire(_UINT8) if found.dtype in (_E4M3, _E5M2) else found
+
+
+def is_float8(dtype: Any) -> bool:
+    """Whether `dtype` is one that not every NCCL and GPU can reduce."""
+    return wire(dtype).dtype in (_E4M3, _E5M2)
 
 
 def _wire(dtype: Any) -> Wire:

@@ -10,24 +10,31 @@ from . import nccl_seam
 
 __all__ = ["index_of", "likely_device", "own_device", "set_own_device"]
 
-_index: int | None = None
+_seat: int | None = None
+_told: int | None = None
 
 
-def set_own_device(index: int | None) -> None:
-    """Say which it is, ``None``: what is current on the thread that asks."""
-    global _index
-    _index = index
+def set_own_device(index: int | None, *, seat: bool = False) -> None:
+    """Say which it is, ``None``: that of its seat, else what is current on a thread.
+
+    With `seat`, it is that of the process's seat in a cluster.
+    """
+    global _seat, _told
+    if seat:
+        _seat = index
+    else:
+        _told = index
 
 
 def own_device() -> int | None:
     """Its index, or ``None`` if nobody has said."""
-    return _index
+    return _seat if _told is None else _told
 
 
 def likely_device() -> int | None:
     """The one that arrays of this thread's caller will lie on, as far as is known."""
-    if _index is not None:
-        return _index
+    if own_device() is not None:
+        return own_device()
     seen = nccl_seam.current_device()
     if seen is None and "cupy" in sys.modules:
         runtime = sys.modules["cupy"].cuda.runtime

@@ -181,7 +181,7 @@ class Agent:
         if cupy is not None and index is not None:
             names["cp"] = cupy
             self._gpu = Gpu(cupy, index)
-            set_own_device(index)
+            set_own_device(index, seat=True)
             # It becomes the main thread's device before its next cell.
             self._gpu_to_use = self._gpu
         # Hidden, as IPython's own names are: %who shows what the user made.

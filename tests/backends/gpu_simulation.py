@@ -29,6 +29,8 @@ from rankscope.backends.nccl_seam import LibraryFailure, Seam
 _TYPES = [
     *("int8", "uint8", "int32", "uint32", "int64", "uint64"),
     *("float16", "float32", "float64"),
+    # bfloat16 and the float8s, which numpy lacks: as what has their size.
+    *("uint16", "uint8", "uint8"),
 ]
 _FOLDS: list[Callable[..., Any]] = [np.add, np.multiply, np.maximum, np.minimum, np.add]
 _AVG = 4
@@ -127,6 +129,7 @@ class Simulation:
         self.hangs: set[int] = set()
         self.calls_stuck: dict[int, threading.Event] = {}
         self.freed_streams: set[int] = set()
+        self.capability = (9, 0)
         #: Streams that a CUDA graph is being captured on.
         self.captured: set[int] = set()
 
@@ -233,6 +236,9 @@ class SimulatedCuda:
         assert end.timed
         return (end.at - start.at) * 1e3
 
+    def capability(self, index: int) -> tuple[int, int]:
+        return self._simulation.capability
+
     def address(self, array: np.ndarray) -> int:
         return array.ctypes.data
 
@@ -267,6 +273,9 @@ class SimulatedNccl:
         return comm
 
     can_shrink = True
+
+    def float8_lacks(self) -> str:
+        return ""
 
     def split(self, comm: Comm, rank: int) -> Comm:
         self._note("split", comm.rank)

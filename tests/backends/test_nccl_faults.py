@@ -71,7 +71,7 @@ def test_a_rank_with_nothing_to_move_can_come_first(ranks: Ranks) -> None:
 def test_the_device_that_was_foreseen_has_to_be_right(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_device, "_index", 5)
+    monkeypatch.setattr(own_device, "_told", 5)
     ranks.start(1)
     (r,) = ranks.ranks
     r.pg.connect(5)
@@ -100,8 +100,8 @@ def test_device_id_connects_at_once(simulation: Simulation, tmp_path: Path) -> N
         assert other.summary()["devices"]["cuda"] == "nccl (device 4: running)"
     finally:
         dist.destroy_process_group()
-        own_device.set_own_device(None)
         store.close()
+    assert own_device.own_device() is None
 
 
 def test_a_barrier_can_name_its_device(ranks: Ranks) -> None:

@@ -69,7 +69,8 @@ def hanging(cluster: Cluster, absent: int, cell: int = 50) -> Execution:
 
 def all_in_flight(cluster: Cluster, ranks: Sequence[int]) -> bool:
     """Whether each of `ranks` has an op in flight on the default group."""
-    known = cluster.status().ranks
+    # Freshly: what was published last may be of the op before.
+    known = cluster.status(fresh=True).ranks
     return all(known[rank].groups and known[rank].groups[0].in_flight for rank in ranks)
 
 

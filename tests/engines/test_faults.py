@@ -11,24 +11,13 @@ import psutil
 import pytest
 
 from rankscope.backends import is_gloo_available
-from rankscope.engines import Cluster, ClusterError, Execution, ExecutionError
+from rankscope.engines import Cluster, ClusterError, ExecutionError
+from tests.engines.faults import SUM, WAIT, hanging
 from tests.waiting import until
-
-WAIT = 30
 
 pytestmark = pytest.mark.skipif(
     not is_gloo_available(), reason="needs a backend for numpy arrays: pygloo"
 )
-
-#: Every rank but one is in an all_reduce for ever.
-HANG = """
-import threading
-x = np.ones(1000, np.float32)
-if rank == {absent}:
-    threading.Event().wait()
-dist.all_reduce(x)
-"""
-SUM = "y = np.full(100, rank + 1.0)\ndist.all_reduce(y)\nassert (y == 10).all()"
 
 
 @pytest.fixture(autouse=True)
@@ -42,20 +31,6 @@ def _usable_before_and_after(cluster: Cluster) -> Iterator[None]:
         cluster.restart()
         cluster.rebuild()
         raise
-
-
-def hanging(cluster: Cluster, absent: int, cell: int = 50) -> Execution:
-    """Start a collective that one rank does not join; wait till the others are in."""
-    running = cluster.execute(HANG.format(absent=absent), cell=cell)
-    others = [rank for rank in cluster.ranks if rank != absent]
-
-    def all_in() -> bool:
-        ranks = cluster.status().ranks
-        groups = [ranks[rank].groups[0] for rank in others]
-        return all(one.in_flight for one in groups)
-
-    until(all_in, WAIT, "the collective to start")
-    return running
 
 
 def kill(cluster: Cluster, rank: int) -> int:

@@ -19,7 +19,7 @@ from tests.waiting import until
 from tools import support_table
 
 OP = dist.ReduceOp
-MORE = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+MORE = ("bfloat16",)
 
 
 def dtype_of(name: str) -> Any:
@@ -116,6 +116,19 @@ def test_a_tensor_of_torch(group: ProcessGroup) -> None:
         y = x * 2
     torch.cuda.synchronize()
     assert y.tolist() == [2 * (i + 1) for i in range(8)]
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+def test_a_float8_of_torch(group: ProcessGroup, name: str) -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.arange(8, device="cuda").to(getattr(torch, name))
+    out = torch.zeros_like(x)
+    dist.all_gather_into_tensor(out, x, group=group)
+    dist.all_reduce(x, dist.ReduceOp.AVG, group=group)
+    dist.all_reduce(x, dist.make_nccl_premul_sum(2.0), group=group)
+    torch.cuda.synchronize()
+    assert out.float().tolist() == list(range(8))
+    assert x.float().tolist() == [2.0 * i for i in range(8)]
 
 
 def test_durations_come_from_the_device(group: ProcessGroup) -> None:
