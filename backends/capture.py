@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from typing import Any
 
 from .backend import Array, Backend
 from .errors import DistBackendError
@@ -49,7 +50,7 @@ class Captured(Work):
         work.add_done_callback(self._settle)
 
     def _settle(self, work: Work) -> None:
-        error = work.exception()
+        error = work._exception
         self.started_ns = work.started_ns
         if error is None:
             self.mark_completed(work.result(), completed_ns=work.completed_ns)
@@ -69,6 +70,12 @@ class Captured(Work):
         if timeout is None and self.issued is not None and self.issued.on_device:
             return self.issued.wait()
         return super().wait(timeout)
+
+    def result(self) -> Any:
+        if self.issued is not None and self.issued.on_device and not self._exception:
+            self.issued.result()
+            return self._result
+        return super().result()
 
     def drop(self, reason: str) -> None:
         """The op will never be issued."""

@@ -62,7 +62,7 @@ def chain(
     outer = _Composite([inner], op_type, result)
 
     def follow(done: Work) -> None:
-        error = done.exception()
+        error = done._exception
         if error is not None:
             outer.mark_failed(error, done.state)
             return
@@ -99,7 +99,7 @@ def join(parts: Sequence[Work], op_type: OpType, result: Any = None) -> Work:
         with lock:
             left -= 1
             last = left == 0
-        error = done.exception()
+        error = done._exception
         if error is not None:
             outer.mark_failed(error, done.state)
         elif last:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import hashlib
 import json
@@ -101,7 +102,7 @@ class GroupLife:
         self._issue_lock = threading.Lock()
         # The op that is being handed over, which takes a moment unless a call of
         # the library is stuck.
-        self._handed: Record | None = None
+        self._handed: tuple[Record, float] | None = None
         self._abort_lock = threading.Lock()
         # For backends that are made later, perhaps on a thread of ours.
         self._context = contextvars.copy_context()
@@ -261,15 +262,17 @@ class GroupLife:
             work.condemn(_aborted_error(work.describe(), reason))
         if timed_out is not None:
             timed_out[0].condemn(timed_out[1], WorkState.TIMED_OUT)
-        if publish and self.size() > 1:
-            # The store's host may be the rank that is gone: never wait for it.
-            threading.Thread(
-                target=self._publish_abort,
-                args=(store, reason),
-                name=f"rankscope-abort-{self.name}",
-                daemon=True,
-            ).start()
         try:
+            if publish and self.size() > 1:
+                # The store's host may be the rank that is gone: never wait for it.
+                # Python 3.12 starts no thread at its end.
+                with contextlib.suppress(RuntimeError):
+                    threading.Thread(
+                        target=self._publish_abort,
+                        args=(store, reason),
+                        name=f"rankscope-abort-{self.name}",
+                        daemon=True,
+                    ).start()
             # The backends first: arrays are the user's again when their Work is over.
             for backend in backends:
                 _stop(backend, reason)
@@ -399,7 +402,7 @@ class GroupLife:
         deadline = time.monotonic() + DRAIN_WAIT
         for work in list(self.status.in_flight.values()):
             if not work.on_device:
-                return
+                continue
             work._block(max(0.0, deadline - time.monotonic()))
 
     # -- deadlines ---------------------------------------------------------
@@ -408,11 +411,11 @@ class GroupLife:
         """Time out what is overdue; return seconds to the next deadline."""
         status, generation, handed = self.status, self.generation, self._handed
         if handed is not None:
-            left = handed.timeout - (time.time_ns() - handed.created_ns) / 1e9
-            if left < 0:
+            record, since = handed
+            if time.monotonic() - since > record.timeout:
                 text = (
-                    f"{handed.describe()}: the {handed.backend} backend has not taken "
-                    f"it for {handed.timeout:g} s: a call of its library is stuck"
+                    f"{record.describe()}: the {record.backend} backend has not taken "
+                    f"it for {record.timeout:g} s: a call of its library is stuck"
                 )
                 self._abort(self._reason(text), generation=generation)
                 return float("inf")

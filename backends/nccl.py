@@ -77,6 +77,7 @@ class NCCLBackend(Backend):
         self._origin: Callable[[int], Descent] | None = None
         #: The device that was begun before there was an array.
         self._foreseen: int | None = None
+        self._used = False
         #: Whose abort makes way for this one, and does not take it along.
         self._heir_of: Backend | None = None
         self._lock = threading.Lock()
@@ -127,7 +128,7 @@ class NCCLBackend(Backend):
             index = self._own_device()
         assert index is not None
         self._queue_for(index)
-        if not arrays:
+        if not arrays and not self._used:
             self._foreseen = index
 
     def descend(
@@ -186,7 +187,7 @@ class NCCLBackend(Backend):
                 f"and its communicator is on device {self._foreseen}; say which one "
                 "this process uses: init_process_group(device_id=...)"
             )
-        self._foreseen = None
+        self._foreseen, self._used = None, True
         work = NCCLWork(kind)
         work.timed = self.timing
         queue = self._queue_for(devices[0])
@@ -490,31 +491,25 @@ class NCCLBackend(Backend):
             self._aborted = True
         self._store.close()
         mine = list(self._queues.values())
-        devices = {queue.comm.device for queue in mine if queue.launched}
+        try:
+            self._abort_beside({q.comm.device for q in mine if q.launched}, reason)
+        finally:
+            if mine:
+                abort_queues(mine)
+
+    def _abort_beside(self, devices: set[int], reason: str) -> None:
+        """Abort the other groups that have work in flight on `devices`."""
         with _alive_lock:
             alive = list(_alive)
-        others = [
-            (backend, queue)
-            for backend in alive
-            if backend is not self
-            and not backend._aborted
-            and backend._heir_of is not self
-            for queue in list(backend._queues.values())
-            if queue.launched and queue.comm.device in devices
-        ]
-        for backend, queue in others:
-            why = (
-                f"it had work in flight on device {queue.comm.device} beside a "
-                f"communicator that was aborted: {reason}"
-            )
-            threading.Thread(
-                target=backend.on_failure,
-                args=(why,),
-                name="rankscope-abort-beside",
-                daemon=True,
-            ).start()
-        if mine:
-            abort_queues(mine)
+        for backend in alive:
+            if backend is self or backend._aborted or backend._heir_of is self:
+                continue
+            for queue in list(backend._queues.values()):
+                if queue.launched and queue.comm.device in devices:
+                    queue.fail(
+                        f"it had work in flight on device {queue.comm.device} beside "
+                        f"a communicator that was aborted: {reason}"
+                    )
 
     def shutdown(self) -> None:
         """Free the communicators in good order."""

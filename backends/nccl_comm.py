@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 from .errors import DistBackendError, DistError, DistTimeoutError
 from .nccl_seam import Seam
 from .store import Store
+from .uninterrupted import Uninterrupted
 
 if TYPE_CHECKING:
     from .nccl_descent import Descent
 
-__all__ = ["CommState", "NCCLComm", "abort_together", "nonblocking"]
+__all__ = ["CommState", "NCCLComm", "abort_together", "nonblocking", "start_thread"]
 
 _log = logging.getLogger(__name__)
 
@@ -284,7 +285,7 @@ class NCCLComm:
     def close(self) -> None:
         """Free it in good order: nothing is in flight. Bounded by `CLOSE_WAIT`."""
         handle = None
-        with self.locked(CLOSE_WAIT) as held:
+        with Uninterrupted(), self.locked(CLOSE_WAIT) as held:
             if held:
                 with contextlib.suppress(DistError):
                     self.poll()
@@ -295,7 +296,13 @@ class NCCLComm:
         if not running:
             abort_together([self])
             return
-        _bounded(f"close-{self.name}", lambda: self._destroy(handle), CLOSE_WAIT)
+        if not _bounded("close", lambda: self._destroy(handle), CLOSE_WAIT):
+            _log.warning(
+                "%s: NCCL has not come back from its end after %g s; its memory on the "
+                "GPU stays taken until it does",
+                self.name,
+                CLOSE_WAIT,
+            )
         self.gone.set()
 
     def _destroy(self, handle: Any) -> None:
@@ -335,15 +342,11 @@ def abort_together(
 
     def run() -> None:
         threads = [
-            threading.Thread(
-                target=abort, name=f"rankscope-abort-{comm.name}", daemon=True
-            )
-            for comm, abort in aborts
+            start_thread(f"rankscope-abort-{one.name}", abort) for one, abort in aborts
         ]
         for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+            if thread is not None:
+                thread.join()
         then()
 
     if _bounded("abort", run, ABORT_WAIT):
@@ -363,7 +366,20 @@ def abort_together(
 
 def _bounded(name: str, task: Callable[[], None], seconds: float) -> bool:
     """Run `task` on a thread; say whether it was done in `seconds`."""
-    thread = threading.Thread(target=task, name=f"rankscope-nccl-{name}", daemon=True)
-    thread.start()
+    thread = start_thread(f"rankscope-nccl-{name}", task)
+    if thread is None:
+        return True
     thread.join(seconds)
     return not thread.is_alive()
+
+
+def start_thread(name: str, task: Callable[[], None]) -> threading.Thread | None:
+    """Start a thread for `task`; ``None`` if none can be, and it was run here."""
+    thread = threading.Thread(target=task, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        # Python 3.12 has none at its end.
+        task()
+        return None
+    return thread

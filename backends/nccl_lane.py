@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,8 @@ class Lane:
         # Held for a moment: by `put`, which must not wait for `lock`.
         self._gate = threading.Lock()
         self._flying: set[NCCLQueue] = set()
+        #: When it was last seen to, ``time.monotonic``.
+        self.looked = 0.0
 
     @property
     def busy(self) -> bool:
@@ -68,12 +71,12 @@ class Lane:
         """Do what can be done now; say whether anything moved. Never waits.
 
         While an op is `issuing`, no callbacks of Works are run: they are anybody's
-        code, and may issue ops, too.
+        code, and may issue ops, too. Nor are they where interrupts are put off.
         """
         over: _Over = []
         broken: list[tuple[NCCLQueue, Exception]] = []
         moved = False
-        with Uninterrupted():
+        with Uninterrupted() as on_main:
             if not self.lock.acquire(blocking=False):
                 return False
             try:
@@ -84,12 +87,13 @@ class Lane:
                 # The device itself cannot be used.
                 broken += [(queue, error) for queue in self._queues()]
             finally:
+                self.looked = time.monotonic()
                 self.lock.release()
             for queue, why in broken:
                 queue.break_(why)
-        for works, elapsed_ms in over:
-            for work in works:
-                work.end(elapsed_ms, callbacks_later=issuing)
+            for works, elapsed_ms in over:
+                for work in works:
+                    work.end(elapsed_ms, callbacks_later=issuing or on_main)
         return moved or bool(over)
 
     def _give(self, broken: list[tuple[NCCLQueue, Exception]]) -> bool:
@@ -107,10 +111,12 @@ class Lane:
             moved = moved or launched or launch.given != given
             if not launched and not queue.over:
                 break
-            self._waiting.popleft()
             if launched:
+                # First: it is busy all the time.
                 self._flying.add(queue)
-            else:
+            with self._gate:
+                self._waiting.popleft()
+            if not launched:
                 # Its end frees what it holds, unless that was before.
                 queue.drop(launch)
         return moved

@@ -8,15 +8,15 @@ holding up everything else. One thread of the process asks for all devices.
 from __future__ import annotations
 
 import collections
-import logging
+import contextlib
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-__all__ = ["progress"]
+from .errors import DistError
 
-_log = logging.getLogger(__name__)
+__all__ = ["progress"]
 
 # Seconds between two looks: short while things happen, longer while nothing does.
 _NAP, _NAP_MAX = 5e-5, 2e-3
@@ -30,6 +30,7 @@ _STUCK = 2.0
 class _Lane(Protocol):
     seam: Any
     device: int
+    looked: float
 
     def advance(self) -> bool: ...
 
@@ -48,17 +49,12 @@ class _Progress:
         self._kick = threading.Event()
         self._thread: threading.Thread | None = None
         self._asleep = False
-        self._looked = 0.0
 
     def open(self, lane: _Lane) -> None:
         """A queue is there that uses `lane`."""
         with self._lock:
             self._open[lane] += 1
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="rankscope-nccl", daemon=True
-                )
-                self._thread.start()
+            self._start()
 
     def close(self, lane: _Lane) -> None:
         """A queue that was opened is gone."""
@@ -72,8 +68,7 @@ class _Progress:
         """Advance `lane` until it is no longer busy; `soon`: now, else by and by."""
         with self._lock:
             if lane not in self._busy:
-                if not self._busy:
-                    self._looked = time.monotonic()
+                lane.looked = time.monotonic()
                 self._busy.add(lane)
             kick = soon or self._asleep
         if kick:
@@ -81,13 +76,23 @@ class _Progress:
 
     def call(self, task: Callable[[], None]) -> None:
         """Run `task` on the thread, soon."""
-        self._tasks.append(task)
+        with self._lock:
+            self._tasks.append(task)
+            self._start()
         self._kick.set()
 
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._run, name="rankscope-nccl", daemon=True
+            )
+            self._thread.start()
+
     def stuck_for(self) -> float:
-        """Seconds for which the thread has been stuck in a call; mostly 0."""
+        """Seconds for which somebody has been stuck in a call; mostly 0."""
+        now = time.monotonic()
         with self._lock:
-            seconds = time.monotonic() - self._looked if self._busy else 0.0
+            seconds = max((now - lane.looked for lane in self._busy), default=0.0)
         return seconds if seconds > _STUCK else 0.0
 
     def _run(self) -> None:
@@ -100,7 +105,6 @@ class _Progress:
                 moved = self._advance(lane) or moved
             now = time.monotonic()
             with self._lock:
-                self._looked = now
                 self._busy = {lane for lane in self._busy if lane.busy}
                 if not self._open and not self._busy and not self._tasks:
                     self._thread = None
@@ -113,14 +117,10 @@ class _Progress:
             self._kick.clear()
 
     def _advance(self, lane: _Lane) -> bool:
-        try:
-            # To stay: to go back to another one could wake a GPU that is not ours.
+        # To stay: to go back to another one could wake a GPU that is not ours.
+        with contextlib.suppress(DistError):  # `advance` tells it to the groups
             lane.seam.cuda.use(lane.device)
-            return lane.advance()
-        except Exception:  # noqa: BLE001 - nobody else would hear of it
-            # What it is at has its deadlines; the other devices' goes on.
-            _log.exception("NCCL on device %d", lane.device)
-            return False
+        return lane.advance()
 
 
 #: The one of this process.

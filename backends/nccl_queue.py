@@ -21,7 +21,14 @@ from typing import Any
 
 from .errors import DistBackendError, DistError
 from .late_errors import caller_knows, note_late_error
-from .nccl_comm import CLOSE_WAIT, MUTEX_WAIT, CommState, NCCLComm, abort_together
+from .nccl_comm import (
+    CLOSE_WAIT,
+    MUTEX_WAIT,
+    CommState,
+    NCCLComm,
+    abort_together,
+    start_thread,
+)
 from .nccl_lane import Lane
 from .nccl_progress import progress
 from .nccl_seam import Seam
@@ -95,8 +102,11 @@ class NCCLWork(Work):
         try:
             return super().wait(timeout)
         finally:
-            if self._exception is not None and self.record is not None:
-                caller_knows(self.record.status)
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._exception is not None and self.record is not None:
+            caller_knows(self.record.status)
 
     def _name_error(self) -> None:
         super()._name_error()
@@ -386,12 +396,7 @@ class NCCLQueue:
 
     def fail(self, reason: str) -> None:
         """End it, and its group: the communicator is of no use any more."""
-        threading.Thread(
-            target=self._fail,
-            args=(reason,),
-            name=f"rankscope-failed-{self.comm.name}",
-            daemon=True,
-        ).start()
+        start_thread(f"rankscope-failed-{self.comm.name}", lambda: self._fail(reason))
 
     # -- the making of another communicator out of this one ------------------------
 
@@ -448,7 +453,7 @@ class NCCLQueue:
                     continue
                 try:
                     # If it was reaped meanwhile, the event may already be another's.
-                    if not self.retired and launch in self.in_flight:
+                    if not self.retired and launch.works:
                         with cuda.device(self.comm.device):
                             for stream in cuda.current_streams(self.comm.device):
                                 cuda.wait(stream, launch.end)
@@ -475,7 +480,7 @@ class NCCLQueue:
         """Free what it holds, stream and events: the device is done with them."""
         cuda = self._seam.cuda
         progress.close(self.lane)
-        with self.comm.locked(CLOSE_WAIT) as held:
+        with Uninterrupted(), self.comm.locked(CLOSE_WAIT) as held:
             if not held:
                 _log.warning(
                     "%s: a call of NCCL or CUDA has not come back; what it holds on "
@@ -483,14 +488,14 @@ class NCCLQueue:
                     self.comm.name,
                 )
                 return
+            left = [*self.in_flight, *self._dropped, *self.lane.sweep(self)]
+            self.in_flight.clear()
+            self._dropped.clear()
             try:
+                for launch in left:
+                    self._forget(launch)
                 with cuda.device(self.comm.device):
                     self._freed = True
-                    left = [*self.in_flight, *self._dropped, *self.lane.sweep(self)]
-                    self.in_flight.clear()
-                    self._dropped.clear()
-                    for launch in left:
-                        self._forget(launch)
                     self._free_events()
                     cuda.free_stream(self.stream)
             except DistError as error:
@@ -506,7 +511,7 @@ def abort_queues(queues: Sequence[NCCLQueue]) -> bool:
     for queue in queues:
         # What is over by now went well, and its caller may know that from its stream.
         if not progress.stuck_for():
-            queue.lane.advance()
+            queue.lane.advance(issuing=True)
         queue.retire()
 
     def free() -> None:

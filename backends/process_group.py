@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -68,7 +69,7 @@ class ProcessGroup(GroupLife):
                 return batch[-1]
         watchdog.touch()
         with self._issue_lock:
-            self._handed = record
+            self._handed = record, time.monotonic()
             try:
                 self.raise_if_aborted(op_type)
                 record.number()
@@ -121,8 +122,13 @@ class ProcessGroup(GroupLife):
         work.timed = self.timing
         if work._result is None:
             work._result = result
-        self.status.in_flight[first.op_id] = work
-        work.bind(record)
+        try:
+            self.status.in_flight[first.op_id] = work
+            work.bind(record)
+        except BaseException:
+            # An interrupt; the op is under way all the same.
+            work.bind(record)
+            raise
         # abort() may have swept the Works in flight before this one was there.
         if self.aborted is not None:
             work.mark_failed(self._aborted_error(work.describe()), WorkState.ABORTED)
@@ -154,10 +160,10 @@ class ProcessGroup(GroupLife):
         """Issue captured ops in order, each run that fits together as one call."""
         if not batch:
             return []
-        works = []
+        issued: list[tuple[list[Captured], list[Work]]] = []
         watchdog.touch()
         with self._issue_lock:
-            self._handed = batch[0].entry
+            self._handed = batch[0].entry, time.monotonic()
             try:
                 self.raise_if_aborted(OpType.COALESCED)
                 seen: set[bool] = set()
@@ -166,27 +172,32 @@ class ProcessGroup(GroupLife):
                     seen.add(op.op_type.is_p2p)
                     recorder.add(op.entry)
                 for run in runs(batch):
-                    works.append(self._start_run(run))
+                    issued.append((run, self._start_run(run)))
             finally:
                 self._handed = None
+        # Not under the lock: what is over already has its callbacks run.
+        for run, works in issued:
+            for place, op in enumerate(run):
+                op.follow(works[place] if len(works) > 1 else works[0])
         for hook in active_hooks():
             for op in batch:
                 hook.watch(op.entry, op)
-        return works
+        return [
+            works[0] if len(works) == 1 else join(works, run[0].op_type)
+            for run, works in issued
+        ]
 
-    def _start_run(self, run: Sequence[Captured]) -> Work:
+    def _start_run(self, run: Sequence[Captured]) -> list[Work]:
+        """Start the ops of `run`; a Work for each, or one for all of them."""
         backend, kind, op = run[0].backend, run[0].op_type, run[0].reduce_op
         if kind not in FUSED:
             with backend.coalescing():
-                works = [
+                return [
                     self._start(
                         one.entry, one.entry, backend, one.arrays, one.call, None
                     )
                     for one in run
                 ]
-            for one, work in zip(run, works, strict=True):
-                one.follow(work)
-            return works[0] if len(works) == 1 else join(works, kind)
         arrays = [array for one in run for array in one.arrays]
         full = [one for one in run if any(array.size for array in one.arrays)]
         work = self._start(
@@ -197,9 +208,7 @@ class ProcessGroup(GroupLife):
             lambda backend: self._fused(backend, kind, full, op),
             None,
         )
-        for one in run:
-            one.follow(work)
-        return work
+        return [work]
 
     def _fused(
         self,

@@ -145,7 +145,7 @@ class Record:
             if self.peer is None and self.op_type is _RECV:
                 self.peer = work.result()
         else:
-            self.error = str(work.exception())
+            self.error = str(work._exception)
         status.in_flight.pop(self.op_id, None)
         recorder.changed()
 

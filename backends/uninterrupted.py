@@ -28,8 +28,11 @@ class Uninterrupted:
     def __init__(self) -> None:
         self._handler: Any = None
 
-    def __enter__(self) -> None:
-        if not _block.entered and threading.current_thread() is threading.main_thread():
+    def __enter__(self) -> bool:
+        """Whether this is the thread that interrupts come to."""
+        if threading.current_thread() is not threading.main_thread():
+            return False
+        if not _block.entered:
             handler = getsignal(SIGINT)
             # Else it is not Python's affair: it stops the process, or nothing.
             if callable(handler):
@@ -37,6 +40,7 @@ class Uninterrupted:
                 signal(SIGINT, _block.note)
                 _block.entered = True
                 self._handler = handler
+        return True
 
     def __exit__(self, *error: object) -> None:
         if self._handler is not None:

@@ -169,6 +169,7 @@ class Work:
 
     def exception(self) -> BaseException | None:
         """The error of a Work that did not go well, else ``None``."""
+        self._tell()
         return self._exception
 
     def result(self) -> Any:
@@ -178,6 +179,7 @@ class Work:
         still in flight.
         """
         if self._exception is not None:
+            self._tell()
             raise self._exception
         if self._state is not _COMPLETED:
             raise DistBackendError(f"{self.describe()} has no result yet: wait() first")
@@ -226,6 +228,7 @@ class Work:
             # A future that somebody cancelled takes no result any more.
             if future.set_running_or_notify_cancel():
                 if work._exception is not None:
+                    work._tell()
                     future.set_exception(work._exception)
                 else:
                     future.set_result(work._result)
@@ -295,6 +298,9 @@ class Work:
             return self
         self.wait()
         return None
+
+    def _tell(self) -> None:
+        """The caller hears of its error, if it has one; see `late_errors`."""
 
     def _block(self, timeout: float | None) -> bool:
         """Block until terminal or `timeout` seconds passed; say whether it is.

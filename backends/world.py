@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
-import os
 import sys
 import threading
 import time
@@ -329,8 +328,18 @@ class World:
                 recorder.changed()
                 return
             chosen, self._groups = self.groups(), {}
-        for one in reversed(chosen):
-            one.shutdown()
+        try:
+            for one in reversed(chosen):
+                one.shutdown()
+        except BaseException as error:
+            for one in chosen:
+                one.abort(f"destroy_process_group() was ended by {error!r}")
+            raise
+        finally:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Be as before the default group was made."""
         watchdog.stop()
         store, self.store = self.store, None
         if store is not None and self._owns_store:
@@ -356,16 +365,14 @@ class World:
         return take_late_error()
 
     def at_exit(self) -> None:
-        """End a script that went to its end on garbage: say so, with status 1."""
+        """End a script that went to its end on garbage: say so, with status 120."""
         error = self.late_error()
         if error is None or hasattr(sys, "ps1") or hasattr(sys, "last_value"):
             return
-        sys.stdout.flush()
-        said = f"rankscope: results of this script are garbage: {error}"
-        print(said, file=sys.stderr, flush=True)
-        logging.shutdown()
-        # The only way to a status of one's own from here.
-        os._exit(1)
+        with contextlib.suppress(OSError, ValueError):
+            said = f"rankscope: results of this script are garbage: {error}"
+            print(said, file=sys.stderr, flush=True)
+        sys.stdout = _Unflushed(sys.stdout)
 
     def _leave(self) -> None:
         """At exit without `destroy`: the others hear of it if something failed here."""
@@ -397,9 +404,33 @@ class World:
             _log.debug("no goodbye: %s", error)
 
 
+class _Unflushed:
+    """Takes the place of stdout at a script's end, so that its status tells of it.
+
+    What an exit handler raises is ignored, and ``os._exit`` would lose what is not
+    written yet. But Python ends with status 120 if it cannot flush stdout.
+    """
+
+    closed = False
+
+    def __init__(self, stdout: Any) -> None:
+        self._stdout = stdout
+        hook = sys.unraisablehook
+        sys.unraisablehook = lambda one: None if one.object is self else hook(one)
+
+    def flush(self) -> None:
+        """Flush stdout, and say that it cannot be flushed."""
+        if self._stdout is not None:
+            self._stdout.flush()
+        raise OSError
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stdout, name)
+
+
 #: The groups of this process.
 world = World()
-# Early, so that it is the last: it skips what comes after it.
+# Early, so that it is one of the last.
 atexit.register(world.at_exit)
 
 

@@ -18,7 +18,9 @@ import pytest
 
 import rankscope as dist
 from rankscope.backends import own_device
+from rankscope.backends.late_errors import take_late_error
 from rankscope.backends.nccl_progress import progress
+from rankscope.backends.nccl_seam import LibraryFailure
 from rankscope.backends.work import WorkState
 from tests.backends.gpu_ranks import Rank, Ranks
 from tests.backends.gpu_simulation import Simulation
@@ -151,7 +153,7 @@ def test_groups_of_one_device_keep_the_order_of_issue(
 # -- interrupts ----------------------------------------------------------------------
 
 INTERRUPTED = """
-import os, random, signal, sys, threading, time
+import os, subprocess, sys
 import rankscope as dist
 from rankscope.backends import nccl_seam
 from rankscope.backends.config import BackendConfig
@@ -166,30 +168,27 @@ pg = ProcessGroup("g", [0], 0, BackendConfig("cuda:nccl"), store, 60)
 x = simulation.array([1.0], 0)
 dist.barrier(group=pg)
 given = lambda: sum(name == "all_reduce" for name, _ in simulation.calls)
-generator, stop = random.Random(3), threading.Event()
-
-def interrupt():
-    while not stop.wait(generator.uniform(0.001, 0.008)):
-        os.kill(os.getpid(), signal.SIGINT)
-
-caught = 0
-thread = threading.Thread(target=interrupt)
-deadline = time.monotonic() + 60
+# From outside: within a process only the holder of the interpreter sends.
+STORM = '''
+import os, random, sys, time
+generator = random.Random(3)
+for _ in range(300):
+    time.sleep(generator.uniform(0.001, 0.008))
+    os.kill(int(sys.argv[1]), 2)
+'''
+caught, works = 0, []
 before, numbered = given(), pg.status.collective_seq
-thread.start()
-while caught < 150 and time.monotonic() < deadline:
+storm = subprocess.Popen([sys.executable, "-c", STORM, str(os.getpid())])
+while True:
     try:
-        while True:
+        while storm.poll() is None:
+            works.append(dist.all_reduce(x, group=pg, async_op=True))
+            works[-1].synchronize()
             dist.all_reduce(x, group=pg)
+        break
     except KeyboardInterrupt:
         caught += 1
-stop.set()
-while thread.is_alive():
-    try:
-        thread.join()
-    except KeyboardInterrupt:
-        pass
-until(lambda: not pg.busy, 20)
+until(lambda: not pg.busy and all(work.is_success() for work in works), 20)
 # What was numbered may not have been given, if it was interrupted in between.
 assert given() - before <= pg.status.collective_seq - numbered, "given twice"
 queue = next(iter(pg._backends["cuda"]._queues.values()))
@@ -281,6 +280,58 @@ def test_a_callback_that_raises_ends_nothing_else(
     until(lambda: work.state is WorkState.TIMED_OUT)
 
 
+def test_a_callback_in_a_coalescing_block_may_issue_ops(ranks: Ranks) -> None:
+    ranks.start(1)
+    (r,) = ranks.ranks
+    dist.barrier(group=r.pg)
+    followed: list[Any] = []
+
+    def follow(work: dist.Work) -> None:
+        followed.append(dist.all_reduce(r.array([2.0]), group=r.pg, async_op=True))
+
+    def body(r: Rank) -> None:
+        for values in ([], [1.0]):
+            with dist.coalescing_manager(r.pg):
+                # What is empty is over at once.
+                work = dist.all_reduce(r.array(values), group=r.pg, async_op=True)
+                assert work is not None
+                work.add_done_callback(follow)
+            work.synchronize()
+
+    ranks(body)
+    until(lambda: len(followed) == 2 and all(one.is_success() for one in followed))
+
+
+def refused(call: Any) -> None:
+    with pytest.raises(dist.DistError):
+        call()
+
+
+@pytest.mark.parametrize(
+    "hear",
+    [
+        lambda work: work.get_future().exception(20),
+        lambda work: work.exception(),
+        lambda work: refused(work.result),
+    ],
+)
+def test_who_asks_for_the_error_has_heard_of_it(
+    ranks: Ranks, simulation: Simulation, hear: Any
+) -> None:
+    ranks.start(1, timeout=0.3)
+    (r,) = ranks.ranks
+    dist.barrier(group=r.pg)
+    simulation.hangs.add(0)
+    work = dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True)
+    assert work is not None
+    assert work.wait()
+    until(work.is_completed)
+    assert not r.pg.status.end_is_known
+    hear(work)
+    assert r.pg.status.end_is_known
+    assert take_late_error() is None
+
+
 # -- deadlines -------------------------------------------------------------------------
 
 
@@ -300,6 +351,68 @@ def test_a_call_that_is_stuck_is_timed_out(
     stuck.set()
     with pytest.raises(dist.DistAbortedError, match="is stuck"):
         future.result(20)
+
+
+def test_an_op_behind_a_stuck_call_of_another_group_is_timed_out(
+    ranks: Ranks, simulation: Simulation, tmp_path: Path
+) -> None:
+    ranks.start(1, timeout=60)
+    others = Ranks(simulation, tmp_path).start(1, timeout=1, name="other")
+    (r,), (other,) = ranks.ranks, others.ranks
+    dist.barrier(group=r.pg)
+    dist.barrier(group=other.pg)
+    stuck = simulation.calls_stuck[0] = threading.Event()
+    (future,) = ranks.futures(lambda r: dist.all_reduce(r.array([1.0]), group=r.pg))
+    until(queue_of(r).lane.lock.locked)
+    work = dist.all_reduce(other.array([1.0]), group=other.pg, async_op=True)
+    assert work is not None
+    until(lambda: work.state is WorkState.TIMED_OUT)
+    stuck.set()
+    future.result(20)
+    others.close()
+
+
+def test_a_long_coalescing_block_is_no_stuck_call(
+    ranks: Ranks, simulation: Simulation
+) -> None:
+    ranks.start(1, timeout=0.5)
+    (r,) = ranks.ranks
+    dist.barrier(group=r.pg)
+    all_reduce = simulation.nccl.all_reduce
+
+    def slow(*arguments: Any) -> None:
+        time.sleep(0.05)
+        all_reduce(*arguments)
+
+    simulation.nccl.all_reduce = slow  # type: ignore[method-assign]
+    with dist.coalescing_manager(r.pg):
+        dist.all_reduce(r.array([1.0]), group=r.pg)
+        time.sleep(0.8)  # of the caller's own
+        dist.all_reduce(r.array([1.0]), group=r.pg)
+        dist.all_reduce(r.array([1.0]), group=r.pg)
+    r.synchronize()
+    assert r.pg.aborted is None
+
+
+def test_a_device_that_is_lost_ends_its_groups(
+    ranks: Ranks, simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks.start(1)
+    (r,) = ranks.ranks
+    dist.barrier(group=r.pg)
+    simulation.hangs.add(0)
+    work = dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True)
+    assert work is not None
+
+    def lost(index: int) -> Any:
+        raise LibraryFailure("CUDA reports: cudaErrorIllegalAddress")
+
+    monkeypatch.setattr(simulation.cuda, "use", lost)
+    monkeypatch.setattr(simulation.cuda, "device", lost)
+    until(work.is_completed)
+    assert "cudaErrorIllegalAddress" in str(r.pg.aborted)
+    r.pg.shutdown()
+    until(lambda: progress._thread is None)
 
 
 def test_a_device_that_does_not_answer_is_timed_out(
@@ -500,3 +613,9 @@ def test_the_result_is_there_once_wait_has_returned(ranks: Ranks) -> None:
         work.result()
     work.wait()
     assert work.result() is x
+    r.simulation.compute(0, lambda: time.sleep(0.2))
+    with dist.coalescing_manager(r.pg):
+        work = dist.all_reduce(x, group=r.pg, async_op=True)
+        assert work is not None
+    work.wait()
+    work.result()
