@@ -411,11 +411,11 @@ class GroupLife:
         """Time out what is overdue; return seconds to the next deadline."""
         status, generation, handed = self.status, self.generation, self._handed
         if handed is not None:
-            record, since = handed
-            if time.monotonic() - since > record.timeout:
+            op, since = handed
+            if time.monotonic() - since > op.timeout:
                 text = (
-                    f"{record.describe()}: the {record.backend} backend has not taken "
-                    f"it for {record.timeout:g} s: a call of its library is stuck"
+                    f"{op.describe()}: the {op.backend} backend has not taken it for "
+                    f"{op.timeout:g} s: a call of its library is stuck"
                 )
                 self._abort(self._reason(text), generation=generation)
                 return float("inf")
