@@ -78,7 +78,9 @@ class _Progress:
         """Run `task` on the thread, soon."""
         with self._lock:
             self._tasks.append(task)
-            self._start()
+            # Python 3.12 starts no thread at its end, when nobody waits any more.
+            with contextlib.suppress(RuntimeError):
+                self._start()
         self._kick.set()
 
     def _start(self) -> None:
