@@ -144,7 +144,8 @@ def _of_cupy(array: Any, argument: str, where: object) -> Any:
     its backend says what it needs.
     """
     loaded: Any = sys.modules.get("cupy")
-    if loaded is not None and isinstance(array, loaded.ndarray):
+    ours = Float8Array if loaded is None else (Float8Array, loaded.ndarray)
+    if isinstance(array, ours):
         return array
     if not hasattr(array, "__dlpack__"):
         return array
