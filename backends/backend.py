@@ -168,6 +168,10 @@ class Backend:
         """What there is to say of its connections, for the board; may be empty."""
         return ""
 
+    def own_device(self) -> int | None:
+        """The index of the device for arrays that nobody has placed, if it has one."""
+        return None
+
     # -- checks the dispatcher asks for ------------------------------------
 
     def check(self, op: OpType, dtype: Any, reduce_op: ReduceOp | None) -> None:

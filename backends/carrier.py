@@ -33,6 +33,11 @@ class Carrier:
 
     def __init__(self, where: Place, kind: OpType, device: Any = None) -> None:
         self._where, self._pg = where, where.pg
+        if self._pg.capturing:
+            raise ValueError(
+                f"{where}: it needs the sizes first, and a coalescing_manager block "
+                "issues nothing before its end; call it before or after the block"
+            )
         self._index: int | None = None
         served = self._pg.config.device_backend_map
         if device is not None:
@@ -59,9 +64,8 @@ class Carrier:
                 f"{device!r}: register_staging(..., to_device=...) does; or name a "
                 "backend for 'cpu' in the group's config"
             )
-        own_device = getattr(backend, "_own_device", None)
-        if self._index is None and own_device is not None:
-            self._index = own_device()
+        if self._index is None:
+            self._index = backend.own_device()
         return copies
 
     @contextlib.contextmanager

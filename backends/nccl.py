@@ -125,7 +125,7 @@ class NCCLBackend(Backend):
         elif self._queues:
             return
         elif index is None:
-            index = self._own_device()
+            index = self.own_device()
         assert index is not None
         self._queue_for(index)
         if not arrays and not self._used:
@@ -252,7 +252,7 @@ class NCCLBackend(Backend):
                 )
 
     def _capability_lacks(self) -> str:
-        device = self._own_device()
+        device = self.own_device()
         major, minor = self._seam.cuda.capability(device)
         if major >= 9:
             return ""
@@ -419,7 +419,7 @@ class NCCLBackend(Backend):
     def barrier(self) -> Work:
         """An all_reduce of one number; its ``wait()`` blocks the host, as in c10d."""
         cuda = self._seam.cuda
-        with cuda.device(self._own_device()):
+        with cuda.device(self.own_device()):
             tensor = cuda.scratch()
         work = self._start(
             OpType.BARRIER, [tensor], [self._all_reduce(tensor, ReduceOp.SUM)]
@@ -427,7 +427,7 @@ class NCCLBackend(Backend):
         work.blocking = True
         return work
 
-    def _own_device(self) -> int:
+    def own_device(self) -> int:
         """The device that the group was used on first, else this process's."""
         for device in self._queues:
             return device

@@ -156,6 +156,11 @@ class ProcessGroup(GroupLife):
         finally:
             del self._captures[thread]
 
+    @property
+    def capturing(self) -> bool:
+        """Whether this thread is in a block that collects ops instead of issuing."""
+        return threading.get_ident() in self._captures
+
     def issue_batch(self, batch: Sequence[Captured]) -> list[Work]:
         """Issue captured ops in order, each run that fits together as one call."""
         if not batch:

@@ -27,6 +27,8 @@ __all__ = ["Cluster"]
 
 Progress = Callable[[str], None]
 
+#: Seconds that the ranks get to say where they are before they are ended.
+LAST_LOOK = 0.3
 #: Seconds that a controller gets to say that it will end.
 HUB_WAIT = 5.0
 
@@ -291,6 +293,8 @@ class Cluster(Ranks):
         with self._ending:
             if not self._open:
                 return
+            # What a saved notebook will show: not the middle of the last op.
+            self._roster.refresh(0.0, LAST_LOOK)
             self._open = False
         atexit.unregister(self._at_exit)
         self._cells.abandon("ClusterShutDown", "the cluster was shut down")

@@ -209,6 +209,21 @@ def test_barrier_takes_the_type_of_a_device(
     assert [*both._backends] == ["cuda"]
 
 
+def test_a_coalescing_block_is_no_place_for_objects(both: dist.ProcessGroup) -> None:
+    # Nothing is sent before its end, and the sizes have to be.
+    for call in (
+        lambda: dist.broadcast_object_list([1], 0),
+        lambda: dist.all_gather_object([None] * both.size(), 1),
+        lambda: dist.send_object_list([1], 1),
+    ):
+        with (
+            pytest.raises(ValueError, match="call it before or after the block"),
+            dist.coalescing_manager(),
+        ):
+            call()
+    assert not both.busy
+
+
 def test_devices_are_read(both: dist.ProcessGroup) -> None:
     where = Place("here", both)
     assert take_device("cuda", where) == ("cuda", None)

@@ -55,7 +55,7 @@ def test_the_page_is_up_to_date() -> None:
 def test_the_base_class_adds_no_op_that_the_table_lacks() -> None:
     other = {
         *("register_backend", "refresh", "check", "coalescing", "scratch"),
-        *("state", "prepare", "descend", "abort", "shutdown"),
+        *("state", "own_device", "prepare", "descend", "abort", "shutdown"),
     }
     methods = {name for name, value in vars(Backend).items() if callable(value)}
     methods |= {n for n, v in vars(Backend).items() if isinstance(v, classmethod)}

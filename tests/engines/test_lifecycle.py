@@ -16,6 +16,7 @@ import ipyparallel
 import psutil
 import pytest
 
+from rankscope.backends import is_gloo_available
 from rankscope.engines import Cluster, ClusterError, ClusterStartError
 from rankscope.engines.guardian import birth
 from tests.waiting import until
@@ -124,6 +125,14 @@ class TestBadInput:
 
 @pytest.mark.usefixtures("no_leaks")
 class TestTheEnd:
+    @pytest.mark.skipif(not is_gloo_available(), reason="no backend for numpy arrays")
+    def test_the_last_picture_is_of_the_end(self) -> None:
+        with Cluster.start(1) as cluster:
+            cluster.execute("dist.all_reduce(np.ones(2))").result(WAIT)
+        (group,) = cluster.glance().ranks[0].groups
+        assert not group.in_flight
+        assert group.completed is not None
+
     def test_everything_is_gone(self) -> None:
         said: list[str] = []
         cluster = Cluster.start(2, progress=said.append)
