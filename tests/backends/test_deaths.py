@@ -27,12 +27,15 @@ def bereaved(me: Rank, victim: int) -> None:
     dist.init_process_group("gloo", timeout=60)
     apart = dist.new_group([0, 2])
     dist.barrier()
-    me.report("ready")
     if me.rank == victim:
+        me.report("ready")
         me.listen(60)
         return
+    work = dist.all_reduce(np.ones(3), async_op=True)
+    assert work is not None
+    me.report("ready")
     with pytest.raises(dist.DistAbortedError) as caught:
-        dist.all_reduce(np.ones(3))
+        work.wait()
     me.report(str(caught.value))
     if victim:
         # A group that it was not in is as it was.
