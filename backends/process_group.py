@@ -107,7 +107,7 @@ class ProcessGroup(GroupLife):
                     f"{type(work).__name__}; expected a Work; "
                     "create_work_from_call and create_work_from_future make one"
                 )
-        except BaseException as error:  # noqa: BLE001 - it, or its cause, is raised
+        except BaseException as error:
             told = error
             if self.aborted is not None and isinstance(error, DistError):
                 # It came too late for the backend.
@@ -117,6 +117,8 @@ class ProcessGroup(GroupLife):
             work = Work(first.op_type)
             work.mark_failed(told)
             work.bind(record)
+            if told is error:
+                raise
             raise told from None
         work.op_type = first.op_type
         work.timed = self.timing

@@ -692,3 +692,17 @@ def test_a_bad_rank_or_world_size_is_refused(
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     store.close()
     assert not dist.is_initialized()
+
+
+def test_what_a_backend_raises_keeps_its_cause(
+    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cause = OSError("no route")
+
+    def fail(self: Manual, tensor: Any, op: dist.ReduceOp) -> dist.Work:
+        raise RuntimeError("cannot send") from cause
+
+    monkeypatch.setattr(Manual, "all_reduce", fail)
+    with pytest.raises(RuntimeError, match="cannot send") as caught:
+        dist.all_reduce(np.ones(2))
+    assert caught.value.__cause__ is cause
