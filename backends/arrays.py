@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from .float8 import Float8Array, float8_of
+from .nccl_library import install_command
 
 __all__ = [
     "DEVICE_TYPES",
@@ -157,12 +158,13 @@ def _of_cupy(array: Any, argument: str, where: object) -> Any:
             return array
         raise TypeError(
             f"{where}: {argument} (a torch tensor on CUDA) needs cupy, which is not "
-            "installed: pip install 'rankscope[cuda13]' (CUDA 12: 'rankscope[cuda12]')"
+            f"installed: {install_command()}"
         ) from error
     float8 = float8_of(array) if _library_of(array) == "torch" else None
     try:
         if float8 is not None:
-            return Float8Array(cupy.from_dlpack(array.view(_torch().uint8)), float8)
+            as_bytes = array.view(sys.modules["torch"].uint8)
+            return Float8Array(cupy.from_dlpack(as_bytes), float8)
         return cupy.from_dlpack(array)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         what = "torch tensor" if _library_of(array) == "torch" else type(array).__name__
@@ -170,10 +172,6 @@ def _of_cupy(array: Any, argument: str, where: object) -> Any:
             f"{where}: {argument} (a {what} on CUDA) cannot be shared with cupy "
             f"through DLPack: {error}"
         ) from error
-
-
-def _torch() -> Any:
-    return sys.modules["torch"]
 
 
 def _is_read_only(array: Any) -> bool:

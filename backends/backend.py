@@ -9,7 +9,6 @@ the same name; what a base-class method does not build out of others raises
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +20,7 @@ import numpy as np
 from . import flat, plugins
 from .composite import chain
 from .errors import DistBackendError, DistError
+from .nearest import nearest
 from .reduce_op import ReduceOp
 from .store import Store
 from .work import OpType, Work
@@ -391,8 +391,8 @@ def known_backends() -> list[str]:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """What of `known` was meant by `word`, to be put behind a message; may be empty."""
-    close = difflib.get_close_matches(word.lower(), known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    best = nearest(word, known)
+    return f"; did you mean {best!r}?" if best else ""
 
 
 def resolve(name: str) -> Registration:

@@ -18,7 +18,7 @@ import numpy as np
 
 from .nccl_seam import LibraryFailure
 
-__all__ = ["NcclLibrary", "unavailable_reason"]
+__all__ = ["DRIVER_FILES", "NcclLibrary", "install_command", "unavailable_reason"]
 
 #: nccl4py makes communicators by ``ncclCommInitRankScalable``, which came then.
 OLDEST = (2, 23)
@@ -30,8 +30,8 @@ _EXTRA, _LIBRARY = "'rankscope[cuda{}]'", "nvidia-nccl-cu{}"
 
 # cudaError_t of driver_types.h.
 _INSUFFICIENT_DRIVER, _NO_DEVICE = 35, 100
-# What a loaded NVIDIA driver shows; the other one is that of WSL.
-_DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg")
+#: What a loaded NVIDIA driver shows; the other one is that of WSL.
+DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -185,6 +185,11 @@ def _cuda_of_cupy() -> int | None:
     return None
 
 
+def install_command() -> str:
+    """What brings all that arrays on CUDA devices need."""
+    return f"pip install {_for_cuda(_EXTRA)}"
+
+
 def _for_cuda(package: str) -> str:
     """`package`, with the CUDA in its name that is there already, else with both."""
     cuda = _cuda_of_cupy()
@@ -200,9 +205,7 @@ def _not_installed(module: str, package: str) -> str | None:
         found = False
     if found:
         return None
-    return (
-        f"NCCL needs {package}, which is not installed: pip install {_for_cuda(_EXTRA)}"
-    )
+    return f"NCCL needs {package}, which is not installed: {install_command()}"
 
 
 def _no_device() -> str | None:
@@ -214,7 +217,7 @@ def _no_device() -> str | None:
     except runtime.CUDARuntimeError as error:
         if error.status == _NO_DEVICE:
             return _no_visible_device()
-        there = any(Path(file).exists() for file in _DRIVER_FILES)
+        there = any(Path(file).exists() for file in DRIVER_FILES)
         if error.status == _INSUFFICIENT_DRIVER and there:
             return _old_driver(error, runtime.driverGetVersion())
         return (
@@ -249,11 +252,11 @@ def _no_library() -> str | None:
     try:
         from nccl import core
     except (ImportError, OSError, RuntimeError) as error:
-        return f"nccl4py cannot be loaded ({error}): pip install {_for_cuda(_EXTRA)}"
+        return f"nccl4py cannot be loaded ({error}): {install_command()}"
     library = core.get_version().libnccl
     if library is None:
         return (
-            f"libnccl.so.2 is not there: pip install {_for_cuda(_EXTRA)}, or that "
+            f"libnccl.so.2 is not there: {install_command()}, or that "
             f"alone: pip install {_for_cuda(_LIBRARY)}"
         )
     if library.version.release[:2] < OLDEST:

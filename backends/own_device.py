@@ -33,8 +33,9 @@ def own_device() -> int | None:
 
 def likely_device() -> int | None:
     """The one that arrays of this thread's caller will lie on, as far as is known."""
-    if own_device() is not None:
-        return own_device()
+    told = own_device()
+    if told is not None:
+        return told
     seen = nccl_seam.current_device()
     if seen is None and "cupy" in sys.modules:
         runtime = sys.modules["cupy"].cuda.runtime

@@ -18,6 +18,7 @@ import numpy as np
 from .backend import Array, Backend, resolve
 from .composite import chain
 from .errors import DistBackendError
+from .nccl_library import install_command
 from .reduce_op import ReduceOp
 from .work import OpType, Work
 
@@ -107,7 +108,7 @@ def _cuda() -> Copies:
     except ImportError as error:
         raise DistBackendError(
             "CUDA arrays are copied to host memory and back by cupy, which is not "
-            "installed: pip install 'rankscope[cuda13]' (CUDA 12: 'rankscope[cuda12]')"
+            f"installed: {install_command()}"
         ) from error
 
     def to_host(array: Any) -> Host:

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from rankscope.backends import unavailable_reason
+from rankscope.backends.nccl_library import DRIVER_FILES
 
 from .errors import ClusterError
 from .runs import parse_runs
@@ -28,8 +29,8 @@ __all__ = [
     "parse_devices",
 ]
 
-#: One of these is there where a GPU's driver is: NVIDIA, WSL, AMD.
-GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+#: One of these is there where a GPU's driver is: NVIDIA's or AMD's.
+GPU_DEVICES = (*DRIVER_FILES, "/dev/kfd")
 #: Seconds between two looks at a GPU's memory.
 LOOK = 1.0
 

@@ -6,13 +6,14 @@ and exits on its own, and it cannot be asked what may follow a word.
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
+
+from rankscope.backends.nearest import nearest
 
 __all__ = ["Command", "Option", "Parameter", "Values", "closest"]
 
@@ -202,14 +203,5 @@ class Command:
 
 def closest(word: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean X?"`` for the nearest of `known`, or ``""``."""
-    typed = word.lower()
-
-    def likeness(candidate: str) -> float:
-        matcher = difflib.SequenceMatcher(None, typed, candidate.lower())
-        first = matcher.get_matching_blocks()[0]
-        # Typing errors are rare in the first letters.
-        start = first.size if first.a == first.b == 0 else 0
-        return matcher.ratio() + 0.3 * start / max(len(typed), len(candidate), 1)
-
-    best = max(known, key=likeness, default=None)
-    return f"; did you mean {best}?" if best and likeness(best) > 0.7 else ""
+    best = nearest(word, known)
+    return f"; did you mean {best}?" if best else ""

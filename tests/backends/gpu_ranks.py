@@ -40,6 +40,12 @@ class Rank:
     def everybodys(self, count: int, dtype: str) -> list[np.ndarray]:
         return [np.asarray(self.random(count, dtype, r)) for r in range(self.size)]
 
+    def all_reduce(self, value: float = 1.0) -> dist.Work:
+        """Issue one, of a fresh array, and return its Work."""
+        work = dist.all_reduce(self.array([value]), group=self.pg, async_op=True)
+        assert work is not None
+        return work
+
     def synchronize(self) -> None:
         self.simulation.synchronize(self.rank)
 

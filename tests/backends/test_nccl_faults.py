@@ -231,7 +231,7 @@ def test_an_interrupt_that_comes_in_a_call_is_put_off(
         dist.all_reduce(r.array([1.0]), group=r.pg)
     assert signal.getsignal(signal.SIGINT) is before
     simulation.nccl.all_reduce = all_reduce  # type: ignore[method-assign]
-    dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True).synchronize()
+    r.all_reduce().synchronize()
     assert issued(simulation, 0) == 3  # the barrier is one, too
 
 
@@ -244,14 +244,12 @@ def test_a_callback_may_issue_ops(ranks: Ranks) -> None:
     followed: list[dist.Work] = []
 
     def follow(work: dist.Work) -> None:
-        more = dist.all_reduce(r.array([2.0]), group=r.pg, async_op=True)
-        assert more is not None
+        more = r.all_reduce(2.0)
         followed.append(more)
 
     def body(r: Rank) -> None:
         for _ in range(300):
-            work = dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True)
-            assert work is not None
+            work = r.all_reduce()
             work.add_done_callback(follow)
 
     ranks(body)
@@ -264,8 +262,7 @@ def test_a_callback_that_raises_ends_nothing_else(
     ranks.start(1, timeout=1)
     (r,) = ranks.ranks
     dist.barrier(group=r.pg)
-    work = dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True)
-    assert work is not None
+    work = r.all_reduce()
 
     def fail(work: dist.Work) -> None:
         raise KeyError("route")
@@ -275,8 +272,7 @@ def test_a_callback_that_raises_ends_nothing_else(
     until(lambda: "KeyError: 'route'" in caplog.text)
     # Progress and watchdog live on.
     simulation.hangs.add(0)
-    work = dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True)
-    assert work is not None
+    work = r.all_reduce()
     until(lambda: work.state is WorkState.TIMED_OUT)
 
 
@@ -287,7 +283,7 @@ def test_a_callback_in_a_coalescing_block_may_issue_ops(ranks: Ranks) -> None:
     followed: list[Any] = []
 
     def follow(work: dist.Work) -> None:
-        followed.append(dist.all_reduce(r.array([2.0]), group=r.pg, async_op=True))
+        followed.append(r.all_reduce(2.0))
 
     def body(r: Rank) -> None:
         for values in ([], [1.0]):
@@ -322,8 +318,7 @@ def test_who_asks_for_the_error_has_heard_of_it(
     (r,) = ranks.ranks
     dist.barrier(group=r.pg)
     simulation.hangs.add(0)
-    work = dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True)
-    assert work is not None
+    work = r.all_reduce()
     assert work.wait()
     until(work.is_completed)
     assert not r.pg.status.end_is_known
@@ -364,8 +359,7 @@ def test_an_op_behind_a_stuck_call_of_another_group_is_timed_out(
     stuck = simulation.calls_stuck[0] = threading.Event()
     (future,) = ranks.futures(lambda r: dist.all_reduce(r.array([1.0]), group=r.pg))
     until(queue_of(r).lane.lock.locked)
-    work = dist.all_reduce(other.array([1.0]), group=other.pg, async_op=True)
-    assert work is not None
+    work = other.all_reduce()
     until(lambda: work.state is WorkState.TIMED_OUT)
     stuck.set()
     future.result(20)
@@ -401,8 +395,7 @@ def test_a_device_that_is_lost_ends_its_groups(
     (r,) = ranks.ranks
     dist.barrier(group=r.pg)
     simulation.hangs.add(0)
-    work = dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True)
-    assert work is not None
+    work = r.all_reduce()
 
     def lost(index: int) -> Any:
         raise LibraryFailure("CUDA reports: cudaErrorIllegalAddress")
@@ -423,8 +416,7 @@ def test_a_device_that_does_not_answer_is_timed_out(
     dist.barrier(group=r.pg)
     answers, reached = threading.Event(), simulation.cuda.reached
     simulation.hangs.add(0)
-    work = dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True)
-    assert work is not None
+    work = r.all_reduce()
 
     def silent(event: Any) -> bool:
         answers.wait(60)
@@ -442,8 +434,7 @@ def test_a_communicator_that_stays_busy_is_timed_out(
     (r,) = ranks.ranks
     dist.barrier(group=r.pg)
     simulation.in_progress.add(0)
-    work = dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True)
-    assert work is not None
+    work = r.all_reduce()
     with pytest.raises(dist.DistTimeoutError, match="all_reduce #2"):
         work.synchronize()
     simulation.in_progress.clear()
@@ -485,9 +476,7 @@ def test_a_timeout_is_told_to_every_waiter(
 
     backend.abort = late  # type: ignore[method-assign]
     simulation.in_progress.add(0)
-    works = [
-        dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True) for _ in range(4)
-    ]
+    works = [r.all_reduce() for _ in range(4)]
     told = []
 
     def wait(work: Any) -> None:
@@ -582,7 +571,7 @@ def test_a_stream_that_is_captured_is_refused(
     with pytest.raises(dist.DistError, match="a CUDA graph is being captured"):
         dist.all_reduce(r.array([1.0]), group=r.pg)
     simulation.captured.clear()
-    dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True).synchronize()
+    r.all_reduce().synchronize()
 
 
 def test_what_is_over_when_an_abort_comes_went_well(
@@ -594,8 +583,7 @@ def test_what_is_over_when_an_abort_comes_went_well(
     queue = queue_of(r)
     with queue.lane.lock:
         # Nobody can look meanwhile.
-        work = dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True)
-        assert work is not None
+        work = r.all_reduce()
     until(lambda: work.is_success() or queue.in_flight)
     simulation.streams[queue.stream].synchronize()
     r.pg.abort("enough")

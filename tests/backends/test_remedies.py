@@ -43,7 +43,7 @@ def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         device = tmp_path / "nvidiactl"
         if there:
             device.touch()
-        monkeypatch.setattr(nccl_library, "_DRIVER_FILES", (str(device),))
+        monkeypatch.setattr(nccl_library, "DRIVER_FILES", (str(device),))
         installed(monkeypatch, cupy)
         return nccl_library._no_device()
 
