@@ -20,7 +20,10 @@ ifeq ($(shell test -n "$$HOME" -a -d "$$HOME" -a -w "$$HOME" && echo usable),)
 export HOME := $(CURDIR)/build/home
 endif
 
-.PHONY: help demo lab test lint style types format bench clean distclean environment \
+# Two workers for two cores; PYTEST_ARGS="-n 0" for none, as --pdb wants it.
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+
+.PHONY: help demo lab check test soak lint style contracts types format bench clean distclean environment \
     other-environments typing
 
 help: ## list these targets
@@ -34,14 +37,24 @@ lab: environment ## open the notebooks in JupyterLab (LAB_ARGS="--no-browser --p
 	@JUPYTER_PATH="$(CURDIR)/build/jupyter" $(BIN)/python -m jupyterlab --notebook-dir=notebooks \
 	    $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_ARGS)
 
-test: lint ## linter, type checker and tests (PYTEST_ARGS="-k gloo" for some)
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+check: lint ## all of lint, and the tests that start no process: in a minute (PYTEST_ARGS)
+	@$(BIN)/python -m pytest --no-processes $(PARALLEL) $(PYTEST_ARGS)
 
-lint: style types ## linter, formatter (check only) and type checker
+test: lint ## linter, type checker and tests (PYTEST_ARGS="-k gloo" for some)
+	@$(BIN)/python -m pytest -m "not soak" $(PARALLEL) $(PYTEST_ARGS)
+
+soak: environment ## the tests that take minutes: faults in a row, 20,000 ops, the MPI tests on MPICH
+	@$(BIN)/python -m pytest -m soak $(PARALLEL) $(PYTEST_ARGS)
+
+lint: style contracts types ## linter, formatter (check only), import contracts, type checker
 
 style: environment
 	@$(BIN)/ruff check $(SOURCES)
 	@$(BIN)/ruff format --check $(SOURCES)
+
+# From the tree of links, which it would not see from here.
+contracts: environment typing
+	@cd $(TYPING) && $(CURDIR)/$(BIN)/lint-imports --config $(CURDIR)/pyproject.toml --no-cache --no-logo
 
 types: environment typing
 	@$(MYPY) -p rankscope | $(TRUE_PATHS)

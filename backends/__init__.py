@@ -6,8 +6,7 @@ launcher that sets ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT``.
 
 from __future__ import annotations
 
-from .backend import Backend, unavailable_reason
-from .coalescing import (
+from .collectives.coalescing import (
     CoalescingManager,
     P2POp,
     all_gather_into_tensor_coalesced,
@@ -16,21 +15,34 @@ from .coalescing import (
     coalescing_manager,
     reduce_scatter_tensor_coalesced,
 )
-from .collectives import (
+from .collectives.data_movement import (
     all_gather,
     all_gather_into_tensor,
-    all_reduce,
     all_to_all,
     all_to_all_single,
     barrier,
     broadcast,
     gather,
+    scatter,
+)
+from .collectives.monitored_barrier import monitored_barrier
+from .collectives.objects import (
+    all_gather_object,
+    broadcast_object_list,
+    gather_object,
+    recv_object_list,
+    refuse_pickles,
+    scatter_object_list,
+    send_object_list,
+)
+from .collectives.point_to_point import irecv, isend, recv, send
+from .collectives.reductions import (
+    all_reduce,
     reduce,
     reduce_scatter,
     reduce_scatter_tensor,
-    scatter,
 )
-from .config import BackendConfig
+from .devices.shared_memory import empty, zeros
 from .errors import (
     DistAbortedError,
     DistBackendError,
@@ -40,10 +52,7 @@ from .errors import (
     DistStoreTimeoutError,
     DistTimeoutError,
 )
-from .export import dump_flight_recorder
-from .file_store import FileStore
-from .futures import create_work_from_call, create_work_from_future
-from .groups import (
+from .groups.api import (
     SHRINK_ABORT,
     SHRINK_DEFAULT,
     GroupMember,
@@ -69,29 +78,25 @@ from .groups import (
     rebuild_process_group,
     shrink_group,
 )
-from .hooks import add_op_hook
-from .monitored_barrier import monitored_barrier
-from .nccl_options import nccl_options
-from .objects import (
-    all_gather_object,
-    broadcast_object_list,
-    gather_object,
-    recv_object_list,
-    refuse_pickles,
-    scatter_object_list,
-    send_object_list,
-)
-from .op_timeout import op_timeout
-from .point_to_point import irecv, isend, recv, send
-from .prefix_store import PrefixStore
-from .process_group import ProcessGroup
-from .reduce_op import ReduceOp, make_nccl_premul_sum
-from .shared import empty, zeros
-from .staging import register_staging
-from .store import Store
-from .tcp_store import TCPStore
-from .work import OpType, Work, WorkState
-from .world import NonGroupMember
+from .groups.config import BackendConfig
+from .groups.non_member import NonGroupMember
+from .groups.process_group import ProcessGroup
+from .interface.base import Backend
+from .interface.registry import unavailable_reason
+from .interface.staging import register_staging
+from .nccl.options import nccl_options
+from .observe.export import dump_flight_recorder
+from .stores.base import Store
+from .stores.file import FileStore
+from .stores.prefix import PrefixStore
+from .stores.tcp import TCPStore
+from .work.futures import create_work_from_call, create_work_from_future
+from .work.hooks import add_op_hook
+from .work.op_timeout import op_timeout
+from .work.op_type import OpType
+from .work.reduce_op import ReduceOp, make_nccl_premul_sum
+from .work.state import WorkState
+from .work.work import Work
 
 __all__ = [
     "SHRINK_ABORT",

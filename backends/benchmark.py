@@ -1,7 +1,7 @@
-"""benchmark: how fast a collective is in this group, size by size.
+"""benchmark: time and bandwidth of a collective in this group, size by size.
 
-Sizes, counts and bandwidths mean what they mean in NVIDIA's nccl-tests; each
-size is checked once, with data whose result is known, before it is timed.
+Sizes, counts and bandwidths are defined as in NVIDIA's nccl-tests. Before a size
+is timed, one op with data of a known result is checked.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from . import collectives
-from .coalescing import P2POp, batch_isend_irecv
+from .collectives import data_movement, reductions
+from .collectives.coalescing import P2POp, batch_isend_irecv
+from .collectives.point_to_point import irecv, isend
+from .devices.shared_memory import empty
 from .errors import DistBackendError
-from .groups import Group, get_global_rank, resolve_group
-from .point_to_point import irecv, isend
-from .process_group import ProcessGroup
-from .shared import empty
-from .work import OpType
+from .groups.api import Group, get_global_rank, resolve_group
+from .groups.process_group import ProcessGroup
+from .work.op_type import OpType, spec_of
 
 __all__ = [
     "BENCHMARKS",
@@ -35,23 +35,23 @@ __all__ = [
 
 #: The values of the test data repeat after so many elements.
 PERIOD = 5
-#: The rank of the group that an op with a root has as its root.
+#: The group rank of the root, for ops with a root.
 ROOT = 0
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One size, measured by one rank."""
+    """Result of one size on one rank."""
 
     op: str
-    #: Bytes that the op counts as moving, as nccl-tests has them.
+    #: Bytes of the op, as nccl-tests counts them.
     size: int
-    #: Elements of the array that one rank gives.
+    #: Elements of the input array of one rank.
     count: int
     dtype: str
     #: Mean seconds of one op.
     seconds: float
-    #: Elements of this rank's result that were not what they must be.
+    #: Wrong elements in this rank's result.
     wrong: int
 
 
@@ -96,7 +96,7 @@ def benchmark(
 
 
 def usual_device(devices: Iterable[str]) -> str:
-    """The one of `devices` to measure on, unless told: the CPU, else the first."""
+    """Return the default device type to measure on: the CPU, else the first."""
     there = list(devices)
     return "cpu" if "cpu" in there else there[0]
 
@@ -109,7 +109,7 @@ def check_benchmark(
     iterations: int = 20,
     warmup: int = 5,
 ) -> None:
-    """Raise `ValueError` for what `benchmark` would refuse in a group of `ranks`."""
+    """Raise `ValueError` for arguments that `benchmark` refuses for `ranks` ranks."""
     if op not in BENCHMARKS:
         raise ValueError(f"op {op!r}: expected one of {', '.join(BENCHMARKS)}")
     if iterations < 1 or warmup < 0:
@@ -122,7 +122,7 @@ def check_benchmark(
     kind = np.dtype(dtype)
     if kind.kind not in "iufc":
         raise ValueError(f"dtype {kind}: expected integers, floats or complex numbers")
-    least = kind.itemsize * (ranks if op in _DIVIDED else 1)
+    least = kind.itemsize * (ranks if spec_of(op).divided else 1)
     small = [size for size in sizes if size < least]
     if small or not sizes:
         given = f"size {small[0]}" if small else "no size at all"
@@ -180,12 +180,12 @@ def _measure(case: _Case, iterations: int, warmup: int) -> Measurement:
     call()
     found = result()
     wrong = 0 if found is None else case.count_wrong(*found)
-    # Sums of sums would overflow; zeros stay what they are.
+    # Repeated sums would overflow; zeros do not change.
     case.clear()
     for _ in range(warmup):
         call()
     case.settle()
-    collectives.barrier(group=case.group, device=case.device)
+    data_movement.barrier(group=case.group, device=case.device)
     began = time.perf_counter()
     for _ in range(iterations):
         call()
@@ -195,7 +195,7 @@ def _measure(case: _Case, iterations: int, warmup: int) -> Measurement:
 
 
 class _Case:
-    """One op at one size: its arrays, and the data that its check needs."""
+    """One op at one size: its arrays, and the data for its check."""
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ class _Case:
         self.ranks, self.rank = group.size(), group.rank
         #: Elements that a rank gives, or, of the divided ops, that a part has.
         self.count = size // dtype.itemsize
-        if op in _DIVIDED:
+        if spec_of(op).divided:
             self.count //= self.ranks
             self.size = self.count * self.ranks * dtype.itemsize
         else:
@@ -224,11 +224,11 @@ class _Case:
 
     @property
     def root(self) -> int:
-        """The root's rank in the default group, which is what ops want."""
+        """The root's rank in the default group, as ops require."""
         return get_global_rank(self.group, ROOT)
 
     def array(self, parts: int = 1) -> Any:
-        """A new array of `parts` times `count` elements."""
+        """Return a new array of `parts` times `count` elements."""
         count = self.count * parts
         made: Any
         if self.device != "cpu":
@@ -247,11 +247,11 @@ class _Case:
         )
 
     def patterns(self, seeds: Sequence[int]) -> np.ndarray:
-        """The patterns of several seeds, one after the other."""
+        """Return the patterns of several seeds, one after the other."""
         return np.concatenate([self.pattern(seed) for seed in seeds])
 
     def total(self, part: int = 0) -> np.ndarray:
-        """The sum over all ranks of their pattern, or of their part's."""
+        """Return the sum over all ranks of their pattern, or of their part's."""
         tile = sum((np.arange(PERIOD) + rank + part) % PERIOD for rank in self.everyone)
         return np.resize(tile, self.count).astype(self.dtype)
 
@@ -275,7 +275,7 @@ class _Case:
             array.fill(0)
 
     def settle(self) -> None:
-        """Wait on the host for what the device still has to do."""
+        """Block the host until the device has finished."""
         if self.device != "cpu":
             _array_module(self.device).cuda.get_current_stream().synchronize()
 
@@ -313,7 +313,7 @@ _Parts = tuple[
 def _all_reduce(case: _Case) -> _Parts:
     x = case.array()
     return (
-        lambda: collectives.all_reduce(x, **case.peers),
+        lambda: reductions.all_reduce(x, **case.peers),
         lambda: case.put(x, case.pattern(case.rank)),
         lambda: (x, case.total()),
     )
@@ -322,7 +322,7 @@ def _all_reduce(case: _Case) -> _Parts:
 def _reduce(case: _Case) -> _Parts:
     x = case.array()
     return (
-        lambda: collectives.reduce(x, dst=case.root, **case.peers),
+        lambda: reductions.reduce(x, dst=case.root, **case.peers),
         lambda: case.put(x, case.pattern(case.rank)),
         lambda: (x, case.total()) if case.rank == ROOT else None,
     )
@@ -331,7 +331,7 @@ def _reduce(case: _Case) -> _Parts:
 def _broadcast(case: _Case) -> _Parts:
     x = case.array()
     return (
-        lambda: collectives.broadcast(x, src=case.root, **case.peers),
+        lambda: data_movement.broadcast(x, src=case.root, **case.peers),
         lambda: case.put(x, case.pattern(case.rank)),
         lambda: (x, case.pattern(ROOT)),
     )
@@ -340,7 +340,7 @@ def _broadcast(case: _Case) -> _Parts:
 def _all_gather_into_tensor(case: _Case) -> _Parts:
     x, out = case.array(), case.array(case.ranks)
     return (
-        lambda: collectives.all_gather_into_tensor(out, x, **case.peers),
+        lambda: data_movement.all_gather_into_tensor(out, x, **case.peers),
         lambda: case.put(x, case.pattern(case.rank)),
         lambda: (out, case.patterns(case.everyone)),
     )
@@ -350,7 +350,7 @@ def _reduce_scatter_tensor(case: _Case) -> _Parts:
     x, out = case.array(case.ranks), case.array()
     seeds = [case.rank + part for part in case.everyone]
     return (
-        lambda: collectives.reduce_scatter_tensor(out, x, **case.peers),
+        lambda: reductions.reduce_scatter_tensor(out, x, **case.peers),
         lambda: case.put(x, case.patterns(seeds)),
         lambda: (out, case.total(case.rank)),
     )
@@ -361,7 +361,7 @@ def _all_to_all_single(case: _Case) -> _Parts:
     sent = [case.rank + 2 * to for to in case.everyone]
     received = [source + 2 * case.rank for source in case.everyone]
     return (
-        lambda: collectives.all_to_all_single(out, x, **case.peers),
+        lambda: data_movement.all_to_all_single(out, x, **case.peers),
         lambda: case.put(x, case.patterns(sent)),
         lambda: (out, case.patterns(received)),
     )
@@ -372,7 +372,7 @@ def _gather(case: _Case) -> _Parts:
     out = case.array(case.ranks) if case.rank == ROOT else None
     parts = None if out is None else list(out.reshape(case.ranks, case.count))
     return (
-        lambda: collectives.gather(x, parts, dst=case.root, **case.peers),
+        lambda: data_movement.gather(x, parts, dst=case.root, **case.peers),
         lambda: case.put(x, case.pattern(case.rank)),
         lambda: None if out is None else (out, case.patterns(case.everyone)),
     )
@@ -388,14 +388,14 @@ def _scatter(case: _Case) -> _Parts:
             case.put(x, case.patterns(case.everyone))
 
     return (
-        lambda: collectives.scatter(out, parts, src=case.root, **case.peers),
+        lambda: data_movement.scatter(out, parts, src=case.root, **case.peers),
         fill,
         lambda: (out, case.pattern(case.rank)),
     )
 
 
 def _ring(case: _Case) -> _Parts:
-    """Each rank sends to the next and receives from the one before."""
+    """Return the parts of a ring: send to the next rank, receive from the previous."""
     x, out = case.array(), case.array()
     after, before = (case.rank + 1) % case.ranks, (case.rank - 1) % case.ranks
 
@@ -416,7 +416,8 @@ def _ring(case: _Case) -> _Parts:
     )
 
 
-#: What can be measured: op → what makes its arrays and the call.
+#: What can be measured: the name of the op → what makes its arrays and the call.
+#: Ops with `OpSpec.measured`, and one pattern of sends and receives.
 BENCHMARKS: dict[str, Callable[[_Case], _Parts]] = {
     OpType.ALL_REDUCE.value: _all_reduce,
     OpType.BROADCAST.value: _broadcast,
@@ -428,12 +429,3 @@ BENCHMARKS: dict[str, Callable[[_Case], _Parts]] = {
     OpType.SCATTER.value: _scatter,
     "batch_isend_irecv": _ring,
 }
-
-#: Ops whose S is the array of all ranks together.
-_DIVIDED = (
-    OpType.ALL_GATHER_INTO_TENSOR.value,
-    OpType.REDUCE_SCATTER_TENSOR.value,
-    OpType.ALL_TO_ALL_SINGLE.value,
-    OpType.GATHER.value,
-    OpType.SCATTER.value,
-)

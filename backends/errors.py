@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
 __all__ = [
     "DistAbortedError",
     "DistBackendError",
@@ -10,15 +13,82 @@ __all__ = [
     "DistStoreError",
     "DistStoreTimeoutError",
     "DistTimeoutError",
+    "LibraryFailure",
 ]
+
+_Error = TypeVar("_Error", bound="DistError")
+
+_ATTRIBUTES = ("rank", "group", "op", "sequence_number", "culprits", "reason")
 
 
 class DistError(RuntimeError):
-    """Base of every error that a collective, a group or a store raises."""
+    """Base of every error that a collective, a group or a store raises.
+
+    The message says all of it to a person; the attributes are for code. They
+    survive pickling.
+
+    Attributes
+    ----------
+    rank : int or None
+        Global rank of the process that raised the error.
+    group : str or None
+        Name of the group.
+    op : str or None
+        Name of the op, such as ``"all_reduce"``.
+    sequence_number : int or None
+        ``collective_seq_id`` of the op, ``p2p_seq_id`` of a send or receive.
+    culprits : tuple of int
+        Global ranks that caused the error, as far as they are known: dead ones,
+        or those that did not come to a monitored barrier.
+    reason : str or None
+        What happened, without the op and the group that it happened to: why the
+        group was aborted, what a library said.
+    """
+
+    rank: int | None = None
+    group: str | None = None
+    op: str | None = None
+    sequence_number: int | None = None
+    culprits: tuple[int, ...] = ()
+    reason: str | None = None
+
+    def __init__(
+        self,
+        message: object = "",
+        *,
+        rank: int | None = None,
+        group: str | None = None,
+        op: str | None = None,
+        sequence_number: int | None = None,
+        culprits: Sequence[int] = (),
+        reason: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.fill_in(
+            rank=rank,
+            group=group,
+            op=op,
+            sequence_number=sequence_number,
+            culprits=tuple(culprits),
+            reason=reason,
+        )
+
+    def fill_in(self, **attributes: Any) -> None:
+        """Set those of `attributes` that the error does not have yet."""
+        for name, value in attributes.items():
+            if getattr(self, name) in (None, ()) and value not in (None, ()):
+                setattr(self, name, value)
+
+    def prefixed(self: _Error, prefix: str, **attributes: Any) -> _Error:
+        """Return the error with `prefix` before its message, and more attributes."""
+        made = type(self)(f"{prefix}: {self}")
+        made.fill_in(**{name: getattr(self, name) for name in _ATTRIBUTES})
+        made.fill_in(**attributes)
+        return made
 
 
 class DistBackendError(DistError):
-    """A backend failed: a peer or a side process died, a library said no."""
+    """A backend failed: a peer or a side process died, a library reported an error."""
 
 
 class DistTimeoutError(DistBackendError, TimeoutError):
@@ -39,3 +109,7 @@ class DistStoreError(DistError):
 
 class DistStoreTimeoutError(DistStoreError, TimeoutError):
     """Keys were still missing in the store when the deadline passed."""
+
+
+class LibraryFailure(DistBackendError):
+    """A call of NCCL or CUDA failed; the message is the library's."""

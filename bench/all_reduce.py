@@ -44,9 +44,9 @@ def measure(
     """Compare at 2 and 4 ranks, every size; `pythons` has each contender's Python.
 
     Within a round every contender runs one block, in turn, and the order
-    rotates from round to round: what happens to the machine happens to all.
+    rotates from round to round, so that a disturbance affects all contenders.
     A contender that fails is left out at that number of ranks from then on;
-    `left_out` is told why, and `say` how far it is.
+    `left_out` is called with the reason, `say` with the progress.
     """
     rows: list[Row] = []
     for size in (2, 4):

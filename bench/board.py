@@ -1,8 +1,8 @@
-"""What the board costs with 256 ranks that each say ten times a second how they are.
+"""Cost of the board with 256 ranks that each publish status ten times a second.
 
-The ranks are not there: their messages are, as bytes, and go the kernel's whole way
-from decoding to the message for the page. The page gets what the kernel sent, at the
-pace at which it did.
+The ranks are simulated: their messages, as bytes, pass through the whole kernel path
+from decoding to the message for the page. The page receives the kernel's messages at
+the original pace.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from rankscope.engines import ClusterStatus
-from rankscope.engines.seats import Seat
-from rankscope.engines.summary import pack, unpack
-from rankscope.widgets.board_feed import BoardFeed
+from rankscope.engines.cluster.rank_slots import RankSlot
+from rankscope.engines.wire.status_codec import pack, unpack
+from rankscope.widgets.board.feed import BoardFeed
 
 from .table import Row, Sample, duration
 
@@ -56,21 +56,21 @@ class _Ranks:
     closed = False
 
     def __init__(self) -> None:
-        self._seats = [
-            Seat(rank, rank, str(rank), 1000 + rank, "node1", "127.0.0.1", 0)
+        self._slots = [
+            RankSlot(rank, rank, str(rank), 1000 + rank, "node1", "127.0.0.1", 0)
             for rank in range(RANKS)
         ]
         self._heard: Callable[[int, dict[str, Any]], None] = lambda rank, summary: None
 
     def hear(self, rank: int, message: bytes) -> None:
-        seat = self._seats[rank]
-        seat.summary, seat.heard = unpack(json.loads(message)), time.monotonic()
-        self._heard(rank, seat.summary)
+        slot = self._slots[rank]
+        slot.summary, slot.summary_at = unpack(json.loads(message)), time.monotonic()
+        self._heard(rank, slot.summary)
 
     def glance(self, ranks: Iterable[int] | None = None) -> ClusterStatus:
         now = time.monotonic()
         chosen = range(RANKS) if ranks is None else sorted(ranks)
-        found = tuple(self._seats[rank].status(now) for rank in chosen)
+        found = tuple(self._slots[rank].status(now) for rank in chosen)
         return ClusterStatus("bench", "default", "local", "cpu:gloo", "running", found)
 
     def subscribe(
@@ -81,7 +81,7 @@ class _Ranks:
 
 
 def _message(rank: int, step: int) -> bytes:
-    """A rank in the middle of all_reduces of 4 MiB, some milliseconds each."""
+    """Return the status of a rank amid all_reduces of 4 MiB, some milliseconds each."""
     seq = 100 + step * 30 + rank % 3
     op = {
         "op": "all_reduce",
@@ -114,7 +114,7 @@ def _message(rank: int, step: int) -> bytes:
 
 
 def measure(seconds: float, left_out: Callable[[str], None]) -> list[Row]:
-    """The kernel's share of a core, and the page's time from frame to frame."""
+    """Return the kernel's share of a core, and the page's time from frame to frame."""
     busy, sent = _feed(seconds)
     what = f"board of {RANKS} ranks, {RATE} updates/s each"
     rows = [

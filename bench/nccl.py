@@ -29,12 +29,12 @@ import rankscope as dist
 
 # Absolute names: the two ranks are given this file by its path.
 from bench.table import Row, Sample, duration
-from rankscope.backends.config import BackendConfig
-from rankscope.backends.process_group import ProcessGroup
-from rankscope.backends.world import world as groups
+from rankscope.backends.conformance.ranks import Rank, RankFailure, run_ranks
+from rankscope.backends.conformance.waiting import until
+from rankscope.backends.groups.config import BackendConfig
+from rankscope.backends.groups.process_group import ProcessGroup
+from rankscope.backends.groups.world import world as groups
 from tests.gpu.ranks import aborted_meanwhile, world
-from tests.ranks import Rank, RankFailure, run_ranks
-from tests.waiting import until
 
 __all__ = ["measure", "versions"]
 
@@ -42,7 +42,7 @@ OPS = 2000
 ARRAYS, BYTES = 64, 8 << 20
 ABORTS, HANGS = 10, 5
 OURS, BARE, TORCHS = "rankscope", "nccl4py called bare", "torch's ProcessGroupNCCL"
-#: Seconds that the two ranks have for all of theirs.
+#: Timeout in seconds of the two ranks, for all their measurements.
 PATIENCE = 180
 #: DESIGN §7, where a group is one launch: the CPU of single ops, the time of a
 #: flat one; and the seconds in which an abort has ended what hung.
@@ -50,7 +50,7 @@ CPU_BUDGET, TIME_BUDGET, ABORT_BUDGET = 0.25, 1.1, 1.0
 
 
 def versions() -> dict[str, str]:
-    """The GPU, its driver and the libraries between; only where NCCL can be used."""
+    """Return the GPU, its driver and the libraries; needs a usable NCCL."""
     import cupy
     from nccl import core
 
@@ -82,7 +82,7 @@ def _driver() -> str:
 
 
 def measure(rounds: int, note: Callable[[str], None]) -> list[Row]:
-    """Every row, or none and a note why."""
+    """Return all rows, or no row and a note of the reason."""
     reason = dist.unavailable_reason("nccl")
     if reason is not None:
         note(f"nccl: {reason}")
@@ -163,7 +163,7 @@ def _bare(x: Any) -> Iterator[Callable[[], Any]]:
 
 
 def _torch_lacks() -> str:
-    """What keeps torch from NCCL in this environment; empty: nothing."""
+    """Return why torch cannot use NCCL in this environment; empty if it can."""
     try:
         import torch
         import torch.distributed as theirs
@@ -297,7 +297,7 @@ def two_ranks(me: Rank, rounds: int) -> tuple[list[Row], Row]:
 
 
 def _worst(what: str, took: list[float]) -> Row:
-    """The median and the longest, which is what the budget is for."""
+    """Return a row of the median and the maximum; the budget is for the maximum."""
     took = sorted(took)
     return Row(
         what,

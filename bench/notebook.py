@@ -19,7 +19,7 @@ CELL_BUDGET = 1.2
 
 
 def empty_cell(rounds: int) -> list[Row]:
-    """An empty cell on 4 ranks against `%%px --block` on the same engines."""
+    """Compare an empty cell on 4 ranks with `%%px --block` on the same engines."""
     times = _in_kernel(f"empty_cells({rounds}, 20)")
     return [
         Row.compare(

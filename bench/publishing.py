@@ -1,4 +1,4 @@
-"""What it costs collectives that every rank publishes its status meanwhile."""
+"""Slow-down of collectives while every rank publishes its status."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WAIT = 120.0
 # status and without.
 SETUP = """
 import time
-from rankscope.engines import agent
+from rankscope.engines.agent.agent import agent
 subscribed, x = agent._agent._subscribers, dist.zeros(16384)
 
 def block(on, ops):

@@ -30,7 +30,7 @@ class Ranks:
         self.size = size
         self._folder = tempfile.TemporaryDirectory(prefix="bench-")
         self._processes: list[subprocess.Popen[str]] = []
-        #: What each rank is told through, and what it answers through.
+        #: The request pipe and the answer pipe of each rank.
         self._channels: list[tuple[IO[str], IO[str]]] = []
         try:
             self._start(python)
@@ -179,5 +179,5 @@ class MPIRanks(Ranks):
         self._channels = [channels[rank] for rank in range(self.size)]
 
     def _log(self, rank: int) -> str:
-        # mpiexec writes what all ranks say into one stream.
+        # mpiexec merges the output of all ranks into one stream.
         return super()._log(0)

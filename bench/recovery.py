@@ -1,7 +1,7 @@
-"""How long it takes from a hang to its verdict, to its end, and to work again.
+"""Seconds from a hang to its verdict, to its end, and to the next working op.
 
-Four real ranks, the steps that a person goes through, again and again. What is
-shown is the median and, in parentheses, the worst.
+Four real ranks repeat the steps of a user. The table has the median and, in
+parentheses, the worst time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from rankscope.backends.diagnosis import Fault, Verdict
+from rankscope.backends.observe.diagnosis import Fault, Verdict
 from rankscope.engines import Cluster, Execution, StallWatch
 
 from .table import Row, duration
@@ -87,7 +87,7 @@ def _await_end(cell: Execution) -> None:
 
 
 def _await_ops(cluster: Cluster) -> None:
-    """Wait until every rank is at it."""
+    """Wait until every rank has an op in flight."""
     before = _issued(cluster)
     deadline = time.monotonic() + WAIT
     while any(now <= then for now, then in zip(_issued(cluster), before, strict=True)):

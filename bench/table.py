@@ -1,4 +1,4 @@
-"""What was measured, and how it is written down."""
+"""Measured samples, and the table of results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Sample:
         return sorted(time for times in self.rounds for time in times)
 
     def ratio(self, reference: Sample) -> float:
-        """How many times as long as `reference`: the median over the rounds.
+        """Return how many times as long as `reference`: the median over the rounds.
 
         Both sides of a round ran within seconds of each other, so what slows
         the machine down for a while slows both.
@@ -59,7 +59,7 @@ class Row:
     def compare(
         cls, what: str, ours: Sample, reference: Sample, budget: float | None
     ) -> Row:
-        """A row with both medians, their ratio and whether it is in the budget."""
+        """Return a row with both medians, their ratio and the budget."""
         ratio = ours.ratio(reference)
         return cls(
             what,
@@ -95,7 +95,7 @@ def size_name(nbytes: int) -> str:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The table, its columns padded so that it reads in a terminal too."""
+    """Return the table, its columns padded so that it reads in a terminal too."""
     head = ("Measured", "Rankscope", "Reference", "Ratio", "Budget", "")
     cells = [
         head,
@@ -115,7 +115,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def machine(extra_versions: dict[str, str], load: float) -> str:
-    """The machine, the versions and the `load` at the start, as one paragraph."""
+    """Return the machine, the versions and the `load` at the start, as a paragraph."""
     names = ("numpy", "pygloo", "ipyparallel", "ipykernel", "pyzmq")
     versions = {"Python": platform.python_version()}
     for name in names:

@@ -1,4 +1,4 @@
-"""One rank of one contender; a program that is told by lines on its input.
+"""One rank of one contender: a program that serves requests on its input.
 
 It runs under the Python of the library it measures, so it needs nothing but
 that library. Each request is a line of JSON and gets one as its answer:
@@ -55,7 +55,7 @@ class Contender:
             found = float(self.array[index])
             if found != expected:
                 raise ValueError(f"element {index} is {found}, expected {expected}")
-        # Sums of sums would overflow; zeros stay what they are.
+        # Repeated sums would overflow; zeros do not change.
         self.array[:] = 0
 
 
@@ -166,11 +166,11 @@ class Coalescing(Rankscope):
             array[:] = 0
 
     def flat(self, count: int) -> Any:
-        """The array of the reference, in the memory that suits the library best."""
+        """Return the array of the reference, in the best memory for the library."""
         return self.allocate(count)
 
     def ordinary(self, count: int) -> Any:
-        """An array as users have them."""
+        """Return an array as users have them."""
         import numpy as np
 
         return np.empty(count, dtype=np.float32)
@@ -193,7 +193,7 @@ class Coalescing(Rankscope):
         return single if variant == "single" else coalesced
 
     def manager(self) -> Any:
-        """The library's coalescing manager; the end of its block waits."""
+        """Return the library's coalescing manager; the end of its block waits."""
         return self.dist.coalescing_manager()
 
 
@@ -355,7 +355,7 @@ def main() -> None:
         else:
             answer = _run(contender, request["iterations"], variant)
         answers.write(json.dumps(answer) + "\n")
-    # A library's own goodbye may wait for peers that are gone already.
+    # A library's own shutdown may wait for peers that have exited already.
     with contextlib.suppress(OSError):
         answers.close()
     os._exit(0)

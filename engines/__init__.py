@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from .benching import Bench, BenchResult, BenchRow
-from .cluster import Cluster
-from .diagnosing import StallWatch
+from .cluster.benching import Bench, BenchResult, BenchRow
+from .cluster.cluster import Cluster
+from .cluster.diagnosing import StallWatch
+from .cluster.execution import Execution, ExecutionError, Output, RankError
+from .cluster.flight_records import FlightRecords
 from .errors import ClusterError, ClusterStartError
-from .execution import Execution, ExecutionError, Output, RankError
-from .rings import Rings
 from .status import ClusterStatus, GroupStatus, OpStatus, RankStatus
 
 __all__ = [
@@ -20,11 +20,11 @@ __all__ = [
     "ClusterStatus",
     "Execution",
     "ExecutionError",
+    "FlightRecords",
     "GroupStatus",
     "OpStatus",
     "Output",
     "RankError",
     "RankStatus",
-    "Rings",
     "StallWatch",
 ]

@@ -1,4 +1,4 @@
-"""The errors of the cluster: what a person has to hear about, in one line."""
+"""The errors of the cluster; each message is one line for a person to read."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ __all__ = ["ClusterError", "ClusterStartError"]
 
 
 class ClusterError(RuntimeError):
-    """Something about the engines: a rank is dead, does not answer, is unknown.
+    """A rank is dead, does not answer or does not exist, or a request makes no sense.
 
-    The message names the ranks and says what to do next.
+    The message names the ranks and what to do next.
     """
 
 

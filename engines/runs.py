@@ -1,4 +1,4 @@
-"""Runs of numbers as a person types them: ``0,2-3``, ranks or GPUs."""
+"""Parse runs of numbers as a person types them: ``0,2-3``, ranks or GPUs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _PART = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 def parse_runs(text: str, what: str, besides: str = "") -> list[range]:
     """Return the runs that `text` names, in its order.
 
-    They are ranges, so that 0-999999999 is not spelled out. `what` is a number
-    of it in words, such as ``"rank"``; `besides` ends the message with what
-    else may be written. Raises `ValueError`, naming the offending part.
+    The runs are ranges, so that 0-999999999 takes no memory. `what` is the word for
+    a number, such as ``"rank"``; `besides` is appended to the error message and names
+    what else may be written. Raises `ValueError` naming the offending part.
     """
     runs = []
     for raw in text.split(","):

@@ -1,12 +1,59 @@
-"""What is known about a cluster at one moment: plain data, no I/O."""
+"""The status of a cluster at one moment: plain data, no I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["ClusterStatus", "GroupStatus", "OpStatus", "RankStatus"]
+from rankscope.backends.groups.key import GroupKey
+from rankscope.backends.rank_sets import name_ranks
+
+from .errors import ClusterError
+
+__all__ = ["ClusterStatus", "GroupStatus", "OpStatus", "RankStatus", "find_groups"]
+
+
+def find_groups(group: str | GroupKey, known: Iterable[GroupKey]) -> list[GroupKey]:
+    """Return the groups that `group` means: one, or disjoint ones that share a name.
+
+    Parameters
+    ----------
+    group
+        A key, an id (`GroupKey.id`) or a name. A name means all groups that have it
+        if no rank is in two of them, as those that ranks make by the same line of a
+        cell, each of them for the ranks it belongs to.
+    known
+        The groups there are.
+
+    Raises
+    ------
+    ClusterError
+        If there is no such group, or if groups that share a rank have the name; the
+        message lists the groups there are.
+    """
+    groups = list(dict.fromkeys(known))
+    if isinstance(group, GroupKey):
+        found = [one for one in groups if one == group]
+        wanted = group.id
+    else:
+        found = [one for one in groups if one.id == group]
+        found = found or [one for one in groups if one.name == group]
+        wanted = group
+    if not found:
+        names = dict.fromkeys(one.name for one in groups)
+        raise ClusterError(
+            f"no group called {wanted!r}; there is "
+            f"{', '.join(map(repr, names)) or 'none'}"
+        )
+    members = [rank for one in found for rank in one.ranks]
+    if len(set(members)) < len(members):
+        listed = "; ".join(f"{one.id!r} ({name_ranks(one.ranks)})" for one in found)
+        raise ClusterError(
+            f"{len(found)} groups are called {wanted!r}, and some ranks are in more "
+            f"than one of them: give the id of the group that is meant: {listed}"
+        )
+    return found
 
 
 @dataclass(frozen=True)
@@ -16,17 +63,17 @@ class OpStatus:
     op: str
     #: The group's sequence number of the op, ``None`` where it has none.
     seq: int | None = None
-    #: ``scheduled``, ``started``, ... where it is known.
+    #: ``scheduled``, ``started``, ...; empty where it is not known.
     state: str = ""
-    #: Seconds since it started (or was queued, if it has not started).
+    #: Seconds since the op started (since it was queued, if it has not started).
     elapsed: float | None = None
-    #: Seconds after which it fails.
+    #: Seconds after which the op fails.
     timeout: float | None = None
     sizes: tuple[tuple[int, ...], ...] = ()
     dtypes: tuple[str, ...] = ()
-    #: The bytes it moves, as nccl-tests counts them.
+    #: Bytes moved, as nccl-tests counts them.
     nbytes: int | None = None
-    #: Seconds it took, once it is completed.
+    #: Seconds from start to end, once the op is completed.
     duration: float | None = None
     peer: int | None = None
     #: The user's line, e.g. ``cell 7 line 3``.
@@ -35,7 +82,7 @@ class OpStatus:
 
 @dataclass(frozen=True)
 class GroupStatus:
-    """One group as one of its ranks sees it."""
+    """One group as one of its ranks reports it."""
 
     name: str
     ranks: tuple[int, ...]
@@ -55,20 +102,25 @@ class GroupStatus:
     #: How many collectives were issued on it in this generation.
     issued: int | None = None
 
+    @property
+    def key(self) -> GroupKey:
+        """What identifies the group on every rank."""
+        return GroupKey(self.name, self.ranks)
+
 
 @dataclass(frozen=True)
 class RankStatus:
-    """One rank: its engine, what its main thread does, and its groups."""
+    """One rank: its engine, the cell on its main thread, and its groups."""
 
     rank: int
     engine_id: int
     host: str
     pid: int
-    #: ``idle``, ``busy``, ``unreachable`` (alive, but nothing heard) or ``dead``.
+    #: ``idle``, ``busy``, ``unreachable`` (alive, but silent) or ``dead``.
     state: str
-    #: Why it is dead.
+    #: Why the rank is dead, or why its summary cannot be read.
     reason: str | None = None
-    #: Seconds since anything was heard, ``None`` before the first time.
+    #: Seconds since the last summary, ``None`` before the first one.
     heartbeat_age: float | None = None
     #: The number of the cell that runs.
     cell: int | None = None
@@ -77,7 +129,7 @@ class RankStatus:
     #: ``GPU 0 · NVIDIA H200 · 1.2 of 139.8 GiB``, empty where there is none.
     gpu: str = ""
     groups: tuple[GroupStatus, ...] = ()
-    #: Everything the rank said, as it came.
+    #: The rank's summary as it arrived.
     summary: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -113,13 +165,23 @@ class ClusterStatus:
         return [one.rank for one in self.ranks if not one.alive]
 
     @property
-    def groups(self) -> dict[str, list[int]]:
-        """Group name → its ranks, the default group first.
+    def group_keys(self) -> list[GroupKey]:
+        """Every group that a rank reports, the default group first."""
+        return list(
+            dict.fromkeys(group.key for rank in self.ranks for group in rank.groups)
+        )
 
-        As any member tells it: the others may not have reported it yet.
+    @property
+    def groups(self) -> dict[str, list[int]]:
+        """Group name → the ranks of all groups that have it, the default group first.
+
+        As any member reports it: the others may not have reported it yet.
         """
         found: dict[str, set[int]] = {}
-        for rank in self.ranks:
-            for group in rank.groups:
-                found.setdefault(group.name, set()).update(group.ranks)
+        for key in self.group_keys:
+            found.setdefault(key.name, set()).update(key.ranks)
         return {name: sorted(ranks) for name, ranks in found.items()}
+
+    def find_groups(self, group: str | GroupKey) -> list[GroupKey]:
+        """Return the groups that `group` means; see `find_groups`."""
+        return find_groups(group, self.group_keys)

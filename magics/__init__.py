@@ -1,17 +1,18 @@
-"""What a person types: ``%load_ext rankscope`` and its magics."""
+"""The IPython extension: ``%load_ext rankscope`` and its magics."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from .background import BackgroundCell
-from .commands import COMMANDS, DISTRIBUTED
+from rankscope.engines.wire.ipykernel_private import send_replies_through_stream
+
+from .cells.background import BackgroundCell
 from .complete import matcher
 from .extension import RankscopeMagics
-from .failures import CellError, CellTimeout, CommandError, Interrupted
-from .mend import mend_replies
-from .options import Command
+from .language.commands import COMMANDS, DISTRIBUTED
+from .language.options import Command
+from .output.failures import CellError, CellTimeout, CommandError, Interrupted
 from .session import current_cluster, use_cluster
 
 __all__ = [
@@ -35,17 +36,17 @@ def load_ipython_extension(ip: Any) -> None:
         kind = "cell" if command.cell else "line"
         method = getattr(magics, command.name)
         ip.register_magic_function(_explained(method, command), kind, command.name)
-    # IPython refuses a cell magic without a cell, so this answers to --help.
+    # IPython refuses a cell magic without a cell: a line magic answers --help.
     ip.register_magic_function(
         _explained(magics.distributed_line, DISTRIBUTED), "line", DISTRIBUTED.name
     )
     ip.Completer.custom_matchers.append(matcher(ip))
     if getattr(ip, "kernel", None) is not None:
-        mend_replies(ip.kernel)
+        send_replies_through_stream(ip.kernel)
 
 
 def unload_ipython_extension(ip: Any) -> None:
-    """Take the magics away. A cluster that runs stays as it is."""
+    """Remove the magics and their completion. A running cluster is not changed."""
     for registered in ip.magics_manager.magics.values():
         for name in COMMANDS:
             registered.pop(name, None)

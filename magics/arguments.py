@@ -1,23 +1,24 @@
-"""What command lines refer to: the cluster, its ranks and groups, and its errors."""
+"""The cluster, ranks and groups that command lines refer to, and their errors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rankscope.backends.did_you_mean import did_you_mean
 from rankscope.engines import Cluster, ClusterError
 
-from .commands import DIST_INIT
-from .failures import CommandError
-from .options import Command, Values, closest
-from .ranks import parse_ranks
+from .language.commands import DIST_INIT
+from .language.options import Command, Values
+from .language.values import parse_ranks
+from .output.failures import CommandError
 from .session import session
 
-__all__ = ["check_init", "chosen_ranks", "known_group", "parse", "require", "told"]
+__all__ = ["check_init", "chosen_ranks", "known_group", "parse", "reported", "require"]
 
 
 def parse(command: Command, line: str) -> Values | None:
-    """Return what `line` says, or ``None`` after printing the help it asked for."""
+    """Return the values in `line`, or ``None`` after printing the help for --help."""
     values = command.parse(line)
     if values is None:
         print(command.help())
@@ -25,7 +26,7 @@ def parse(command: Command, line: str) -> Values | None:
 
 
 def require(command: Command) -> Cluster:
-    """Return the cluster there is; without one, say how to get one."""
+    """Return the present cluster; raise `UsageError` if there is none."""
     cluster = session.cluster
     if cluster is None:
         command.fail("no cluster: run %dist_init -n 4 first")
@@ -33,7 +34,7 @@ def require(command: Command) -> Cluster:
 
 
 def check_init(values: Values) -> None:
-    """Refuse options of ``%dist_init`` that do not go together."""
+    """Refuse options of ``%dist_init`` that exclude each other."""
     attach = values["cluster_id"] is not None or values["connection_file"] is not None
     if values["n"] is None and not attach and values["profile"] is None:
         DIST_INIT.fail(
@@ -59,7 +60,10 @@ def chosen_ranks(
     """Return the ranks that `text` names (``None``: all) in the cluster or `group`."""
     present, of = cluster.ranks, "cluster"
     if group is not None:
-        present, of = cluster.status().groups[group], f"group {group!r}"
+        of = f"group {group!r}"
+        with reported(command):
+            found = cluster.status().find_groups(group)
+        present = sorted(rank for one in found for rank in one.ranks)
     if text is None:
         return present
     try:
@@ -69,21 +73,23 @@ def chosen_ranks(
 
 
 def known_group(command: Command, name: str | None, cluster: Cluster) -> str | None:
-    """Return the group called `name`, asking the ranks if it is not known yet."""
-    if name is None or name in cluster.status().groups:
-        return name
-    groups = list(cluster.status(fresh=True).groups)
-    if name not in groups:
-        there = ", ".join(groups) or "none"
-        command.fail(
-            f"there is no group {name!r}{closest(name, groups)} (groups: {there})"
-        )
-    return name
+    """Return `name`, a group's name or id; ask the ranks if it is not known yet."""
+    if name is None:
+        return None
+    for fresh in (False, True):
+        status = cluster.status(fresh=fresh)
+        if any(name in (key.name, key.id) for key in status.group_keys):
+            return name
+    groups = list(status.groups)
+    there = ", ".join(groups) or "none"
+    command.fail(
+        f"there is no group {name!r}{did_you_mean(name, groups)} (groups: {there})"
+    )
 
 
 @contextmanager
-def told(command: Command, *others: type[Exception]) -> Iterator[None]:
-    """Turn an error of the cluster, or one of `others`, into one line."""
+def reported(command: Command, *others: type[Exception]) -> Iterator[None]:
+    """Report an error of the cluster, or one of `others`, in one line."""
     expected: tuple[type[Exception], ...] = (ClusterError, TimeoutError, *others)
     try:
         yield

@@ -1,6 +1,6 @@
-"""Tab completion: options of the magics, and values where they can be known.
+"""Tab completion: options of the magics, and values where they are known.
 
-A matcher of its own, and not the ``complete_command`` hook, since IPython
+A custom matcher, not the ``complete_command`` hook, since IPython
 cuts words at ``-``, ``,``, ``:`` and ``=``, and the hook sees the last piece.
 """
 
@@ -23,25 +23,25 @@ from IPython.core.profileapp import list_profiles_in
 from IPython.paths import get_ipython_dir
 
 from rankscope.backends import Backend
-from rankscope.backends.backend import builtin_devices
 from rankscope.backends.benchmark import BENCHMARKS
-from rankscope.engines.launch import launcher_names
+from rankscope.backends.interface.registry import builtin_devices
+from rankscope.engines.cluster.launch import launcher_names
 
-from .commands import COMMANDS
-from .options import Command, Option
+from .language.commands import COMMANDS
+from .language.options import Command, Option
 from .session import session
 
 __all__ = ["candidates", "matcher"]
 
 _LINE = re.compile(r"\s*(%{1,2})(\w+)\s")
 
-#: What may follow a word of a value: completion starts anew after these.
+#: Characters in a value after which completion starts again.
 _SEPARATORS = {"ranks": ",-", "gpus": ",-", "backend": ",:", "backend_name": ","}
 
-#: What is offered for a dtype; others may be typed.
+#: The dtypes offered; others may be typed.
 DTYPES = ("float32", "float64", "float16", "int32", "int64", "uint8")
 
-#: Where device files are.
+#: The folder of device files.
 DEV = Path("/dev")
 
 Kinds = dict[str, Callable[[str], Iterable[str]]]
@@ -80,9 +80,9 @@ def matcher(shell: InteractiveShell) -> Callable[[CompletionContext], Any]:
 
 
 def candidates(line: str, number: int, kinds: Kinds) -> tuple[str, list[str]] | None:
-    """Return what is being typed at the end of `line`, and what it may become.
+    """Return the incomplete word at the end of `line`, and its completions.
 
-    ``None`` if it is not the line of one of our magics. `number` is the line's
+    ``None`` if it is no line of Rankscope's magics. `number` is the line's
     place in its cell: a cell magic stands on the first.
     """
     match = _LINE.match(line)
@@ -109,7 +109,7 @@ def candidates(line: str, number: int, kinds: Kinds) -> tuple[str, list[str]] | 
 
 
 def _flags(command: Command, before: list[str]) -> list[str]:
-    """The spellings of the options that are not there yet."""
+    """Return the flags of the options that `line` does not have yet."""
     return [
         flag
         for option in command.all_options
@@ -125,7 +125,7 @@ def _value(
         return None
     found = None if option.kind is None else _typed(option.kind, text, kinds)
     if found is None or not found[1]:
-        # What is typed already: without any completion IPython would ask the
+        # The word as typed: without any completion IPython would ask the
         # others, which know magics and files.
         return text, [text]
     return found
@@ -156,7 +156,7 @@ def _groups() -> list[str]:
 
 
 def _backends(before: str) -> list[str]:
-    """Devices at the start of a part, backends after the colon."""
+    """Return devices at the start of a part, backends after the colon."""
     names = {**builtin_devices()}
     names.update((name, one.devices) for name, one in Backend.registry.items())
     if before.endswith(":"):
@@ -176,7 +176,7 @@ def _backend_names() -> list[str]:
 
 
 def _gpus() -> list[str]:
-    """The GPUs of this host, by their device files."""
+    """Return the GPUs of this host, by their device files."""
     numbers = (path.name.removeprefix("nvidia") for path in DEV.glob("nvidia[0-9]*"))
     return sorted((one for one in numbers if one.isdecimal()), key=int)
 

@@ -1,4 +1,4 @@
-"""The magics themselves: from a command line to the cluster and back."""
+"""The magics: each parses a command line, calls the cluster and prints the result."""
 
 from __future__ import annotations
 
@@ -10,31 +10,33 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from rankscope.backends.did_you_mean import did_you_mean
+from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import Cluster
-from rankscope.widgets import BenchReport, ProgressLine, StatusTable, name_ranks
-from rankscope.widgets.board_model import BoardModel
-from rankscope.widgets.board_text import board_text
+from rankscope.widgets import BenchReport, ProgressLine, StatusTable
+from rankscope.widgets.board.model import BoardModel
+from rankscope.widgets.board.text import board_text
 
 from .arguments import (
     check_init,
     chosen_ranks,
     known_group,
     parse,
+    reported,
     require,
-    told,
 )
-from .background import BackgroundCell
-from .benching import run_bench
-from .cell import CellRun
-from .commands import COMMANDS, DIST_INIT, DISTRIBUTED
-from .options import Values, closest
-from .screen import Screen
+from .cells.background import BackgroundCell
+from .cells.benching import run_bench
+from .cells.cell import CellRun
+from .language.commands import COMMANDS, DIST_INIT, DISTRIBUTED
+from .language.options import Values
+from .language.source import cell_number, numbered
+from .output.render import Renderer
 from .session import session
-from .source import cell_number, numbered
 
 __all__ = ["RankscopeMagics"]
 
-#: Seconds that ranks get to say what they are at; one that is silent is shown so.
+#: Seconds in which ranks may send their status; later ones are shown as silent.
 ANSWER = 0.5
 
 
@@ -56,7 +58,7 @@ class RankscopeMagics:
             self._already(session.cluster, values)
             return
         began = time.monotonic()
-        with ProgressLine(self.shell) as progress, told(DIST_INIT):
+        with ProgressLine(self.shell) as progress, reported(DIST_INIT):
             cluster = _start(values, progress.update)
             session.use(cluster, values)
             verb = "ready" if values["n"] is not None else "attached"
@@ -84,7 +86,7 @@ class RankscopeMagics:
             print(f"already running: {running}")
 
     def dist_shutdown(self, line: str) -> None:
-        """End the ranks and all that belongs to them."""
+        """End the ranks and their controller."""
         command = COMMANDS["dist_shutdown"]
         if parse(command, line) is None:
             return
@@ -94,7 +96,7 @@ class RankscopeMagics:
             return
         size, owned = _size(cluster), cluster.owned
         session.forget()
-        with ProgressLine(self.shell) as progress, told(command):
+        with ProgressLine(self.shell) as progress, reported(command):
             if not owned:
                 cluster.close()
                 progress.done(f"let go of {size}, which live on")
@@ -104,7 +106,7 @@ class RankscopeMagics:
             progress.done(f"{size} ended")
 
     def dist_restart(self, line: str) -> None:
-        """Give ranks a fresh engine each."""
+        """Replace the engines of ranks."""
         command = COMMANDS["dist_restart"]
         values = parse(command, line)
         if values is None:
@@ -118,7 +120,7 @@ class RankscopeMagics:
                 print("every rank is alive; name those to restart: %dist_restart 0")
                 return
         began = time.monotonic()
-        with ProgressLine(self.shell) as progress, told(command):
+        with ProgressLine(self.shell) as progress, reported(command):
             progress.update(f"restarting {name_ranks(ranks)}")
             cluster.restart(ranks)
             took = time.monotonic() - began
@@ -132,8 +134,8 @@ class RankscopeMagics:
         command = COMMANDS["dist_status"]
         if parse(command, line) is None:
             return
-        with told(command):
-            # What was published last may be older than what the last cell did.
+        with reported(command):
+            # The last published status may be older than the last cell.
             table = StatusTable(require(command).status(fresh=True, timeout=ANSWER))
         self.shell.display_pub.publish(table._repr_mimebundle_())
 
@@ -146,17 +148,16 @@ class RankscopeMagics:
         if getattr(self.shell, "kernel", None) is not None:
             session.show_board(self.shell)
             return
-        with told(command):
-            model = BoardModel()
-            model.take(cluster.status(fresh=True, timeout=ANSWER), time.monotonic())
+        with reported(command):
+            model = BoardModel.of(cluster.status(fresh=True, timeout=ANSWER))
             print(board_text(model, shutil.get_terminal_size().columns))
 
     def dist_diagnose(self, line: str) -> None:
-        """Say why an op hangs."""
+        """Print why an op hangs."""
         command = COMMANDS["dist_diagnose"]
         if parse(command, line) is None:
             return
-        with told(command):
+        with reported(command):
             verdicts = require(command).diagnose()
         for verdict in verdicts:
             print(f"{verdict.fault.value}: {verdict}")
@@ -164,16 +165,16 @@ class RankscopeMagics:
             print("nothing hangs: no op is stuck, every rank answers")
 
     def dist_trace(self, line: str) -> None:
-        """Write down what all ranks did."""
+        """Write the flight recorders of all ranks to a file."""
         command = COMMANDS["dist_trace"]
         values = parse(command, line)
         if values is None:
             return
-        with told(command):
-            rings = require(command).rings()
-        with told(command, OSError, ValueError):
-            files = rings.save(values["path"])
-        for rank, why in rings.errors.items():
+        with reported(command):
+            records = require(command).flight_records()
+        with reported(command, OSError, ValueError):
+            files = records.save(values["path"])
+        for rank, why in records.errors.items():
             print(f"rank {rank} is left out: {why}")
         if values["path"].endswith(".json"):
             print(f"{files[0]}: open it at ui.perfetto.dev")
@@ -194,20 +195,20 @@ class RankscopeMagics:
             return None
         cluster = require(command)
         known_group(command, values["group"], cluster)
-        with told(command, OSError, ValueError):
+        with reported(command, OSError, ValueError):
             return run_bench(self.shell, cluster, values, session.serve_messages)
 
     # -- groups ---------------------------------------------------------------
 
     def dist_abort(self, line: str) -> None:
-        """Fail what is in flight on a group, at once."""
+        """Fail all ops in flight on a group, at once."""
         command = COMMANDS["dist_abort"]
         values = parse(command, line)
         if values is None:
             return
         cluster = require(command)
         group = known_group(command, values["group"], cluster)
-        with told(command):
+        with reported(command):
             cluster.abort(group, "aborted with %dist_abort")
         them = "them" if group is None else "it"
         print(f"{_named(group)} aborted; %dist_rebuild makes {them} usable again")
@@ -220,7 +221,7 @@ class RankscopeMagics:
             return
         cluster = require(command)
         group = known_group(command, values["group"], cluster)
-        with told(command):
+        with reported(command):
             cluster.rebuild(group)
         print(f"{_named(group)} rebuilt")
 
@@ -239,9 +240,9 @@ class RankscopeMagics:
             if name not in namespace:
                 known = [key for key in namespace if not key.startswith("_")]
                 command.fail(
-                    f"the notebook has no variable {name!r}{closest(name, known)}"
+                    f"the notebook has no variable {name!r}{did_you_mean(name, known)}"
                 )
-        with told(command, TypeError, AttributeError, pickle.PicklingError):
+        with reported(command, TypeError, AttributeError, pickle.PicklingError):
             cluster.push({name: namespace[name] for name in values["names"]}, ranks)
         print(f"{', '.join(values['names'])} → {name_ranks(ranks)}")
 
@@ -256,7 +257,7 @@ class RankscopeMagics:
         for name in values["names"]:
             if not name.isidentifier():
                 command.fail(f"{name!r} is not the name of a variable")
-        with told(command):
+        with reported(command):
             pulled = cluster.pull(values["names"], ranks)
         single = values["ranks"] is not None and len(ranks) == 1
         for name in values["names"]:
@@ -279,7 +280,7 @@ class RankscopeMagics:
             known_group(DISTRIBUTED, group, cluster)
         if values["ranks"] is not None:
             ranks = chosen_ranks(DISTRIBUTED, "-r ", values["ranks"], cluster, group)
-        with told(DISTRIBUTED):
+        with reported(DISTRIBUTED):
             execution = cluster.execute(
                 numbered(self.shell, cell),
                 ranks=ranks,
@@ -292,13 +293,13 @@ class RankscopeMagics:
         }
         if values["background"]:
             return BackgroundCell(cluster, execution, self.shell, **options)
-        screen = Screen(self.shell, cluster.ranks)
+        renderer = Renderer(self.shell, cluster.ranks)
         serve = session.serve_messages
-        CellRun(cluster, execution, screen, serve=serve, **options).run()
+        CellRun(cluster, execution, renderer, serve=serve, **options).run()
         return None
 
     def distributed_line(self, line: str) -> None:
-        """Explain ``%%distributed``, which needs a cell; ``--help`` gets through."""
+        """Answer ``%distributed --help``; refuse the rest: the magic needs a cell."""
         if line.strip() in ("-h", "--help"):
             parse(DISTRIBUTED, line)
         else:

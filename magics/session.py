@@ -9,37 +9,37 @@ from IPython.core.interactiveshell import InteractiveShell
 from rankscope.engines import Cluster, StallWatch
 
 if TYPE_CHECKING:
-    from rankscope.widgets.board import Board
+    from rankscope.widgets.board.widget import Board
 
 __all__ = ["Session", "current_cluster", "session", "use_cluster"]
 
 
 class Session:
-    """Which cluster there is, and what it was asked to be."""
+    """The present cluster, its board, and the request it was made for."""
 
     def __init__(self) -> None:
         self._cluster: Cluster | None = None
-        #: What `%dist_init` was given, to tell the same from another.
+        #: The values given to `%dist_init`, to compare with those of a second one.
         self.request: dict[str, Any] | None = None
         self._board: Board | None = None
         self._watch: StallWatch | None = None
 
     @property
     def cluster(self) -> Cluster | None:
-        """The cluster, unless it was shut down."""
+        """The present cluster; ``None`` after it was shut down."""
         if self._cluster is not None and self._cluster.closed:
             self.forget()
         return self._cluster
 
     def use(self, cluster: Cluster, request: dict[str, Any] | None = None) -> None:
-        """Have the magics work on `cluster` from now on."""
+        """Make `cluster` the present one."""
         if cluster is not self._cluster:
             self.forget()
         self._cluster = cluster
         self.request = request
 
     def forget(self) -> None:
-        """Have no cluster any more; its board keeps the state that was last."""
+        """Drop the cluster and close its board, which keeps the last state."""
         self._cluster = self.request = None
         board, self._board = self._board, None
         watch, self._watch = self._watch, None
@@ -50,30 +50,30 @@ class Session:
 
     def show_board(self, shell: InteractiveShell) -> None:
         """Show the cluster's board below the cell that runs."""
-        # Where there is no front end, nobody needs a widget.
-        from rankscope.widgets.board import Board
+        # Imported here: without a front end there is no board.
+        from rankscope.widgets.board.widget import Board
 
         assert self._cluster is not None
         if self._board is None:
             self._board = Board(self._cluster, shell, self._cluster.diagnose)
-            self._watch = StallWatch(self._cluster, self._board.judge)
+            self._watch = StallWatch(self._cluster, self._board.show_verdicts)
         self._board.show()
 
     def serve_messages(self) -> None:
-        """Handle clicks that wait for the main thread, which calls this."""
+        """Handle clicks that wait for the main thread; to be called on that thread."""
         if self._board is not None:
             self._board.serve_messages()
 
 
-#: It outlives ``%reload_ext``, as the cluster does.
+#: Kept over ``%reload_ext``, as the cluster is.
 session = Session()
 
 
 def use_cluster(cluster: Cluster) -> None:
-    """Have the magics work on a cluster that was made in Python."""
+    """Make the magics use a cluster that was made in Python."""
     session.use(cluster)
 
 
 def current_cluster() -> Cluster | None:
-    """Return the cluster that the magics work on, if there is one."""
+    """Return the cluster that the magics use, if there is one."""
     return session.cluster

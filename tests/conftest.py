@@ -1,15 +1,33 @@
-"""Fixtures of all rooms: a private IPython folder, and nothing left behind."""
+"""Fixtures of all tests: a private IPython folder, and leak checks."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 from collections.abc import Generator, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
 
-from tests import leaks
+from rankscope.backends.conformance import leaks
+from tests.processes import Watch, starts_processes
+from tests.turns import Turns
+
+_WATCH = pytest.StashKey[Watch]()
+_TURNS = pytest.StashKey[Turns]()
+_FOLDER = pytest.StashKey[str]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that ``make check`` gives."""
+    parser.addoption(
+        "--no-processes",
+        action="store_true",
+        help="run the tests that start no process, and fail one that does",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -23,6 +41,74 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(folder.cleanup)
     os.environ["IPYTHONDIR"] = os.path.join(folder.name, "ipython")
     os.environ["JUPYTER_RUNTIME_DIR"] = os.path.join(folder.name, "runtime")
+    config.stash[_FOLDER] = folder.name
+    if config.getoption("--no-processes"):
+        config.stash[_WATCH] = Watch()
+    if hasattr(config, "workerinput"):
+        turns = config.stash[_TURNS] = Turns(Path(config.workerinput["turns"]))
+        config.add_cleanup(turns.close)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Give a worker of pytest-xdist the folder of `Turns`: one for all of them."""
+    node.workerinput["turns"] = node.config.stash[_FOLDER]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Mark what starts processes, and leave it out where none may start.
+
+    The files that may take longest come first, so that two workers end together.
+    """
+    for item in items:
+        if isinstance(item, pytest.Function) and starts_processes(item):
+            item.add_marker(pytest.mark.processes)
+    if hasattr(config, "workerinput"):
+        patience: dict[Path, float] = {}
+        for item in items:
+            patience[item.path] = max(_patience(item), patience.get(item.path, 0.0))
+        items.sort(key=lambda item: patience[item.path], reverse=True)
+    if _WATCH in config.stash:
+        left = [item for item in items if item.get_closest_marker("processes")]
+        items[:] = [i for i in items if not i.get_closest_marker("processes")]
+        config.hook.pytest_deselected(items=left)
+
+
+def _patience(item: pytest.Item) -> float:
+    """Seconds that a test may take; without a process it takes next to none."""
+    if (limit := item.get_closest_marker("timeout")) is not None and limit.args:
+        return float(limit.args[0])
+    return 180.0 if item.get_closest_marker("processes") is not None else 0.0
+
+
+# The first of all, so that waiting for a turn is not counted by pytest-timeout.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Run a test in its turn; with ``--no-processes``, refuse new processes."""
+    watch = item.config.stash.get(_WATCH, nullcontext())
+    turns = item.config.stash.get(_TURNS, None)
+    alone = item.get_closest_marker("alone") is not None
+    with turns.take(alone) if turns else nullcontext(), watch:
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fail a phase of a test in which a process was to start."""
+    report = yield
+    watch = item.config.stash.get(_WATCH, None)
+    if watch is not None and (refused := watch.refused()):
+        report.outcome = "failed"
+        report.longrepr = (
+            f"{item.nodeid} starts a process ({'; '.join(refused)}), which no test of "
+            "make check may: mark it with @pytest.mark.processes"
+        )
+    return report
 
 
 _tearing_down = False
@@ -59,7 +145,7 @@ def _session_leaves_nothing() -> Iterator[None]:
     zmq.Context.instance().socket(zmq.PAIR).close()
     before = leaks.Snapshot.take()
     yield
-    # What a module has left is there still; once is enough.
+    # Leaks of a module persist: one report is enough.
     if not _reported:
         _check(before, "the test session")
 

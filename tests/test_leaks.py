@@ -1,4 +1,4 @@
-"""The leak check sees what it must see."""
+"""The leak check finds leaked processes, threads and descriptors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 
-from tests import leaks
+from rankscope.backends.conformance import leaks
 
 
 def test_nothing_new_is_no_leak() -> None:

@@ -104,7 +104,10 @@ def test_backends_load_without_jupyter() -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built from a copy: setuptools would leave its traces in the tree."""
+    """A wheel built from an sdist, which is built from a copy.
+
+    setuptools would leave its traces in the tree.
+    """
     source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -113,9 +116,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, source / name, ignore=ignored)
     out = tmp_path_factory.mktemp("wheel")
+    script = f"from setuptools import build_meta as b; b.build_sdist({str(out)!r})"
+    _run(sys.executable, "-c", script, cwd=source)
+    (sdist,) = out.glob("rankscope-*.tar.gz")
     _run(
         *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"),
-        *("--no-build-isolation", "--wheel-dir", out, source),
+        *("--no-build-isolation", "--wheel-dir", out, sdist),
     )
     (built,) = out.glob("rankscope-*.whl")
     return built
@@ -192,6 +198,17 @@ def test_readme_make_targets_exist() -> None:
     assert {"demo", "test"} <= named
     targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
     assert named <= targets
+
+
+def test_contributing_names_what_is_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 60  # a screen
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"`make ([a-z]+)", text):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    rooms = ("", "backends/", "engines/", "magics/", "widgets/")
+    for path in re.findall(r"`([a-z_0-9/]+(?:/|\.py|\.md|\.toml|\.ipynb))`", text):
+        assert any((ROOT / room / path).exists() for room in rooms), path
 
 
 def test_readme_files_exist() -> None:

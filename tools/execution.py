@@ -51,7 +51,7 @@ class CellRun:
 
 
 def text_of(cell: nbformat.NotebookNode) -> str:
-    """The text that a code cell put out, errors included, without colours."""
+    """Return the text that a code cell put out, errors included, without colours."""
     parts = []
     for output in cell.get("outputs", ()):
         if output.output_type == "stream":

@@ -1,9 +1,9 @@
 """Write a kernel spec whose kernels lose no request, from the first one on.
 
 ``python -m tools.kernelspec FOLDER`` makes ``FOLDER/kernels/python3``, which
-Jupyter finds with ``JUPYTER_PATH=FOLDER``. ``%load_ext rankscope`` mends a
-kernel too, but that is a cell, which ipykernel 7.0 to 7.3 may not hear of
-(`rankscope.magics.mend`).
+Jupyter finds with ``JUPYTER_PATH=FOLDER``. ``%load_ext rankscope`` changes a kernel
+in the same way, but it is a cell, which ipykernel 7.0 to 7.3 may leave unread
+(`rankscope.engines.wire.ipykernel_private`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from ipykernel.kernelspec import write_kernel_spec
 __all__ = ["ARGUMENT", "write"]
 
 #: Of ``ipykernel_launcher``.
-ARGUMENT = "--InteractiveShellApp.extra_extensions=rankscope.magics.mend"
+ARGUMENT = (
+    "--InteractiveShellApp.extra_extensions=rankscope.engines.wire.ipykernel_private"
+)
 
 
 def write(folder: Path, name: str = "python3", python: str = sys.executable) -> None:

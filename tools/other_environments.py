@@ -1,13 +1,15 @@
-"""Environments apart from ours, made when they are first needed.
+"""Further virtual environments, made at their first use.
 
-PyTorch is a large download, wants no particular Python, and ``make test`` does
-without it where it cannot be had. MPICH's wheel cannot be installed beside
+PyTorch is a large download and runs on any Python; ``make test`` skips its tests
+where it cannot be installed. MPICH's wheel cannot be installed beside
 Open MPI's, nor ipykernel 6 beside ipykernel 7; nccl4py and cupy are large and of
 use on a GPU alone. Rankscope is in all of them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import glob
 import os
 import shutil
@@ -56,7 +58,7 @@ Tell = Callable[[str], None]
 def torch_python(say: Tell, left_out: Tell) -> str | None:
     """Return the Python of ``.venv-torch``, made if need be; ``None`` if it cannot be.
 
-    `left_out` is told why it cannot.
+    `left_out` is called with the reason if the environment cannot be made.
     """
     check = (
         "import rankscope, pytest, torch, torch.distributed as d;"
@@ -96,7 +98,7 @@ def notebook_python(say: Tell, left_out: Tell) -> str | None:
     It has Notebook 7 and ipykernel 6.
     """
     check = (
-        "import rankscope.magics, rankscope.widgets.board, notebook, ipykernel;"
+        "import rankscope.magics, rankscope.widgets.board.widget, notebook, ipykernel;"
         "assert notebook.version_info[0] == 7 and ipykernel.version_info[0] == 6"
     )
     ranks = (name for name in ("pygloo==0.2.1",) if find_spec("pygloo"))
@@ -116,29 +118,39 @@ def _environment(
     left_out: Tell,
 ) -> str | None:
     """Return the Python of the environment `name`, in which `check` runs."""
-    folder = ROOT / name
-    python = folder / "bin" / "python"
-    if _succeeds(python, check):
-        return str(python)
-    say(f"  making {name} with {what}")
-    shutil.rmtree(folder, ignore_errors=True)
-    install: list[str | Path] = [python, "-m", "pip", "install", "--quiet"]
-    commands: list[Sequence[str | Path]] = [
-        [base, "-m", "venv", folder],
-        [*install, *wanted],
-        # What it needs is there, and what it needs elsewhere would take long.
-        [*install, "--no-deps", "--editable", ROOT],
-    ]
-    for command in commands:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            left_out(f"{name}: {' '.join(map(str, command))}: {last}")
+    with _locked(name):
+        folder = ROOT / name
+        python = folder / "bin" / "python"
+        if _succeeds(python, check):
+            return str(python)
+        say(f"  making {name} with {what}")
+        shutil.rmtree(folder, ignore_errors=True)
+        install: list[str | Path] = [python, "-m", "pip", "install", "--quiet"]
+        commands: list[Sequence[str | Path]] = [
+            [base, "-m", "venv", folder],
+            [*install, *wanted],
+            # What it needs is there, and what it needs elsewhere would take long.
+            [*install, "--no-deps", "--editable", ROOT],
+        ]
+        for command in commands:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+                left_out(f"{name}: {' '.join(map(str, command))}: {last}")
+                return None
+        if not _succeeds(python, check):
+            left_out(f"{name}: {what.partition(' (')[0]} does not load there")
             return None
-    if not _succeeds(python, check):
-        left_out(f"{name}: {what.partition(' (')[0]} does not load there")
-        return None
-    return str(python)
+        return str(python)
+
+
+@contextlib.contextmanager
+def _locked(name: str) -> Iterator[None]:
+    """Wait while another process makes `name`: two tests at once may need it."""
+    (ROOT / "build").mkdir(exist_ok=True)
+    with (ROOT / "build" / f"{name}.lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _pythons() -> Iterator[str]:
@@ -166,7 +178,7 @@ def _succeeds(python: str | Path, script: str) -> bool:
 
 
 if __name__ == "__main__":
-    # A list: what fails must not keep the others from being made.
+    # A list, so that one failure does not prevent the other environments.
     makers = (torch_python, mpich_python, notebook_python, nccl_python)
     made = [make(print, print) for make in makers]
     sys.exit(0 if all(made) else 1)

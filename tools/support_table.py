@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 import rankscope as dist
-from rankscope.backends import objects, sparse
-from rankscope.backends.backend import Backend, builtin_devices, resolve
-from rankscope.backends.process_group import check_reduction
-from rankscope.backends.staging import StagedBackend
+from rankscope.backends.collectives import objects, sparse
+from rankscope.backends.interface.base import Backend
+from rankscope.backends.interface.op import Op
+from rankscope.backends.interface.registry import builtin_devices, resolve
+from rankscope.backends.interface.staging import StagedBackend
 
 __all__ = [
     "DTYPES",
@@ -28,6 +29,7 @@ __all__ = [
     "classes",
     "fallback",
     "main",
+    "ops",
     "page",
     "reductions",
     "support",
@@ -35,26 +37,16 @@ __all__ = [
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "backends.md"
 
-#: The methods of a backend that carry an op of the public interface.
-OPS = (
-    "broadcast",
-    "all_reduce",
-    "reduce",
-    "all_gather",
-    "all_gather_into_tensor",
-    "gather",
-    "scatter",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "send",
-    "recv",
-    "all_reduce_coalesced",
-    "all_gather_into_tensor_coalesced",
-    "reduce_scatter_tensor_coalesced",
-)
+
+def ops() -> tuple[str, ...]:
+    """Return the methods of a backend that run an op of the public interface."""
+    return (
+        *(op.value for op in dist.OpType if op.spec.arguments is not None),
+        *(f"{op.value}_coalesced" for op in dist.OpType if op.spec.fused),
+    )
+
+
+OPS = ops()
 
 DTYPES = (
     *("bool", "int8", "int16", "int32", "int64"),
@@ -75,7 +67,7 @@ _MADE: dict[str, Callable[..., Any]] = {
 
 
 def classes() -> dict[str, type[Backend]]:
-    """The backends of this version, by name, whether or not they can run here."""
+    """Return the backends of this version, by name, usable here or not."""
     found = {}
     for name in builtin_devices():
         try:
@@ -102,13 +94,18 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def fallback(op: str) -> str | None:
-    """The op that the base class makes `op` of; ``None``: a backend has to bring it."""
+    """Return the op that the base class makes `op` of; ``None``: there is none."""
     used = set(_names(getattr(Backend, op).__code__))
     if "_missing" in used:
         return None
     # A coalesced op is handed to the op of its name, on a flat copy.
-    (base,) = used & {*OPS}
-    return base
+    bases = sorted(used & {*OPS})
+    if len(bases) != 1:
+        raise ValueError(
+            f"the fallback of {op} calls {bases or 'no op'}; the table names one op, "
+            "on which the fallback stands"
+        )
+    return bases[0]
 
 
 def support(kind: type[Backend], op: str) -> str | None:
@@ -121,7 +118,7 @@ def support(kind: type[Backend], op: str) -> str | None:
 
 def reductions(name: str) -> dict[str, dict[dist.ReduceOp, str | None]]:
     """dtype → reduction → ``"own"``, ``"SUM"`` (AVG by it), or ``None``: refused."""
-    # check() goes by the class alone: no library has to be loaded, or be there.
+    # check() uses the class alone: no library has to be installed or loaded.
     kind = classes()[name]
     backend = kind.__new__(kind)
     return {
@@ -134,7 +131,9 @@ def _reduction(backend: Backend, dtype: str, op: dist.ReduceOp) -> str | None:
     premul = op is dist.ReduceOp.PREMUL_SUM
     tried = dist.make_nccl_premul_sum(0.5) if premul else op
     try:
-        check_reduction(backend, dist.OpType.ALL_REDUCE, np.dtype(dtype), tried)
+        array = np.empty(0, dtype)
+        call = Op(dist.OpType.ALL_REDUCE, "", (array,), (array,), reduce_op=tried)
+        call.check(backend)
     except (TypeError, ValueError):
         return None
     averaged = op is dist.ReduceOp.AVG and op not in backend.reduce_ops
@@ -227,7 +226,7 @@ def page(text: str) -> str:
 
 
 def main() -> int:
-    """Bring the page up to date."""
+    """Update the page."""
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     return 0
 

@@ -1,4 +1,4 @@
-"""log-log plots as SVG that takes its colours from the page's theme."""
+"""Log-log plots as SVG with the colours of the page's theme."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ LEFT, RIGHT, TOP, BOTTOM = 62, 14, 26, 40
 #: Between two marks of the x axis.
 APART = 52
 
-# They stand out from white and from black, and from each other for those who do
-# not tell red from green; each has a shape of its own besides.
+# They contrast with white, with black and with each other, also without a difference
+# between red and green; each has a shape of its own besides.
 _COLOURS = ("#2f7fd6", "#d9711c", "#2c9c6a", "#a05cd1", "#c94f6d", "#8a8a1f")
 _SHAPES: tuple[Callable[[float, float], str], ...] = (
     lambda x, y: f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.2"/>',
@@ -32,7 +32,7 @@ _SHAPES: tuple[Callable[[float, float], str], ...] = (
 
 @dataclass(frozen=True)
 class Series:
-    """One line: (bytes, value) with positive values, and each point's own words."""
+    """One line: points (bytes, value) with positive values, and a note for each."""
 
     name: str
     points: Sequence[tuple[int, float]]
@@ -40,12 +40,12 @@ class Series:
 
 
 def colour(place: int) -> str:
-    """The colour of the line that stands at `place`."""
+    """Return the colour of the line number `place`."""
     return _COLOURS[place % len(_COLOURS)]
 
 
 def marker(place: int, x: float, y: float) -> str:
-    """The mark of the line that stands at `place`, as SVG around (x, y)."""
+    """Return the mark of the line number `place`, as SVG around (x, y)."""
     return _SHAPES[place % len(_SHAPES)](x, y)
 
 
@@ -117,14 +117,14 @@ def _line(
 
 
 def _decades(values: Sequence[float]) -> tuple[int, int]:
-    """The powers of ten around `values`, at least one decade."""
+    """Return the powers of ten around `values`, at least one decade."""
     low = math.floor(math.log10(min(values)))
     high = math.ceil(math.log10(max(values)))
     return low, max(high, low + 1)
 
 
 def _apart(sizes: Sequence[int], across: Callable[[float], float]) -> list[int]:
-    """Those of `sizes` whose labels have room."""
+    """Return those of `sizes` whose labels have room."""
     shown: list[int] = []
     for size in sizes:
         if not shown or across(size) - across(shown[-1]) >= APART:

@@ -1,4 +1,4 @@
-"""BenchReport: what a benchmark measured, as nccl-tests' table and as plots."""
+"""BenchReport: the result of a benchmark as nccl-tests' table and as plots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .units import bandwidth_text, bytes_text, duration_text
 
 __all__ = ["BenchReport"]
 
-# Title, unit as nccl-tests has it.
+# Title and unit, as in nccl-tests.
 _COLUMNS = (
     ("backend", ""),
     ("size", "B"),
@@ -55,7 +55,7 @@ def _cells(row: BenchRow) -> tuple[str, ...]:
 
 
 def _bandwidth(gigabytes: float) -> str:
-    # Small arrays are slow, and two digits are to be left of it.
+    # Small arrays are slow: two digits remain.
     return bandwidth_text(gigabytes) if gigabytes >= 0.1 else f"{gigabytes:.2g}"
 
 
@@ -81,7 +81,7 @@ def _text(result: BenchResult) -> str:
 
 
 # Only variables with fallbacks, and greys that stand on white and on black, so
-# that it reads in any theme and on a page that has none.
+# that it is legible in any theme and on a page that has none.
 _STYLE = """\
 <style>
 .rankscope-bench {
@@ -147,7 +147,7 @@ def _time_plot(result: BenchResult, backends: Sequence[str]) -> str:
 
 
 def _bandwidth_plot(result: BenchResult, backends: Sequence[str]) -> str:
-    # One rank has no bus, and an op that takes no time no speed.
+    # One rank has no bus bandwidth, and an op without duration has none either.
     series = _series(result, backends, "busbw")
     if not series:
         return ""

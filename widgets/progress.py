@@ -1,9 +1,8 @@
-"""ProgressLine: one line that says what is being done, and in the end what was."""
+"""ProgressLine: one line with the present step, and the result in the end."""
 
 from __future__ import annotations
 
 import sys
-from types import TracebackType
 
 from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
@@ -14,9 +13,9 @@ __all__ = ["ProgressLine"]
 class ProgressLine:
     """A line of text that changes in place.
 
-    In a notebook it is a display that is updated, so that a saved notebook
-    has the last text only; in a terminal it is written over; elsewhere only
-    the last text is printed. Left without `done`, it is taken away.
+    In a notebook the line is a display that is updated, so that a saved notebook has
+    the last text only; in a terminal it is overwritten; elsewhere only the last text
+    is printed. Without a call of `done` it is removed at the end.
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
@@ -28,7 +27,7 @@ class ProgressLine:
         self._done = False
 
     def update(self, text: str) -> None:
-        """Show `text` in place of what was there."""
+        """Show `text` in place of the text before."""
         if self._updates:
             self._publisher.publish(
                 {"text/plain": text},
@@ -50,11 +49,6 @@ class ProgressLine:
     def __enter__(self) -> ProgressLine:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._shown and not self._done:
             self.update("")

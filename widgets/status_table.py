@@ -1,75 +1,52 @@
-"""StatusTable: what every rank is doing, as text and as HTML.
+"""StatusTable: what every rank is doing at one moment, as text and as HTML.
 
-The rows are worked out once, from plain data, and both forms show the same
-words; colour only repeats what a word says.
+The rows are those of the board's model, with columns of their own, and both forms
+show the same words; colour only repeats what a word says.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
-from typing import Any, Literal
+from itertools import islice
+from typing import Any
 
-from rankscope.engines.status import ClusterStatus, GroupStatus, OpStatus, RankStatus
+from rankscope.backends.rank_sets import name_ranks
+from rankscope.engines.status import ClusterStatus, OpStatus
 
-from .ranks import name_ranks
+from .board.group import Group
+from .board.model import BoardModel
+from .board.rows import Cells
+from .tables import STYLE, Column, Row, Section, fitting, lines, table_html
+from .units import elapsed_text
 
-__all__ = ["Row", "Section", "StatusTable", "sections"]
+__all__ = ["COLUMNS", "StatusTable", "sections"]
 
-Mood = Literal["calm", "working", "warning", "error"]
-
-#: Column titles, and whether the column holds numbers.
 COLUMNS = (
-    ("rank", True),
-    ("host", False),
-    ("pid", True),
-    ("engine", True),
-    ("device", False),
-    ("state", False),
-    ("enqueued", False),
-    ("started", False),
-    ("completed", False),
-    ("heartbeat", True),
+    Column("rank", "rank", "global rank", numeric=True),
+    Column("host", "host", "host of the rank's engine", drop=4),
+    Column("pid", "pid", "process of the rank's engine", numeric=True, drop=2),
+    Column("engine", "engine", "number of the engine", numeric=True, drop=6),
+    Column("device", "device", "device types, with the backends in use", drop=3),
+    Column("state", "state", "what the rank is doing"),
+    Column("enqueued", "enqueued", "the last op issued"),
+    Column("started", "started", "the last op started", drop=5),
+    Column("completed", "completed", "the last op completed"),
+    Column("heartbeat", "heartbeat", "time since a sign of life", True, drop=1),
 )
 
-#: What text leaves out where there is no room, in this order.
-DROPS = ("engine", "started", "host", "device", "pid", "heartbeat")
-
 _TIME = re.compile(r"\d\d:\d\d:\d\d")
-
-#: Seconds without a sign of life that are worth a second look: three missed beats.
-SILENT = 3.0
-
-
-@dataclass(frozen=True)
-class Row:
-    """One rank in one group: a cell for each of `COLUMNS`."""
-
-    cells: tuple[str, ...]
-    mood: Mood
-
-
-@dataclass(frozen=True)
-class Section:
-    """One group: its title, facts about it, its rows, and what went wrong."""
-
-    title: str
-    facts: tuple[str, ...]
-    rows: tuple[Row, ...]
-    notes: tuple[str, ...] = ()
 
 
 class StatusTable:
     """The state of a cluster at one moment, for a terminal or a notebook."""
 
     def __init__(self, status: ClusterStatus) -> None:
-        self.status = status
+        self._model = BoardModel.of(status)
 
     def __str__(self) -> str:
-        return _text(self.status, shutil.get_terminal_size((120, 24)).columns)
+        return _text(self._model, shutil.get_terminal_size((120, 24)).columns)
 
     def __repr__(self) -> str:
         return str(self)
@@ -77,115 +54,94 @@ class StatusTable:
     def _repr_mimebundle_(
         self, include: Any = None, exclude: Any = None
     ) -> dict[str, str]:
-        return {"text/plain": str(self), "text/html": _html(self.status)}
+        return {"text/plain": str(self), "text/html": _html(self._model)}
 
 
-# -- rows ----------------------------------------------------------------------
+def _text(model: BoardModel, width: int) -> str:
+    """Return the table in lines of at most `width` characters, where possible."""
+    found = sections(model)
+    rows = [row for section in found for row in section.rows]
+    titles, *body = lines(fitting(COLUMNS, rows, width), rows)
+    room = max(map(len, (titles, *body)))
+    out = [" · ".join(_facts(model)), "", titles]
+    left = iter(body)
+    for section in found:
+        rule = f"── {' · '.join((section.title, *section.facts))} "
+        out.append(rule.ljust(room, "─"))
+        out += islice(left, len(section.rows))
+        out += [f"   {note}" for note in section.notes]
+    return "\n".join(out)
 
 
-def sections(status: ClusterStatus) -> list[Section]:
-    """Return one section per group, or one without a group where there is none."""
-    # Disjoint groups may share a name: what tells them apart is their ranks.
-    members: dict[tuple[str, tuple[int, ...]], list[tuple[RankStatus, GroupStatus]]]
-    members = {}
-    for rank in status.ranks:
-        for group in rank.groups:
-            members.setdefault((group.name, group.ranks), []).append((rank, group))
+def _html(model: BoardModel) -> str:
+    title, *facts = (escape(fact) for fact in _facts(model))
+    return (
+        f'<div class="rankscope-status"><div class="rankscope-static">\n{STYLE}\n'
+        f'<p><b>{title}</b> <span class="quiet">· {" · ".join(facts)}</span></p>\n'
+        f"{table_html(COLUMNS, sections(model))}\n</div></div>"
+    )
+
+
+def _facts(model: BoardModel) -> list[str]:
+    head = model.head
+    facts = [head["title"]]
+    if head["state"] != "running":
+        facts.append(head["state"])
+    if head["dead"]:
+        facts.append(f"{name_ranks(head['dead'])} dead")
+    return [*facts, *head["facts"]]
+
+
+def sections(model: BoardModel) -> list[Section]:
+    """Return a section for each group, and one for the ranks that have no group.
+
+    What concerns the engine of a rank is in the first row of the rank only: repeated
+    in every group, it would hide the rest.
+    """
     found = []
     introduced: set[int] = set()
-    for pairs in members.values():
-        found.append(_section(pairs, introduced))
-        introduced.update(rank.rank for rank, _ in pairs)
-    # A rank without a group (its engine is new) must be seen all the same.
-    homeless = [rank for rank in status.ranks if not rank.groups]
-    if homeless:
-        rows = tuple(_row(rank, None, introduced) for rank in homeless)
-        found.append(Section("no group", (), rows, _deaths(homeless)))
+    for group, tab in zip(model.groups, model.tabs(), strict=True):
+        rows = tuple(
+            _row(model, group, rank, row, rank not in introduced)
+            for rank, row in group.rows().items()
+        )
+        notes = (*_aborts(group), *_deaths(group, introduced))
+        found.append(Section(rows, tab["label"], tuple(tab["facts"]), notes))
+        introduced.update(group.base)
     return found
 
 
-def _section(
-    members: Sequence[tuple[RankStatus, GroupStatus]], introduced: set[int]
-) -> Section:
-    one = members[0][1]
-    facts = [name_ranks(one.ranks), one.backend, f"timeout {_duration(one.timeout)}"]
-    generation = max(group.generation for _, group in members)
-    if generation > 0:
-        facts.append(f"generation {generation}")
-    aborted: dict[str, tuple[str, list[int]]] = {}
-    for rank, group in members:
-        if group.state == "aborted":
-            reason = group.reason or "no reason given"
-            # Ranks note the time to the second, each by its own clock.
-            same = _TIME.sub("", reason)
-            aborted.setdefault(same, (reason, []))[1].append(rank.rank)
-    notes = [
-        f"aborted on {name_ranks(ranks)}: {reason}"
-        for reason, ranks in aborted.values()
-    ]
-    fresh = [rank for rank, _ in members if rank.rank not in introduced]
-    return Section(
-        title=one.name,
-        facts=tuple(facts),
-        rows=tuple(_row(rank, group, introduced) for rank, group in members),
-        notes=(*notes, *_deaths(fresh)),
-    )
+def _row(model: BoardModel, group: Group, rank: int, row: Cells, first: bool) -> Row:
+    one, status = model.ranks[rank], group.statuses.get(rank)
+    age = one.heartbeat_age
+    texts = {
+        "rank": str(rank),
+        "host": str(row["host"]) if first else "",
+        "pid": str(row["pid"]) if first else "",
+        "engine": str(one.engine_id) if first else "",
+        "device": str(row.get("device", "")) if first else "",
+        "state": _state(row, model.now),
+        "enqueued": _op(None if status is None else status.enqueued),
+        "started": _op(None if status is None else status.started),
+        "completed": _op(None if status is None else status.completed),
+        "heartbeat": "–" if age is None else elapsed_text(age),
+    }
+    return Row(texts, str(row["mood"]))
 
 
-def _deaths(ranks: Sequence[RankStatus]) -> tuple[str, ...]:
-    return tuple(
-        f"rank {rank.rank} is dead: {rank.reason or 'its engine is gone'}"
-        for rank in ranks
-        if not rank.alive
-    )
-
-
-def _row(rank: RankStatus, group: GroupStatus | None, introduced: set[int]) -> Row:
-    if rank.rank in introduced:
-        # Said once above; repeated in every group it would drown the rest.
-        engine = ("", "", "", "")
-    else:
-        kinds = ", ".join(group.devices) if group is not None else ""
-        device = "; ".join(filter(None, (rank.gpu, kinds)))
-        engine = (rank.host, str(rank.pid), str(rank.engine_id), device)
-    state, mood = _state(rank, group)
-    ops: tuple[OpStatus | None, ...] = (None, None, None)
-    if group is not None:
-        ops = (group.enqueued, group.started, group.completed)
-    heartbeat = "–" if rank.heartbeat_age is None else f"{rank.heartbeat_age:.1f} s"
-    return Row(
-        (str(rank.rank), *engine, state, *(_op(op) for op in ops), heartbeat), mood
-    )
-
-
-def _state(rank: RankStatus, group: GroupStatus | None) -> tuple[str, Mood]:
-    if not rank.alive:
-        return "dead", "error"
-    if rank.state == "unreachable":
-        return "unreachable", "error"
-    if group is not None and group.state == "aborted":
-        return "aborted", "error"
-    if group is not None and group.oldest is not None:
-        oldest = group.oldest
-        doing = "queued" if oldest.state.upper() == "SCHEDULED" else "in"
-        parts = [f"{doing} {oldest.op}"]
-        if oldest.seq is not None:
-            parts[0] += f" #{oldest.seq}"
-        if oldest.elapsed is not None:
-            parts.append(_duration(oldest.elapsed))
-        if oldest.source:
-            parts.append(oldest.source)
-        return " · ".join(parts), "working"
-    if rank.state == "busy":
-        parts = ["busy"]
-        if rank.busy_for is not None:
-            parts.append(_duration(rank.busy_for))
-        if rank.cell is not None:
-            parts.append(f"cell {rank.cell}")
-        return " · ".join(parts), "working"
-    if rank.heartbeat_age is not None and rank.heartbeat_age > SILENT:
-        return "silent", "warning"
-    return rank.state, "calm"
+def _state(row: Cells, now: float) -> str:
+    """Return the state, with the op in flight, since when, and where it was issued."""
+    if row["mood"] not in ("working", "busy"):
+        return str(row["state"])
+    parts = [str(row["state"])]
+    if row["mood"] == "working":
+        verb = "queued" if row["state"] == "queued" else "in"
+        parts = [f"{verb} {row['op']} {row.get('seq', '')}".rstrip()]
+    if "since" in row:
+        parts.append(elapsed_text(now - float(row["since"])))
+    if row["mood"] == "working" and "line" in row:
+        parts.append(str(row["line"]))
+    return " · ".join(parts)
 
 
 def _op(op: OpStatus | None) -> str:
@@ -194,148 +150,19 @@ def _op(op: OpStatus | None) -> str:
     return op.op if op.seq is None else f"#{op.seq} {op.op}"
 
 
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes = seconds / 60
-    if minutes < 120:
-        return f"{minutes:.0f} min"
-    return f"{minutes / 60:.0f} h"
-
-
-def _title(status: ClusterStatus) -> list[str]:
-    size = status.world_size
-    facts = [f"{size} rank" if size == 1 else f"{size} ranks", status.launcher]
-    if status.state != "running":
-        facts.append(status.state)
-    if status.dead:
-        facts.append(f"{name_ranks(status.dead)} dead")
-    facts.append(f"cluster {status.cluster_id}")
-    return facts
-
-
-# -- text ----------------------------------------------------------------------
-
-
-def _text(status: ClusterStatus, room: int) -> str:
-    """The table in lines of at most `room` characters, where that can be."""
-    found = sections(status)
-    titles = tuple(title for title, _ in COLUMNS)
-    rows = [titles, *(row.cells for section in found for row in section.rows)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-    places = list(range(len(COLUMNS)))
-    for title in DROPS:
-        if sum(widths[i] + 2 for i in places) - 2 <= room:
-            break
-        places.remove(titles.index(title))
-
-    def line(cells: Sequence[str]) -> str:
-        return "  ".join(
-            cells[i].rjust(widths[i]) if COLUMNS[i][1] else cells[i].ljust(widths[i])
-            for i in places
-        ).rstrip()
-
-    out = [" · ".join(_title(status)), "", line(titles)]
-    for section in found:
-        rule = f"── {' · '.join((section.title, *section.facts))} "
-        out.append(rule.ljust(sum(widths[i] + 2 for i in places) - 2, "─"))
-        out += [line(row.cells) for row in section.rows]
-        out += [f"   {note}" for note in section.notes]
-    return "\n".join(out)
-
-
-# -- HTML ----------------------------------------------------------------------
-
-# Only variables with fallbacks, and greys that stand on white and on black, so
-# that it reads in any theme and in a page that has none.
-TEMPLATE = """\
-<div class="rankscope-status">
-<style>
-.rankscope-status {{
-  font-family: var(--jp-ui-font-family, system-ui, sans-serif);
-  font-size: var(--jp-ui-font-size1, 13px);
-  line-height: 1.45;
-  overflow-x: auto;
-}}
-.rankscope-status .title {{ margin: .3em 0 .4em; white-space: nowrap; }}
-.rankscope-status .quiet, .rankscope-status thead th {{
-  color: var(--jp-ui-font-color2, inherit); opacity: .85; font-weight: normal;
-}}
-.rankscope-status table, .jp-RenderedHTMLCommon .rankscope-status table {{
-  border-collapse: collapse; border: none; margin: 0; table-layout: auto;
-  font-size: inherit; color: inherit; font-variant-numeric: tabular-nums;
-}}
-.rankscope-status table tr, .jp-RenderedHTMLCommon .rankscope-status table tr {{
-  background: none;
-}}
-.rankscope-status table th, .rankscope-status table td,
-.jp-RenderedHTMLCommon .rankscope-status table :is(th, td) {{
-  padding: .2em 1.1em .2em 0; border: none; max-width: none;
-  text-align: left; vertical-align: baseline; white-space: nowrap;
-}}
-.rankscope-status table :is(th, td).number,
-.jp-RenderedHTMLCommon .rankscope-status table :is(th, td).number {{
-  text-align: right;
-}}
-.rankscope-status table tbody th,
-.jp-RenderedHTMLCommon .rankscope-status table tbody th {{
-  border-top: 1px solid var(--jp-border-color2, rgba(127, 127, 127, .4));
-  padding-top: .35em; font-weight: normal;
-}}
-.rankscope-status tbody + tbody th {{ padding-top: .8em; }}
-.rankscope-status b {{ font-weight: 600; }}
-.rankscope-status .dot {{
-  display: inline-block; width: .55em; height: .55em; border-radius: 50%;
-  margin-right: .5em; border: 1px solid currentColor; box-sizing: border-box;
-}}
-.rankscope-status .calm .dot {{ opacity: .45; }}
-.rankscope-status .working .dot {{
-  color: var(--jp-brand-color1, #1976d2); background: currentColor;
-}}
-.rankscope-status .warning .dot {{
-  color: var(--jp-warn-color1, #f57c00); background: currentColor;
-}}
-.rankscope-status .error .dot {{
-  color: var(--jp-error-color1, #d32f2f); background: currentColor;
-}}
-</style>
-<p class="title">{title}</p>
-<table>
-<thead><tr>{head}</tr></thead>
-{body}
-</table>
-</div>"""
-
-
-def _html(status: ClusterStatus) -> str:
-    first, *rest = (escape(fact) for fact in _title(status))
-    title = f'<b>{first}</b> <span class="quiet">· {" · ".join(rest)}</span>'
-    head = "".join(
-        f'<th class="{_class(numeric)}">{name}</th>' for name, numeric in COLUMNS
-    )
-    body = "\n".join(_section_html(section) for section in sections(status))
-    return TEMPLATE.format(title=title, head=head, body=body)
-
-
-def _section_html(section: Section) -> str:
-    facts = "".join(f" · {escape(fact)}" for fact in section.facts)
-    lines = [
-        f'<tr><th colspan="{len(COLUMNS)}"><b>{escape(section.title)}</b>'
-        f'<span class="quiet">{facts}</span></th></tr>'
+def _aborts(group: Group) -> list[str]:
+    same: dict[str, tuple[str, list[int]]] = {}
+    for rank, reason in sorted(group.reasons.items()):
+        # Ranks note the time to the second, each by its own clock.
+        same.setdefault(_TIME.sub("", reason), (reason, []))[1].append(rank)
+    return [
+        f"aborted on {name_ranks(ranks)}: {reason}" for reason, ranks in same.values()
     ]
-    for row in section.rows:
-        cells = []
-        for cell, (name, numeric) in zip(row.cells, COLUMNS, strict=True):
-            dot = '<span class="dot"></span>' if name == "state" else ""
-            cells.append(f'<td class="{_class(numeric)}">{dot}{escape(cell)}</td>')
-        lines.append(f'<tr class="{row.mood}">{"".join(cells)}</tr>')
-    lines += [
-        f'<tr class="error"><td></td><td colspan="{len(COLUMNS) - 1}">'
-        f'<span class="dot"></span>{escape(note)}</td></tr>'
-        for note in section.notes
+
+
+def _deaths(group: Group, introduced: set[int]) -> list[str]:
+    return [
+        f"rank {rank} is dead: {row.get('reason', 'its engine is gone')}"
+        for rank, row in group.rows().items()
+        if row["state"] == "dead" and rank not in introduced
     ]
-    return f"<tbody>{''.join(lines)}</tbody>"
-
-
-def _class(numeric: bool) -> str:
-    return "number" if numeric else "text"

@@ -1,4 +1,4 @@
-"""Quantities as text: three digits that count, and the unit."""
+"""Quantities as text: three significant digits and the unit."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def duration_text(seconds: float) -> str:
 
 
 def elapsed_text(seconds: float) -> str:
-    """How long something has been going on: ``4.2 s``, ``37 s``, ``12 min``.
+    """The time since a start: ``4.2 s``, ``37 s``, ``12 min``.
 
-    Coarser than `duration_text`, since it is read while it changes.
+    Coarser than `duration_text`, since the text is read while it changes.
     """
     if seconds < 10:
-        # Down, as a clock does.
+        # Rounded down, as a clock shows time.
         return f"{math.floor(max(0.0, seconds) * 10) / 10:.1f} s"
     if seconds < 120:
         return f"{seconds:.0f} s"
@@ -51,5 +51,5 @@ def elapsed_text(seconds: float) -> str:
 
 
 def bandwidth_text(gigabytes: float) -> str:
-    """GB/s without the unit, which the column's title has: ``0.04``, ``12.3``."""
+    """GB/s without the unit, which is in the column's title: ``0.04``, ``12.3``."""
     return _digits(gigabytes) if gigabytes < 999.5 else f"{gigabytes:.0f}"

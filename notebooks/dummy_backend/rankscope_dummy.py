@@ -34,6 +34,8 @@ class DummyWork(dist.Work):
 class DummyBackend(dist.Backend):
     """Hands each op to a C++ thread; what is not defined here it does not have."""
 
+    interface_version = 1
+
     def __init__(self, rank: int, size: int, bytes_per_second: float) -> None:
         super().__init__(rank, size)
         self._worker = Worker(bytes_per_second)

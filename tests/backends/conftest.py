@@ -8,14 +8,24 @@ from pathlib import Path
 import pytest
 
 import rankscope as dist
-from rankscope.backends import nccl_seam
-from rankscope.backends.late_errors import take_late_error
-from rankscope.backends.recorder import recorder
-from rankscope.backends.watchdog import watchdog
-from rankscope.backends.world import world
+from rankscope.backends.groups.watchdog import watchdog
+from rankscope.backends.groups.world import world
+from rankscope.backends.interface.registry import builtin_devices
+from rankscope.backends.nccl import loader
+from rankscope.backends.work.async_errors import take_async_error
+from rankscope.backends.work.flight_recorder import recorder
 from tests.backends.gpu_ranks import Ranks
 from tests.backends.gpu_simulation import Simulation
 from tests.backends.manual import Manual
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _registrations_of_the_module_end_with_it() -> Iterator[None]:
+    """Modules of one worker share the registry; the built-in backends stay in it."""
+    before = {*dist.Backend.registry, *builtin_devices()}
+    yield
+    for name in {*dist.Backend.registry} - before:
+        del dist.Backend.registry[name]
 
 
 @pytest.fixture
@@ -36,13 +46,13 @@ def group(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
 def simulation() -> Iterator[Simulation]:
     """A simulated GPU for each rank of this process, and NCCL between them."""
     made = Simulation()
-    nccl_seam.use(lambda: made.seam)
+    loader.set_loader_for_tests(lambda: made.api)
     yield made
     made.close()
-    nccl_seam.use(None)
+    loader.set_loader_for_tests(None)
     watchdog.stop()
     # Pytest is no script that ends on garbage.
-    take_late_error()
+    take_async_error()
 
 
 @pytest.fixture

@@ -1,13 +1,13 @@
-"""A GPU and NCCL in plain Python, at the seam: for machines without either.
+"""A simulation of CUDA and NCCL in plain Python, for machines without a GPU.
 
-This is a fake, and says so. Streams are threads that work off what they were
-given; events, kernels and communicators behave as CUDA's and NCCL's do as far
-as the backend can see: a kernel of NCCL runs when its turn on the stream has
-come, hangs until every rank is there, moves real bytes between addresses, and
-ends with garbage when its communicator is aborted. The ranks of a test are
-threads of one process; each has a device of its own number.
+The simulation implements the protocols `Cuda` and `Nccl`. A stream is a thread that
+runs tasks in order. Events, kernels and communicators behave like those of CUDA and
+NCCL as far as the backend can observe: a kernel of NCCL starts after the preceding
+work of its stream, waits until every rank has launched the kernel, moves real bytes
+between addresses, and leaves invalid results when its communicator is aborted. The
+ranks of a test are threads of one process; rank n uses device n.
 
-`Simulation` has the knobs for what goes wrong.
+The attributes of `Simulation` inject faults, by rank.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.backends.nccl_seam import LibraryFailure, Seam
+from rankscope.backends.errors import LibraryFailure
+from rankscope.backends.nccl.interface import GpuApi
 
 _TYPES = [
     *("int8", "uint8", "int32", "uint32", "int64", "uint64"),
     *("float16", "float32", "float64"),
-    # bfloat16 and the float8s, which numpy lacks: as what has their size.
+    # numpy lacks bfloat16 and the float8 dtypes: integers of the same size.
     *("uint16", "uint8", "uint8"),
 ]
 _FOLDS: list[Callable[..., Any]] = [np.add, np.multiply, np.maximum, np.minimum, np.add]
@@ -37,7 +38,7 @@ _AVG = 4
 
 
 class DeviceArray(np.ndarray):
-    """An array that says it is on a GPU."""
+    """A host array that reports a CUDA device through DLPack."""
 
     device: Any = 0
 
@@ -49,7 +50,7 @@ class DeviceArray(np.ndarray):
 
 
 class Stream:
-    """A thread that works off what it was given, in order."""
+    """A simulated CUDA stream: a thread that runs tasks in order of submission."""
 
     def __init__(self, name: str) -> None:
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -74,7 +75,11 @@ class Stream:
 
 
 class Event:
-    """What was recorded last: a mark that the stream sets when it gets there."""
+    """A simulated CUDA event.
+
+    `mark` belongs to the last record: the stream sets `mark` when it reaches the
+    event. `at` is the time of that, in seconds of ``time.perf_counter()``.
+    """
 
     def __init__(self, *, timed: bool) -> None:
         self.timed = timed
@@ -84,13 +89,13 @@ class Event:
 
 
 class Clique:
-    """The ranks of one communicator, and what they have brought."""
+    """The state that the ranks of one communicator share."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.comms: dict[int, Comm] = {}
         self.changed = threading.Condition()
-        # Collective number → what each rank brought; rank → how many it had.
+        # Number of the collective → rank → the input of the rank.
         self.brought: dict[int, dict[int, Any]] = defaultdict(dict)
         self.finished: set[int] = set()
         self.messages: dict[tuple[int, int], deque[bytes]] = defaultdict(deque)
@@ -104,29 +109,32 @@ class Comm:
         self.freed = False
         self.running = 0
         self.splits = 0
-        #: What is being made out of it.
+        #: The communicator of a split or shrink in progress.
         self.child: Comm | None = None
 
 
 class Simulation:
-    """The GPUs of this process, and NCCL between them."""
+    """The simulated GPUs of this process, and NCCL between the GPUs."""
 
     def __init__(self) -> None:
         self.cuda, self.nccl = SimulatedCuda(self), SimulatedNccl(self)
-        self.seam = Seam(self.nccl, self.cuda)
+        self.api = GpuApi(self.nccl, self.cuda)
         self.streams: dict[int, Stream] = {}
         self.events: list[Event] = []
         self.cliques: dict[bytes, Clique] = defaultdict(lambda: Clique(0))
         self.lock = threading.Lock()
-        #: Called under the name of each call of NCCL, with its rank.
+        #: The name and the rank of each call of NCCL, in order.
         self.calls: list[tuple[str, int]] = []
-        # The knobs: by rank.
+        # The faults, by rank: `fails` and `init_fails` are messages of errors of NCCL;
+        # an abort waits for the event of `abort_waits`, for 30 s at most; ranks of
+        # `in_progress` report ncclInProgress.
         self.fails: dict[int, str] = {}
         self.init_fails: dict[int, str] = {}
         self.abort_waits: dict[int, threading.Event] = {}
         self.in_progress: set[int] = set()
-        #: Ranks whose kernels never end by themselves.
+        #: Ranks whose kernels end only by an abort.
         self.hangs: set[int] = set()
+        #: A call of the rank returns only after the event, or after 30 s.
         self.calls_stuck: dict[int, threading.Event] = {}
         self.freed_streams: set[int] = set()
         self.capability = (9, 0)
@@ -142,7 +150,7 @@ class Simulation:
         for stream in list(self.streams.values()):
             stream.thread.join(10)
 
-    # -- what a rank's own code does on its device ----------------------------
+    # -- the calls of a rank's own code on its device --------------------------
 
     def array(self, values: Any, device: int, dtype: Any = None) -> DeviceArray:
         made = np.array(values, dtype=dtype).view(DeviceArray)
@@ -153,7 +161,7 @@ class Simulation:
         return self.streams[self.cuda.current_streams(device)[0]]
 
     def compute(self, device: int, task: Callable[[], None]) -> None:
-        """Have the caller's stream do `task` when its turn has come."""
+        """Run `task` on the caller's stream, after the preceding work."""
         self.user_stream(device).put(task)
 
     def synchronize(self, device: int, timeout: float = 30) -> None:
@@ -183,7 +191,8 @@ class SimulatedCuda:
         return stream in self._simulation.captured
 
     def current_streams(self, index: int) -> tuple[int, ...]:
-        # Small numbers are the devices' default streams.
+        # The default stream of a device has the number of the device; the streams of
+        # `new_stream` are numbered from 1000.
         with self._simulation.lock:
             if index not in self._simulation.streams:
                 self._simulation.streams[index] = Stream(f"default-{index}")
@@ -281,7 +290,7 @@ class SimulatedNccl:
         self._note("split", comm.rank)
         comm.splits += 1
         key = b"split %d %d" % (id(comm.clique), comm.splits)
-        return self._descend(comm, key, rank, comm.clique.size)
+        return self._derive(comm, key, rank, comm.clique.size)
 
     def shrink(self, comm: Comm, excluded: Sequence[int], *, abort: bool) -> Comm:
         self._note("shrink", comm.rank)
@@ -292,9 +301,9 @@ class SimulatedNccl:
                 assert comm.clique.changed.wait_for(lambda: not comm.running, 30)
         rank = comm.rank - sum(one < comm.rank for one in excluded)
         key = b"shrink %d %r" % (id(comm.clique), tuple(excluded))
-        return self._descend(comm, key, rank, comm.clique.size - len(excluded))
+        return self._derive(comm, key, rank, comm.clique.size - len(excluded))
 
-    def _descend(self, comm: Comm, key: bytes, rank: int, size: int) -> Comm:
+    def _derive(self, comm: Comm, key: bytes, rank: int, size: int) -> Comm:
         assert not comm.freed, "split off a communicator that was freed"
         assert not comm.running, "split off a communicator that is at something"
         with self._simulation.lock:
@@ -367,7 +376,8 @@ class SimulatedNccl:
             self._launch(comm, stream, [task])
 
     def _launch(self, comm: Comm, stream: int, tasks: Sequence[Any]) -> None:
-        # Sends before receives, as all of a group are under way together.
+        # Sends before receives: NCCL runs all ops of a group concurrently, and here a
+        # receive before the send of the same rank would block both ranks.
         ordered = sorted(tasks, key=lambda task: task[0])
 
         def kernel() -> None:

@@ -1,11 +1,11 @@
-"""nccl4py and cuda-bindings, over stubs of the libraries: run in ``.venv-nccl``.
+"""Tests of nccl4py and cuda-bindings over stub libraries; run in ``.venv-nccl``.
 
-The stubs, `nccl_stub.c` and `cuda_stub.c`, know groups of one rank. So what is
-tested is how the backend and the two packages fit: names, arguments, results that
-they hide, the GIL, and that nothing is used after it was freed. cupy cannot be
-had so: it calls the driver through tables that nobody has described. Its part,
-devices and arrays, is stood in for. `test_nccl_library` makes the environment,
-compiles the stubs and runs this.
+The stubs, `nccl_stub.c` and `cuda_stub.c`, support groups of one rank. The tests
+therefore check the fit between the backend and the two packages: names, arguments,
+results that the packages hide, the GIL, and that no handle is used after its free.
+cupy cannot run over a stub, because cupy calls the driver through undocumented
+tables: `HalfCuda` replaces the part of cupy, which is devices and arrays.
+`test_nccl_library` creates the environment, compiles the stubs and runs this file.
 """
 
 from __future__ import annotations
@@ -23,23 +23,25 @@ import numpy as np
 import pytest
 
 import rankscope as dist
-from rankscope.backends import nccl_library, nccl_seam
-from rankscope.backends.config import BackendConfig
-from rankscope.backends.cuda_library import CudaLibrary
-from rankscope.backends.group_life import Origin
-from rankscope.backends.late_errors import take_late_error
-from rankscope.backends.nccl_library import NcclLibrary
-from rankscope.backends.nccl_seam import LibraryFailure, Seam
-from rankscope.backends.process_group import ProcessGroup
-from rankscope.backends.watchdog import watchdog
+from rankscope.backends.conformance.waiting import until
+from rankscope.backends.devices.cuda_driver import CudaLibrary
+from rankscope.backends.errors import LibraryFailure
+from rankscope.backends.groups.config import BackendConfig
+from rankscope.backends.groups.origin import Origin
+from rankscope.backends.groups.process_group import ProcessGroup
+from rankscope.backends.groups.watchdog import watchdog
+from rankscope.backends.nccl import loader
+from rankscope.backends.nccl import nccl4py as nccl_library
+from rankscope.backends.nccl.interface import GpuApi
+from rankscope.backends.nccl.nccl4py import NcclLibrary
+from rankscope.backends.work.async_errors import take_async_error
 from tests.backends.gpu_simulation import Simulation
-from tests.waiting import until
 
 IN_PROGRESS, SYSTEM_ERROR = 7, 2
 
 
 class Stub:
-    """The knobs and counters of a stub, by the names in its source."""
+    """The settings and counters of a stub, by their names in the C source."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         object.__setattr__(self, "_library", library)
@@ -56,7 +58,7 @@ class Stub:
 
 
 class HalfCuda(CudaLibrary):
-    """`CudaLibrary` with its streams and events; the arrays are the simulation's."""
+    """`CudaLibrary` for streams and events; arrays are those of the simulation."""
 
     def __init__(self, simulation: Simulation) -> None:
         super().__init__()
@@ -85,7 +87,8 @@ class HalfCuda(CudaLibrary):
         return self._simulation.scratch()
 
 
-# What is loaded already is what nccl4py and cuda-bindings take.
+# The dynamic loader returns a library that is already loaded: the stubs are loaded
+# first, so nccl4py and cuda-bindings use the stubs.
 
 
 @pytest.fixture(scope="session")
@@ -101,6 +104,7 @@ def driver() -> ctypes.CDLL:
 def told(
     library: ctypes.CDLL, knobs: dict[str, int], counters: tuple[str, ...]
 ) -> Iterator[Stub]:
+    """Yield the stub with `knobs` set and `counters` at 0; reset `knobs` at the end."""
     made = Stub(library)
     for name, value in {**knobs, **dict.fromkeys(counters, 0)}.items():
         setattr(made, name, value)
@@ -134,9 +138,9 @@ def simulation() -> Iterator[Simulation]:
 def group(
     stub: Stub, cuda_stub: Stub, simulation: Simulation, tmp_path: Path
 ) -> Iterator[ProcessGroup]:
-    """A group of one rank; what it took of CUDA it must have given back."""
+    """Yield a group of one rank; check that it frees its streams and events."""
     before = (cuda_stub.streams, cuda_stub.events)
-    nccl_seam.use(lambda: Seam(NcclLibrary(), HalfCuda(simulation)))
+    loader.set_loader_for_tests(lambda: GpuApi(NcclLibrary(), HalfCuda(simulation)))
     store = dist.FileStore(str(tmp_path / "store"), 1)
     made = ProcessGroup("g", [0], 0, BackendConfig("cuda:nccl"), store, 30)
     made.simulation = simulation  # type: ignore[attr-defined]
@@ -145,9 +149,9 @@ def group(
     made.shutdown()
     until(lambda: (cuda_stub.streams, cuda_stub.events) == before)
     store.close()
-    nccl_seam.use(None)
+    loader.set_loader_for_tests(None)
     watchdog.stop()
-    take_late_error()
+    take_async_error()
 
 
 def array(group: Any, values: Any, dtype: Any = np.float32) -> Any:
@@ -239,7 +243,7 @@ def test_an_op_is_over_when_its_event_was_reached(
 
 
 def test_what_was_freed_is_not_used(group: ProcessGroup) -> None:
-    cuda = nccl_seam.load().cuda
+    cuda = loader.load().cuda
     event = cuda.new_event(timed=True)
     cuda.free_event(event)
     with pytest.raises(LibraryFailure, match="a handle that the stub does not know"):
@@ -257,7 +261,8 @@ def test_in_progress_is_waited_for(group: ProcessGroup, stub: Stub) -> None:
         work.wait(0.1)
     setattr(stub, "async", 0)
     work.wait(20)
-    # NCCL goes on with a call in the background: no event before that is done.
+    # NCCL continues a call in the background: an event may be recorded only after the
+    # call has finished.
     stub.call = IN_PROGRESS
     setattr(stub, "async", IN_PROGRESS)
     work = dist.all_reduce(array(group, [1]), group=group, async_op=True)
@@ -284,7 +289,7 @@ def test_a_call_that_fails(group: ProcessGroup, stub: Stub) -> None:
 
 
 def counted_beside(task: Callable[[], object]) -> int:
-    """How far another thread counts, once a millisecond, while `task` runs."""
+    """Return the count of another thread, once a millisecond, while `task` runs."""
     counted, stop = 0, threading.Event()
 
     def count() -> None:
@@ -301,7 +306,8 @@ def counted_beside(task: Callable[[], object]) -> int:
     return counted
 
 
-# 400 ms of a call, and a look each millisecond; two cores may be busy.
+# The least count in a call of 400 ms, at one count per millisecond: a tenth, because
+# other processes may use the cores.
 FREE = 40
 
 
@@ -316,7 +322,7 @@ def test_the_gil_is_free_in_calls_and_aborts(group: ProcessGroup, stub: Stub) ->
 def test_the_gil_is_free_in_queries_of_events(
     group: ProcessGroup, cuda_stub: Stub
 ) -> None:
-    cuda = nccl_seam.load().cuda
+    cuda = loader.load().cuda
     event = cuda.new_event(timed=False)
     cuda.record(event, 0)
     cuda_stub.query_ms = 400
@@ -355,7 +361,8 @@ def test_a_group_is_split_off_another(
     work = dist.all_reduce(x, group=other, async_op=True)
     until(lambda: stub.splits == 1)
     with pytest.raises(dist.DistTimeoutError):
-        # The old one says how far the new one is, which has no handle yet.
+        # The parent communicator reports the progress of the split: the new
+        # communicator has no handle yet.
         work.wait(0.1)
     assert stub.inits == 1
     setattr(stub, "async", 0)
@@ -373,7 +380,7 @@ def test_shrink_gets_through(stub: Stub) -> None:
     comm = nccl.init(4, 0, nccl.unique_id(), {"blocking": False})
     left = nccl.shrink(comm, [3, 1], abort=True)
     assert not nccl.ready(left)
-    # There is nothing to free yet.
+    # The new communicator has no handle yet, so the abort has nothing to free.
     nccl.abort(left)
     assert stub.aborts == 0
     setattr(stub, "async", 0)
@@ -398,7 +405,7 @@ def test_a_machine_without_a_driver_says_so() -> None:
     assert reason.startswith("there is no usable NVIDIA driver here (cudaError")
     assert "\n" not in reason
     with pytest.raises(dist.DistBackendError, match="no usable NVIDIA driver"):
-        nccl_seam.load()
+        loader.load()
     assert not dist.is_nccl_available()
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
-import rankscope as dist
 from rankscope.backends import is_gloo_available
-from tests.backends import aborts, store_backend
-from tests.mpi_ranks import MPIRanks, mpiexec
-from tests.ranks import Rank, Ranks
+from rankscope.backends.conformance.mpi_ranks import mpiexec
+from rankscope.conformance import (
+    MPI,
+    Options,
+    Processes,
+    Result,
+    Setup,
+    check_backend,
+)
 
 BACKENDS = [
     pytest.param(
@@ -26,27 +29,18 @@ BACKENDS = [
 ]
 
 
-@contextmanager
-def group(backend: str) -> Iterator[None]:
-    """The default group, from what the launcher of the ranks set."""
-    store_backend.register()
-    dist.init_process_group(f"cpu:{backend}", timeout=60)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-def run(backend: str, size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """Run ``function(me, backend, *args)`` on `size` ranks, as the backend needs it."""
-    kind = MPIRanks if backend == "mpi" else Ranks
-    with kind(size, function, backend, *args, timeout=120) as ranks:
-        return ranks.wait()
-
-
-def in_each_op(me: Rank, backend: str, count: int) -> float:
-    with group(backend):
-        return aborts.abort_in_each_op(me, count)
+def check(backend: str, rule: str, size: int, options: Options) -> Result:
+    """Try one rule on `size` ranks; it holds."""
+    modules = ("tests.backends.store_backend:register",) if backend == "store" else ()
+    report = check_backend(
+        Setup(backend, modules=modules, options=options),
+        [size],
+        rules=[rule],
+        session=MPI if backend == "mpi" else Processes,
+    )
+    (result,) = report.results
+    assert result.status == "held", "\n".join(result.lines())
+    return result
 
 
 @pytest.mark.parametrize("count", [4, 1 << 18])
@@ -54,30 +48,23 @@ def in_each_op(me: Rank, backend: str, count: int) -> float:
 def test_every_waiter_returns_and_the_group_is_rebuilt(
     backend: str, count: int, record_property: Callable[[str, object], None]
 ) -> None:
-    longest = run(backend, 3, in_each_op, count)[0]
-    record_property("abort_to_last_waiter_s", longest)
     # Half a second is what is wanted of an idle machine.
-    assert longest < 5
-
-
-def while_running(me: Rank, backend: str) -> int:
-    with group(backend):
-        return aborts.abort_while_running(me, 16 << 20, 6)
+    options = Options(timeout=60, hung_count=count, abort_seconds=5)
+    result = check(backend, "abort while hung", 3, options)
+    record_property("abort_to_last_waiter_s", result.notes["abort_s"])
+    assert result.cases == 13
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_op_that_all_ranks_are_in(backend: str) -> None:
-    assert max(run(backend, 2, while_running)) > 0
-
-
-def cycles(me: Rank, backend: str) -> tuple[float, int, int]:
-    with group(backend):
-        return aborts.cycles(me, 100)
+    options = Options(timeout=60, running_bytes=16 << 20, running_times=6)
+    result = check(backend, "abort while running", 2, options)
+    assert result.notes["aborted_while_running"] > 0
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_hundred_cycles_leak_nothing(backend: str) -> None:
-    for mib, threads, descriptors in run(backend, 2, cycles):
-        assert mib < 8
-        assert threads <= 0
-        assert descriptors <= 0
+    # In every second cycle an op is aborted.
+    options = Options(timeout=60, cycles=200)
+    result = check(backend, "leaves nothing behind", 2, options)
+    assert result.notes["grown_mib"] < 8

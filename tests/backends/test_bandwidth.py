@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope.backends import bandwidth
-from rankscope.backends.recorder import GroupStatus, Record
-from rankscope.backends.work import OpType
+from rankscope.backends.work import bandwidth
+from rankscope.backends.work.flight_recorder import GroupStatus, Record
+from rankscope.backends.work.op_type import OpType
 
 # op, shapes of inputs and outputs on one rank of 4, S in elements, bus factor.
 OPS = [

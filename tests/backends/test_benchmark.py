@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from rankscope.backends import benchmark
-from rankscope.backends.bandwidth import payload
 from rankscope.backends.benchmark import (
     BENCHMARKS,
     Measurement,
@@ -17,8 +16,9 @@ from rankscope.backends.benchmark import (
     parse_sizes,
     usual_device,
 )
+from rankscope.backends.conformance.ranks import Rank, run_ranks
 from rankscope.backends.errors import DistBackendError
-from tests.ranks import Rank, run_ranks
+from rankscope.backends.work.bandwidth import payload
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import rankscope as dist
 from rankscope.backends import OpType, WorkState
-from rankscope.backends.chrome_trace import chrome_trace, estimate_offset
-from rankscope.backends.recorder import GroupStatus, Record, recorder
+from rankscope.backends.observe.chrome_trace import chrome_trace, estimate_offset
+from rankscope.backends.work.flight_recorder import GroupStatus, Record, recorder
 from tests.backends.manual import Manual
 
 Event = dict[str, Any]

@@ -10,7 +10,7 @@ import pytest
 
 import rankscope as dist
 from rankscope.backends import OpType, ReduceOp, WorkState
-from rankscope.backends.recorder import recorder
+from rankscope.backends.work.flight_recorder import recorder
 from tests.backends.manual import Manual
 
 

@@ -27,11 +27,11 @@ import pytest
 
 import rankscope as dist
 from rankscope import ReduceOp, WorkState
-from rankscope.backends.recorder import recorder
-from rankscope.backends.world import world
+from rankscope.backends.conformance.ranks import Rank, run_ranks
+from rankscope.backends.conformance.waiting import until
+from rankscope.backends.groups.world import world
+from rankscope.backends.work.flight_recorder import recorder
 from tests.backends.dummy import build
-from tests.ranks import Rank, run_ranks
-from tests.waiting import until
 
 _COMPILER = (sysconfig.get_config_var("CXX") or "g++").split()[0]
 

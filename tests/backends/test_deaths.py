@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import rankscope as dist
-from rankscope.backends.tcp_store import TCPStore
-from tests.ranks import Rank, Ranks, run_ranks
-from tests.waiting import until
+from rankscope.backends.conformance.ranks import Rank, Ranks, run_ranks
+from rankscope.backends.conformance.waiting import until
+from rankscope.backends.stores.tcp import TCPStore
 
 KEY = b"the key of this test"
 
@@ -133,11 +133,11 @@ def test_a_rank_that_just_ends_is_no_failure() -> None:
 
 
 def test_a_will_is_executed_unless_withdrawn_or_forestalled() -> None:
-    master = TCPStore("127.0.0.1", 0, 4, True, 20, key=KEY, tells_deaths=True)
+    master = TCPStore("127.0.0.1", 0, 4, True, 20, key=KEY, reports_deaths=True)
 
     def other() -> TCPStore:
         return TCPStore(
-            "127.0.0.1", master.port, 4, False, 20, key=KEY, tells_deaths=True
+            "127.0.0.1", master.port, 4, False, 20, key=KEY, reports_deaths=True
         )
 
     dies, withdraws, forestalled = other(), other(), other()
@@ -160,8 +160,10 @@ def test_a_will_is_executed_unless_withdrawn_or_forestalled() -> None:
 
 @pytest.mark.parametrize("orderly", [True, False])
 def test_the_master_says_goodbye_if_it_goes_in_good_order(orderly: bool) -> None:
-    master = TCPStore("127.0.0.1", 0, 2, True, 20, key=KEY, tells_deaths=True)
-    other = TCPStore("127.0.0.1", master.port, 2, False, 20, key=KEY, tells_deaths=True)
+    master = TCPStore("127.0.0.1", 0, 2, True, 20, key=KEY, reports_deaths=True)
+    other = TCPStore(
+        "127.0.0.1", master.port, 2, False, 20, key=KEY, reports_deaths=True
+    )
     told: list[str] = []
     other.watch_loss(told.append)
     if orderly:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankscope.backends.arrays import device_type, native
+from rankscope.backends.devices.arrays import device_type, native
 
 
 class Cupy(np.ndarray):

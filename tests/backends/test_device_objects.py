@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 import rankscope as dist
-from rankscope.backends import staging
-from rankscope.backends.arguments import Place, take_device
-from rankscope.backends.config import BackendConfig
-from rankscope.backends.process_group import ProcessGroup
+from rankscope.backends.collectives.arguments import Place, take_device
+from rankscope.backends.conformance.waiting import until
+from rankscope.backends.groups.config import BackendConfig
+from rankscope.backends.groups.process_group import ProcessGroup
+from rankscope.backends.interface import staging
 from tests.backends.gpu_ranks import Rank, Ranks
 from tests.backends.gpu_simulation import Simulation
 from tests.backends.manual import Manual
-from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -173,7 +173,7 @@ def test_device_picks_the_backend(
     thread.start()
     dist.send_object_list([1], 1, device=device)
     thread.join()
-    assert [*both._backends] == [place]
+    assert [*both.current.backends] == [place]
 
 
 def test_a_device_without_a_backend_is_named(both: dist.ProcessGroup) -> None:
@@ -206,7 +206,7 @@ def test_barrier_takes_the_type_of_a_device(
     both: dist.ProcessGroup, device: Any
 ) -> None:
     dist.barrier(async_op=True, device=device)
-    assert [*both._backends] == ["cuda"]
+    assert [*both.current.backends] == ["cuda"]
 
 
 def test_a_coalescing_block_is_no_place_for_objects(both: dist.ProcessGroup) -> None:
@@ -221,7 +221,7 @@ def test_a_coalescing_block_is_no_place_for_objects(both: dist.ProcessGroup) -> 
             dist.coalescing_manager(),
         ):
             call()
-    assert not both.busy
+    assert not both.current.busy
 
 
 def test_devices_are_read(both: dist.ProcessGroup) -> None:

@@ -15,15 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.backends import OpType, Work
-from rankscope.backends.diagnosis import (
+from rankscope.backends.observe.diagnosis import (
+    ConfirmTwice,
     Fault,
     RankView,
-    SecondLook,
     Verdict,
     diagnose,
-    name_ranks,
 )
-from rankscope.backends.recorder import GroupStatus, Record
+from rankscope.backends.work.flight_recorder import GroupStatus, Record
 
 SECOND = 1_000_000_000
 
@@ -107,7 +106,7 @@ def test_a_missing_rank_is_named_with_how_it_left(ranks: list[Simulated]) -> Non
     assert (verdict.op, verdict.seq) == ("all_reduce", 2)
     assert str(verdict) == (
         "rank 2 has not entered: it left cell 7 with ValueError at line 4; "
-        "ranks 0, 1, 3 wait in cell 7 line 5 `all_reduce` #2"
+        "ranks 0–1, 3 wait in cell 7 line 5 `all_reduce` #2"
     )
 
 
@@ -130,7 +129,7 @@ def test_an_op_mismatch_names_both_lines(ranks: list[Simulated]) -> None:
     assert verdict.fault is Fault.OP_MISMATCH
     assert verdict.culprits == (2,)
     assert str(verdict) == (
-        "rank 2 is at cell 7 line 3 `broadcast` #2 while ranks 0, 1, 3 are at "
+        "rank 2 is at cell 7 line 3 `broadcast` #2 while ranks 0–1, 3 are at "
         "cell 7 line 5 `all_reduce` #2"
     )
 
@@ -200,7 +199,7 @@ def test_a_dead_rank_is_reported_at_once_and_explains_who_waits(
     verdict = only(ranks)
     assert verdict.fault is Fault.RANK_DEAD
     assert verdict.waiting == (0, 2, 3)
-    assert "ranks 0, 2, 3 wait in cell 7 line 5 `all_reduce` #2" in str(verdict)
+    assert "ranks 0, 2–3 wait in cell 7 line 5 `all_reduce` #2" in str(verdict)
 
 
 def test_a_rank_that_does_not_answer(ranks: list[Simulated]) -> None:
@@ -262,7 +261,7 @@ def test_a_rank_nothing_is_known_of_is_missing(ranks: list[Simulated]) -> None:
 def test_one_look_is_not_enough_except_for_death(ranks: list[Simulated]) -> None:
     for rank in (0, 1, 3):
         ranks[rank].issue(OpType.ALL_REDUCE, 5)
-    second = SecondLook()
+    second = ConfirmTwice()
     assert second.confirm(look(ranks)) == []
     assert [v.culprits for v in second.confirm(look(ranks))] == [(2,)]
     # It came in the meantime: what was seen then and what is seen now differ.
@@ -270,20 +269,6 @@ def test_one_look_is_not_enough_except_for_death(ranks: list[Simulated]) -> None
     assert second.confirm(look(ranks)) == []
     ranks[2].extra["death"] = "killed"
     assert second.confirm(look(ranks))[0].fault is Fault.RANK_DEAD
-
-
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [
-        ([2], "rank 2"),
-        ([0, 1], "ranks 0, 1"),
-        ([3, 0, 1], "ranks 0, 1, 3"),
-        ([0, 1, 2, 3], "ranks 0–3"),
-        ([0, 1, 2, 5, 7, 8, 9], "ranks 0–2, 5, 7–9"),
-    ],
-)
-def test_ranks_are_named_shortly(ranks: list[int], text: str) -> None:
-    assert name_ranks(ranks) == text
 
 
 OPS = st.sampled_from(

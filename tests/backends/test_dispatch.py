@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 import rankscope as dist
-from rankscope.backends.recorder import recorder
-from rankscope.backends.world import world
+from rankscope.backends.conformance.waiting import until
+from rankscope.backends.groups.world import world
+from rankscope.backends.work.flight_recorder import Record, recorder
 from tests.backends.manual import Manual, OnDevice
-from tests.waiting import until
 
 
 def test_backends_are_built_at_the_first_use_of_their_device(
@@ -67,8 +67,8 @@ def test_sequence_numbers_count_collectives_and_p2p_apart(
     numbers = []
     for work in works:
         assert work is not None
-        assert work.record is not None
         record = work.record
+        assert isinstance(record, Record)
         numbers.append(
             (record.collective_seq_id, record.p2p_seq_id, record.op_id, record.seq)
         )
@@ -245,6 +245,26 @@ def test_abort_fails_what_is_in_flight_and_refuses_what_comes(
     assert summary["in_flight"] == 0
 
 
+@pytest.mark.parametrize("failed", [True, False])
+def test_an_op_whose_backend_an_abort_stops_at_its_start_fails_as_the_abort(
+    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch, failed: bool
+) -> None:
+    def all_reduce(self: Manual, tensor: Any, op: dist.ReduceOp) -> dist.Work:
+        # As from the thread that reads the other ranks' aborts.
+        group.abort("enough")
+        work = self._new(dist.OpType.ALL_REDUCE, tensor, op)
+        if failed:
+            work.mark_failed(dist.DistStoreError("the store was closed"))
+        return work
+
+    monkeypatch.setattr(Manual, "all_reduce", all_reduce)
+    work = dist.all_reduce(np.ones(3), async_op=True)
+    with pytest.raises(dist.DistAbortedError, match="all_reduce #.*enough"):
+        work.wait(5)
+    assert work.state is dist.WorkState.ABORTED
+    assert not group.status.in_flight
+
+
 def test_abort_releases_a_thread_that_waits(group: dist.ProcessGroup) -> None:
     caught: list[BaseException] = []
 
@@ -273,7 +293,7 @@ def test_rebuild_begins_a_new_generation_with_fresh_backends(
     again = dist.all_reduce(np.ones(3), async_op=True)
     assert again is not None
     assert again.sequence_number == 1
-    assert again.record is not None
+    assert isinstance(again.record, Record)
     assert again.record.generation == 1
     assert len(Manual.made) == 2
     again.mark_completed()
@@ -331,6 +351,7 @@ def test_the_timeout_fires_from_the_start_of_the_op(group: dist.ProcessGroup) ->
     assert group.aborted is None
 
 
+@pytest.mark.alone
 def test_an_op_queued_behind_another_is_not_timed_out_before_it_starts(
     group: dist.ProcessGroup,
 ) -> None:
@@ -402,7 +423,9 @@ def test_a_shrunken_group(group: dist.ProcessGroup) -> None:
     assert not waits.is_completed()
     again = dist.shrink_group([1], pair, dist.SHRINK_ABORT)
     assert again.name == "tp without 2 (2)"
-    with pytest.raises(dist.DistAbortedError, match="its ranks 0,3 go on without 2"):
+    with pytest.raises(
+        dist.DistAbortedError, match="its ranks 0, 3 go on without rank 2"
+    ):
         waits.wait()
     assert group.aborted is None
 
@@ -424,7 +447,9 @@ def test_a_rank_that_is_not_in_the_group_is_told_so_by_every_op(
         lambda: dist.monitored_barrier(group=outside),
         lambda: dist.abort_process_group(outside),
     ):
-        with pytest.raises(ValueError, match="rank 0 is not in group 'odd' .ranks 1,3"):
+        with pytest.raises(
+            ValueError, match="rank 0 is not in group 'odd' .ranks 1, 3"
+        ):
             attempt()
 
 
@@ -446,10 +471,21 @@ def test_groups_of_one_name_are_told_apart_by_their_ranks(
     second = dist.new_group([0, 2], group_desc="pair")
     assert first.name == second.name == "pair"
     with pytest.raises(
-        ValueError, match=r"2 groups called 'pair': ranks 0,1, ranks 0,2"
+        ValueError,
+        match=r"2 groups called 'pair': "
+        r"ranks 0–1 \('pair/\w{8}'\); ranks 0, 2 \('pair/\w{8}'\)",
     ):
         world.get_group("pair")
-    assert world.abort("pair", "test") == ["pair", "pair"]
+    with pytest.raises(ValueError, match="2 groups called 'pair'"):
+        world.abort(["pair"], "test")
+    with pytest.raises(ValueError, match="2 groups called 'pair'"):
+        world.rebuild("pair")
+    assert world.get_group(first.key.id) is first
+    assert world.abort([first.key.id], "test") == ["pair"]
+    assert (first.aborted is None, second.aborted is None) == (False, True)
+    assert world.rebuild(first.key.id) == ["pair"]
+    assert (first.generation, second.generation) == (1, 0)
+    assert world.abort(None, "test") == ["default", "pair", "pair"]
     dist.destroy_process_group(first)
     assert world.get_group("pair") is second
 
@@ -516,7 +552,7 @@ BAD_CALLS: dict[str, tuple[Any, type[Exception], str]] = {
     "src out of range": (
         lambda: dist.broadcast(X, src=4),
         ValueError,
-        "src=4; expected one of the group's ranks: 0, 1, 2, 3",
+        "src=4; expected a rank in the group, which has ranks 0–3",
     ),
     "src negative": (lambda: dist.broadcast(X, src=-1), ValueError, "src=-1"),
     "src missing": (lambda: dist.broadcast(X), ValueError, "src is missing"),

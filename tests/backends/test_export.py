@@ -20,14 +20,14 @@ import pytest
 
 import rankscope as dist
 from rankscope.backends import OpType
-from rankscope.backends.export import ring
-from rankscope.backends.fr_format import flight_recorder
-from rankscope.backends.recorder import GroupStatus, Record, recorder
-from rankscope.backends.world import world
+from rankscope.backends.conformance.ranks import Rank, run_ranks
+from rankscope.backends.conformance.waiting import until
+from rankscope.backends.groups.world import world
+from rankscope.backends.observe.export import local_dump
+from rankscope.backends.observe.torch_format import flight_recorder
+from rankscope.backends.work.flight_recorder import GroupStatus, Record, recorder
 from tests.backends import store_backend
 from tests.backends.manual import Manual
-from tests.ranks import Rank, run_ranks
-from tests.waiting import until
 from tools.other_environments import torch_python
 
 # -- the format ----------------------------------------------------------------
@@ -35,7 +35,7 @@ from tools.other_environments import torch_python
 
 def entries() -> list[dict[str, Any]]:
     """The dump's entries of this process."""
-    return flight_recorder(**ring())["entries"]
+    return flight_recorder(**local_dump())["entries"]
 
 
 def progress(entry: dict[str, Any]) -> tuple[str, bool, bool, bool]:
@@ -71,7 +71,7 @@ def test_what_was_aborted_is_retired_and_not_completed() -> None:
     assert progress(second) == ("started", True, True, False)
     assert progress(third) == ("scheduled", True, False, False)
     assert "enough" in third["error"]
-    assert flight_recorder(**ring())["pg_status"] == {
+    assert flight_recorder(**local_dump())["pg_status"] == {
         "0": {
             "last_enqueued_collective": 3,
             "last_started_collective": 2,
@@ -282,7 +282,7 @@ def test_the_file_is_named_for_the_folder_or_prefix_and_the_rank(
     assert dist.dump_flight_recorder(folder / "mine_") == folder / "mine_0"
     assert {file.name for file in folder.iterdir()} == {expected.name, "mine_0"}
     with expected.open("rb") as file:
-        assert pickle.load(file) == flight_recorder(**ring())
+        assert pickle.load(file) == flight_recorder(**local_dump())
 
 
 @pytest.mark.usefixtures("group")
@@ -320,10 +320,10 @@ def test_without_a_rank_there_is_nothing_to_dump(tmp_path: Path) -> None:
 def test_the_ring_can_be_dumped_after_the_end_of_the_groups(tmp_path: Path) -> None:
     dist.barrier(async_op=True)
     Manual.made[0].works[0].mark_completed()
-    before = flight_recorder(**ring())
-    assert json.loads(json.dumps(ring())) == ring()
+    before = flight_recorder(**local_dump())
+    assert json.loads(json.dumps(local_dump())) == local_dump()
     world.destroy()
-    assert flight_recorder(**ring()) == before
+    assert flight_recorder(**local_dump()) == before
     assert dist.dump_flight_recorder(tmp_path).exists()
 
 

@@ -4,33 +4,46 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
-from rankscope.backends import gloo
+from rankscope.backends.conformance.ranks import Rank, Ranks, run_ranks
+from rankscope.backends.conformance.waiting import until
+from rankscope.backends.devices.shared_memory import empty, heap
 from rankscope.backends.errors import DistBackendError
-from rankscope.backends.gloo import GlooBackend
-from rankscope.backends.gloo_arithmetic import arithmetic
-from rankscope.backends.gloo_protocol import chunk_bytes, latency_bytes, ring_bytes
-from rankscope.backends.gloo_rendezvous import choose_address
-from rankscope.backends.reduce_op import ReduceOp
-from rankscope.backends.shared import empty, heap
-from rankscope.backends.work import OpType, Work, WorkState
-from tests.ranks import Rank, Ranks, run_ranks
-from tests.waiting import until
+from rankscope.backends.gloo import backend as gloo
+from rankscope.backends.gloo.backend import GlooBackend
+from rankscope.backends.gloo.dtypes import arithmetic
+from rankscope.backends.gloo.eager import EagerOperation
+from rankscope.backends.gloo.rendezvous import choose_address
+from rankscope.backends.gloo.side.wire import chunk_bytes, eager_bytes, ring_bytes
+from rankscope.backends.gloo.side_process import SideProcess
+from rankscope.backends.stores.file import FileStore
+from rankscope.backends.work.op_type import OpType
+from rankscope.backends.work.reduce_op import ReduceOp
+from rankscope.backends.work.state import WorkState
+from rankscope.backends.work.work import Work
 
 pytestmark = pytest.mark.skipif(
     gloo.unavailable() is not None, reason="pygloo has no wheel for this Python"
 )
 
 SUM = ReduceOp.SUM
+
+
+def all_reduce(backend: GlooBackend, array: np.ndarray, op: ReduceOp) -> Work:
+    """``backend.all_reduce``, with what its `check` makes of `op`."""
+    return backend.all_reduce(array, arithmetic(array.dtype, op))
 
 
 @contextlib.contextmanager
@@ -69,7 +82,7 @@ def refused(size: int) -> GlooBackend:
 
 def sizes(world: int) -> list[int]:
     """Bytes around every threshold at which the way of an all_reduce changes."""
-    edges = [4096, latency_bytes(world), ring_bytes(world), chunk_bytes(world)]
+    edges = [4096, eager_bytes(world), ring_bytes(world), chunk_bytes(world)]
     return [8, *(edge + step for edge in edges for step in (-8, 0, 8)), 20 << 20]
 
 
@@ -82,11 +95,11 @@ def around_thresholds(me: Rank) -> None:
             make = empty if (turn + me.rank) % 3 else np.empty
             x = make(nbytes // 8, np.float64)
             x[:] = data[me.rank]
-            made.all_reduce(x, SUM).wait()
+            all_reduce(made, x, SUM).wait()
             assert np.array_equal(x, data.sum(0)), nbytes
             root = turn % me.size
             x[:] = data[me.rank]
-            made.reduce(x, root, ReduceOp.MAX).wait()
+            made.reduce(x, root, arithmetic(x.dtype, ReduceOp.MAX)).wait()
             mine = data.max(0) if me.rank == root else data[me.rank]
             assert np.array_equal(x, mine), nbytes
             x[:] = data[me.rank]
@@ -95,7 +108,8 @@ def around_thresholds(me: Rank) -> None:
             x[:] = data[me.rank]
             part = data.shape[1] // me.size
             y = make(part, np.float64)
-            made.reduce_scatter_tensor(y, x[: part * me.size], SUM).wait()
+            total = arithmetic(x.dtype, SUM)
+            made.reduce_scatter_tensor(y, x[: part * me.size], total).wait()
             mine = data[:, part * me.rank : part * (me.rank + 1)].sum(0)
             assert np.array_equal(y, mine), nbytes
         del x, y
@@ -115,8 +129,8 @@ def flood(me: Rank) -> int:
             me.listen()  # rank 1 has issued everything by then
         works = []
         for _ in range(30):
-            works += [made.all_reduce(x, SUM), made.barrier()]
-            works += [made.all_reduce(small, ReduceOp.MAX) for _ in range(50)]
+            works += [all_reduce(made, x, SUM), made.barrier()]
+            works += [all_reduce(made, small, ReduceOp.MAX) for _ in range(50)]
             works.append(made.broadcast(x, 0))
         for work in works:
             work.detach()
@@ -141,7 +155,7 @@ def reentrant(me: Rank) -> list[str]:
 
         def again(work: Work) -> None:
             x = np.ones(2)
-            made.all_reduce(x, SUM).wait()
+            all_reduce(made, x, SUM).wait()
             done.append(f"{x[0]:g}")
 
         for detached in (False, True):
@@ -162,7 +176,7 @@ def test_a_callback_may_wait_for_another_op() -> None:
 def many_waiters(me: Rank) -> None:
     with backend(me) as made:
         arrays = [np.full(1000, 1.0) for _ in range(40)]
-        works = [made.all_reduce(array, SUM) for array in arrays]
+        works = [all_reduce(made, array, SUM) for array in arrays]
         threads = [threading.Thread(target=work.wait) for work in reversed(works)]
         for thread in threads:
             thread.start()
@@ -191,7 +205,7 @@ def messages(me: Rank) -> None:
             made.send(np.full(n, me.rank + 1, np.uint8), other, n) for n in lengths
         ]
         total = np.ones(5)
-        made.all_reduce(total, SUM).wait()
+        all_reduce(made, total, SUM).wait()
         assert total.tolist() == [2.0] * 5
         for work in [*sends, *recvs]:
             work.detach()
@@ -253,7 +267,7 @@ def wrong_sizes(me: Rank) -> None:
                     work.wait()
                 assert not x.any()
         y = np.ones(3)
-        made.all_reduce(y, SUM).wait()
+        all_reduce(made, y, SUM).wait()
         assert y[0] == 2
 
 
@@ -268,7 +282,7 @@ def pending(me: Rank) -> None:
             held.detach()
             x = np.zeros(1)
             made.recv(x, 1, 2).wait()
-            work = made.all_reduce(np.ones(1), SUM)
+            work = all_reduce(made, np.ones(1), SUM)
             work.detach()
             # The collective waits for rank 1, which waits for this message: it
             # was issued before, and ends meanwhile.
@@ -280,7 +294,7 @@ def pending(me: Rank) -> None:
             made.send(np.zeros(1), 0, 2).wait()
             me.listen()
             made.send(np.zeros(1), 0, 1).wait()
-            made.all_reduce(np.ones(1), SUM).wait()
+            all_reduce(made, np.ones(1), SUM).wait()
 
 
 def test_a_pending_collective_holds_up_no_message_issued_before_it() -> None:
@@ -330,7 +344,7 @@ def test_bitwise_reductions_are_refused() -> None:
 def disagreement(made: GlooBackend, attempt: int) -> Work:
     x = np.ones(5 + made.rank, np.float32)
     if attempt == 0:
-        return made.all_reduce(x, SUM)
+        return all_reduce(made, x, SUM)
     if attempt == 1:
         return made.broadcast(x, made.rank)
     if attempt == 2:
@@ -378,12 +392,12 @@ def killed(me: Rank) -> tuple[str, float]:
         made = GlooBackend(store, me.rank, me.size)
         reasons: list[str] = []
         made.on_failure = reasons.append
-        made.all_reduce(np.ones(3), SUM).wait()
+        all_reduce(made, np.ones(3), SUM).wait()
         if me.rank:
             me.listen()
             made.shutdown()
             return "", 0
-        work = made.all_reduce(np.ones(3), SUM)  # rank 1 never comes
+        work = all_reduce(made, np.ones(3), SUM)  # rank 1 never comes
         pid = side_pid(made)
         timer = threading.Timer(0.2, os.kill, (pid, signal.SIGKILL))
         timer.start()
@@ -401,6 +415,7 @@ def killed(me: Rank) -> tuple[str, float]:
         return reasons[0], seconds
 
 
+@pytest.mark.alone
 def test_a_killed_side_process_fails_its_works_at_once() -> None:
     with Ranks(2, killed) as ranks:
         ranks.next_report(0)
@@ -426,8 +441,6 @@ def test_a_failing_rendezvous_says_why() -> None:
 
 
 def bad_library(me: Rank) -> str:
-    from rankscope.backends.gloo_process import SideProcess
-
     reasons: list[str] = []
     with me.store("gloo") as store:
         side = SideProcess(np.core.__file__, store, me.rank, 2, reasons.append)
@@ -442,6 +455,126 @@ def test_a_side_process_that_ends_by_itself_leaves_its_last_words() -> None:
     assert "Error" in reason
 
 
+def torn_down_while_read(me: Rank) -> None:
+    """A thread stands still while it reads the reports of a process that died."""
+    entered, go = threading.Event(), threading.Event()
+
+    class Stuck(EagerOperation):
+        def collect(self, report: Any) -> None:
+            super().collect(report)
+            entered.set()
+            assert go.wait(60)
+
+    with me.store("first") as store:
+        first = GlooBackend(store, me.rank, me.size)
+        first.barrier().wait()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(gloo, "EagerOperation", Stuck)
+            work = first.barrier()
+        reader = threading.Thread(target=work.wait)
+        reader.start()
+        assert entered.wait(30)
+        first.abort("test")
+        with backend(me, "second") as second:
+            x = np.ones(3)
+            work = all_reduce(second, x, SUM)
+            work.detach()
+            until(work.is_success, 20)
+            assert x[0] == me.size
+        go.set()
+        reader.join(30)
+        assert not reader.is_alive()
+        first.shutdown()
+
+
+def test_a_group_that_is_torn_down_holds_up_no_other() -> None:
+    run_ranks(2, torn_down_while_read)
+
+
+def issued_while_another_ends(me: Rank) -> None:
+    """An op finds no room just before the op that gives it back is over."""
+    with backend(me) as made:
+        made.barrier().wait()
+        side = made._side
+        assert side is not None
+        first = made.barrier()
+        if me.rank == 0:
+            me.listen()
+        ended = threading.Thread(target=first.wait)
+        looked = False
+
+        class Unlucky(EagerOperation):
+            def has_room(self) -> bool:
+                nonlocal looked
+                if looked:
+                    return super().has_room()
+                looked = True
+                ended.start()
+                ended.join(1)
+                return False
+
+        with pytest.MonkeyPatch.context() as patch:
+            if me.rank == 0:
+                patch.setattr(gloo, "EagerOperation", Unlucky)
+            second = made.barrier()
+        me.report("issued")
+        assert second._block(20)
+        assert second.is_success()
+        if me.rank == 0:
+            ended.join(20)
+
+
+def test_room_that_is_given_back_is_never_missed() -> None:
+    with Ranks(2, issued_while_another_ends) as ranks:
+        assert ranks.next_report(1) == "issued"
+        ranks.tell(0, "go")
+        ranks.wait()
+
+
+def descriptors() -> Counter[str]:
+    found: Counter[str] = Counter()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found[os.readlink(f"/proc/self/fd/{name}")] += 1
+    return found
+
+
+@contextlib.contextmanager
+def spare_descriptors(count: int) -> Iterator[None]:
+    """Let this process open `count` more descriptors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # The limit is on the number, so the gaps below it are filled first.
+    fillers = [os.open(os.devnull, os.O_RDONLY) for _ in range(64)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(fillers) + 1, hard))
+    try:
+        for filler in fillers[:count]:
+            os.close(filler)
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for filler in fillers[count:]:
+            os.close(filler)
+
+
+def test_a_side_process_that_cannot_be_made_leaves_no_descriptor(
+    tmp_path: Path,
+) -> None:
+    store = FileStore(str(tmp_path / "store"), 2)
+    before = descriptors()
+    for spare in range(64):
+        try:
+            with spare_descriptors(spare):
+                made = SideProcess(np.core.__file__, store, 0, 2, lambda reason: None)
+        except OSError:
+            until(lambda: not descriptors() - before, 5, str(descriptors() - before))
+        else:
+            break
+    made.kill()
+    made.close()
+    assert spare > 8
+    until(lambda: not descriptors() - before, 5)
+
+
 def aborted(me: Rank) -> list[float]:
     seconds = []
     for attempt in range(3):
@@ -450,7 +583,7 @@ def aborted(me: Rank) -> list[float]:
             if attempt:
                 made.barrier().wait()
             if me.rank == 0:
-                work = made.all_reduce(np.ones(1 << 20), SUM)
+                work = all_reduce(made, np.ones(1 << 20), SUM)
                 if attempt == 2:
                     started(made, work)
                 timer = threading.Timer(0.1, made.abort, ("test",))
@@ -470,6 +603,7 @@ def aborted(me: Rank) -> list[float]:
     return seconds
 
 
+@pytest.mark.alone
 def test_an_abort_takes_no_time_even_while_the_mesh_is_being_built() -> None:
     with Ranks(2, aborted) as ranks:
         for _ in range(3):
@@ -496,7 +630,7 @@ def nothing_left(me: Rank) -> None:
         for turn in range(4):
             made = GlooBackend(store, me.rank, me.size)
             x = np.ones(5_000_000, np.float32)
-            made.all_reduce(x, SUM).wait()
+            all_reduce(made, x, SUM).wait()
             made.barrier().wait()
             if turn % 2:
                 made.abort("test")
@@ -545,9 +679,9 @@ def interrupted(me: Rank) -> None:
         x = np.ones(3)
         if me.rank:
             me.listen()
-            made.all_reduce(x, SUM).wait()
+            all_reduce(made, x, SUM).wait()
             return
-        work = made.all_reduce(x, SUM)
+        work = all_reduce(made, x, SUM)
         me.report(os.getpid())
         with pytest.raises(KeyboardInterrupt):
             work.wait()
@@ -558,6 +692,7 @@ def interrupted(me: Rank) -> None:
         assert x.tolist() == [2.0] * 3
 
 
+@pytest.mark.alone
 def test_an_interrupt_ends_the_wait_and_not_the_op() -> None:
     with Ranks(2, interrupted) as ranks:
         pid = ranks.next_report(0)

@@ -16,9 +16,11 @@ import psutil
 import pytest
 
 import rankscope as dist
-from tests.backends import exactness, surface
-from tests.ranks import Rank, Ranks, run_ranks
-from tests.waiting import until
+from rankscope.backends.conformance import exact, surface
+from rankscope.backends.conformance.ranks import Rank, Ranks, run_ranks
+from rankscope.backends.conformance.trial import HostArrays
+from rankscope.backends.conformance.waiting import until
+from rankscope.backends.groups.world import world as groups
 
 pytestmark = pytest.mark.skipif(
     not dist.is_gloo_available(), reason="pygloo has no wheel for this Python"
@@ -37,8 +39,8 @@ def world(timeout: float = 60, backend: str = "gloo") -> Iterator[None]:
 
 def everything(me: Rank, async_op: bool, shared: bool) -> int:
     with world():
-        make = dist.empty if shared else np.empty
-        return exactness.check_everything(async_op, make)
+        arrays = HostArrays(dist.empty if shared else np.empty)
+        return exact.check_everything(exact.Checker(arrays, async_op=async_op))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -63,7 +65,7 @@ def other_devices(me: Rank) -> dict[str, str]:
         surface.staged()
         x = np.ones(3)
         dist.all_reduce(x)
-        return dist.backends.world.world.summary()["groups"][0]["devices"]
+        return groups.summary()["groups"][0]["devices"]
 
 
 def test_arrays_of_another_device_are_staged_through_host_memory() -> None:
@@ -84,7 +86,7 @@ def refusals(me: Rank) -> list[str]:
     with world():
         for dtype in ("int16", "uint16", "bool", "complex64"):
             for op in (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MAX):
-                held = [exactness.data(r, 9, dtype) for r in range(2)]
+                held = [exact.data(r, 9, dtype) for r in range(2)]
                 x = held[me.rank].copy()
                 try:
                     dist.all_reduce(x, op)
@@ -92,7 +94,7 @@ def refusals(me: Rank) -> list[str]:
                     np.testing.assert_array_equal(x, held[me.rank])
                     seen.append(f"{dtype} {op.name}: {type(error).__name__} {error}")
                 else:
-                    wanted = exactness.reduced(op, held)
+                    wanted = exact.reduced(op, held)
                     np.testing.assert_array_equal(x, wanted)
         y = np.ones(3)
         dist.all_reduce(y)
@@ -138,7 +140,9 @@ def soak(me: Rank, count: int) -> tuple[dict[str, int], dict[str, int]]:
         def run(operations: int) -> None:
             for _ in range(operations):
                 group = plan.choice([low, high])
-                name = plan.choice([*exactness.MOVES[:-1], *exactness.REDUCTIONS])
+                name = plan.choice(
+                    [*exact.WITHOUT_REDUCE_OP[:-1], *exact.WITH_REDUCE_OP]
+                )
                 size = plan.choice([1, 13, 1009, 70_001])
                 async_op = plan.random() < 0.3
                 if group not in mine:
@@ -146,9 +150,9 @@ def soak(me: Rank, count: int) -> tuple[dict[str, int], dict[str, int]]:
                 one(name, size, group, async_op)
 
         def one(name: str, size: int, group: Any, async_op: bool) -> None:
-            with dist.backends.world.world.default_group(group.name):
-                checker = exactness.Checker(async_op, np.empty)
-                if name in exactness.REDUCTIONS:
+            with groups.default_group(group.name):
+                checker = exact.Checker(async_op=async_op)
+                if name in exact.WITH_REDUCE_OP:
                     getattr(checker, name)(size, "float64", dist.ReduceOp.SUM)
                 elif name in ("all_to_all", "all_to_all_single", "all_gather"):
                     getattr(checker, name)(size, "int64")
@@ -164,10 +168,10 @@ def soak(me: Rank, count: int) -> tuple[dict[str, int], dict[str, int]]:
     return before, after
 
 
-def rooted(checker: exactness.Checker, name: str, size: int, group: Any) -> None:
+def rooted(checker: exact.Checker, name: str, size: int, group: Any) -> None:
     """The ops that the checker addresses by rank: of the world, here."""
     ranks = dist.get_process_group_ranks(group)
-    held = exactness.data(ranks[1], size, "int64")
+    held = exact.data(ranks[1], size, "int64")
     if name == "broadcast":
         x = held.copy() if checker.rank == 1 else np.zeros_like(held)
         checker.done(dist.broadcast(x, ranks[1], async_op=checker.async_op))
@@ -252,6 +256,7 @@ def impatient(me: Rank) -> tuple[float, str]:
         return took, str(caught.value)
 
 
+@pytest.mark.alone
 def test_a_timeout_of_3_s_fires_after_3_s_and_says_what_to_do() -> None:
     with Ranks(2, impatient) as ranks:
         until(lambda: ranks._receive([0], time.monotonic() + 10))
@@ -364,12 +369,12 @@ def statuses(me: Rank) -> dict[str, Any]:
             me.listen()
         work = dist.all_reduce(np.ones(10), async_op=True)
         if me.rank == 0:
-            summary = dist.backends.world.world.summary
+            summary = groups.summary
             until(lambda: summary()["groups"][0]["oldest"]["state"] == "started")
             seen = summary()["groups"][0]
             me.report(seen)
         work.wait()
-        return dist.backends.world.world.summary()["groups"][0]
+        return groups.summary()["groups"][0]
 
 
 def test_a_hung_op_is_seen_as_started() -> None:
@@ -428,7 +433,7 @@ def halves(me: Rank) -> bool:
     with world():
         small = np.arange(2000, dtype=np.uint64) % 4
         dist.all_reduce(small)
-        held = [exactness.data(r, 8000, "float16") for r in range(3)]
+        held = [exact.data(r, 8000, "float16") for r in range(3)]
         x = held[me.rank].copy()
         dist.all_reduce(x)
         np.testing.assert_array_equal(x, np.sum(held, axis=0))
@@ -491,7 +496,7 @@ def smaller(me: Rank) -> float:
         left = dist.shrink_group([1], shrink_flags=dist.SHRINK_ABORT)
         x = np.full(5, me.rank + 1.0)
         dist.all_reduce(x, group=left)
-        with pytest.raises(dist.DistAbortedError, match="go on without 1"):
+        with pytest.raises(dist.DistAbortedError, match="go on without rank 1"):
             work.wait()
         me.report("done")
         return float(x[0])

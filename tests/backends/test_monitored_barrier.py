@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import rankscope as dist
-from rankscope.backends.world import world
+from rankscope.backends.groups.world import world
 from tests.backends.manual import Manual
 
 

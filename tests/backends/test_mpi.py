@@ -19,13 +19,18 @@ import psutil
 import pytest
 
 import rankscope as dist
-from rankscope.backends import ReduceOp, mpi_job
-from rankscope.backends.mpi_queue import MPIQueue, MPIWork
-from tests.backends import exactness, surface
-from tests.backends.aborts import meet
-from tests.mpi_ranks import MPIRanks, is_open_mpi, mpiexec, run_mpi_ranks
-from tests.ranks import Rank, RankFailure, run_ranks
-from tests.waiting import until
+from rankscope.backends import ReduceOp
+from rankscope.backends.conformance import exact, surface
+from rankscope.backends.conformance.mpi_ranks import (
+    MPIRanks,
+    is_open_mpi,
+    mpiexec,
+    run_mpi_ranks,
+)
+from rankscope.backends.conformance.ranks import Rank, RankFailure, run_ranks
+from rankscope.backends.conformance.waiting import until
+from rankscope.backends.mpi import job as mpi_job
+from rankscope.backends.mpi.requests import MPIQueue, MPIWork
 
 pytestmark = [
     pytest.mark.mpi,
@@ -54,10 +59,10 @@ def mpi(timeout: float = 60, backend: str = "cpu:mpi") -> Iterator[None]:
 
 def everything(me: Rank, async_op: bool) -> int:
     with mpi():
-        return exactness.check_everything(
-            async_op,
-            sizes=[0, 1, 7, 1009, 70_001] if async_op else exactness.SIZES,
-            reducible=[*exactness.REDUCIBLE, "int16", "uint16"],
+        return exact.check_everything(
+            exact.Checker(async_op=async_op),
+            sizes=[0, 1, 7, 1009, 70_001] if async_op else exact.SIZES,
+            reducible=[*exact.REDUCIBLE, "int16", "uint16"],
         )
 
 
@@ -93,7 +98,7 @@ def other_reductions(me: Rank) -> None:
     with mpi():
         for dtype, ops in cases:
             for op in ops:
-                held = [exactness.data(r, 5000, dtype) for r in range(me.size)]
+                held = [exact.data(r, 5000, dtype) for r in range(me.size)]
                 x = held[me.rank].copy()
                 dist.all_reduce(x, op)
                 wanted = held[0]
@@ -200,7 +205,7 @@ def late(me: Rank) -> float:
     """A rank waits for a late one; meanwhile it is idle, and its threads run."""
     with mpi():
         dist.barrier()
-        meet(me, "start")
+        me.meet("start")
         if me.rank == 0:
             time.sleep(1.0)  # being late is the subject
         ticks, stop = [0], threading.Event()
@@ -223,6 +228,7 @@ def late(me: Rank) -> float:
         return cpu
 
 
+@pytest.mark.alone
 def test_waiting_for_a_late_rank_costs_little() -> None:
     assert max(run_mpi_ranks(2, late)[1:]) < 0.5
 
@@ -232,7 +238,7 @@ def interrupted(me: Rank) -> None:
     with mpi():
         x = np.ones(4)
         dist.all_reduce(x)
-        meet(me, "start")
+        me.meet("start")
         if me.rank == 0:
             threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
             work = dist.all_reduce(x, async_op=True)
@@ -240,10 +246,10 @@ def interrupted(me: Rank) -> None:
             with pytest.raises(KeyboardInterrupt):
                 work.wait()
             assert not work.is_completed()
-            meet(me, "interrupted")
+            me.meet("interrupted")
             work.wait()
         else:
-            meet(me, "interrupted")
+            me.meet("interrupted")
             dist.all_reduce(x)
         np.testing.assert_array_equal(x, me.size**2)
 
@@ -288,13 +294,14 @@ def aborted_while_meeting(me: Rank) -> None:
             with pytest.raises(dist.DistAbortedError, match="nobody came"):
                 work.wait(20)
             assert time.monotonic() - begun < 0.5
-        meet(me, "aborted")
+        me.meet("aborted")
         dist.rebuild_process_group()
         x = np.ones(3)
         dist.all_reduce(x)
         np.testing.assert_array_equal(x, me.size)
 
 
+@pytest.mark.alone
 def test_abort_before_everybody_came() -> None:
     run_mpi_ranks(3, aborted_while_meeting)
 
@@ -316,13 +323,14 @@ def times_out(me: Rank) -> None:
         dist.barrier(group)
 
 
+@pytest.mark.alone
 def test_the_groups_timeout() -> None:
     run_mpi_ranks(2, times_out)
 
 
 def leaves_while_another_hangs(me: Rank) -> None:
     """After an abort a rank's process ends, whatever the others do."""
-    mpi_job._GOODBYE = 1.0
+    mpi_job._FINALIZE_SECONDS = 1.0
     dist.init_process_group("cpu:mpi", timeout=60)
     dist.barrier()
     if me.rank == 0:
@@ -338,18 +346,22 @@ def leaves_while_another_hangs(me: Rank) -> None:
 def test_a_rank_may_leave_after_an_abort() -> None:
     with MPIRanks(2, leaves_while_another_hangs) as ranks:
         pid = ranks.next_report(0)
-        until(lambda: not psutil.pid_exists(pid) or _is_zombie(pid))
+        until(lambda: _has_ended(pid))
         if is_open_mpi():
             ranks.tell(1, "go")
             ranks.wait()
         else:
             # Hydra ends a job of which a process left without MPI_Finalize.
             other = ranks.pids[1]
-            until(lambda: not psutil.pid_exists(other) or _is_zombie(other))
+            until(lambda: _has_ended(other))
 
 
-def _is_zombie(pid: int) -> bool:
-    return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+def _has_ended(pid: int) -> bool:
+    # Its parent may reap it at any moment, also between two calls of psutil.
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 # -- a rank that dies -----------------------------------------------------------------

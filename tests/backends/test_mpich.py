@@ -24,6 +24,7 @@ FILES = (
 )
 
 
+@pytest.mark.soak
 @pytest.mark.mpi
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.backends import nccl_library
+from rankscope.backends.nccl import nccl4py as nccl_library
 from tools.other_environments import nccl_python
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,7 +67,7 @@ def test_the_packages_over_stubs_of_the_libraries(tmp_path: Path) -> None:
     without = subprocess.run(
         [
             *(python, "-c"),
-            "from rankscope.backends import nccl_library as n; print(n._no_library())",
+            "from rankscope.backends.nccl import nccl4py as n; print(n._no_library())",
         ],
         capture_output=True,
         text=True,

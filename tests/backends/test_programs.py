@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from rankscope.backends import is_gloo_available
-from tests.backends.exactness import data, reduced
-from tests.mpi_ranks import MPIRanks, mpiexec
-from tests.ranks import Rank, Ranks
+from rankscope.backends.conformance.exact import data, reduced
+from rankscope.backends.conformance.mpi_ranks import MPIRanks, mpiexec
+from rankscope.backends.conformance.ranks import Rank, Ranks
 
 WORLD = 4
 MEMBERS = ([0, 1, 2, 3], [0, 1], [2, 3], [1, 2, 3], [0, 3])

@@ -21,12 +21,15 @@ import pytest
 
 import rankscope as dist
 from rankscope import OpType, ReduceOp, WorkState
-from rankscope.backends.recorder import recorder
-from rankscope.backends.world import world
-from tests.backends import exactness, surface
+from rankscope.backends.conformance import exact, surface
+from rankscope.backends.conformance.ranks import Rank, Ranks, run_ranks
+from rankscope.backends.conformance.waiting import until
+from rankscope.backends.groups.world import world
+from rankscope.backends.interface.base import INTERFACE_VERSION
+from rankscope.backends.interface.registry import builtin_devices
+from rankscope.backends.work.flight_recorder import recorder
 from tests.backends.store_backend import StoreBackend, register
-from tests.ranks import Rank, Ranks, run_ranks
-from tests.waiting import until
+from tools import support_table
 
 
 class FutureBackend(StoreBackend):
@@ -59,8 +62,8 @@ def joined(backend: str, timeout: float = 60) -> Iterator[dist.ProcessGroup]:
 
 def whole_surface(me: Rank, backend: str, async_op: bool) -> int:
     with joined(backend):
-        count = exactness.check_everything(
-            async_op,
+        count = exact.check_everything(
+            exact.Checker(async_op=async_op),
             sizes=[0, 7, 1009],
             reducible=["int32", "float64"],
             movable=["uint8", "bool", "complex128"],
@@ -150,6 +153,7 @@ def aborts(me: Rank, backend: str) -> None:
             dist.rebuild_process_group()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_abort_ends_what_runs_and_what_is_queued(backend: str) -> None:
     run_ranks(2, aborts, backend)
@@ -188,7 +192,7 @@ def coalesces(me: Rank) -> None:
             assert np.all(array == 2 * n + 1)
         assert gathered.tolist() == [0, 0, 0, 1, 1, 1]
         assert means.tolist() == [1, 1]
-        backend = group._backends["cpu"]
+        backend = group.current.backends["cpu"]
         assert isinstance(backend, StoreBackend)
         assert backend._ops == 3  # one for each run of like ops
         entries = [entry for entry in recorder.dump() if entry["group"] == "default"]
@@ -222,7 +226,8 @@ Join = Callable[..., dist.ProcessGroup]
 def join(tmp_path: Path) -> Iterator[Join]:
     """Make the default group of one rank over a backend with the given creator."""
     store = dist.FileStore(str(tmp_path / "store"), 1)
-    names = set(dist.Backend.registry)
+    # The built-in backends register once, when they are imported.
+    names = {*dist.Backend.registry, *builtin_devices()}
 
     def make(creator: Any, timeout: float = 60) -> dist.ProcessGroup:
         dist.Backend.register_backend("own", creator, devices="cpu")
@@ -244,7 +249,7 @@ def test_an_op_in_the_queue_has_not_started(join: Join) -> None:
     group = join(Gated)
     first = dist.all_reduce(np.ones(3), async_op=True)
     second = dist.all_reduce(np.ones(3), async_op=True)
-    gated = group._backends["cpu"]
+    gated = group.current.backends["cpu"]
     assert isinstance(gated, Gated)
     until(lambda: first.state is WorkState.STARTED)
     assert second.state is WorkState.SCHEDULED
@@ -268,7 +273,7 @@ def test_a_queued_op_whose_group_is_aborted_is_never_run(join: Join) -> None:
     group = join(Noting)
     dist.all_reduce(np.ones(3), async_op=True)
     queued = dist.broadcast(np.ones(3), src=0, async_op=True)
-    gated = group._backends["cpu"]
+    gated = group.current.backends["cpu"]
     assert isinstance(gated, Gated)
     dist.abort_process_group(reason="enough")
     gated.gate.set()
@@ -327,7 +332,7 @@ def test_an_op_that_raises_fails_with_an_error_that_names_it(join: Join) -> None
     assert recorder.dump()[-1]["state"] == "failed"
     # What to make of it is the backend's to say: on_failure aborts the group.
     dist.barrier()
-    group._backends["cpu"].on_failure("the route is gone")
+    group.current.backends["cpu"].on_failure("the route is gone")
     with pytest.raises(dist.DistAbortedError, match="the route is gone"):
         dist.barrier()
 
@@ -374,6 +379,45 @@ def test_a_creator_that_returns_no_backend_is_named(join: Join) -> None:
         dist.DistBackendError, match="returned a NoneType; expected a rankscope.Backend"
     ):
         dist.barrier()
+
+
+@pytest.mark.parametrize(
+    ("stated", "remedy"),
+    [(0, "update the package that provides the backend"), (2, "update Rankscope")],
+)
+def test_a_backend_of_another_interface_version_is_refused(
+    join: Join, stated: int, remedy: str
+) -> None:
+    closed = list[str]()
+
+    class Other(StoreBackend):
+        interface_version = stated
+
+        def shutdown(self) -> None:
+            super().shutdown()
+            closed.append("closed")
+
+    join(Other)
+    with pytest.raises(
+        dist.DistBackendError,
+        match=f"backend 'own' is written for version {stated} of the backend "
+        f"interface, and this Rankscope has version 1: {remedy}$",
+    ):
+        dist.barrier()
+    assert closed == ["closed"]
+
+
+def test_a_backend_that_states_no_interface_version_is_of_the_first(join: Join) -> None:
+    assert "interface_version" not in vars(StoreBackend)
+    assert StoreBackend.interface_version == 1
+    join(StoreBackend)
+    dist.barrier()
+
+
+@pytest.mark.parametrize("name", ["gloo", "mpi", "nccl"])
+def test_a_built_in_backend_states_the_current_interface_version(name: str) -> None:
+    kind = support_table.classes()[name]
+    assert vars(kind)["interface_version"] == INTERFACE_VERSION
 
 
 def test_a_method_that_returns_no_work_is_named(join: Join) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import rankscope as dist
-from rankscope.backends import nccl_library
-from rankscope.backends.nccl_options import options
+from rankscope.backends.nccl import nccl4py as nccl_library
+from rankscope.backends.nccl.options import options
 
 
 class CUDARuntimeError(RuntimeError):

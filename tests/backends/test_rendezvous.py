@@ -6,13 +6,15 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+import rankscope as dist
 from rankscope.backends.errors import DistError, DistStoreTimeoutError
-from rankscope.backends.rendezvous import rendezvous
+from rankscope.backends.groups.rendezvous import rendezvous
 
 KEY = b"the key of this test"
 
@@ -43,18 +45,19 @@ def free_port() -> int:
 
 def meet(init_method: str, world_size: int = 3) -> None:
     """All ranks, as threads, meet and see each other's keys."""
+    # The server ends with the store of rank 0, which is closed last.
+    done = threading.Barrier(world_size, timeout=20)
 
     def run(rank: int) -> list[bytes]:
         store, *numbers = rendezvous(init_method, rank, world_size, 20, KEY)
         assert numbers == [rank, world_size]
         store.set(f"rank/{rank}", str(rank))
         values = [store.get(f"rank/{r}") for r in range(world_size)]
-        if store.add("left", 1) == world_size:
-            store.set("all left", "")
-        store.wait(["all left"])
         if rank:
             store.close()
+            done.wait()
             return values
+        done.wait()
         for other in range(1, world_size):
             values[other] = store.get(f"rank/{other}")
         store.close()
@@ -83,7 +86,7 @@ def test_file(tmp_path: Path) -> None:
 )
 def test_env_in_real_processes(names: tuple[str, str], values: dict[str, str]) -> None:
     program = (
-        "from rankscope.backends.rendezvous import rendezvous\n"
+        "from rankscope.backends.groups.rendezvous import rendezvous\n"
         "store, rank, size = rendezvous(None, -1, -1, 20)\n"
         "store.set(f'rank/{rank}', 'x')\n"
         "store.wait([f'rank/{r}' for r in range(size)])\n"
@@ -177,3 +180,56 @@ def test_bad_init_method(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         rendezvous(init_method, rank, world_size, 1, KEY)
+
+
+# -- what backends do at init --------------------------------------------------
+
+
+def test_a_registered_backend_acts_at_init_and_its_launcher_gives_the_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a group that has another backend, too."""
+    for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    called: list[str] = []
+
+    def create(store: dist.Store, rank: int, size: int, timeout: float) -> dist.Backend:
+        return dist.Backend(rank, size)
+
+    def launcher(timeout: float, key: bytes | None) -> tuple[dist.Store, int, int]:
+        called.append("rendezvous")
+        return store, 0, 1
+
+    monkeypatch.setattr(dist.Backend, "registry", dict(dist.Backend.registry))
+    dist.Backend.register_backend(
+        "launched",
+        create,
+        devices="cpu",
+        rendezvous=launcher,
+        on_init=lambda: called.append("on_init"),
+    )
+    dist.Backend.register_backend("other", create, devices="cpu")
+    dist.init_process_group("cpu:other", timeout=10)
+    try:
+        assert (dist.get_rank(), dist.get_world_size()) == (0, 1)
+        assert called == ["rendezvous", "on_init"]
+    finally:
+        dist.destroy_process_group()
+        store.close()
+
+
+def test_init_imports_no_backend_that_has_nothing_to_do() -> None:
+    script = (
+        "import sys, tempfile, rankscope as dist\n"
+        "dist.Backend.register_backend('mine', dist.Backend, devices='cpu')\n"
+        "store = dist.FileStore(tempfile.mkdtemp() + '/store', 1)\n"
+        "dist.init_process_group('cpu:mine', store=store, rank=0, world_size=1)\n"
+        "print([n for n in ('gloo', 'nccl')\n"
+        "       if f'rankscope.backends.{n}.backend' in sys.modules])\n"
+        "dist.destroy_process_group(); store.close()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "[]", done.stderr

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankscope.backends import shared
-from rankscope.backends.shared import Heap, empty, zeros
+from rankscope.backends.devices import shared_memory as shared
+from rankscope.backends.devices.shared_memory import Heap, empty, zeros
 
 
 @pytest.fixture(autouse=True)

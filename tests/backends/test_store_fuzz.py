@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankscope.backends.errors import DistError, DistStoreError
-from rankscope.backends.store_key import curve_keys
-from rankscope.backends.tcp_store import TCPStore
-from rankscope.backends.tcp_store_server import KeyTable
+from rankscope.backends.stores.key_table import KeyTable
+from rankscope.backends.stores.tcp import TCPStore
+from rankscope.backends.stores.tcp_keys import curve_keys
 
 KEY = b"the key of this test"
 SECRET = b"nobody else may read this"

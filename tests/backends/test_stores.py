@@ -23,12 +23,12 @@ from rankscope.backends.errors import (
     DistStoreError,
     DistStoreTimeoutError,
 )
-from rankscope.backends.file_store import FileStore
-from rankscope.backends.prefix_store import PrefixStore
-from rankscope.backends.store import Store
-from rankscope.backends.store_key import curve_keys, shared_key
-from rankscope.backends.tcp_store import TCPStore
-from rankscope.backends.tcp_store_server import KeyTable
+from rankscope.backends.stores.base import Store
+from rankscope.backends.stores.file import FileStore
+from rankscope.backends.stores.key_table import KeyTable
+from rankscope.backends.stores.prefix import PrefixStore
+from rankscope.backends.stores.tcp import TCPStore
+from rankscope.backends.stores.tcp_keys import curve_keys, shared_key
 
 KEY = b"the key of this test"
 
@@ -73,9 +73,9 @@ class Site:
         """Start a process that has `store` and runs `body`; "ready" it prints first."""
         program = (
             "import sys\n"
-            "from rankscope.backends.file_store import FileStore\n"
-            "from rankscope.backends.prefix_store import PrefixStore\n"
-            "from rankscope.backends.tcp_store import TCPStore\n"
+            "from rankscope.backends.stores.file import FileStore\n"
+            "from rankscope.backends.stores.prefix import PrefixStore\n"
+            "from rankscope.backends.stores.tcp import TCPStore\n"
             f"store = {self.code}\nprint('ready', flush=True)\n{body}\n"
         )
         process = subprocess.Popen(
@@ -241,6 +241,7 @@ def test_many_threads(store: Store) -> None:
 # -- watching ----------------------------------------------------------------
 
 
+@pytest.mark.alone
 def test_watch(site: Site, store: Store) -> None:
     called = threading.Event()
     values: list[bytes] = []
@@ -404,7 +405,7 @@ def test_file_store_discards_what_an_earlier_run_left(tmp_path: Path) -> None:
     assert fresh.num_keys() == 0
     fresh.set("new", "2")
     check = (
-        "from rankscope.backends.file_store import FileStore\n"
+        "from rankscope.backends.stores.file import FileStore\n"
         f"store = FileStore({str(path)!r}, discard_stale=True)\n"
         "assert store.get('new') == b'2'"
     )
@@ -431,7 +432,7 @@ def test_file_store_lock_held_by_a_stopped_process(tmp_path: Path) -> None:
     store = FileStore(path, timeout=0.3)
     hold = (
         "import fcntl\n"
-        "from rankscope.backends.file_store import FileStore\n"
+        "from rankscope.backends.stores.file import FileStore\n"
         f"store = FileStore({str(path)!r})\n"
         "with store._log.locked(fcntl.LOCK_EX, 1e9):\n"
         "    print('ready', flush=True)\n    input()"
@@ -581,7 +582,7 @@ def test_tcp_bad_arguments(
 
 
 def test_tcp_value_too_large(master: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankscope.backends.tcp_store_client.MAX_MESSAGE", 8192)
+    monkeypatch.setattr("rankscope.backends.stores.tcp_client.MAX_MESSAGE", 8192)
     with pytest.raises(ValueError, match="more than a store takes"):
         master.set("k", bytes(5000))
     master.set("k", bytes(4000))
@@ -591,7 +592,7 @@ def test_tcp_value_too_large(master: TCPStore, monkeypatch: pytest.MonkeyPatch) 
 def test_tcp_death_of_the_master(how: signal.Signals) -> None:
     program = (
         "import sys\n"
-        "from rankscope.backends.tcp_store import TCPStore\n"
+        "from rankscope.backends.stores.tcp import TCPStore\n"
         f"store = TCPStore('127.0.0.1', 0, is_master=True, key={KEY!r})\n"
         "print(store.port, flush=True)\nsys.stdin.read()"
     )
@@ -615,7 +616,7 @@ def test_tcp_death_of_the_master(how: signal.Signals) -> None:
 
 def test_tcp_store_ends_with_its_process() -> None:
     program = (
-        "from rankscope.backends.tcp_store import TCPStore\n"
+        "from rankscope.backends.stores.tcp import TCPStore\n"
         f"store = TCPStore('127.0.0.1', 0, is_master=True, key={KEY!r})\n"
         "store.watch('k', print)"
     )

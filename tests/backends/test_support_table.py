@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import rankscope as dist
-from rankscope.backends.backend import Backend
-from rankscope.backends.staging import StagedBackend
-from tests.backends import exactness, surface
+from rankscope.backends.conformance import exact, surface
+from rankscope.backends.conformance.mpi_ranks import mpiexec, run_mpi_ranks
+from rankscope.backends.conformance.ranks import Rank, run_ranks
+from rankscope.backends.interface.base import Backend
+from rankscope.backends.interface.staging import StagedBackend
 from tests.backends.store_backend import StoreBackend
-from tests.mpi_ranks import mpiexec, run_mpi_ranks
-from tests.ranks import Rank, run_ranks
 from tools import support_table
 
 _gloo = pytest.mark.skipif(
@@ -55,7 +55,15 @@ def test_the_page_is_up_to_date() -> None:
 def test_the_base_class_adds_no_op_that_the_table_lacks() -> None:
     other = {
         *("register_backend", "refresh", "check", "coalescing", "scratch"),
-        *("state", "own_device", "prepare", "descend", "abort", "shutdown"),
+        *(
+            "state",
+            "default_device",
+            "prepare",
+            "reduction",
+            "split_from",
+            "abort",
+            "shutdown",
+        ),
     }
     methods = {name for name, value in vars(Backend).items() if callable(value)}
     methods |= {n for n, v in vars(Backend).items() if isinstance(v, classmethod)}
@@ -100,8 +108,8 @@ def ops_on_host(me: Rank, backend: str) -> set[str]:
     else:
         called = watch(support_table.classes()[backend])
     with world(f"cpu:{backend}"):
-        exactness.check_everything(
-            False, sizes=[7], reducible=["float64"], movable=["uint8"]
+        exact.check_everything(
+            exact.Checker(), sizes=[7], reducible=["float64"], movable=["uint8"]
         )
         surface.everything()
     return called
@@ -131,7 +139,7 @@ def test_every_staged_operation_is_exercised_and_exact(backend: str) -> None:
 # -- every dtype with every reduction --------------------------------------------
 
 _UFUNCS: dict[dist.ReduceOp, Any] = {
-    **exactness.NUMPY,
+    **exact.NUMPY,
     dist.ReduceOp.BAND: np.bitwise_and,
     dist.ReduceOp.BOR: np.bitwise_or,
     dist.ReduceOp.BXOR: np.bitwise_xor,
@@ -143,7 +151,7 @@ def wrong_cells(me: Rank, backend: str) -> list[str]:
     table = support_table.reductions(backend)
     with world(f"cpu:{backend}"):
         for dtype, row in table.items():
-            held = [exactness.data(rank, 33, dtype) for rank in range(me.size)]
+            held = [exact.data(rank, 33, dtype) for rank in range(me.size)]
             for op, how in row.items():
                 said = outcome(held[me.rank].copy(), op, held)
                 if said != ("refused" if how is None else "exact"):
@@ -160,7 +168,7 @@ def outcome(x: Any, op: dist.ReduceOp, held: list[Any]) -> str:
         np.testing.assert_array_equal(x, before)
         return "refused" if "all_reduce #" not in str(error) else str(error)
     if op is dist.ReduceOp.AVG:
-        wanted = exactness.reduced(op, held)
+        wanted = exact.reduced(op, held)
     else:
         wanted = _UFUNCS[op](*held).astype(x.dtype)
     return "exact" if np.array_equal(x, wanted) else f"{x} and not {wanted}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.ranks import Rank, run_ranks
+from rankscope.backends.conformance.ranks import Rank, run_ranks
 from tools.other_environments import torch_python
 
 

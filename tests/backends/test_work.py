@@ -21,8 +21,8 @@ from rankscope.backends import (
     WorkState,
     create_work_from_future,
 )
-from rankscope.backends.composite import chain, join
-from rankscope.backends.work import transition
+from rankscope.backends.work.composite import chain, join
+from rankscope.backends.work.state import transition
 
 EVENTS = [state for state in WorkState if state is not WorkState.SCHEDULED]
 TERMINAL = [state for state in WorkState if state.is_terminal]
@@ -268,14 +268,14 @@ def test_reduce_ops_are_those_of_torch() -> None:
     }
 
 
-def test_what_a_condemned_work_runs_into_is_told_as_the_abort() -> None:
+def test_what_fails_during_an_abort_fails_with_the_abort() -> None:
     work = Work(OpType.ALL_REDUCE)
     cause = DistAbortedError("the group was aborted: enough")
-    work.condemn(cause)
+    work.fail_pending_as(cause)
     assert work.mark_failed(RuntimeError("the connection was closed"))
     assert work.state is WorkState.ABORTED
     assert work.exception() is cause
     done = Work(OpType.ALL_REDUCE)
-    done.condemn(cause)
+    done.fail_pending_as(cause)
     done.mark_completed()
     assert done.is_success()

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
+from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, Execution
-from tests.waiting import until
 
 __all__ = [
     "HANG",
@@ -46,7 +46,7 @@ _NOTEBOOK = """
 import json, os, signal, sys
 from rankscope.engines import Cluster
 from tests.engines.faults import all_in_flight
-from tests.waiting import until
+from rankscope.backends.conformance.waiting import until
 cluster = Cluster.start(4, keep=True, cluster_id=sys.argv[1], timeout=600)
 cluster.execute(
     "mine = rank * 100\\npair = dist.new_group([1, 3], group_desc='pair')"
@@ -102,7 +102,7 @@ def sides(pid: int) -> list[psutil.Process]:
     found = []
     for child in psutil.Process(pid).children(recursive=True):
         try:
-            if "gloo_side" in " ".join(child.cmdline()) and lives(child):
+            if "rankscope_side" in " ".join(child.cmdline()) and lives(child):
                 found.append(child)
         except psutil.NoSuchProcess:
             continue

@@ -8,13 +8,8 @@ from typing import Any
 import pytest
 
 from rankscope.backends import unavailable_reason
-from rankscope.engines import (
-    BenchRow,
-    Cluster,
-    ClusterError,
-    ExecutionError,
-    benching,
-)
+from rankscope.engines import BenchRow, Cluster, ClusterError, ExecutionError
+from rankscope.engines.agent import benchmark as on_rank
 
 WAIT = 60
 
@@ -90,12 +85,12 @@ def test_each_backend_gets_the_arrays_that_it_is_for(
         seen.append((group.name, device))
         return []
 
-    monkeypatch.setattr(benching, "resolve_group", lambda group, op: own)
-    monkeypatch.setattr(benching, "new_group", new_group)
-    monkeypatch.setattr(benching, "destroy_process_group", lambda group: None)
-    monkeypatch.setattr(benching, "why_refused", lambda device, name: None)
-    monkeypatch.setattr(benching, "benchmark", measure)
-    benching.measure_on_rank({"backends": names, "device": device})
+    monkeypatch.setattr(on_rank, "resolve_group", lambda group, op: own)
+    monkeypatch.setattr(on_rank, "new_group", new_group)
+    monkeypatch.setattr(on_rank, "destroy_process_group", lambda group: None)
+    monkeypatch.setattr(on_rank, "why_refused", lambda device, name: None)
+    monkeypatch.setattr(on_rank, "benchmark", measure)
+    on_rank.measure_on_rank({"backends": names, "device": device})
     assert seen == measured
 
 

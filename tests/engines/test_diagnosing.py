@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from rankscope.backends.diagnosis import Fault, Verdict
+from rankscope.backends.conformance.waiting import until
+from rankscope.backends.observe.diagnosis import Fault, Verdict
 from rankscope.engines import Cluster, StallWatch
-from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_a_missing_rank_and_a_mismatch(cluster: Cluster) -> None:
     (verdict,) = until(cluster.diagnose)
     assert verdict.fault is Fault.OP_MISMATCH
     assert str(verdict) == (
-        "rank 2 is at cell 9 line 3 `broadcast` #1 while ranks 0, 1 are at "
+        "rank 2 is at cell 9 line 3 `broadcast` #1 while ranks 0–1 are at "
         "cell 9 line 4 `all_reduce` #1"
     )
     cluster.abort(reason="seen")

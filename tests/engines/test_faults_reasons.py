@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from rankscope.backends import is_gloo_available
+from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster
 from tests.engines.faults import SUM, WAIT, all_in_flight, hanging
-from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(
     not is_gloo_available(), reason="needs a backend for numpy arrays: pygloo"

@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from rankscope.backends import is_gloo_available
+from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError, ClusterStartError
-from rankscope.engines.guardian import birth
-from tests.waiting import until
+from rankscope.engines.cluster.orphan_reaper_main import process_start_time
 
 WAIT = 30
 
@@ -33,18 +33,18 @@ processes = cluster._launched.processes()
 print(json.dumps({
     "id": cluster.cluster_id,
     "pids": [p.pid for p in processes],
-    "guardian": cluster._launched.guardian,
+    "reaper": getattr(cluster._launched.orphan_reaper, "pid", None),
     "files": cluster._launched.files(),
 }), flush=True)
 sys.stdin.readline()
 """
 
 
-#: Has a guardian, and is killed.
+#: Has an orphan reaper, and is killed.
 GUARDED = """
 import os, signal, sys
-from rankscope.engines.guardian import Guardian
-guardian = Guardian(sys.argv[1])
+from rankscope.engines.cluster.orphan_reaper import OrphanReaper
+reaper = OrphanReaper(sys.argv[1])
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -63,11 +63,13 @@ class Owner:
         line = self.process.stdout.readline()
         assert line, f"the owner ended with {self.process.wait()}"
         self.said: dict[str, Any] = json.loads(line)
-        self.born = {pid: birth(pid) for pid in self.said["pids"]}
+        self.born = {pid: process_start_time(pid) for pid in self.said["pids"]}
 
     def living(self) -> list[int]:
         """Which of the cluster's processes live."""
-        return [pid for pid, born in self.born.items() if birth(pid) == born]
+        return [
+            pid for pid, born in self.born.items() if process_start_time(pid) == born
+        ]
 
     def leave(self) -> None:
         """Let the owner reach its end."""
@@ -140,11 +142,13 @@ class TestTheEnd:
         assert said[-1] == "2 ranks are ready"
         launched = cluster._launched
         assert launched is not None
-        born = {one.pid: birth(one.pid) for one in launched.processes()}
+        born = {one.pid: process_start_time(one.pid) for one in launched.processes()}
         assert len(born) >= 6  # controller, schedulers, two engines, two nannies
         running = cluster.execute("import threading\nthreading.Event().wait()")
         cluster.shutdown()
-        assert [pid for pid, when in born.items() if birth(pid) == when] == []
+        assert [
+            pid for pid, when in born.items() if process_start_time(pid) == when
+        ] == []
         assert [path for path in launched.files() if Path(path).exists()] == []
         assert running.done
         assert running.errors[1].ename == "ClusterShutDown"
@@ -169,7 +173,11 @@ class TestTheEnd:
             owner.kill()
             cell.result(WAIT)
             until(lambda: not owner.living(), WAIT, "the other cluster to end")
-            until(lambda: birth(owner.said["guardian"]) is None, WAIT, "its guardian")
+            until(
+                lambda: process_start_time(owner.said["reaper"]) is None,
+                WAIT,
+                "its reaper",
+            )
             assert [path for path in owner.said["files"] if Path(path).exists()] == []
             again = cluster.execute("x + rank").result(WAIT)
             assert again.outputs(1)[0]["data"]["text/plain"] == "2"
@@ -196,7 +204,7 @@ class TestKeepAndAttach:
 
     def test_a_kept_cluster_is_found_as_it_was(self, kept: Owner) -> None:
         kept.kill()
-        assert kept.said["guardian"] is None
+        assert kept.said["reaper"] is None
         with pytest.raises(ClusterStartError, match="'kept' runs already: attach"):
             Cluster.start(1, cluster_id="kept")
         with Cluster.attach(cluster_id="kept") as cluster:
@@ -257,11 +265,11 @@ class TestKeepAndAttach:
                 engine = cluster.pids[0]
             assert client[:].apply_sync(os.getpid) == [engine]
 
-            # A guardian that knows no process, only ipyparallel's file: this
+            # An orphan reaper that knows no process, only ipyparallel's file: this
             # is how it ends what does not run on its machine.
             owner = subprocess.Popen([sys.executable, "-c", GUARDED, bare.cluster_file])
             assert owner.wait(WAIT) == -signal.SIGKILL
-            until(lambda: birth(engine) is None, WAIT, "the engine to end")
+            until(lambda: process_start_time(engine) is None, WAIT, "the engine to end")
             until(lambda: not Path(path).exists(), WAIT, "the controller to end")
 
 

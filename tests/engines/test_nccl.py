@@ -15,27 +15,25 @@ from typing import Any
 
 import pytest
 
-from rankscope.backends import is_gloo_available, plugins, unavailable_reason
-from rankscope.engines import (
-    Cluster,
-    ClusterError,
-    ExecutionError,
-    availability,
-    gpus,
-)
-from rankscope.engines.availability import why_refused
-from rankscope.engines.gpus import Gpus, choose_device, must_share, parse_devices
-from tests.waiting import until
+from rankscope.backends import is_gloo_available, unavailable_reason
+from rankscope.backends.conformance.waiting import until
+from rankscope.backends.interface import entry_points as plugins
+from rankscope.engines import Cluster, ClusterError, ExecutionError
+from rankscope.engines.agent import availability, gpus
+from rankscope.engines.agent.availability import why_refused
+from rankscope.engines.agent.gpus import choose_device, must_share
+from rankscope.engines.cluster.gpus import Gpus
+from rankscope.engines.wire.gpu_environment import parse_devices
 
 ROOT = Path(__file__).resolve().parents[2]
 
 SIMULATED = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from rankscope.backends import nccl_seam
+from rankscope.backends.nccl import loader
 from tests.backends.gpu_simulation import Simulation
 simulation = Simulation()
-nccl_seam.use(lambda: simulation.seam)
+loader.set_loader_for_tests(lambda: simulation.api)
 alone = dist.new_group([rank], backend="cuda:nccl", group_desc="alone")
 x = simulation.array([1.0, 2.0], 0)
 dist.all_reduce(x, group=alone)
@@ -267,7 +265,7 @@ def test_why_a_backend_is_refused() -> None:
 def test_a_backend_that_was_named_and_cannot_be_used(simulated: Cluster) -> None:
     reason = unavailable_reason("nccl")
     assert simulated.advice == (
-        f"nccl cannot be used on ranks 0, 1: {reason}; cuda arrays will be refused"
+        f"nccl cannot be used on ranks 0–1: {reason}; cuda arrays will be refused"
     )
     # Arrays of the GPU are what it would be measured with.
     bench = simulated.bench("all_reduce", [1024])

@@ -1,31 +1,90 @@
-"""The private names of ipyparallel: when one goes, this says which."""
+"""The check of ipyparallel's private names: exactly the names that are used."""
 
 from __future__ import annotations
+
+import ast
+from pathlib import Path
 
 import ipyparallel
 import pytest
 import traitlets.log
 
-from rankscope.engines import ClusterError, private
+from rankscope.engines import ClusterError
+from rankscope.engines.wire import ipyparallel_private as private
 
 
-def test_this_ipyparallel_has_all_we_stand_on() -> None:
+def test_the_installed_ipyparallel_has_every_name() -> None:
     assert private.missing() == [], (
-        f"ipyparallel {ipyparallel.__version__} changed: adapt engines/private.py"
+        f"ipyparallel {ipyparallel.__version__} changed: adapt "
+        "engines/wire/ipyparallel_private.py"
     )
 
 
-def test_a_change_is_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_lists_the_private_names_that_the_file_reads() -> None:
+    """Also the names that ``getattr`` would read, and none that nothing reads."""
+    tree = ast.parse(Path(private.__file__).read_text(encoding="utf-8"))
+    read = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+    read |= {
+        str(argument.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        if node.func.id in ("getattr", "hasattr", "setattr")
+        for argument in node.args
+        if isinstance(argument, ast.Constant)
+    }
+    private_names = {
+        name for name in read if name.startswith("_") and not name.startswith("__")
+    }
+    listed = [name for names in private.PRIVATE_NAMES.values() for name in names]
+    assert private_names == set(listed)
+    assert len(listed) == len(set(listed))
+
+
+def test_a_change_is_reported_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def send(self: object, socket: object, msg_type: str) -> None:
-        """The client's method without what we pass."""
+        """The client's method without the parameters that are passed."""
 
     monkeypatch.setattr(ipyparallel.Client, "_send", send)
     monkeypatch.delattr(ipyparallel.Client, "create_message_futures")
+    monkeypatch.delattr(ipyparallel.Client, "_engines")
     with pytest.raises(
         ClusterError,
-        match=r"lacks Client.create_message_futures, Client._send\(content=\)",
+        match=r"lacks Client._engines, Client.create_message_futures, "
+        r"Client._send\(content=\)",
     ):
         private.check()
+
+
+class Streams:
+    """What the check has to find: on the class, or assigned by a method."""
+
+    on_class = None
+
+    def setup(self) -> None:
+        """As ``Client._setup_streams``, which the constructor calls."""
+        self.assigned = 1
+        self.assigned.real  # noqa: B018 - read, not assigned
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("on_class", True), ("assigned", True), ("real", False), ("absent", False)],
+)
+def test_a_name_is_found_on_the_class_or_in_its_methods(name: str, found: bool) -> None:
+    lacks = private.missing([{f"{__name__}:Streams": (name,)}])
+    assert lacks == ([] if found else [f"Streams.{name}"])
+
+
+def test_a_class_that_is_gone_is_reported() -> None:
+    gone = "ipyparallel.client.client:Gone"
+    assert private.missing([{gone: ("_name",)}, {"no.such:Class": ()}]) == [
+        gone,
+        "no.such:Class",
+    ]
 
 
 def test_an_encrypted_connection_raises_no_alarm(

@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from rankscope.backends import is_gloo_available
+from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError, Execution
 from tests.engines.faults import HANG, SUM, WAIT, all_in_flight, lives, sides
-from tests.waiting import until
 
 FAULTS = int(os.environ.get("RANKSCOPE_SOAK_FAULTS", "30"))
 
@@ -156,7 +156,9 @@ class Soak:
     def side_kill(self) -> None:
         victim = self.victim()
         cell = self.busy(victim)
-        for side in sides(self.cluster.pids[victim]):
+        killed = sides(self.cluster.pids[victim])
+        assert killed or cell is None
+        for side in killed:
             side.kill()
         self.release(cell)
 
@@ -242,6 +244,7 @@ def soak(cluster: Cluster) -> Iterator[Soak]:
     print("\n".join(one.told))
 
 
+@pytest.mark.soak
 def test_faults_in_a_row(soak: Soak) -> None:
     soak.give(soak.cluster.ranks)
     soak.check()

@@ -1,4 +1,4 @@
-"""The status model, the seats and their environment: plain data, no engines."""
+"""The status model, the slots and their environment: plain data, no engines."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ from typing import Any
 import pytest
 
 from rankscope.engines import ClusterError, ClusterStatus
-from rankscope.engines.gpus import Gpus
-from rankscope.engines.seats import Seat, check_ranks, death_of, environment
-from rankscope.engines.summary import pack, parse_summary, unpack
+from rankscope.engines.cluster.gpus import Gpus
+from rankscope.engines.cluster.rank_slots import (
+    RankSlot,
+    check_ranks,
+    death_reason,
+    environment,
+)
+from rankscope.engines.wire.status_codec import pack, parse_summary, unpack
 
 OP = {"op": "all_reduce", "seq": 4, "source": "cell 7 line 3"}
 
@@ -48,8 +53,8 @@ SUMMARY: dict[str, Any] = {
 }
 
 
-def seat(rank: int, host: str = "a", **options: Any) -> Seat:
-    return Seat(
+def slot(rank: int, host: str = "a", **options: Any) -> RankSlot:
+    return RankSlot(
         rank=rank,
         engine_id=rank + 10,
         uuid=f"u{rank}",
@@ -94,7 +99,7 @@ class TestSummaries:
         with pytest.raises(ValueError, match="is "):
             parse_summary({"groups": [group]})
         # Whoever looks is told, and the others' status is as good as ever.
-        status = seat(1, heard=0.0, summary={"groups": [group]}).status(0.0)
+        status = slot(1, summary_at=0.0, summary={"groups": [group]}).status(0.0)
         assert status.groups == ()
         assert status.reason is not None
         assert "cannot be read" in status.reason
@@ -112,7 +117,7 @@ class TestSummaries:
     def test_the_state_of_a_rank(
         self, heard: float | None, summary: dict, death: str | None, state: str
     ) -> None:
-        one = seat(1, heard=heard, summary=summary, death=death).status(100.0)
+        one = slot(1, summary_at=heard, summary=summary, death=death).status(100.0)
         assert one.state == state
         assert one.alive == (death is None)
         assert one.reason == death
@@ -122,8 +127,8 @@ class TestSummaries:
 
     def test_a_cluster(self) -> None:
         ranks = (
-            seat(0, death="gone").status(0.0),
-            seat(1, heard=0.0, summary=SUMMARY).status(0.0),
+            slot(0, death="gone").status(0.0),
+            slot(1, summary_at=0.0, summary=SUMMARY).status(0.0),
         )
         status = ClusterStatus("id", "p", "local", "", "running", ranks)
         assert status.dead == [0]
@@ -134,14 +139,14 @@ class TestSummaries:
 
 class TestSeats:
     def test_local_ranks_count_within_a_host(self) -> None:
-        env = environment([seat(0), seat(1, "b"), seat(2), seat(3, "b")], Gpus())
+        env = environment([slot(0), slot(1, "b"), slot(2), slot(3, "b")], Gpus())
         assert [env[r]["LOCAL_RANK"] for r in range(4)] == ["0", "0", "1", "1"]
         assert {one["LOCAL_WORLD_SIZE"] for one in env.values()} == {"2"}
         assert {one["MASTER_ADDR"] for one in env.values()} == {"10.0.0.1"}
         assert {one["MASTER_PORT"] for one in env.values()} == {"5000"}
 
     def test_one_host_uses_loopback(self) -> None:
-        assert environment([seat(0), seat(1)], Gpus())[1]["MASTER_ADDR"] == "127.0.0.1"
+        assert environment([slot(0), slot(1)], Gpus())[1]["MASTER_ADDR"] == "127.0.0.1"
 
     @pytest.mark.parametrize(
         ("code", "said"),
@@ -153,11 +158,14 @@ class TestSeats:
         ],
     )
     def test_how_an_engine_ended(self, code: int | None, said: str) -> None:
-        told = death_of(seat(1), code)
+        told = death_reason(slot(1), code)
         assert told == f"engine of rank 1 (engine 11, pid 101 on a) {said}"
 
     def test_an_end_of_our_own_making_is_called_that(self) -> None:
-        assert death_of(seat(1, leaving="rank 1 restarted"), -15) == "rank 1 restarted"
+        assert (
+            death_reason(slot(1, end_reason="rank 1 restarted"), -15)
+            == "rank 1 restarted"
+        )
 
     def test_ranks_are_sorted_and_unique(self) -> None:
         assert check_ranks([3, 1, 3], 4) == [1, 3]
@@ -166,7 +174,7 @@ class TestSeats:
 
     @pytest.mark.parametrize("ranks", [[4], -1, [0, 7], [True], [1.0]])
     def test_ranks_that_are_not_there(self, ranks: Any) -> None:
-        with pytest.raises(ClusterError, match="has ranks 0 to 3"):
+        with pytest.raises(ClusterError, match="has ranks 0–3"):
             check_ranks(ranks, 4)
 
 

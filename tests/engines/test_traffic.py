@@ -15,7 +15,7 @@ import pytest
 
 from rankscope.backends import is_gloo_available
 from rankscope.engines import Cluster, Execution
-from rankscope.engines.agent import MIN_INTERVAL
+from rankscope.engines.agent.agent import MIN_INTERVAL
 from tests.engines.faults import SUM, WAIT
 
 OPS = int(os.environ.get("RANKSCOPE_TRAFFIC_OPS", "20000"))
@@ -47,6 +47,7 @@ def memory(cluster: Cluster) -> dict[int, int]:
     }
 
 
+@pytest.mark.soak
 def test_many_small_ops(cluster: Cluster) -> None:
     cluster.execute(SUM).result(WAIT)
     # Fills the rings.

@@ -22,10 +22,10 @@ from typing import Any
 
 import ipyparallel
 
+from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError, Execution
-from rankscope.engines.launch import _CONTROLLER_ARGS
+from rankscope.engines.cluster.launch import _CONTROLLER_ARGS
 from tests.engines.cable import Cable
-from tests.waiting import until
 
 WAIT = 60
 #: Of the group, in seconds.

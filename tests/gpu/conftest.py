@@ -1,4 +1,4 @@
-"""What every test in this folder needs: a real GPU."""
+"""Marks and skips for the tests of this folder, which need a real GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import rankscope as dist
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of this folder, and say why they cannot run."""
+    """Mark the tests of this folder ``gpu``; skip the tests if NCCL cannot be used."""
     reason = dist.unavailable_reason("nccl")
     for item in items:
         if Path(item.path).parent == Path(__file__).parent:

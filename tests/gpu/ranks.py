@@ -1,4 +1,4 @@
-"""Two ranks on one GPU, and what they share."""
+"""Contexts for tests whose ranks share one GPU."""
 
 from __future__ import annotations
 
@@ -10,26 +10,29 @@ from collections.abc import Iterator
 from typing import Any
 
 import rankscope as dist
-from rankscope.backends.process_group import ProcessGroup
-from rankscope.engines.gpus import Gpus
-from tests.ranks import Rank
-from tests.waiting import until
+from rankscope.backends.conformance.ranks import Rank
+from rankscope.backends.conformance.waiting import until
+from rankscope.backends.groups.process_group import ProcessGroup
+from rankscope.engines.cluster.gpus import Gpus
 
 __all__ = ["SLACK", "aborted_meanwhile", "used", "world"]
 
-#: Bytes by which the GPU's memory in use may grow, with everything given back.
+#: Bytes by which the used memory of the GPU may grow after everything was freed.
 SLACK = 16 << 20
 
 
 def used(cupy: Any) -> int:
-    """Bytes of the current GPU's memory that are in use, whoever uses them."""
+    """Return the bytes of the current GPU's memory that all processes use."""
     free, total = cupy.cuda.runtime.memGetInfo()
     return int(total - free)
 
 
 @contextlib.contextmanager
 def world(me: Rank, timeout: float = 60, backend: str = "cuda:nccl") -> Iterator[Any]:
-    """The default group of ranks that share the first GPU; yields cupy."""
+    """Create the default group of ranks that share the first GPU; yield cupy.
+
+    `timeout` is the timeout of the group, in seconds.
+    """
     os.environ.update(Gpus(share=True).environment(me.rank))
     import cupy
 
@@ -43,15 +46,17 @@ def world(me: Rank, timeout: float = 60, backend: str = "cuda:nccl") -> Iterator
 
 @contextlib.contextmanager
 def aborted_meanwhile(group: ProcessGroup, reason: str) -> Iterator[list[float]]:
-    """Another thread aborts `group`, a second after the block has an op in flight.
+    """Abort `group` on another thread, 1 s after the block has an op in flight.
 
-    Yields a list that gets the time (``time.monotonic()``) at which it begins to.
+    Yields a list to which the thread appends the time at which the abort begins, in
+    seconds of ``time.monotonic()``.
     """
     began: list[float] = []
 
     def abort() -> None:
         until(lambda: bool(group.status.in_flight), 20)
-        # By then the main thread sits where it waits, which nothing tells.
+        # The main thread should block in its wait before the abort, and no state shows
+        # whether the main thread does: one second is enough.
         time.sleep(1)
         began.append(time.monotonic())
         dist.abort_process_group(group, reason)

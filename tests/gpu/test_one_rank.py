@@ -1,4 +1,4 @@
-"""Every op and dtype on one rank of a real GPU, against cupy."""
+"""Tests of every op and dtype on one rank of a real GPU, compared with cupy."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import rankscope as dist
-from rankscope.backends import nccl_types
-from rankscope.backends.config import BackendConfig
-from rankscope.backends.process_group import ProcessGroup
+from rankscope.backends.conformance.waiting import until
+from rankscope.backends.groups.config import BackendConfig
+from rankscope.backends.groups.process_group import ProcessGroup
+from rankscope.backends.nccl import dtypes as nccl_types
 from tests.gpu.ranks import SLACK, used
-from tests.waiting import until
 from tools import support_table
 
 OP = dist.ReduceOp
@@ -23,6 +23,7 @@ MORE = ("bfloat16",)
 
 
 def dtype_of(name: str) -> Any:
+    """Return the dtype `name` of numpy or ml_dtypes; skip without ml_dtypes."""
     if name not in MORE:
         return np.dtype(name)
     ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -39,6 +40,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessGroup]:
 
 
 def array(name: str, count: int = 1000) -> Any:
+    """Return a cupy array of the dtype `name`; skip if cupy lacks the dtype."""
     import cupy
 
     dtype = dtype_of(name)
@@ -52,6 +54,7 @@ def array(name: str, count: int = 1000) -> Any:
 
 
 def same(one: Any, other: Any) -> None:
+    """Assert that two cupy arrays have the same bytes."""
     np.testing.assert_array_equal(one.get().view(np.uint8), other.get().view(np.uint8))
 
 
@@ -61,7 +64,7 @@ def test_every_op_leaves_what_it_should(group: ProcessGroup, name: str) -> None:
 
     x = array(name)
     before = x.copy()
-    reducible = bool(nccl_types._ops_of(x.dtype))
+    reducible = bool(nccl_types.ops_of(x.dtype))
     out = cupy.zeros_like(x)
     ops: list[Any] = [
         lambda: dist.broadcast(x, 0, group=group),
@@ -166,5 +169,6 @@ def test_the_memory_of_the_gpu_is_given_back(tmp_path: Path) -> None:
         made.shutdown()
         taken.append(used(cupy))
     store.close()
-    # The first ones make CUDA load what they need; a leak would grow on.
+    # The first generations make CUDA load modules, which stay loaded; a leak would
+    # grow in every later generation too.
     assert taken[-1] - taken[3] <= SLACK, taken

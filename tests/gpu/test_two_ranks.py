@@ -1,6 +1,7 @@
-"""Two ranks on one GPU: real reductions, order on streams, hangs and their end.
+"""Tests of two ranks on one GPU: reductions, order on streams, hangs and aborts.
 
-They pretend to be on different hosts (``NCCL_HOSTID``) and talk over loopback.
+NCCL refuses two ranks on one GPU of one host. Each rank therefore has another
+``NCCL_HOSTID``, and the ranks communicate over the loopback interface.
 """
 
 from __future__ import annotations
@@ -14,18 +15,20 @@ import numpy as np
 import pytest
 
 import rankscope as dist
-from rankscope.backends import nccl_seam, nccl_types
-from rankscope.backends.nccl_queue import NCCLQueue
-from rankscope.backends.process_group import ProcessGroup
-from rankscope.backends.world import world as groups
+from rankscope.backends.conformance.ranks import Rank, Ranks, run_ranks
+from rankscope.backends.conformance.waiting import until
+from rankscope.backends.groups.process_group import ProcessGroup
+from rankscope.backends.groups.world import world as groups
+from rankscope.backends.nccl import dtypes as nccl_types
+from rankscope.backends.nccl import loader
+from rankscope.backends.nccl.stream import NCCLStream
 from tests.gpu.ranks import SLACK, aborted_meanwhile, used, world
-from tests.ranks import Rank, Ranks, run_ranks
-from tests.waiting import until
 from tools import support_table
 
 OP = dist.ReduceOp
 FLOATS = ("float16", "float32", "float64", "bfloat16")
 
+# Seconds that the ranks of a test may run.
 WAIT = 120
 
 
@@ -34,12 +37,13 @@ FOLDS: dict[OP, Any] = {
     OP.PRODUCT: np.multiply,
     OP.MIN: np.minimum,
     OP.MAX: np.maximum,
-    # Of even numbers, so that it is exact in every dtype.
+    # The inputs are even numbers, so that the average is exact in every dtype.
     OP.AVG: lambda one, other: ((one + other) / 2).astype(one.dtype),
 }
 
 
 def exact(me: Rank) -> None:
+    """Compare collectives of several dtypes and sizes with numpy, exactly."""
     with world(me) as cupy:
         size = me.size
         for dtype in ("float32", "float64", "int32", "int64", "uint8", "float16"):
@@ -68,7 +72,7 @@ def exact(me: Rank) -> None:
                 half = cupy.empty(count, dtype)
                 dist.reduce_scatter_tensor(half, both)
                 np.testing.assert_array_equal(half.get(), sum(held).astype(dtype))
-        # Pieces of different sizes.
+        # Parts of different sizes.
         uneven = [cupy.full(10 * r + 1, me.rank + 1.0) for r in range(size)]
         mine = cupy.empty(10 * me.rank + 1)
         dist.reduce_scatter(mine, uneven)
@@ -84,8 +88,8 @@ def test_ops_are_exact() -> None:
 
 
 def reductions(me: Rank, names: list[str]) -> None:
-    """All that NCCL can reduce of each dtype, and a move of it."""
-    # numpy knows bfloat16 from then on.
+    """Compare every reduction of each dtype, and an all-gather, with numpy."""
+    # The import registers bfloat16 with numpy.
     importlib.import_module("ml_dtypes")
     with world(me) as cupy:
         for name in names:
@@ -99,7 +103,7 @@ def reductions(me: Rank, names: list[str]) -> None:
             out = cupy.empty(100 * me.size, dtype)
             dist.all_gather_into_tensor(out, x)
             np.testing.assert_array_equal(out.get(), np.concatenate(held), name)
-            for op in nccl_types._ops_of(dtype):
+            for op in nccl_types.ops_of(dtype):
                 y = x.copy()
                 dist.all_reduce(y, op)
                 expected = FOLDS[op](*held)
@@ -118,6 +122,7 @@ def test_every_dtype_is_reduced_as_it_should() -> None:
 
 
 def messages(me: Rank) -> None:
+    """Exchange messages and reduce a coalesced block of arrays."""
     other = 1 - me.rank
     with world(me) as cupy:
         for count in (1, 1 << 22):
@@ -130,7 +135,7 @@ def messages(me: Rank) -> None:
             )
             for work in works:
                 work.wait()
-            # No synchronisation of ours: the stream is ordered.
+            # The test does not synchronize: the current stream waits for the ops.
             assert float((came + 1).sum()) == count * (other + 2)
         if me.rank == 0:
             dist.send(given, 1)
@@ -159,22 +164,26 @@ extern "C" __global__ void spin(float* x, int n, float value, long long cycles) 
 
 
 def ordered(me: Rank, broken: str) -> bool:
-    """Whether ops come after what the streams were given, and before what follows."""
+    """Return whether ops run in the order of the caller's stream.
+
+    An op has to run after the preceding and before the following work of the stream.
+    `broken` removes one of the two orders, so that the test can show a failure.
+    """
     with world(me) as cupy:
         spin = cupy.RawKernel(SPIN, "spin")
         x = cupy.zeros(1024, cupy.float32)
         dist.all_reduce(x)
         cupy.cuda.get_current_stream().synchronize()
-        queue = next(iter(groups.get_group()._backends["cuda"]._queues.values()))  # type: ignore[attr-defined]
+        ours = next(iter(groups.get_group().current.backends["cuda"]._streams.values()))  # type: ignore[attr-defined]
         if broken == "before":
-            cuda = queue._seam.cuda
+            cuda = ours._api.cuda
             wait = cuda.wait
-            # What the comm stream waits for is left out.
+            # The communicator's stream waits for no event.
             cuda.wait = lambda stream, event: (
-                None if stream == queue.stream else wait(stream, event)
+                None if stream == ours.cuda_stream else wait(stream, event)
             )
         if broken == "after":
-            queue.join = lambda launch: None
+            ours.join = lambda launch, done: None
         right = True
         for round_ in range(5):
             with cupy.cuda.Stream(non_blocking=True) as stream:
@@ -199,17 +208,20 @@ def test_streams_are_ordered_and_the_test_would_notice(
 
 
 def memory_reused(me: Rank, broken: bool) -> bool:
-    """Whether arrays that the caller let go of are left alone until the end."""
+    """Return whether arrays stay allocated until the op that uses them has ended.
+
+    The caller deletes its references; `broken` makes the backend keep none either.
+    """
     with world(me) as cupy:
         if broken:
-            submit = NCCLQueue.submit
+            submit = NCCLStream.submit
 
-            def forgetful(self: Any, works: Any, calls: Any, kept: Any) -> None:
+            def forgetful(self: Any, works: Any, calls: Any, arrays: Any) -> None:
                 submit(self, works, calls, ())
                 for work in works:
                     work._result = ()
 
-            NCCLQueue.submit = forgetful  # type: ignore[method-assign]
+            NCCLStream.submit = forgetful  # type: ignore[method-assign]
         warm = cupy.ones(10)
         dist.all_reduce(warm)
         cupy.cuda.get_current_stream().synchronize()
@@ -223,7 +235,7 @@ def memory_reused(me: Rank, broken: bool) -> bool:
                 time.sleep(0.05)
             work = dist.all_gather_into_tensor(out, x, async_op=True)
             del x, work
-            # The pool gives the memory of x to whoever asks next.
+            # cupy's memory pool gives freed memory to the next allocation.
             overwritten = cupy.full(count, 77.0, cupy.float32)
             dist.barrier()
             expected = np.repeat([1.0, 2.0], count).astype(np.float32)
@@ -241,7 +253,7 @@ def test_the_test_of_memory_would_notice() -> None:
 
 
 def begin(cupy: Any) -> tuple[Any, ProcessGroup]:
-    """An array that was reduced once, and the default group, which is at rest."""
+    """Return an array that was reduced once, and the default group, which is idle."""
     x = cupy.ones(1000)
     dist.all_reduce(x)
     cupy.cuda.Device().synchronize()
@@ -249,7 +261,10 @@ def begin(cupy: Any) -> tuple[Any, ProcessGroup]:
 
 
 def hang(me: Rank) -> float:
-    """Rank 1 leaves an op out; rank 0 sits in synchronize() until the abort."""
+    """Omit an op on rank 1, so that rank 0 hangs in synchronize() until the abort.
+
+    Returns the seconds from the abort to the return of synchronize() on rank 0.
+    """
     took = 0.0
     with world(me) as cupy:
         x, group = begin(cupy)
@@ -272,7 +287,7 @@ def hang(me: Rank) -> float:
 
 
 def works_again(cupy: Any, group: ProcessGroup | None = None) -> None:
-    """Rebuilt, the group (default: the default one) reduces as ever."""
+    """Rebuild `group` (default: the default group) and check an all_reduce."""
     dist.rebuild_process_group(group)
     x = cupy.ones(1000)
     dist.all_reduce(x, group=group)
@@ -289,7 +304,7 @@ def test_a_hang_is_aborted_while_the_main_thread_synchronizes(
 
 
 def two_hang(me: Rank) -> None:
-    """A group's op stands behind the one of another group that hangs."""
+    """Issue an op of a group behind a hanging op of another group, and abort it."""
     with world(me) as cupy:
         x, first = begin(cupy)
         second: Any = dist.new_group(range(me.size), group_desc="second")
@@ -300,7 +315,7 @@ def two_hang(me: Rank) -> None:
             if me.rank == 0:
                 with aborted_meanwhile(second, "enough"):
                     hung = dist.all_reduce(x, async_op=True)
-                    # From here on the current stream waits for it.
+                    # From here on the current stream waits for the hanging op.
                     hung.wait()
                     behind = dist.all_reduce(x, group=second, async_op=True)
                     behind.wait()
@@ -313,7 +328,7 @@ def two_hang(me: Rank) -> None:
                 until(lambda: first.aborted and second.aborted, 60)
             for group in (first, second):
                 works_again(cupy, group)
-            # What both ranks hold, each with two communicators again.
+            # The GPU now holds the memory of both ranks, with two communicators each.
             dist.barrier()
             if round_ == 0:
                 taken = used(cupy)
@@ -326,7 +341,10 @@ def test_an_abort_takes_along_the_group_whose_op_is_in_its_way() -> None:
 
 
 def told_at_the_end(me: Rank) -> None:
-    """All of rank 0's calls came back as if well, one of them by an abort."""
+    """Check that destroy raises the error of an op whose wait returned no error.
+
+    On rank 0 every call returns, one of them because of an abort.
+    """
     with world(me) as cupy:
         x, group = begin(cupy)
         if me.rank == 1:
@@ -345,12 +363,13 @@ def test_an_error_that_came_too_late_is_told_at_the_end() -> None:
 
 
 def never_comes(me: Rank) -> None:
+    """Check the error of rank 0 if rank 1 never joins the communicator."""
     with world(me, timeout=5) as cupy:
         if me.rank == 1:
             until(lambda: groups.get_group().aborted is not None, 60)
             return
         began = time.monotonic()
-        with pytest.raises(dist.DistError, match="rank 1 of the group never came"):
+        with pytest.raises(dist.DistError, match="rank 1 of the group never joined"):
             dist.all_reduce(cupy.ones(4))
         assert time.monotonic() - began < 20
 
@@ -360,7 +379,7 @@ def test_a_missing_peer_at_init_is_named_and_ends() -> None:
 
 
 def gives_up(me: Rank) -> None:
-    """Rank 0 waits for a communicator that rank 1 has no use for yet."""
+    """Abort on rank 0 a creation of the communicator that rank 1 has not joined."""
     with world(me) as cupy:
         group = groups.get_group()
         if me.rank == 0:
@@ -378,6 +397,7 @@ def test_a_missing_peer_at_init_can_be_given_up() -> None:
 
 
 def loses_its_peer(me: Rank) -> None:
+    """Report the error of rank 0 after rank 1 was killed or stopped."""
     with world(me, timeout=8) as cupy:
         x = cupy.ones(1000)
         dist.all_reduce(x)
@@ -400,12 +420,13 @@ def test_a_peer_that_dies_or_stops(how: int) -> None:
         ranks.kill(1, how)
         ranks.tell(0, "go on")
         said = ranks.next_report(0, 60)
-    # Whether the op was issued before rank 0 heard of the death, nobody knows.
+    # Rank 0 may issue the op before or after the death of rank 1 is detected.
     assert "all_reduce #2" in said or (how == signal.SIGKILL and "all_reduce" in said)
     assert how != signal.SIGKILL or "rank 1" in said
 
 
 def both_backends(me: Rank, cpu: str) -> None:
+    """Reduce a host array and a device array in one group."""
     with world(me, backend=f"cpu:{cpu},cuda:nccl") as cupy:
         x, y = np.ones(4), cupy.ones(4)
         dist.all_reduce(x)
@@ -418,22 +439,25 @@ def test_one_group_of_two_backends() -> None:
     if dist.is_gloo_available():
         run_ranks(2, both_backends, "gloo", timeout=WAIT)
         return
-    mpi_ranks = pytest.importorskip("tests.mpi_ranks")
+    mpi_ranks = pytest.importorskip("rankscope.backends.conformance.mpi_ranks")
     if mpi_ranks.mpiexec() is None:
         pytest.skip("neither gloo nor MPI is here")
     mpi_ranks.run_mpi_ranks(2, both_backends, "mpi", timeout=WAIT)
 
 
 def splits(me: Rank) -> bool:
-    """A second group of both ranks is split off the first one's communicator."""
+    """Split the communicator of a second group from that of the first group.
+
+    Returns whether ncclCommSplit was called.
+    """
     with world(me) as cupy:
         x = cupy.ones(1000)
         dist.all_reduce(x)
         cupy.cuda.Device().synchronize()
-        # What is over has to be seen to be over: only then is it idle.
+        # A communicator is idle only after the backend has polled the end of its ops.
         until(lambda: not groups.get_group().status.in_flight, 20)
         dist.all_reduce(cupy.ones(1), async_op=True).synchronize()
-        nccl = nccl_seam.load().nccl
+        nccl = loader.load().nccl
         split, made = nccl.split, []
         nccl.split = lambda comm, rank: made.append(rank) or split(comm, rank)  # type: ignore[func-returns-value, method-assign]
         group = dist.new_group(range(me.size), group_desc="second")
@@ -453,13 +477,16 @@ def test_a_group_of_all_ranks_is_split_off() -> None:
 
 
 def shrinks(me: Rank) -> bool:
-    """Rank 1 leaves an op out; rank 0 ends it and goes on alone."""
+    """Omit an op on rank 1; shrink the group on rank 0 and continue with rank 0.
+
+    Returns whether ncclCommShrink was called.
+    """
     with world(me) as cupy:
         x, group = begin(cupy)
         if me.rank == 1:
             until(lambda: group.aborted is not None, 60)
             return False
-        nccl = nccl_seam.load().nccl
+        nccl = loader.load().nccl
         shrink, made = nccl.shrink, []
 
         def counted(comm: Any, excluded: Any, *, abort: bool) -> Any:
@@ -472,7 +499,7 @@ def shrinks(me: Rank) -> bool:
         y = cupy.full(1000, 5.0)
         dist.all_reduce(y, group=left)
         assert (y.get() == 5).all()
-        with pytest.raises(dist.DistAbortedError, match="go on without 1"):
+        with pytest.raises(dist.DistAbortedError, match="go on without rank 1"):
             hung.synchronize()
         return bool(made)
 

@@ -8,14 +8,14 @@ import pytest
 
 from rankscope import backends
 from rankscope.engines import RankError
-from rankscope.magics.failures import (
+from rankscope.magics.output.failures import (
     CellError,
     CommandError,
     Interrupted,
+    abort_echo_line,
     failure_key,
     failure_of,
     plain,
-    released,
     report,
     summary_of,
 )
@@ -166,7 +166,7 @@ def test_an_endless_message_is_cut_and_no_command_in_another() -> None:
 
 def test_released_ranks_are_one_line() -> None:
     errors = [error(rank, "DistAbortedError") for rank in (0, 1)]
-    assert released(errors) == "ranks 0–1 released at cell 7 line 3"
+    assert abort_echo_line(errors) == "ranks 0–1 released at cell 7 line 3"
 
 
 def test_a_message_that_names_its_own_rank_is_not_listed_for_each() -> None:

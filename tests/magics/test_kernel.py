@@ -16,7 +16,7 @@ from jupyter_client.manager import KernelManager, start_new_kernel
 from jupyter_core.utils import ensure_event_loop
 from nbclient.exceptions import CellExecutionError
 
-from rankscope.magics.failures import plain
+from rankscope.magics.output.failures import plain
 from tools.execution import execute
 
 TIMEOUT = 90
@@ -226,6 +226,7 @@ def test_an_error_is_seen_while_other_ranks_still_wait(kernel: Kernel) -> None:
         ["import time", "if rank == 0: time.sleep(60)", "dist.barrier()"],
     ],
 )
+@pytest.mark.alone
 def test_an_interrupt_ends_the_cell_and_the_next_one_works(
     kernel: Kernel, lines: list[str]
 ) -> None:

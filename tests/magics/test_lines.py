@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.magics.lines import LineBuffer
+from rankscope.magics.output.lines import LineBuffer
 
 RED, PLAIN = "\x1b[31m", "\x1b[0m"
 

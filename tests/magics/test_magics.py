@@ -17,6 +17,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
 from rankscope.backends import unavailable_reason
+from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster
 from rankscope.magics import (
     BackgroundCell,
@@ -24,10 +25,11 @@ from rankscope.magics import (
     CellTimeout,
     Interrupted,
     current_cluster,
-    merge,
 )
-from rankscope.magics.failures import plain
-from tests.waiting import until
+from rankscope.magics.output import deduplicate as merge
+from rankscope.magics.output.failures import plain
+
+pytestmark = pytest.mark.processes  # %dist_init starts them
 
 
 @dataclass
@@ -453,12 +455,12 @@ def test_the_status_is_a_table(notebook: Notebook, cluster: Cluster) -> None:
 
 
 def test_the_status_is_that_of_now(notebook: Notebook, cluster: Cluster) -> None:
-    seats = cluster._roster.seats
-    before = [dict(seat.summary) for seat in seats]
+    slots = cluster._registry.slots
+    before = [dict(slot.summary) for slot in slots]
     notebook("%%distributed", "dist.barrier()")
     # As if nothing had been published since.
-    for seat, summary in zip(seats, before, strict=True):
-        seat.summary = summary
+    for slot, summary in zip(slots, before, strict=True):
+        slot.summary = summary
     (shown,) = notebook("%dist_status").displays
     groups = [one.groups[0] for one in cluster.glance().ranks]
     assert {one.completed and one.completed.op for one in groups} == {"barrier"}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from IPython.core.error import UsageError
 
-from rankscope.magics.commands import COMMANDS
-from rankscope.magics.options import closest
+from rankscope.magics.language.commands import COMMANDS
 
 INIT = COMMANDS["dist_init"]
 CELL = COMMANDS["distributed"]
@@ -126,17 +125,3 @@ def test_the_example_is_one_that_the_command_takes(name: str) -> None:
     for line in command.example.splitlines():
         if line.startswith(command.title):
             assert command.parse(line.removeprefix(command.title)) is not None
-
-
-@pytest.mark.parametrize(
-    ("word", "meant"),
-    [("--asink", "--async"), ("defualt", "default"), ("--rank", "--ranks")],
-)
-def test_the_closest_word_is_offered(word: str, meant: str) -> None:
-    known = ["--async", "--ranks", "--no-collapse", "default", "tp"]
-    assert closest(word, known) == f"; did you mean {meant}?"
-
-
-def test_nothing_is_offered_where_nothing_is_close() -> None:
-    assert closest("zzz", ["--async", "default"]) == ""
-    assert closest("zzz", []) == ""

@@ -1,4 +1,4 @@
-"""Rank sets: the syntax of -r, its errors, and the way back to text."""
+"""Rank sets as a person types them: the syntax of -r and its errors."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.magics.ranks import parse_ranks
-from rankscope.widgets.ranks import format_ranks, name_ranks
+from rankscope.backends.rank_sets import format_ranks
+from rankscope.magics.language.values import parse_ranks
 
 
 @pytest.mark.parametrize(
@@ -56,16 +56,3 @@ def test_a_run_over_a_hole_names_the_rank_in_it() -> None:
 @given(st.sets(st.integers(0, 40), min_size=1))
 def test_text_and_ranks_are_inverse(ranks: set[int]) -> None:
     assert parse_ranks(format_ranks(ranks), range(41)) == sorted(ranks)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [
-        ([2], "rank 2"),
-        (range(4), "ranks 0–3"),
-        ([0, 2, 3], "ranks 0, 2–3"),
-        ([], "no rank"),
-    ],
-)
-def test_ranks_are_named_in_prose(ranks: list[int], text: str) -> None:
-    assert name_ranks(ranks) == text

@@ -8,11 +8,11 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
 from rankscope.backends import is_gloo_available
+from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster
 from rankscope.magics import current_cluster
-from rankscope.magics.failures import plain
+from rankscope.magics.output.failures import plain
 from tests.engines.faults import left_hanging
-from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(
     not is_gloo_available(), reason="needs a backend for numpy arrays: pygloo"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
-from rankscope.magics.failures import plain
+from rankscope.magics import load_ipython_extension
+from rankscope.magics.output.failures import plain
 
 
 @pytest.mark.parametrize(
@@ -49,3 +52,14 @@ def test_a_launcher_that_fails_is_one_line(ipython: InteractiveShell) -> None:
 def test_the_help_is_the_documentation(ipython: InteractiveShell, name: str) -> None:
     magic = ipython.find_line_magic(name)
     assert f"usage: %{name}" in magic.__doc__
+
+
+def test_the_extension_loads_with_an_unknown_ipykernel(
+    ipython: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One whose shell channel thread has none of the names that are known."""
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "7.3.9")
+    kernel = SimpleNamespace(shell_channel_thread=SimpleNamespace())
+    monkeypatch.setattr(ipython, "kernel", kernel, raising=False)
+    load_ipython_extension(ipython)
+    assert vars(kernel.shell_channel_thread) == {}

@@ -45,7 +45,7 @@ def test_it_measures_what_there_is(outputs: dict[str, str]) -> None:
 @pytest.mark.skipif(dist.is_nccl_available(), reason="there is a GPU here")
 def test_without_a_gpu_it_says_what_it_leaves_out(outputs: dict[str, str]) -> None:
     reason = dist.unavailable_reason("nccl")
-    assert f"nccl cannot be used on ranks 0, 1: {reason}" in outputs["init"]
+    assert f"nccl cannot be used on ranks 0–1: {reason}" in outputs["init"]
     assert f"[0-1] no NCCL here: {reason}" in outputs["there"]
     for cell in ("both", "wait", "coalesce"):
         assert "[0-1] left out without a GPU: " in outputs[cell]

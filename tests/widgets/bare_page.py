@@ -11,8 +11,8 @@ from typing import Any
 
 from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
-from rankscope.widgets import page as module
-from rankscope.widgets.board_columns import COLUMNS
+from rankscope.widgets.board import page as module
+from rankscope.widgets.board.columns import COLUMNS
 
 __all__ = ["ARTIFACTS", "DARK", "LIGHT", "BarePage", "chromium"]
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 from playwright.sync_api import Browser, Locator, Page
 
-from tests.waiting import until
+from rankscope.backends.conformance.waiting import until
 from tests.widgets.bare_page import ARTIFACTS
 from tools import kernelspec
 
@@ -191,11 +191,18 @@ class Lab:
             stderr=subprocess.STDOUT,
         )
         info = runtime / f"jpserver-{self._server.pid}.json"
-        try:
-            until(lambda: info.exists() or self._server.poll() is not None, 90)
+
+        def url() -> str | None:
+            """Return the server's address; ``None`` before the file is complete."""
             if self._server.poll() is not None:
                 raise AssertionError((folder / "server.log").read_text()[-3000:])
-            self.url = json.loads(info.read_text())["url"]
+            try:
+                return str(json.loads(info.read_text(encoding="utf-8"))["url"])
+            except (FileNotFoundError, ValueError):
+                return None
+
+        try:
+            self.url = until(url, 90)
         except BaseException:
             self.close()
             raise

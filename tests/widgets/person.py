@@ -6,7 +6,7 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from tests.waiting import until
+from rankscope.backends.conformance.waiting import until
 from tests.widgets.bare_page import ARTIFACTS
 
 if TYPE_CHECKING:

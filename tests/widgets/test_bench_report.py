@@ -65,7 +65,7 @@ def test_columns_rows_and_slices() -> None:
     assert REPORT[0].backend == "gloo"
     assert isinstance(REPORT[:2], BenchReport)
     assert len(REPORT) == 24
-    assert REPORT.to_dicts()[0]["count"] == 256
+    assert REPORT[0].count == 256
     with pytest.raises(KeyError, match="no column 'bus'; there are backend, op"):
         REPORT["bus"]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.waiting import until
+from rankscope.backends.conformance.waiting import until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -62,7 +62,7 @@ def test_a_rank_that_is_missing(person: Person) -> None:
     person.shot("02-in-flight")
     said = person.verdict("^Missing ranks")
     assert "Rank 2 has not entered: it left cell" in said
-    assert re.search(r"ranks 0, 1, 3 wait in cell \d+ line 4 all_reduce #2", said)
+    assert re.search(r"ranks 0–1, 3 wait in cell \d+ line 4 all_reduce #2", said)
     waits = "waits for rank 2"
     assert person.column("verdict") == [waits, waits, "not entered", waits]
     assert person.notebook.is_running("missing")
@@ -93,7 +93,7 @@ def test_two_operations_that_do_not_match(person: Person) -> None:
     person.run("mismatch")
     said = person.verdict("^Op mismatch")
     assert re.search(r"Rank 1 is at cell \d+ line 4 broadcast", said)
-    assert re.search(r"ranks 0, 2, 3 are at cell \d+ line 6 all_reduce", said)
+    assert re.search(r"ranks 0, 2–3 are at cell \d+ line 6 all_reduce", said)
     assert person.column("verdict")[1] == "other op"
     person.shot("07-mismatch")
     person.abort("mismatch")

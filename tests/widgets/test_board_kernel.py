@@ -122,7 +122,7 @@ def page(_module_leaves_nothing: None) -> Iterator[FrontEnd]:
             lambda m: (
                 m["msg_type"] == "comm_open"
                 and m["content"]["data"]["state"].get("_anywidget_id")
-                == "rankscope.widgets.board.Board"
+                == "rankscope.widgets.board.widget.Board"
                 and m["content"]["comm_id"]
             )
         )

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from rankscope.backends.diagnosis import Fault, Verdict
+from rankscope.backends.observe.diagnosis import Fault, Verdict
 from rankscope.engines import ClusterStatus, RankStatus
-from rankscope.engines.seats import Seat
-from rankscope.widgets.board_html import board_html
-from rankscope.widgets.board_model import BoardModel, Message
-from rankscope.widgets.board_text import board_text
+from rankscope.engines.cluster.rank_slots import RankSlot
+from rankscope.widgets.board.html import board_html
+from rankscope.widgets.board.model import BoardModel, Message
+from rankscope.widgets.board.text import board_text
 from tests.widgets import simulated
 from tests.widgets.statuses import cluster, group, op, rank
 
 
 def model(*ranks: RankStatus, now: float = 100.0) -> BoardModel:
     found = BoardModel()
-    found.take(cluster(*ranks), now)
+    found.update(cluster(*ranks), now)
     found.delta()
     return found
 
@@ -140,7 +140,7 @@ class TestGroups:
     def test_a_group_that_is_gone_has_no_tab(self) -> None:
         found = model(rank(0, group(), group("tp", (0,))))
         page = Page(found.full())
-        found.take(cluster(rank(0, group())), 101.0)
+        found.update(cluster(rank(0, group())), 101.0)
         page.take(found.delta())
         assert [one["name"] for one in page.state["groups"]] == ["default"]
         assert page.state == {**found.full(), "rows": page.state["rows"]}
@@ -156,7 +156,7 @@ class TestLag:
     def test_ranks_in_step_are_never_behind(self) -> None:
         found = model(*self.ranks(10, 12, 11))
         for step in range(1, 40):
-            found.take(
+            found.update(
                 cluster(*self.ranks(10 + step, 12 + step, 11 + step)), 100 + step / 10
             )
             found.delta()
@@ -164,7 +164,7 @@ class TestLag:
 
     def test_one_that_stands_still_is_behind(self) -> None:
         found = model(*self.ranks(10, 12, 12))
-        found.take(cluster(*self.ranks(10, 12, 12)), 101.5)
+        found.update(cluster(*self.ranks(10, 12, 12)), 101.5)
         found.delta()
         rows = found.groups[0].rows()
         assert rows[0]["lag"] == 2
@@ -172,13 +172,13 @@ class TestLag:
 
     def test_who_has_waited_is_not_late_when_another_goes_on(self) -> None:
         found = model(*self.ranks(10, 10))
-        found.take(cluster(*self.ranks(10, 11)), 160.0)
+        found.update(cluster(*self.ranks(10, 11)), 160.0)
         found.delta()
         assert "lag" not in found.groups[0].row(0)
 
     def test_a_new_generation_begins_anew(self) -> None:
         found = model(*self.ranks(10, 12))
-        found.take(cluster(*self.ranks(0, 0)), 105.0)
+        found.update(cluster(*self.ranks(0, 0)), 105.0)
         found.delta()
         assert all("lag" not in row for row in found.groups[0].rows().values())
 
@@ -209,7 +209,7 @@ class TestBanner:
     def test_a_verdict_goes_before_everything(self) -> None:
         status, verdicts = simulated.hang(4, 2)
         found = model(*status.ranks)
-        found.judge(verdicts)
+        found.show_verdicts(verdicts)
         banner = found.banner()
         assert (banner.mood, banner.title) == ("error", "Missing ranks")
         assert banner.text.startswith("Rank 2 has not entered: its cell has ended")
@@ -218,13 +218,15 @@ class TestBanner:
         assert rows[2]["verdict"] == "not entered"
         assert rows[2]["blame"] == 1
         assert rows[0]["verdict"] == "waits for rank 2"
-        found.judge([])
+        found.show_verdicts([])
         found.delta()
         assert all("verdict" not in row for row in found.groups[0].rows().values())
 
     def test_a_verdict_of_another_group_leaves_rows_alone(self) -> None:
         found = model(rank(0, group()))
-        found.judge([Verdict(Fault.RANK_DEAD, "tp", (0,), (), "", 0, "rank 0 is dead")])
+        found.show_verdicts(
+            [Verdict(Fault.RANK_DEAD, "tp", (0,), (), "", 0, "rank 0 is dead")]
+        )
         found.delta()
         assert "verdict" not in found.groups[0].row(0)
 
@@ -237,7 +239,9 @@ class TestBanner:
         }
         for fault in Fault:
             found = model(at_fault.get(fault, rank(0, group())), waits)
-            found.judge([Verdict(fault, "default", (0,), (1,), now.op, 14, "why")])
+            found.show_verdicts(
+                [Verdict(fault, "default", (0,), (1,), now.op, 14, "why")]
+            )
             found.delta()
             assert found.groups[0].row(0)["verdict"]
             assert found.banner().title == fault.value.capitalize()
@@ -245,10 +249,10 @@ class TestBanner:
     def test_a_verdict_goes_when_what_it_explains_is_over(self) -> None:
         status, verdicts = simulated.hang(4, 2)
         found = model(*status.ranks)
-        found.judge(verdicts)
+        found.show_verdicts(verdicts)
         found.delta()
         assert found.verdicts
-        found.take(cluster(*(rank(n, group()) for n in range(4))), 107.0)
+        found.update(cluster(*(rank(n, group()) for n in range(4))), 107.0)
         found.delta()
         assert found.verdicts == ()
         assert found.banner().title == "Idle"
@@ -272,23 +276,24 @@ class TestBanner:
     def test_silence(self) -> None:
         found = model(rank(0, group()), rank(1, group(), heartbeat_age=4.0))
         assert found.banner().title == "No answer"
+        assert "sent no status lately" in found.banner().text
 
     def test_the_end(self) -> None:
         found = BoardModel()
-        found.take(cluster(rank(0, group()), state="stopped"), 1.0)
+        found.update(cluster(rank(0, group()), state="stopped"), 1.0)
         assert found.banner().title == "Ended"
 
 
 class TestMessages:
     def test_nothing_new_is_no_message(self) -> None:
         found = model(rank(0, group()))
-        found.take(cluster(rank(0, group(), heartbeat_age=0.7)), 100.4)
+        found.update(cluster(rank(0, group(), heartbeat_age=0.7)), 100.4)
         assert found.delta() is None
 
     def test_only_what_changed_travels(self) -> None:
         found = model(*(rank(n, group()) for n in range(4)))
         done = group(completed=op(seq=15), enqueued=op(seq=15), issued=15)
-        found.take(cluster(rank(2, done)), 100.1, size=4)
+        found.update(cluster(rank(2, done)), 100.1, size=4)
         message = found.delta()
         assert message is not None
         assert message.keys() == {"type", "v", "now", "rows"}
@@ -300,24 +305,24 @@ class TestMessages:
             return cluster(rank(0, one, heartbeat_age=age))
 
         found = BoardModel()
-        found.take(at(2.0, 0.05), 100.0)
+        found.update(at(2.0, 0.05), 100.0)
         found.delta()
         for step in range(1, 20):
             # One second later, and the message a little longer on its way.
-            found.take(at(2.0 + step, 0.05 + step % 3 / 20), 100.0 + step)
+            found.update(at(2.0 + step, 0.05 + step % 3 / 20), 100.0 + step)
             assert found.delta() is None
 
     def test_a_page_that_takes_deltas_knows_what_a_new_one_knows(self) -> None:
         simulation = simulated.Simulation(8)
         found = BoardModel()
-        found.take(simulation.step(), 0.0)
+        found.update(simulation.step(), 0.0)
         page = Page(found.full())
         status, verdicts = simulated.hang(8, 3)
         scenes = [simulation.step([step % 8, 5]) for step in range(20)]
         scenes += [status, cluster(rank(1), rank(4, state="dead", reason="x")), status]
         for step, scene in enumerate(scenes):
-            found.judge(verdicts if step % 4 == 3 else [])
-            found.take(scene, step / 10, size=8)
+            found.show_verdicts(verdicts if step % 4 == 3 else [])
+            found.update(scene, step / 10, size=8)
             page.take(found.delta())
             assert Page(found.full()).state["rows"] == page.state["rows"]
             assert Page(found.full()).state["banner"] == page.state["banner"]
@@ -325,10 +330,10 @@ class TestMessages:
     def test_size_does_not_grow_with_the_number_of_ops(self) -> None:
         simulation = simulated.Simulation(16)
         found = BoardModel()
-        found.take(simulation.step(), 0.0)
+        found.update(simulation.step(), 0.0)
         sizes = []
         for step in range(1, 200):
-            found.take(simulation.step(), step / 10)
+            found.update(simulation.step(), step / 10)
             sizes.append(len(json.dumps(found.delta())))
         assert max(sizes[-20:]) < 1.2 * max(sizes[:20])
 
@@ -381,13 +386,15 @@ class TestHostile:
         }
 
     def show(self, summary: Any) -> BoardModel:
-        seats = [
-            Seat(number, number, "u", 4000 + number, "node", "", 0, heard=100.0)
+        slots = [
+            RankSlot(
+                number, number, "u", 4000 + number, "node", "", 0, summary_at=100.0
+            )
             for number in range(2)
         ]
-        seats[0].summary = self.summary()
-        seats[1].summary = summary
-        found = model(*(seat.status(100.0) for seat in seats))
+        slots[0].summary = self.summary()
+        slots[1].summary = summary
+        found = model(*(slot.status(100.0) for slot in slots))
         json.dumps(found.full(), allow_nan=False)
         html = board_html(found, "12:00:00", "name")
         assert "<img" not in html
@@ -427,8 +434,8 @@ class TestTextAndHtml:
     def test_text(self) -> None:
         status, verdicts = simulated.hang(4, 2)
         found = model(*status.ranks)
-        found.take(status, 101.5)
-        found.judge(verdicts)
+        found.update(status, 101.5)
+        found.show_verdicts(verdicts)
         found.delta()
         lines = board_text(found, width=100).splitlines()
         assert lines[0] == "4 ranks · local · cpu:gloo · cluster c-1"
@@ -444,7 +451,7 @@ class TestTextAndHtml:
     def test_columns_go_until_it_fits(self, width: int) -> None:
         status, verdicts = simulated.hang(4, 2)
         found = model(*status.ranks)
-        found.judge(verdicts)
+        found.show_verdicts(verdicts)
         found.delta()
         table = board_text(found, width).splitlines()[4:]
         assert max(map(len, table)) <= width
@@ -453,7 +460,7 @@ class TestTextAndHtml:
     def test_among_many_those_that_stand_out_are_shown(self) -> None:
         status, verdicts = simulated.hang(256, 137)
         found = model(*status.ranks)
-        found.judge(verdicts)
+        found.show_verdicts(verdicts)
         found.delta()
         text = board_text(found)
         assert "not entered" in text
@@ -462,7 +469,7 @@ class TestTextAndHtml:
     def test_html_says_the_same(self) -> None:
         status, verdicts = simulated.hang(4, 2)
         found = model(*status.ranks)
-        found.judge(verdicts)
+        found.show_verdicts(verdicts)
         found.delta()
         html = board_html(found, "12:00:00", "the-board")
         assert 'class="rankscope-board the-board"' in html

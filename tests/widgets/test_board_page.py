@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.backends.diagnosis import Verdict
+from rankscope.backends.conformance.waiting import until
+from rankscope.backends.observe.diagnosis import Verdict
 from rankscope.engines import ClusterStatus
-from rankscope.widgets.board_html import board_html
-from rankscope.widgets.board_model import BoardModel
-from rankscope.widgets.timeline_model import timeline
-from tests.waiting import until
+from rankscope.widgets.board.html import board_html
+from rankscope.widgets.board.model import BoardModel
+from rankscope.widgets.board.timeline import timeline
 from tests.widgets import simulated, statuses
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Scene:
 
         self.model = BoardModel()
         self.now = 100.0
-        self.model.take(statuses.cluster(*_idle(4)), self.now)
+        self.model.update(statuses.cluster(*_idle(4)), self.now)
         self.page: BarePage = BarePage(browser, snapshot=self.model.full(), **options)
         self.page.play()
 
@@ -43,8 +43,8 @@ class Scene:
     ) -> None:
         """Let the kernel take in a status and tell what changed."""
         self.now += after
-        self.model.judge(verdicts)
-        self.model.take(status, self.now)
+        self.model.show_verdicts(verdicts)
+        self.model.update(status, self.now)
         self.page.play(self.model.delta())
 
     def texts(self, name: str) -> list[str]:
@@ -143,7 +143,7 @@ class TestTable:
 
     def test_one_message_missed_is_asked_for(self, scene: Scene) -> None:
         scene.page.sent()
-        scene.model.take(simulated.Simulation(4).step(), 101.0)
+        scene.model.update(simulated.Simulation(4).step(), 101.0)
         scene.model.delta()
         scene.take(simulated.hang(4, 2)[0])
         assert {"sync": 1} in scene.page.sent()
@@ -223,6 +223,16 @@ class TestButtons:
         scene.button("Restart and rebuild").click()
         assert scene.texts("what") == ["Restart rank 3?"]
         assert scene.page.sent() == []
+
+    def test_dead_ranks_are_named_as_everywhere(self, scene: Scene) -> None:
+        group = statuses.group()
+        ranks = [
+            statuses.rank(n, group, state="idle" if n == 1 else "dead")
+            for n in range(4)
+        ]
+        scene.take(statuses.cluster(*ranks))
+        scene.button("Restart and rebuild").click()
+        assert scene.texts("what") == ["Restart ranks 0, 2–3?"]
 
     def test_the_answer_to_another_page_is_none_of_ours(self, scene: Scene) -> None:
         scene.page.play({"type": "did", "id": "other-1", "ok": True, "text": "what?"})
@@ -464,6 +474,7 @@ class TestHomes:
 
 
 class TestMany:
+    @pytest.mark.alone
     def test_256_ranks_at_ten_updates_a_second(
         self, browser: Browser, record_property: Any
     ) -> None:
@@ -475,7 +486,7 @@ class TestMany:
             status = simulation.step()
             scene.now += 0.1
             began = time.thread_time()
-            scene.model.take(status, scene.now)
+            scene.model.update(status, scene.now)
             updates.append(json.loads(json.dumps(scene.model.delta())))
             cost += time.thread_time() - began
         session = scene.page.page.context.new_cdp_session(scene.page.page)

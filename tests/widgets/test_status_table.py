@@ -7,18 +7,29 @@ from html.parser import HTMLParser
 
 import pytest
 
-from rankscope.engines import GroupStatus, RankStatus
-from rankscope.widgets import StatusTable
-from rankscope.widgets.status_table import COLUMNS, sections
+from rankscope.engines import ClusterStatus, GroupStatus, RankStatus
+from rankscope.widgets import StatusTable, status_table
+from rankscope.widgets.board.model import BoardModel
+from rankscope.widgets.status_table import COLUMNS
+from rankscope.widgets.tables import Row, Section
 from tests.widgets.statuses import cluster, group, op, rank
 
-WAITING = op(state="started", elapsed=3.24, source="cell 7 line 3")
+# 0.2 s before the rank was last heard of.
+WAITING = op(state="started", elapsed=3.04, source="cell 7 line 3")
+
+
+def sections(status: ClusterStatus) -> list[Section]:
+    return status_table.sections(BoardModel.of(status))
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    return tuple(row.texts[column.key] for column in COLUMNS)
 
 
 def state_of(one: RankStatus) -> tuple[str, str]:
     (section,) = sections(cluster(one))
     (row,) = section.rows
-    return row.cells[5], row.mood
+    return row.texts["state"], row.mood
 
 
 @pytest.mark.parametrize(
@@ -26,15 +37,15 @@ def state_of(one: RankStatus) -> tuple[str, str]:
     [
         (rank(0, group()), "idle", "calm"),
         (rank(0), "idle", "calm"),
-        (rank(0, group(), state="busy", busy_for=12.0, cell=7), "busy · 12 s · cell 7",
-         "working"),
+        (rank(0, group(), state="busy", busy_for=12.0, cell=7), "in cell 7 · 12 s",
+         "busy"),
         (rank(0, group(oldest=WAITING), state="busy"),
          "in all_reduce #14 · 3.2 s · cell 7 line 3", "working"),
-        (rank(0, group(oldest=op(state="scheduled", elapsed=0.5))),
+        (rank(0, group(oldest=op(state="scheduled", elapsed=0.3))),
          "queued all_reduce #14 · 0.5 s", "working"),
         (rank(0, group(state="aborted", reason="by hand")), "aborted", "error"),
         (rank(0, group(), state="dead"), "dead", "error"),
-        (rank(0, group(), state="unreachable"), "unreachable", "error"),
+        (rank(0, group(), state="unreachable"), "no answer", "error"),
         (rank(0, group(), heartbeat_age=4.0), "silent", "warning"),
     ],
 )  # fmt: skip
@@ -47,13 +58,13 @@ def test_every_state_has_a_word_and_a_mood(
 def test_a_row_has_all_that_is_asked_for() -> None:
     view = group(enqueued=op(seq=16), started=op(seq=15), completed=op("barrier", 14))
     (section,) = sections(cluster(rank(2, view)))
-    assert [name for name, _ in COLUMNS] == [
+    assert [column.title for column in COLUMNS] == [
         "rank", "host", "pid", "engine", "device", "state", "enqueued", "started",
         "completed", "heartbeat",
     ]  # fmt: skip
-    assert section.rows[0].cells == (
-        "2", "node", "4002", "12", "cpu", "idle", "#16 all_reduce", "#15 all_reduce",
-        "#14 barrier", "0.2 s",
+    assert cells(section.rows[0]) == (
+        "2", "node", "4002", "12", "cpu:gloo", "idle", "#16 all_reduce",
+        "#15 all_reduce", "#14 barrier", "0.2 s",
     )  # fmt: skip
 
 
@@ -64,17 +75,16 @@ def test_each_group_has_a_section_and_the_engines_stand_in_the_first() -> None:
     assert (first.title, second.title) == ("default", "tp")
     assert first.facts == ("ranks 0–1", "cpu:gloo", "timeout 30 min")
     assert second.facts[-1] == "generation 2"
-    assert first.rows[0].cells[1:5] == ("node", "4000", "10", "cpu")
-    assert second.rows[0].cells[1:5] == ("", "", "", "")
+    assert cells(first.rows[0])[1:5] == ("node", "4000", "10", "cpu:gloo")
+    assert cells(second.rows[0])[1:5] == ("", "", "", "")
 
 
 def test_groups_of_one_name_on_other_ranks_are_told_apart() -> None:
     low, high = group("dp", (0, 1)), group("dp", (2, 3))
     status = cluster(rank(0, low), rank(1, low), rank(2, high), rank(3, high))
-    assert [section.facts[0] for section in sections(status)] == [
-        "ranks 0–1",
-        "ranks 2–3",
-    ]
+    found = sections(status)
+    assert [section.facts[0] for section in found] == ["ranks 0–1", "ranks 2–3"]
+    assert [section.title for section in found] == ["dp (0-1)", "dp (2-3)"]
 
 
 def test_a_dead_rank_and_an_abort_are_explained_below_their_group() -> None:
@@ -102,7 +112,7 @@ def test_one_abort_at_two_times_is_one_note() -> None:
 def test_a_rank_without_groups_is_seen() -> None:
     status = cluster(rank(0, group()), rank(1, heartbeat_age=None))
     assert [section.title for section in sections(status)] == ["default", "no group"]
-    assert sections(status)[1].rows[0].cells[-1] == "–"
+    assert cells(sections(status)[1].rows[0])[-1] == "–"
 
 
 def test_the_columns_of_the_text_are_aligned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +156,7 @@ def test_html_says_what_the_text_says() -> None:
     words = " ".join(parser.words)
     for section in sections(status):
         for row in section.rows:
-            assert all(cell in words for cell in row.cells)
+            assert all(cell in words for cell in cells(row))
         assert all(note in words for note in section.notes)
     assert "<b>" in words
 

@@ -1,0 +1,190 @@
+"""The coalescing manager: ops are captured in Python and issued once, at exit.
+
+Semantics of ``torch.distributed``'s ``_coalescing_manager``, for every backend.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+from ..groups.api import Group, resolve_group
+from ..groups.process_group import ProcessGroup
+from ..work.composite import join
+from ..work.op_type import OpType
+from ..work.reduce_op import ReduceOp
+from ..work.work import Work
+from .arguments import Array
+from .data_movement import all_gather_into_tensor
+from .point_to_point import irecv, isend
+from .reductions import all_reduce, reduce_scatter_tensor
+
+__all__ = [
+    "CoalescingManager",
+    "P2POp",
+    "all_gather_into_tensor_coalesced",
+    "all_reduce_coalesced",
+    "batch_isend_irecv",
+    "coalescing_manager",
+    "reduce_scatter_tensor_coalesced",
+]
+
+
+class CoalescingManager:
+    """The batch of one `coalescing_manager` block.
+
+    `works` are the Works the backends were asked for at exit: one for each
+    run of ops that became one call.
+    """
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self.group = group
+        self.works: list[Work] = []
+        self._work: Work | None = None
+
+    @property
+    def work(self) -> Work:
+        """One Work for the whole batch; that of an empty batch is completed."""
+        if self._work is None:
+            self._work = (
+                self.works[0]
+                if len(self.works) == 1
+                else join(self.works, OpType.COALESCED)
+            )
+        return self._work
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        """Wait for the whole batch, as `Work.wait` does."""
+        return self.work.wait(timeout)
+
+    def is_completed(self) -> bool:
+        """Whether the whole batch is over."""
+        return self.work.is_completed()
+
+    def __repr__(self) -> str:
+        return f"<CoalescingManager of {self.group.name!r}: {self.works}>"
+
+
+@contextlib.contextmanager
+def coalescing_manager(
+    group: Group = None, device: Any = None, async_ops: bool = False
+) -> Iterator[CoalescingManager]:
+    """Coalesce the ops that this thread issues on `group` within the block.
+
+    Ops are checked where they are written and issued at the end of the block,
+    in order: runs of all_reduce (of one reduction), all_gather_into_tensor
+    and reduce_scatter_tensor as one backend call each, sends and receives as
+    one batch. The whole batch has one sequence number, each op its ``op_id``.
+
+    ``async_ops=True``: wait for the batch with ``cm.wait()``; else the end of
+    the block waits. What an op inside returns with ``async_op=True`` may be
+    waited for after the block. If the body raises, nothing is issued. A block
+    inside a block on the same group joins it; ops on another group go their
+    usual way. `device` is accepted for c10d's signature.
+    """
+    pg = resolve_group(group, "coalescing_manager")
+    manager = CoalescingManager(pg)
+    with pg.capture() as batch:
+        yield manager
+    if batch is None:  # the outer block issues it
+        return
+    manager.works = pg.issue_batch(batch)
+    if async_ops:
+        manager.work.detach()
+    else:
+        manager.wait()
+
+
+class P2POp:
+    """One send or receive of `batch_isend_irecv`.
+
+    `op` is :func:`isend` or :func:`irecv`, `peer` a global rank, `group_peer`
+    a rank in the group instead.
+    """
+
+    def __init__(
+        self,
+        op: Callable[..., Work],
+        tensor: Array,
+        peer: int | None = None,
+        group: Group = None,
+        tag: int = 0,
+        group_peer: int | None = None,
+    ) -> None:
+        if op not in (isend, irecv):
+            raise ValueError(f"P2POp: op is {op!r}; expected isend or irecv")
+        self.op = op
+        self.tensor = tensor
+        self.peer = peer
+        self.group = group
+        self.tag = tag
+        self.group_peer = group_peer
+
+    def __repr__(self) -> str:
+        peer = self.peer if self.peer is not None else f"group rank {self.group_peer}"
+        return f"<P2POp {self.op.__name__} {peer}, tag {self.tag}>"
+
+
+def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
+    """Issue sends and receives of one group as one batch; return its Works.
+
+    When ``wait()`` of every Work returned has returned, the data is there.
+    Their order does not matter: a batch cannot deadlock with the peers'.
+    """
+    ops = list(p2p_op_list)
+    if not ops or not all(isinstance(op, P2POp) for op in ops):
+        raise ValueError(
+            f"batch_isend_irecv: p2p_op_list is {p2p_op_list!r}; expected at least "
+            "one P2POp, and nothing else"
+        )
+    groups = {id(resolve_group(op.group, "batch_isend_irecv")) for op in ops}
+    if len(groups) > 1:
+        raise ValueError(
+            "batch_isend_irecv: the ops are on different groups; expected one group"
+        )
+    with coalescing_manager(ops[0].group, async_ops=True) as manager:
+        for op in ops:
+            op.op(op.tensor, op.peer, op.group, op.tag, op.group_peer)
+    return manager.works
+
+
+def all_reduce_coalesced(
+    tensors: Sequence[Array],
+    op: ReduceOp = ReduceOp.SUM,
+    group: Group = None,
+    async_op: bool = False,
+) -> Work | None:
+    """:func:`all_reduce` of each of `tensors`, in one call; all are of one device."""
+    with coalescing_manager(group, async_ops=True) as manager:
+        for tensor in tensors:
+            all_reduce(tensor, op, group, async_op=True)
+    return manager.work.finish(async_op)
+
+
+def all_gather_into_tensor_coalesced(
+    output_tensors: Sequence[Array],
+    input_tensors: Sequence[Array],
+    group: Group = None,
+    async_op: bool = False,
+) -> Work | None:
+    """:func:`all_gather_into_tensor` of each pair, in one call."""
+    with coalescing_manager(group, async_ops=True) as manager:
+        for output, tensor in zip(output_tensors, input_tensors, strict=True):
+            all_gather_into_tensor(output, tensor, group, async_op=True)
+    return manager.work.finish(async_op)
+
+
+def reduce_scatter_tensor_coalesced(
+    output_tensors: Sequence[Array],
+    input_tensors: Sequence[Array],
+    op: ReduceOp = ReduceOp.SUM,
+    group: Group = None,
+    async_op: bool = False,
+) -> Work | None:
+    """:func:`reduce_scatter_tensor` of each pair, in one call."""
+    with coalescing_manager(group, async_ops=True) as manager:
+        for output, tensor in zip(output_tensors, input_tensors, strict=True):
+            reduce_scatter_tensor(output, tensor, op, group, async_op=True)
+    return manager.work.finish(async_op)

@@ -1,0 +1,321 @@
+"""Collectives that move arrays without arithmetic, and the barrier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..devices.arrays import check_dtypes, check_list, check_size, device_type
+from ..devices.cuda_device import device_index
+from ..groups.api import Group, resolve_group
+from ..interface.op import Op
+from ..work.op_type import OpType
+from ..work.work import Work
+from .arguments import (
+    Array,
+    Place,
+    check_equal_sizes,
+    check_own_part,
+    check_same,
+    take,
+    take_device,
+    take_list,
+    take_on,
+    take_peer,
+    take_root_list,
+    take_splits,
+)
+
+__all__ = [
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "gather",
+    "scatter",
+]
+
+
+def broadcast(
+    tensor: Array,
+    src: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> Work | None:
+    """Copy `tensor` of rank `src` into every other rank's `tensor`."""
+    pg = resolve_group(group, "broadcast")
+    root = take_peer(pg, src, group_src, "src", "broadcast")
+    array, device = take(
+        tensor, "tensor", OpType.BROADCAST, pg, writable=pg.rank != root
+    )
+    return pg.issue(
+        Op(
+            OpType.BROADCAST,
+            device,
+            (array,),
+            (array, root),
+            peer=root,
+            result=array,
+        )
+    ).finish(async_op)
+
+
+def all_gather(
+    tensor_list: Sequence[Array],
+    tensor: Array,
+    group: Group = None,
+    async_op: bool = False,
+) -> Work | None:
+    """``tensor_list[r]`` becomes `tensor` of rank r, on every rank.
+
+    Sizes may differ from rank to rank; ``tensor_list[r]`` has the size of
+    rank r's `tensor`. `tensor` is not changed.
+    """
+    pg = resolve_group(group, "all_gather")
+    where = Place(OpType.ALL_GATHER, pg)
+    array, device = take(tensor, "tensor", OpType.ALL_GATHER, pg, writable=False)
+    outputs = take_list(tensor_list, "tensor_list", OpType.ALL_GATHER, pg, device)
+    check_same([array, *outputs], "tensor", "tensor_list", where)
+    check_size(
+        outputs[pg.rank],
+        f"tensor_list[{pg.rank}]",
+        array.size,
+        "the size of this rank's tensor",
+        where,
+    )
+    return pg.issue(
+        Op(
+            OpType.ALL_GATHER,
+            device,
+            (array, *outputs),
+            (outputs, array),
+            result=outputs,
+        )
+    ).finish(async_op)
+
+
+def all_gather_into_tensor(
+    output_tensor: Array,
+    input_tensor: Array,
+    group: Group = None,
+    async_op: bool = False,
+) -> Work | None:
+    """`output_tensor` becomes all ranks' `input_tensor`, one after the other.
+
+    `output_tensor` has world-size times the elements of `input_tensor`, whose
+    size is the same on all ranks.
+    """
+    pg = resolve_group(group, "all_gather_into_tensor")
+    kind = OpType.ALL_GATHER_INTO_TENSOR
+    where = Place(kind, pg)
+    array, device = take(input_tensor, "input_tensor", kind, pg, writable=False)
+    output = take_on(output_tensor, "output_tensor", kind, pg, device)
+    check_dtypes([array, output], ["input_tensor", "output_tensor"], where)
+    check_size(
+        output,
+        "output_tensor",
+        array.size * pg.size(),
+        f"{pg.size()} ranks times {array.size} elements of input_tensor",
+        where,
+    )
+    return pg.issue(
+        Op(
+            kind,
+            device,
+            (array, output),
+            (output, array),
+            result=output,
+        )
+    ).finish(async_op)
+
+
+def gather(
+    tensor: Array,
+    gather_list: Sequence[Array] | None = None,
+    dst: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Work | None:
+    """On rank `dst` (default 0), ``gather_list[r]`` becomes `tensor` of rank r.
+
+    `gather_list` is given on `dst` and nowhere else; all arrays have one size.
+    """
+    pg = resolve_group(group, "gather")
+    where = Place(OpType.GATHER, pg)
+    root = take_peer(pg, dst, group_dst, "dst", "gather", default=0)
+    array, device = take(tensor, "tensor", OpType.GATHER, pg, writable=False)
+    outputs = take_root_list(
+        gather_list, "gather_list", OpType.GATHER, pg, device, root
+    )
+    if outputs is not None:
+        check_same([array, *outputs], "tensor", "gather_list", where)
+        check_equal_sizes(outputs, "gather_list", array.size, "tensor", where)
+    return pg.issue(
+        Op(
+            OpType.GATHER,
+            device,
+            (array, *(outputs or ())),
+            (array, outputs, root),
+            peer=root,
+            result=outputs,
+        )
+    ).finish(async_op)
+
+
+def scatter(
+    tensor: Array,
+    scatter_list: Sequence[Array] | None = None,
+    src: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> Work | None:
+    """`tensor` becomes ``scatter_list[rank]`` of rank `src` (default 0).
+
+    `scatter_list` is given on `src` and nowhere else; all arrays have one
+    size. The entries are not changed.
+    """
+    pg = resolve_group(group, "scatter")
+    where = Place(OpType.SCATTER, pg)
+    root = take_peer(pg, src, group_src, "src", "scatter", default=0)
+    array, device = take(tensor, "tensor", OpType.SCATTER, pg)
+    inputs = take_root_list(
+        scatter_list, "scatter_list", OpType.SCATTER, pg, device, root, writable=False
+    )
+    if inputs is not None:
+        check_same([array, *inputs], "tensor", "scatter_list", where)
+        check_equal_sizes(inputs, "scatter_list", array.size, "tensor", where)
+    return pg.issue(
+        Op(
+            OpType.SCATTER,
+            device,
+            (*(inputs or ()), array),
+            (array, inputs, root),
+            peer=root,
+            result=array,
+        )
+    ).finish(async_op)
+
+
+def all_to_all(
+    output_tensor_list: Sequence[Array],
+    input_tensor_list: Sequence[Array],
+    group: Group = None,
+    async_op: bool = False,
+) -> Work | None:
+    """``output_tensor_list[r]`` becomes ``input_tensor_list[rank]`` of rank r.
+
+    Sizes may differ; each output has the size of the input that it receives.
+    The inputs are not changed.
+    """
+    pg = resolve_group(group, "all_to_all")
+    kind = OpType.ALL_TO_ALL
+    where = Place(kind, pg)
+    check_list(input_tensor_list, "input_tensor_list", pg.size(), where)
+    device = device_type(input_tensor_list[0], "input_tensor_list[0]", where)
+    inputs = take_list(
+        input_tensor_list, "input_tensor_list", kind, pg, device, writable=False
+    )
+    outputs = take_list(output_tensor_list, "output_tensor_list", kind, pg, device)
+    check_dtypes(
+        [*inputs, *outputs],
+        [
+            *(f"input_tensor_list[{i}]" for i in range(pg.size())),
+            *(f"output_tensor_list[{i}]" for i in range(pg.size())),
+        ],
+        where,
+    )
+    check_own_part(outputs[pg.rank].size, inputs[pg.rank].size, pg, where)
+    return pg.issue(
+        Op(
+            kind,
+            device,
+            (*inputs, *outputs),
+            (outputs, inputs),
+            result=outputs,
+        )
+    ).finish(async_op)
+
+
+def all_to_all_single(
+    output: Array,
+    input: Array,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: Group = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Split `input` along dimension 0, send part r to rank r, concatenate in `output`.
+
+    Split sizes count rows of dimension 0, one entry per rank; without them
+    the array is split evenly, and its dimension 0 must be divisible by the
+    world size. `input` is not changed.
+    """
+    pg = resolve_group(group, "all_to_all_single")
+    kind = OpType.ALL_TO_ALL_SINGLE
+    where = Place(kind, pg)
+    source, device = take(input, "input", kind, pg, writable=False)
+    target = take_on(output, "output", kind, pg, device)
+    check_dtypes([source, target], ["input", "output"], where)
+    sends = take_splits(source, input_split_sizes, "input", pg, where)
+    receives = take_splits(target, output_split_sizes, "output", pg, where)
+    if source.shape[1:] != target.shape[1:]:
+        raise ValueError(
+            f"{where}: output has shape {tuple(target.shape)}, input "
+            f"{tuple(source.shape)}; expected the same shape after dimension 0"
+        )
+    check_own_part(receives[pg.rank], sends[pg.rank], pg, where)
+    return pg.issue(
+        Op(
+            kind,
+            device,
+            (source, target),
+            (target, source, receives, sends),
+            result=target,
+        )
+    ).finish(async_op)
+
+
+def barrier(
+    group: Group = None,
+    async_op: bool = False,
+    device_ids: Sequence[int] | None = None,
+    device: Any = None,
+) -> Work | None:
+    """Block until every rank of the group has entered.
+
+    `device` is the device type whose backend does it (default: the group's
+    first): ``'cuda'``, ``'cuda:0'`` or a ``torch.device``, of which the type
+    counts. `device_ids` names the one CUDA device to do it on, ``[0]``, where the
+    group has a backend for ``cuda`` and none of its ops has said so before.
+    """
+    pg = resolve_group(group, "barrier")
+    where = Place(OpType.BARRIER, pg)
+    kind, index = pg.first_device(), None
+    if device is not None:
+        kind, index = take_device(device, where)
+    if device_ids is not None:
+        if len(device_ids) != 1:
+            raise ValueError(f"{where}: device_ids={device_ids!r}; expected one device")
+        kind, index = "cuda", device_index(device_ids[0], str(where))
+
+    return pg.issue(_Barrier(kind, index)).finish(async_op)
+
+
+class _Barrier(Op):
+    """A barrier of a device type, on the device `index` where one is given."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, device: str, index: int | None) -> None:
+        super().__init__(OpType.BARRIER, device, (), ())
+        self.index = index
+
+    def start(self) -> Work:
+        if self.index is not None:
+            self.backend.prepare(index=self.index)
+        return super().start()

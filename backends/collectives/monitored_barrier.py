@@ -1,0 +1,105 @@
+"""monitored_barrier: a barrier through the store that names missing ranks."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import timedelta
+
+from ..errors import DistBackendError, DistError, DistStoreTimeoutError
+from ..groups.api import Group, as_seconds, resolve_group
+from ..groups.process_group import ProcessGroup
+from ..rank_sets import name_ranks
+from ..work.op_type import OpType
+from ..work.state import WorkState
+from ..work.work import Work
+
+__all__ = ["monitored_barrier"]
+
+# Seconds of one wait on the store: between waits an abort or Ctrl-C takes effect.
+_SLICE = 0.25
+
+
+def monitored_barrier(
+    group: Group = None,
+    timeout: float | timedelta | None = None,
+    wait_all_ranks: bool = False,
+) -> None:
+    """Block until every rank has entered, or raise an error that names the missing.
+
+    If a rank has not entered within `timeout` (seconds or `timedelta`; default:
+    the group's timeout), every rank that has entered raises `DistBackendError`
+    with the first missing rank, or with `wait_all_ranks` all missing ranks. The
+    group stays usable. Rank 0 of the group collects, as in
+    ``torch.distributed``.
+    """
+    pg = resolve_group(group, "monitored_barrier")
+    seconds = (
+        pg.timeout if timeout is None else as_seconds(timeout, "monitored_barrier")
+    )
+    work = pg.enter(OpType.MONITORED_BARRIER, seconds, 0)
+    try:
+        if pg.rank == 0:
+            _collect(pg, work, seconds, wait_all_ranks)
+        else:
+            _report(pg, work, seconds)
+    except DistError as error:
+        work.mark_failed(error)
+    except BaseException as error:
+        work.mark_failed(error, WorkState.ABORTED)
+        raise
+    else:
+        work.mark_completed()
+    work.wait()
+
+
+def _collect(pg: ProcessGroup, work: Work, timeout: float, every: bool) -> None:
+    deadline = time.monotonic() + timeout
+    missing = []
+    for rank in range(1, pg.size()):
+        if not _await(pg, work, _key(work, rank), deadline):
+            missing.append(pg.ranks[rank])
+            if not every:
+                break
+    if not missing:
+        pg.store.set(_key(work, "verdict"), b"")
+        return
+    verdict = (
+        f"{work.describe()}: {name_ranks(missing)} did not reach it within "
+        f"{timeout:g} s"
+    )
+    pg.store.set(_key(work, "verdict"), json.dumps([verdict, missing]))
+    raise DistBackendError(verdict, culprits=missing)
+
+
+def _report(pg: ProcessGroup, work: Work, timeout: float) -> None:
+    pg.store.set(_key(work, pg.rank), b"1")
+    # Rank 0 may have entered last, and its own wait may last its whole timeout.
+    deadline = time.monotonic() + 2 * timeout
+    if not _await(pg, work, _key(work, "verdict"), deadline):
+        raise DistBackendError(
+            f"{work.describe()}: rank {pg.ranks[0]} did not reach it within "
+            f"{timeout:g} s",
+            culprits=[pg.ranks[0]],
+        )
+    told = pg.store.get(_key(work, "verdict"))
+    if told:
+        verdict, missing = json.loads(told)
+        raise DistBackendError(verdict, culprits=missing)
+
+
+def _key(work: Work, what: int | str) -> str:
+    return f"monitored_barrier/{work.sequence_number}/{what}"
+
+
+def _await(pg: ProcessGroup, work: Work, key: str, deadline: float) -> bool:
+    while not work.is_completed():
+        left = deadline - time.monotonic()
+        try:
+            pg.store.wait([key], timeout=max(0.0, min(_SLICE, left)))
+            return True
+        except DistStoreTimeoutError:
+            if left <= 0:
+                return False
+    work.wait()  # raises the reason of the end
+    return False

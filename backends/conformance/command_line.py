@@ -1,0 +1,177 @@
+"""``python -m rankscope.conformance``: the command line of the suite."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from ..did_you_mean import did_you_mean
+from ..interface.registry import known_backends
+from . import exact
+from .calls import OPS
+from .launch import Setup
+from .report import Printer, Report
+from .rules import LEVELS, RULES
+from .suite import LAUNCHERS, check_backend
+from .trial import Options
+
+__all__ = ["main"]
+
+_DESCRIPTION = """
+Try a backend on what Rankscope requires of every backend. Level "exact": each op
+with each dtype, reduction and size against numpy. Level "contract": ops return at
+once, run in order, end when they are aborted, write nothing afterwards and leave
+nothing behind. Level "recover": a rank dies in each op, the group is made anew, and
+works. What the backend does not claim (NotImplementedError, reduce_ops, a dtype that
+its check() refuses) is skipped, by name.
+"""
+
+_EXIT = """
+exit status: 0 every rule held or was skipped, 1 a rule failed, 2 the backend could
+not be tried.
+examples:
+  python -m rankscope.conformance gloo
+  python -m rankscope.conformance mine --module my_package -n 1-4
+  python -m rankscope.conformance mine --levels contract --ops all_reduce,barrier
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    made = argparse.ArgumentParser(
+        prog="python -m rankscope.conformance",
+        description=_DESCRIPTION,
+        epilog=_EXIT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("backend", help="the name that the backend is registered by")
+    made.add_argument(
+        "-n",
+        dest="ranks",
+        metavar="RANKS",
+        type=_ranks,
+        default=(2,),
+        help="numbers of ranks: 2 (the default), 1,2,4 or 1-4",
+    )
+    made.add_argument(
+        "--levels",
+        type=_names(LEVELS, "level"),
+        default=LEVELS,
+        metavar="LEVEL,...",
+        help=f"of {', '.join(LEVELS)}; all by default",
+    )
+    made.add_argument(
+        "--rules",
+        type=_names(tuple(dict.fromkeys(rule.name for rule in RULES)), "rule"),
+        default=(),
+        metavar="RULE,...",
+        help="names of rules, as the report has them; all by default",
+    )
+    made.add_argument(
+        "--ops",
+        type=_names(tuple(dict.fromkeys((*OPS, "send", *exact.OPS))), "op"),
+        default=(),
+        metavar="OP,...",
+        help="ops to try; all by default",
+    )
+    made.add_argument(
+        "--devices",
+        type=lambda text: tuple(text.split(",")),
+        default=("cpu",),
+        metavar="DEVICE,...",
+        help="types of devices that arrays are on: cpu (the default), cuda, ext",
+    )
+    made.add_argument(
+        "--module",
+        action="append",
+        default=[],
+        metavar="MODULE[:FUNCTION]",
+        help="module that registers the backend when it is imported, or its function "
+        "that does; not needed for a backend with an entry point",
+    )
+    made.add_argument(
+        "--arrays",
+        default="",
+        metavar="MODULE:CLASS",
+        help="class that makes arrays of the device type (see "
+        "rankscope.conformance.Arrays); by default numpy's, and cupy's for cuda",
+    )
+    made.add_argument(
+        "--timeout", type=float, default=20.0, help="seconds that an op may take"
+    )
+    made.add_argument(
+        "--abort-within",
+        type=float,
+        default=1.0,
+        metavar="SECONDS",
+        help="how soon after an abort every wait has to end (default: 1)",
+    )
+    made.add_argument(
+        "--launcher",
+        choices=sorted(LAUNCHERS),
+        default="processes",
+        help="what starts the ranks: processes (the default), mpi (mpiexec), threads "
+        "of one process (fast, for a debugger; no rank can die)",
+    )
+    return made
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    found: list[int] = []
+    try:
+        for part in text.split(","):
+            low, _, high = part.partition("-")
+            found += range(int(low), int(high or low) + 1)
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected e.g. 2, 1,2,4 or 1-4")
+    return tuple(found)
+
+
+def _names(known: Sequence[str], what: str) -> Callable[[str], tuple[str, ...]]:
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(name.strip() for name in text.split(","))
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(
+                    f"no {what} {name!r}{did_you_mean(name, known)} (known: "
+                    f"{', '.join(known)})"
+                )
+        return names
+
+    return parse
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the suite; return the exit status."""
+    given = parser().parse_args(arguments)
+    options = Options(
+        timeout=given.timeout, abort_seconds=given.abort_within, ops=given.ops
+    )
+    failed = False
+    for device in given.devices:
+        setup = Setup(given.backend, device, tuple(given.module), given.arrays, options)
+        try:
+            report: Report = check_backend(
+                setup,
+                given.ranks,
+                levels=given.levels,
+                rules=given.rules,
+                session=LAUNCHERS[given.launcher],
+                printer=Printer(),
+            )
+        except ValueError as error:
+            print(f"{error}{_hint(given.backend)}", file=sys.stderr)
+            return 2
+        if not report.held and not report.failed:
+            return 2
+        failed = failed or bool(report.failed)
+    return 1 if failed else 0
+
+
+def _hint(backend: str) -> str:
+    if backend in known_backends():
+        return ""
+    return "; give --module where the backend is registered when it is imported"

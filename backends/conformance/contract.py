@@ -1,0 +1,277 @@
+"""Level *contract*: the promises of a backend in the absence of faults."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import psutil
+
+import rankscope.backends as dist
+
+from ..errors import DistTimeoutError
+from ..work.reduce_op import ReduceOp
+from ..work.state import WorkState
+from ..work.work import Work
+from .aborts import abort_hung_op
+from .calls import claimed, first_claimed, start
+from .leaks import Snapshot
+from .trial import Rule, Trial, Unclaimed
+from .waiting import until
+
+__all__ = ["RULES"]
+
+# An op that needs every rank, so that it cannot end while one is absent.
+_JOINT = ("all_reduce", "all_gather", "all_to_all", "barrier")
+# Most seconds that a call may take that does not wait for a peer.
+_AT_ONCE = 1.0
+
+
+def _last_rank_enters_later(trial: Trial, key: str, limit: float) -> bool:
+    """On the last rank: wait until `key` is set, or `limit` s; return ``True``."""
+    if trial.rank != trial.size - 1:
+        return False
+    deadline = time.monotonic() + limit
+    while not trial.store.check([key]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return True
+
+
+def returns_at_once(trial: Trial) -> None:
+    """Ops issued while a rank is absent return a Work at once and wait for the rank."""
+    names = [name for name in claimed(trial) if name in _JOINT]
+    if not names:
+        raise Unclaimed(f"the backend does not claim {' or '.join(_JOINT)}")
+    trial.meet("start")
+    _last_rank_enters_later(trial, "issued", 4 * _AT_ONCE)
+    works: list[tuple[str, Work]] = []
+    for name in names:
+        began = time.monotonic()
+        (work,) = start(trial, name, trial.array(np.ones(1000)))
+        took = time.monotonic() - began
+        assert took < _AT_ONCE, (
+            f"the call of {name} took {took:.1f} s while rank {trial.size - 1} was "
+            "absent: a method has to return its Work at once"
+        )
+        works.append((name, work))
+    if trial.rank < trial.size - 1:
+        with contextlib.suppress(DistTimeoutError):
+            works[0][1].wait(timeout=0.1)
+        for name, work in works:
+            # Whether a barrier waits is a rule of its own.
+            assert name == "barrier" or not work.is_completed(), (
+                f"{name} was over before rank {trial.size - 1} entered it"
+            )
+    if trial.rank == 0:
+        trial.store.set("issued", b"")
+    for _, work in reversed(works):
+        assert work.wait(trial.options.timeout)
+    trial.held(len(works))
+
+
+def runs_in_order(trial: Trial) -> None:
+    """Ops in flight on one array run in the order of issue."""
+    first_claimed(trial, "all_reduce")
+    had = [ReduceOp.SUM, ReduceOp.PRODUCT]
+    expected, x = float(trial.rank + 1), trial.array([trial.rank + 1.0])
+    held = [rank + 1.0 for rank in range(trial.size)]
+    works: list[Work | None] = []
+    try:
+        # First and alone: a rank that skips the rule must leave no op in flight.
+        dist.all_reduce(trial.array([1.0]), ReduceOp.PRODUCT, group=trial.group)
+    except (TypeError, ValueError) as error:
+        raise Unclaimed(str(error)) from None
+    for op in had:
+        works.append(dist.all_reduce(x, op, group=trial.group, async_op=True))
+        expected = sum(held) if op is ReduceOp.SUM else float(np.prod(held))
+        held = [expected] * trial.size
+    many = [trial.array(np.full(1 + 37 * turn, float(turn))) for turn in range(20)]
+    for one in many:
+        works.append(dist.all_reduce(one, group=trial.group, async_op=True))
+    for work in works:
+        assert work is not None
+        work.wait(trial.options.timeout)
+    found = trial.arrays.read(x).tolist()
+    assert found == [expected], (
+        f"SUM and then PRODUCT of one array gave {found[0]:g}; in the order of issue "
+        f"they give {expected:g}"
+    )
+    for turn, one in enumerate(many):
+        np.testing.assert_array_equal(trial.arrays.read(one), float(turn * trial.size))
+    trial.held(len(works))
+
+
+def reports_start_and_end(trial: Trial) -> None:
+    """A Work is STARTED while its op runs, and its times are in order."""
+    name = first_claimed(trial, *_JOINT)
+    # A library may connect at the first op, and start none before.
+    start(trial, name, trial.array(np.ones(4)))[0].wait(trial.options.timeout)
+    trial.meet("start")
+    _last_rank_enters_later(trial, "started", trial.options.timeout)
+    try:
+        (work,) = start(trial, name, trial.array(np.ones(4)))
+        if trial.rank == 0:
+
+            def started() -> bool:
+                trial.group.summary()  # a backend may report when it is asked
+                return work.state is not WorkState.SCHEDULED
+
+            until(
+                started,
+                min(5, trial.options.timeout / 2),
+                f"{name} to be reported as started (mark_started)",
+            )
+    finally:
+        trial.store.set("started", b"")
+    work.wait(trial.options.timeout)
+    until(work.is_completed, 5, f"the end of {work!r}")
+    assert work.state is WorkState.COMPLETED
+    assert 0 < work.scheduled_ns <= work.completed_ns
+    if work.timed and work.started_ns:
+        assert work.started_ns <= work.completed_ns, (
+            f"{name} is reported to have started {work.started_ns} ns and ended "
+            f"{work.completed_ns} ns after the epoch"
+        )
+    trial.held()
+
+
+def goes_on_alone(trial: Trial) -> None:
+    """An op ends, and calls its callbacks once, while no thread waits for it."""
+    name = first_claimed(trial, *_JOINT)
+    calls: list[tuple[bool, threading.Thread]] = []
+    (work,) = start(trial, name, trial.array(np.ones(1000)))
+
+    def note(done: Work) -> None:
+        calls.append((done.is_completed(), threading.current_thread()))
+
+    work.add_done_callback(note)
+    until(lambda: calls, 5, f"the callback of {name}: no thread waits for the op")
+    work.wait(trial.options.timeout)
+
+    # A callback may issue the next op.
+    following: list[Any] = []
+
+    def follow(_: Work) -> None:
+        following.append(start(trial, name, trial.array(np.ones(3)))[0])
+
+    (work,) = start(trial, name, trial.array(np.ones(3)))
+    work.add_done_callback(follow)
+    until(lambda: following, 5, f"a callback of {name} to issue another op")
+    following[0].wait(trial.options.timeout)
+    assert [completed for completed, _ in calls] == [True], (
+        f"the callback of {name} ran {len(calls)} times"
+    )
+    trial.held()
+
+
+def destroy_in_flight(trial: Trial) -> None:
+    """A group with an op in flight is destroyed at once, and the op ends."""
+    name = first_claimed(trial, *_JOINT)
+    work: Work | None = None
+    if trial.rank < trial.size - 1:
+        (work,) = start(trial, name, trial.array(np.ones(1000)))
+        if work.is_completed():
+            trial.meet("issued")
+            raise Unclaimed(f"{name} ends without the last rank: none is in flight")
+    trial.meet("issued")
+    # A device has time to end ops whose wait() has returned.
+    limit = trial.options.abort_seconds + (15 if work and work.on_device else 0)
+    began = time.monotonic()
+    trial.close()
+    took = time.monotonic() - began
+    trial.notes["destroy_s"] = took
+    assert took < limit, f"destroy_process_group() took {took:.1f} s"
+    assert work is None or work.is_completed(), f"{work!r} after its group is gone"
+    trial.held()
+
+
+def leaves_nothing(trial: Trial) -> None:
+    """Groups that come and go leave no descriptor, thread or process behind."""
+    cycles = trial.options.cycles
+    names = [name for name in claimed(trial) if name in _JOINT]
+    name = names[0] if names else ""
+
+    def one(number: int) -> None:
+        if name and trial.size > 1 and number % 2:
+            abort_hung_op(trial, name, f"cycle {number}")
+        elif name:
+            start(trial, name, trial.array(np.ones(1000)))[0].wait()
+        if number % 4 == 0:
+            trial.meet(f"close {number}")
+            trial.close()
+            trial.open(f"cycle-{number}")
+        trial.held()
+
+    def fresh(part: str) -> None:
+        """Bring about the measured state: a new group that has run one op."""
+        trial.meet(f"close, {part}")
+        trial.close()
+        trial.open(part)
+        if name:
+            start(trial, name, trial.array(np.ones(1000)))[0].wait()
+
+    # A resource that is made once and kept is no leak.
+    warm = 4 + cycles // 10
+    for number in range(warm):
+        one(number)
+    fresh("before")
+    before, memory = _settled(trial, "before"), psutil.Process().memory_info().rss
+    for number in range(warm, warm + cycles):
+        one(number)
+    fresh("after")
+    if trial.rank == 0 or trial.own_process:
+        deadline = time.monotonic() + min(10, trial.options.timeout / 2)
+        while left := _settled(trial, "").surplus(before):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"after {cycles} cycles: {'; '.join(left)}")
+            time.sleep(0.05)
+    trial.meet("measured")
+    trial.notes["grown_mib"] = (psutil.Process().memory_info().rss - memory) / 2**20
+
+
+def _settled(trial: Trial, meeting: str) -> Snapshot:
+    if meeting:
+        trial.meet(meeting)
+    gc.collect()
+    found = Snapshot.take()
+    if meeting:
+        trial.meet(f"{meeting}, taken")
+    return found
+
+
+def _rule(name: str, promise: str, body: Any, ranks: int = 2, **more: Any) -> Rule:
+    return Rule("contract", name, promise, body, ranks, **more)
+
+
+RULES = [
+    _rule(
+        "returns at once",
+        "a method returns its Work at once, and the op waits for every rank",
+        returns_at_once,
+    ),
+    _rule("runs in order", "ops run in the order of issue", runs_in_order),
+    _rule(
+        "reports start and end",
+        "the Work of an op that runs is STARTED, and its times are in order",
+        reports_start_and_end,
+    ),
+    _rule(
+        "goes on alone",
+        "an op ends and calls its callbacks while no thread waits for it",
+        goes_on_alone,
+    ),
+    _rule(
+        "destroy in flight",
+        "a group with an op in flight is destroyed at once",
+        destroy_in_flight,
+    ),
+    _rule(
+        "leaves nothing behind",
+        "groups that come and go leave no descriptor, thread or process",
+        leaves_nothing,
+    ),
+]

@@ -1,0 +1,287 @@
+"""Level *exact*, continued: what Rankscope builds on the ops of a CPU backend.
+
+Object collectives, sparse all_reduce, coalescing and batches over `group` (by
+default the default group), each against the expected result.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import rankscope.backends as dist
+
+from ..groups.process_group import ProcessGroup
+from . import exact
+from .expect import raises
+from .trial import Rule, Trial, Unclaimed
+
+
+class Thing:
+    """An object with a large buffer, which is pickled out of band."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.data = np.full(100_000 + rank, rank)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Thing) and np.array_equal(self.data, other.data)
+
+    def __hash__(self) -> int:
+        return self.rank
+
+
+def objects(group: ProcessGroup | None = None) -> None:
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    mine: dict[str, Any] = {"rank": rank, "text": "ä" * rank, "thing": Thing(rank)}
+
+    def of(r: int) -> dict[str, Any]:
+        return {"rank": r, "text": "ä" * r, "thing": Thing(r)}
+
+    gathered: list[Any] = [None] * size
+    dist.all_gather_object(gathered, mine, group=group)
+    assert gathered == [of(r) for r in range(size)]
+
+    for root in range(size):
+        some: list[Any] = [of(root), None, root] if rank == root else [0, 0, 0]
+        dist.broadcast_object_list(some, src=root, group=group)
+        assert some == [of(root), None, root]
+
+        rows: list[Any] | None = [None] * size if rank == root else None
+        dist.gather_object(mine, rows, dst=root, group=group)
+        assert rows is None or rows == [of(r) for r in range(size)]
+
+        out: list[Any] = [None]
+        source = [of(r) for r in range(size)] if rank == root else None
+        dist.scatter_object_list(out, source, src=root, group=group)
+        assert out == [of(rank)]
+
+    if size > 1 and rank == 0:
+        dist.send_object_list([mine, 5], dst=1, group=group)
+    elif rank == 1:
+        received: list[Any] = [None, None]
+        assert dist.recv_object_list(received, src=0, group=group) == 0
+        assert received == [of(0), 5]
+
+
+def object_errors(group: ProcessGroup | None = None) -> None:
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    with raises(TypeError, match="obj cannot be pickled"):
+        dist.all_gather_object([None] * size, threading.Lock(), group=group)
+    with raises(ValueError, match=f"expected {size}"):
+        dist.all_gather_object([None] * (size + 1), 1, group=group)
+    with raises(TypeError, match="at least one entry"):
+        dist.broadcast_object_list([], 0, group=group)
+    dist.refuse_pickles()
+    try:
+        if size > 1:
+            with raises(dist.DistError, match="this rank refuses"):
+                dist.all_gather_object([None] * size, rank, group=group)
+    finally:
+        dist.refuse_pickles(False)
+    values = [None] * size
+    dist.all_gather_object(values, rank, group=group)
+    assert values == list(range(size))
+
+
+def sparse(group: ProcessGroup | None = None) -> None:
+    try:
+        import scipy.sparse as sp
+    except ImportError:
+        raise Unclaimed("scipy is not installed") from None
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+
+    def of(r: int) -> Any:
+        generator = np.random.default_rng(r)
+        dense = generator.integers(0, 3, (7, 5)) * (generator.random((7, 5)) < 0.4)
+        return dense.astype(np.float64)
+
+    wanted = np.sum([of(r) for r in range(size)], axis=0)
+    for kind in (sp.coo_array, sp.csr_array, sp.coo_matrix, sp.csr_matrix):
+        x = kind(of(rank))
+        assert dist.all_reduce(x, group=group) is None
+        np.testing.assert_array_equal(x.toarray(), wanted)
+    empty = sp.csr_array((7, 5))
+    dist.all_reduce(empty, group=group)
+    assert empty.nnz == 0
+    with raises(ValueError, match="can be summed only"):
+        dist.all_reduce(sp.csr_array(of(rank)), dist.ReduceOp.MAX, group=group)
+    with raises(TypeError, match="expected 'coo' or 'csr'"):
+        dist.all_reduce(sp.dok_array(of(rank)), group=group)
+    with raises(ValueError, match="async_op=False"):
+        dist.all_reduce(sp.csr_array(of(rank)), async_op=True, group=group)
+
+
+def coalesced(group: ProcessGroup | None = None) -> None:
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    for async_ops in (False, True):
+        arrays = [np.full(n, float(rank + n)) for n in range(1, 65)]
+        with dist.coalescing_manager(group, async_ops=async_ops) as manager:
+            for array in arrays:
+                dist.all_reduce(array, group=group)
+        manager.wait()
+        for n, array in enumerate(arrays, 1):
+            np.testing.assert_array_equal(array, sum(r + n for r in range(size)))
+
+    held = [exact.data(r, 50, "int32") for r in range(size)]
+    outputs = [np.zeros(50 * size, np.int32), np.zeros(20 * size, np.int32)]
+    inputs = [held[rank], held[rank][:20].copy()]
+    dist.all_gather_into_tensor_coalesced(outputs, inputs, group=group)
+    np.testing.assert_array_equal(outputs[0], np.concatenate(held))
+    np.testing.assert_array_equal(outputs[1], np.concatenate([h[:20] for h in held]))
+
+    wide = [exact.data(r, 6 * size, "float64") for r in range(size)]
+    narrow = [np.zeros(6), np.zeros(6)]
+    dist.reduce_scatter_tensor_coalesced(
+        narrow, [wide[rank], wide[rank] * 2], group=group
+    )
+    mine = np.sum(wide, axis=0)[rank * 6 : rank * 6 + 6]
+    np.testing.assert_array_equal(narrow[0], mine)
+    np.testing.assert_array_equal(narrow[1], mine * 2)
+
+
+def batches(group: ProcessGroup | None = None) -> None:
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    if size == 1:
+        return
+    up, down = (rank + 1) % size, (rank - 1) % size
+    for length in (1, 10, 300_000):
+        sent = np.full(length, rank)
+        got = [np.zeros(length, sent.dtype) for _ in range(2)]
+        ops = [
+            dist.P2POp(dist.irecv, got[0], down, group, 1),
+            dist.P2POp(dist.isend, sent, up, group, 1),
+            dist.P2POp(dist.isend, sent, down, group, 2),
+            dist.P2POp(dist.irecv, got[1], up, group, 2),
+        ]
+        if rank % 2:  # the order within a batch does not matter
+            ops.reverse()
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+        assert np.all(got[0] == down)
+        assert np.all(got[1] == up)
+
+
+class Elsewhere:
+    """An array of device type ``ext``: its memory is reached by copying alone."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = np.array(data)
+
+    shape = property(lambda self: self.data.shape)
+    dtype = property(lambda self: self.data.dtype)
+    size = property(lambda self: self.data.size)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 12, 0
+
+
+def staged() -> None:
+    """``ext`` arrays on a backend for host memory; the group has to name ``ext``."""
+    dist.register_staging(
+        "ext",
+        lambda array: array.data.copy(),
+        lambda host, array: np.copyto(array.data, host),
+    )
+    rank, size = dist.get_rank(), dist.get_world_size()
+    held = [exact.data(r, 6 * size, "int64") for r in range(size)]
+    total = np.sum(held, axis=0)
+    x = Elsewhere(held[rank])
+    dist.all_reduce(x)
+    np.testing.assert_array_equal(x.data, total)
+    x = Elsewhere(held[rank])
+    dist.broadcast(x, src=size - 1)
+    np.testing.assert_array_equal(x.data, held[-1])
+    x = Elsewhere(held[rank])
+    dist.reduce(x, dst=0)
+    np.testing.assert_array_equal(x.data, total if rank == 0 else held[rank])
+
+    x = Elsewhere(held[rank])
+    outs = [Elsewhere(np.zeros_like(h)) for h in held]
+    dist.all_gather(outs, x)
+    for out, wanted in zip(outs, held, strict=True):
+        np.testing.assert_array_equal(out.data, wanted)
+    whole = Elsewhere(np.zeros(6 * size * size, np.int64))
+    dist.all_gather_into_tensor(whole, x)
+    np.testing.assert_array_equal(whole.data, np.concatenate(held))
+    rows = [Elsewhere(np.zeros_like(h)) for h in held] if rank == 0 else None
+    dist.gather(x, rows, dst=0)
+    for row, wanted in zip(rows or [], held, strict=False):
+        np.testing.assert_array_equal(row.data, wanted)
+    dist.scatter(x, rows, src=0)
+    np.testing.assert_array_equal(x.data, held[rank])
+
+    parts = [Elsewhere(part) for part in np.split(held[rank], size)]
+    mine = slice(rank * 6, rank * 6 + 6)
+    small = Elsewhere(np.zeros(6, np.int64))
+    dist.reduce_scatter(small, parts)
+    np.testing.assert_array_equal(small.data, total[mine])
+    small = Elsewhere(np.zeros(6, np.int64))
+    dist.reduce_scatter_tensor(small, x)
+    np.testing.assert_array_equal(small.data, total[mine])
+    outs = [Elsewhere(np.zeros(6, np.int64)) for _ in held]
+    dist.all_to_all(outs, parts)
+    for out, h in zip(outs, held, strict=True):
+        np.testing.assert_array_equal(out.data, h[mine])
+    swapped = Elsewhere(np.zeros(6 * size, np.int64))
+    dist.all_to_all_single(swapped, x)
+    np.testing.assert_array_equal(swapped.data, np.concatenate([h[mine] for h in held]))
+
+    many = [Elsewhere(held[rank][:n]) for n in (1, 3, 6)]
+    dist.all_reduce_coalesced(many)
+    for one in many:
+        np.testing.assert_array_equal(one.data, total[: one.size])
+    whole = Elsewhere(np.zeros(6 * size * size, np.int64))
+    dist.all_gather_into_tensor_coalesced([whole], [Elsewhere(held[rank])])
+    np.testing.assert_array_equal(whole.data, np.concatenate(held))
+    small = Elsewhere(np.zeros(6, np.int64))
+    dist.reduce_scatter_tensor_coalesced([small], [Elsewhere(held[rank])])
+    np.testing.assert_array_equal(small.data, total[mine])
+    dist.barrier(device="ext")
+    if size > 1 and rank == 0:
+        dist.send(x, 1)
+    elif rank == 1:
+        assert dist.recv(x, 0) == 0
+        np.testing.assert_array_equal(x.data, held[0])
+
+
+def everything() -> None:
+    """Run all of the above but `staged` on this rank, over the default group."""
+    objects()
+    object_errors()
+    sparse()
+    coalesced()
+    batches()
+    dist.barrier()
+
+
+# -- as rules ------------------------------------------------------------------
+
+
+def _holds(body: Callable[[ProcessGroup], None], trial: Trial) -> None:
+    if trial.device != "cpu":
+        raise Unclaimed("tried with arrays in host memory only")
+    if trial.options.ops:
+        raise Unclaimed("not among the ops that were asked for")
+    try:
+        body(trial.group)
+    except NotImplementedError as error:
+        raise Unclaimed(str(error)) from None
+    trial.held()
+
+
+_PROMISES: dict[Callable[..., None], tuple[str, str]] = {
+    objects: ("objects", "object collectives carry any picklable object"),
+    sparse: ("sparse", "all_reduce of sparse arrays is exact"),
+    coalesced: ("coalesced", "coalesced ops give what the single ops give"),
+    batches: ("batches", "sends and receives of a batch match in any order"),
+}
+
+RULES = [
+    Rule("exact", name, promise, partial(_holds, body))
+    for body, (name, promise) in _PROMISES.items()
+]

@@ -1,0 +1,295 @@
+"""One rule on one rank: the group, the arrays and the outcome.
+
+Rules are the promises that a backend gives; a `Trial` is what the body of a rule
+works with, and an `Outcome` is what a rank reports of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import DistAbortedError, DistError, DistStoreTimeoutError
+from ..groups.process_group import ProcessGroup
+from ..stores.base import Store
+
+__all__ = [
+    "Arrays",
+    "HostArrays",
+    "Options",
+    "Outcome",
+    "Rule",
+    "Trial",
+    "Unclaimed",
+    "describe",
+    "try_rule",
+]
+
+# A rank shows that it is alive this often while it works through many cases.
+_HEARTBEAT = 1.0
+# The key of a rule that has failed on a rank.
+_FAILED = "failed"
+
+
+class Unclaimed(Exception):
+    """The backend does not claim what the rule is about; the text says so."""
+
+
+class Arrays(Protocol):
+    """How arrays of one device type are made, written and read."""
+
+    #: Whether ``Work.wait()`` blocks the host until the result is there; on a
+    #: device it orders a stream behind the op.
+    wait_blocks_host: bool
+
+    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
+        """Return an array with undefined content."""
+
+    def write(self, array: Any, values: npt.ArrayLike) -> None:
+        """Set the content of `array`."""
+
+    def read(self, array: Any) -> npt.NDArray[Any]:
+        """Return the content of `array` on the host, after every op on it."""
+
+
+class HostArrays:
+    """numpy arrays."""
+
+    wait_blocks_host = True
+
+    def __init__(
+        self, make: Callable[..., npt.NDArray[Any]] = np.empty, rank: int = 0
+    ) -> None:
+        self._make = make
+
+    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Return an array with undefined content."""
+        return self._make(shape, np.dtype(dtype))
+
+    def write(self, array: Any, values: npt.ArrayLike) -> None:
+        """Set the content of `array`."""
+        array[...] = values
+
+    def read(self, array: Any) -> npt.NDArray[Any]:
+        """Return the array itself."""
+        return array
+
+
+@dataclass(frozen=True)
+class Options:
+    """Extent of the trials, and limits in seconds."""
+
+    #: Seconds that an op may take.
+    timeout: float = 20.0
+    #: Seconds from an abort to the end of every wait on the same rank.
+    abort_seconds: float = 1.0
+    #: Elements of the arrays of the exact level.
+    sizes: tuple[int, ...] = (0, 1, 7, 1009, 100_003)
+    #: Dtypes that are reduced.
+    reducible: tuple[str, ...] = (
+        *("int8", "uint8", "int32", "uint32", "int64", "uint64"),
+        *("float16", "float32", "float64"),
+    )
+    #: Dtypes that are moved.
+    movable: tuple[str, ...] = (
+        *("int8", "uint8", "int32", "uint32", "int64", "uint64"),
+        *("float16", "float32", "float64"),
+        *("int16", "uint16", "bool", "complex64", "complex128"),
+    )
+    #: Whether ops are called with ``async_op=True``; ``None``: every second one.
+    async_op: bool | None = None
+    #: Ops that are tried; empty: all.
+    ops: tuple[str, ...] = ()
+    #: Elements of the arrays of ops that are aborted while they hang.
+    hung_count: int = 1000
+    #: Bytes of the arrays of ops that are aborted while they run.
+    running_bytes: int = 8 << 20
+    #: How often an op is aborted while it runs.
+    running_times: int = 4
+    #: Cycles of abort and rebuild over which nothing may leak.
+    cycles: int = 10
+
+    def includes(self, op: str) -> bool:
+        """Return whether `op` is among those that are tried."""
+        return not self.ops or op in self.ops
+
+
+class Trial:
+    """The place of a rank in one rule.
+
+    `group` is open while the body of a rule runs. A body that closes or replaces
+    it leaves in `group` what is to be closed at the end, or ``None``.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        size: int,
+        backend: str,
+        device: str,
+        options: Options,
+        arrays: Arrays,
+        store: Store,
+        open_group: Callable[[str], ProcessGroup],
+        close_group: Callable[[ProcessGroup], None],
+        heartbeat: Callable[[int], None],
+        claims: dict[str, str | None],
+        own_process: bool = True,
+        replaces_dead: bool = True,
+        again: bool = False,
+    ) -> None:
+        self.rank, self.size = rank, size
+        self.backend, self.device = backend, device
+        self.options, self.arrays, self.store = options, arrays, store
+        #: Op → the reason why it is not claimed, ``None`` if it is; once known.
+        self.claims = claims
+        #: Whether the rank is a process and not a thread.
+        self.own_process = own_process
+        #: Whether a fresh process takes the place of a rank that was killed.
+        self.replaces_dead = replaces_dead
+        #: Whether this process is such a one.
+        self.again = again
+        self.cases = 0
+        self.skipped: dict[str, str] = {}
+        self.notes: dict[str, float] = {}
+        self.current: ProcessGroup | None = None
+        self._open_group, self._close_group = open_group, close_group
+        self._heartbeat, self._last_beat = heartbeat, time.monotonic()
+
+    @property
+    def group(self) -> ProcessGroup:
+        """The group under test."""
+        assert self.current is not None
+        return self.current
+
+    def open(self, part: str = "") -> ProcessGroup:
+        """Make the group under test; `part` tells several of a rule apart."""
+        self.current = self._open_group(part)
+        return self.current
+
+    def close(self) -> None:
+        """Destroy the group under test, if it is open."""
+        group, self.current = self.current, None
+        if group is not None:
+            self._close_group(group)
+
+    def meet(self, name: str) -> None:
+        """Wait for all ranks, without the group under test."""
+        self.store.set(f"meet/{name}/{self.rank}", b"")
+        keys = [f"meet/{name}/{rank}" for rank in range(self.size)]
+        deadline = time.monotonic() + 3 * self.options.timeout
+        while True:
+            try:
+                return self.store.wait(keys, 0.5)
+            except DistStoreTimeoutError:
+                if self.store.check([_FAILED]) or time.monotonic() > deadline:
+                    raise
+
+    def fail(self) -> None:
+        """End the waits of the other ranks: the rule has failed on this rank."""
+        with contextlib.suppress(DistError):
+            self.store.set(_FAILED, b"")
+
+    def held(self, cases: int = 1) -> None:
+        """Count cases that held, and show that this rank is alive."""
+        self.cases += cases
+        now = time.monotonic()
+        if now - self._last_beat > _HEARTBEAT:
+            self._last_beat = now
+            self._heartbeat(self.cases)
+
+    def array(self, values: npt.ArrayLike, dtype: npt.DTypeLike = np.float64) -> Any:
+        """Return an array of the device under test with this content."""
+        host = np.asarray(values, dtype)
+        made = self.arrays.empty(host.shape, host.dtype)
+        self.arrays.write(made, host)
+        return made
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One promise of a backend, and how it is tried."""
+
+    level: str
+    name: str
+    promise: str
+    body: Callable[[Trial], None]
+    #: The fewest ranks that can show whether it holds.
+    ranks: int = 1
+    #: Whether the last rank ends its process in the course of it.
+    kills: bool = False
+
+
+@dataclass
+class Outcome:
+    """What one rank found of one rule: ``"held"``, ``"failed"`` or ``"skipped"``."""
+
+    status: str
+    text: str = ""
+    cases: int = 0
+    #: Case that was skipped → reason.
+    skipped: dict[str, str] = field(default_factory=dict)
+    #: Name → measured value.
+    notes: dict[str, float] = field(default_factory=dict)
+    #: Whether the failure may be the effect of one on another rank.
+    consequence: bool = False
+
+
+def try_rule(rule: Rule, trial: Trial) -> Outcome:
+    """Run `rule` on this rank; what it raises is its outcome.
+
+    A group that failed is left as it is: closing it may hang.
+    """
+    try:
+        if not trial.again:
+            trial.open()
+        rule.body(trial)
+        trial.close()
+    except Unclaimed as reason:
+        trial.close()
+        return Outcome("skipped", str(reason))
+    except Exception as error:  # noqa: BLE001 - a failure of any kind is reported
+        trial.fail()
+        return Outcome(
+            "failed",
+            describe(error),
+            trial.cases,
+            trial.skipped,
+            trial.notes,
+            _is_consequence(error),
+        )
+    if not trial.cases and trial.skipped:
+        return Outcome("skipped", "; ".join(sorted(set(trial.skipped.values()))))
+    return Outcome("held", "", trial.cases, trial.skipped, trial.notes)
+
+
+def describe(error: BaseException) -> str:
+    """Return the error and the line of a backend, or of a rule, that it is from."""
+    text = "".join(traceback.format_exception_only(error)).strip()
+    frames = list(traceback.extract_tb(error.__traceback__))
+    cause = error.__cause__
+    if cause is not None and str(cause) in text:
+        frames = list(traceback.extract_tb(cause.__traceback__)) or frames
+    elif cause is not None:
+        text += f"\n  caused by {type(cause).__name__}: {cause}"
+        frames = list(traceback.extract_tb(cause.__traceback__)) or frames
+    # Not the line in numpy, but the caller of the comparison.
+    frames = [one for one in frames if "/numpy/" not in one.filename] or frames
+    if frames:
+        last = frames[-1]
+        text += f"\n  at {last.filename}:{last.lineno} in {last.name}"
+    return text
+
+
+def _is_consequence(error: BaseException | None) -> bool:
+    return isinstance(error, DistAbortedError | DistStoreTimeoutError) or (
+        error is not None and _is_consequence(error.__cause__)
+    )

@@ -1,0 +1,1 @@
+"""Arrays of any library, and the devices that hold their memory."""

@@ -1,0 +1,229 @@
+"""The checks of the arrays of an op, before any byte is moved.
+
+`str(where)` names the op, the group and the rank, and is the first part of each
+error message. `argument` is the name of the array's parameter.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .cuda_install import install_command
+from .float8 import Float8Array, float8_of
+
+__all__ = [
+    "DEVICE_TYPES",
+    "check_dtypes",
+    "check_list",
+    "check_size",
+    "device_type",
+    "is_device_type",
+    "native",
+]
+
+# DLDeviceType of dlpack.h. Pinned host memory is host memory.
+_DLPACK_DEVICES = {
+    1: "cpu",
+    2: "cuda",
+    3: "cpu",
+    4: "opencl",
+    7: "vulkan",
+    8: "metal",
+    9: "vpi",
+    10: "rocm",
+    11: "cpu",
+    12: "ext",
+    13: "cuda",
+    14: "oneapi",
+    15: "webgpu",
+    16: "hexagon",
+    17: "maia",
+}
+
+#: The device types that have a name in DLPack.
+DEVICE_TYPES = tuple(dict.fromkeys(_DLPACK_DEVICES.values()))
+
+
+def is_device_type(name: str) -> bool:
+    """Return whether `device_type` can return `name`."""
+    number = name.removeprefix("dlpack")
+    return name in DEVICE_TYPES or (number != name and number.isdecimal())
+
+
+def device_type(array: Any, argument: str, where: object) -> str:
+    """Return the device type of `array`, which selects the backend of an op.
+
+    Raises `TypeError` for a value that does not export DLPack.
+    """
+    if type(array) is np.ndarray:
+        return "cpu"
+    if isinstance(array, np.generic) or not hasattr(array, "__dlpack_device__"):
+        wrap = ""
+        if hasattr(array, "__cuda_array_interface__"):
+            wrap = "; wrap it: cupy.asarray(x)"
+        raise TypeError(
+            f"{where}: {argument} is a {type(array).__name__}; expected an array "
+            f"that exports DLPack (numpy.ndarray, cupy.ndarray, a torch tensor){wrap}"
+        )
+    code = int(array.__dlpack_device__()[0])
+    return _DLPACK_DEVICES.get(code, f"dlpack{code}")
+
+
+def native(
+    array: Any, device: str, argument: str, where: object, *, writable: bool = True
+) -> Any:
+    """Return `array` as the array type of the backends, with the same memory.
+
+    CPU arrays become `numpy.ndarray`, CUDA arrays `cupy.ndarray` where cupy is
+    installed. Raises `TypeError` for a dtype that is not numeric, or for an array
+    whose memory cannot be shared. Raises `ValueError` for an array that is not
+    C-contiguous, and for a read-only array if `writable` is true.
+    """
+    result = array
+    if not isinstance(array, np.ndarray):
+        if device == "cpu":
+            result = _of_numpy(array, argument, where)
+        elif device == "cuda":
+            result = _of_cupy(array, argument, where)
+            if writable and result is not array and _is_read_only(array):
+                raise ValueError(_read_only(argument, "cupy.array(x)", where))
+    if device != "cpu":
+        lacking = [n for n in ("shape", "dtype", "size") if not hasattr(result, n)]
+        if lacking:
+            raise TypeError(
+                f"{where}: {argument} ({type(array).__name__}, on {device!r}) has no "
+                f"{', '.join(lacking)}; expected an array with shape, dtype and size"
+            )
+    flags = getattr(result, "flags", None)
+    if flags is not None:
+        if isinstance(result, np.ndarray):
+            if result.dtype.kind not in "biufc" or not result.dtype.isnative:
+                raise TypeError(
+                    f"{where}: {argument} has dtype {result.dtype}; expected bool, "
+                    "an integer, a float or a complex dtype in native byte order"
+                )
+            if writable and not flags.writeable:
+                raise ValueError(_read_only(argument, "x.copy()", where))
+        if not flags.c_contiguous:
+            torch = _library_of(array) == "torch"
+            library = "cupy" if device == "cuda" else "numpy"
+            raise ValueError(
+                f"{where}: {argument} (shape {tuple(result.shape)}, strides "
+                f"{tuple(result.strides)}) is not C-contiguous; pass "
+                f"{'x.contiguous()' if torch else f'{library}.ascontiguousarray(x)'}"
+            )
+    return result
+
+
+def _library_of(array: Any) -> str:
+    """Return the name of the top-level package of the type of `array`."""
+    return type(array).__module__.partition(".")[0]
+
+
+def _read_only(argument: str, copy: str, where: object) -> str:
+    """Return the message for a read-only array; `copy` is the remedy, as code."""
+    return (
+        f"{where}: {argument} is read-only; expected a writable array (pass a copy: "
+        f"{copy})"
+    )
+
+
+def _of_numpy(array: Any, argument: str, where: object) -> Any:
+    """Return a CPU array of another library as a numpy array of the same memory."""
+    try:
+        return np.from_dlpack(array)
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise TypeError(
+            f"{where}: {argument} ({type(array).__name__}) cannot be shared "
+            f"through DLPack: {error}"
+        ) from error
+
+
+def _of_cupy(array: Any, argument: str, where: object) -> Any:
+    """Return a CUDA array of another library as a cupy array of the same memory.
+
+    Returns `array` itself if `array` does not export DLPack, or if cupy is not
+    installed: the error of the backend then names the missing package.
+    """
+    loaded: Any = sys.modules.get("cupy")
+    ours = Float8Array if loaded is None else (Float8Array, loaded.ndarray)
+    if isinstance(array, ours):
+        return array
+    if not hasattr(array, "__dlpack__"):
+        return array
+    try:
+        import cupy
+    except ImportError as error:
+        # No backend can use a torch tensor: its `size` is a method, not a number.
+        if _library_of(array) != "torch":
+            return array
+        raise TypeError(
+            f"{where}: {argument} (a torch tensor on CUDA) needs cupy, which is not "
+            f"installed: {install_command()}"
+        ) from error
+    float8 = float8_of(array) if _library_of(array) == "torch" else None
+    try:
+        if float8 is not None:
+            as_bytes = array.view(sys.modules["torch"].uint8)
+            return Float8Array(cupy.from_dlpack(as_bytes), float8)
+        return cupy.from_dlpack(array)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        what = "torch tensor" if _library_of(array) == "torch" else type(array).__name__
+        raise TypeError(
+            f"{where}: {argument} (a {what} on CUDA) cannot be shared with cupy "
+            f"through DLPack: {error}"
+        ) from error
+
+
+def _is_read_only(array: Any) -> bool:
+    """Return whether `array` is read-only, as jax's arrays; cupy does not check."""
+    # All torch tensors are writable, and some torch dtypes lack the interface.
+    if _library_of(array) == "torch":
+        return False
+    interface = getattr(array, "__cuda_array_interface__", None)
+    return interface is not None and bool(interface["data"][1])
+
+
+def check_dtypes(
+    arrays: Sequence[Any], arguments: Sequence[str], where: object
+) -> None:
+    """Raise `TypeError` unless all `arrays` have the dtype of the first."""
+    first = arrays[0].dtype
+    for array, argument in zip(arrays, arguments, strict=True):
+        if array.dtype != first:
+            raise TypeError(
+                f"{where}: {argument} has dtype {array.dtype}, {arguments[0]} has "
+                f"{first}; expected one dtype"
+            )
+
+
+def check_list(value: Any, argument: str, length: int, where: object) -> None:
+    """Raise unless `value` is a list or tuple of `length` entries, one per rank.
+
+    Raises `TypeError` for another type, `ValueError` for another length.
+    """
+    if not isinstance(value, (list, tuple)):
+        raise TypeError(
+            f"{where}: {argument} is a {type(value).__name__}; expected a list of "
+            f"{length} arrays, one per rank of the group"
+        )
+    if len(value) != length:
+        raise ValueError(
+            f"{where}: {argument} has {len(value)} entries; expected {length}, one "
+            "per rank of the group"
+        )
+
+
+def check_size(
+    array: Any, argument: str, expected: int, why: str, where: object
+) -> None:
+    """Raise `ValueError` unless `array` has `expected` elements; `why` explains."""
+    if array.size != expected:
+        raise ValueError(
+            f"{where}: {argument} (shape {tuple(array.shape)}) has {array.size} "
+            f"elements; expected {expected}: {why}"
+        )

@@ -1,0 +1,201 @@
+"""CUDA for the NCCL backend: arrays by cupy, streams and events by the CUDA driver.
+
+cupy's ``Event.done`` holds the GIL and hides errors, so the backend uses events
+through ``cuda.bindings``. cupy makes the primary context of a device current; torch
+uses the same context, so both libraries share arrays and streams.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any, Protocol
+
+from ..errors import LibraryFailure
+
+__all__ = ["Cuda", "CudaLibrary"]
+
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+_TIMED, _UNTIMED = 0, 2  # CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING
+
+
+#: An event of CUDA, opaque to the callers.
+Handle = Any
+
+
+class Cuda(Protocol):
+    """The calls of CUDA that the backend uses; no call waits for the device.
+
+    Streams and addresses are integers. A failed call raises `LibraryFailure`.
+    """
+
+    def current_device(self) -> int:
+        """Return the calling thread's current device."""
+
+    def device(self, index: int) -> contextlib.AbstractContextManager[Any]:
+        """Make `index` the calling thread's device within the block."""
+
+    def use(self, index: int) -> None:
+        """Make `index` the current device of the calling thread, with no way back.
+
+        For threads of the backend, whose device the user's code does not see.
+        """
+
+    def current_streams(self, index: int) -> tuple[int, ...]:
+        """Return the current streams of cupy and torch on the device `index`."""
+
+    def capturing(self, stream: int) -> bool:
+        """Return whether a CUDA graph is being captured on `stream`."""
+
+    def new_stream(self) -> int:
+        """Create a stream that is not synchronized with the legacy default stream."""
+
+    def free_stream(self, stream: int) -> None: ...
+
+    def new_event(self, *, timed: bool) -> Handle:
+        """Create an event; the record of a `timed` event costs more."""
+
+    def free_event(self, event: Handle) -> None: ...
+
+    def record(self, event: Handle, stream: int) -> None:
+        """Record `event` on `stream`, after the work submitted to `stream` so far."""
+
+    def wait(self, stream: int, event: Handle) -> None:
+        """Make the work submitted to `stream` from now on wait for `event`."""
+
+    def reached(self, event: Handle) -> bool:
+        """Return whether `event` was reached; an error of the device is raised."""
+
+    def elapsed_ms(self, start: Handle, end: Handle) -> float:
+        """Return the milliseconds between two timed events, both reached."""
+
+    def capability(self, index: int) -> tuple[int, int]:
+        """Return the compute capability of a device, for instance ``(9, 0)``."""
+
+    def address(self, array: Any) -> int:
+        """Return the address of the elements of `array`."""
+
+    def device_of(self, array: Any) -> int:
+        """Return the device that `array` is on."""
+
+    def scratch(self) -> Any:
+        """Return a new array of one float32 on the current device; any value."""
+
+
+class _OnDevice:
+    """A context with another current device.
+
+    A class, because a generator would cost twice as much in each op.
+    """
+
+    __slots__ = ("_before", "_cuda", "_index")
+
+    def __init__(self, cuda: CudaLibrary, index: int) -> None:
+        self._cuda, self._index = cuda, index
+
+    def __enter__(self) -> None:
+        self._before = self._cuda.current_device()
+        self._cuda.use(self._index)
+
+    def __exit__(self, *error: object) -> None:
+        if self._before != self._index:
+            self._cuda.use(self._before)
+
+
+class CudaLibrary:
+    """`Cuda` implemented with cupy and cuda-bindings; `Cuda` documents the methods."""
+
+    def __init__(self) -> None:
+        import cupy
+        from cuda.bindings import driver
+
+        self._cupy, self._driver = cupy, driver
+        self._success = driver.CUresult.CUDA_SUCCESS
+        self._not_ready = driver.CUresult.CUDA_ERROR_NOT_READY
+
+    def current_device(self) -> int:
+        return int(self._runtime("getDevice"))
+
+    def device(self, index: int) -> contextlib.AbstractContextManager[Any]:
+        return _OnDevice(self, index)
+
+    def use(self, index: int) -> None:
+        # The call is made even if `index` is the current device: it makes the context
+        # of the device current on this thread, and the driver's calls need a context.
+        self._runtime("setDevice", index)
+
+    def _runtime(self, name: str, *arguments: Any) -> Any:
+        """Return the result of the CUDA runtime's function `name`."""
+        runtime = self._cupy.cuda.runtime
+        try:
+            return getattr(runtime, name)(*arguments)
+        except runtime.CUDARuntimeError as error:
+            raise LibraryFailure(f"CUDA reports: {error}") from error
+
+    def current_streams(self, index: int) -> tuple[int, ...]:
+        streams = {int(self._cupy.cuda.get_current_stream(index).ptr)}
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            # torch computes on a current stream of its own.
+            streams.add(int(torch.cuda.current_stream(index).cuda_stream))
+        return tuple(streams)
+
+    def capturing(self, stream: int) -> bool:
+        (status,) = self._do(self._driver.cuStreamIsCapturing(stream))
+        return bool(status != self._driver.CUstreamCaptureStatus(0))
+
+    def new_stream(self) -> int:
+        (stream,) = self._do(self._driver.cuStreamCreate(_NON_BLOCKING))
+        return int(stream)
+
+    def free_stream(self, stream: int) -> None:
+        self._do(self._driver.cuStreamDestroy(stream))
+
+    def new_event(self, *, timed: bool) -> Any:
+        (event,) = self._do(self._driver.cuEventCreate(_TIMED if timed else _UNTIMED))
+        return event
+
+    def free_event(self, event: Any) -> None:
+        self._do(self._driver.cuEventDestroy(event))
+
+    def record(self, event: Any, stream: int) -> None:
+        self._do(self._driver.cuEventRecord(event, stream))
+
+    def wait(self, stream: int, event: Any) -> None:
+        self._do(self._driver.cuStreamWaitEvent(stream, event, 0))
+
+    def reached(self, event: Any) -> bool:
+        (result,) = self._driver.cuEventQuery(event)
+        if result == self._not_ready:
+            return False
+        self._do((result,))
+        return True
+
+    def elapsed_ms(self, start: Any, end: Any) -> float:
+        (elapsed,) = self._do(self._driver.cuEventElapsedTime(start, end))
+        return float(elapsed)
+
+    def capability(self, index: int) -> tuple[int, int]:
+        number = int(self._cupy.cuda.Device(index).compute_capability)
+        return divmod(number, 10)
+
+    def address(self, array: Any) -> int:
+        return int(array.data.ptr)
+
+    def device_of(self, array: Any) -> int:
+        return int(array.device.id)
+
+    def scratch(self) -> Any:
+        return self._cupy.zeros(1, self._cupy.float32)
+
+    def _do(self, answer: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the values after the CUresult that `answer` begins with.
+
+        Raises `LibraryFailure` unless the CUresult is ``CUDA_SUCCESS``.
+        """
+        result, *values = answer
+        if result != self._success:
+            _, text = self._driver.cuGetErrorString(result)
+            said = text.decode() if isinstance(text, bytes) else str(result)
+            raise LibraryFailure(f"CUDA reports: {said} ({result.name})")
+        return tuple(values)

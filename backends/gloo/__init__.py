@@ -1,0 +1,1 @@
+"""The gloo backend: pygloo in a side process per rank and group."""

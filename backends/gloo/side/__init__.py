@@ -1,0 +1,1 @@
+"""The code of the side process: standard library and pygloo, nothing else."""

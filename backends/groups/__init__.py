@@ -1,0 +1,1 @@
+"""Process groups: configuration, life cycle, dispatch and the functions on them."""

@@ -1,0 +1,39 @@
+"""AbortReason: who ended a group, when and why."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+__all__ = ["REBUILD_HINT", "AbortReason"]
+
+REBUILD_HINT = "make it usable again with rebuild_process_group() or %dist_rebuild"
+
+
+@dataclass(frozen=True)
+class AbortReason:
+    """Why a generation of a group ended; the first reason on any rank holds.
+
+    `by` names who ended it, `at` is the time (``time.time()``), `culprits` are the
+    global ranks that are the cause, as far as they are known.
+    """
+
+    text: str
+    by: str
+    at: float = field(default_factory=time.time)
+    culprits: Sequence[int] = ()
+
+    def __str__(self) -> str:
+        when = time.strftime("%H:%M:%S", time.localtime(self.at))
+        return f"{self.text} (at {when}, by {self.by})"
+
+    def to_json(self) -> str:
+        """Return the reason as the other ranks read it from the store."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> AbortReason:
+        """Return the reason that `to_json` wrote; without a time, it is now."""
+        return cls(**json.loads(text))

@@ -1,0 +1,147 @@
+"""BackendConfig: which backend serves which device type.
+
+The grammar is that of ``torch.distributed``::
+
+    config  := "" | backend | part {"," part}
+    part    := device ":" backend
+
+``"gloo"`` alone means gloo for every device type gloo supports. A backend for
+host memory may be named for any device type: its arrays are staged (`staging`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+from ..devices.arrays import DEVICE_TYPES, is_device_type
+from ..did_you_mean import did_you_mean
+from ..interface.base import Backend
+from ..interface.registry import builtin_devices, known_backends, resolve
+from ..interface.staging import misplaced, staged_devices
+
+__all__ = ["GRAMMAR", "BackendConfig"]
+
+GRAMMAR = (
+    "expected a backend ('gloo') or device:backend pairs ('cpu:gloo,cuda:nccl'), "
+    "each device once"
+)
+
+# Names of device types in other libraries.
+_ALIASES = {"gpu": "cuda", "hip": "rocm", "mps": "metal", "xpu": "oneapi"}
+
+
+class BackendConfig:
+    """A parsed backend string; ``device_backend_map`` maps device type to name.
+
+    `backend` is ``None`` or ``""`` for the defaults of what is installed: for each
+    device type the first built-in backend that works here (``cpu:gloo``, or
+    ``cpu:mpi`` where pygloo has no wheel), with ``cuda`` where cupy is installed.
+    A backend is known if it is built in, registered, or declared by an installed
+    package (`interface.entry_points`). Anything that breaks the grammar, names an
+    unknown backend or device type, or a backend for a device type that it cannot
+    serve raises `ValueError` naming the offending part. Semantics of
+    ``torch.distributed.BackendConfig``.
+    """
+
+    def __init__(self, backend: str | None = None) -> None:
+        self.device_backend_map: dict[str, str] = _parse(backend or _default())
+
+    def get_device_backend_map(self) -> dict[str, str]:
+        """Return the mapping from device type to backend name, in order of mention."""
+        return dict(self.device_backend_map)
+
+    def __str__(self) -> str:
+        return ",".join(f"{d}:{b}" for d, b in self.device_backend_map.items())
+
+    def __repr__(self) -> str:
+        return f"BackendConfig({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, BackendConfig):
+            return NotImplemented
+        return self.device_backend_map == other.device_backend_map
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+
+def _default() -> str:
+    """Return the built-in backends for host arrays and, with cupy, for CUDA."""
+    has_cupy = "cupy" in sys.modules or importlib.util.find_spec("cupy") is not None
+    devices = ("cpu", "cuda") if has_cupy else ("cpu",)
+    return ",".join(f"{device}:{_default_for(device)}" for device in devices)
+
+
+def _default_for(device: str) -> str:
+    """Return the first built-in backend of `device` that works here, else the last."""
+    names = [name for name, served in builtin_devices().items() if device in served]
+    return next(
+        (one for one in names[:-1] if resolve(one).unavailable() is None), names[-1]
+    )
+
+
+def _parse(text: str) -> dict[str, str]:
+    if not isinstance(text, str):
+        raise TypeError(f"backend must be a str, not {type(text).__name__}; {GRAMMAR}")
+    if ":" not in text:
+        name = text.strip()
+        return dict.fromkeys(_devices_of(name, text), name)
+    mapping: dict[str, str] = {}
+    for part in text.split(","):
+        pieces = [piece.strip() for piece in part.split(":")]
+        if len(pieces) != 2 or not all(pieces):
+            raise ValueError(f"backend {text!r}: bad part {part!r}; {GRAMMAR}")
+        device, name = pieces
+        if device in mapping:
+            raise ValueError(
+                f"backend {text!r}: device {device!r} is given twice "
+                f"({mapping[device]} and {name}); {GRAMMAR}"
+            )
+        if not device.isidentifier():
+            raise ValueError(f"backend {text!r}: bad device {device!r}; {GRAMMAR}")
+        _check_known(name, text)
+        _check_device(device, name, part, text)
+        mapping[device] = name
+    return mapping
+
+
+def _check_known(name: str, text: str) -> None:
+    # The metadata of packages is read only for names that are neither built in nor
+    # registered; a package is imported at the first use of its backend.
+    if name in builtin_devices() or name in Backend.registry:
+        return
+    known = known_backends()
+    if name not in known:
+        raise ValueError(
+            f"backend {text!r}: unknown backend {name!r} (known: {', '.join(known)}); "
+            f"{GRAMMAR}{did_you_mean(name, known)}"
+        )
+
+
+def _check_device(device: str, name: str, part: str, text: str) -> None:
+    where = f"backend {text!r}: bad part {part.strip()!r}"
+    # The device types of a package that is not imported yet are checked at first use.
+    served = _served(name)
+    reason = None if served is None else misplaced(device, name, served)
+    if reason is not None:
+        raise ValueError(f"{where}: {reason}")
+    registered = (one for entry in Backend.registry.values() for one in entry.devices)
+    known = {*DEVICE_TYPES, *registered, *staged_devices()}
+    if device not in known and not is_device_type(device):
+        meant = did_you_mean(_ALIASES.get(device.lower(), device), known)
+        raise ValueError(
+            f"{where}: no array is of device type {device!r}; {GRAMMAR}{meant}"
+        )
+
+
+def _served(name: str) -> tuple[str, ...] | None:
+    """Return the device types of `name`; `None` where that would take an import."""
+    if name in Backend.registry:
+        return Backend.registry[name].devices
+    return builtin_devices().get(name)
+
+
+def _devices_of(name: str, text: str) -> tuple[str, ...]:
+    _check_known(name, text)
+    return _served(name) or resolve(name).devices

@@ -1,0 +1,376 @@
+"""Generation: the life of a group on this rank between two rebuilds."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ..devices.cuda_device import configured_device
+from ..errors import DistAbortedError, DistError, DistTimeoutError
+from ..interface.base import Backend, Registration
+from ..interface.registry import resolve
+from ..interface.staging import StagedBackend, staging_for
+from ..stores.base import Store
+from ..stores.prefix import PrefixStore
+from ..work.async_errors import acknowledge
+from ..work.flight_recorder import GroupStatus, Record, recorder
+from ..work.op_type import OpType
+from ..work.state import WorkState
+from ..work.work import Work
+from .abort_reason import REBUILD_HINT, AbortReason
+from .origin import Origin
+from .peer_watch import PeerWatch
+from .spec import GroupSpec
+from .watchdog import watchdog
+
+__all__ = ["Generation"]
+
+_log = logging.getLogger(__name__)
+
+#: Seconds that ops on a device get to end when their group is destroyed.
+DRAIN_WAIT = 10.0
+
+
+class _Op(Protocol):
+    """A Work, or the record of an op."""
+
+    def describe(self) -> str: ...
+
+    def identity(self) -> dict[str, Any]: ...
+
+
+class Generation:
+    """Backends, counters, store keys and end of one generation of a group.
+
+    A rebuild replaces the object: ops, failures and store messages of an earlier
+    generation hold that generation, and cannot touch a later one.
+
+    Locks, in the order in which one thread may take them:
+
+    1. `issue_lock`, held while an op is given its number and handed to its backend,
+       and while a backend is built: the order of the numbers is the order of the
+       ops. A call of a library may hang with this lock held, so nothing that ends a
+       generation waits for it.
+    2. `_abort_lock`, held for a moment where `aborted` or `backends` changes.
+    3. The lock of a Work. Callbacks of a Work run outside of it.
+
+    Store threads and backends call with none of these held.
+    """
+
+    def __init__(
+        self,
+        spec: GroupSpec,
+        number: int,
+        root_store: Store,
+        *,
+        timing: bool = True,
+        origin: Origin | None = None,
+    ) -> None:
+        self.spec = spec
+        self.number = number
+        self.timing = timing
+        self.status = GroupStatus(spec.name, spec.global_rank, number, spec.ranks)
+        self.store: Store = PrefixStore(f"{spec.key.id}/{number}", root_store)
+        #: Device type → backend, of those built so far.
+        self.backends: dict[str, Backend] = {}
+        #: Why the generation ended; `None` while it is usable.
+        self.aborted: AbortReason | None = None
+        self.issue_lock = threading.Lock()
+        #: The op that is being handed to its backend, and since when. It takes a
+        #: moment unless a call of the library is stuck.
+        self.handing_over: tuple[Record, float] | None = None
+        self._abort_lock = threading.Lock()
+        self._origin = origin
+        self._peers = PeerWatch(
+            spec, self.store, self._abort_locally, self._build_for_peer
+        )
+        self._peers.start()
+        watchdog.register(self)
+
+    # -- backends ----------------------------------------------------------
+
+    def backend_for(self, device: str, op_type: OpType | None = None) -> Backend:
+        """Return the backend of `device`, building it if this is its first use.
+
+        `op_type` is the op that needs the backend, if one does.
+
+        Raises `ValueError` where the group has no backend for `device`,
+        `DistAbortedError` after an abort, and the `DistError` of a backend that
+        cannot be built.
+        """
+        with self.issue_lock:
+            self.raise_if_aborted(op_type)
+            backend = self.backends.get(device)
+            if backend is None:
+                backend = self._build(device, op_type)
+            return backend
+
+    def _build(self, device: str, op_type: OpType | None) -> Backend:
+        where = self.spec.describe()
+        if op_type is not None:
+            where = f"{op_type.value} in {where}"
+        name = self.spec.config.device_backend_map.get(device)
+        if name is None:
+            raise ValueError(
+                f"{where}: no backend for device type {device!r}; the group has "
+                f"{self.spec.config}. Make one with new_group(backend=...) that "
+                f"names {device!r}"
+            )
+        if op_type is not None and op_type.is_p2p and self.spec.size > 2:
+            # A collective makes every rank build the backend, this op does not.
+            self._peers.publish_build(device)
+        try:
+            registration = resolve(name)
+            staged = device not in registration.devices
+            if staged:
+                staging_for(device, name)
+            store = PrefixStore(f"{name}-{device}", self.store)
+            backend = self._create(registration, store)
+        except DistError as error:
+            op = None if op_type is None else op_type.value
+            made = error.prefixed(
+                where, **self.spec.identity(), op=op, reason=str(error)
+            )
+            # Backends, and the keys of their stores, number ranks within the group.
+            made.culprits = tuple(self.spec.ranks[rank] for rank in error.culprits)
+            raise made from error
+        if staged:
+            backend = StagedBackend(backend, device)
+        backend.place = self.spec.describe()
+        backend.on_failure = self._backend_failed
+        backend.timing = self.timing
+        if self._origin is not None and backend.supports_split:
+            try:
+                self._origin.split(backend, device)
+            except BaseException as error:
+                backend.abort(f"{where}: {error}")
+                raise
+        with self._abort_lock:
+            self.backends[device] = backend
+            ended = self.aborted
+        if ended is not None:
+            # The abort ran while the backend was built, and did not stop it.
+            _stop(backend, ended)
+            self.raise_if_aborted(op_type)
+        return backend
+
+    def _create(self, registration: Registration, store: Store) -> Backend:
+        spec = self.spec
+
+        def create() -> Backend:
+            return registration.build(store, spec.rank, spec.size, spec.timeout)
+
+        # Options of the first use, if there are any, else of the group's making.
+        if registration.has_options():
+            return create()
+        return spec.context.copy().run(create)
+
+    def _build_for_peer(self, device: str) -> None:
+        """Build the backend that the first send or receive of another rank needs."""
+        try:
+            index = configured_device()
+            self.backend_for(device).prepare(
+                index=self.spec.device if index is None else index
+            )
+        except DistAbortedError:
+            return
+        except (DistError, ValueError) as error:
+            self.abort(str(error))
+
+    def set_timing(self, enabled: bool) -> None:
+        """Time the Works made from now on, or do not."""
+        self.timing = enabled
+        for backend in list(self.backends.values()):
+            backend.timing = enabled
+
+    def refresh(self) -> None:
+        """Bring the states of the Works in flight up to date; never blocks."""
+        for backend in list(self.backends.values()):
+            backend.refresh()
+
+    # -- abort and end -----------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether an op is in flight, or is being handed to a backend."""
+        return bool(self.status.in_flight) or self.handing_over is not None
+
+    def raise_if_aborted(self, op_type: OpType | None) -> None:
+        """Raise `DistAbortedError` naming `op_type` if the generation has ended."""
+        if self.aborted is None:
+            return
+        where, op = self.spec.describe(), None
+        if op_type is not None:
+            acknowledge(self.status)
+            op = op_type.value
+            where = f"{op} in {where}"
+        raise self._error(where, self.spec.identity() | {"op": op})
+
+    def aborted_error(self, op: _Op) -> DistAbortedError:
+        """Return the error of `op`, a Work or a record, once the group was aborted."""
+        return self._error(op.describe(), op.identity())
+
+    def _error(self, what: str, identity: dict[str, Any]) -> DistAbortedError:
+        reason = self.aborted
+        assert reason is not None
+        return DistAbortedError(
+            f"{what}: the group was aborted: {reason}; {REBUILD_HINT}",
+            **identity,
+            culprits=reason.culprits,
+            reason=reason.text,
+        )
+
+    def abort(
+        self,
+        reason: str,
+        *,
+        by: str = "",
+        culprits: Sequence[int] = (),
+        publish: bool = True,
+        timed_out: tuple[Work, DistTimeoutError] | None = None,
+    ) -> None:
+        """Fail the ops in flight and stop the backends, here and on every rank.
+
+        Every Work in flight ends as ABORTED with `reason`, or `timed_out` with its
+        own error; ops issued later raise `reason`. Returns at once, whatever the
+        backends hang in. Does nothing once the generation has ended.
+
+        Parameters
+        ----------
+        by : who aborts; default: this rank.
+        culprits : the global ranks that are the cause, as far as they are known.
+        publish : whether the other ranks are to abort, too.
+        """
+        self._abort(self._reason(reason, by, culprits), publish, timed_out)
+
+    def _reason(
+        self, text: str, by: str = "", culprits: Sequence[int] = ()
+    ) -> AbortReason:
+        by = by or f"rank {self.spec.global_rank}"
+        return AbortReason(text, by, culprits=tuple(culprits))
+
+    def _abort_locally(self, reason: AbortReason) -> None:
+        self._abort(reason, publish=False)
+
+    def _backend_failed(self, reason: str) -> None:
+        self.abort(reason)
+
+    def _abort(
+        self,
+        reason: AbortReason,
+        publish: bool,
+        timed_out: tuple[Work, DistTimeoutError] | None = None,
+    ) -> None:
+        with self._abort_lock:
+            if self.aborted is not None:
+                return
+            self.aborted = reason
+            backends = list(self.backends.values())
+        errors: dict[Work, DistAbortedError] = {}
+        for work in list(self.status.in_flight.values()):
+            errors[work] = error = self.aborted_error(work)
+            work.fail_pending_as(error)
+        if timed_out is not None:
+            timed_out[0].fail_pending_as(timed_out[1], WorkState.TIMED_OUT)
+        try:
+            if publish:
+                self._peers.publish_abort(reason)
+            # The backends first: arrays are the user's again when their Work is over.
+            for backend in backends:
+                _stop(backend, reason)
+        finally:
+            for work in list(self.status.in_flight.values()):
+                # A Work issued during the abort has no error yet.
+                error = errors.get(work) or self.aborted_error(work)
+                work.mark_failed(error, WorkState.ABORTED)
+            recorder.changed()
+            self._peers.close()
+
+    def publish_death_notice(self, text: str) -> None:
+        """Set the reason that ends the group elsewhere when this process is gone."""
+        self._peers.publish_death_notice(text)
+
+    def shutdown(self) -> None:
+        """Free the backends in good order; abort if ops are still in flight.
+
+        Ops on a device get `DRAIN_WAIT` seconds to end: ``wait()`` has returned to
+        the caller, who takes them for done.
+        """
+        self._drain()
+        if self.busy:
+            self.abort("destroy_process_group()")
+            return
+        with self.issue_lock, self._abort_lock:
+            if self.aborted is None:
+                self.aborted = self._reason("destroy_process_group()")
+            backends, self.backends = self.backends, {}
+        self._peers.close()
+        for backend in backends.values():
+            backend.shutdown()
+        recorder.changed()
+
+    def _drain(self) -> None:
+        deadline = time.monotonic() + DRAIN_WAIT
+        for work in list(self.status.in_flight.values()):
+            if work.on_device:
+                work._block(max(0.0, deadline - time.monotonic()))
+
+    # -- deadlines ---------------------------------------------------------
+
+    def expire(self) -> float:
+        """Time out overdue ops; return the seconds to the next deadline."""
+        if self._abort_if_stuck() or not self.status.in_flight:
+            return float("inf")
+        self.refresh()
+        now = time.time_ns()
+        nearest = float("inf")
+        for place, work in enumerate(list(self.status.in_flight.values())):
+            record = work.record
+            if record is None:
+                continue
+            begun = work.begun_ns(oldest=not place)
+            if not begun:
+                continue
+            left = record.timeout - (now - begun) / 1e9
+            if left > 0:
+                nearest = min(nearest, left)
+            elif not work.is_completed():
+                self._time_out(work, record.describe(), record.timeout)
+                return float("inf")
+        return nearest
+
+    def _abort_if_stuck(self) -> bool:
+        """Abort where a backend does not take an op; return whether that is so."""
+        handing_over = self.handing_over
+        if handing_over is None:
+            return False
+        op, since = handing_over
+        if time.monotonic() - since <= op.timeout:
+            return False
+        self.abort(
+            f"{op.describe()}: the {op.backend} backend has not taken it for "
+            f"{op.timeout:g} s: a call of its library is stuck"
+        )
+        return True
+
+    def _time_out(self, work: Work, op: str, timeout: float) -> None:
+        whose = "the group's" if timeout == self.spec.timeout else "its own"
+        error = DistTimeoutError(
+            f"{work.describe()} was not done {timeout:g} s after it began "
+            f"({whose} timeout): not every rank entered it, or one is "
+            f"stuck. The group was aborted; {REBUILD_HINT}",
+            **work.identity(),
+            reason=f"not done {timeout:g} s after it began",
+        )
+        self.abort(f"{op} timed out after {timeout:g} s", timed_out=(work, error))
+
+
+def _stop(backend: Backend, reason: AbortReason) -> None:
+    try:
+        backend.abort(str(reason))
+    except Exception:  # noqa: BLE001 - a backend may be anybody's
+        # The others, and the Works, have to be ended all the same.
+        _log.exception("the abort of backend %r failed", backend.name)

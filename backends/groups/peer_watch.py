@@ -1,0 +1,138 @@
+"""PeerWatch: the messages of one generation of a group through the store.
+
+Each rank watches three things: the abort of another rank, the death of another
+rank (its death notice, which the store writes as an abort, or the loss of the
+store itself), and the first send or receive of another rank, which needs the
+backend of every rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable
+from functools import partial
+
+from ..errors import DistError
+from ..stores.base import Store
+from .abort_reason import AbortReason
+from .spec import GroupSpec
+
+__all__ = ["PeerWatch"]
+
+_log = logging.getLogger(__name__)
+
+_STORE = "the store"
+
+
+class PeerWatch:
+    """The store keys of one generation that concern its life, and their watches.
+
+    ``on_abort(reason)`` and ``on_build(device)`` are called on threads of the
+    store and must not use the store themselves.
+    """
+
+    def __init__(
+        self,
+        spec: GroupSpec,
+        store: Store,
+        on_abort: Callable[[AbortReason], None],
+        on_build: Callable[[str], None],
+    ) -> None:
+        self._spec, self._store = spec, store
+        self._on_abort, self._on_build = on_abort, on_build
+        self._lock = threading.Lock()
+        self._closed = False
+        self._cancels: list[Callable[[], None]] = []
+
+    def start(self) -> None:
+        """Watch the other ranks from now on, and leave a death notice for them."""
+        spec, store = self._spec, self._store
+        if spec.size == 1:
+            return
+        self._keep(store.watch("abort", self._peer_aborted))
+        # Rank 0 serves the store, where the store reports deaths at all.
+        if 0 in spec.ranks:
+            self._keep(store.watch_loss(self._store_lost))
+        where = f"process {os.getpid()} on {socket.gethostname()}"
+        self.publish_death_notice(
+            f"rank {spec.global_rank} ({where}) is gone: it was killed, crashed or "
+            "left without destroy_process_group(), or its network failed"
+        )
+        for device in spec.config.device_backend_map:
+            build = partial(self._peer_builds, device)
+            self._keep(store.watch(f"build/{device}", build))
+
+    def close(self) -> None:
+        """Cancel the watches."""
+        with self._lock:
+            self._closed = True
+            cancels, self._cancels = self._cancels, []
+        for cancel in cancels:
+            cancel()
+
+    def _keep(self, cancel: Callable[[], None]) -> None:
+        with self._lock:
+            if not self._closed:
+                self._cancels.append(cancel)
+                return
+        cancel()
+
+    # -- messages to the other ranks ----------------------------------------
+
+    def publish_abort(self, reason: AbortReason) -> None:
+        """Abort this generation on the other ranks; returns at once."""
+        if self._spec.size == 1:
+            return
+        # The dead rank may be the store's host: never wait for an answer.
+        # Python 3.12 starts no thread at its end.
+        with contextlib.suppress(RuntimeError):
+            threading.Thread(
+                target=self._write_abort,
+                args=(reason,),
+                name=f"rankscope-abort-{self._spec.name}",
+                daemon=True,
+            ).start()
+
+    def _write_abort(self, reason: AbortReason) -> None:
+        try:
+            self._store.compare_set("abort", b"", reason.to_json())
+        except DistError as error:
+            _log.warning(
+                "%s: could not publish the abort to the other ranks: %s",
+                self._spec.describe(),
+                error,
+            )
+
+    def publish_death_notice(self, text: str) -> None:
+        """Set the reason that ends the group elsewhere when this process is gone."""
+        # Without a time: the death is later.
+        culprits = [self._spec.global_rank]
+        notice = json.dumps({"text": text, "by": _STORE, "culprits": culprits})
+        self._store.last_will("abort", notice)
+
+    def publish_build(self, device: str) -> None:
+        """Have the other ranks build the backend of `device`."""
+        self._store.set(f"build/{device}", b"1")
+
+    # -- messages of the other ranks ----------------------------------------
+
+    def _peer_aborted(self, value: bytes) -> None:
+        self._on_abort(AbortReason.from_json(value))
+
+    def _store_lost(self, message: str) -> None:
+        # Rank 0 serves the store.
+        self._on_abort(AbortReason(message, _STORE, culprits=(0,)))
+
+    def _peer_builds(self, device: str, value: bytes) -> None:
+        # Not on the store's thread: building talks to the store.
+        threading.Thread(
+            target=self._on_build,
+            args=(device,),
+            name=f"rankscope-build-{self._spec.name}",
+            daemon=True,
+        ).start()

@@ -1,0 +1,434 @@
+"""ProcessGroup: several backends behind one dispatch point."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..errors import DistBackendError, DistError
+from ..interface.base import Backend
+from ..interface.op import Op, fuse
+from ..stores.base import Store
+from ..work.composite import join
+from ..work.flight_recorder import Batch, GroupStatus, Record, recorder
+from ..work.hooks import active_hooks
+from ..work.op_timeout import own_timeout
+from ..work.op_type import OpType
+from ..work.state import WorkState
+from ..work.work import Work
+from .abort_reason import AbortReason
+from .capture import PendingOp, fusible_runs
+from .config import BackendConfig
+from .generation import Generation
+from .key import GroupKey
+from .origin import Origin
+from .spec import GroupSpec
+from .summary import summarize
+from .watchdog import watchdog
+
+__all__ = ["ProcessGroup"]
+
+
+class ProcessGroup:
+    """A set of ranks with one :class:`Backend` per device type.
+
+    Backends are built at the first use of their device type, so that a group
+    whose config names a library that is not installed works until an array of
+    that device type is used. Every op goes through :meth:`issue`, the one place
+    where it is checked, shown to hooks, numbered, recorded and started.
+
+    Parameters
+    ----------
+    ranks : global ranks, in the order of their ranks in the group.
+    global_rank : this process's.
+    store : shared by all ranks of the group; its keys get a prefix of their own.
+    timeout : of each op, in seconds.
+    generation : how often the group was rebuilt.
+    origin : the group that this one is made from, if every rank knows it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        ranks: Sequence[int],
+        global_rank: int,
+        config: BackendConfig,
+        store: Store,
+        timeout: float,
+        generation: int = 0,
+        origin: Origin | None = None,
+    ) -> None:
+        self._spec = GroupSpec(name, ranks, global_rank, config, timeout)
+        self._root_store = store
+        # Held while a rebuild replaces the generation, before any of its locks.
+        self._rebuild_lock = threading.Lock()
+        # The ranks of a later generation may be other processes: it has no origin.
+        self._current = Generation(self._spec, generation, store, origin=origin)
+        # The batch that each thread inside a coalescing block is filling.
+        self._captures: dict[int, list[PendingOp]] = {}
+
+    # -- what it is --------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The name that messages and the board show."""
+        return self._spec.name
+
+    @property
+    def key(self) -> GroupKey:
+        """What identifies the group on every rank."""
+        return self._spec.key
+
+    @property
+    def ranks(self) -> list[int]:
+        """The global ranks of the group, by rank in the group."""
+        return self._spec.ranks
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the group."""
+        return self._spec.rank
+
+    @property
+    def global_rank(self) -> int:
+        """This process's rank in the world."""
+        return self._spec.global_rank
+
+    @property
+    def config(self) -> BackendConfig:
+        """The backend of each device type."""
+        return self._spec.config
+
+    @property
+    def timeout(self) -> float:
+        """Seconds after which an op is timed out, counted from its start."""
+        return self._spec.timeout
+
+    def size(self) -> int:
+        """Return the number of ranks in the group."""
+        return self._spec.size
+
+    def describe(self) -> str:
+        """``group 'default' on rank 2``, for messages."""
+        return self._spec.describe()
+
+    def first_device(self) -> str:
+        """Return the device type that ops without an array go to."""
+        return next(iter(self.config.device_backend_map))
+
+    def summary(self) -> dict[str, Any]:
+        """Return where this rank is in the group, as plain data."""
+        return summarize(self._spec, self._current)
+
+    def __repr__(self) -> str:
+        state = "" if self.aborted is None else f", aborted: {self.aborted}"
+        return (
+            f"<ProcessGroup {self.name!r}: rank {self.global_rank} of "
+            f"{self.ranks}, {self.config}{state}>"
+        )
+
+    # -- its life ----------------------------------------------------------
+
+    @property
+    def current(self) -> Generation:
+        """The generation that ops are issued in; a rebuild replaces it."""
+        return self._current
+
+    @property
+    def generation(self) -> int:
+        """How often the group was rebuilt."""
+        return self._current.number
+
+    @property
+    def status(self) -> GroupStatus:
+        """Counters and Works in flight of the current generation."""
+        return self._current.status
+
+    @property
+    def store(self) -> Store:
+        """The store of the current generation."""
+        return self._current.store
+
+    @property
+    def aborted(self) -> AbortReason | None:
+        """Why the group was aborted; ``None`` while it is usable."""
+        return self._current.aborted
+
+    def backends(self) -> list[Backend]:
+        """Return the backends that were built so far."""
+        return list(self._current.backends.values())
+
+    def built_backend(self, device: str) -> Backend | None:
+        """Return the backend of `device`, or ``None`` before its first use."""
+        return self._current.backends.get(device)
+
+    def backend_for(self, device: str, op_type: OpType | None = None) -> Backend:
+        """Return the backend of `device`: see `Generation.backend_for`."""
+        return self._current.backend_for(device, op_type)
+
+    def connect(self, index: int) -> None:
+        """Prepare, before any op, what ops on CUDA device `index` will need."""
+        self.backend_for("cuda").prepare(index=index)
+
+    def open_from(self, group: ProcessGroup) -> None:
+        """Eagerly create the backends that can be split from those of `group`."""
+        for device, backend in list(group.current.backends.items()):
+            if backend.supports_split and device in self.config.device_backend_map:
+                self.backend_for(device)
+
+    def enable_timing(self, enabled: bool) -> None:
+        """Time the Works that are made from now on, or do not."""
+        self._current.set_timing(enabled)
+
+    def abort(self, reason: str, *, by: str = "", culprits: Sequence[int] = ()) -> None:
+        """Fail the ops in flight and stop the backends, here and on every rank.
+
+        Every Work in flight ends as ABORTED with `reason`; ops issued later
+        raise it. Returns at once, whatever the backends hang in; the other
+        ranks read the reason in the store. Does nothing if the group is aborted.
+        `by` says who aborts (default: this rank), `culprits` are the global ranks
+        that are the cause, as far as they are known.
+        """
+        reason = reason or "abort_process_group()"
+        self._current.abort(reason, by=by, culprits=culprits)
+
+    def rebuild(
+        self, generation: int | None = None, store: Store | None = None
+    ) -> None:
+        """Begin a new generation: same name and ranks, fresh backends, seq from 0.
+
+        Local and immediate; every rank of the group has to do it, with the
+        same `generation` (default: the next one). Works of the old generation
+        stay as they ended. `store` replaces the group's store.
+        """
+        while not self._replace(self._current, generation, store):
+            pass  # another thread has rebuilt the group meanwhile
+        recorder.changed()
+
+    def _replace(
+        self, old: Generation, number: int | None, store: Store | None
+    ) -> bool:
+        # Outside of the lock: callbacks of Works may rebuild, too.
+        old.abort("the group was rebuilt", publish=False)
+        with self._rebuild_lock:
+            if self._current is not old:
+                return False
+            if store is not None:
+                self._root_store = store
+            self._current = Generation(
+                self._spec,
+                old.number + 1 if number is None else number,
+                self._root_store,
+                timing=old.timing,
+            )
+        return True
+
+    def shutdown(self) -> None:
+        """Free the backends in good order; abort if ops are still in flight."""
+        self._current.shutdown()
+
+    # -- its ops -----------------------------------------------------------
+
+    def issue(self, op: Op) -> Work:
+        """Check, number, record and start `op`; return its Work.
+
+        An op on nothing but empty arrays is a completed Work with a sequence
+        number of its own. In a coalescing block of this thread the op is only
+        checked, and issued with the batch.
+        """
+        current = self._current
+        device = op.device
+        backend = current.backends.get(device) or current.backend_for(device, op.kind)
+        op.check(backend)
+        timeout = own_timeout() or self._spec.timeout
+        record = Record(
+            current.status, op.kind, op.arrays, op.peer, timeout, backend.name
+        )
+        hooks = active_hooks()
+        for hook in hooks:
+            hook.before(record)
+        if self._captures:
+            batch = self._captures.get(threading.get_ident())
+            if batch is not None:
+                pending = PendingOp(current, record, op)
+                batch.append(pending)
+                return pending
+        watchdog.touch()
+        with current.issue_lock:
+            current.handing_over = record, time.monotonic()
+            try:
+                current.raise_if_aborted(op.kind)
+                record.number()
+                recorder.add(record)
+                work = _start(current, record, op)
+            finally:
+                current.handing_over = None
+        for hook in hooks:
+            hook.watch(record, work)
+        return work
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[list[PendingOp] | None]:
+        """Collect the ops this thread issues in the block instead of issuing them.
+
+        Yields the list they are put in, or ``None`` inside another such block
+        of this thread, which then gets them.
+        """
+        thread = threading.get_ident()
+        if thread in self._captures:
+            yield None
+            return
+        batch: list[PendingOp] = []
+        self._captures[thread] = batch
+        try:
+            yield batch
+        except BaseException:
+            for op in batch:
+                op.drop("the coalescing_manager block raised, nothing was issued")
+            raise
+        finally:
+            del self._captures[thread]
+
+    @property
+    def capturing(self) -> bool:
+        """Whether this thread is in a block that collects ops instead of issuing."""
+        return threading.get_ident() in self._captures
+
+    def issue_batch(self, batch: Sequence[PendingOp]) -> list[Work]:
+        """Issue captured ops in order, each run of fusible ops as one call."""
+        if not batch:
+            return []
+        issued: list[tuple[list[PendingOp], list[Work]]] = []
+        # After a rebuild inside the block, that of the first op has ended.
+        current = batch[0].generation
+        watchdog.touch()
+        with current.issue_lock:
+            current.handing_over = batch[0].entry, time.monotonic()
+            try:
+                current.raise_if_aborted(OpType.COALESCED)
+                seen: set[bool] = set()
+                for pending in batch:
+                    is_p2p = pending.op_type.is_p2p
+                    pending.entry.number(first=is_p2p not in seen)
+                    seen.add(is_p2p)
+                    recorder.add(pending.entry)
+                for run in fusible_runs(batch):
+                    issued.append((run, _start_run(current, run)))
+            finally:
+                current.handing_over = None
+        # Not under the lock: callbacks of Works that are over run here.
+        for run, works in issued:
+            for place, pending in enumerate(run):
+                pending.follow(works[place] if len(works) > 1 else works[0])
+        for hook in active_hooks():
+            for pending in batch:
+                hook.watch(pending.entry, pending)
+        return [
+            works[0] if len(works) == 1 else join(works, run[0].op_type)
+            for run, works in issued
+        ]
+
+    def enter(self, op_type: OpType, timeout: float, peer: int | None) -> Work:
+        """Number and record an op that no backend runs; the caller ends its Work.
+
+        The caller keeps the deadline, too: `timeout` is only shown.
+        """
+        current = self._current
+        with current.issue_lock:
+            current.raise_if_aborted(op_type)
+            record = Record(current.status, op_type, (), peer, timeout)
+            record.number()
+            recorder.add(record)
+            work = _SelfTimedWork(op_type)
+            current.status.in_flight[record.op_id] = work
+            work.bind(record)
+            work.mark_started()
+        return work
+
+
+def _start_run(current: Generation, run: Sequence[PendingOp]) -> list[Work]:
+    """Start the ops of `run`; return a Work for each, or one for all of them."""
+    if run[0].op_type.spec.fused:
+        batch = Batch([pending.entry for pending in run])
+        return [_start(current, batch, fuse([pending.op for pending in run]))]
+    with run[0].op.backend.coalescing():
+        return [_start(current, pending.entry, pending.op) for pending in run]
+
+
+def _start(current: Generation, record: Record | Batch, op: Op) -> Work:
+    """Start `op` and bind its Work to `record`; the issue lock is held."""
+    arrays = op.arrays
+    if arrays and not arrays[0].size and op.is_empty:
+        # Other ranks may have something, and need this one.
+        op.backend.prepare(op.arrays)
+        work = Work(op.kind, op.result)
+        work.mark_started()
+        work.mark_completed()
+        work.bind(record)
+        return work
+    try:
+        work = op.start()
+        if not isinstance(work, Work):
+            raise TypeError(
+                f"{record.describe()}: the backend returned a "
+                f"{type(work).__name__}; expected a Work; "
+                "create_work_from_call and create_work_from_future make one"
+            )
+    except BaseException as error:
+        told = error
+        if current.aborted is not None and isinstance(error, DistError):
+            # It came too late for the backend.
+            told = current.aborted_error(record)
+        elif isinstance(error, DistBackendError):
+            told = DistBackendError(
+                f"{record.describe()}: {error}",
+                **record.identity(),
+                culprits=error.culprits,
+                reason=str(error),
+            )
+        work = Work(op.kind)
+        work.mark_failed(told)
+        work.bind(record)
+        if told is error:
+            raise
+        raise told from None
+    work.op_type = op.kind
+    work.timed = current.timing
+    if work._result is None:
+        work._result = op.result
+    try:
+        current.status.in_flight[record.op_id] = work
+        if current.aborted is not None:
+            work = _aborted_meanwhile(current, record, work)
+        work.bind(record)
+    except BaseException:
+        # An interrupt; the op is under way all the same.
+        work.bind(record)
+        raise
+    return work
+
+
+def _aborted_meanwhile(current: Generation, record: Record | Batch, work: Work) -> Work:
+    """Return the Work, not bound yet, of an op during whose start the group ended.
+
+    The abort may have passed over `work`, which was not in flight then, and have
+    stopped the backend under it: what failed so is a consequence of the abort.
+    """
+    error = current.aborted_error(record)
+    if work.state is WorkState.FAILED:
+        work = Work(work.op_type)
+    work.fail_pending_as(error)
+    work.mark_failed(error, WorkState.ABORTED)
+    return work
+
+
+class _SelfTimedWork(Work):
+    """The Work of an op whose caller keeps its deadline: no watchdog ends it."""
+
+    __slots__ = ()
+
+    def begun_ns(self, oldest: bool) -> int:
+        return 0

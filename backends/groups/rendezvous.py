@@ -1,0 +1,156 @@
+"""Rendezvous: obtain a store, a rank and a world size from an ``init_method``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from ..errors import DistError
+from ..interface.registry import registrations_at_init
+from ..stores.base import Store
+from ..stores.file import FileStore
+from ..stores.tcp import TCPStore
+
+__all__ = ["rendezvous"]
+
+# Variables with the same number, in order of precedence: those of torchrun and of
+# our engines, then those of mpiexec (Open MPI; MPICH, Intel MPI, others with PMI).
+_RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_WORLD_SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_MASTER = ("MASTER_ADDR", "MASTER_PORT")
+
+_FORMS = "expected env://, tcp://host:port or file:///path"
+
+
+def rendezvous(
+    init_method: str | None,
+    rank: int,
+    world_size: int,
+    timeout: float,
+    key: bytes | None = None,
+) -> tuple[Store, int, int]:
+    """Return a store that all ranks share, this rank and the world size.
+
+    `init_method` is as in ``torch.distributed.init_process_group``:
+    ``env://`` (also ``None``) takes MASTER_ADDR, MASTER_PORT and, where `rank`
+    or `world_size` is -1, RANK and WORLD_SIZE (or the variables that mpiexec sets
+    instead) from the environment; under mpiexec none of them is needed, as MPI
+    distributes the address of rank 0. ``tcp://host:port`` and ``file:///path``
+    take rank and world size from the arguments, from
+    ``?rank=0&world_size=4``, or from the environment too. Rank 0 hosts the TCP
+    store. `timeout` (seconds) bounds the connection set-up and every later wait.
+    `key` defaults to `tcp_keys.shared_key()`.
+
+    Raises `ValueError` for a bad URL, rank or world size, `DistError` naming
+    each environment variable that is missing, and `DistNetworkError` or
+    `DistStoreError` if the store cannot be reached.
+    """
+    url = urlsplit("env://" if init_method is None else init_method)
+    if url.scheme not in ("env", "tcp", "file"):
+        raise ValueError(f"init_method {init_method!r}: {_FORMS}")
+    query = parse_qs(url.query, strict_parsing=bool(url.query))
+    rank = _from_query(query, "rank", rank)
+    world_size = _from_query(query, "world_size", world_size)
+
+    if url.scheme == "env":
+        if not any(name in os.environ for name in _MASTER):
+            launched = _from_launcher(timeout, key)
+            if launched is not None:
+                _agree("rank", launched[1], rank)
+                _agree("world_size", launched[2], world_size)
+                return launched
+        rank, world_size, host, port = _from_environment(rank, world_size)
+    elif rank == -1 or world_size == -1:
+        rank = _integer(_RANK) if rank == -1 and _is_set(_RANK) else rank
+        if world_size == -1 and _is_set(_WORLD_SIZE):
+            world_size = _integer(_WORLD_SIZE)
+    _check(rank, world_size)
+    if url.scheme == "file":
+        if url.netloc not in ("", "localhost") or not url.path.strip("/"):
+            raise ValueError(
+                f"init_method {init_method!r}: expected file:/// and an absolute path"
+            )
+        path = unquote(url.path)
+        file_store = FileStore(path, world_size, timeout, discard_stale=True)
+        return file_store, rank, world_size
+    if url.scheme == "tcp":
+        try:
+            host, port = url.hostname or "", url.port or 0
+        except ValueError as error:
+            raise ValueError(f"init_method {init_method!r}: {error}") from error
+        if not host or not port:
+            raise ValueError(f"init_method {init_method!r}: expected tcp://host:port")
+    store = TCPStore(
+        host, port, world_size, rank == 0, timeout, key=key, reports_deaths=True
+    )
+    return store, rank, world_size
+
+
+def _from_launcher(timeout: float, key: bytes | None) -> tuple[Store, int, int] | None:
+    """Return store, rank and world size from the launcher of this process."""
+    for registration in registrations_at_init():
+        if registration.rendezvous is not None:
+            launched = registration.rendezvous(timeout, key)
+            if launched is not None:
+                return launched
+    return None
+
+
+def _from_query(query: dict[str, list[str]], name: str, given: int) -> int:
+    if name not in query:
+        return given
+    try:
+        value = int(query[name][0])
+    except ValueError as error:
+        raise ValueError(
+            f"init_method: {name}={query[name][0]!r} is no integer"
+        ) from error
+    _agree(name, value, given)
+    return value
+
+
+def _agree(name: str, found: int, given: int) -> None:
+    if given not in (-1, found):
+        raise ValueError(f"the init_method says {name}={found}, the argument {given}")
+
+
+def _is_set(names: Sequence[str]) -> bool:
+    return any(os.environ.get(name) for name in names)
+
+
+def _integer(names: Sequence[str]) -> int:
+    """Return the value of the first of `names` that is set in the environment."""
+    name = next(name for name in names if os.environ.get(name))
+    try:
+        return int(os.environ[name])
+    except ValueError as error:
+        raise DistError(
+            f"the environment variable {name} is {os.environ[name]!r}, no integer"
+        ) from error
+
+
+def _from_environment(rank: int, world_size: int) -> tuple[int, int, str, int]:
+    needed: list[Sequence[str]] = [["MASTER_ADDR"], ["MASTER_PORT"]]
+    needed += [_RANK] if rank == -1 else []
+    needed += [_WORLD_SIZE] if world_size == -1 else []
+    missing = [names[0] for names in needed if not _is_set(names)]
+    if missing:
+        raise DistError(
+            f"init_method env://: not set in the environment: {', '.join(missing)}. "
+            "Set this on every rank, or give rank=, world_size= and "
+            "init_method='tcp://host:port'"
+        )
+    return (
+        _integer(_RANK) if rank == -1 else rank,
+        _integer(_WORLD_SIZE) if world_size == -1 else world_size,
+        os.environ["MASTER_ADDR"],
+        _integer(["MASTER_PORT"]),
+    )
+
+
+def _check(rank: int, world_size: int) -> None:
+    if world_size < 1:
+        raise ValueError(f"world_size {world_size}: expected the number of ranks, ≥ 1")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank}: expected 0 to {world_size - 1}")

@@ -1,0 +1,92 @@
+"""The watchdog: one thread per process that times ops out.
+
+An op's timeout counts from when it started to execute. An op that never
+reported a start is counted from its issue, and only while it is the oldest in
+flight: one queued behind a hung op has not had its chance yet.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from typing import Protocol
+
+from ..work.background_loop import BackgroundLoop
+
+__all__ = ["Watchdog", "Watched", "watchdog"]
+
+_log = logging.getLogger(__name__)
+
+# Seconds between two checks while anything is in flight: the largest delay of a
+# timeout. The checks go on for _LINGER seconds after the last op, so that a loop of
+# short ops does not wake the thread, a context switch, for each op.
+_PERIOD = 0.1
+_LINGER = 5.0
+# Seconds for which the thread then waits for the next op before it ends.
+_REST = 3600.0
+
+
+class Watched(Protocol):
+    """What the watchdog asks of a group."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether an op is in flight, or is being handed to a backend."""
+
+    def expire(self) -> float:
+        """Time out overdue ops; return the seconds to the next deadline."""
+
+
+class Watchdog:
+    """Checks the groups that have ops in flight and times overdue ops out.
+
+    The watchdog keeps no group alive: it holds weak references, and its thread
+    sleeps without a strong one.
+    """
+
+    def __init__(self) -> None:
+        self._groups: weakref.WeakSet[Watched] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._busy_at = 0.0
+        self._loop = BackgroundLoop("rankscope-watchdog", self._check, linger=_REST)
+
+    def register(self, group: Watched) -> None:
+        """Watch `group` for as long as it is alive."""
+        with self._lock:
+            self._groups.add(group)
+        self._loop.resume()
+
+    def touch(self) -> None:
+        """Wake the thread if it is idle: an op is about to be in flight."""
+        if self._loop.idle:
+            # The op may be in flight only when the thread has looked.
+            self._busy_at = time.monotonic()
+            self._loop.kick()
+
+    def stop(self) -> None:
+        """End the thread; the next group that is made may start it again."""
+        self._loop.stop(timeout=5)
+
+    def _check(self) -> float | None:
+        with self._lock:
+            groups = list(self._groups)
+        if any(group.busy for group in groups):
+            self._busy_at = time.monotonic()
+        nearest = min(map(_expire, groups), default=_PERIOD)
+        if time.monotonic() - self._busy_at < _LINGER:
+            return max(0.001, min(_PERIOD, nearest))
+        return None
+
+
+def _expire(group: Watched) -> float:
+    try:
+        return group.expire()
+    except Exception:  # noqa: BLE001 - the other groups have deadlines, too
+        _log.exception("the watchdog failed on %r", group)
+        return _PERIOD
+
+
+#: The watchdog of this process.
+watchdog = Watchdog()

@@ -1,0 +1,412 @@
+"""World: the registry of this process's groups."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from ..errors import DistError
+from ..interface.registry import registrations_at_init
+from ..rank_sets import name_ranks
+from ..stores.base import Store
+from ..stores.prefix import PrefixStore
+from ..work.async_errors import take_async_error
+from ..work.flight_recorder import recorder
+from .config import BackendConfig
+from .key import GroupKey
+from .non_member import NonGroupMember
+from .origin import Origin
+from .process_group import ProcessGroup
+from .watchdog import watchdog
+
+__all__ = ["DEFAULT", "World", "world"]
+
+_log = logging.getLogger(__name__)
+
+#: The name of the default group.
+DEFAULT = "default"
+
+# Seconds that rank 0, which hosts the store, waits until the others have left it.
+_GOODBYE_TIMEOUT = 5.0
+# Seconds that the end of a cell or script waits for the end of an abort.
+_SETTLE_WAIT = 2.0
+
+
+class World:
+    """All groups of this process.
+
+    The methods with ids or names are for the agent of an engine: they return at once,
+    and any thread may call them while the main thread is blocked.
+    """
+
+    def __init__(self) -> None:
+        self.rank: int | None = None
+        self.size: int | None = None
+        self.store: Store | None = None
+        self._owns_store = False
+        # Groups may share a name if their ranks differ: a rank has no record of the
+        # groups that it is not in.
+        self._groups: dict[GroupKey, ProcessGroup] = {}
+        # Number of groups made with the same description and ranks.
+        self._uses: dict[GroupKey, int] = {}
+        self._current: ProcessGroup | None = None
+        self._lock = threading.RLock()
+
+    # -- making and finding groups -----------------------------------------
+
+    def init(
+        self,
+        config: BackendConfig,
+        store: Store,
+        rank: int,
+        size: int,
+        timeout: float,
+        owns_store: bool,
+    ) -> ProcessGroup:
+        """Make the default group."""
+        with self._lock:
+            if self.default is not None:
+                raise ValueError(
+                    "init_process_group: the default group is there already "
+                    f"({self.default!r}); call destroy_process_group() first"
+                )
+            self.rank, self.size = rank, size
+            self.store, self._owns_store = store, owns_store
+            if owns_store:
+                atexit.register(self._leave)
+            for registration in registrations_at_init():
+                registration.on_init()
+            self._current = self._add(DEFAULT, range(size), config, timeout, 0)
+            return self._current
+
+    def _add(
+        self,
+        name: str,
+        ranks: Sequence[int],
+        config: BackendConfig,
+        timeout: float,
+        generation: int,
+        origin: Origin | None = None,
+    ) -> ProcessGroup:
+        assert self.rank is not None
+        assert self.store is not None
+        made = ProcessGroup(
+            name, ranks, self.rank, config, self.store, timeout, generation, origin
+        )
+        self._groups[made.key] = made
+        recorder.changed()
+        return made
+
+    def new_group(
+        self,
+        ranks: Sequence[int],
+        description: str | None,
+        config: BackendConfig,
+        timeout: float,
+        origin: Origin | None = None,
+    ) -> ProcessGroup | NonGroupMember:
+        """Make a group of `ranks`; its name needs no communication.
+
+        A name is the description, or the ranks, and a count if the same name was
+        used for the same ranks before. Members that make their common groups in
+        the same order obtain equal names, whatever other groups each is in.
+        """
+        assert self.rank is not None
+        with self._lock:
+            base = description or f"ranks {','.join(map(str, ranks))}"
+            if self.rank not in ranks:
+                return NonGroupMember(base, ranks, self.rank)
+            key = GroupKey(base, tuple(ranks))
+            self._uses[key] = count = self._uses.get(key, 0) + 1
+            name = base if count == 1 else f"{base} ({count})"
+            return self._add(name, ranks, config, timeout, 0, origin)
+
+    def shrink(
+        self, group: ProcessGroup, excluded: Sequence[int], *, abort: bool
+    ) -> ProcessGroup:
+        """Make a group of the ranks of `group` without its ranks `excluded`.
+
+        With `abort`, `group` is aborted as soon as the new group does not need it.
+        """
+        staying = [r for place, r in enumerate(group.ranks) if place not in excluded]
+        left_out = [group.ranks[place] for place in excluded]
+        reason = (
+            f"shrink_group: its {name_ranks(staying)} go on without "
+            f"{name_ranks(left_out)}"
+        )
+        parent = group.current
+        # `group` is aborted only after the new backends are split from its own.
+        using = [one for one in group.backends() if one.supports_split] if abort else []
+        released = threading.Semaphore(max(0, len(using) - 1))
+
+        def end() -> None:
+            parent.abort(reason)
+
+        def release() -> None:
+            if not released.acquire(blocking=False):
+                end()
+
+        made = self.new_group(
+            staying,
+            f"{group.name} without {','.join(map(str, left_out))}",
+            group.config,
+            group.timeout,
+            Origin(group, tuple(excluded), release if abort else None),
+        )
+        assert isinstance(made, ProcessGroup)
+        try:
+            made.open_from(group)
+        except BaseException:
+            if abort:
+                end()
+            raise
+        if abort and not using:
+            end()
+        return made
+
+    def get_group(self, name: str | None = None) -> ProcessGroup:
+        """Return the group with the name or id `name` (default: the current one).
+
+        Raises `ValueError` if there is none, or if several have the name.
+        """
+        if name is None and self._current is not None:
+            # A short path: every op calls this method.
+            return self._current
+        wanted = DEFAULT if name is None else name
+        groups = self.groups()
+        found = [one for one in groups if one.key.id == wanted] or [
+            one for one in groups if one.name == wanted
+        ]
+        if len(found) > 1:
+            listed = "; ".join(
+                f"{name_ranks(one.ranks)} ({one.key.id!r})" for one in found
+            )
+            raise ValueError(
+                f"rank {self.rank} is in {len(found)} groups called {wanted!r}: "
+                f"{listed}"
+            )
+        if found:
+            return found[0]
+        if not groups:
+            raise ValueError(
+                "there is no process group yet: call init_process_group() first "
+                "(%dist_init does it in a notebook)"
+            )
+        known = ", ".join(repr(one.name) for one in groups)
+        raise ValueError(
+            f"rank {self.rank} is in no group called {wanted!r}; it is in {known}"
+        )
+
+    @property
+    def default(self) -> ProcessGroup | None:
+        """The default group; ``None`` before it is made."""
+        return next((one for one in self.groups() if one.name == DEFAULT), None)
+
+    def groups(self) -> list[ProcessGroup]:
+        """All groups of this rank, the default one first."""
+        return list(self._groups.values())
+
+    @contextlib.contextmanager
+    def default_group(self, name: str) -> Iterator[ProcessGroup]:
+        """Within the block, ``group=None`` means the group called `name`."""
+        chosen = self.get_group(name)
+        previous, self._current = self._current, chosen
+        try:
+            yield chosen
+        finally:
+            self._current = previous
+
+    # -- for the agent ----------------------------------------------------
+
+    def summary(self) -> dict[str, Any]:
+        """Return the progress of this rank in each of its groups, as plain data."""
+        return {
+            "rank": self.rank,
+            "world_size": self.size,
+            "groups": [one.summary() for one in self.groups()],
+        }
+
+    def on_change(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call ``callback()`` at every transition; see `FlightRecorder.on_change`."""
+        return recorder.on_change(callback)
+
+    def abort(
+        self,
+        groups: Iterable[str] | None,
+        reason: str,
+        *,
+        by: str = "",
+        culprits: Sequence[int] = (),
+    ) -> list[str]:
+        """Abort groups; return their names.
+
+        Parameters
+        ----------
+        groups
+            Ids of groups (`GroupKey.id`), or names that one group has; ``None``: all.
+        reason, by
+            The reason, and the initiator (default: this rank); errors contain both.
+        culprits
+            The global ranks that caused the abort, as far as they are known.
+
+        Raises
+        ------
+        ValueError
+            Where this rank is not in one of `groups`; then none is aborted.
+        """
+        chosen = self.groups() if groups is None else list(map(self.get_group, groups))
+        for one in chosen:
+            one.abort(reason, by=by, culprits=culprits)
+        return [one.name for one in chosen]
+
+    def rebuild(
+        self,
+        group: str | None,
+        generation: int | None = None,
+        store: Store | None = None,
+    ) -> list[str]:
+        """Begin a new generation of groups; return their names.
+
+        Parameters
+        ----------
+        group
+            The id of a group (`GroupKey.id`), or a name that one group has; ``None``:
+            all groups.
+        generation
+            Its number (default: the next one), the same on every rank.
+        store
+            Replaces the store of all groups rebuilt from now on.
+
+        Raises
+        ------
+        ValueError
+            Where this rank is not in `group`.
+        """
+        with self._lock:
+            if store is not None:
+                self.store = store
+            chosen = self.groups() if group is None else [self.get_group(group)]
+            for one in chosen:
+                one.rebuild(generation, self.store)
+            return [one.name for one in chosen]
+
+    def export_groups(self) -> dict[str, Any]:
+        """Return the state that a fresh process needs to join the same groups."""
+        with self._lock:
+            return {
+                "uses": [(*key, count) for key, count in self._uses.items()],
+                "groups": [
+                    {
+                        "name": one.name,
+                        "ranks": one.ranks,
+                        "backend": str(one.config),
+                        "timeout": one.timeout,
+                        "generation": one.generation,
+                    }
+                    for one in self.groups()
+                ],
+            }
+
+    def import_groups(self, exported: dict[str, Any]) -> list[str]:
+        """Make this rank's groups from another rank's `export_groups`; return names."""
+        with self._lock:
+            made = []
+            for one in exported["groups"]:
+                key = GroupKey(one["name"], tuple(one["ranks"]))
+                if self.rank in one["ranks"] and key not in self._groups:
+                    self._add(
+                        one["name"],
+                        one["ranks"],
+                        BackendConfig(one["backend"]),
+                        one["timeout"],
+                        one["generation"],
+                    )
+                    made.append(one["name"])
+            for base, ranks, count in exported["uses"]:
+                key = GroupKey(base, tuple(ranks))
+                self._uses[key] = max(count, self._uses.get(key, 0))
+            return made
+
+    def destroy(self, group: ProcessGroup | None = None) -> None:
+        """Shut down `group`; if it is the default one, or ``None``, all groups."""
+        with self._lock:
+            if group is not None and group.name != DEFAULT:
+                group.shutdown()
+                self._groups.pop(group.key, None)
+                recorder.changed()
+                return
+            chosen, self._groups = self.groups(), {}
+        try:
+            for one in reversed(chosen):
+                one.shutdown()
+        except BaseException as error:
+            for one in chosen:
+                one.abort(f"destroy_process_group() was ended by {error!r}")
+            raise
+        finally:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Return to the state before the default group was made."""
+        watchdog.stop()
+        store, self.store = self.store, None
+        if store is not None and self._owns_store:
+            atexit.unregister(self._leave)
+            self._say_goodbye(store)
+            store.close()
+        self.rank = self.size = None
+        self._uses.clear()
+        self._current = None
+        recorder.changed()
+
+    def async_error(self) -> BaseException | None:
+        """Return an unreported error of an op, if any; see `work.async_errors`.
+
+        Waits up to 2 s for the end of aborts: kernels end before their Works do.
+        """
+        deadline = time.monotonic() + _SETTLE_WAIT
+        while time.monotonic() < deadline and any(
+            group.aborted is not None and group.status.in_flight
+            for group in self.groups()
+        ):
+            time.sleep(0.005)
+        return take_async_error()
+
+    def _leave(self) -> None:
+        """Leave the store at exit; a script that raised leaves without a goodbye."""
+        store, error = self.store, getattr(sys, "last_value", None)
+        if store is None:
+            return
+        if error is None or hasattr(sys, "ps1"):
+            self._say_goodbye(store, wait=False)
+            return
+        told = f"rank {self.rank} ended with {type(error).__name__}: {error}"
+        for group in self.groups():
+            try:
+                group.current.publish_death_notice(told)
+            except DistError as failed:
+                _log.debug("%s: %s", group, failed)
+
+    def _say_goodbye(self, store: Store, *, wait: bool = True) -> None:
+        """Leave the store in an orderly way; its host waits, so as to leave last."""
+        assert self.size is not None
+        goodbye = PrefixStore("goodbye", store)
+        try:
+            store.withdraw()
+            if goodbye.add("count", 1) == self.size:
+                goodbye.set("all", b"1")
+            if self.rank == 0 and wait:
+                goodbye.wait(["all"], timeout=_GOODBYE_TIMEOUT)
+        except DistError as error:
+            # The host has ended, or another rank died: there is nothing left to do.
+            _log.debug("no goodbye: %s", error)
+
+
+#: The groups of this process.
+world = World()

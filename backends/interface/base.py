@@ -1,0 +1,460 @@
+"""Backend: the base class of every communication library.
+
+A backend subclasses :class:`Backend` and registers itself.
+The semantics of each method are those of the ``torch.distributed`` function of
+the same name; what a base-class method does not build out of others raises
+`NotImplementedError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NoReturn
+
+import numpy as np
+
+from ..errors import DistBackendError, DistError
+from ..stores.base import Store
+from ..work.composite import chain
+from ..work.op_type import OpType
+from ..work.reduce_op import ReduceOp
+from ..work.work import Work
+from . import fusion
+
+__all__ = [
+    "INTERFACE_VERSION",
+    "Array",
+    "Backend",
+    "BackendCreator",
+    "Reduction",
+    "Registration",
+]
+
+#: The version of the interface below: raised by a change that an existing
+#: subclass of `Backend` would have to follow.
+INTERFACE_VERSION = 1
+
+# What a backend is handed: numpy arrays for "cpu", cupy's for "cuda", and what
+# the caller gave for a device type Rankscope knows no array library for.
+Array = Any
+
+#: A `ReduceOp`, or what the backend's own `check` returned for it.
+Reduction = Any
+
+BackendCreator = Callable[[Store, int, int, float], "Backend"]
+
+#: ``(timeout, key) -> (store, rank, world_size)``, or ``None`` in a process that
+#: the launcher did not start.
+LauncherRendezvous = Callable[[float, bytes | None], tuple[Store, int, int] | None]
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A backend that can be made: the arguments of `Backend.register_backend`."""
+
+    name: str
+    creator: BackendCreator
+    devices: tuple[str, ...]
+    unavailable: Callable[[], str | None]
+    launcher: str | None
+    rendezvous: LauncherRendezvous | None
+    on_init: Callable[[], None]
+    has_options: Callable[[], bool]
+
+    def build(self, store: Store, rank: int, size: int, timeout: float) -> Backend:
+        """Make this rank's backend; whatever goes wrong is a `DistError`."""
+        try:
+            backend = self.creator(store, rank, size, timeout)
+        except DistError:
+            raise
+        except Exception as error:
+            raise DistBackendError(
+                f"backend {self.name!r} could not be made: its creator "
+                f"{_name_of(self.creator)} raised {type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(backend, Backend):
+            raise DistBackendError(
+                f"backend {self.name!r} could not be made: its creator "
+                f"{_name_of(self.creator)} returned a {type(backend).__name__}; "
+                "expected a rankscope.Backend"
+            )
+        # The name that configs and messages use is the one it is registered by.
+        backend.name = self.name
+        if backend.interface_version != INTERFACE_VERSION:
+            backend.shutdown()
+            raise DistBackendError(self._version_mismatch(backend.interface_version))
+        return backend
+
+    def _version_mismatch(self, stated: int) -> str:
+        old = stated < INTERFACE_VERSION
+        return (
+            f"backend {self.name!r} is written for version {stated} of the backend "
+            f"interface, and this Rankscope has version {INTERFACE_VERSION}: update "
+            f"{'the package that provides the backend' if old else 'Rankscope'}"
+        )
+
+
+class Backend:
+    """One communication library, serving one group on this rank.
+
+    A subclass is made by its registered creator,
+    ``creator(store, rank, world_size, timeout)``, at the group's first use of
+    one of its device types. Making it may rendezvous through `store`, whose
+    keys are private to this group, generation and backend.
+
+    A subclass calls ``super().__init__(rank, size)`` and defines the methods
+    its library has. The others raise `NotImplementedError`, or are built from
+    those: reduce_scatter, the ``_tensor`` forms, AVG and coalesced ops.
+
+    Contract for the collective methods. They are called from any thread, one
+    at a time, in issue order. Arguments have been validated by the
+    dispatcher: arrays are C-contiguous, writable where they are written, of
+    one dtype, of matching sizes and not all empty; `src` and `dst` are ranks *in
+    the group*. A method returns a :class:`Work` at once and never blocks on a
+    peer. The backend keeps what it uses alive until the Work is over, runs
+    ops in the order of issue, and reports each start and end. It knows no
+    deadlines: the dispatcher times ops out and then calls :meth:`abort`. It
+    writes to no array whose Work is over, however it ended.
+
+    A failure that the library reports goes to `on_failure` first, with the reason,
+    and to the Work then. Where a peer's abort closes connections, this rank may see
+    them close before the reason of the abort arrives through the store: a backend
+    whose library reports that at once waits about a second before it calls
+    `on_failure` for a closed connection, so that the abort names the cause.
+
+    The easy way to keep it: one thread per backend, ``ThreadPoolExecutor(1)``,
+    and `create_work_from_call` for each op. Waits on `store` end when `store`
+    is closed, so that is what :meth:`abort` does.
+    """
+
+    registry: ClassVar[dict[str, Registration]] = {}
+
+    #: The version of this interface that a subclass is written for. A subclass
+    #: states the number itself; one that states none is of version 1, whatever
+    #: `INTERFACE_VERSION` is. A group refuses a backend of another version.
+    interface_version: int = 1
+    #: The name it is registered by; set when the group makes the backend.
+    name: str = "backend"
+    #: Reductions the library has; AVG is made of SUM where it is not listed.
+    reduce_ops: frozenset[ReduceOp] = frozenset(
+        {ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX}
+    )
+
+    #: Whether it has `split_from`.
+    supports_split = False
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        #: Set by the group, for messages: ``group 'default' on rank 2``.
+        self.place = f"rank {rank}"
+        #: Set by the group: call it with a reason when the library, a peer or
+        #: a side process fails on its own. The group is then aborted everywhere.
+        self.on_failure: Callable[[str], None] = lambda reason: None
+        #: Set by the group: whether the Works made now are timed. To be looked
+        #: at where timing an op costs something, as on a GPU.
+        self.timing = True
+
+    # -- registry ----------------------------------------------------------
+
+    @classmethod
+    def register_backend(
+        cls,
+        name: str,
+        creator: BackendCreator,
+        devices: str | Sequence[str] = ("cpu", "cuda"),
+        extended_api: bool = False,
+        unavailable: Callable[[], str | None] = lambda: None,
+        *,
+        launcher: str | None = None,
+        rendezvous: LauncherRendezvous | None = None,
+        on_init: Callable[[], None] = lambda: None,
+        has_options: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Make `name` usable in a `BackendConfig`, for the device types `devices`.
+
+        Registering a name again replaces it for groups made from then on.
+
+        Parameters
+        ----------
+        name
+            A lower-case identifier.
+        creator
+            ``creator(store, rank, world_size, timeout)`` returns the backend of
+            this rank; `timeout` is the group's, in seconds.
+        devices
+            The device types the backend serves.
+        extended_api
+            Accepted for c10d's signature; must be ``False``.
+        unavailable
+            Returns why the library cannot be used on this machine, as a sentence
+            with the remedy; ``None`` if it can.
+        launcher
+            The launcher of the cluster that has to start the ranks, such as
+            ``"mpi"``; ``None``: any launcher.
+        rendezvous
+            Called by ``init_process_group`` where the environment names no
+            address of rank 0: ``rendezvous(timeout, key)`` returns a store, this
+            rank and the world size as the launcher knows them, or ``None`` if the
+            launcher did not start this process.
+        on_init
+            Called in every process that makes its default group after this call,
+            whichever backends that group has. Must not block.
+        has_options
+            Whether options of this backend are set in the current context. The
+            creator runs in the context of the group's first use if so, else in a
+            copy of the context that made the group.
+
+        Raises
+        ------
+        ValueError
+            `name` is not a lower-case identifier, `devices` is empty, or
+            `extended_api` is true.
+        """
+        if not name.isidentifier() or name.lower() != name:
+            raise ValueError(
+                f"backend name {name!r}: expected a lower-case identifier such as 'ucc'"
+            )
+        if extended_api:
+            raise ValueError("register_backend: extended_api=True is not supported")
+        kinds = (devices,) if isinstance(devices, str) else tuple(devices)
+        if not kinds:
+            raise ValueError(f"backend {name!r}: devices is empty, expected e.g. 'cpu'")
+        cls.registry[name] = Registration(
+            name,
+            creator,
+            kinds,
+            unavailable,
+            launcher,
+            rendezvous,
+            on_init,
+            has_options,
+        )
+
+    def refresh(self) -> None:
+        """Bring the states of Works in flight up to date.
+
+        Called before a status summary and by the watchdog: a backend that
+        does not report each start as it happens does so here. Never blocks.
+        """
+
+    def state(self) -> str:
+        """What there is to say of its connections, for the board; may be empty."""
+        return ""
+
+    def default_device(self) -> int | None:
+        """The index of the device for arrays that nobody has placed, if it has one."""
+        return None
+
+    # -- checks the dispatcher asks for ------------------------------------
+
+    def check(self, op: OpType, dtype: Any, reduce_op: ReduceOp | None) -> Any:
+        """Raise `TypeError` or `ValueError` if the op cannot be done.
+
+        Called before the op gets its sequence number, so that nothing is lost.
+        `dtype` is that of the arrays, ``None`` without any. What it returns is
+        given to the op's method in the place of `reduce_op`, if it is not ``None``:
+        a backend that translates the reduction does so once. The coalesced
+        methods get `reduce_op` itself, since their arrays may differ in dtype.
+        """
+        if reduce_op is None or reduce_op in self.reduce_ops:
+            return None
+        had = {one.name for one in self.reduce_ops}
+        if "SUM" in had:  # AVG is made of it
+            had.add("AVG")
+        raise ValueError(
+            f"{op.value}: backend {self.name!r} has no ReduceOp.{reduce_op.name}; it "
+            f"has {', '.join(sorted(had))}{_ELSEWHERE.get(reduce_op.name, '')}"
+        )
+
+    def reduction(self, op: OpType, dtype: Any, reduce_op: ReduceOp | None) -> Any:
+        """Check the op; return what its method gets as the reduction."""
+        found = self.check(op, dtype, reduce_op)
+        return reduce_op if found is None else found
+
+    # -- collectives -------------------------------------------------------
+
+    def all_reduce(self, tensor: Array, op: Reduction) -> Work:
+        """Reduce `tensor` over all ranks, in place, on every rank."""
+        self._missing("all_reduce")
+
+    def broadcast(self, tensor: Array, src: int) -> Work:
+        """Copy `tensor` of rank `src` into `tensor` of every other rank."""
+        self._missing("broadcast")
+
+    def reduce(self, tensor: Array, dst: int, op: Reduction) -> Work:
+        """Reduce over all ranks into `tensor` of rank `dst`; others keep theirs."""
+        self._missing("reduce")
+
+    def all_gather(self, tensor_list: Sequence[Array], tensor: Array) -> Work:
+        """``tensor_list[r]`` becomes `tensor` of rank r (sizes may differ by rank)."""
+        self._missing("all_gather")
+
+    def all_gather_into_tensor(self, output: Array, tensor: Array) -> Work:
+        """`output`, flat, becomes the concatenation of all ranks' `tensor`."""
+        return self.all_gather(_chunks(output, self.size), tensor)
+
+    def gather(
+        self, tensor: Array, gather_list: Sequence[Array] | None, dst: int
+    ) -> Work:
+        """On `dst`, ``gather_list[r]`` becomes `tensor` of rank r."""
+        self._missing("gather")
+
+    def scatter(
+        self, tensor: Array, scatter_list: Sequence[Array] | None, src: int
+    ) -> Work:
+        """`tensor` becomes ``scatter_list[rank]`` of rank `src`."""
+        self._missing("scatter")
+
+    def reduce_scatter(
+        self, output: Array, input_list: Sequence[Array], op: Reduction
+    ) -> Work:
+        """`output` becomes the reduction of all ranks' ``input_list[rank]``.
+
+        Built on all_reduce of one flat copy; entries may differ in size.
+        """
+        flat = np.concatenate([np.ravel(entry) for entry in input_list])
+        start = sum(entry.size for entry in input_list[: self.rank])
+
+        def take() -> None:
+            output.reshape(-1)[:] = flat[start : start + output.size]
+
+        return chain(
+            self.all_reduce(flat, op), OpType.REDUCE_SCATTER, take, result=output
+        )
+
+    def reduce_scatter_tensor(
+        self, output: Array, tensor: Array, op: Reduction
+    ) -> Work:
+        """As `reduce_scatter`, `tensor` being the flat concatenation of the parts."""
+        return self.reduce_scatter(output, _chunks(tensor, self.size), op)
+
+    def all_to_all(
+        self, output_list: Sequence[Array], input_list: Sequence[Array]
+    ) -> Work:
+        """``output_list[r]`` becomes ``input_list[rank]`` of rank r; sizes vary."""
+        self._missing("all_to_all")
+
+    def all_to_all_single(
+        self,
+        output: Array,
+        tensor: Array,
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
+    ) -> Work:
+        """As `all_to_all` on one array each, split along dimension 0."""
+        return self.all_to_all(
+            _split(output, output_split_sizes), _split(tensor, input_split_sizes)
+        )
+
+    # -- coalesced: many small ops for the price of one --------------------
+
+    def all_reduce_coalesced(self, tensors: Sequence[Array], op: ReduceOp) -> Work:
+        """`all_reduce` of each of `tensors`; here, of one flat copy per dtype."""
+        return fusion.all_reduce(self, tensors, op)
+
+    def all_gather_into_tensor_coalesced(
+        self, outputs: Sequence[Array], tensors: Sequence[Array]
+    ) -> Work:
+        """`all_gather_into_tensor` of each pair; here, of one flat copy per dtype."""
+        return fusion.all_gather_into_tensor(self, outputs, tensors)
+
+    def reduce_scatter_tensor_coalesced(
+        self, outputs: Sequence[Array], tensors: Sequence[Array], op: ReduceOp
+    ) -> Work:
+        """`reduce_scatter_tensor` of each pair; here, of one flat copy per dtype."""
+        return fusion.reduce_scatter_tensor(self, outputs, tensors, op)
+
+    def coalescing(self) -> contextlib.AbstractContextManager[None]:
+        """A block around the calls of one batch of sends and receives."""
+        return contextlib.nullcontext()
+
+    def scratch(self, size: int, dtype: Any) -> Array:
+        """A flat array for a fused op: in the memory the backend likes best."""
+        return np.empty(size, dtype)
+
+    def barrier(self) -> Work:
+        """End when every rank has entered."""
+        self._missing("barrier")
+
+    def send(self, tensor: Array, dst: int, tag: int) -> Work:
+        """Send `tensor` to rank `dst`, matched by `tag`."""
+        self._missing("send")
+
+    def recv(self, tensor: Array, src: int | None, tag: int) -> Work:
+        """Receive into `tensor` from `src`; ``None``: from any rank.
+
+        The Work's result is the sender's rank in the group.
+        """
+        self._missing("recv")
+
+    def prepare(self, arrays: Sequence[Array] = (), index: int | None = None) -> None:
+        """Begin what the ops of the other ranks need of this one, which has none yet.
+
+        Called where another rank's first op is a send or receive, or this rank's
+        moves nothing: `arrays` are empty then. `index` is that of the device, where
+        it is known. Of use to a backend that connects all ranks at the first op
+        instead of when it is made. Never blocks on a peer.
+        """
+
+    def split_from(
+        self,
+        parent: Backend | None,
+        excluded: Sequence[int],
+        release: Callable[[], None] | None,
+    ) -> None:
+        """Derive this backend's communicators from those of `parent`, if it can.
+
+        `parent` is this rank's backend of the group that this group is made from,
+        ``None`` where it was never used. Called once, before any op, on every rank
+        of this group, which has the ranks of the parent's without `excluded`, in
+        order. The parent may be busy or broken on some ranks, so the ranks have to
+        agree. With `release`, ops in flight on the parent may be aborted; it is to
+        be called, from any thread, once the parent is no longer needed.
+        """
+
+    # -- end of life -------------------------------------------------------
+
+    def abort(self, reason: str) -> None:
+        """Stop everything in flight, now, whatever it hangs in; never block on a peer.
+
+        The dispatcher fails the Works itself. Calling it again does nothing.
+        """
+
+    def shutdown(self) -> None:
+        """Free everything in good order: no op is in flight and none will come."""
+
+    def _missing(self, op: str) -> NoReturn:
+        raise NotImplementedError(f"backend {self.name!r} does not implement {op}")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} rank {self.rank} of {self.size}>"
+
+
+_BITWISE = "; of the backends that come with Rankscope mpi has it"
+# What to do about a reduction that most backends lack, by its name: PREMUL_SUM has
+# a class of its own.
+_ELSEWHERE = {
+    **dict.fromkeys(("BAND", "BOR", "BXOR"), _BITWISE),
+    "PREMUL_SUM": "; PREMUL_SUM is NCCL's alone: multiply before a SUM, x *= factor",
+}
+
+
+def _name_of(creator: BackendCreator) -> str:
+    return getattr(creator, "__qualname__", repr(creator))
+
+
+def _chunks(tensor: Array, parts: int) -> list[Array]:
+    flat = tensor.reshape(-1)
+    size = flat.size // parts
+    return [flat[i * size : (i + 1) * size] for i in range(parts)]
+
+
+def _split(tensor: Array, sizes: Sequence[int]) -> list[Array]:
+    pieces, start = [], 0
+    for size in sizes:
+        pieces.append(tensor[start : start + size])
+        start += size
+    return pieces

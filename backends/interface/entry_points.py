@@ -1,0 +1,70 @@
+"""Backends of installed packages, found by their entry points.
+
+A package declares its backend in its metadata, and nobody has to import it::
+
+    [project.entry-points."rankscope.backends"]
+    ucc = "my_package:register"
+
+``register()`` is called without arguments at the first use of a backend called
+``ucc``; it calls ``Backend.register_backend("ucc", ...)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from importlib import metadata
+
+from ..errors import DistBackendError
+
+__all__ = ["GROUP", "declared", "load"]
+
+#: The entry-point group that third-party backends are declared in.
+GROUP = "rankscope.backends"
+
+
+def declared() -> dict[str, list[metadata.EntryPoint]]:
+    """What installed packages declare, by backend name; nothing is imported.
+
+    Read anew each time, some 10 ms, so that a package installed meanwhile is
+    found: it is asked only for names that are neither built in nor registered.
+    """
+    found: dict[str, list[metadata.EntryPoint]] = {}
+    for entry in metadata.entry_points(group=GROUP):
+        found.setdefault(entry.name, []).append(entry)
+    return found
+
+
+def load(name: str, registry: Container[str]) -> None:
+    """Have the package that declares backend `name` put it into `registry`.
+
+    Raises `DistBackendError`, naming package and entry point, if there is no
+    such package, or two, or if it fails or registers something else.
+    """
+    entries = declared().get(name, [])
+    if not entries:
+        raise DistBackendError(
+            f"no backend {name!r} is registered, and no installed package declares "
+            f"one (entry-point group {GROUP!r})"
+        )
+    if len(entries) > 1:
+        raise DistBackendError(
+            f"backend {name!r} is declared by several packages: "
+            f"{', '.join(map(_describe, entries))}; uninstall all but one"
+        )
+    where = f"backend {name!r} of {_describe(entries[0])}"
+    try:
+        entries[0].load()()
+    except Exception as error:
+        raise DistBackendError(
+            f"{where} could not be loaded: {type(error).__name__}: {error}"
+        ) from error
+    if name not in registry:
+        raise DistBackendError(
+            f"{where} was loaded and registered no backend called {name!r}; its "
+            f"function has to call Backend.register_backend({name!r}, ...)"
+        )
+
+
+def _describe(entry: metadata.EntryPoint) -> str:
+    package = f"package {entry.dist.name} {entry.dist.version}" if entry.dist else "?"
+    return f"{package} (entry point {entry.name} = {entry.value!r})"

@@ -1,0 +1,156 @@
+"""Op: one validated call of an op, which is checked, recorded, captured and started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..work.composite import chain
+from ..work.op_type import OpType
+from ..work.reduce_op import ReduceOp
+from ..work.work import Work
+from .base import Array, Backend
+
+__all__ = ["Op", "fuse"]
+
+# A look-up of a member on its class is a Python call before 3.11.
+_AVG = ReduceOp.AVG
+_SUM = ReduceOp.SUM
+
+
+class Op:
+    """One call of an op on this rank.
+
+    Parameters
+    ----------
+    kind : the type of the op, whose row names the arguments of the method.
+    device : device type, which picks the group's backend.
+    arrays : the validated inputs and then the outputs, as the recorder lists them.
+    args : the arguments of the backend's method, but for the reduction, the last one.
+    result : what the Work's result is, unless the backend says another one; of a
+        reduction, what this rank receives.
+    reduce_op : the reduction, of an op that has one.
+    peer : rank in the group of the root, or of the other side of a send or recv.
+
+    :meth:`check` ties the op to a backend and keeps what the backend makes of the
+    reduction; :meth:`start` then calls the backend's method.
+    """
+
+    __slots__ = (
+        "args",
+        "arrays",
+        "averages",
+        "backend",
+        "device",
+        "kind",
+        "method",
+        "peer",
+        "reduce_op",
+        "reduction",
+        "result",
+    )
+
+    # Set by `check`: the backend, what its method gets as the reduction, and whether
+    # the result is a sum that remains to be divided.
+    backend: Backend
+    reduction: Any
+    averages: bool
+
+    def __init__(
+        self,
+        kind: OpType,
+        device: str,
+        arrays: Sequence[Array],
+        args: tuple[Any, ...],
+        *,
+        result: Any = None,
+        reduce_op: ReduceOp | None = None,
+        peer: int | None = None,
+    ) -> None:
+        self.kind = kind
+        self.device = device
+        self.arrays = arrays
+        self.args = args
+        self.result = result
+        self.reduce_op = reduce_op
+        self.peer = peer
+        self.method = kind.method
+
+    def check(self, backend: Backend) -> None:
+        """Raise `TypeError` or `ValueError` where `backend` cannot do the op.
+
+        AVG is a SUM and a division where the backend has no AVG.
+        """
+        self.backend = backend
+        reduce_op, arrays = self.reduce_op, self.arrays
+        if reduce_op is None and not arrays:
+            return
+        dtype = arrays[0].dtype if arrays else None
+        if reduce_op is _AVG and _AVG not in backend.reduce_ops:
+            if dtype is not None and dtype.kind == "b":
+                raise TypeError(
+                    f"{self.kind.value}: ReduceOp.AVG is not defined for arrays of "
+                    "bool; use MAX (or), MIN (and), or convert them: "
+                    "x.astype(np.float32)"
+                )
+            reduce_op = _SUM
+        self.averages = reduce_op is not self.reduce_op
+        found = backend.check(self.kind, dtype, reduce_op)
+        self.reduction = reduce_op if found is None else found
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the op has arrays, and none of them has an element."""
+        arrays = self.arrays
+        if not arrays or arrays[0].size:
+            return False
+        return not any(array.size for array in arrays)
+
+    def start(self) -> Work:
+        """Call the method of the backend that `check` was given; return its Work."""
+        method = getattr(self.backend, self.method)
+        if self.reduce_op is None:
+            work: Work = method(*self.args)
+            return work
+        work = method(*self.args, self.reduction)
+        if not self.averages or self.result is None:
+            return work
+        return chain(work, self.kind, self._divide, self.result)
+
+    def _divide(self) -> None:
+        outputs = self.result if isinstance(self.result, list) else [self.result]
+        for output in outputs:
+            _divide(output, self.backend.size)
+
+
+def fuse(ops: Sequence[Op]) -> Op:
+    """Return one op that does all of `ops`, which are checked, of one fused kind.
+
+    Ops without an element take no part in the call.
+    """
+    first = ops[0]
+    full = [op for op in ops if not op.is_empty]
+    fused = Op(
+        first.kind,
+        first.device,
+        [array for op in ops for array in op.arrays],
+        tuple(list(arrays) for arrays in zip(*(op.args for op in full), strict=True)),
+        result=[op.result for op in full],
+        reduce_op=first.reduce_op,
+    )
+    fused.backend = first.backend
+    fused.method = f"{first.method}_coalesced"
+    fused.averages = first.averages
+    # Of arrays that may differ in dtype: what the backend made of one is not for all.
+    fused.reduction = _SUM if first.averages else first.reduce_op
+    return fused
+
+
+def _divide(output: Array, size: int) -> None:
+    if output.dtype.kind in "iu":
+        # Towards zero, as NCCL's average of integers; // would round down.
+        output[...] = np.sign(output) * (abs(output) // size)
+    else:
+        output /= size

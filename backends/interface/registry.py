@@ -1,0 +1,81 @@
+"""The registry of backends: built in, registered, or declared by a package."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+
+from ..did_you_mean import did_you_mean
+from ..errors import DistBackendError
+from . import entry_points
+from .base import Backend, Registration
+
+__all__ = [
+    "builtin_devices",
+    "known_backends",
+    "registrations_at_init",
+    "resolve",
+    "unavailable_reason",
+]
+
+
+@dataclass(frozen=True)
+class _BuiltIn:
+    """The facts about a backend that are needed before its module is imported."""
+
+    module: str
+    devices: tuple[str, ...]
+    #: Registers an `on_init` or a `rendezvous`: imported where these are called.
+    acts_at_init: bool = False
+
+
+#: The backends that come with Rankscope; for one device type, the default first.
+_BUILTIN = {
+    "gloo": _BuiltIn("rankscope.backends.gloo.backend", ("cpu",)),
+    "mpi": _BuiltIn("rankscope.backends.mpi.backend", ("cpu",), acts_at_init=True),
+    "nccl": _BuiltIn("rankscope.backends.nccl.backend", ("cuda",)),
+}
+
+
+def builtin_devices() -> dict[str, tuple[str, ...]]:
+    """Return the device types of each backend that comes with Rankscope, by name."""
+    return {name: builtin.devices for name, builtin in _BUILTIN.items()}
+
+
+def registrations_at_init() -> list[Registration]:
+    """Return the registrations whose `on_init` and `rendezvous` are to be called.
+
+    They are those of every registered backend, and of the built-in ones that act at
+    init. Every rank calls this at its start: no other module is imported for it.
+    """
+    for name, builtin in _BUILTIN.items():
+        if builtin.acts_at_init:
+            resolve(name)
+    return list(Backend.registry.values())
+
+
+def known_backends() -> list[str]:
+    """Return the names a config may use: built in, registered, or declared."""
+    return sorted({*_BUILTIN, *Backend.registry, *entry_points.declared()})
+
+
+def resolve(name: str) -> Registration:
+    """Return the registration of `name`; import the module that registers it first.
+
+    Raises `DistBackendError` as `entry_points.load` does.
+    """
+    if name not in Backend.registry:
+        if name in _BUILTIN:
+            importlib.import_module(_BUILTIN[name].module)
+        else:
+            entry_points.load(name, Backend.registry)
+    return Backend.registry[name]
+
+
+def unavailable_reason(name: str) -> str | None:
+    """Return why backend `name` cannot be used here, with the remedy; else ``None``."""
+    try:
+        return resolve(name).unavailable()
+    except DistBackendError as error:
+        known = known_backends()
+        return str(error) if name in known else f"{error}{did_you_mean(name, known)}"

@@ -1,0 +1,223 @@
+"""Staging: arrays of another device on a backend that knows host memory only.
+
+``cuda:gloo`` in a config works this way: what an op reads is copied to host
+memory, the op runs there, and what it wrote is copied back before its Work
+ends. How to copy is known for CUDA (through cupy, pinned memory); for another
+device type :func:`register_staging` defines it. The object collectives copy
+the same way, where a group has no backend for host memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..devices.cuda_install import install_command
+from ..errors import DistBackendError
+from ..work.composite import chain
+from ..work.op_type import Argument, OpType
+from ..work.reduce_op import ReduceOp
+from ..work.work import Work
+from .base import Array, Backend
+from .registry import resolve
+
+__all__ = [
+    "StagedBackend",
+    "copies_of",
+    "misplaced",
+    "register_staging",
+    "staged_devices",
+    "staging_for",
+]
+
+Host = Any
+
+
+@dataclass(frozen=True)
+class Copies:
+    """How arrays of a device type are copied: see `register_staging`."""
+
+    to_host: Callable[[Array], Host]
+    from_host: Callable[[Host, Array], None]
+    to_device: Callable[[Host, int | None], Array] | None = None
+
+
+_copies: dict[str, Copies] = {}
+
+
+def register_staging(
+    device: str,
+    to_host: Callable[[Array], Host],
+    from_host: Callable[[Host, Array], None],
+    to_device: Callable[[Host, int | None], Array] | None = None,
+) -> None:
+    """Define how arrays of device type `device` are copied to host memory and back.
+
+    ``to_host(array)`` returns a new, C-contiguous numpy array with the same
+    shape and dtype; ``from_host(host, array)`` copies it back into `array`.
+    Both have returned only when the copy is done. ``to_device(host, index)``
+    returns a new array like `host` on device `index` (``None``: the current
+    one), on whose current stream later ops follow the copy. It is for the object
+    collectives of groups without a backend for host memory.
+    """
+    _copies[device] = Copies(to_host, from_host, to_device)
+
+
+def staged_devices() -> list[str]:
+    """The device types that `register_staging` was called for."""
+    return list(_copies)
+
+
+def misplaced(device: str, backend: str, devices: Sequence[str]) -> str | None:
+    """Why a backend for `devices` cannot serve `device`, not even by staging."""
+    if device in devices or "cpu" in devices:
+        return None
+    right = " or ".join(f"{one}:{backend}" for one in devices)
+    return f"{backend} works on {' and '.join(devices)} arrays only: write {right}"
+
+
+def staging_for(device: str, backend: str) -> Copies:
+    """How to stage arrays of `device` for `backend`; `DistBackendError` if none can."""
+    reason = misplaced(device, backend, resolve(backend).devices)
+    if reason is not None:
+        raise DistBackendError(reason)
+    copies = copies_of(device)
+    if copies is None:
+        raise DistBackendError(
+            f"backend {backend!r} works on host memory, and nobody has said how to "
+            f"copy arrays of device type {device!r} there: register_staging() does"
+        )
+    return copies
+
+
+def copies_of(device: str) -> Copies | None:
+    """How arrays of `device` are copied; `None` if that is not defined.
+
+    `DistBackendError` for ``'cuda'`` where cupy is not installed.
+    """
+    if device not in _copies and device == "cuda":
+        _copies[device] = _cuda()
+    return _copies.get(device)
+
+
+def _cuda() -> Copies:
+    try:
+        import cupy
+        import cupyx
+    except ImportError as error:
+        raise DistBackendError(
+            "CUDA arrays are copied to host memory and back by cupy, which is not "
+            f"installed: {install_command()}"
+        ) from error
+
+    def to_host(array: Any) -> Host:
+        host = cupyx.empty_pinned(array.shape, array.dtype)
+        with array.device:
+            array.get(out=host)
+        return host
+
+    def from_host(host: Host, array: Any) -> None:
+        with array.device:
+            array.set(host)
+            cupy.cuda.get_current_stream().synchronize()
+
+    def to_device(host: Host, index: int | None) -> Array:
+        # The copy is on the current stream, ahead of what is issued next.
+        with cupy.cuda.Device(index):
+            return cupy.array(host)
+
+    return Copies(to_host, from_host, to_device)
+
+
+class StagedBackend(Backend):
+    """`inner`, a host backend, made to serve arrays of another device type."""
+
+    def __init__(self, inner: Backend, device: str) -> None:
+        super().__init__(inner.rank, inner.size)
+        self.inner = inner
+        self._copies = staging_for(device, inner.name)
+        # What a class says of itself, this says of what it wraps.
+        self.name = inner.name
+        self.reduce_ops = inner.reduce_ops
+        inner.on_failure = lambda reason: self.on_failure(reason)
+
+    def check(self, op: OpType, dtype: Any, reduce_op: ReduceOp | None) -> Any:
+        return self.inner.check(op, dtype, reduce_op)
+
+    def refresh(self) -> None:
+        self.inner.refresh()
+
+    def abort(self, reason: str) -> None:
+        self.inner.abort(reason)
+
+    def shutdown(self) -> None:
+        self.inner.shutdown()
+
+    def _stage(self, op: OpType, method: str, args: Sequence[Any]) -> Work:
+        """Call `method` of the inner backend on host memory.
+
+        What the op reads is copied there, and what it wrote is copied back before
+        the Work ends. The row of `op` says which of `args` that is.
+        """
+        staged = list(args)
+        written: list[tuple[Host, Array]] = []
+        for place, argument in enumerate(op.spec.arguments or ()):
+            value = args[place]
+            if value is None:
+                continue
+            # The root is the first argument behind the array.
+            at_root = argument in _ROOTED and args[place + 1] == self.rank
+            reads = argument in _READ or (argument is Argument.FROM_ROOT and at_root)
+            writes = argument in _WRITTEN or (
+                argument in _ROOTED and at_root is (argument is Argument.TO_ROOT)
+            )
+            arrays = value if isinstance(value, (list, tuple)) else [value]
+            hosts = [
+                self._copies.to_host(array)
+                if reads
+                else np.empty(array.shape, array.dtype)
+                for array in arrays
+            ]
+            staged[place] = hosts if arrays is value else hosts[0]
+            if writes:
+                written += zip(hosts, arrays, strict=True)
+        work: Work = getattr(self.inner, method)(*staged)
+        if not written:
+            return work
+
+        def copy_back() -> None:
+            for host, array in written:
+                self._copies.from_host(host, array)
+
+        return chain(work, op, copy_back)
+
+
+_ROOTED = (Argument.FROM_ROOT, Argument.TO_ROOT)
+_READ = (Argument.READ, Argument.READ_LIST, Argument.UPDATED, Argument.TO_ROOT)
+_WRITTEN = (Argument.WRITTEN, Argument.WRITTEN_LIST, Argument.UPDATED)
+
+
+def _staged(op: OpType, name: str) -> Callable[..., Work]:
+    def method(self: StagedBackend, *args: Any) -> Work:
+        return self._stage(op, name, args)
+
+    method.__name__ = name
+    method.__qualname__ = f"StagedBackend.{name}"
+    return method
+
+
+def _add_methods() -> None:
+    """Give `StagedBackend` a method for each that `Backend` has for an op."""
+    for op in OpType:
+        if op.spec.arguments is not None:
+            setattr(StagedBackend, op.value, _staged(op, op.value))
+        if op.spec.fused:
+            # Its arguments are lists of what the op itself takes.
+            name = f"{op.value}_coalesced"
+            setattr(StagedBackend, name, _staged(op, name))
+
+
+_add_methods()

@@ -1,0 +1,1 @@
+"""The MPI backend, on mpi4py."""

@@ -1,0 +1,137 @@
+"""Making the communicator of a group, once all its members are there."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import threading
+from typing import Any
+
+from ..errors import DistBackendError, DistError
+from ..rank_sets import name_ranks
+from ..stores.base import Store
+from .job import check_job, initialise, making_communicator
+
+__all__ = ["GroupRendezvous"]
+
+_log = logging.getLogger(__name__)
+
+# A wait that only an abort ends: the deadlines of ops are the group's.
+_FOREVER = 1e7
+
+_from_group_lock = threading.Lock()
+
+
+def _saw_death(mpi: Any) -> bool:
+    """Whether a process of the job is known to have died (``--with-ft ulfm``)."""
+    try:
+        return mpi.COMM_WORLD.Get_failed().Get_size() > 0
+    except (AttributeError, NotImplementedError, mpi.Exception):
+        # An MPI without fault tolerance, or one that was started without it.
+        return False
+
+
+def _make_communicator(mpi: Any, members: list[dict[str, Any]]) -> Any:
+    """Make the communicator of `members`, which are in the order of group ranks.
+
+    In Open MPI 5.0, Create_group refuses once any process of the job has died,
+    members or not, and Create_from_group does not; but Create_from_group hangs
+    when two threads of a process are in it, and Create_group does not. So the
+    latter is used as long as no member has seen a death.
+    """
+    world_ranks = [member["world_rank"] for member in members]
+    group = mpi.COMM_WORLD.Get_group().Incl(world_ranks)
+    tag = members[0]["tag"]
+    if not any(member["saw_death"] for member in members):
+        return mpi.COMM_WORLD.Create_group(group, tag)
+    with _from_group_lock:
+        return mpi.Intracomm.Create_from_group(group, f"rankscope {tag}")
+
+
+class GroupRendezvous:
+    """Makes the communicator of a group, once all its members are there.
+
+    Making a communicator blocks until all members do it, and cannot be
+    interrupted. So they first agree, through the store, that all of them are
+    there, or that the group was aborted before: the first decision counts. A
+    member that is missing leaves no other one blocked inside MPI.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        self._store = store
+        self._rank = rank
+        self._size = size
+        self._cancelled = False
+
+    def communicator(self) -> Any:
+        """Return the group's communicator, or ``None`` after `cancel`.
+
+        Raises `DistError` if MPI or the store fails, or if the members do not
+        belong to one MPI job. Blocks until all members are there.
+        """
+        mpi = initialise()
+        check_job(mpi, self._size)
+        world = mpi.COMM_WORLD
+        member = {
+            "world_rank": world.Get_rank(),
+            "job": os.environ.get("PMIX_NAMESPACE", ""),
+            # Rank 0's counts: sets apart groups of the same ranks made at once.
+            "tag": secrets.randbelow(1 << 20),
+            "saw_death": _saw_death(mpi),
+        }
+        store = self._store
+        try:
+            store.set(f"rank/{self._rank}", json.dumps(member))
+            if store.add("present", 1) == self._size:
+                store.compare_set("decision", b"", b"go")
+            if store.get("decision", _FOREVER) != b"go":
+                return None
+            members = [
+                json.loads(store.get(f"rank/{rank}")) for rank in range(self._size)
+            ]
+        except DistError:
+            if self._cancelled:
+                return None
+            raise
+        self._check(members)
+        with making_communicator():
+            comm = _make_communicator(mpi, members)
+            comm.Set_errhandler(mpi.ERRORS_RETURN)
+            return comm
+
+    def _check(self, members: list[dict[str, Any]]) -> None:
+        jobs = {member["job"] for member in members}
+        world_ranks = {member["world_rank"] for member in members}
+        if len(jobs) > 1 or len(world_ranks) < self._size:
+            mine = members[self._rank]
+            others = [
+                rank
+                for rank, member in enumerate(members)
+                if member["job"] != mine["job"]
+            ]
+            who = name_ranks(others) if others else "some of its ranks"
+            belong = "belongs" if len(others) == 1 else "belong"
+            raise DistBackendError(
+                f"the mpi backend cannot connect the group: {who} {belong} to another "
+                "MPI job. A process started later cannot join a running MPI job: "
+                "restart all ranks together"
+            )
+
+    def cancel(self) -> None:
+        """End `communicator` from another thread; returns at once."""
+        self._cancelled = True
+        threading.Thread(
+            target=self._cancel, name="rankscope-mpi-cancel", daemon=True
+        ).start()
+
+    def _cancel(self) -> None:
+        try:
+            self._store.compare_set("decision", b"", b"cancelled")
+        except DistError as error:
+            _log.debug(
+                "the other ranks could not be told that a group is cancelled: %s", error
+            )
+        # Ends communicator(), even if the store does not answer.
+        self._store.close()

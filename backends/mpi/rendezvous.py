@@ -1,0 +1,80 @@
+"""Rendezvous without settings: rank 0 broadcasts the store's address over MPI."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import time
+
+import numpy as np
+import psutil
+
+from ..errors import DistNetworkError
+from ..stores.tcp import TCPStore
+from .job import initialise, unavailable_reason
+
+__all__ = ["mpi_rendezvous"]
+
+_SIZE = 512
+
+
+def mpi_rendezvous(
+    timeout: float, key: bytes | None
+) -> tuple[TCPStore, int, int] | None:
+    """Return a store hosted by rank 0 of the MPI job, this rank and the job's size.
+
+    ``None`` if mpiexec did not start this process or mpi4py is missing. Every
+    process of the job has to call it. Initialises MPI. Raises `DistNetworkError`
+    if rank 0's address has not arrived within `timeout` seconds.
+    """
+    launched = "OMPI_COMM_WORLD_RANK" in os.environ or "PMI_RANK" in os.environ
+    if not launched or unavailable_reason() is not None:
+        return None
+    deadline = time.monotonic() + timeout
+    mpi = initialise()
+    world = mpi.COMM_WORLD
+    rank, size = world.Get_rank(), world.Get_size()
+    message = np.zeros(_SIZE, np.uint8)
+    store = None
+    if rank == 0:
+        secret = secrets.token_bytes(32) if key is None else key
+        store = TCPStore(
+            _address(size), 0, size, True, timeout, key=secret, reports_deaths=True
+        )
+        text = json.dumps([store.host, store.port, secret.hex()]).encode()
+        message[: len(text)] = np.frombuffer(text, np.uint8)
+    request = world.Ibcast([message, mpi.BYTE], 0)
+    while not request.Test():
+        if time.monotonic() > deadline:
+            raise DistNetworkError(
+                f"rank {rank} received no address of rank 0 within {timeout:g} s: "
+                "every process of the MPI job has to call init_process_group()"
+            )
+        time.sleep(0.001)
+    if store is None:
+        host, port, text = json.loads(message.tobytes().rstrip(b"\0"))
+        secret = bytes.fromhex(text)
+        store = TCPStore(
+            host, port, size, False, timeout, key=secret, reports_deaths=True
+        )
+    return store, rank, size
+
+
+def _address(size: int) -> str:
+    """Return an address of this host that all ranks of the job can reach."""
+    local = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") or os.environ.get(
+        "MPI_LOCALNRANKS"
+    )
+    if local == str(size):
+        return "127.0.0.1"
+    named = socket.gethostbyname(socket.gethostname())
+    if not named.startswith("127."):
+        return named
+    # The host's name resolves to loopback, as on Debian: take an interface.
+    for addresses in psutil.net_if_addrs().values():
+        for entry in addresses:
+            if entry.family == socket.AF_INET and not entry.address.startswith("127."):
+                return entry.address
+    return named

@@ -1,0 +1,1 @@
+"""The NCCL backend, on nccl4py and the CUDA driver."""

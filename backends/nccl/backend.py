@@ -1,0 +1,509 @@
+"""The NCCL backend: collectives of CUDA arrays, asynchronous to the host.
+
+The ops of a group run on one CUDA stream per device, one after the other. Each op
+waits for the work that the caller's current streams held when the op was issued. The
+first op on a device creates the communicator of the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ..devices.cuda_device import configured_device
+from ..errors import DistBackendError
+from ..interface.base import Array, Backend
+from ..stores.base import Store
+from ..stores.prefix import PrefixStore
+from ..work.op_timeout import own_timeout
+from ..work.op_type import OpType
+from ..work.reduce_op import PremulSum, ReduceOp
+from ..work.work import Work
+from .calls import Calls, no_call
+from .communicator import NCCLComm
+from .dtypes import (
+    REDUCE_OPS,
+    Reduction,
+    is_float8,
+    reduction,
+)
+from .interface import GpuApi
+from .launch_queue import queue_of_device
+from .loader import load
+from .nccl4py import unavailable_reason
+from .options import options
+from .split import CommSplit
+from .stream import NCCLStream, abort_streams
+from .work import Call, NCCLWork
+
+__all__ = ["NCCLBackend"]
+
+_alive: weakref.WeakSet[NCCLBackend] = weakref.WeakSet()
+_alive_lock = threading.Lock()
+
+
+@dataclasses.dataclass
+class _Batch:
+    """The ops of a coalescing block, which are issued as one NCCL group."""
+
+    stream: NCCLStream | None = None
+    works: list[NCCLWork] = dataclasses.field(default_factory=list)
+    calls: list[Call] = dataclasses.field(default_factory=list)
+    arrays: list[Any] = dataclasses.field(default_factory=list)
+
+
+class NCCLBackend(Backend):
+    """One group over NCCL, on this rank.
+
+    The semantics are those of c10d's ``ProcessGroupNCCL``: ``wait()`` makes the
+    caller's current stream wait for the op and does not block the host. Sends and
+    receives are matched in order of issue, without tags.
+    """
+
+    name = "nccl"
+    interface_version = 1
+    supports_split = True
+    reduce_ops = REDUCE_OPS
+
+    def __init__(self, store: Store, rank: int, size: int, timeout: float) -> None:
+        super().__init__(rank, size)
+        self._api: GpuApi = load()
+        self._calls = Calls(self._api)
+        self._store, self._timeout = store, timeout
+        self._options = options()
+        self._streams: dict[int, NCCLStream] = {}
+        self._batch: _Batch | None = None
+        self._split: Callable[[int], CommSplit] | None = None
+        #: The device whose communicator was created before the first op; ``None``
+        #: after the first op.
+        self._prepared: int | None = None
+        self._used = False
+        #: The backend of the shrunken group's parent: an abort of the parent does not
+        #: abort this backend.
+        self._successor_of: Backend | None = None
+        self._lock = threading.Lock()
+        self._aborted = False
+        with _alive_lock:
+            _alive.add(self)
+
+    # -- issuing -----------------------------------------------------------------
+
+    def _stream_for(self, device: int) -> NCCLStream:
+        """Return the stream of `device`; the first call creates the communicator."""
+        stream = self._streams.get(device)
+        if stream is not None:
+            return stream
+        with self._lock:
+            if self._aborted:
+                raise DistBackendError("the group was aborted or destroyed")
+            return self._streams.get(device) or self._open(device)
+
+    def _open(self, device: int) -> NCCLStream:
+        # The communicators of a rank are matched across ranks by order of first use,
+        # because the device numbers may differ between ranks.
+        ordinal, queue = len(self._streams), queue_of_device(self._api, device)
+        comm = NCCLComm(
+            self._api,
+            device,
+            queue.lock,
+            f"NCCL communicator on device {device} of {self.place}",
+            PrefixStore(f"comm{ordinal}", self._store),
+            self.rank,
+            self.size,
+            own_timeout() or self._timeout,
+            self._options,
+            self._split(device) if self._split is not None else None,
+        )
+        stream = NCCLStream(self._api, queue, comm, self._failed)
+        self._streams[device] = stream
+        comm.open()
+        return stream
+
+    def prepare(self, arrays: Sequence[Array] = (), index: int | None = None) -> None:
+        """Begin to create the communicator of a device; every rank has to call it.
+
+        The device is that of `arrays`, else `index`, else the default device.
+        """
+        if arrays:
+            index = self._api.cuda.device_of(arrays[0])
+        elif self._streams:
+            return
+        elif index is None:
+            index = self.default_device()
+        assert index is not None
+        self._stream_for(index)
+        if not arrays and not self._used:
+            self._prepared = index
+
+    def split_from(
+        self,
+        parent: Backend | None,
+        excluded: Sequence[int],
+        release: Callable[[], None] | None,
+    ) -> None:
+        """Derive communicators by ``ncclCommSplit`` or ``ncclCommShrink`` if possible.
+
+        A communicator is derived only if every rank can do so. The communicators of a
+        shrunken group are created at once, those of a split group at first use.
+        """
+        streams = dict(parent._streams) if isinstance(parent, NCCLBackend) else {}
+        ordinals = {device: ordinal for ordinal, device in enumerate(streams)}
+        others = threading.Semaphore(max(0, len(streams) - 1))
+
+        def release_after_last() -> None:
+            if release is not None and not others.acquire(blocking=False):
+                release()
+
+        if not streams:
+            release_after_last()
+
+        def split(device: int) -> CommSplit:
+            return CommSplit(
+                streams.get(device),
+                ordinals.get(device, -1),
+                tuple(excluded),
+                release is not None,
+                release_after_last if device in streams else _unused,
+            )
+
+        self._split = split
+        self._successor_of = parent if release is not None else None
+        if excluded:
+            for device in streams:
+                self._stream_for(device)
+
+    def _failed(self, reason: str) -> None:
+        """Report the failure of a stream, unless the backend was aborted."""
+        if not self._aborted:
+            self.on_failure(reason)
+
+    def _start(
+        self, kind: OpType, arrays: Sequence[Array], calls: Sequence[Call]
+    ) -> NCCLWork:
+        """Issue an op on `arrays`; raise `ValueError` if they are on two devices."""
+        devices = sorted({self._api.cuda.device_of(array) for array in arrays})
+        if len(devices) > 1:
+            raise ValueError(
+                f"{kind.value} in {self.place}: the arrays lie on devices "
+                f"{', '.join(map(str, devices))}; expected one"
+            )
+        if self._prepared not in (None, devices[0]):
+            raise ValueError(
+                f"{kind.value} in {self.place}: the arrays lie on device {devices[0]}, "
+                f"and its communicator is on device {self._prepared}; say which one "
+                "this process uses: init_process_group(device_id=...)"
+            )
+        self._prepared, self._used = None, True
+        work = NCCLWork(kind)
+        work.timed = self.timing
+        stream = self._stream_for(devices[0])
+        if not calls:
+            # Nothing to move: the op ends when the preceding ops have ended.
+            calls = [no_call]
+        batch = self._batch
+        if batch is None:
+            stream.submit([work], calls, arrays)
+            return work
+        if batch.stream is not None and batch.stream is not stream:
+            raise ValueError(
+                f"{kind.value} in {self.place}: the arrays of one batch lie on devices "
+                f"{batch.stream.comm.device} and {stream.comm.device}; expected one"
+            )
+        batch.stream = stream
+        batch.works.append(work)
+        batch.calls += calls
+        batch.arrays += arrays
+        return work
+
+    @contextlib.contextmanager
+    def coalescing(self) -> Iterator[None]:
+        """Issue the ops of the block as one NCCL group, at the end of the block."""
+        batch = self._batch = _Batch()
+        try:
+            yield
+            self._batch = None
+            if batch.stream is not None:
+                batch.stream.submit(batch.works, batch.calls, batch.arrays)
+        except BaseException as error:
+            # No op was issued: fail every Work, or a wait for a Work would not end.
+            for work in batch.works:
+                work.mark_failed(error)
+            if batch.works and isinstance(error, DistBackendError):
+                what = batch.works[0].describe()
+                raise DistBackendError(f"{what}: {error}") from error
+            raise
+        finally:
+            self._batch = None
+
+    def _at(self, array: Array) -> int:
+        """Return the device address of the elements of `array`."""
+        return self._api.cuda.address(array)
+
+    # -- checks --------------------------------------------------------------------
+
+    def check(self, op: OpType, dtype: Any, reduce_op: ReduceOp | None) -> Any:
+        """Return the `Reduction` for `dtype`, ``None`` for an op that only moves.
+
+        Raises `TypeError` or `ValueError` if NCCL, or the GPU, lacks the reduction.
+        """
+        if reduce_op is None or dtype is None:
+            return None
+        if not isinstance(reduce_op, PremulSum) and reduce_op is not (
+            ReduceOp.PREMUL_SUM
+        ):
+            super().check(op, dtype, reduce_op)
+        made = reduction(op, dtype, reduce_op)
+        if is_float8(dtype):
+            lacking = self._api.nccl.float8_lacks() or self._capability_lacks()
+            if lacking:
+                raise TypeError(
+                    f"{op.value}: float8 cannot be reduced here: {lacking}; convert "
+                    "it, for instance to bfloat16, or move it as it is"
+                )
+        return made
+
+    def _capability_lacks(self) -> str:
+        """Return why the GPU cannot reduce float8; empty if the GPU can."""
+        device = self.default_device()
+        major, minor = self._api.cuda.capability(device)
+        if major >= 9:
+            return ""
+        return f"device {device} has compute capability {major}.{minor}, 9.0 is needed"
+
+    # -- collectives ---------------------------------------------------------------
+
+    def all_reduce(self, tensor: Array, op: Reduction) -> Work:
+        """Issue ``ncclAllReduce``, in place; return the `Work`."""
+        call = self._calls.all_reduce(tensor, op)
+        return self._start(OpType.ALL_REDUCE, [tensor], [call])
+
+    def all_reduce_coalesced(self, tensors: Sequence[Array], op: ReduceOp) -> Work:
+        """Issue one NCCL group of ``ncclAllReduce``, in place."""
+        kind = OpType.ALL_REDUCE
+        calls = [
+            self._calls.all_reduce(tensor, reduction(kind, tensor.dtype, op))
+            for tensor in tensors
+        ]
+        return self._start(kind, list(tensors), calls)
+
+    def broadcast(self, tensor: Array, src: int) -> Work:
+        """Issue ``ncclBroadcast`` from rank `src`, in place."""
+        call = self._calls.broadcast(self._at(tensor), tensor, src)
+        return self._start(OpType.BROADCAST, [tensor], [call])
+
+    def reduce(self, tensor: Array, dst: int, op: Reduction) -> Work:
+        """Issue ``ncclReduce``, in place on rank `dst`."""
+        call = self._calls.reduce(tensor, self._at(tensor), dst, op)
+        return self._start(OpType.REDUCE, [tensor], [call])
+
+    def all_gather(self, tensor_list: Sequence[Array], tensor: Array) -> Work:
+        """Issue one NCCL group of broadcasts into the arrays of `tensor_list`.
+
+        ``ncclAllGather`` would need one contiguous output, and a copy from it.
+        """
+        source = self._at(tensor)
+        calls = [
+            self._calls.broadcast(source, output, root)
+            for root, output in enumerate(tensor_list)
+            if output.size
+        ]
+        return self._start(OpType.ALL_GATHER, [*tensor_list, tensor], calls)
+
+    def all_gather_into_tensor(self, output: Array, tensor: Array) -> Work:
+        """Issue ``ncclAllGather``."""
+        call = self._calls.all_gather(output, tensor)
+        return self._start(OpType.ALL_GATHER_INTO_TENSOR, [output, tensor], [call])
+
+    def all_gather_into_tensor_coalesced(
+        self, outputs: Sequence[Array], tensors: Sequence[Array]
+    ) -> Work:
+        """Issue one NCCL group of ``ncclAllGather``."""
+        calls = [
+            self._calls.all_gather(output, tensor)
+            for output, tensor in zip(outputs, tensors, strict=True)
+        ]
+        return self._start(OpType.ALL_GATHER_INTO_TENSOR, [*outputs, *tensors], calls)
+
+    def reduce_scatter(
+        self, output: Array, input_list: Sequence[Array], op: Reduction
+    ) -> Work:
+        """Issue one NCCL group of ``ncclReduce``, one for each part of `input_list`.
+
+        Part `r` is reduced to rank `r`; the parts may differ in size.
+        """
+        target = self._at(output)
+        calls = [
+            self._calls.reduce(part, target, root, op)
+            for root, part in enumerate(input_list)
+            if part.size
+        ]
+        return self._start(OpType.REDUCE_SCATTER, [output, *input_list], calls)
+
+    def reduce_scatter_tensor(
+        self, output: Array, tensor: Array, op: Reduction
+    ) -> Work:
+        """Issue ``ncclReduceScatter``."""
+        call = self._calls.reduce_scatter(output, tensor, op)
+        return self._start(OpType.REDUCE_SCATTER_TENSOR, [output, tensor], [call])
+
+    def reduce_scatter_tensor_coalesced(
+        self, outputs: Sequence[Array], tensors: Sequence[Array], op: ReduceOp
+    ) -> Work:
+        """Issue one NCCL group of ``ncclReduceScatter``."""
+        kind = OpType.REDUCE_SCATTER_TENSOR
+        calls = [
+            self._calls.reduce_scatter(
+                output, tensor, reduction(kind, output.dtype, op)
+            )
+            for output, tensor in zip(outputs, tensors, strict=True)
+        ]
+        return self._start(kind, [*outputs, *tensors], calls)
+
+    def gather(
+        self, tensor: Array, gather_list: Sequence[Array] | None, dst: int
+    ) -> Work:
+        """Issue one NCCL group of sends to `dst`, which receives."""
+        outputs = list(gather_list or ()) if self.rank == dst else []
+        calls = [self._calls.send(tensor, dst)] if tensor.size else []
+        calls += self._recvs(outputs)
+        return self._start(OpType.GATHER, [tensor, *outputs], calls)
+
+    def scatter(
+        self, tensor: Array, scatter_list: Sequence[Array] | None, src: int
+    ) -> Work:
+        """Issue one NCCL group of sends from `src`; each rank receives."""
+        inputs = list(scatter_list or ()) if self.rank == src else []
+        calls = self._sends(inputs)
+        calls += [self._calls.recv(tensor, src)] if tensor.size else []
+        return self._start(OpType.SCATTER, [tensor, *inputs], calls)
+
+    def all_to_all(
+        self, output_list: Sequence[Array], input_list: Sequence[Array]
+    ) -> Work:
+        """Issue one NCCL group of sends and receives; parts may differ in size."""
+        calls = self._sends(input_list) + self._recvs(output_list)
+        return self._start(OpType.ALL_TO_ALL, [*output_list, *input_list], calls)
+
+    def _sends(self, parts: Sequence[Array]) -> list[Call]:
+        """Return the calls that send each part to the rank of the part's index."""
+        send = self._calls.send
+        return [send(part, peer) for peer, part in enumerate(parts) if part.size]
+
+    def _recvs(self, parts: Sequence[Array]) -> list[Call]:
+        """Return the calls that receive each part from the rank of its index."""
+        recv = self._calls.recv
+        return [recv(part, peer) for peer, part in enumerate(parts) if part.size]
+
+    def barrier(self) -> Work:
+        """Issue an all_reduce of one number; ``wait()`` blocks the host, as in c10d."""
+        cuda = self._api.cuda
+        with cuda.device(self.default_device()):
+            tensor = cuda.scratch()
+        add = reduction(OpType.BARRIER, tensor.dtype, ReduceOp.SUM)
+        call = self._calls.all_reduce(tensor, add)
+        work = self._start(OpType.BARRIER, [tensor], [call])
+        work.blocking = True
+        return work
+
+    def default_device(self) -> int:
+        """Return the device of the group's first op, else the process's device."""
+        for device in self._streams:
+            return device
+        configured = configured_device()
+        return self._api.cuda.current_device() if configured is None else configured
+
+    # -- point to point -----------------------------------------------------------
+
+    def send(self, tensor: Array, dst: int, tag: int) -> Work:
+        """Issue ``ncclSend``; the ops of a batch are one NCCL group."""
+        _no_tag(tag)
+        return self._start(OpType.SEND, [tensor], [self._calls.send(tensor, dst)])
+
+    def recv(self, tensor: Array, src: int | None, tag: int) -> Work:
+        """Issue ``ncclRecv``; the ops of a batch are one NCCL group."""
+        _no_tag(tag)
+        if src is None:
+            raise ValueError(
+                "recv: the nccl backend cannot receive from any rank; give src"
+            )
+        work = self._start(OpType.RECV, [tensor], [self._calls.recv(tensor, src)])
+        work._result = src
+        return work
+
+    # -- state and end ------------------------------------------------------------
+
+    def state(self) -> str:
+        """Return the communicators' states, for the board."""
+        return ", ".join(
+            f"device {device}: {stream.comm.describe()}"
+            for device, stream in list(self._streams.items())
+        )
+
+    def abort(self, reason: str) -> None:
+        """Abort the communicators, and the groups that could block the abort.
+
+        ``ncclCommAbort`` may block behind a kernel of another communicator on the same
+        device: the groups that have work in flight on the device are aborted as well.
+        """
+        with self._lock:
+            if self._aborted:
+                return
+            self._aborted = True
+        self._store.close()
+        mine = list(self._streams.values())
+        try:
+            self._abort_beside({one.comm.device for one in mine if one.in_nccl}, reason)
+        finally:
+            if mine:
+                abort_streams(mine)
+
+    def _abort_beside(self, devices: set[int], reason: str) -> None:
+        """Abort the other groups that have work in flight on `devices`."""
+        with _alive_lock:
+            alive = list(_alive)
+        for backend in alive:
+            if backend is self or backend._aborted or backend._successor_of is self:
+                continue
+            for stream in list(backend._streams.values()):
+                if stream.in_nccl and stream.comm.device in devices:
+                    stream.abort_group(
+                        f"it had work in flight on device {stream.comm.device} beside "
+                        f"a communicator that was aborted: {reason}"
+                    )
+
+    def shutdown(self) -> None:
+        """Free the communicators, after derivations in progress have ended."""
+        with self._lock:
+            if self._aborted:
+                return
+            self._aborted = True
+        for stream in self._streams.values():
+            stream.comm.await_derivation()
+        self._store.close()
+        for stream in self._streams.values():
+            stream.close()
+
+
+def _unused() -> None:
+    """Do nothing: the release of a split that has no parent on the device."""
+
+
+def _no_tag(tag: int) -> None:
+    """Raise `ValueError` unless `tag` is 0: NCCL has no tags."""
+    if tag:
+        raise ValueError(
+            f"tag {tag}: the nccl backend has no tags, messages are matched in order"
+        )
+
+
+Backend.register_backend(
+    "nccl",
+    NCCLBackend,
+    devices="cuda",
+    unavailable=unavailable_reason,
+    has_options=lambda: bool(options()),
+)

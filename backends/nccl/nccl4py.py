@@ -1,0 +1,299 @@
+"""`Nccl` implemented with nccl4py, and the reason why NCCL cannot be used, if any.
+
+The calls are those of ``nccl.bindings``: the functions accept addresses, as NCCL's
+do, and release the GIL. Only this file uses names of nccl4py. The C prototype of
+each call, from nccl.h, stands at its wrapper; every function whose prototype shows
+no result type returns ``ncclResult_t``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..devices.cuda_install import (
+    DRIVER_FILES,
+    cuda_of_cupy,
+    for_cuda,
+    install_command,
+)
+from ..errors import LibraryFailure
+
+__all__ = ["NcclLibrary", "unavailable_reason"]
+
+#: The first NCCL version with ``ncclCommInitRankScalable``, by which nccl4py creates
+#: communicators.
+OLDEST = (2, 23)
+#: The first NCCL versions with ``ncclCommShrink`` and with the float8 dtypes.
+_SHRINKS, _FLOAT8 = (2, 27), (2, 24)
+
+# The package that installs NCCL alone; the field is the CUDA version.
+_LIBRARY = "nvidia-nccl-cu{}"
+
+# cudaError_t of driver_types.h.
+_INSUFFICIENT_DRIVER, _NO_DEVICE = 35, 100
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _told(call: F) -> F:
+    """Return `call` with each error of NCCL turned into `LibraryFailure`."""
+
+    @functools.wraps(call)
+    def method(self: NcclLibrary, *arguments: Any, **named: Any) -> Any:
+        try:
+            return call(self, *arguments, **named)
+        except self.error as error:
+            raise LibraryFailure(f"NCCL reports: {error}") from error
+
+    return method  # type: ignore[return-value]
+
+
+class NcclLibrary:
+    """`Nccl` implemented with nccl4py; the protocol documents the methods."""
+
+    def __init__(self) -> None:
+        from nccl import core
+        from nccl.bindings import nccl as bindings
+
+        self._core, self._calls = core, bindings
+        self.error: type[Exception] = bindings.NCCLError
+        self._in_progress = int(bindings.Result.InProgress)
+        library = core.get_version().libnccl
+        assert library is not None
+        self._version = library.version
+        self.can_shrink = self._version.release[:2] >= _SHRINKS
+        # These bindings accept addresses, so a wrapper would only convert errors and
+        # cost time in each op: `_call` does that. The C prototypes (result omitted):
+        # ncclBroadcast(const void* sendbuff, void* recvbuff, size_t count,
+        #     ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream)
+        # ncclReduce(const void* sendbuff, void* recvbuff, size_t count,
+        #     ncclDataType_t datatype, ncclRedOp_t op, int root, ncclComm_t comm,
+        #     cudaStream_t stream)
+        # ncclAllGather(const void* sendbuff, void* recvbuff, size_t sendcount,
+        #     ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream)
+        # ncclReduceScatter(const void* sendbuff, void* recvbuff, size_t recvcount,
+        #     ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
+        #     cudaStream_t stream)
+        for name in ("broadcast", "reduce", "all_gather", "reduce_scatter"):
+            setattr(self, name, _call(self, getattr(bindings, name)))
+        # ncclAllReduce(const void* sendbuff, void* recvbuff, size_t count,
+        #     ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
+        #     cudaStream_t stream)
+        # ncclSend(const void* sendbuff, size_t count, ncclDataType_t datatype,
+        #     int peer, ncclComm_t comm, cudaStream_t stream)
+        # ncclRecv(void* recvbuff, size_t count, ncclDataType_t datatype,
+        #     int peer, ncclComm_t comm, cudaStream_t stream)
+        # ncclGroupStart()
+        # ncclGroupEnd()
+        for name in ("all_reduce", "send", "recv", "group_start", "group_end"):
+            setattr(self, name, _call(self, getattr(bindings, name)))
+
+    broadcast: Any
+    reduce: Any
+    all_gather: Any
+    reduce_scatter: Any
+    all_reduce: Any
+    send: Any
+    recv: Any
+    group_start: Any
+    group_end: Any
+
+    # ncclGetUniqueId(ncclUniqueId* uniqueId)
+    @_told
+    def unique_id(self) -> bytes:
+        return bytes(self._core.get_unique_id().as_bytes)
+
+    # ncclCommInitRankScalable(ncclComm_t* newcomm, int nranks, int myrank, int nId,
+    #     ncclUniqueId* commIds, ncclConfig_t* config)
+    @_told
+    def init(
+        self, size: int, rank: int, unique_id: bytes, options: dict[str, Any]
+    ) -> Any:
+        config = self._core.NCCLConfig(**options)
+        made = self._core.UniqueId.from_bytes(unique_id)
+        communicator = self._core.Communicator.init(size, rank, made, config)
+        return self._calls.Comm(communicator.ptr)
+
+    # `split` and `shrink` return a cell: a non-blocking call returns before the new
+    # communicator exists, and NCCL writes its handle into the cell later.
+
+    # ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newcomm,
+    #     ncclConfig_t* config)
+    @_told
+    def split(self, comm: Any, rank: int) -> Any:
+        return self._calls.comm_split(comm, 0, rank, 0)
+
+    # ncclCommShrink(ncclComm_t comm, int* excludeRanksList, int excludeRanksCount,
+    #     ncclComm_t* newcomm, ncclConfig_t* config, int shrinkFlags)
+    @_told
+    def shrink(self, comm: Any, excluded: Sequence[int], *, abort: bool) -> Any:
+        ranks = list(excluded)
+        return self._calls.comm_shrink(comm, ranks, len(ranks), 0, int(abort))
+
+    def float8_lacks(self) -> str:
+        if self._version.release[:2] >= _FLOAT8:
+            return ""
+        return f"NCCL {self._version} is here, {'.'.join(map(str, _FLOAT8))} is needed"
+
+    # ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* asyncError)
+    # const char* ncclGetErrorString(ncclResult_t result)
+    @_told
+    def ready(self, comm: Any) -> bool:
+        if not comm:
+            return False
+        result = int(self._calls.comm_get_async_error(comm))
+        if result == self._in_progress:
+            return False
+        if result:
+            said = self._core.get_error_string(result)
+            raise LibraryFailure(f"NCCL reports: {said}; {self._last_error(comm)}")
+        return True
+
+    # const char* ncclGetLastError(ncclComm_t comm)
+    def _last_error(self, comm: Any) -> str:
+        said = self._calls.get_last_error(comm)
+        return said.strip() or "NCCL_DEBUG=WARN says more"
+
+    # ncclCommAbort(ncclComm_t comm)
+    @_told
+    def abort(self, comm: Any) -> None:
+        if comm:
+            self._calls.comm_abort(comm)
+
+    # ncclCommFinalize(ncclComm_t comm)
+    @_told
+    def finalize(self, comm: Any) -> None:
+        self._calls.comm_finalize(comm)
+
+    # ncclCommDestroy(ncclComm_t comm)
+    @_told
+    def destroy(self, comm: Any) -> None:
+        self._calls.comm_destroy(comm)
+
+    # ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataType_t datatype,
+    #     ncclScalarResidence_t residence, ncclComm_t comm)
+    @_told
+    def premul_sum(self, factor: float, dtype: int, comm: Any) -> int:
+        scalar = np.array([factor], self._core.NcclDataType(dtype).numpy_dtype)
+        host = int(self._calls.ScalarResidence.HostImmediate)
+        # With HostImmediate, NCCL reads the scalar before the call returns.
+        return int(
+            self._calls.red_op_create_pre_mul_sum(scalar.ctypes.data, dtype, host, comm)
+        )
+
+    # ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm)
+    @_told
+    def free_op(self, op: int, comm: Any) -> None:
+        self._calls.red_op_destroy(op, comm)
+
+
+def _call(library: NcclLibrary, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `call` with each error of NCCL turned into `LibraryFailure`.
+
+    The returned function has positional arguments only, to be fast.
+    """
+    failure = library.error
+
+    def run(*arguments: Any) -> None:
+        try:
+            call(*arguments)
+        except failure as error:
+            raise LibraryFailure(f"NCCL reports: {error}") from error
+
+    return run
+
+
+def unavailable_reason() -> str | None:
+    """Return why this process cannot use NCCL, and the remedy; else ``None``."""
+    return (
+        _not_installed("cupy", "cupy")
+        or _not_installed("nccl", "nccl4py")
+        or _not_installed("cuda.bindings", "cuda-bindings")
+        or _no_device()
+        or _no_library()
+    )
+
+
+def _not_installed(module: str, package: str) -> str | None:
+    """Return that `package` is missing if `module` is not found; else ``None``."""
+    try:
+        found = importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        found = False
+    if found:
+        return None
+    return f"NCCL needs {package}, which is not installed: {install_command()}"
+
+
+def _no_device() -> str | None:
+    """Return why CUDA has no usable device; ``None`` if CUDA has one."""
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    try:
+        runtime.getDeviceCount()
+    except runtime.CUDARuntimeError as error:
+        if error.status == _NO_DEVICE:
+            return _no_visible_device()
+        there = any(Path(file).exists() for file in DRIVER_FILES)
+        if error.status == _INSUFFICIENT_DRIVER and there:
+            return _old_driver(error, runtime.driverGetVersion())
+        return (
+            f"there is no usable NVIDIA driver here ({error}): NCCL needs a GPU and "
+            "its driver; use gloo or mpi for host arrays"
+        )
+    return None
+
+
+def _no_visible_device() -> str:
+    """Return the reason and the remedy for a CUDA runtime that sees no device."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    remedy = "does nvidia-smi -L list one?"
+    if visible is not None:
+        remedy = (
+            f"CUDA_VISIBLE_DEVICES is {visible!r}: unset it, or name GPUs that "
+            "nvidia-smi -L lists"
+        )
+    return f"there is no NVIDIA GPU that this process may use; {remedy}"
+
+
+def _old_driver(error: Exception, version: int) -> str:
+    """Return the reason and the remedy for a driver older than the CUDA runtime.
+
+    `version` is the CUDA version of the driver as CUDA writes the number: 12040 is
+    12.4, and 0 is unknown.
+    """
+    knows, remedy = ", or its libcuda.so.1 is missing", "update the driver"
+    if version:
+        knows = f", it is for CUDA {version // 1000}.{version % 1000 // 10}"
+    if cuda_of_cupy() != 12 and (not version or version >= 12000):
+        remedy += ", or use CUDA 12: pip install 'rankscope[cuda12]'"
+    return f"the NVIDIA driver here is too old{knows} ({error}): {remedy}"
+
+
+def _no_library() -> str | None:
+    """Return why libnccl cannot be loaded or is too old; else ``None``."""
+    try:
+        from nccl import core
+    except (ImportError, OSError, RuntimeError) as error:
+        return f"nccl4py cannot be loaded ({error}): {install_command()}"
+    library = core.get_version().libnccl
+    if library is None:
+        return (
+            f"libnccl.so.2 is not there: {install_command()}, or that "
+            f"alone: pip install {for_cuda(_LIBRARY)}"
+        )
+    if library.version.release[:2] < OLDEST:
+        wanted = ".".join(map(str, OLDEST))
+        return (
+            f"NCCL {library.version} is too old, {wanted} is needed: "
+            f"pip install --upgrade {for_cuda(_LIBRARY)}"
+        )
+    return None

@@ -1,0 +1,190 @@
+"""CommSplit: a communicator derived by ncclCommSplit or ncclCommShrink.
+
+NCCL requires that every rank of the new communicator takes part, and that the parent
+communicator is idle. The ranks reach the first use of a new group at different times,
+so the ranks first pass a barrier in the store. Each rank then reserves the parent
+communicator if the parent is idle on that rank, and votes through the store. The
+parent is split only if every rank has reserved the parent. Otherwise a new
+communicator is created from a fresh unique id.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from ..errors import DistTimeoutError
+from ..stores.base import Store
+from .communicator import NCCLComm
+from .interface import GpuApi, Handle
+
+__all__ = ["CommSplit"]
+
+# Seconds between two polls of a communicator that is being created.
+_NAP = 5e-4
+
+
+class ParentStream(Protocol):
+    """The part of the parent's `NCCLStream` that a split uses."""
+
+    @property
+    def comm(self) -> NCCLComm:
+        """The parent communicator."""
+
+    def reserve(self, options: dict[str, Any], *, abort: bool) -> bool:
+        """Hold back ops until `release` is called; return whether that is possible."""
+
+    def release(self) -> None:
+        """End the reservation."""
+
+    def abort_group(self, reason: str) -> None:
+        """Request an abort of the parent group, which another thread does."""
+
+
+class CommSplit:
+    """How a group's communicator derives from a parent, on one device of this rank.
+
+    `parent` is the parent's stream on the device, ``None`` if this rank has none;
+    `ordinal` is the index of that stream among the streams of the parent group.
+    `excluded` are the ranks of the parent to leave out (by ncclCommShrink); if empty,
+    all ranks stay (by ncclCommSplit). With `abort`, NCCL aborts the parent's ops in
+    flight, and the parent cannot be used afterwards. ``release()`` is called when the
+    parent is no longer needed.
+    """
+
+    def __init__(
+        self,
+        parent: ParentStream | None,
+        ordinal: int,
+        excluded: tuple[int, ...],
+        abort: bool,
+        release: Callable[[], None],
+    ) -> None:
+        self._parent, self._ordinal, self._excluded = parent, ordinal, excluded
+        self._abort, self._release = abort, release
+        #: True from this rank's vote for the split until the new communicator is
+        #: ready or has failed.
+        self.deriving = False
+
+    def derive(
+        self,
+        api: GpuApi,
+        store: Store,
+        rank: int,
+        size: int,
+        options: dict[str, Any],
+        deadline: float,
+    ) -> Handle | None:
+        """Return the new communicator's handle, ``None`` if the ranks do not agree.
+
+        Every rank of the new group calls `derive`, with a `store` that only the new
+        group uses. `derive` blocks until ``time.monotonic()`` reaches `deadline`, or
+        until `cancel`. An error after the vote is raised and also aborts the parent,
+        because only an abort of the parent ends the NCCL call in progress.
+        """
+        reserved, made = False, None
+        parent = self._parent
+        try:
+            # NCCLComm reads these keys to name the ranks that have not joined.
+            store.set(f"came/{rank}", b"1")
+            _meet(store, "met", size, deadline)
+            # As soon as the last rank has voted, another rank may call NCCL and
+            # depend on this rank: set the flag before the vote.
+            self.deriving = True
+            self.deriving = reserved = self._reserve(api, options)
+            vote = self._ordinal if reserved else None
+            try:
+                agreed = _vote(store, vote, size, deadline)
+                if not agreed or parent is None:
+                    return None
+                made = self._call(api, parent.comm, rank)
+                _await_ready(api, parent.comm, made, deadline)
+                if self._abort:
+                    # A rank frees the parent after this: wait until no other rank
+                    # needs the parent either.
+                    _meet(store, "made", size, deadline)
+            except BaseException as error:
+                if reserved and parent is not None:
+                    parent.abort_group(
+                        f"{parent.comm.name}: a communicator derived from it failed: "
+                        f"{error}"
+                    )
+                    if made is not None:
+                        # NCCL may write the handle until the parent is freed, so the
+                        # new communicator is aborted only after that.
+                        abort = partial(api.nccl.abort, made)
+                        parent.comm.when_freed(abort)
+                raise
+            return made
+        finally:
+            self.deriving = False
+            if reserved and parent is not None:
+                parent.release()
+            self._release()
+
+    def cancel(self) -> None:
+        """End a split in progress, if there is one, by an abort of the parent."""
+        if self.deriving and self._parent is not None:
+            name = self._parent.comm.name
+            self._parent.abort_group(
+                f"{name}: a communicator derived from it was aborted"
+            )
+
+    def _reserve(self, api: GpuApi, options: dict[str, Any]) -> bool:
+        """Reserve the parent; return whether this rank can take part in the split."""
+        if self._parent is None or (self._excluded and not api.nccl.can_shrink):
+            return False
+        return self._parent.reserve(options, abort=self._abort)
+
+    def _call(self, api: GpuApi, parent: NCCLComm, rank: int) -> Handle:
+        """Begin ncclCommShrink or ncclCommSplit; return the new handle."""
+        nccl = api.nccl
+        with parent.mutex:
+            parent.poll()
+            if self._excluded:
+                return nccl.shrink(parent.handle, self._excluded, abort=self._abort)
+            return nccl.split(parent.handle, rank)
+
+
+def _await_ready(api: GpuApi, parent: NCCLComm, made: Handle, deadline: float) -> None:
+    """Return when `made` is ready; raise `DistTimeoutError` after `deadline`."""
+    while True:
+        # NCCL reports progress and errors of the split through the parent.
+        with parent.mutex:
+            if parent.poll() and api.nccl.ready(made):
+                return
+        if time.monotonic() > deadline:
+            raise DistTimeoutError("the new communicator was not ready in time")
+        time.sleep(_NAP)
+
+
+def _meet(store: Store, key: str, size: int, deadline: float) -> None:
+    """Return when all `size` ranks have called `_meet` with this `key`: a barrier.
+
+    A rank sends at most three requests, whatever `size` is, because one store serves
+    all ranks.
+    """
+    if store.add(f"{key}/count", 1) == size:
+        store.set(f"{key}/all", b"1")
+    store.wait([f"{key}/all"], _left(deadline))
+
+
+def _vote(store: Store, vote: int | None, size: int, deadline: float) -> bool:
+    """Return whether all ranks vote for the same number; ``None`` is a vote against."""
+    ballot = f"votes/{'none' if vote is None else vote}"
+    store.add(ballot, 1)
+    if store.add("votes/count", 1) == size:
+        # This rank is the last to vote: the ballots of all other ranks are counted.
+        agreed = vote is not None and store.add(ballot, 0) == size
+        store.set("votes/agreed", b"1" if agreed else b"0")
+    return store.get("votes/agreed", _left(deadline)) == b"1"
+
+
+def _left(deadline: float) -> float:
+    """Return the seconds until `deadline`; raise `DistTimeoutError` after it."""
+    seconds = deadline - time.monotonic()
+    if seconds <= 0:
+        raise DistTimeoutError("not every rank took part in time")
+    return seconds

@@ -1,0 +1,1 @@
+"""Diagnosis of hangs and the export of Flight Recorder data."""

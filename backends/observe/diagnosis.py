@@ -1,0 +1,445 @@
+"""Diagnosis: why a collective hangs, from the flight recorders of all ranks.
+
+Pure functions over plain data. A `RankView` is the state of one rank at one
+moment; :func:`diagnose` compares the views of a group's ranks and returns verdicts,
+the verdict that explains most first. A rank may be between two ops when its records
+are read, so `ConfirmTwice` passes only verdicts of two successive diagnoses.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..rank_sets import name_ranks
+from ..work.op_type import OpType, spec_of
+from .records import sequence_number
+
+__all__ = ["ConfirmTwice", "Fault", "RankView", "Verdict", "diagnose"]
+
+Entry = Mapping[str, Any]
+
+_IN_FLIGHT = ("scheduled", "started")
+
+
+class Fault(enum.Enum):
+    """The kinds of faults that a verdict names."""
+
+    RANK_DEAD = "rank dead"
+    RANK_NOT_RESPONDING = "rank not responding"
+    OP_MISMATCH = "op mismatch"
+    ORDER_MISMATCH = "order mismatch"
+    ROOT_MISMATCH = "root mismatch"
+    DTYPE_MISMATCH = "dtype mismatch"
+    SIZE_MISMATCH = "size mismatch"
+    RANK_BUSY_ELSEWHERE = "rank busy elsewhere"
+    MISSING_RANKS = "missing ranks"
+    EXECUTION_HANG = "execution hang"
+
+
+@dataclass(frozen=True)
+class RankView:
+    """State of one rank at one moment, with times of that rank's clock."""
+
+    rank: int
+    #: Its flight-recorder entries (`Record.as_dict`), oldest first; entries
+    #: of other groups and generations are ignored.
+    records: Sequence[Entry] = ()
+    #: ``time.time_ns`` of that rank when the records were read.
+    now_ns: int = 0
+    #: Why the rank's engine is dead, if it is dead.
+    death: str | None = None
+    #: Seconds since the rank's last answer, if the rank does not answer.
+    silent_for: float | None = None
+    #: Position of the rank's main thread, e.g. ``cell 7 line 3``; empty if idle.
+    place: str = ""
+    #: The exception that ended the rank's last cell, if any:
+    #: ``left cell 7 with ValueError at line 4``.
+    left: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One explanation: ranks at fault, waiting ranks, and source lines."""
+
+    fault: Fault
+    group: str
+    #: The ranks at fault (for an execution hang, all ranks that wait).
+    culprits: tuple[int, ...]
+    waiting: tuple[int, ...]
+    op: str
+    seq: int
+    text: str
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Return a key that is equal for two verdicts with the same meaning."""
+        return self.fault, self.group, self.culprits, self.op, self.seq
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def diagnose(
+    group: str,
+    ranks: Sequence[int],
+    generation: int,
+    views: Mapping[int, RankView],
+    stall: float,
+) -> list[Verdict]:
+    """Return why ops of `group` do not complete; ``[]`` if there is no fault.
+
+    `ranks` are the group's (global) ranks; `views` has a `RankView` of each.
+    An op is stalled when it has been in flight for `stall` seconds. A dead rank
+    is reported at once, even if no other rank waits for it.
+    """
+    case = _Case(group, list(ranks), generation, views, stall)
+    verdicts = [*case.dead(), *case.silent()]
+    explained = {rank for verdict in verdicts for rank in verdict.culprits}
+    if case.collective is not None:
+        verdicts += case.mismatches() or case.absences(explained)
+        if not verdicts:
+            verdicts.append(case.execution_hang())
+    elif case.point_to_point:
+        verdicts += case.unmatched(explained)
+    return verdicts
+
+
+class ConfirmTwice:
+    """Filter: passes a verdict at its second call in a row, a dead rank at once."""
+
+    def __init__(self) -> None:
+        self._before: set[tuple[Any, ...]] = set()
+
+    def confirm(self, verdicts: Iterable[Verdict]) -> list[Verdict]:
+        """Return those of `verdicts` that were also passed to the previous call."""
+        seen = list(verdicts)
+        before, self._before = self._before, {verdict.key for verdict in seen}
+        return [
+            verdict
+            for verdict in seen
+            if verdict.key in before or verdict.fault is Fault.RANK_DEAD
+        ]
+
+
+class _Case:
+    """One group, the ops that its ranks have issued, and the stuck op."""
+
+    def __init__(
+        self,
+        group: str,
+        ranks: list[int],
+        generation: int,
+        views: Mapping[int, RankView],
+        stall: float,
+    ) -> None:
+        self.group = group
+        self.ranks = ranks
+        self.views = {rank: views.get(rank, RankView(rank)) for rank in ranks}
+        self.entries = {
+            rank: [
+                entry
+                for entry in view.records
+                if entry["group"] == group and entry["generation"] == generation
+            ]
+            for rank, view in self.views.items()
+        }
+        stuck = {rank: self._stuck(rank, stall) for rank in ranks}
+        collectives = {
+            rank: entry
+            for rank, entry in stuck.items()
+            if entry is not None and not entry["is_p2p"]
+        }
+        self.point_to_point = {
+            rank: entry
+            for rank, entry in stuck.items()
+            if entry is not None and entry["is_p2p"]
+        }
+        #: The number of the first collective in which a rank is stuck.
+        self.collective: int | None = min(
+            (entry["collective_seq_id"] for entry in collectives.values()), default=None
+        )
+        #: The ranks that are stuck in that collective.
+        self.waiting = {
+            rank: entry
+            for rank, entry in collectives.items()
+            if entry["collective_seq_id"] == self.collective
+        }
+        #: Every rank's entry of that collective; of a batch, the first one.
+        self.there = {
+            rank: entry
+            for rank in ranks
+            if (entry := self._at(rank, self.collective)) is not None
+        }
+
+    def _stuck(self, rank: int, stall: float) -> Entry | None:
+        """Return the oldest op in flight of `rank`, if it is `stall` seconds old."""
+        view = self.views[rank]
+        for entry in self.entries[rank]:
+            if entry["state"] in _IN_FLIGHT:
+                begun = entry["time_started_ns"] or entry["time_created_ns"]
+                return entry if view.now_ns - begun >= stall * 1e9 else None
+        return None
+
+    def _at(self, rank: int, seq: int | None) -> Entry | None:
+        for entry in self.entries[rank]:
+            if entry["collective_seq_id"] == seq and not entry["is_p2p"]:
+                return entry
+        return None
+
+    def _beyond(self, rank: int) -> bool:
+        """Return whether `rank` issued the collective; its entry may be overwritten."""
+        numbers = [e["collective_seq_id"] for e in self.entries[rank]]
+        return (
+            self.collective is not None and max(numbers, default=0) >= self.collective
+        )
+
+    # -- text ----------------------------------------------------------------
+
+    def _verdict(
+        self,
+        fault: Fault,
+        culprits: Iterable[int],
+        text: str,
+        entry: Entry | None = None,
+    ) -> Verdict:
+        stuck = self.waiting or self.point_to_point
+        example = entry or next(iter(stuck.values()), None)
+        guilty = tuple(sorted(culprits))
+        return Verdict(
+            fault,
+            self.group,
+            guilty,
+            tuple(sorted(set(stuck) - set(guilty))),
+            example["op"] if example else "",
+            sequence_number(example) if example else 0,
+            text,
+        )
+
+    def _they_wait(self, guilty: Iterable[int] = ()) -> str:
+        """Return ``ranks 0–1, 3 wait in cell 7 line 5 all_reduce #14``, or ``""``."""
+        others = {
+            rank: entry
+            for rank, entry in (self.waiting or self.point_to_point).items()
+            if rank not in set(guilty)
+        }
+        if not others:
+            return ""
+        verb = "wait" if len(others) > 1 else "waits"
+        return f"{name_ranks(others)} {verb} in {_where(others.values())}"
+
+    def _whereabouts(self, rank: int) -> str:
+        view = self.views[rank]
+        if view.place:
+            return f"it is at {view.place}"
+        if view.left:
+            return f"it {view.left}"
+        return "its cell has ended, or none ran there"
+
+    # -- verdicts ------------------------------------------------------------
+
+    def dead(self) -> list[Verdict]:
+        """Return one verdict for all dead ranks."""
+        gone = [rank for rank in self.ranks if self.views[rank].death is not None]
+        if not gone:
+            return []
+        how = "; ".join(
+            f"rank {rank} is dead ({self.views[rank].death})" for rank in gone
+        )
+        text = _sentence(how, self._they_wait(gone))
+        return [self._verdict(Fault.RANK_DEAD, gone, text)]
+
+    def silent(self) -> list[Verdict]:
+        """Return one verdict for all live ranks that do not answer."""
+        quiet = {
+            rank: self.views[rank].silent_for
+            for rank in self.ranks
+            if self.views[rank].silent_for is not None
+            and self.views[rank].death is None
+        }
+        if not quiet:
+            return []
+        how = "; ".join(
+            f"rank {rank} has not answered for {seconds:.0f} s (stopped, or its host "
+            "is out of reach)"
+            for rank, seconds in quiet.items()
+        )
+        text = _sentence(how, self._they_wait(quiet))
+        return [self._verdict(Fault.RANK_NOT_RESPONDING, quiet, text)]
+
+    def mismatches(self) -> list[Verdict]:
+        """Return verdicts for ranks that issued different ops under one number."""
+        checks: list[tuple[Fault, Callable[[Entry], Any]]] = [
+            (Fault.OP_MISMATCH, lambda entry: entry["op"]),
+            (Fault.ROOT_MISMATCH, lambda entry: entry["peer"]),
+            (Fault.DTYPE_MISMATCH, _dtype),
+            (Fault.SIZE_MISMATCH, _count),
+        ]
+        for fault, trait in checks:
+            values = {rank: trait(entry) for rank, entry in self.there.items()}
+            if len(set(values.values())) > 1:
+                return [self._mismatch(fault, values)]
+        return []
+
+    def _mismatch(self, fault: Fault, values: Mapping[int, Any]) -> Verdict:
+        # The value of most ranks is the usual one (in a tie, that of the lowest
+        # rank); the ranks with another value are at fault.
+        counts = Counter(values.values())
+        usual = max(counts, key=lambda v: (counts[v], -min(_with(values, v))))
+        odd = [rank for rank, value in values.items() if value != usual]
+        if fault is Fault.OP_MISMATCH and self._same_ops(
+            odd[0], _with(values, usual)[0]
+        ):
+            fault = Fault.ORDER_MISMATCH
+        sides = []
+        for value in sorted(counts, key=lambda v: (v == usual, str(v))):
+            ranks = _with(values, value)
+            entry = self.there[ranks[0]]
+            verb = "is" if len(ranks) == 1 else "are"
+            where = _where(self.there[rank] for rank in ranks)
+            sides.append(
+                f"{name_ranks(ranks)} {verb} at {where}{self._trait(fault, entry)}"
+            )
+        text = " while ".join([sides[0], ", ".join(sides[1:])])
+        if fault is Fault.ORDER_MISMATCH:
+            text += "; they issued the same ops in different orders"
+        return self._verdict(fault, odd, text, self.there[_with(values, usual)[0]])
+
+    def _trait(self, fault: Fault, entry: Entry) -> str:
+        """Return what differs in `entry`, if its op and line do not show it."""
+        if fault is Fault.ROOT_MISMATCH:
+            return f" with root {self._root(entry)}"
+        if fault is Fault.DTYPE_MISMATCH:
+            return f" of {_dtype(entry)}"
+        if fault is Fault.SIZE_MISMATCH:
+            return f" of {_count(entry)} elements"
+        return ""
+
+    def _same_ops(self, one: int, other: int) -> bool:
+        """Return whether two ranks issue the same ops from here on in another order."""
+
+        def ahead(rank: int) -> Counter[str]:
+            return Counter(
+                entry["op"]
+                for entry in self.entries[rank]
+                if not entry["is_p2p"]
+                and self.collective is not None
+                and entry["collective_seq_id"] >= self.collective
+            )
+
+        return ahead(one) == ahead(other)
+
+    def _root(self, entry: Entry) -> str:
+        peer = entry["peer"]
+        return "none" if peer is None else f"rank {self.ranks[peer]}"
+
+    def absences(self, explained: Iterable[int]) -> list[Verdict]:
+        """Return verdicts for ranks that have not entered: busy, or past their cell."""
+        known = set(explained)
+        absent = [
+            rank
+            for rank in self.ranks
+            if rank not in self.there and not self._beyond(rank) and rank not in known
+        ]
+        busy = [rank for rank in absent if self.views[rank].place]
+        missing = [rank for rank in absent if not self.views[rank].place]
+        verdicts = []
+        for fault, ranks in (
+            (Fault.RANK_BUSY_ELSEWHERE, busy),
+            (Fault.MISSING_RANKS, missing),
+        ):
+            if ranks:
+                how = "; ".join(
+                    f"rank {rank} has not entered: {self._whereabouts(rank)}"
+                    for rank in ranks
+                )
+                text = _sentence(how, self._they_wait())
+                verdicts.append(self._verdict(fault, ranks, text))
+        return verdicts
+
+    def execution_hang(self) -> Verdict:
+        """Return the verdict for an op that all ranks entered and that does not end."""
+        entry = next(iter(self.waiting.values()))
+        where = _where(self.there.values())
+        started = [r for r, e in self.there.items() if e["state"] == "started"]
+        text = (
+            f"all ranks have entered {where}, and it does not complete on "
+            f"{name_ranks(self.waiting)}"
+        )
+        if started and len(started) < len(self.waiting):
+            text += f"; it has started on {name_ranks(started)} alone"
+        return self._verdict(Fault.EXECUTION_HANG, self.waiting, text, entry)
+
+    def unmatched(self, explained: Iterable[int]) -> list[Verdict]:
+        """Return verdicts for sends and receives that no peer has matched."""
+        known = set(explained)
+        verdicts = []
+        for rank, entry in self.point_to_point.items():
+            if entry["peer"] is None:
+                text = f"rank {rank} waits in {_where([entry])} for any rank to send"
+                verdicts.append(self._verdict(Fault.MISSING_RANKS, [rank], text, entry))
+                continue
+            peer = self.ranks[entry["peer"]]
+            if peer in known:
+                continue
+            sending = entry["op"] == OpType.SEND.value
+            wanted = OpType.RECV.value if sending else OpType.SEND.value
+            ours = self._issued(rank, entry["op"], peer)
+            theirs = self._issued(peer, wanted, rank)
+            doing = (
+                f"rank {rank} waits in {_where([entry])} {'to' if sending else 'from'}"
+            )
+            if theirs >= ours:
+                text = f"{doing} rank {peer}, which has the matching {wanted} in flight"
+                fault, culprits = Fault.EXECUTION_HANG, [rank, peer]
+            else:
+                text = (
+                    f"rank {peer} has not issued the matching {wanted}: "
+                    f"{self._whereabouts(peer)}, while {doing} rank {peer}"
+                )
+                busy = bool(self.views[peer].place)
+                fault = Fault.RANK_BUSY_ELSEWHERE if busy else Fault.MISSING_RANKS
+                culprits = [peer]
+            verdicts.append(self._verdict(fault, culprits, text, entry))
+        return verdicts
+
+    def _issued(self, rank: int, op: str, peer: int) -> int:
+        place = self.ranks.index(peer)
+        return sum(
+            entry["op"] == op and entry["peer"] in (place, None)
+            for entry in self.entries[rank]
+        )
+
+
+def _sentence(fact: str, consequence: str) -> str:
+    return f"{fact}; {consequence}" if consequence else fact
+
+
+def _where(entries: Iterable[Entry]) -> str:
+    """Return ``cell 7 line 5 `all_reduce` #14``; several places if they differ."""
+    places: dict[str, None] = {}
+    for entry in entries:
+        text = f"{entry['frame']['source']} `{entry['op']}` #{sequence_number(entry)}"
+        places.setdefault(text)
+    return " or ".join(places)
+
+
+def _with(values: Mapping[int, Any], value: Any) -> list[int]:
+    return sorted(rank for rank, other in values.items() if other == value)
+
+
+def _dtype(entry: Entry) -> str:
+    return entry["dtypes"][0] if entry["dtypes"] else ""
+
+
+def _count(entry: Entry) -> int | None:
+    place = spec_of(entry["op"]).same_size
+    if place is None or not entry["sizes"]:
+        return None
+    count = 1
+    for extent in entry["sizes"][place]:
+        count *= extent
+    return count

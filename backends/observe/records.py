@@ -1,0 +1,38 @@
+"""Functions on flight-recorder records as plain data, shared by all readers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from typing import Any
+
+__all__ = ["Record", "backend_calls", "sequence_number"]
+
+#: One op, as `rankscope.backends.observe.export.local_dump` returns it.
+Record = Mapping[str, Any]
+
+
+def sequence_number(record: Record) -> int:
+    """Return the number of an op in its group: its collective or its p2p number."""
+    return record["p2p_seq_id"] if record["is_p2p"] else record["collective_seq_id"]
+
+
+def backend_calls(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """Yield the records in order; ops that one backend call ran are one list.
+
+    The dispatcher numbers a group's ops, and the ring keeps them in this order.
+    """
+    for _, run in groupby(records, _one_call):
+        yield list(run)
+
+
+def _one_call(record: Record) -> tuple[Any, ...]:
+    """Return a key that is equal for the ops of a batch that one call ran."""
+    return (
+        record["group"],
+        record["generation"],
+        record["op"],
+        sequence_number(record),
+        record["time_started_ns"],
+        record["time_ended_ns"],
+    )

@@ -1,0 +1,241 @@
+"""Flight-recorder records in the form that PyTorch's trace analyser reads.
+
+PyTorch's processes dump their records as a pickled dict, one file per rank
+(``FlightRecorder::dump`` in c10d, version 2.10 of the format; here without
+``thread_id`` and ``thread_name``, which our recorder does not keep).
+``torchfrtrace`` (``torch.distributed.flight_recorder.fr_trace``) reads the files
+of all ranks and reports the collective that did not match. The format lacks some
+of our concepts, which are mapped like this:
+
+- A rebuilt group restarts its sequence numbers, so each generation of a group is
+  a process group of its own. The sends and receives of a generation are another
+  one: the analyser treats neighbours in a process group that have the same number
+  as a coalesced batch, and collectives and sends are counted separately.
+- An op that failed, timed out or was aborted is ``retired`` but not
+  ``completed``, as are PyTorch's own timeouts.
+- One array per rank (all_gather's outputs, say) counts as one stacked array,
+  as in ProcessGroupGloo: the analyser compares the first entry's elements.
+  Where sizes differ from rank to rank, all_gather and reduce_scatter are the
+  analyser's ``_v`` ops. The analyser requires the inputs and outputs of those
+  to be equal on all ranks, so both list the parts of all ranks.
+- Ops of one kind in a coalesced batch are one entry with the arrays of all of
+  them, as in PyTorch's fused batches. (The analyser matches several entries
+  with one number only if it lists the files in order.)
+- The analyser exits at an unknown communication library, which is therefore
+  written as ``nccl``. The key ``backend``, which the analyser ignores, has the
+  real name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..groups.world import DEFAULT
+from ..work.op_type import spec_of
+
+__all__ = ["flight_recorder"]
+
+VERSION = "2.10"
+
+# Library names that the analyser accepts and that are names of our backends.
+_LIBRARIES = ("gloo", "nccl")
+
+# c10::toString of the dtypes whose numpy name differs.
+_DTYPES = {
+    "bool": "Bool",
+    "uint8": "Byte",
+    "int8": "Char",
+    "int16": "Short",
+    "int32": "Int",
+    "int64": "Long",
+    "uint16": "UInt16",
+    "uint32": "UInt32",
+    "uint64": "UInt64",
+    "float16": "Half",
+    "bfloat16": "BFloat16",
+    "float32": "Float",
+    "float64": "Double",
+    "complex64": "ComplexFloat",
+    "complex128": "ComplexDouble",
+}
+
+_BAD_ENDS = ("failed", "timed_out", "aborted")
+
+Record = Mapping[str, Any]
+
+#: The shape and dtype of each array.
+Arrays = list[tuple[list[int], str]]
+
+
+def flight_recorder(
+    rank: int, groups: Mapping[str, Sequence[int]], records: Sequence[Record]
+) -> dict[str, Any]:
+    """Return PyTorch's Flight Recorder dump (version 2.10) of one rank's records.
+
+    `groups` maps the names of groups to their global ranks; `records` are
+    `Record.as_dict`, oldest first. Times remain ``time.time_ns``.
+    """
+    batches = Counter(_number(record) for record in records)
+    config: dict[str, dict[str, str]] = {}
+    status: dict[str, dict[str, int]] = {}
+    entries = []
+    for run in _runs(records):
+        name, description = _process_group(run[0])
+        ranks = list(groups[run[0]["group"]])
+        if name not in config:
+            config[name] = {"name": name, "desc": description, "ranks": str(ranks)}
+        pg_id = list(config).index(name)
+        _note(status.setdefault(str(pg_id), {}), run[-1])
+        inputs, outputs, op = _arrays(run, batches[_number(run[0])] > 1)
+        library = run[0]["backend"] if run[0]["backend"] in _LIBRARIES else "nccl"
+        entries.append(
+            {
+                "pg_id": pg_id,
+                "process_group": (name, description),
+                "profiling_name": f"{library}:{op}{_path(run[0], rank, ranks)}",
+                "input_sizes": [shape for shape, _ in inputs],
+                "input_dtypes": [dtype for _, dtype in inputs],
+                "output_sizes": [shape for shape, _ in outputs],
+                "output_dtypes": [dtype for _, dtype in outputs],
+                **_course(run),
+            }
+        )
+    return {
+        "version": VERSION,
+        "pg_config": config,
+        "comm_lib_version": "rankscope",
+        "pg_status": status,
+        "entries": entries,
+    }
+
+
+def _number(record: Record) -> tuple[str, int, bool, int]:
+    """Return a key that is equal for the ops of one coalesced batch."""
+    kind = "p2p_seq_id" if record["is_p2p"] else "collective_seq_id"
+    return record["group"], record["generation"], record["is_p2p"], record[kind]
+
+
+def _runs(records: Iterable[Record]) -> list[list[Record]]:
+    """Return the records in lists of neighbours of one batch with the same op."""
+    found: list[list[Record]] = []
+    latest: dict[tuple[str, int, bool, int], list[Record]] = {}
+    for record in records:
+        run = latest.get(_number(record))
+        if run is None or record["is_p2p"] or run[0]["op"] != record["op"]:
+            run = latest[_number(record)] = []
+            found.append(run)
+        run.append(record)
+    return found
+
+
+def _process_group(record: Record) -> tuple[str, str]:
+    """Return name and description; one group has one description."""
+    name = record["group"]
+    # PyTorch's name of the default group, which some of its tools search for.
+    description = "default_pg" if name == DEFAULT else name
+    if record["generation"]:
+        name += f" (generation {record['generation']})"
+    return (f"{name} p2p" if record["is_p2p"] else name), description
+
+
+def _path(record: Record, rank: int, ranks: list[int]) -> str:
+    """Return `` 0->1`` or `` 1<-0``, ranks in the group; -1: any rank."""
+    if not record["is_p2p"]:
+        return ""
+    peer = -1 if record["peer"] is None else record["peer"]
+    return f" {ranks.index(rank)}{'->' if record['op'] == 'send' else '<-'}{peer}"
+
+
+def _course(run: Sequence[Record]) -> dict[str, Any]:
+    """Return numbers, source line, times and state; a run ends as its last op."""
+    first, last = run[0], run[-1]
+    state = last["state"]
+    completed = state == "completed"
+    if state in _BAD_ENDS:
+        state = "started" if last["time_started_ns"] else "scheduled"
+    found = {
+        "frames": [_frame(first["frame"])],
+        "record_id": first["record_id"],
+        "collective_seq_id": first["collective_seq_id"],
+        "p2p_seq_id": first["p2p_seq_id"],
+        "op_id": last["op_id"],
+        "time_created_ns": first["time_created_ns"],
+        "time_discovered_started_ns": first["time_started_ns"] or None,
+        "time_discovered_completed_ns": (
+            last["time_ended_ns"] or None if completed else None
+        ),
+        "state": state,
+        "retired": completed or last["state"] in _BAD_ENDS,
+        "timeout_ms": round(first["timeout"] * 1000),
+        "is_p2p": first["is_p2p"],
+        # Additional keys for human readers: the analyser ignores unknown keys.
+        "backend": first["backend"],
+        "op": first["op"],
+        "error": last["error"],
+    }
+    if completed and last["duration_ns"] is not None:
+        found["duration_ms"] = last["duration_ns"] / 1e6
+    return found
+
+
+def _frame(frame: Mapping[str, Any]) -> dict[str, Any]:
+    function, file = frame["function"], frame["file"]
+    if frame["source"] != f"{Path(file).name}:{frame['line']}":
+        # A cell: the name of its file is meaningless.
+        function = f"{function} ({frame['source']})"
+    return {"name": function, "filename": file, "line": frame["line"]}
+
+
+def _note(status: dict[str, int], record: Record) -> None:
+    """Update a process group's ``pg_status`` with `record`, its latest record."""
+    happened = {
+        "enqueued": True,
+        "started": record["time_started_ns"] > 0,
+        "completed": record["state"] == "completed",
+    }
+    for what, yes in happened.items():
+        key = f"last_{what}_collective"
+        status[key] = _number(record)[-1] if yes else status.get(key, -1)
+
+
+def _arrays(run: Sequence[Record], coalesced: bool) -> tuple[Arrays, Arrays, str]:
+    """Return inputs and outputs of a run, and the analyser's name of its op."""
+    op: str = run[0]["op"]
+    spec = spec_of(op)
+    sides = [_inputs_outputs(record) for record in run]
+    if spec.torch_uneven:
+        lists = [inputs if len(inputs) > 1 else outputs for inputs, outputs in sides]
+        if any(len({math.prod(shape) for shape, _ in parts}) > 1 for parts in lists):
+            everybody = [part for parts in lists for part in parts]
+            return everybody, everybody, spec.torch_uneven
+    inputs = [array for side, _ in sides for array in _stacked(side)]
+    outputs = [array for _, side in sides for array in _stacked(side)]
+    name = spec.torch_name or op
+    if coalesced:
+        name = spec.torch_coalesced or name
+    return inputs, outputs, name
+
+
+def _inputs_outputs(record: Record) -> tuple[Arrays, Arrays]:
+    arrays = [
+        (list(shape), _DTYPES.get(dtype, dtype))
+        for shape, dtype in zip(record["sizes"], record["dtypes"], strict=True)
+    ]
+    spec = spec_of(record["op"])
+    if spec.in_place:
+        return arrays, arrays
+    split = spec.inputs(len(arrays))
+    return arrays[:split], arrays[split:]
+
+
+def _stacked(arrays: Arrays) -> Arrays:
+    if len(arrays) < 2:
+        return arrays
+    shape, dtype = arrays[0]
+    if all(other == shape for other, _ in arrays):
+        return [([len(arrays), *shape], dtype)]
+    return [([sum(math.prod(other) for other, _ in arrays)], dtype)]

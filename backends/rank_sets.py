@@ -1,0 +1,32 @@
+"""Rank sets as text: every message, table and command names ranks this way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = ["format_ranks", "name_ranks"]
+
+
+def format_ranks(ranks: Iterable[int], dash: str = "-") -> str:
+    """Return `ranks` in the syntax of ``-r``: ``{0, 2, 3}`` is ``"0,2-3"``.
+
+    `dash` joins the ends of a run; prose uses an en dash.
+    """
+    runs: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ",".join(
+        str(first) if first == last else f"{first}{dash}{last}" for first, last in runs
+    )
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """Return `ranks` as prose: ``"rank 2"``, ``"ranks 0–3"``, ``"ranks 0, 2–3"``."""
+    members = set(ranks)
+    if not members:
+        return "no rank"
+    text = format_ranks(members, dash="–").replace(",", ", ")
+    return f"rank {text}" if len(members) == 1 else f"ranks {text}"

@@ -1,0 +1,119 @@
+"""KeyTable: the keys of a TCP store and the requests that wait for them, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from .base import MAX_DIGITS, sum_of
+
+__all__ = ["KeyTable", "Reply", "Ticket"]
+
+#: A request: the routing id of its client and the number that the client gave it.
+Ticket = tuple[bytes, bytes]
+#: Status and payload of an answer.
+Reply = tuple[bytes, list[bytes]]
+
+
+class KeyTable:
+    """The keys, and the requests that wait for them: the store without its sockets.
+
+    `handle` takes a request and returns ``(status, payload)``, or ``None``
+    when the answer has to wait. Answers to earlier requests go to `answer`.
+    """
+
+    def __init__(
+        self, answer: Callable[[Ticket, bytes, Sequence[bytes]], object]
+    ) -> None:
+        self._answer = answer
+        self._values: dict[bytes, bytes] = {}
+        # The keys that each waiting request still misses, and the reverse map.
+        self._missing: dict[Ticket, set[bytes]] = {}
+        self._wanted: dict[bytes, list[Ticket]] = {}
+        self._keys_of: dict[Ticket, list[bytes]] = {}
+        #: Client → the keys and values to set when the client has died.
+        self.wills: dict[bytes, dict[bytes, bytes]] = {}
+
+    def handle(self, ticket: Ticket, op: bytes, args: list[bytes]) -> Reply | None:
+        """Do `op`; raises `DistStoreError` or `ValueError` for a bad request."""
+        if op == b"set":
+            key, value = args
+            self._put(key, value)
+            return b"ok", []
+        if op == b"get":
+            return self._get(ticket, args)
+        if op == b"add":
+            key, amount = args
+            if len(amount) > MAX_DIGITS:
+                raise ValueError(f"add: an amount of {len(amount)} digits")
+            total = sum_of(key.decode(), self._values.get(key), int(amount))
+            self._put(key, total)
+            return b"ok", [total]
+        if op == b"swap":
+            key, expected, desired = args
+            held = self._values.get(key, b"")
+            if held == expected:
+                self._put(key, desired)
+                held = desired
+            return b"ok", [held]
+        if op == b"check":
+            return b"ok", [b"1" if all(key in self._values for key in args) else b"0"]
+        if op == b"delete":
+            (key,) = args
+            return b"ok", [b"0" if self._values.pop(key, None) is None else b"1"]
+        if op == b"count":
+            return b"ok", [b"%d" % len(self._values)]
+        if op == b"will":
+            left = dict(zip(args[::2], args[1::2], strict=True))
+            self.wills.setdefault(ticket[0], {}).update(left)
+            return b"ok", []
+        if op == b"unwill":
+            self.wills.pop(ticket[0], None)
+            return b"ok", []
+        if op == b"drop":
+            (number,) = args
+            self._drop((ticket[0], number))
+            return None
+        raise ValueError(f"unknown operation {op!r}")
+
+    def execute(self, client: bytes) -> None:
+        """Set the last wills of `client`, which has died."""
+        for key, value in self.wills.pop(client, {}).items():
+            if not self._values.get(key):
+                self._put(key, value)
+
+    def _get(self, ticket: Ticket, keys: list[bytes]) -> Reply | None:
+        missing = {key for key in keys if key not in self._values}
+        if not missing:
+            return b"ok", [self._values[key] for key in keys]
+        if ticket in self._missing:
+            # Else no key would lead to the first request of that ticket any more.
+            raise ValueError(f"request {ticket[1]!r} waits already")
+        self._missing[ticket] = missing
+        self._keys_of[ticket] = keys
+        for key in missing:
+            self._wanted.setdefault(key, []).append(ticket)
+        return None
+
+    def _put(self, key: bytes, value: bytes) -> None:
+        self._values[key] = value
+        for ticket in self._wanted.pop(key, ()):
+            missing = self._missing[ticket]
+            missing.discard(key)
+            # A key that was set and deleted again counts as set.
+            if not missing:
+                del self._missing[ticket]
+                keys = self._keys_of.pop(ticket)
+                self._answer(ticket, b"ok", [self._values.get(k, b"") for k in keys])
+
+    def _drop(self, ticket: Ticket) -> None:
+        """Give up a waiting request; its answer names the keys it still missed."""
+        missing = self._missing.pop(ticket, None)
+        if missing is None:
+            return
+        keys = self._keys_of.pop(ticket)
+        for key in missing:
+            waiting = self._wanted[key]
+            waiting.remove(ticket)
+            if not waiting:
+                del self._wanted[key]
+        self._answer(ticket, b"missing", [key for key in keys if key in missing])

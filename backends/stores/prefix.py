@@ -1,0 +1,169 @@
+"""PrefixStore: the keys of another store with one prefix, as a store."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, MutableSet, Sequence
+from datetime import timedelta
+
+from ..errors import DistStoreError
+from .base import Store, missing_keys_error, remaining, to_seconds
+
+__all__ = ["PrefixStore"]
+
+# Seconds after which a wait checks the underlying store again, because a watch does
+# not report a lost connection.
+_RECHECK = 1.0
+
+
+class PrefixStore(Store):
+    """`store`, with ``prefix/`` put before every key (``c10d::PrefixStore``).
+
+    `close` ends the waits and watches made through this object and leaves
+    `store` open for its other users. `num_keys` counts the keys of the
+    underlying store, as c10d does.
+    """
+
+    def __init__(self, prefix: str, store: Store) -> None:
+        self.prefix = prefix
+        self.underlying_store = store
+        self.timeout = store.timeout
+        self._changed = threading.Condition()
+        self._cancels: set[Callable[[], None]] = set()
+        self._closed = False
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Set `key`, replacing what was there."""
+        self._open().set(self._full(key), value)
+
+    def get(self, key: str, timeout: float | timedelta | None = None) -> bytes:
+        """Return the value of `key`, waiting for it to be set."""
+        limit = to_seconds(timeout, self.timeout)
+        deadline = time.monotonic() + limit
+        self.wait([key], limit)
+        return self._open().get(self._full(key), remaining(deadline) + 1.0)
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to the integer at `key` (absent: 0), atomically; return the sum."""
+        return self._open().add(self._full(key), amount)
+
+    def compare_set(
+        self, key: str, expected: bytes | str, desired: bytes | str
+    ) -> bytes:
+        """Set `key` to `desired` if it is `expected`; return what it holds."""
+        return self._open().compare_set(self._full(key), expected, desired)
+
+    def wait(
+        self, keys: Sequence[str], timeout: float | timedelta | None = None
+    ) -> None:
+        """Block until all of `keys` are set.
+
+        The wait uses watches, because `close` of this object could not end a `wait`
+        of the underlying store.
+        """
+        limit = to_seconds(timeout, self.timeout)
+        deadline = time.monotonic() + limit
+        missing = [self._full(key) for key in keys]
+        if self._open().check(missing):
+            return
+        present = set[str]()
+        cancels = [self._note(key, present) for key in dict.fromkeys(missing)]
+        try:
+            while missing:
+                pause = min(_RECHECK, remaining(deadline))
+                if self._all_come(missing, present, pause):
+                    return
+                store = self._open()
+                missing = [key for key in missing if not store.check([key])]
+                if missing and time.monotonic() >= deadline:
+                    raise missing_keys_error(missing, limit)
+        finally:
+            for cancel in cancels:
+                cancel()
+
+    def _all_come(
+        self, keys: Sequence[str], present: Collection[str], timeout: float
+    ) -> bool:
+        def come() -> bool:
+            return all(key in present for key in keys)
+
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or come(), timeout)
+            return come()
+
+    def _note(self, key: str, present: MutableSet[str]) -> Callable[[], None]:
+        def arrived(value: bytes) -> None:
+            with self._changed:
+                present.add(key)
+                self._changed.notify_all()
+
+        return self._open().watch(key, arrived)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Return whether all of `keys` are set, without waiting."""
+        return self._open().check([self._full(key) for key in keys])
+
+    def delete_key(self, key: str) -> bool:
+        """Remove `key`; say whether it was there."""
+        return self._open().delete_key(self._full(key))
+
+    def num_keys(self) -> int:
+        """Return how many keys the underlying store holds, with any prefix."""
+        return self._open().num_keys()
+
+    def watch(self, key: str, callback: Callable[[bytes], None]) -> Callable[[], None]:
+        """Call ``callback(value)`` once, when `key` is set; return a cancel call."""
+
+        def fire(value: bytes) -> None:
+            with self._changed:
+                self._cancels.discard(cancel)
+                if self._closed:
+                    return
+            callback(value)
+
+        inner: list[Callable[[], None]] = []
+
+        def cancel() -> None:
+            with self._changed:
+                self._cancels.discard(cancel)
+            for stop in inner:
+                stop()
+
+        store = self._open()
+        with self._changed:
+            self._cancels.add(cancel)
+        inner.append(store.watch(self._full(key), fire))
+        return cancel
+
+    def last_will(self, key: str, value: bytes | str) -> None:
+        """Register `value` as what the store sets at `key` if this process dies."""
+        self._open().last_will(self._full(key), value)
+
+    def withdraw(self) -> None:
+        """Drop all last wills of this process, for all users of the store."""
+        self._open().withdraw()
+
+    def watch_loss(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        """Call ``callback(message)`` when the store's server has died."""
+        return self._open().watch_loss(callback)
+
+    def close(self) -> None:
+        """End the waits and watches made here; the underlying store stays open."""
+        with self._changed:
+            self._closed = True
+            cancels = list(self._cancels)
+            self._changed.notify_all()
+        for cancel in cancels:
+            cancel()
+
+    def _full(self, key: str) -> str:
+        return f"{self.prefix}/{key}"
+
+    def _open(self) -> Store:
+        if self._closed:
+            raise DistStoreError(f"the store with prefix {self.prefix!r} was closed")
+        return self.underlying_store
+
+    def __repr__(self) -> str:
+        return f"PrefixStore({self.prefix!r}, {self.underlying_store!r})"

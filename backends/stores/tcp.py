@@ -1,0 +1,202 @@
+"""TCPStore: an authenticated key-value server in rank 0, and its clients."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+from ..errors import DistStoreError
+from .base import Store, missing_keys_error, to_bytes, to_seconds
+from .tcp_client import TCPStoreClient
+from .tcp_keys import curve_keys, shared_key
+from .tcp_server import TCPStoreServer
+
+__all__ = ["TCPStore"]
+
+# Seconds within which a running server answers a request that does not wait.
+_GRACE = 5.0
+
+
+class TCPStore(Store):
+    """A store served over TCP by the process that has ``is_master=True``.
+
+    `host_name` is the name or address of the master, which listens on that
+    address alone. `port` is its port; with 0 the master picks a free port, which
+    the attribute `port` holds. `world_size` is the number of expected ranks (for
+    messages only: the constructor waits for no rank). `timeout` in seconds bounds
+    the connection set-up and is the default of every wait. A process without
+    `key` can neither read nor write; ``None`` means `tcp_keys.shared_key()`.
+    With `reports_deaths`, set alike on every rank, last wills are published and
+    the loss of the master is reported.
+
+    Raises `DistNetworkError` if the master cannot listen, if no store answers
+    within `timeout`, or, at once, if the key of the master differs. When
+    the master ends, every wait and later call raises `DistNetworkError`.
+    """
+
+    def __init__(
+        self,
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: float | timedelta = 300.0,
+        *,
+        key: bytes | None = None,
+        reports_deaths: bool = False,
+    ) -> None:
+        if not 0 <= port <= 65535 or (port == 0 and not is_master):
+            raise ValueError(
+                f"port {port}: expected 1-65535 (0, any free one, for the master only)"
+            )
+        self.host = host_name
+        self.world_size = world_size
+        self.is_master = is_master
+        self._reports_deaths = reports_deaths
+        self.timeout = to_seconds(timeout, 300.0)
+        keys = curve_keys(shared_key() if key is None else key)
+        self._server = TCPStoreServer(host_name, port, keys) if is_master else None
+        self.port = self._server.port if self._server else port
+        self._client: TCPStoreClient | None = None
+        try:
+            self._client = TCPStoreClient(host_name, self.port, keys)
+            self._client.connect(self.timeout)
+            if reports_deaths:
+                # From now on the master sends its goodbye to this client as well.
+                self._call(b"will")
+        except BaseException:
+            self.close()
+            raise
+        # Threads refer to client and server, never to the store, so that a store
+        # without close() is collected; it is closed here, at the latest at exit.
+        self._finalizer = weakref.finalize(self, _close, self._client, self._server)
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Set `key`, replacing what was there."""
+        self._call(b"set", key.encode(), to_bytes(value))
+
+    def get(self, key: str, timeout: float | timedelta | None = None) -> bytes:
+        """Return the value of `key`, waiting for it to be set."""
+        return self._await([key], timeout)[0]
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to the integer at `key` (absent: 0), atomically; return the sum."""
+        return int(self._call(b"add", key.encode(), b"%d" % amount)[0])
+
+    def compare_set(
+        self, key: str, expected: bytes | str, desired: bytes | str
+    ) -> bytes:
+        """Set `key` to `desired` if it is `expected`; return what it holds."""
+        frames = key.encode(), to_bytes(expected), to_bytes(desired)
+        return self._call(b"swap", *frames)[0]
+
+    def wait(
+        self, keys: Sequence[str], timeout: float | timedelta | None = None
+    ) -> None:
+        """Block until all of `keys` are set."""
+        if keys:
+            self._await(keys, timeout)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Return whether all of `keys` are set, without waiting."""
+        return self._call(b"check", *(key.encode() for key in keys))[0] == b"1"
+
+    def delete_key(self, key: str) -> bool:
+        """Remove `key`; say whether it was there."""
+        return self._call(b"delete", key.encode())[0] == b"1"
+
+    def num_keys(self) -> int:
+        """Return how many keys are set."""
+        return int(self._call(b"count")[0])
+
+    def watch(self, key: str, callback: Callable[[bytes], None]) -> Callable[[], None]:
+        """Call ``callback(value)`` once, when `key` is set; return a cancel function.
+
+        The server pushes the value: there is no polling. No callback is called
+        after the loss of the master.
+        """
+        client = self._connected()
+        request = client.submit(b"get", [key.encode()], callback)
+        return lambda: client.drop(request)
+
+    def last_will(self, key: str, value: bytes | str) -> None:
+        """Have the master set `key` when the connection of this process breaks.
+
+        The master sets `key` after a short delay, so that a backend that has a
+        more specific message about the death can set `key` first.
+        """
+        if self._reports_deaths:
+            self._call(b"will", key.encode(), to_bytes(value))
+
+    def withdraw(self) -> None:
+        """Drop the last wills of this process; the master ends with a goodbye."""
+        if self._reports_deaths:
+            self._call(b"unwill")
+        if self._server is not None:
+            self._server.orderly = True
+
+    def watch_loss(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        """Call ``callback(message)`` once the master ends without a goodbye."""
+        if not self._reports_deaths:
+            return lambda: None
+        return self._connected().watch_loss(callback)
+
+    @property
+    def lost(self) -> bool:
+        """Whether every call raises from now on: closed, or the connection is lost.
+
+        A lost connection is not restored: make another store.
+        """
+        return self._client is None or self._client.ended
+
+    def close(self) -> None:
+        """Free sockets and threads; end every wait; the master stops serving."""
+        _close(self._client, self._server)
+
+    def _connected(self) -> TCPStoreClient:
+        if self._client is None:
+            raise DistStoreError("the TCP store was never connected")
+        return self._client
+
+    def _call(self, op: bytes, *args: bytes) -> list[bytes]:
+        client = self._connected()
+        request = client.submit(op, args)
+        try:
+            if not request.done.wait(max(self.timeout, _GRACE)):
+                raise client.silent()
+        finally:
+            client.forget(request)
+        return request.result()
+
+    def _await(
+        self, keys: Sequence[str], timeout: float | timedelta | None
+    ) -> list[bytes]:
+        limit = to_seconds(timeout, self.timeout)
+        client = self._connected()
+        request = client.submit(b"get", [key.encode() for key in keys])
+        try:
+            if not request.done.wait(limit):
+                # The server answers a dropped request with the missing keys.
+                client.send_drop(request)
+                if not request.done.wait(_GRACE):
+                    raise client.silent()
+        except BaseException:
+            client.drop(request)
+            raise
+        client.forget(request)
+        if request.status == b"missing":
+            raise missing_keys_error([key.decode() for key in request.payload], limit)
+        return request.result()
+
+    def __repr__(self) -> str:
+        role = "master" if self.is_master else "client"
+        ranks = "" if self.world_size is None else f", {self.world_size} ranks"
+        return f"<TCPStore {self.host}:{self.port} {role}{ranks}>"
+
+
+def _close(client: TCPStoreClient | None, server: TCPStoreServer | None) -> None:
+    if client is not None:
+        client.close()
+    if server is not None:
+        server.close()

@@ -1,0 +1,183 @@
+"""The serving half of the TCP store: one thread in rank 0's process."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Sequence
+
+import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import recv_monitor_message
+
+from ..errors import DistNetworkError, DistStoreError
+from .key_table import KeyTable, Ticket
+from .tcp_keys import CurveKeys
+from .tcp_wire import GOODBYE, MAX_MESSAGE, endpoint_of
+
+__all__ = ["TCPStoreServer"]
+
+_log = logging.getLogger(__name__)
+
+# Seconds from the loss of a connection to the server's check for dead clients, and
+# the delay of a last will: backends detect a death at once and have a more specific
+# message, which takes precedence if it is set first.
+_LOOKS = (0.01, 0.03, 0.1, 0.3, 1.0)
+_RESPITE = 0.5
+# Milliseconds for sending the goodbye before the sockets close.
+_LINGER_MS = 200
+
+_ZAP_ENDPOINT = "inproc://zeromq.zap.01"
+
+
+class TCPStoreServer:
+    """Serve a `KeyTable` at `host`:`port` to clients with the CURVE keys."""
+
+    def __init__(self, host: str, port: int, keys: CurveKeys) -> None:
+        self._keys = keys
+        self._context = zmq.Context()
+        self._zap = self._context.socket(zmq.REP)
+        self._router = self._context.socket(zmq.ROUTER)
+        self._table = KeyTable(self._send)
+        #: Whether the server sends a goodbye at its end, which is then not a failure.
+        self.orderly = False
+        # Time of the next check for dead clients; dead client → time to set its wills.
+        self._looks: list[float] = []
+        self._gone: dict[bytes, float] = {}
+        self._monitor = self._router.get_monitor_socket(zmq.Event.DISCONNECTED)
+        try:
+            self._zap.bind(_ZAP_ENDPOINT)
+            self.port = self._bind(host, port)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        # Reentrant: a store that is garbage-collected closes its server on the
+        # thread on which the collector runs.
+        self._lock = threading.RLock()
+        # The thread ends when the writing end is closed.
+        self._stop, self._stopper = os.pipe()
+        self._thread = threading.Thread(
+            target=self._serve, name="rankscope-store-server", daemon=True
+        )
+        self._thread.start()
+
+    def _bind(self, host: str, port: int) -> int:
+        router = self._router
+        router.curve_server = True
+        router.curve_secretkey = self._keys.server_secret
+        router.zap_domain = b"rankscope"
+        # Knowing the server's public key must not be enough: the ZAP handler
+        # below admits the one client key, and no handler means no admission.
+        router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        router.maxmsgsize = MAX_MESSAGE
+        # A send to a lost client must fail instead of being dropped; a slow
+        # client must not block the others (each request gets one answer).
+        router.router_mandatory = True
+        router.sndhwm = router.rcvhwm = 0
+        endpoint = endpoint_of(host, port)
+        router.ipv6 = "[" in endpoint
+        try:
+            router.bind(endpoint)
+        except zmq.ZMQError as error:
+            hint = {
+                errno.EADDRINUSE: "choose another MASTER_PORT (0: any free one)",
+                errno.EADDRNOTAVAIL: "MASTER_ADDR must name the host of rank 0",
+                errno.EACCES: "choose a port above 1023",
+            }.get(error.errno or 0, "check MASTER_ADDR and MASTER_PORT")
+            raise DistNetworkError(
+                f"the store cannot listen at {host}:{port} ({error.strerror}): {hint}"
+            ) from error
+        bound = router.get_string(zmq.LAST_ENDPOINT)
+        return int(bound.rpartition(":")[2].rstrip("\0"))
+
+    def close(self) -> None:
+        """Stop serving and free thread and sockets."""
+        with self._lock:
+            if self._stopper >= 0:
+                os.close(self._stopper)
+                self._stopper = -1
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        for source in (self._zap, self._router, self._monitor, self._stop):
+            poller.register(source, zmq.POLLIN | zmq.POLLERR)
+        try:
+            while self._stop not in (ready := dict(poller.poll(self._pause()))):
+                self._look_after_wills()
+                if self._monitor in ready:
+                    recv_monitor_message(self._monitor)
+                    # The router detects the lost client with a delay. The time of the
+                    # next check is kept, however many connections break.
+                    now = time.monotonic()
+                    later = [now + pause for pause in _LOOKS]
+                    self._looks = [*self._looks[:1], *later]
+                if self._zap in ready:
+                    self._admit(self._zap.recv_multipart())
+                if self._router in ready:
+                    self._receive(self._router.recv_multipart())
+            if self.orderly:
+                for client in self._table.wills:
+                    self._send((client, b""), GOODBYE, ())
+        finally:
+            self._router.disable_monitor()
+            self._monitor.close(0)
+            self._context.destroy(linger=_LINGER_MS)
+            os.close(self._stop)
+
+    def _pause(self) -> int | None:
+        """Return the milliseconds until the next task that needs no request."""
+        times = [*self._looks[:1], *self._gone.values()]
+        if not times:
+            return None
+        return max(0, math.ceil(1000 * (min(times) - time.monotonic())))
+
+    def _look_after_wills(self) -> None:
+        now = time.monotonic()
+        if self._looks and now >= self._looks[0]:
+            self._looks = [when for when in self._looks if when > now]
+            for client in self._table.wills.keys() - self._gone.keys():
+                if not self._send((client, b""), b"there?", ()):
+                    self._gone[client] = now + _RESPITE
+        for client in [one for one, when in self._gone.items() if now >= when]:
+            del self._gone[client]
+            self._table.execute(client)
+
+    def _admit(self, request: list[bytes]) -> None:
+        # ZAP (rfc.zeromq.org/spec/27): version, request id, domain, address,
+        # identity, mechanism, credentials; the credential is the raw key.
+        version, number, mechanism = request[0], request[1], request[5]
+        admitted = mechanism == b"CURVE" and request[6:] == [
+            z85.decode(self._keys.client_public)
+        ]
+        verdict = (b"200", b"OK") if admitted else (b"400", b"wrong key")
+        self._zap.send_multipart([version, number, *verdict, b"", b""])
+
+    def _receive(self, frames: list[bytes]) -> None:
+        if len(frames) < 3:
+            _log.warning("store: ignored a message of %d frames", len(frames))
+            return
+        client, number, op, *args = frames
+        ticket = (client, number)
+        try:
+            reply = self._table.handle(ticket, op, args)
+        except (DistStoreError, ValueError) as error:
+            reply = b"error", [str(error).encode()]
+        if reply is not None:
+            self._send(ticket, *reply)
+
+    def _send(self, ticket: Ticket, status: bytes, payload: Sequence[bytes]) -> bool:
+        """Send an answer or a server message; return whether the client exists."""
+        try:
+            self._router.send_multipart([*ticket, status, *payload], zmq.NOBLOCK)
+            return True
+        except zmq.ZMQError as error:
+            # The client is gone: no thread waits for this answer any more.
+            if error.errno not in (errno.EHOSTUNREACH, errno.EAGAIN):
+                raise
+            return error.errno != errno.EHOSTUNREACH

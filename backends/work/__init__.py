@@ -1,0 +1,1 @@
+"""Work, its states and timing, and the Flight Recorder that keeps them."""

@@ -1,0 +1,120 @@
+"""BackgroundLoop: one thread that works for as long as there is something to do."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+__all__ = ["BackgroundLoop"]
+
+_log = logging.getLogger(__name__)
+
+# Seconds until the next call of a `work` that raised.
+_PAUSE_AFTER_ERROR = 0.1
+
+
+class BackgroundLoop:
+    """Calls `work` on a daemon thread, which is started when it is needed.
+
+    ``work()`` returns the seconds after which it wants to be called again, or
+    ``None``: there is nothing to do. The thread then waits for a `kick` and ends
+    after `linger` seconds; the next kick starts another one. An exception of
+    ``work()`` is logged, and the loop goes on. While the thread sleeps it refers to
+    nothing that ``work()`` had in hand.
+    """
+
+    def __init__(
+        self, name: str, work: Callable[[], float | None], *, linger: float = 0.0
+    ) -> None:
+        self._name, self._work, self._linger = name, work, linger
+        self._lock = threading.Lock()
+        self._kicked = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._idle = True
+        self._stopped = False
+
+    @property
+    def running(self) -> bool:
+        """Whether the thread is there."""
+        return self._thread is not None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing calls ``work()`` before the next kick."""
+        return self._idle or self._thread is None
+
+    def kick(self) -> bool:
+        """Have ``work()`` called now; return whether there is a thread to call it.
+
+        There is none after `stop`, and where Python starts no threads any more (3.12
+        and later, at its end).
+        """
+        with self._lock:
+            if self._stopped:
+                return False
+            self._idle = False
+            self._kicked.set()
+            if self._thread is None:
+                thread = threading.Thread(
+                    target=self._run, name=self._name, daemon=True
+                )
+                self._thread = thread
+                try:
+                    thread.start()
+                except RuntimeError:
+                    self._thread, self._idle = None, True
+                    return False
+                except BaseException:
+                    # An interrupt: the thread may not be there, and if it is, it ends.
+                    self._thread, self._idle = None, True
+                    raise
+            return True
+
+    def kick_if_idle(self) -> None:
+        """Kick, unless ``work()`` will be called by itself: for the path of an op.
+
+        Whoever adds something to do calls it afterwards: before the thread goes
+        idle, ``work()`` is called once more.
+        """
+        if self.idle:
+            self.kick()
+
+    def stop(self, timeout: float | None = None) -> None:
+        """End the thread, and wait for its end; kicks do nothing until `resume`."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+            self._stopped = self._idle = True
+            self._kicked.set()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout)
+
+    def resume(self) -> None:
+        """Let kicks start the thread again."""
+        with self._lock:
+            self._stopped = False
+
+    def _run(self) -> None:
+        me = threading.current_thread()
+        while self._thread is me:
+            self._kicked.clear()
+            delay = self._call()
+            if delay is not None:
+                self._idle = False
+                if delay > 0:
+                    self._kicked.wait(delay)
+            elif not self._idle:
+                # From here on callers kick. What was added before this line came
+                # without a kick: look once more.
+                self._idle = True
+            elif not self._kicked.wait(self._linger):
+                with self._lock:
+                    if self._thread is me and not self._kicked.is_set():
+                        self._thread = None
+
+    def _call(self) -> float | None:
+        try:
+            return self._work()
+        except Exception:  # noqa: BLE001 - the loop has other things to do, too
+            _log.exception("%s", self._name)
+            return _PAUSE_AFTER_ERROR

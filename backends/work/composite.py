@@ -1,0 +1,114 @@
+"""Works made of other Works: one that is continued, or several joined."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from .op_type import OpType
+from .state import WorkState
+from .work import Work
+
+__all__ = ["chain", "join"]
+
+
+class _Composite(Work):
+    """A Work that starts, advances and is aborted with its parts."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[Work], op_type: OpType, result: Any) -> None:
+        super().__init__(op_type, result)
+        self.parts = parts
+        for part in parts:
+            part._outer = self
+            if part.started_ns:
+                self.mark_started(part.started_ns)
+
+    def _block(self, timeout: float | None) -> bool:
+        # Waiting for a part may be what drives its progress. The parts' callbacks,
+        # which end this Work, may still be running when the parts have ended.
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for part in self.parts:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not part.is_completed() and not part._block(left):
+                return False
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        return super()._block(left)
+
+    def detach(self) -> None:
+        for part in self.parts:
+            part.detach()
+
+    def mark_failed(
+        self, error: BaseException, state: WorkState = WorkState.FAILED
+    ) -> bool:
+        ended = super().mark_failed(error, state)
+        # A thread that waits for this Work is blocked in one of the parts.
+        for part in self.parts:
+            part.mark_failed(error, state)
+        return ended
+
+
+def chain(
+    inner: Work, op_type: OpType, then: Callable[[], None], result: Any = None
+) -> Work:
+    """Return a Work that runs `then` after `inner` went well, and then ends.
+
+    It is over when `then` has returned; it fails as `inner` does, or with the
+    error `then` raised. Its result is `result`, or that of `inner`.
+    """
+    outer = _Composite([inner], op_type, result)
+
+    def follow(done: Work) -> None:
+        error = done._exception
+        if error is not None:
+            outer.mark_failed(error, done.state)
+            return
+        try:
+            then()
+        except Exception as raised:  # noqa: BLE001 - it belongs to the Work
+            outer.mark_failed(raised)
+        else:
+            said = done.result() if result is None else result
+            outer.mark_completed(said, started_ns=done.started_ns)
+
+    inner.add_done_callback(follow)
+    return outer
+
+
+class _Joined(_Composite):
+    """Several Works as one, with nothing to do after them."""
+
+    __slots__ = ()
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        if timeout is None and all(part.on_device for part in self.parts):
+            return all([part.wait() for part in self.parts])
+        return super().wait(timeout)
+
+
+def join(parts: Sequence[Work], op_type: OpType, result: Any = None) -> Work:
+    """Return a Work that is over when all of `parts` are, or one fails."""
+    outer = _Joined(parts, op_type, result)
+    lock, left = threading.Lock(), len(parts)
+
+    def follow(done: Work) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            last = left == 0
+        error = done._exception
+        if error is not None:
+            outer.mark_failed(error, done.state)
+        elif last:
+            outer.mark_completed(result)
+
+    for part in parts:
+        part.add_done_callback(follow)
+    if not parts:
+        outer.mark_completed(result)
+    return outer

@@ -1,0 +1,395 @@
+"""The flight recorder: what this rank issued, in what state, from which line.
+
+The fields are those of PyTorch's Flight Recorder. The ring has a fixed size;
+a record is one object, written in place at each transition.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .bandwidth import payload
+from .op_type import OpType
+from .state import WorkState
+from .work import Work
+
+__all__ = ["Batch", "FlightRecorder", "GroupStatus", "Record", "recorder", "user_frame"]
+
+Frame = tuple[str, int, str]
+
+# See work.py: a member's look-up on its class is slow before Python 3.11.
+_SCHEDULED = WorkState.SCHEDULED
+_COMPLETED = WorkState.COMPLETED
+_RECV = OpType.RECV
+
+_ROOM = f"{Path(__file__).parent.parent}{os.sep}"
+
+#: How many arrays of an op have their size in a status message.
+SIZES_SHOWN = 4
+
+
+def user_frame() -> Frame:
+    """Return (file, line, function) of the innermost frame outside of this package."""
+    # The first frames are those of this function, Record and the dispatcher.
+    frame = sys._getframe(3)
+    while frame.f_code.co_filename.startswith(_ROOM) and frame.f_back is not None:
+        frame = frame.f_back
+    code = frame.f_code
+    return code.co_filename, frame.f_lineno, code.co_name
+
+
+class Record:
+    """The flight-recorder entry of one op on this rank.
+
+    Times are ``time.time_ns``; 0 stands for "not yet". `sizes` and `dtypes`
+    are those of the inputs and the outputs, in this order. `peer` is the root
+    of a rooted collective or the other side of a send or recv, as a rank in
+    the group, else ``None``; of a recv from any rank, the sender, once it is
+    known. `backend` is the name of the backend that runs the op, if one does.
+    """
+
+    __slots__ = (
+        "backend",
+        "collective_seq_id",
+        "created_ns",
+        "dtypes",
+        "ended_ns",
+        "error",
+        "frame",
+        "generation",
+        "op_id",
+        "op_type",
+        "p2p_seq_id",
+        "peer",
+        "record_id",
+        "sizes",
+        "started_ns",
+        "state",
+        "status",
+        "timeout",
+    )
+
+    def __init__(
+        self,
+        status: GroupStatus,
+        op_type: OpType,
+        arrays: Sequence[Any],
+        peer: int | None,
+        timeout: float,
+        backend: str = "",
+    ) -> None:
+        self.status = status
+        self.generation = status.generation
+        self.op_type = op_type
+        # Not the arrays: the ring would keep them alive.
+        self.sizes = [array.shape for array in arrays]
+        self.dtypes = [array.dtype for array in arrays]
+        self.peer = peer
+        self.timeout = timeout
+        self.backend = backend
+        self.frame = user_frame()
+        self.state = _SCHEDULED
+        self.created_ns = time.time_ns()
+        self.started_ns = 0
+        self.ended_ns = 0
+        self.error: str | None = None
+        self.record_id = -1
+        self.collective_seq_id = self.p2p_seq_id = self.op_id = -1
+
+    def number(self, *, first: bool = True) -> None:
+        """Take the next sequence number, and an ``op_id``.
+
+        The ops of a coalesced batch share the number that the `first` one of
+        its kind, collective or point-to-point, took.
+        """
+        status = self.status
+        if first:
+            if self.op_type.is_p2p:
+                status.p2p_seq += 1
+            else:
+                status.collective_seq += 1
+        status.op_id += 1
+        self.collective_seq_id = status.collective_seq
+        self.p2p_seq_id = status.p2p_seq
+        self.op_id = status.op_id
+
+    @property
+    def group(self) -> str:
+        """The name of the group."""
+        return self.status.name
+
+    @property
+    def seq(self) -> int:
+        """``p2p_seq_id`` of a send or recv, else ``collective_seq_id``."""
+        return self.p2p_seq_id if self.op_type.is_p2p else self.collective_seq_id
+
+    def started(self, work: Work) -> None:
+        """Note that `work` began to execute."""
+        self.state = work._state
+        self.started_ns = work.started_ns
+        self.status.started = self
+        recorder.changed()
+
+    def ended(self, work: Work) -> None:
+        """Note that `work` is over."""
+        self.state = work._state
+        self.started_ns = work.started_ns
+        self.ended_ns = work.completed_ns
+        status = self.status
+        if self.state is _COMPLETED:
+            status.completed = self
+            if status.started is None or status.started.op_id < self.op_id:
+                status.started = self
+            if self.peer is None and self.op_type is _RECV:
+                self.peer = work.result()
+        else:
+            self.error = str(work._exception)
+        status.in_flight.pop(self.op_id, None)
+        recorder.changed()
+
+    def identity(self) -> dict[str, Any]:
+        """Return rank, group, op and sequence number as attributes of an error."""
+        return {
+            "rank": self.status.rank,
+            "group": self.group,
+            "op": self.op_type.value,
+            "sequence_number": self.seq if self.seq >= 0 else None,
+        }
+
+    def describe(self) -> str:
+        """``all_reduce #14 of group 'default' on rank 2 (cell 7 line 3)``."""
+        return (
+            f"{self.op_type.value} #{self.seq} of group {self.group!r} "
+            f"on rank {self.status.rank} ({recorder.name_source(self.frame)})"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The record as plain data (JSON-able)."""
+        return {
+            "record_id": self.record_id,
+            "group": self.group,
+            "generation": self.generation,
+            "collective_seq_id": self.collective_seq_id,
+            "p2p_seq_id": self.p2p_seq_id,
+            "op_id": self.op_id,
+            "op": self.op_type.value,
+            "backend": self.backend,
+            "is_p2p": self.op_type.is_p2p,
+            "state": self.state.value,
+            "sizes": [list(size) for size in self.sizes],
+            "dtypes": [dtype.name for dtype in self.dtypes],
+            "peer": self.peer,
+            "timeout": self.timeout,
+            "time_created_ns": self.created_ns,
+            "time_started_ns": self.started_ns,
+            "time_ended_ns": self.ended_ns,
+            "duration_ns": (
+                self.ended_ns - self.started_ns
+                if self.started_ns and self.ended_ns
+                else None
+            ),
+            "frame": {
+                "file": self.frame[0],
+                "line": self.frame[1],
+                "function": self.frame[2],
+                "source": recorder.name_source(self.frame),
+            },
+            "error": self.error,
+        }
+
+    def brief(self) -> dict[str, Any]:
+        """Sequence number, op and source line: what a status table shows."""
+        return {
+            "seq": self.seq,
+            "op": self.op_type.value,
+            "source": recorder.name_source(self.frame),
+        }
+
+    def traffic(self) -> dict[str, Any]:
+        """What it moves: ``bytes`` as nccl-tests counts them, sizes, dtypes.
+
+        Of the sizes only the first `SIZES_SHOWN`: a list has one per rank.
+        """
+        itemsize = self.dtypes[0].itemsize if self.dtypes else 0
+        ranks = len(self.status.ranks)
+        return {
+            "bytes": payload(self.op_type.value, self.sizes, itemsize, ranks),
+            "sizes": [list(size) for size in self.sizes[:SIZES_SHOWN]],
+            "dtypes": [dtype.name for dtype in self.dtypes[:SIZES_SHOWN]],
+        }
+
+    @property
+    def duration(self) -> float | None:
+        """Seconds from its start to its end, ``None`` if one is not known."""
+        if not self.started_ns or not self.ended_ns:
+            return None
+        return (self.ended_ns - self.started_ns) / 1e9
+
+
+class Batch:
+    """The records of ops that one backend call runs together.
+
+    The Work of the call is bound to the batch; a message or a status table shows
+    the first op.
+    """
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self.records = records
+        first = records[0]
+        self.status = first.status
+        self.op_id = first.op_id
+        self.collective_seq_id = first.collective_seq_id
+        self.p2p_seq_id = first.p2p_seq_id
+        self.peer = first.peer
+        self.timeout = first.timeout
+
+    def started(self, work: Work) -> None:
+        """Note that `work` began to execute."""
+        for record in self.records:
+            record.started(work)
+
+    def ended(self, work: Work) -> None:
+        """Note that `work` is over."""
+        for record in self.records:
+            record.ended(work)
+
+    def identity(self) -> dict[str, Any]:
+        """As `Record.identity`, of the first op."""
+        return self.records[0].identity()
+
+    def describe(self) -> str:
+        """``64 coalesced all_reduce #14 of group 'default' on rank 2 (…)``."""
+        return f"{len(self.records)} coalesced {self.records[0].describe()}"
+
+    def brief(self) -> dict[str, Any]:
+        """As `Record.brief`, of the first op."""
+        return self.records[0].brief()
+
+    def traffic(self) -> dict[str, Any]:
+        """As `Record.traffic`, of the first op."""
+        return self.records[0].traffic()
+
+
+class GroupStatus:
+    """Counters of one group on this rank, and where it is.
+
+    The last ops enqueued, started and completed, and the Works in flight by
+    ``op_id``, oldest first. `rank` is this process's global rank, as messages
+    show it, `ranks` are the global ranks of the group.
+    """
+
+    __slots__ = (
+        "abort_observed",
+        "collective_seq",
+        "completed",
+        "enqueued",
+        "generation",
+        "in_flight",
+        "name",
+        "op_id",
+        "p2p_seq",
+        "rank",
+        "ranks",
+        "started",
+    )
+
+    def __init__(
+        self, name: str, rank: int, generation: int, ranks: Sequence[int]
+    ) -> None:
+        self.name = name
+        self.rank = rank
+        self.ranks = ranks
+        self.generation = generation
+        # Sequence numbers start at 1, as in PyTorch; 0 says "none yet".
+        self.collective_seq = 0
+        self.p2p_seq = 0
+        self.op_id = 0
+        self.enqueued: Record | None = None
+        self.started: Record | None = None
+        self.completed: Record | None = None
+        self.in_flight: dict[int, Work] = {}
+        #: Whether the caller has observed the abort; see `async_errors`.
+        self.abort_observed = False
+
+
+class FlightRecorder:
+    """A ring of the last `size` records of this process."""
+
+    def __init__(self, size: int = 2000) -> None:
+        self._ring: list[Record | None] = [None] * size
+        self._next = 0
+        # Several groups may issue ops at once, from threads of their own.
+        self._lock = threading.Lock()
+        self._listeners: tuple[Callable[[], None], ...] = ()
+        self._namer: Callable[[str, int], str] | None = None
+
+    def add(self, record: Record) -> None:
+        """Number `record` and put it into the ring, in the place of the oldest."""
+        with self._lock:
+            number = self._next
+            record.record_id = number
+            self._ring[number % len(self._ring)] = record
+            self._next = number + 1
+        record.status.enqueued = record
+        self.changed()
+
+    @property
+    def count(self) -> int:
+        """How many records were added since the last `clear`."""
+        return self._next
+
+    def records(self) -> list[Record]:
+        """The records in the ring, oldest first."""
+        with self._lock:
+            ring, oldest = self._ring.copy(), self._next % len(self._ring)
+        kept = ring[oldest:] + ring[:oldest]
+        return [record for record in kept if record is not None]
+
+    def dump(self) -> list[dict[str, Any]]:
+        """All records as plain data, oldest first."""
+        return [record.as_dict() for record in self.records()]
+
+    def clear(self) -> None:
+        """Remove all records."""
+        with self._lock:
+            self._ring = [None] * len(self._ring)
+            self._next = 0
+
+    def changed(self) -> None:
+        """Tell the listeners that a record, or a group, changed."""
+        for listener in self._listeners:
+            listener()
+
+    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call ``listener()`` at every transition; it must be cheap.
+
+        It runs on whatever thread made the transition, with locks held: it
+        may set a flag, no more. Returns a function that removes it.
+        """
+        self._listeners = (*self._listeners, listener)
+
+        def cancel() -> None:
+            self._listeners = tuple(x for x in self._listeners if x is not listener)
+
+        return cancel
+
+    def set_source_namer(self, namer: Callable[[str, int], str] | None) -> None:
+        """Name source lines by ``namer(file, line)``, e.g. ``cell 7 line 3``."""
+        self._namer = namer
+
+    def name_source(self, frame: Frame) -> str:
+        """How `frame` is shown to a person."""
+        file, line, _ = frame
+        if self._namer is not None:
+            return self._namer(file, line)
+        return f"{Path(file).name}:{line}"
+
+
+#: The recorder of this process.
+recorder = FlightRecorder()

@@ -1,0 +1,72 @@
+"""Works of backends written in plain Python: from a future, or from a call."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import DistBackendError
+from .op_type import OpType
+from .state import WorkState
+from .work import Work
+
+__all__ = ["create_work_from_call", "create_work_from_future"]
+
+
+def create_work_from_future(
+    future: concurrent.futures.Future[Any], op_type: OpType = OpType.UNKNOWN
+) -> Work:
+    """Return a Work that ends as `future` does, with the future's result.
+
+    For process groups and backends written in plain Python (c10d's
+    ``create_work_from_future``). The op counts as started now: for one that may
+    have to queue for its thread there is :func:`create_work_from_call`.
+    """
+    work = Work(op_type)
+    work.mark_started()
+
+    def settle(done: concurrent.futures.Future[Any]) -> None:
+        if done.cancelled():
+            work.mark_failed(
+                DistBackendError(f"the future of {work.describe()} was cancelled"),
+                WorkState.ABORTED,
+            )
+            return
+        error = done.exception()
+        if error is None:
+            work.mark_completed(done.result())
+        else:
+            work.mark_failed(error)
+
+    future.add_done_callback(settle)
+    return work
+
+
+def create_work_from_call(
+    executor: concurrent.futures.Executor,
+    function: Callable[..., Any],
+    *args: Any,
+    op_type: OpType = OpType.UNKNOWN,
+) -> Work:
+    """Run ``function(*args)`` on `executor`; return its Work.
+
+    The Work starts when the call begins, which a future does not report, and
+    ends with what it returns (``None``: the op's usual result) or raises. A
+    call whose Work is aborted while it queues is not made.
+    """
+    work = Work(op_type)
+
+    def run() -> None:
+        if work.is_completed():
+            return
+        work.mark_started()
+        try:
+            result = function(*args)
+        except BaseException as error:  # noqa: BLE001 - it belongs to the Work
+            work.mark_failed(error)
+        else:
+            work.mark_completed(result)
+
+    executor.submit(run)
+    return work

@@ -1,0 +1,78 @@
+"""Op hooks: user code at the dispatch point, before an op and after it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from .flight_recorder import Record
+from .work import Work
+
+__all__ = ["OpHook", "active_hooks", "add_op_hook"]
+
+_log = logging.getLogger(__name__)
+_lock = threading.Lock()
+_hooks: tuple[OpHook, ...] = ()
+
+Pre = Callable[[Record], None]
+Post = Callable[[Record, Work], None]
+
+
+class OpHook:
+    """A hook that `add_op_hook` installed; :meth:`remove` uninstalls it."""
+
+    def __init__(self, pre: Pre | None, post: Post | None, group: str | None) -> None:
+        self._pre = pre
+        self._post = post
+        self._group = group
+
+    def before(self, record: Record) -> None:
+        """Run `pre`; an error that it raises prevents the op."""
+        if self._pre is not None and self._group in (None, record.group):
+            self._pre(record)
+
+    def watch(self, record: Record, work: Work) -> None:
+        """Run `post` when `work` has ended."""
+        if self._post is not None and self._group in (None, record.group):
+            work.add_done_callback(lambda done: self._after(record, done))
+
+    def _after(self, record: Record, work: Work) -> None:
+        assert self._post is not None
+        try:
+            self._post(record, work)
+        except Exception:  # noqa: BLE001 - hooks are user code
+            # The op has ended, on a thread without a caller to raise to.
+            _log.exception("the post hook failed after %s", record.describe())
+
+    def remove(self) -> None:
+        """Uninstall the hook; ops issued from now on do not call it."""
+        global _hooks
+        with _lock:
+            _hooks = tuple(hook for hook in _hooks if hook is not self)
+
+
+def add_op_hook(
+    pre: Pre | None = None, post: Post | None = None, group: str | None = None
+) -> OpHook:
+    """Call ``pre(record)`` before each op is issued and ``post(record, work)`` after.
+
+    `record` is the op's flight-recorder entry: group, op type, sizes, dtypes,
+    peer, timeout and source line; before the op it has no sequence number
+    yet. `pre` runs on the caller's thread and may delay the op, or veto it by
+    raising: then nothing is issued here, and the other ranks wait, so veto on
+    all ranks alike. `post` runs once the Work is over, on whatever thread
+    ended it. `group` restricts the hook to the group of that name.
+    """
+    global _hooks
+    if pre is None and post is None:
+        raise ValueError("add_op_hook: give pre, post or both")
+    hook = OpHook(pre, post, group)
+    with _lock:
+        _hooks = (*_hooks, hook)
+    return hook
+
+
+def active_hooks() -> tuple[OpHook, ...]:
+    """Return the installed hooks, in the order they were added."""
+    return _hooks

@@ -1,0 +1,262 @@
+"""The types of operations: one row for each op, with every fact that others need.
+
+`OpType` is the one table of ops. Bandwidths, the Flight Recorder's format, the
+diagnosis of hangs, coalescing, staging, the benchmark and the support table read
+the `OpSpec` of an op and keep no table of their own. A new op is a row here, a
+method of `Backend`, a public function, and its implementation in the backends.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Argument", "OpSpec", "OpType", "spec_of"]
+
+Counts = Sequence[int]
+
+
+class Argument(enum.Enum):
+    """An array argument of a `Backend` method: who reads it, who writes it."""
+
+    READ = "read"
+    WRITTEN = "written"
+    #: Read and written, on every rank.
+    UPDATED = "updated"
+    #: Read on the root, written on the other ranks.
+    FROM_ROOT = "from root"
+    #: Read on every rank, written on the root.
+    TO_ROOT = "to root"
+    #: Lists with one array per rank; ``None`` where only the root has one.
+    READ_LIST = "read list"
+    WRITTEN_LIST = "written list"
+
+
+# S of nccl-tests, in elements: of the inputs' and then the outputs' element counts
+# on one rank, and the number of ranks.
+
+
+def _first(counts: Counts, ranks: int) -> int:
+    return counts[0]
+
+
+def _first_of_each_rank(counts: Counts, ranks: int) -> int:
+    # nccl-tests counts the array that is gathered as a whole.
+    return counts[0] * ranks
+
+
+def _last_of_each_rank(counts: Counts, ranks: int) -> int:
+    return counts[-1] * ranks
+
+
+def _all_but_last(counts: Counts, ranks: int) -> int:
+    return sum(counts[:-1])
+
+
+def _one_per_rank(counts: Counts, ranks: int) -> int:
+    return sum(counts[:ranks])
+
+
+# Bus factors of nccl-tests: what part of S crosses each rank's link.
+
+
+def _once(ranks: int) -> float:
+    return 1.0
+
+
+def _reduced_and_spread(ranks: int) -> float:
+    return 2 * (ranks - 1) / ranks
+
+
+def _all_but_own_part(ranks: int) -> float:
+    return (ranks - 1) / ranks
+
+
+_READ, _WRITTEN = Argument.READ, Argument.WRITTEN
+_READ_LIST, _WRITTEN_LIST = Argument.READ_LIST, Argument.WRITTEN_LIST
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """The facts about one op; the defaults are those of an op without arrays."""
+
+    #: The array arguments of the method of `Backend`, in order, before all others.
+    #: ``None``: no method of a backend runs the op.
+    arguments: tuple[Argument, ...] | None = None
+    #: Counted by ``p2p_seq_id`` instead of ``collective_seq_id``.
+    is_p2p: bool = False
+    #: S of nccl-tests in elements, of element counts (inputs, then outputs) and ranks.
+    payload: Callable[[Counts, int], int] = _first
+    #: Bus bandwidth over algorithm bandwidth, of the number of ranks (2 at least).
+    bus_factor: Callable[[int], float] = _once
+    #: Which of its arrays, inputs first, has one size on all ranks; ``None``: none.
+    same_size: int | None = None
+    #: Runs of it in a coalesced batch become one call, of ``<name>_coalesced``.
+    fused: bool = False
+    #: `benchmark` measures it.
+    measured: bool = False
+    #: Its name in PyTorch's Flight Recorder, where that is another one; its name there
+    #: in a coalesced batch, and where sizes differ from rank to rank.
+    torch_name: str = ""
+    torch_coalesced: str = ""
+    torch_uneven: str = ""
+
+    @property
+    def divided(self) -> bool:
+        """Whether S is the array of all ranks together, of which each has a part."""
+        return self.bus_factor is _all_but_own_part
+
+    @property
+    def in_place(self) -> bool:
+        """Whether its one array is input and output."""
+        return self.arguments is not None and len(self.arguments) == 1
+
+    def inputs(self, arrays: int) -> int:
+        """Return how many of an op's recorded arrays are inputs; they come first."""
+        arguments = self.arguments or ()
+        if _READ in arguments:
+            return min(1, arrays)
+        if _READ_LIST in arguments:
+            return arrays - (arrays // 2 if _WRITTEN_LIST in arguments else 1)
+        return arrays
+
+
+class OpType(enum.Enum):
+    """What an operation does; the values are the public names of the API."""
+
+    BROADCAST = (
+        "broadcast",
+        OpSpec(arguments=(Argument.FROM_ROOT,), same_size=0, measured=True),
+    )
+    ALL_REDUCE = (
+        "all_reduce",
+        OpSpec(
+            arguments=(Argument.UPDATED,),
+            bus_factor=_reduced_and_spread,
+            same_size=0,
+            fused=True,
+            measured=True,
+            torch_coalesced="allreduce_coalesced",
+        ),
+    )
+    REDUCE = (
+        "reduce",
+        OpSpec(arguments=(Argument.TO_ROOT,), same_size=0, measured=True),
+    )
+    ALL_GATHER = (
+        "all_gather",
+        OpSpec(
+            arguments=(_WRITTEN_LIST, _READ),
+            payload=_first_of_each_rank,
+            bus_factor=_all_but_own_part,
+            torch_uneven="all_gather_v",
+        ),
+    )
+    ALL_GATHER_INTO_TENSOR = (
+        "all_gather_into_tensor",
+        OpSpec(
+            arguments=(_WRITTEN, _READ),
+            payload=_first_of_each_rank,
+            bus_factor=_all_but_own_part,
+            same_size=0,
+            fused=True,
+            measured=True,
+            torch_name="_all_gather_base",
+            torch_coalesced="all_gather_into_tensor_coalesced",
+        ),
+    )
+    GATHER = (
+        "gather",
+        OpSpec(
+            arguments=(_READ, _WRITTEN_LIST),
+            payload=_first_of_each_rank,
+            bus_factor=_all_but_own_part,
+            same_size=0,
+            measured=True,
+        ),
+    )
+    SCATTER = (
+        "scatter",
+        OpSpec(
+            arguments=(_WRITTEN, _READ_LIST),
+            payload=_last_of_each_rank,
+            bus_factor=_all_but_own_part,
+            same_size=-1,
+            measured=True,
+        ),
+    )
+    REDUCE_SCATTER = (
+        "reduce_scatter",
+        OpSpec(
+            arguments=(_WRITTEN, _READ_LIST),
+            payload=_all_but_last,
+            bus_factor=_all_but_own_part,
+            torch_uneven="reduce_scatter_v",
+        ),
+    )
+    REDUCE_SCATTER_TENSOR = (
+        "reduce_scatter_tensor",
+        OpSpec(
+            arguments=(_WRITTEN, _READ),
+            bus_factor=_all_but_own_part,
+            same_size=0,
+            fused=True,
+            measured=True,
+            torch_name="_reduce_scatter_base",
+            torch_coalesced="reduce_scatter_tensor_coalesced",
+        ),
+    )
+    ALL_TO_ALL = (
+        "all_to_all",
+        OpSpec(
+            arguments=(_WRITTEN_LIST, _READ_LIST),
+            payload=_one_per_rank,
+            bus_factor=_all_but_own_part,
+        ),
+    )
+    ALL_TO_ALL_SINGLE = (
+        "all_to_all_single",
+        OpSpec(
+            arguments=(_WRITTEN, _READ),
+            bus_factor=_all_but_own_part,
+            measured=True,
+            torch_name="all_to_all",
+        ),
+    )
+    BARRIER = "barrier", OpSpec(arguments=())
+    SEND = "send", OpSpec(arguments=(_READ,), is_p2p=True)
+    RECV = "recv", OpSpec(arguments=(_WRITTEN,), is_p2p=True)
+    # PyTorch's analyser must not take it for a barrier: ranks that are in one do not
+    # wait for ranks in the other.
+    MONITORED_BARRIER = "monitored_barrier", OpSpec(torch_name="all_reduce_barrier")
+    #: The Work of a coalesced batch; its ops are recorded each by its own type.
+    COALESCED = "coalesced", OpSpec()
+    UNKNOWN = "unknown", OpSpec()
+
+    _value_: str
+    #: The name of the method of `Backend` that runs the op.
+    method: str
+    #: The row of this op.
+    spec: OpSpec
+    #: Whether the op is counted by ``p2p_seq_id``: `spec` has it too, a look-up later.
+    is_p2p: bool
+
+    # A default, so that type checkers accept ``OpType("send")`` too.
+    def __new__(cls, value: str, spec: OpSpec | None = None) -> OpType:
+        if spec is None:
+            raise TypeError(f"the op type {value!r} has no OpSpec")
+        member = object.__new__(cls)
+        # Before Python 3.11, ``value`` itself costs a call.
+        member._value_ = member.method = value
+        member.spec = spec
+        member.is_p2p = spec.is_p2p
+        return member
+
+
+def spec_of(op: str) -> OpSpec:
+    """Return the row of the op called `op`, as in records; an empty one if none is."""
+    try:
+        return OpType(op).spec
+    except ValueError:
+        return OpType.UNKNOWN.spec

@@ -1,0 +1,61 @@
+"""ReduceOp: how values of several ranks become one."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import cast
+
+__all__ = ["PremulSum", "ReduceOp", "make_nccl_premul_sum"]
+
+
+class ReduceOp(enum.Enum):
+    """The reductions of ``torch.distributed.ReduceOp``.
+
+    AVG divides the sum by the world size and is offered on every backend (by
+    SUM and a division where a backend has none). PREMUL_SUM is NCCL's alone and
+    needs a factor: `make_nccl_premul_sum` makes one.
+    """
+
+    SUM = "sum"
+    AVG = "avg"
+    PRODUCT = "product"
+    MIN = "min"
+    MAX = "max"
+    BAND = "band"
+    BOR = "bor"
+    BXOR = "bxor"
+    PREMUL_SUM = "premul_sum"
+
+    # Enum hashes the name, by a Python call, wherever a set of reductions is searched.
+    __hash__ = object.__hash__
+
+
+@dataclass(frozen=True)
+class PremulSum:
+    """The sum of what the ranks give, each times `factor`.
+
+    It is ``ncclRedOpCreatePreMulSum``, and is given where a `ReduceOp` is, on NCCL
+    alone and for floating-point dtypes.
+    """
+
+    factor: float
+
+    #: As messages name it.
+    name = ReduceOp.PREMUL_SUM.name
+
+    def __post_init__(self) -> None:
+        if isinstance(self.factor, bool) or not isinstance(self.factor, (int, float)):
+            raise TypeError(
+                f"make_nccl_premul_sum: factor is a {type(self.factor).__name__}; "
+                "expected a number"
+            )
+
+
+def make_nccl_premul_sum(factor: float) -> ReduceOp:
+    """A reduction that multiplies every rank's values by `factor` and adds them up.
+
+    NCCL alone has it. As ``torch.distributed._make_nccl_premul_sum``.
+    """
+    # It goes wherever a ReduceOp does, and only NCCL's backend looks inside.
+    return cast(ReduceOp, PremulSum(factor))

@@ -1,0 +1,46 @@
+"""The states of a Work and the one function that says which follows which."""
+
+from __future__ import annotations
+
+import enum
+
+__all__ = ["WorkState", "transition"]
+
+
+class WorkState(enum.Enum):
+    """Where a Work is; the last four are terminal and never change."""
+
+    SCHEDULED = "scheduled"
+    STARTED = "started"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    ABORTED = "aborted"
+
+    #: Whether the Work is over.
+    is_terminal: bool
+
+    def __new__(cls, value: str) -> WorkState:
+        member = object.__new__(cls)
+        member._value_ = value
+        member.is_terminal = value not in ("scheduled", "started")
+        return member
+
+
+# A look-up of a member on its class is a Python call before 3.11.
+_SCHEDULED = WorkState.SCHEDULED
+
+
+def transition(state: WorkState, event: WorkState) -> WorkState:
+    """Return the state that follows `state` when `event` is reported.
+
+    A terminal state absorbs every event: the first outcome is the outcome.
+    A Work may end without having started (aborted in the queue, or so short
+    that its start was never reported). ``SCHEDULED`` is no event: reporting it
+    is a bug of the backend and raises `ValueError`.
+    """
+    if event is _SCHEDULED:
+        raise ValueError("a Work cannot go back to SCHEDULED")
+    if state.is_terminal:
+        return state
+    return event

@@ -1,0 +1,396 @@
+"""Work: one operation in flight, its state machine and its timing.
+
+The class follows ``c10d::Work``. The state machine is the pure function
+:func:`transition`; everything else is bookkeeping around it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+from ..errors import DistBackendError, DistError, DistTimeoutError
+from .op_type import OpType
+from .state import WorkState, transition
+
+__all__ = ["OpRecord", "Work"]
+
+_log = logging.getLogger(__name__)
+
+# Looking a member up on its class costs a Python call before 3.11, and these
+# are looked up several times for each op.
+_SCHEDULED = WorkState.SCHEDULED
+_STARTED = WorkState.STARTED
+_COMPLETED = WorkState.COMPLETED
+
+
+class OpRecord(Protocol):
+    """The flight-recorder entry of a Work: a `Record`, or the `Batch` of several."""
+
+    #: The `GroupStatus` that counts the op.
+    status: Any
+    op_id: int
+    collective_seq_id: int
+    p2p_seq_id: int
+    #: Rank in the group of the root, or of the other side of a send or recv.
+    peer: int | None
+    #: Seconds from the op's start.
+    timeout: float
+
+    def started(self, work: Work) -> None:
+        """Note that `work` began to execute."""
+
+    def ended(self, work: Work) -> None:
+        """Note that `work` is over."""
+
+    def describe(self) -> str:
+        """Op, sequence number, group, rank and source line, for messages."""
+
+    def identity(self) -> dict[str, Any]:
+        """Rank, group, op and sequence number, as attributes of an error."""
+
+    def brief(self) -> dict[str, Any]:
+        """Sequence number, op and source line, for a status table."""
+
+    def traffic(self) -> dict[str, Any]:
+        """Bytes, sizes and dtypes of the op's arrays."""
+
+
+class Work:
+    """One operation of one group, from its issue to its end.
+
+    A backend makes the Work, returns it at once and reports on it from
+    whatever thread it likes through :meth:`mark_started`,
+    :meth:`mark_completed` and :meth:`mark_failed`. The dispatcher binds it to
+    its flight-recorder slot (`record`), which carries the sequence numbers.
+
+    Durations run from when the op started to execute, never from when it was
+    queued. `timed` is fixed when the Work is made.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_callbacks",
+        "_done",
+        "_exception",
+        "_fail_as",
+        "_lock",
+        "_outer",
+        "_result",
+        "_state",
+        "completed_ns",
+        "op_type",
+        "record",
+        "scheduled_ns",
+        "started_ns",
+        "timed",
+    )
+
+    #: Whether ``wait()`` orders the caller's stream behind the op, not the host.
+    on_device: bool = False
+
+    def __init__(self, op_type: OpType = OpType.UNKNOWN, result: Any = None) -> None:
+        self.op_type = op_type
+        self.record: OpRecord | None = None
+        self.timed = True
+        self.scheduled_ns = time.time_ns()
+        self.started_ns = 0
+        self.completed_ns = 0
+        self._state = _SCHEDULED
+        self._result = result
+        self._exception: BaseException | None = None
+        # The error and state of any failure from now on; see `fail_pending_as`.
+        self._fail_as: tuple[BaseException, WorkState] | None = None
+        self._lock = threading.Lock()
+        # Made by the first waiter only: most Works are done before anybody
+        # has to block, and an Event costs more than the rest of the object.
+        self._done: threading.Event | None = None
+        self._callbacks: list[Callable[[Work], None]] | None = None
+        # The Work that stands on this one and starts when it does.
+        self._outer: Work | None = None
+
+    # -- what a caller uses ------------------------------------------------
+
+    @property
+    def state(self) -> WorkState:
+        """The present state."""
+        return self._state
+
+    def is_completed(self) -> bool:
+        """Whether the op is over, well or not (``c10d::Work::isCompleted``)."""
+        return self._state.is_terminal
+
+    def is_success(self) -> bool:
+        """Whether the op is over and went well."""
+        return self._state is _COMPLETED
+
+    def exception(self) -> BaseException | None:
+        """The error of a Work that did not go well, else ``None``."""
+        self._mark_observed()
+        return self._exception
+
+    def result(self) -> Any:
+        """What the op produced (the output array or list of arrays).
+
+        Raises the Work's error if it failed and `DistBackendError` if it is
+        still in flight.
+        """
+        if self._exception is not None:
+            self._mark_observed()
+            raise self._exception
+        if self._state is not _COMPLETED:
+            raise DistBackendError(
+                f"{self.describe()} has no result yet: wait() first", **self.identity()
+            )
+        return self._result
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        """Block until the op is over; return ``True``, or raise its error.
+
+        On a device, without a timeout, as in c10d: the caller's current stream
+        waits for the op, the host does not (see `NCCLWork`). `timeout` (seconds
+        or `timedelta`) bounds this wait only: when it passes, `DistTimeoutError`
+        is raised and the Work stays in flight. The op's own timeout, the
+        group's, goes on counting from the op's start.
+        """
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        if not self._state.is_terminal and not self._block(seconds):
+            raise DistTimeoutError(
+                f"{self.describe()} was not done after wait(timeout={seconds:g} s); "
+                "it is still in flight",
+                **self.identity(),
+                reason=f"wait(timeout={seconds:g} s) passed",
+            )
+        if self._exception is not None:
+            raise self._exception
+        return True
+
+    def synchronize(self) -> None:
+        """Block until the op is over, on a device too; raise its error.
+
+        In ``torch.distributed`` it does on a device what ``wait()`` does here and
+        there: it makes the caller's current stream wait.
+        """
+        self.wait()
+
+    def begun_ns(self, oldest: bool) -> int:
+        """Since when it is under way, as far as its timeout goes; 0: not yet.
+
+        An op that has not reported its start has had its chance if it is the
+        `oldest` of its group.
+        """
+        return self.started_ns or (self.scheduled_ns if oldest else 0)
+
+    def get_future(self) -> concurrent.futures.Future[Any]:
+        """Return a future that ends as this Work does, with its result."""
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+        def settle(work: Work) -> None:
+            # A future that somebody cancelled takes no result any more.
+            if future.set_running_or_notify_cancel():
+                if work._exception is not None:
+                    work._mark_observed()
+                    future.set_exception(work._exception)
+                else:
+                    future.set_result(work._result)
+
+        self.add_done_callback(settle)
+        return future
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """``await work``: suspend the task, not the thread; returns the result."""
+        return asyncio.wrap_future(self.get_future()).__await__()
+
+    @property
+    def sequence_number(self) -> int:
+        """``collective_seq_id``, or ``p2p_seq_id`` of a send or recv; -1 if unbound."""
+        if self.record is None:
+            return -1
+        if self.op_type.is_p2p:
+            return self.record.p2p_seq_id
+        return self.record.collective_seq_id
+
+    @property
+    def duration_ns(self) -> int | None:
+        """Nanoseconds from start to end; ``None`` if unknown or not timed."""
+        if not self.timed or not self.started_ns or not self.completed_ns:
+            return None
+        return self.completed_ns - self.started_ns
+
+    def get_duration(self) -> float | None:
+        """Milliseconds from start to end, as ``Work._get_duration`` has it."""
+        duration = self.duration_ns
+        return None if duration is None else duration / 1e6
+
+    def add_done_callback(self, callback: Callable[[Work], None]) -> None:
+        """Call ``callback(work)`` once, when the Work is over (at once if it is)."""
+        with self._lock:
+            if not self._state.is_terminal:
+                if self._callbacks is None:
+                    self._callbacks = []
+                self._callbacks.append(callback)
+                return
+        callback(self)
+
+    def describe(self) -> str:
+        """``all_reduce #14 of group 'default' on rank 2``, for messages."""
+        if self.record is None:
+            return self.op_type.value
+        return self.record.describe()
+
+    def identity(self) -> dict[str, Any]:
+        """Return rank, group, op and sequence number as attributes of an error."""
+        if self.record is None:
+            return {"op": self.op_type.value}
+        return self.record.identity()
+
+    def __repr__(self) -> str:
+        duration = self.get_duration()
+        took = "" if duration is None else f", {duration:.3f} ms"
+        return f"<Work {self.describe()}: {self._state.value}{took}>"
+
+    # -- what a backend uses -----------------------------------------------
+
+    def detach(self) -> None:
+        """Nobody waits now: the backend must make progress by itself.
+
+        Called by the dispatcher for ``async_op=True``. A backend whose ops
+        advance without a waiter has nothing to do here.
+        """
+
+    def finish(self, async_op: bool) -> Work | None:
+        """What a public function ends with: hand the Work out, or wait for it."""
+        if async_op:
+            self.detach()
+            return self
+        self.wait()
+        return None
+
+    def _mark_observed(self) -> None:
+        """Mark the error, if any, as observed by the caller; see `async_errors`."""
+
+    def _block(self, timeout: float | None) -> bool:
+        """Block until terminal or `timeout` seconds passed; say whether it is.
+
+        A backend whose waiter drives progress overrides this.
+        """
+        with self._lock:
+            if self._state.is_terminal:
+                return True
+            if self._done is None:
+                self._done = threading.Event()
+        return self._done.wait(timeout)
+
+    def mark_started(self, at_ns: int | None = None) -> None:
+        """Report that the op began to execute (`at_ns`: ``time.time_ns``)."""
+        with self._lock:
+            if self._state is not _SCHEDULED:
+                return
+            self._state = transition(self._state, _STARTED)
+            self.started_ns = at_ns or time.time_ns()
+            if self.record is not None:
+                self.record.started(self)
+        if self._outer is not None:
+            self._outer.mark_started(self.started_ns)
+
+    def mark_completed(
+        self,
+        result: Any = None,
+        started_ns: int | None = None,
+        completed_ns: int | None = None,
+    ) -> bool:
+        """Report success; `result` replaces the one given at construction."""
+        return self._end(_COMPLETED, None, result, started_ns, completed_ns)
+
+    def mark_failed(
+        self, error: BaseException, state: WorkState = WorkState.FAILED
+    ) -> bool:
+        """Report that the op ended badly: FAILED, TIMED_OUT or ABORTED.
+
+        `error` is what `wait` raises; one that is no `DistError` becomes the
+        cause of one that names the op, once the Work is bound to its record.
+        Returns whether this call ended it (``False``: it was over already).
+        """
+        return self._end(state, error, None, None, None)
+
+    def fail_pending_as(
+        self, error: BaseException, state: WorkState = WorkState.ABORTED
+    ) -> None:
+        """Replace the error of any failure from now on by `error`.
+
+        An abort calls it before it stops the backend: the failure of the backend is
+        then a consequence, and must not hide the cause.
+        """
+        with self._lock:
+            self._fail_as = error, state
+
+    def _end(
+        self,
+        event: WorkState,
+        error: BaseException | None,
+        result: Any,
+        started_ns: int | None,
+        completed_ns: int | None,
+    ) -> bool:
+        with self._lock:
+            if self._state.is_terminal:
+                return False
+            if started_ns and not self.started_ns:
+                self.started_ns = started_ns
+            if error is not None and self._fail_as is not None:
+                error, event = self._fail_as
+            self.completed_ns = completed_ns or time.time_ns()
+            if result is not None:
+                self._result = result
+            self._exception = error
+            self._state = transition(self._state, event)
+            if self.record is not None:
+                self._name_error()
+                self.record.ended(self)
+            done, callbacks = self._done, self._callbacks
+            self._callbacks = None
+        if done is not None:
+            done.set()
+        if callbacks:
+            self._call_back(callbacks)
+        return True
+
+    def _call_back(self, callbacks: Sequence[Callable[[Work], None]]) -> None:
+        for callback in callbacks:
+            try:
+                callback(self)
+            except Exception:  # noqa: BLE001 - anybody's code
+                # The thread that ends Works has others to end, too.
+                _log.exception("a callback of %s", self.describe())
+
+    def bind(self, record: OpRecord) -> None:
+        """Tie the Work to its flight-recorder slot (the dispatcher does this)."""
+        with self._lock:
+            self.record = record
+            if self.started_ns:
+                record.started(self)
+            if self._state.is_terminal:
+                if self._exception is not None:
+                    self._name_error()
+                record.ended(self)
+
+    def _name_error(self) -> None:
+        # What a library, or a backend of somebody else, raised on its own thread
+        # says nothing of the op; it may come before the op has its number.
+        error = self._exception
+        if error is None:
+            return
+        if isinstance(error, DistError):
+            error.fill_in(**self.identity(), reason=str(error))
+            return
+        reason = f"{type(error).__name__}: {error}"
+        self._exception = DistBackendError(
+            f"{self.describe()} failed: {reason}", **self.identity(), reason=reason
+        )
+        self._exception.__cause__ = error

@@ -1,0 +1,464 @@
+"""The agent inside each engine: it answers requests also while a cell blocks.
+
+Requests arrive on the engine's control channel and are served on its control
+thread, whatever the main thread does. Status is published on the engine's iopub by
+a thread of the agent.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import platform
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from rankscope import __version__
+from rankscope.backends import TCPStore, init_process_group
+from rankscope.backends.devices.cuda_device import assign_device
+from rankscope.backends.groups.exit_status import fail_on_async_error
+from rankscope.backends.groups.world import world
+from rankscope.backends.observe.export import local_dump
+from rankscope.backends.work.async_errors import take_async_error
+from rankscope.backends.work.flight_recorder import recorder
+
+from ..wire import ipyparallel_private as private
+from ..wire import message_types, requests
+from ..wire.ipykernel_private import allow_top_level_await
+from ..wire.status_codec import pack
+from . import availability
+from .gpus import Gpu, choose_device, load_cupy, must_share
+
+__all__ = ["Agent", "install"]
+
+#: Seconds between two status messages at least, and at most.
+MIN_INTERVAL = 0.1
+HEARTBEAT = 1.0
+#: After this many ops since the last message, and the interval then: a rank that
+#: makes progress needs few messages, and each one takes CPU time from collectives.
+STEADY_OPS = 50
+STEADY_INTERVAL = 0.25
+#: Seconds after which a subscription that was not renewed ends.
+LEASE = 30.0
+#: Seconds that connecting to the ranks' store may take.
+STORE_TIMEOUT = 10.0
+
+_agent: Agent | None = None
+
+
+def install(version: str) -> str:
+    """Install the agent in the calling engine; return its `hello` as JSON.
+
+    Runs on the engine's main thread. Later calls change nothing. JSON, since the
+    notebook receives the repr of the expression. An engine with another `version` of
+    Rankscope returns that and its Python's version, and gets no agent.
+    """
+    global _agent
+    if version != __version__:
+        return json.dumps({"version": __version__, "python": platform.python_version()})
+    if _agent is None:
+        from ipykernel.kernelapp import IPKernelApp
+
+        _agent = Agent(IPKernelApp.instance().kernel)
+    return json.dumps(_agent.hello())
+
+
+class Agent:
+    """Serves the cluster's requests and publishes this rank's status."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self.shell = kernel.shell
+        self._assignment: requests.RankAssignment | None = None
+        self._store: TCPStore | None = None
+        self._key = b""
+        self._main = threading.main_thread()
+        self._cell: int | None = None
+        # How the notebook's last cell ended: "left cell 7 with ValueError …".
+        self._last_cell_exit = ""
+        self._cell_began: float | None = None
+        self._cell_scope = ExitStack()
+        self._interruptible = False
+        self._gpu: Gpu | None = None
+        self._new_gpu: Gpu | None = None
+        self._subscribers: dict[str, tuple[dict[str, Any], float]] = {}
+        self._changed = threading.Event()
+        self._handlers = dict(
+            [
+                requests.Abort.served_by(self._abort),
+                requests.AssignRank.served_by(self._assign_rank),
+                requests.ExportGroups.served_by(lambda _: world.export_groups()),
+                requests.GetClock.served_by(lambda _: time.time_ns()),
+                requests.GetFlightRecord.served_by(
+                    lambda wanted: local_dump(wanted.last)
+                ),
+                requests.GetHello.served_by(lambda _: self.hello()),
+                requests.GetStack.served_by(lambda _: self._stack()),
+                requests.GetStoreAddress.served_by(lambda _: self._store_address()),
+                requests.GetSummary.served_by(lambda _: self.summary()),
+                requests.HostStore.served_by(self._host_store),
+                requests.ImportGroups.served_by(
+                    lambda wanted: world.import_groups(wanted.exported)
+                ),
+                requests.InitGroup.served_by(self._init_group),
+                requests.Interrupt.served_by(lambda _: self._interrupt()),
+                requests.IsStoreLost.served_by(lambda _: self._is_store_lost()),
+                requests.JoinStore.served_by(self._join_store),
+                requests.Rebuild.served_by(self._rebuild),
+                requests.SetEnvironment.served_by(
+                    lambda wanted: os.environ.update(wanted.env)
+                ),
+                requests.Subscribe.served_by(self._subscribe),
+                requests.Unsubscribe.served_by(self._unsubscribe),
+            ]
+        )
+        allow_top_level_await(kernel)
+        kernel.control_handlers[message_types.REQUEST] = self._serve
+        self.shell.input_transformers_cleanup.append(self._number_cell)
+        self.shell.events.register("pre_run_cell", self._before_cell)
+        self.shell.events.register("post_run_cell", self._after_cell)
+        # In an engine, the cells report late errors.
+        atexit.unregister(fail_on_async_error)
+        recorder.set_source_namer(self._name_source)
+        world.on_change(self._note_change)
+        threading.Thread(
+            target=self._publish_forever, name="rankscope-status", daemon=True
+        ).start()
+
+    # -- requests, on the control thread -----------------------------------
+
+    def _serve(self, stream: Any, ident: Any, request: private.Message) -> None:
+        content = request["content"]
+        try:
+            result = self._handlers[content["op"]](content["args"])
+            answer = {"ok": True, "result": result}
+        except Exception as error:  # noqa: BLE001 - the error is the answer
+            answer = {
+                "ok": False,
+                "ename": type(error).__name__,
+                "evalue": str(error),
+                "traceback": traceback.format_exc(),
+            }
+        private.reply(self.kernel, stream, ident, request, answer)
+
+    def hello(self) -> requests.Hello:
+        """Describe this engine, and the rank it has if it has one."""
+        return {
+            "version": __version__,
+            "python": platform.python_version(),
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "address": self._address(),
+            "port": _free_port(),
+            "job_rank": _job_rank(),
+            "assignment": self._assignment,
+            "hosts_store": self._store is not None and self._store.is_master,
+            "groups": [one.name for one in world.groups()],
+        }
+
+    def _address(self) -> str:
+        """Return this host's address in the network towards the controller."""
+        controller = urlsplit(private.controller_address(self.kernel)).hostname
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            # Connecting a datagram socket sends nothing: it picks the route.
+            probe.connect((controller, 9))
+            return probe.getsockname()[0]
+
+    def _assign_rank(self, wanted: requests.AssignRank) -> requests.GpuAnswer:
+        """Take a rank: world size, environment, GPU and the cells' namespace."""
+        self._assignment = wanted.assignment
+        os.environ.update(wanted.env)
+        import rankscope
+
+        names: dict[str, Any] = {
+            "dist": rankscope,
+            "np": np,
+            "rank": wanted.assignment["rank"],
+            "world_size": wanted.assignment["world_size"],
+        }
+        cupy = load_cupy()
+        count = 0 if cupy is None else cupy.cuda.runtime.getDeviceCount()
+        index = choose_device(os.environ, count)
+        if cupy is not None and index is not None:
+            names["cp"] = cupy
+            self._gpu = Gpu(cupy, index)
+            assign_device(index)
+            # `_before_cell` makes it the main thread's current device.
+            self._new_gpu = self._gpu
+        # Hidden, as IPython's own names are: %who lists the user's names only.
+        self.shell.push(names, interactive=False)
+        return {
+            "gpu": "" if self._gpu is None else self._gpu.describe(),
+            "must_share": must_share(os.environ, count),
+        }
+
+    def _host_store(self, wanted: requests.HostStore) -> requests.StoreAddress:
+        """Open the store of all ranks here; return how to reach it."""
+        self._key = secrets.token_bytes(32)
+        self._replace_store(
+            TCPStore(
+                wanted.host, 0, is_master=True, timeout=STORE_TIMEOUT, key=self._key
+            )
+        )
+        return self._store_address()
+
+    def _store_address(self) -> requests.StoreAddress:
+        """Return how to reach the store that is hosted here."""
+        assert self._store is not None
+        return {
+            "host": self._store.host,
+            "port": self._store.port,
+            "key": self._key.hex(),
+        }
+
+    def _join_store(self, wanted: requests.JoinStore) -> None:
+        """Connect to the store that another rank hosts."""
+        key = bytes.fromhex(wanted.key)
+        self._replace_store(
+            TCPStore(wanted.host, wanted.port, timeout=STORE_TIMEOUT, key=key)
+        )
+
+    def _is_store_lost(self) -> bool:
+        """Whether this rank has no connection to the store any more."""
+        return self._store is None or self._store.lost
+
+    def _replace_store(self, store: TCPStore) -> None:
+        if self._store is not None:
+            self._store.close()
+        self._store = store
+
+    def _init_group(self, wanted: requests.InitGroup) -> list[requests.Refusal]:
+        """Make the default group; its backends are built at their first use.
+
+        Returns the named backends that will not be built, since they cannot be used
+        here.
+        """
+        assert self._assignment is not None
+        init_process_group(
+            wanted.backend,
+            timeout=wanted.timeout,
+            rank=self._assignment["rank"],
+            world_size=self._assignment["world_size"],
+            store=self._store,
+        )
+        return availability.refused(wanted.backend)
+
+    def _abort(self, wanted: requests.Abort) -> requests.Aborted:
+        names = world.abort(
+            wanted.groups, wanted.reason, by=wanted.by, culprits=wanted.culprits
+        )
+        return {"groups": names, "summary": self.summary()}
+
+    def _rebuild(self, wanted: requests.Rebuild) -> dict[str, Any]:
+        """Begin new generations of groups on the present store."""
+        for group, generation in wanted.generations.items():
+            world.rebuild(group, generation, self._store)
+        return self.summary()
+
+    def _interrupt(self) -> bool:
+        """Interrupt the running cell; return whether there was one."""
+        if self._cell_began is None:
+            return False
+        assert self._main.ident is not None
+        # To the main thread itself, so that a system call it waits in returns.
+        signal.pthread_kill(self._main.ident, signal.SIGINT)
+        return True
+
+    def _stack(self) -> str:
+        """Return the main thread's stack from the cell's frame on."""
+        assert self._main.ident is not None
+        stack = traceback.extract_stack(sys._current_frames()[self._main.ident])
+        inside = [self._is_cell(entry.filename) for entry in stack]
+        if True in inside:
+            del stack[: inside.index(True)]
+        elif self._cell_began is None:
+            return "idle"
+        lines = []
+        for entry in stack:
+            place = self._cell_name(entry.filename) or f'File "{entry.filename}"'
+            lines.append(f"{place}, line {entry.lineno}, in {entry.name}")
+            if entry.line:
+                lines.append(f"    {entry.line}")
+        return "\n".join(lines)
+
+    # -- cells, on the main thread -----------------------------------------
+
+    def _before_cell(self, info: Any) -> None:
+        asked = private.request_metadata(self.kernel).get("rankscope")
+        if asked is not None:
+            self._prepare_cell(asked)
+        take_async_error()  # Of no cell; the group has reported it.
+        gpu, self._new_gpu = self._new_gpu, None
+        if gpu is not None:
+            gpu.use()
+        # Last: from now on an interrupt is for the cell.
+        self._cell_began = time.monotonic()
+        self._changed.set()
+
+    def _number_cell(self, lines: list[str]) -> list[str]:
+        """Set IPython's cell number to the notebook's, for tracebacks and source lines.
+
+        An input transformer that returns the code unchanged: newer IPythons read the
+        number before ``pre_run_cell``.
+        """
+        asked = private.request_metadata(self.kernel).get("rankscope")
+        if asked is not None and asked["cell"] is not None:
+            self.shell.execution_count = asked["cell"]
+        return lines
+
+    def _prepare_cell(self, asked: Mapping[str, Any]) -> None:
+        self._cell = asked["cell"]
+        if asked["group"] is not None:
+            self._cell_scope.enter_context(world.default_group(asked["group"]))
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            # ipykernel restores its own handler after the cell. Until then an
+            # interrupt that arrives after the end of the cell must do nothing.
+            self._interruptible = True
+            signal.signal(signal.SIGINT, self._on_sigint)
+
+    def _after_cell(self, result: Any) -> None:
+        self._interruptible = False
+        self._cell_scope.close()
+        error = None
+        late = world.async_error()
+        if result is not None:
+            if late is not None and result.success:
+                # The cell ran to its end on invalid results of an aborted op.
+                result.error_in_exec = late
+                self.shell.showtraceback((type(late), late, late.__traceback__))
+            error = result.error_before_exec or result.error_in_exec
+        line = None if error is None else self._line_of(error)
+        if error is not None:
+            private.publish(
+                self.kernel,
+                message_types.ERROR,
+                {"line": line, "cell": self._cell},
+                private.message_header(self.kernel.get_parent("shell")),
+            )
+        if private.request_metadata(self.kernel).get("rankscope") is not None:
+            self._last_cell_exit = _describe_cell_exit(self._cell, error, line)
+        self._cell = self._cell_began = None
+        self._changed.set()
+
+    def _on_sigint(self, signum: int, frame: Any) -> None:
+        if self._interruptible:
+            raise KeyboardInterrupt
+
+    def _line_of(self, error: BaseException) -> int | None:
+        """Return the line of the running cell at which `error` was raised."""
+        if isinstance(error, SyntaxError) and self._is_cell(error.filename):
+            return error.lineno
+        # Not a line of an earlier cell, whose function this cell called.
+        this = f"Cell In[{self.shell.execution_count}]"
+        lines = [
+            number
+            for frame, number in traceback.walk_tb(error.__traceback__)
+            if self._cell_name(frame.f_code.co_filename) == this
+        ]
+        return lines[-1] if lines else None
+
+    def _is_cell(self, filename: str | None) -> bool:
+        return filename is not None and self._cell_name(filename) is not None
+
+    def _cell_name(self, filename: str) -> str | None:
+        """``Cell In[7]`` for the file that IPython compiled cell 7 as."""
+        named = self.shell.compile.format_code_name(filename)
+        return None if named is None else " ".join(named)
+
+    def _name_source(self, filename: str, line: int) -> str:
+        named = self.shell.compile.format_code_name(filename)
+        if named is None:
+            return f"{os.path.basename(filename)} line {line}"
+        number = named[1].removeprefix("In[").removesuffix("]")
+        return f"cell {number} line {line}"
+
+    # -- status, on a thread of its own ------------------------------------
+
+    def summary(self) -> dict[str, Any]:
+        """Return the status of this rank as plain data."""
+        began = self._cell_began
+        return {
+            **pack(world.summary()),
+            "pid": os.getpid(),
+            "busy": began is not None,
+            "busy_for": None if began is None else time.monotonic() - began,
+            # A cell that is being prepared cannot be interrupted yet.
+            "cell": None if began is None else self._cell,
+            "left": self._last_cell_exit if began is None else "",
+            "gpu": "" if self._gpu is None else self._gpu.describe(),
+        }
+
+    def _subscribe(self, wanted: requests.Subscribe) -> dict[str, Any]:
+        """Publish status under a header for the next `LEASE` seconds."""
+        until = time.monotonic() + LEASE
+        self._subscribers[wanted.header["msg_id"]] = (wanted.header, until)
+        return self.summary()
+
+    def _unsubscribe(self, wanted: requests.Unsubscribe) -> None:
+        self._subscribers.pop(wanted.msg_id, None)
+
+    def _publish_forever(self) -> None:
+        issued = recorder.count
+        while True:
+            self._changed.wait(HEARTBEAT)
+            self._changed.clear()
+            try:
+                self._publish(time.monotonic())
+            except Exception:
+                # This message is lost; the thread goes on.
+                self.kernel.log.exception("the rank's status was not published")
+            before, issued = issued, recorder.count
+            steady = issued - before >= STEADY_OPS
+            time.sleep(STEADY_INTERVAL if steady else MIN_INTERVAL)
+
+    def _note_change(self) -> None:
+        # Called at every transition of every op; mostly it is set already.
+        if not self._changed.is_set():
+            self._changed.set()
+
+    def _publish(self, now: float) -> None:
+        for msg_id, (header, until) in list(self._subscribers.items()):
+            if now > until:
+                self._subscribers.pop(msg_id, None)
+            else:
+                private.publish(
+                    self.kernel, message_types.STATUS, self.summary(), header
+                )
+
+
+def _describe_cell_exit(
+    cell: int | None, error: BaseException | None, line: int | None
+) -> str:
+    """Return ``left cell 7 with ValueError at line 4``, or as much as is known."""
+    which = "its cell" if cell is None else f"cell {cell}"
+    if error is None:
+        return f"left {which} at its end"
+    place = "" if line is None else f" at line {line}"
+    return f"left {which} with {type(error).__name__}{place}"
+
+
+def _job_rank() -> int | None:
+    """Return the rank that mpiexec gave this process (Open MPI, or with PMI)."""
+    for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK"):
+        if name in os.environ:
+            return int(os.environ[name])
+    return None
+
+
+def _free_port() -> int:
+    """Return an unused port, for frameworks that open MASTER_PORT themselves."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,125 @@
+"""The GPU of a rank: which one the rank uses, and its name and memory.
+
+A rank's GPU is its engine's current CUDA device. Ranks of one host take the
+devices in turn, by their local rank.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from rankscope.backends import unavailable_reason
+from rankscope.backends.devices.cuda_install import DRIVER_FILES
+from rankscope.backends.interface.registry import builtin_devices
+
+from ..errors import ClusterError
+from ..wire.gpu_environment import DEVICES, SHARE_GPU, parse_devices
+
+__all__ = [
+    "Gpu",
+    "choose_device",
+    "has_driver",
+    "load_cupy",
+    "must_share",
+]
+
+#: One of these files exists where a GPU driver is loaded: NVIDIA's or AMD's.
+GPU_DEVICES = (*DRIVER_FILES, "/dev/kfd")
+#: Seconds between two queries of a GPU's memory.
+LOOK = 1.0
+
+#: Values of `SHARE_GPU` that mean no.
+_NO = ("", "0", "false", "no", "off")
+
+
+def choose_device(env: Mapping[str, str], count: int) -> int | None:
+    """Return the device, of `count`, for the rank that `env` describes.
+
+    ``None`` where `count` is 0 and no device was asked for. Raises `ClusterError` for
+    a device that does not exist.
+    """
+    wanted = _wanted(env)
+    missing = [number for number in wanted if number >= count]
+    if missing:
+        raise ClusterError(
+            f"--devices {','.join(map(str, wanted))}: device {missing[0]} is not "
+            f"there, its host has {_devices_there(count)}"
+        )
+    if not count:
+        return None
+    devices = wanted or range(count)
+    return devices[int(env["LOCAL_RANK"]) % len(devices)]
+
+
+def must_share(env: Mapping[str, str], count: int) -> bool:
+    """Return whether ranks of this host must share GPUs without being allowed to."""
+    devices = len(_wanted(env)) or count
+    told_to = env.get(SHARE_GPU, "").strip().lower() not in _NO
+    return 0 < devices < int(env["LOCAL_WORLD_SIZE"]) and not told_to
+
+
+def _wanted(env: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the requested devices; the variable may also be set by a user."""
+    text = env.get(DEVICES, "").strip()
+    try:
+        return parse_devices(text) if text else ()
+    except ValueError as error:
+        raise ClusterError(f"the variable {DEVICES}={text!r}: {error}") from None
+
+
+def _devices_there(count: int) -> str:
+    if count:
+        return "device 0 alone" if count == 1 else f"devices 0 to {count - 1}"
+    reasons = [
+        unavailable_reason(name)
+        for name, devices in builtin_devices().items()
+        if "cuda" in devices
+    ]
+    return ": ".join(["no GPU that can be used", *filter(None, reasons)])
+
+
+def has_driver() -> bool:
+    """Return whether a GPU driver is loaded on this host."""
+    return any(map(os.path.exists, GPU_DEVICES))
+
+
+def load_cupy() -> Any | None:
+    """Return cupy, if it is installed and there is a GPU; else ``None``."""
+    # The import takes a second in each engine: only with a driver.
+    if not has_driver() or find_spec("cupy") is None:
+        return None
+    import cupy
+
+    try:
+        return cupy if cupy.cuda.runtime.getDeviceCount() > 0 else None
+    except cupy.cuda.runtime.CUDARuntimeError:
+        return None
+
+
+class Gpu:
+    """The GPU of this rank."""
+
+    def __init__(self, cupy: Any, index: int) -> None:
+        self._cupy, self.index = cupy, index
+        properties = cupy.cuda.runtime.getDeviceProperties(index)
+        self.name = properties["name"].decode()
+        self._said, self._looked = "", 0.0
+
+    def use(self) -> None:
+        """Make the GPU the calling thread's current device."""
+        self._cupy.cuda.Device(self.index).use()
+
+    def describe(self) -> str:
+        """``GPU 0 · NVIDIA H200 · 1.2 of 139.8 GiB``, for the board."""
+        now = time.monotonic()
+        if now - self._looked > LOOK:
+            self._looked = now
+            with self._cupy.cuda.Device(self.index):
+                free, total = self._cupy.cuda.runtime.memGetInfo()
+            gib = f"{(total - free) / 2**30:.1f} of {total / 2**30:.1f} GiB"
+            self._said = f"GPU {self.index} · {self.name} · {gib}"
+        return self._said

@@ -1,0 +1,1 @@
+"""The notebook side: starting, watching, asking and repairing engines."""

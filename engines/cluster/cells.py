@@ -1,0 +1,216 @@
+"""Running cells: requests to the engines' main threads, and their replies."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import ipyparallel
+
+from ..wire import ipyparallel_private as private
+from .execution import Execution, RankError
+from .rank_slots import RankSlot
+from .registry import EngineRegistry
+
+__all__ = ["CellRunner"]
+
+#: Seconds that a rank may report idle after a cell was sent to it.
+LAG = 2.0
+#: Seconds after which an unanswered probe is sent again.
+PATIENCE = 10.0
+
+
+@dataclass
+class _Sent:
+    """A cell on its way to a rank, or running there."""
+
+    future: Any
+    at: float
+
+
+@dataclass
+class _Probe:
+    """An empty request that a rank answers after everything that was sent before."""
+
+    future: Any
+    at: float
+    about: list[Execution]
+
+
+class CellRunner:
+    """Sends cells to ranks, and ends each cell that can receive no reply any more."""
+
+    def __init__(self, registry: EngineRegistry) -> None:
+        self._registry = registry
+        self._running: dict[Execution, dict[int, _Sent]] = {}
+        self._probes: dict[int, _Probe] = {}
+        self._lock = threading.Lock()
+        registry.subscribe(self._probe_for_lost_cells)
+
+    def run(self, execution: Execution, groups: Mapping[int, str]) -> None:
+        """Send a cell to its ranks.
+
+        Parameters
+        ----------
+        execution
+            The cell.
+        groups
+            Rank → the id of the group that ``group=None`` means there, where it is
+            not the default group.
+        """
+        with self._lock:
+            self._running[execution] = {}
+        execution.on_done(self._forget)
+        request = {
+            "code": execution.code,
+            "silent": False,
+            # The cell numbers are the notebook's: IPython would complain about two
+            # cells with the same number.
+            "store_history": False,
+            "user_expressions": {},
+            "allow_stdin": False,
+            "stop_on_error": False,
+        }
+        for rank in execution.ranks:
+            asked = {"cell": execution.cell, "group": groups.get(rank)}
+            self._send(execution, self._registry.slots[rank], request, asked)
+
+    def _send(
+        self,
+        execution: Execution,
+        slot: RankSlot,
+        request: Mapping[str, Any],
+        asked: Mapping[str, Any],
+    ) -> None:
+        if slot.alive:
+            future: Any = private.send(
+                self._registry.client,
+                "shell",
+                "execute_request",
+                request,
+                slot.uuid,
+                metadata={"rankscope": asked},
+                on_iopub=lambda message: execution.receive(slot.rank, message),
+            )
+            with self._lock:
+                sent = self._running.get(execution, {})
+                sent[slot.rank] = _Sent(future, time.monotonic())
+            future.add_done_callback(lambda done: _on_reply(execution, slot.rank, done))
+        if not slot.alive:
+            # Also where the engine died while the request was on its way.
+            execution.finish(slot.rank, _engine_died(slot))
+
+    def _forget(self, execution: Execution) -> None:
+        with self._lock:
+            self._running.pop(execution, None)
+
+    def running(self) -> list[Execution]:
+        """Return the cells that are not done."""
+        with self._lock:
+            return list(self._running)
+
+    # -- lost connections --------------------------------------------------
+
+    def _probe_for_lost_cells(self, rank: int, summary: Mapping[str, Any]) -> None:
+        """Probe a rank that reports idle while a cell should run there.
+
+        Runs on the I/O thread. A message that is sent while the connection to the
+        controller is down is lost. The probe takes the channel of the cells, which
+        keeps their order: a cell without a reply when the probe's reply, and all
+        output before it, has arrived will never get one.
+        """
+        if summary.get("busy") is not False or "dead" in summary:
+            return
+        now = time.monotonic()
+        with self._lock:
+            about = [
+                execution
+                for execution, sent in self._running.items()
+                if rank in sent
+                and now - sent[rank].at > LAG
+                and rank in execution.ranks_running
+            ]
+            asked = self._probes.get(rank)
+            if not about or (asked and now - asked.at < PATIENCE):
+                return
+            if asked is not None:
+                private.forget(self._registry.client, asked.future.msg_id)
+            uuid = self._registry.slots[rank].uuid
+            future: Any = private.probe(self._registry.client, uuid)
+            self._probes[rank] = _Probe(future, now, about)
+        future.add_done_callback(
+            lambda done: future.output.add_done_callback(
+                lambda output: self._answered(rank, future)
+            )
+        )
+
+    def _answered(self, rank: int, future: Any) -> None:
+        """End the cells of a probe: the rank has handled all that was sent before."""
+        with self._lock:
+            probe = self._probes.get(rank)
+            if probe is None or probe.future is not future:
+                return
+            del self._probes[rank]
+            lost = [
+                (one, self._running[one][rank].future)
+                for one in probe.about
+                if one in self._running
+            ]
+        for execution, sent in lost:
+            private.forget(self._registry.client, sent.msg_id)
+            if sent.done() and isinstance(sent.result(), Exception):
+                # The reply arrived; only output is missing.
+                private.finish_output(sent)
+            execution.finish(rank, _connection_lost(rank, ended=sent.done()))
+
+    # -- deaths ------------------------------------------------------------
+
+    def engine_died(self, slot: RankSlot) -> None:
+        """End the cells on an engine that is gone."""
+        for execution in self.running():
+            if slot.rank in execution.ranks:
+                execution.finish(slot.rank, _engine_died(slot))
+
+    def abandon(self, ename: str, evalue: str) -> None:
+        """End every cell on every rank: no reply will be received any more."""
+        for execution in self.running():
+            for rank in execution.ranks_running:
+                execution.finish(rank, RankError(rank, ename, evalue))
+
+
+def _on_reply(execution: Execution, rank: int, done: Future[Any]) -> None:
+    """Handle a rank's reply: the rank is done once its last output has arrived."""
+    reply = done.result()
+    future: Any = done
+    if getattr(reply, "ename", "") == "EngineError":
+        # The registry reports the death, with its reason.
+        private.finish_output(future)
+        return
+    error = None
+    if isinstance(reply, ipyparallel.error.RemoteError):
+        trace = tuple((reply.traceback or "").splitlines())
+        error = RankError(rank, reply.ename, reply.evalue, trace, execution.cell)
+    elif isinstance(reply, Exception):
+        error = RankError(rank, type(reply).__name__, str(reply), (), execution.cell)
+    future.output.add_done_callback(lambda output: execution.finish(rank, error))
+
+
+def _engine_died(slot: RankSlot) -> RankError:
+    return RankError(slot.rank, "EngineDied", str(slot.death))
+
+
+def _connection_lost(rank: int, *, ended: bool) -> RankError:
+    if ended:
+        what = f"the cell ended on rank {rank}, but some of its output was not heard"
+    else:
+        what = f"whether the cell ran to its end on rank {rank} was not heard"
+    return RankError(
+        rank,
+        "ConnectionLost",
+        f"the connection to the controller failed for a while: {what}. Look at the "
+        "rank's variables before you run it again",
+    )

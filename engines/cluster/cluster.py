@@ -1,0 +1,374 @@
+"""Cluster: ranks on engines, and everything a notebook does with them."""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import ipyparallel
+
+from rankscope.backends import BackendConfig
+from rankscope.backends.errors import DistBackendError
+from rankscope.backends.interface.registry import resolve
+from rankscope.backends.rank_sets import name_ranks
+
+from ..errors import ClusterError
+from ..wire import ipyparallel_private as private
+from ..wire.gpu_environment import parse_devices
+from . import launch, recovery
+from .gpus import Gpus
+from .launched import Launched
+from .rank_slots import check_ranks
+from .ranks import Chosen, Ranks
+
+__all__ = ["Cluster"]
+
+Progress = Callable[[str], None]
+
+#: Seconds that the ranks get to report their last status before they are ended.
+LAST_LOOK = 0.3
+#: Seconds that a controller gets to acknowledge its shutdown.
+HUB_WAIT = 5.0
+
+
+class Cluster(Ranks):
+    """`n` ranks, each an ipyparallel engine that keeps its variables.
+
+    Made by :meth:`start` or :meth:`attach`. Usable from any thread. As a
+    context manager it ends what was started here; an attached cluster, and
+    one started with ``keep=True``, runs on.
+    """
+
+    def __init__(
+        self,
+        client: ipyparallel.Client,
+        launched: Launched | None,
+        *,
+        owned: bool,
+        **options: Any,
+    ) -> None:
+        #: Whether the cluster ends with this object's process.
+        self.owned = owned
+        self._launched = launched
+        self._process = os.getpid()
+        self._ending = threading.Lock()
+        super().__init__(client, **options)
+        atexit.register(self._at_exit)
+
+    # -- making one --------------------------------------------------------
+
+    @classmethod
+    def start(
+        cls,
+        n: int,
+        *,
+        engines: str | None = None,
+        backend: str | None = None,
+        timeout: float | None = None,
+        keep: bool = False,
+        profile: str | None = None,
+        cluster_id: str | None = None,
+        devices: str | int | Sequence[int] = (),
+        share_gpu: bool = False,
+        start_timeout: float = 120,
+        progress: Progress | None = None,
+    ) -> Cluster:
+        """Start a controller and `n` engines, with one default group over them.
+
+        `engines` is a launcher of ipyparallel's: ``local``, ``mpi``, ``ssh``,
+        ``slurm``, ...; ``None`` is ``mpi`` for a `backend` (the default one,
+        too) that names MPI, whose ranks must come from mpiexec, else ``local``.
+        `backend` and `timeout` (seconds) are the default
+        group's, as in ``init_process_group``. With `keep` the cluster stays
+        when this process ends, and `attach` finds it again. The ranks of a host
+        take its GPUs in turn as their current devices; `devices` names those to
+        take, as in ``[0, 2]`` or ``"0,2-3"``. NCCL refuses ranks that share a
+        GPU; with `share_gpu` they may, over loopback sockets: for learning on a
+        machine with one GPU, nothing measured there says anything of NCCL.
+        `progress` is called with a line of text at each step.
+
+        Raises `ValueError` for a `backend` or `devices` that cannot be, and
+        `ClusterStartError`, with the last lines of the logs, if the
+        cluster is not there after `start_timeout` seconds or cannot come up;
+        nothing is left running then.
+        """
+        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+            raise ClusterError(f"n={n!r}: the number of ranks, a whole number from 1")
+        # Refused here, not seconds later on every engine.
+        config = BackendConfig(backend)
+        try:
+            gpus = Gpus(parse_devices(devices), share_gpu)
+        except ValueError as error:
+            raise ValueError(f"devices={devices!r}: {error}") from None
+        if engines is None:
+            engines = next(iter(_launchers_of(config)), "local")
+        private.check()
+        say = progress or _silent
+        deadline = time.monotonic() + start_timeout
+        launched = launch.prepare(engines, profile, cluster_id, guarded=not keep)
+        self = None
+        try:
+            client = launched.start(n, start_timeout, say)
+            self = cls(
+                client,
+                launched,
+                owned=not keep,
+                cluster_id=launched.cluster.cluster_id,
+                profile=launched.cluster.profile_dir,
+                launcher=engines,
+                backend=backend,
+                timeout=timeout,
+            )
+            self._watch_launched()
+            self._registry.gpus = gpus
+            say("making the default group")
+            self._store_host = recovery.assign_all(
+                self._registry, sorted(client.ids), backend, timeout, deadline
+            )
+            self._registry.start_status()
+            launched.update_orphan_reaper()
+        except BaseException:
+            if self is not None:
+                self.shutdown()
+            else:
+                launched.stop()
+            raise
+        say(f"{n} ranks are ready")
+        return self
+
+    @classmethod
+    def attach(
+        cls,
+        *,
+        profile: str | None = None,
+        cluster_id: str | None = None,
+        connection_file: str | None = None,
+        backend: str | None = None,
+        timeout: float | None = None,
+        attach_timeout: float = 30,
+        progress: Progress | None = None,
+    ) -> Cluster:
+        """Attach to a cluster that runs: ``ipcluster start``'s, or a kept one.
+
+        It is found by `connection_file`, or by `cluster_id` in `profile`;
+        with neither, the one of ``ipcluster start``, or the only one there
+        is. Where Rankscope was before, ranks, groups and variables are as
+        they were; else the agents are installed and the default group is made
+        with `backend` and `timeout`. The cluster outlives this process.
+
+        Raises `ClusterError` if it is not there, has no engines, or engines
+        do not answer within `attach_timeout` seconds.
+        """
+        private.check()
+        say = progress or _silent
+        say("looking for the cluster")
+        found = launch.find(profile, cluster_id, connection_file, attach_timeout)
+        self = cls(
+            found.client,
+            found.launched,
+            owned=False,
+            cluster_id=found.cluster_id,
+            profile=found.profile_dir,
+            launcher="attached",
+            backend=backend,
+            timeout=timeout,
+        )
+        try:
+            if found.launched is not None:
+                self._watch_launched()
+            say(f"asking {len(found.client.ids)} engines")
+            self._store_host = recovery.find_or_assign(
+                self._registry, backend, timeout, time.monotonic() + attach_timeout
+            )
+            self._registry.start_status()
+        except BaseException:
+            self.close()
+            raise
+        say(f"{self.n} ranks are ready")
+        return self
+
+    def _watch_launched(self) -> None:
+        assert self._launched is not None
+        self._registry.expect_exit_codes(self._launched.has_engine)
+        self._launched.watch(
+            self._registry.on_engine_exit, self._registry.on_controller_exit
+        )
+
+    @property
+    def advice(self) -> str:
+        """Advice about the GPUs and backends of the ranks, one line each; often empty.
+
+        For example a backend that was named and cannot be used.
+        """
+        return "\n".join(self._registry.advice)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `shutdown` or `close` was called."""
+        return not self._open
+
+    def __repr__(self) -> str:
+        state = "" if self._open else ", closed"
+        return f"<Cluster {self.cluster_id!r}: {self.n} ranks ({self.launcher}){state}>"
+
+    # -- a new engine ------------------------------------------------------
+
+    def restart(
+        self,
+        ranks: Chosen = None,
+        *,
+        start_timeout: float = 120,
+        progress: Progress | None = None,
+    ) -> None:
+        """Give `ranks` (``None``: all), dead or alive, fresh engines.
+
+        The other ranks keep their variables; their groups are aborted, since
+        members of them are gone, and the fresh ranks have the same groups:
+        `rebuild` makes them usable. Raises `ClusterError` for a cluster that
+        was attached to by nothing but its controller's connection file, and
+        for some ranks of an MPI job only, if a group uses MPI.
+        """
+        self._check_open()
+        chosen = check_ranks(ranks, self.n)
+        launched = self._launched
+        if launched is None:
+            raise ClusterError(
+                "restart: this cluster's launchers are not known here, only its "
+                "controller: start engines as it was started, then attach again"
+            )
+        if len(chosen) < self.n and self.restarts_together:
+            alive = [rank for rank in self.ranks if self._registry.slots[rank].alive]
+            others = (
+                f"; {name_ranks(alive)} can go on in a group of their own, "
+                f"dist.new_group({alive})"
+                if 1 < len(alive) < self.n
+                else ""
+            )
+            raise ClusterError(
+                "an MPI job takes in no fresh rank: %dist_restart all "
+                f"(Cluster.restart()) starts all ranks anew{others}"
+            )
+        say = progress or _silent
+        deadline = time.monotonic() + start_timeout
+        why = f"{name_ranks(chosen)} restarted"
+        with self._recovering:
+            exported = recovery.export_groups(self._registry, chosen)
+            self._registry.terminate(chosen, why)
+            numbers = launched.start_engines(
+                self._client, len(chosen), start_timeout, say
+            )
+            self._watch_launched()
+            try:
+                self._store_host = recovery.reassign(
+                    self._registry,
+                    chosen,
+                    numbers,
+                    deadline,
+                    exported,
+                    self._store_host,
+                    why,
+                    self.backend,
+                    self.timeout,
+                )
+            except BaseException:
+                held = self.engine_ids.values()
+                self._registry.kill(one for one in numbers if one not in held)
+                raise
+            finally:
+                launched.update_orphan_reaper()
+        say(f"{name_ranks(chosen)} ready")
+
+    @property
+    def restarts_together(self) -> bool:
+        """Whether ranks can only be restarted all at once, as those of an MPI job."""
+        backends = {
+            group.backend for one in self.status().ranks for group in one.groups
+        }
+        return any(map(_needs_launcher, backends))
+
+    # -- the end -----------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """End everything: cells, engines, controller, side processes, threads."""
+        with self._ending:
+            if not self._open:
+                return
+            # A saved notebook shows this status: not the middle of the last op.
+            self._registry.refresh(0.0, LAST_LOOK)
+            self._open = False
+        atexit.unregister(self._at_exit)
+        self._cells.abandon("ClusterShutDown", "the cluster was shut down")
+        # Every step runs, also where an earlier one raises.
+        with contextlib.ExitStack() as steps:
+            if self._launched is not None:
+                steps.callback(self._launched.stop)
+            steps.callback(self._registry.close)
+            if self._launched is None:
+                self._registry.terminate(self.ranks, "the cluster was shut down")
+                concurrent.futures.wait([private.shutdown_hub(self._client)], HUB_WAIT)
+
+    def close(self) -> None:
+        """Disconnect from the cluster and leave it running."""
+        with self._ending:
+            if not self._open:
+                return
+            self._open = False
+        atexit.unregister(self._at_exit)
+        with contextlib.ExitStack() as steps:
+            if self._launched is not None:
+                steps.callback(self._launched.close)
+            self._registry.close()
+
+    def _at_exit(self) -> None:
+        if os.getpid() != self._process:
+            # A process that the notebook forked does not own the cluster.
+            return
+        if self.owned:
+            self.shutdown()
+        else:
+            self.close()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._at_exit()
+
+
+def _launchers_of(config: BackendConfig) -> list[str]:
+    """Return the launchers that the backends of `config` need, in its order."""
+    found = []
+    for name in config.device_backend_map.values():
+        try:
+            launcher = resolve(name).launcher
+        except DistBackendError:
+            # The package of the backend may be installed on the ranks only.
+            continue
+        if launcher is not None:
+            found.append(launcher)
+    return found
+
+
+def _needs_launcher(backend: str) -> bool:
+    """Whether the config `backend`, as a rank reports it, needs a launcher."""
+    try:
+        return bool(_launchers_of(BackendConfig(backend)))
+    except ValueError:
+        # A backend that only the ranks know.
+        return False
+
+
+def _silent(text: str) -> None:
+    """Discard a line of progress."""

@@ -1,0 +1,175 @@
+"""Diagnose hangs over all ranks: on request, and when an op is in flight for long."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from rankscope.backends.groups.key import GroupKey
+from rankscope.backends.observe.diagnosis import (
+    ConfirmTwice,
+    RankView,
+    Verdict,
+    diagnose,
+)
+
+from ..errors import ClusterError
+from ..status import ClusterStatus, RankStatus
+from .flight_records import FlightRecords
+
+__all__ = ["STALL", "StallWatch", "diagnose_confirmed", "diagnose_once"]
+
+#: Seconds in flight after which an op counts as stalled.
+STALL = 5.0
+#: The same where a person requests a diagnosis.
+REQUESTED_STALL = 0.5
+#: Seconds between the two diagnoses of which one confirms the other.
+BETWEEN = 0.4
+#: Records that are fetched from each rank.
+RECORDS = 200
+#: Seconds between two checks of the watch, and between two while verdicts stand.
+PERIOD = 0.25
+REPORTED_PERIOD = 0.5
+
+#: Seconds without a summary after which a rank that was asked is not responding.
+QUIET = 2.0
+
+# A line of `Ranks.where`: a frame of a cell's own code.
+_CELL_LINE = re.compile(r"^Cell In\[(\d+)\], line (\d+)", re.MULTILINE)
+
+
+class Diagnosable(Protocol):
+    """The calls of a cluster that a diagnosis makes."""
+
+    def status(self, *, fresh: bool = ..., timeout: float = ...) -> ClusterStatus:
+        """Return the last known status, or a fresh one."""
+
+    def glance(self) -> ClusterStatus:
+        """Return the last known status without a request."""
+
+    def flight_records(
+        self, ranks: Iterable[int], *, last: int | None = ...
+    ) -> FlightRecords:
+        """Return the flight recorders of some ranks."""
+
+    def where(self, ranks: Iterable[int]) -> dict[int, str]:
+        """Return the stacks of the main threads."""
+
+
+def diagnose_once(cluster: Diagnosable, stall: float) -> list[Verdict]:
+    """Diagnose all groups once; see `backends.observe.diagnosis.diagnose`."""
+    status = cluster.status(fresh=True)
+    # A silent rank is not waited for again.
+    asked = [one.rank for one in status.ranks if one.alive and not _silent(one)]
+    records = cluster.flight_records(asked, last=RECORDS) if asked else FlightRecords()
+    places = cluster.where(asked) if asked else {}
+    views = {
+        one.rank: _view(one, records, places.get(one.rank, "")) for one in status.ranks
+    }
+    verdicts = []
+    for (name, ranks), generation in _groups(status).items():
+        verdicts += diagnose(name, ranks, generation, views, stall)
+    return verdicts
+
+
+def diagnose_confirmed(
+    cluster: Diagnosable, stall: float = REQUESTED_STALL
+) -> list[Verdict]:
+    """Diagnose twice; return the verdicts that both diagnoses have."""
+    second, first = ConfirmTwice(), diagnose_once(cluster, stall)
+    if not first:
+        return []
+    second.confirm(first)
+    threading.Event().wait(BETWEEN)
+    return second.confirm(diagnose_once(cluster, stall))
+
+
+def _view(one: RankStatus, records: FlightRecords, stack: str) -> RankView:
+    dump = records.dumps.get(one.rank)
+    cell_lines = _CELL_LINE.findall(stack)
+    place = "cell {} line {}".format(*cell_lines[-1]) if cell_lines else ""
+    if one.state == "busy" and not place and stack not in ("", "idle"):
+        place = stack.splitlines()[0]
+    return RankView(
+        one.rank,
+        records=dump["records"] if dump else (),
+        now_ns=time.time_ns() + records.offsets_ns.get(one.rank, 0),
+        death=one.reason or "its engine is gone" if not one.alive else None,
+        silent_for=one.heartbeat_age if one.alive and _silent(one) else None,
+        place=place,
+        left=str(one.summary.get("left", "")),
+    )
+
+
+def _silent(one: RankStatus) -> bool:
+    """Return whether a rank that was just asked sent no summary for `QUIET` s."""
+    return one.heartbeat_age is None or one.heartbeat_age > QUIET
+
+
+def _groups(status: ClusterStatus) -> dict[GroupKey, int]:
+    """Return the groups that a rank can use → their latest generation."""
+    found: dict[GroupKey, int] = {}
+    for rank in status.ranks:
+        for group in rank.groups:
+            if group.state == "ready":
+                found[group.key] = max(found.get(group.key, 0), group.generation)
+    return found
+
+
+class StallWatch:
+    """A thread that diagnoses ops which have been in flight for long.
+
+    ``on_change(verdicts)`` is called when the verdicts change, with ``[]`` at the end
+    of a hang. The thread reads the last known status; requests are sent to the ranks
+    only while an op is stalled, or a rank is dead or silent.
+    """
+
+    def __init__(
+        self,
+        cluster: Diagnosable,
+        on_change: Callable[[list[Verdict]], Any],
+        stall: float = STALL,
+    ) -> None:
+        self._cluster = cluster
+        self._on_change = on_change
+        self._stall = stall
+        self._stop = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, name="rankscope-stall-watch", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        second, reported = ConfirmTwice(), list[Verdict]()
+        while not self._stop.wait(REPORTED_PERIOD if reported else PERIOD):
+            try:
+                suspicious = self._suspicious(self._cluster.glance())
+                found = diagnose_once(self._cluster, self._stall) if suspicious else []
+            except ClusterError:
+                # The cluster was shut down: the last verdicts stand.
+                return
+            verdicts = second.confirm(found)
+            if [one.key for one in verdicts] != [one.key for one in reported]:
+                reported = verdicts
+                self._on_change(verdicts)
+
+    def _suspicious(self, status: ClusterStatus) -> bool:
+        for rank in status.ranks:
+            if rank.state in ("dead", "unreachable"):
+                return True
+            for group in rank.groups:
+                # As of the rank's last summary: the age grows while the rank waits.
+                oldest = group.oldest
+                age = (rank.heartbeat_age or 0.0) if oldest is not None else 0.0
+                if oldest is not None and (oldest.elapsed or 0.0) + age > self._stall:
+                    return True
+        return False

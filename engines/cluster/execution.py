@@ -1,0 +1,267 @@
+"""Execution: one cell on some ranks, while the cell runs and afterwards."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rankscope.backends.rank_sets import name_ranks
+
+from ..wire import message_types
+
+__all__ = ["Execution", "ExecutionError", "Output", "RankError"]
+
+_log = logging.getLogger(__name__)
+
+#: A Jupyter output: ``output_type`` is ``stream``, ``display_data``,
+#: ``update_display_data``, ``execute_result``, ``clear_output`` or ``error``.
+Output = dict[str, Any]
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_OUTPUTS = (
+    "stream",
+    "display_data",
+    "update_display_data",
+    "execute_result",
+    "clear_output",
+    "error",
+)
+
+
+@dataclass(frozen=True)
+class RankError:
+    """The error that a cell ended with on one rank."""
+
+    rank: int
+    #: The name of the exception's class; ``EngineDied`` if the engine is gone.
+    ename: str
+    evalue: str
+    #: The lines that IPython formatted, with ANSI colours.
+    traceback: tuple[str, ...] = ()
+    #: The cell's number.
+    cell: int | None = None
+    #: The line of the cell that raised the error.
+    line: int | None = None
+
+    @property
+    def plain_traceback(self) -> str:
+        """The traceback as one text without colours."""
+        return _ANSI.sub("", "\n".join(self.traceback))
+
+    def __str__(self) -> str:
+        place = "" if self.line is None else f", line {self.line}"
+        return f"rank {self.rank}{place}: {self.ename}: {self.evalue}"
+
+
+class ExecutionError(RuntimeError):
+    """Raised by `Execution.result` where ranks failed; `errors` is rank → error."""
+
+    def __init__(self, errors: Mapping[int, RankError]) -> None:
+        self.errors = dict(errors)
+        super().__init__("; ".join(map(str, self.errors.values())))
+
+
+class Execution:
+    """A cell that runs, or ran, on `ranks`.
+
+    Outputs arrive on the I/O thread of the cluster's client while the cell
+    runs. Every method may be called from any thread.
+    """
+
+    def __init__(
+        self, code: str, ranks: Sequence[int], cell: int | None, group: str | None
+    ) -> None:
+        self.code = code
+        self.ranks = list(ranks)
+        self.cell = cell
+        self.group = group
+        self.began = time.time()
+        #: Rank → seconds it took, once it is done.
+        self.durations: dict[int, float] = {}
+        self._outputs: dict[int, list[Output]] = {rank: [] for rank in self.ranks}
+        self._errors: dict[int, RankError] = {}
+        self._lines: dict[int, int | None] = {}
+        self._running = set(self.ranks)
+        self._callbacks: list[Callable[[int, Output], None]] = []
+        self._data: list[tuple[int, dict[str, Any]]] = []
+        self._data_callbacks: list[Callable[[int, dict[str, Any]], None]] = []
+        self._done_callbacks: list[Callable[[Execution], None]] = []
+        self._lock = threading.RLock()
+        self._ended = threading.Condition(self._lock)
+
+    # -- for callers ---------------------------------------------------------
+
+    def outputs(self, rank: int) -> list[Output]:
+        """Return the output of `rank` so far, as Jupyter output dicts."""
+        with self._lock:
+            return list(self._outputs[rank])
+
+    def on_output(
+        self, callback: Callable[[int, Output], None], *, replay: bool = True
+    ) -> None:
+        """Call ``callback(rank, output)`` for each output, on the I/O thread.
+
+        With `replay` the callback first gets all earlier outputs, on the calling
+        thread, so that it misses none.
+        """
+        with self._lock:
+            if replay:
+                for rank in self.ranks:
+                    for output in self._outputs[rank]:
+                        callback(rank, output)
+            self._callbacks.append(callback)
+
+    def on_data(self, callback: Callable[[int, dict[str, Any]], None]) -> None:
+        """Call ``callback(rank, data)`` for data that the cell sends beside its output.
+
+        The callback first gets all earlier data, on the calling thread; the rest
+        follows on the I/O thread.
+        """
+        with self._lock:
+            for rank, data in self._data:
+                callback(rank, data)
+            self._data_callbacks.append(callback)
+
+    def on_done(self, callback: Callable[[Execution], None]) -> None:
+        """Call ``callback(execution)`` once all ranks are done, from any thread."""
+        with self._lock:
+            if self._running:
+                self._done_callbacks.append(callback)
+                return
+        callback(self)
+
+    @property
+    def done(self) -> bool:
+        """Whether every rank is done, or dead."""
+        return not self._running
+
+    @property
+    def ranks_running(self) -> list[int]:
+        """The ranks that the cell still runs on."""
+        with self._lock:
+            return sorted(self._running)
+
+    @property
+    def errors(self) -> dict[int, RankError]:
+        """Rank → error, for the ranks that failed so far."""
+        with self._lock:
+            return {rank: self._errors[rank] for rank in sorted(self._errors)}
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait at most `timeout` s for every rank; return whether all are done."""
+        with self._ended:
+            return self._ended.wait_for(lambda: not self._running, timeout)
+
+    def result(self, timeout: float | None = None) -> Execution:
+        """Wait for the end; raise `ExecutionError` if a rank failed.
+
+        Raises `TimeoutError`, naming the ranks, if they are not done after
+        `timeout` seconds. The cell runs on.
+        """
+        if not self.wait(timeout):
+            raise TimeoutError(
+                f"after {timeout:g} s the cell still runs on "
+                f"{name_ranks(self.ranks_running)}"
+            )
+        if self._errors:
+            raise ExecutionError(self.errors)
+        return self
+
+    def __repr__(self) -> str:
+        running = self.ranks_running
+        if running:
+            state = f"running on {name_ranks(running)}"
+        else:
+            state = f"failed on {name_ranks(self.errors)}" if self._errors else "done"
+        number = "" if self.cell is None else f"cell {self.cell} "
+        return f"<Execution: {number}on {name_ranks(self.ranks)}, {state}>"
+
+    # -- what the cluster calls --------------------------------------------
+
+    def receive(self, rank: int, message: Mapping[str, Any]) -> None:
+        """Handle a message that `rank` published under the cell."""
+        kind = message["header"]["msg_type"]
+        if kind == message_types.ERROR:
+            with self._lock:
+                self._lines[rank] = message["content"]["line"]
+            return
+        if kind == message_types.DATA:
+            self._receive_data(rank, dict(message["content"]))
+            return
+        if kind not in _OUTPUTS:
+            return
+        output: Output = {"output_type": kind, **message["content"]}
+        with self._lock:
+            if rank not in self._running:
+                return
+            self._outputs[rank].append(output)
+            callbacks = list(self._callbacks)
+            if kind == "error":
+                self._errors[rank] = self._error_of(rank, output)
+        self._tell(callbacks, rank, output)
+
+    def _receive_data(self, rank: int, data: dict[str, Any]) -> None:
+        with self._lock:
+            if rank not in self._running:
+                return
+            self._data.append((rank, data))
+            callbacks = list(self._data_callbacks)
+        self._tell(callbacks, rank, data)
+
+    @staticmethod
+    def _tell(
+        callbacks: Sequence[Callable[[int, dict[str, Any]], None]],
+        rank: int,
+        told: dict[str, Any],
+    ) -> None:
+        for callback in callbacks:
+            try:
+                callback(rank, told)
+            except Exception:  # noqa: BLE001 - code of a user
+                # The I/O thread must go on: it serves every cell and rank.
+                _log.exception("a callback of a cell failed")
+
+    def _error_of(self, rank: int, content: Mapping[str, Any]) -> RankError:
+        return RankError(
+            rank,
+            content["ename"],
+            content["evalue"],
+            tuple(content["traceback"]),
+            self.cell,
+        )
+
+    def finish(self, rank: int, error: RankError | None = None) -> None:
+        """Mark `rank` done, with an `error` if the rank published none itself."""
+        with self._lock:
+            if rank not in self._running:
+                return
+            if error is not None:
+                self._errors.setdefault(rank, error)
+            if rank in self._errors:
+                self._errors[rank] = _with_line(
+                    self._errors[rank], self._lines.get(rank)
+                )
+            self.durations[rank] = time.time() - self.began
+            self._running.discard(rank)
+            if self._running:
+                return
+            callbacks, self._done_callbacks = self._done_callbacks, []
+            self._ended.notify_all()
+        for callback in callbacks:
+            try:
+                callback(self)
+            except Exception:  # noqa: BLE001 - code of a user
+                _log.exception("a callback at the end of a cell failed")
+
+
+def _with_line(error: RankError, line: int | None) -> RankError:
+    if line is None:
+        return error
+    return RankError(
+        error.rank, error.ename, error.evalue, error.traceback, error.cell, line
+    )

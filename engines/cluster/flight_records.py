@@ -1,0 +1,119 @@
+"""FlightRecords: the flight recorder dumps of ranks, and their clock offsets."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rankscope.backends.observe.chrome_trace import chrome_trace, estimate_offset
+from rankscope.backends.observe.export import save_flight_recorder
+from rankscope.backends.observe.torch_format import flight_recorder
+
+from ..wire.requests import GetClock, GetFlightRecord
+from .registry import EngineRegistry
+
+__all__ = ["FlightRecords", "fetch"]
+
+#: Seconds that a rank gets to send its dump, and to return its time.
+TIMEOUT = 5.0
+CLOCK_TIMEOUT = 1.0
+#: Clock samples of each rank on another host.
+SAMPLES = 5
+
+
+@dataclass
+class FlightRecords:
+    """The contents of the ranks' flight recorders at one moment."""
+
+    #: Rank → what `rankscope.backends.observe.export.local_dump` returned there.
+    dumps: dict[int, dict[str, Any]] = field(default_factory=dict)
+    #: Rank → ns that its clock is ahead of this process's clock.
+    offsets_ns: dict[int, int] = field(default_factory=dict)
+    #: Rank → why its dump is missing.
+    errors: dict[int, str] = field(default_factory=dict)
+
+    def chrome_trace(self) -> dict[str, Any]:
+        """Return all records on one clock as a Chrome trace, which Perfetto opens."""
+        records = {rank: dump["records"] for rank, dump in self.dumps.items()}
+        return chrome_trace(records, self.offsets_ns)
+
+    def save(self, path: str | Path) -> list[Path]:
+        """Write the records to files; return the paths.
+
+        A `path` that ends with ``.json`` becomes one Chrome trace of all
+        ranks on one clock. Any other is the folder, or the prefix, of one
+        dump per rank in PyTorch's Flight Recorder format.
+        """
+        if str(path).endswith(".json"):
+            file = Path(path)
+            file.write_text(json.dumps(self.chrome_trace()), encoding="utf-8")
+            return [file]
+        return [
+            save_flight_recorder(flight_recorder(**dump), str(path), rank)
+            for rank, dump in self.dumps.items()
+        ]
+
+
+def fetch(
+    registry: EngineRegistry, ranks: Iterable[int], last: int | None
+) -> FlightRecords:
+    """Fetch the flight recorders of `ranks`; see `Ranks.flight_records`."""
+    chosen = list(ranks)
+    answers = registry.ask(GetFlightRecord(last), chosen, TIMEOUT)
+    dead = {
+        slot.rank: str(slot.death)
+        for slot in registry.slots
+        if not slot.alive and slot.rank in chosen
+    }
+    return FlightRecords(
+        dict(sorted(answers.results.items())),
+        _offsets(registry, answers.results),
+        {**answers.errors, **dead},
+    )
+
+
+def _offsets(registry: EngineRegistry, ranks: Iterable[int]) -> dict[int, int]:
+    here = socket.gethostname()
+    there = [rank for rank in ranks if registry.slots[rank].host != here]
+    samples: dict[int, list[tuple[int, int, int]]] = {rank: [] for rank in there}
+    for _ in range(SAMPLES if there else 0):
+        for rank, sample in _sample(registry, there).items():
+            samples[rank].append(sample)
+    # Ranks on one host share its clock.
+    offsets = dict.fromkeys(ranks, 0)
+    offsets.update(
+        {rank: estimate_offset(some) for rank, some in samples.items() if some}
+    )
+    return offsets
+
+
+def _sample(
+    registry: EngineRegistry, ranks: Iterable[int]
+) -> dict[int, tuple[int, int, int]]:
+    """Ask `ranks` once for the time; return (sent, their time, received) in ns."""
+    received: dict[int, int] = {}
+
+    def note(rank: int) -> Callable[[Future[Any]], None]:
+        def at(done: Future[Any]) -> None:
+            received[rank] = time.time_ns()
+
+        return at
+
+    sent = time.time_ns()
+    futures = registry.post(GetClock(), ranks)
+    for rank, future in futures.items():
+        future.add_done_callback(note(rank))
+    wait(futures.values(), CLOCK_TIMEOUT)
+    found = {}
+    for rank, future in futures.items():
+        if future.done() and future.exception() is None:
+            content = future.result()["content"]
+            if content["ok"]:
+                found[rank] = (sent, content["result"], received[rank])
+    return found

@@ -1,0 +1,259 @@
+"""Making clusters: launcher options, Open MPI, finding a running cluster."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import ipyparallel
+import psutil
+from traitlets import TraitError
+from traitlets.config import Config
+
+from ..errors import ClusterError, ClusterStartError
+from ..wire import ipyparallel_private as private
+from .launched import Launched
+
+__all__ = ["Found", "find", "launcher_names", "prepare"]
+
+# ipyparallel would print these messages into the notebook; add a handler to see them.
+_log = logging.getLogger("rankscope.engines.cluster.launch")
+_log.propagate = False
+_log.addHandler(logging.NullHandler())
+
+#: Milliseconds between two heartbeats of the hub, which registers a new engine only
+#: after a heartbeat: with the default of 3,000 a start takes seconds longer.
+HEARTBEAT = 250
+#: Heartbeats that an engine may miss: half a minute, ipyparallel's default.
+MISSES = 120
+_CONTROLLER_ARGS: dict[str, object] = {
+    "HeartMonitor.period": HEARTBEAT,
+    "HeartMonitor.max_heartmonitor_misses": MISSES,
+    # ERROR: its log would grow by a line per cell and status message.
+    "IPController.log_level": 40,
+    # The hub would keep every cell's code, arrays and outputs for ever.
+    "IPController.db_class": "NoDB",
+    # Messages carry the key of the ranks' store: encrypt, not only sign.
+    "IPController.enable_curve": True,
+}
+
+
+def launcher_names() -> list[str]:
+    """Return the names that ``engines=`` takes here."""
+    found = entry_points(group="ipyparallel.engine_launchers")
+    return sorted({one.name for one in found})
+
+
+def prepare(
+    engines: str, profile: str | None, cluster_id: str | None, *, guarded: bool
+) -> Launched:
+    """Make a cluster that is not started yet.
+
+    `engines` is a launcher's name, `profile` an IPython profile, `cluster_id`
+    by default a new one. A `guarded` cluster ends with this process.
+
+    Raises `ClusterStartError` for a launcher that is not there.
+    """
+    config = _config()
+    # One engine at a time, 0.1 s apart, is the default.
+    config.LocalEngineSetLauncher.delay = 0
+    options: dict[str, Any] = {
+        "engines": engines,
+        "cluster_id": cluster_id or f"rankscope-{secrets.token_hex(6)}",
+        "config": config,
+        "log": _log,
+        "delay": 0,
+        # Cluster.shutdown and the orphan reaper end the cluster.
+        "shutdown_atexit": False,
+    }
+    if profile is not None:
+        options["profile"] = profile
+    try:
+        launched = Launched(lambda: ipyparallel.Cluster(**options), guarded=guarded)
+    except TraitError as error:
+        raise ClusterStartError(
+            f"engines={engines!r}: no such launcher here; there are "
+            f"{', '.join(launcher_names())}"
+        ) from error
+    cluster = launched.cluster
+    if _runs(Path(cluster.cluster_file)):
+        launched.close()
+        raise ClusterStartError(
+            f"a cluster with id {cluster.cluster_id!r} runs already: attach to it "
+            "(Cluster.attach), or choose another id"
+        )
+    if cluster.engine_launcher_class.__name__ == "MPIEngineSetLauncher":
+        try:
+            _configure_mpi(cluster.config)
+        except BaseException:
+            launched.close()
+            raise
+    if "engine_args" not in cluster.config.EngineLauncher:
+        # On a busy machine 5 s, the default, are too few for the controller.
+        cluster.config.EngineLauncher.engine_args = ["--IPEngine.timeout=60"]
+    given = " ".join(cluster.controller_args)
+    cluster.controller_args = [
+        *(f"--{k}={v}" for k, v in _CONTROLLER_ARGS.items() if k not in given),
+        *cluster.controller_args,
+    ]
+    return launched
+
+
+def _runs(cluster_file: Path) -> bool:
+    """Whether the cluster that ipyparallel describes in a file still runs.
+
+    Starting another with the same id would take its files away from it.
+    """
+    if not cluster_file.is_file():
+        return False
+    controller = json.loads(cluster_file.read_text()).get("controller", {})
+    pid = (controller.get("state") or {}).get("pid", -1)
+    # One that does not run on this machine: who knows.
+    return pid < 0 or psutil.pid_exists(pid)
+
+
+def _config() -> Config:
+    config = Config()
+    # How long a thread that waits for a process goes on after it was let go.
+    config.LocalProcessLauncher.poll_seconds = 1
+    return config
+
+
+@dataclass
+class Found:
+    """A cluster that runs; ``launched`` where its launchers are known."""
+
+    client: ipyparallel.Client
+    launched: Launched | None
+    cluster_id: str
+    profile_dir: str
+
+
+def find(
+    profile: str | None,
+    cluster_id: str | None,
+    connection_file: str | None,
+    timeout: float,
+) -> Found:
+    """Find a running cluster and connect to it.
+
+    `connection_file` is a controller's ``ipcontroller-...-client.json`` or a
+    cluster's ``cluster-....json``. Without one, `cluster_id` names a cluster
+    of the profile; without that, it is the one of ``ipcluster start``, or the
+    only one there is. Raises `ClusterError` saying what there is instead.
+    """
+    clients, clusters = _files(profile, cluster_id, connection_file)
+    if clusters is not None:
+        cluster_file = str(clusters)
+        launched = Launched(
+            lambda: ipyparallel.Cluster.from_file(
+                cluster_file, config=_config(), log=_log
+            )
+        )
+        if launched.cluster.controller is not None:
+            client = private.connect(
+                lambda: launched.run(
+                    launched.cluster.connect_client(timeout=timeout), timeout
+                )
+            )
+            return Found(
+                client,
+                launched,
+                launched.cluster.cluster_id,
+                launched.cluster.profile_dir,
+            )
+        launched.close()
+        if clients is None or not clients.exists():
+            raise ClusterError(f"the cluster of {clusters} does not run any more")
+    assert clients is not None
+    name = clients.name.removeprefix("ipcontroller").removesuffix("client.json")
+    try:
+        return Found(
+            private.connect(lambda: ipyparallel.Client(str(clients), timeout=timeout)),
+            None,
+            name.strip("-"),
+            str(clients.parent.parent),
+        )
+    except (OSError, TimeoutError) as error:
+        raise ClusterError(f"no controller answers for {clients}: {error}") from error
+
+
+def _files(
+    profile: str | None, cluster_id: str | None, connection_file: str | None
+) -> tuple[Path | None, Path | None]:
+    """The client's connection file and the cluster file; at least one exists."""
+    if connection_file is not None:
+        path = Path(connection_file).expanduser()
+        if not path.is_file():
+            raise ClusterError(f"there is no connection file {path}")
+        if "cluster" in json.loads(path.read_text()):
+            return None, path
+        name = path.name.removeprefix("ipcontroller").removesuffix("client.json")
+        beside = path.parent / f"cluster-{name.strip('-')}.json"
+        return path, beside if beside.is_file() else None
+    security = _security_dir(profile)
+    ids = sorted(
+        one.name.removeprefix("cluster-").removesuffix(".json")
+        for one in security.glob("cluster-*.json")
+    )
+    if cluster_id is None:
+        cluster_id = ids[0] if len(ids) == 1 else ""
+    dashed = f"-{cluster_id}" if cluster_id else ""
+    clients = security / f"ipcontroller{dashed}-client.json"
+    clusters = security / f"cluster-{cluster_id}.json"
+    if clusters.is_file():
+        return clients, clusters
+    if clients.is_file():
+        return clients, None
+    there = f"; there are {', '.join(map(repr, ids))}" if ids else ""
+    wanted = f"with id {cluster_id!r} " if cluster_id else ""
+    raise ClusterError(f"no cluster {wanted}runs under {security.parent}{there}")
+
+
+def _security_dir(profile: str | None) -> Path:
+    options = {} if profile is None else {"profile": profile}
+    cluster = ipyparallel.Cluster(
+        config=Config(), load_profile=False, shutdown_atexit=False, **options
+    )
+    return Path(cluster.profile_dir, "security")
+
+
+def _configure_mpi(config: Config) -> None:
+    """Find mpiexec, and set what Open MPI needs to run and to survive a death.
+
+    What the profile's own ``ipcluster_config.py`` says stands.
+    """
+    launcher = config.MPILauncher
+    if "mpi_cmd" not in launcher:
+        beside = str(Path(sys.executable).parent)
+        path = os.pathsep.join([beside, os.environ.get("PATH", os.defpath)])
+        mpiexec = shutil.which("mpiexec", path=path)
+        if mpiexec is None:
+            raise ClusterStartError(
+                "engines='mpi': no mpiexec found beside this Python or on PATH; "
+                "install one with: pip install 'rankscope[mpi]'"
+            )
+        launcher.mpi_cmd = [mpiexec]
+    said = subprocess.run(
+        [*launcher.mpi_cmd, "--version"], capture_output=True, text=True, check=False
+    ).stdout
+    if "Open MPI" not in said and "OpenRTE" not in said:
+        return
+    if "mpi_args" not in launcher:
+        # More ranks than cores; and the death of one must not end the others.
+        launcher.mpi_args = ["--oversubscribe", "--with-ft", "ulfm"]
+    if "environment" not in launcher:
+        # In a container one often is root. Who is not, is not concerned.
+        names = ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT")
+        launcher.environment = {
+            name + end: "1" for name in names for end in ("", "_CONFIRM")
+        }

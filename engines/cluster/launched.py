@@ -1,0 +1,393 @@
+"""A controller and its engines: started, watched and ended with ipyparallel."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import ipyparallel
+import psutil
+
+from ..errors import ClusterStartError
+from ..wire import ipyparallel_private as private
+from .orphan_reaper import OrphanReaper
+
+__all__ = ["Launched"]
+
+T = TypeVar("T")
+
+#: Seconds between SIGTERM and SIGKILL at shutdown.
+GRACE = 2.0
+#: Seconds that ipyparallel gets to stop what runs elsewhere.
+STOP_TIMEOUT = 60.0
+#: Lines of a log that go into an error message.
+LOG_LINES = 20
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+_LOCAL = ("LocalEngineSetLauncher", "MPIEngineSetLauncher")
+
+OnExit = Callable[[int, int | None], None]
+
+
+class Launched:
+    """An `ipyparallel.Cluster` on an event loop and thread of its own.
+
+    ipyparallel's launchers report to the event loop they were made on. This loop
+    always runs, so that the end of an engine is reported also while the notebook's
+    main thread is blocked in a cell.
+
+    A `guarded` cluster has a process beside it, the orphan reaper, that ends the
+    cluster if this process is killed.
+    """
+
+    def __init__(
+        self, make: Callable[[], ipyparallel.Cluster], *, guarded: bool = False
+    ) -> None:
+        self._guarded = guarded
+        #: Of a guarded cluster that was started.
+        self.orphan_reaper: OrphanReaper | None = None
+        self._on_exit: OnExit | None = None
+        self._on_controller_exit: OnExit | None = None
+        self._seen: dict[int, psutil.Process] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="rankscope-launcher", daemon=True
+        )
+        self._thread.start()
+        try:
+            # On the loop's thread: launchers keep the loop that they were made on.
+            self.cluster = self.run(_call(make))
+        except BaseException:
+            self.close()
+            raise
+
+    # -- starting ----------------------------------------------------------
+
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+        """Run a coroutine of the cluster on its loop and wait for it."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result(timeout)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def start(
+        self, n: int, timeout: float, progress: Callable[[str], None]
+    ) -> ipyparallel.Client:
+        """Start the controller and `n` engines; return a client that sees them all.
+
+        Raises `ClusterStartError` with the last log lines if it does not come
+        up within `timeout` seconds, or sooner when a process of it has ended.
+        """
+        deadline = time.monotonic() + timeout
+        if self._guarded:
+            self.orphan_reaper = OrphanReaper(self._stop_file)
+        step = "starting the controller"
+        try:
+            progress(step)
+            self.run(self.cluster.start_controller(), _left(deadline))
+            self.update_orphan_reaper()
+            step = f"starting {n} engines"
+            progress(step)
+            started = self.run(self.cluster.start_engines(n), _left(deadline))
+            self.update_orphan_reaper()
+            step = "connecting to the controller"
+            client = private.connect(
+                lambda: self.run(self.cluster.connect_client(), _left(deadline))
+            )
+        except (TimeoutError, concurrent.futures.TimeoutError) as error:
+            raise ClusterStartError(
+                f"{step}: not done when {timeout:g} s had passed{self.last_log_lines()}"
+            ) from error
+        except Exception as error:
+            raise ClusterStartError(
+                f"{step}: {type(error).__name__}: {error}{self.last_log_lines()}"
+            ) from error
+        try:
+            self._wait_for_engines(client, n, started, deadline, progress)
+        except BaseException:
+            client.close(linger=0)
+            raise
+        return client
+
+    def update_orphan_reaper(self) -> None:
+        """Name every process there is by now to the orphan reaper."""
+        if self.orphan_reaper is not None:
+            pids = [one.pid for one in self.processes()]
+            self.orphan_reaper.watch(pids, self.files())
+
+    def start_engines(
+        self,
+        client: ipyparallel.Client,
+        n: int,
+        timeout: float,
+        progress: Callable[[str], None],
+    ) -> list[int]:
+        """Start `n` more engines; return their ids."""
+        before = set(client.ids)
+        deadline = time.monotonic() + timeout
+        progress(f"starting {n} engines")
+        started = self.run(self.cluster.start_engines(n), timeout)
+        self.update_orphan_reaper()
+        self._wait_for_engines(client, n, started, deadline, progress, before)
+        return sorted(set(client.ids) - before)
+
+    def _wait_for_engines(
+        self,
+        client: ipyparallel.Client,
+        n: int,
+        started: str,
+        deadline: float,
+        progress: Callable[[str], None],
+        before: Iterable[int] = (),
+    ) -> None:
+        """Wait until the client sees the `n` engines of the set `started`."""
+        known = set(before)
+        here: set[int] = set()
+        came = threading.Event()
+        cancel = private.on_notification(client, lambda event: came.set())
+        try:
+            while True:
+                came.clear()
+                now_here = set(client.ids) - known
+                if now_here != here:
+                    here = now_here
+                    progress(f"{len(here)} of {n} engines are there")
+                if len(here) >= n:
+                    return
+                self._raise_if_ended(n, len(here), started)
+                if time.monotonic() > deadline:
+                    raise ClusterStartError(
+                        f"only {len(here)} of {n} engines came up in time"
+                        f"{self.last_log_lines(started)}"
+                    )
+                came.wait(0.2)
+        finally:
+            cancel()
+
+    def _raise_if_ended(self, n: int, here: int, started: str) -> None:
+        engine_set = self.cluster.engines[started]
+        ended = (engine_set.stop_data or {}).get("engines")
+        if engine_set.state == "after" or ended:
+            raise ClusterStartError(
+                f"engines ended while they started ({here} of {n} came up)"
+                f"{self.last_log_lines(started)}"
+            )
+        controller = self.cluster.controller
+        if controller is not None and controller.state == "after":
+            raise ClusterStartError(
+                f"the controller ended: {controller.stop_data}{self.last_log_lines()}"
+            )
+
+    def last_log_lines(self, started: str | None = None) -> str:
+        """Return the last lines that the controller and an engine set logged."""
+        found = []
+        if self.cluster.controller is not None:
+            found.append(("controller", self.cluster.controller.get_output()))
+        engine_set = self.cluster.engines.get(started)
+        if engine_set is not None:
+            # Of the engines that ended, if any: their logs have the reason.
+            outputs = dict(getattr(engine_set, "outputs", {})) or {
+                number: one.get_output()
+                for number, one in getattr(engine_set, "launchers", {}).items()
+            }
+            if not outputs and engine_set.output_file:
+                outputs["set"] = engine_set.get_output()
+            found += [(f"engine {number}", text) for number, text in outputs.items()]
+        words = ""
+        for name, text in found:
+            lines = _ANSI.sub("", text or "").strip().splitlines()[-LOG_LINES:]
+            if lines:
+                words += f"\n--- {name}, last lines of its log\n" + "\n".join(lines)
+        return words
+
+    # -- the processes of this machine -------------------------------------
+
+    def watch(self, on_exit: OnExit, on_controller_exit: OnExit) -> None:
+        """Call ``on_exit(pid, exit_code)`` when an engine of this machine ends.
+
+        The callback runs on this object's thread; ``exit_code`` is negative for a
+        signal. Call `watch` again after engines were added.
+        """
+        self._on_exit = on_exit
+        self.processes()
+
+        def watch() -> None:
+            for launcher in self._engine_launchers():
+                if self._on_engine_stop not in launcher.stop_callbacks:
+                    launcher.on_stop(self._on_engine_stop)
+            if self._on_controller_exit is None:
+                self._on_controller_exit = on_controller_exit
+                self.cluster.controller.on_stop(self._on_controller_stop)
+
+        self._loop.call_soon_threadsafe(watch)
+
+    def _on_engine_stop(self, stop_data: dict[str, Any]) -> None:
+        assert self._on_exit is not None
+        self._on_exit(stop_data["pid"], _exit_code(stop_data))
+
+    def _on_controller_stop(self, stop_data: dict[str, Any]) -> None:
+        assert self._on_controller_exit is not None
+        self._on_controller_exit(stop_data.get("pid", -1), _exit_code(stop_data))
+
+    def _engine_launchers(self) -> list[Any]:
+        """The launchers that run one engine each, on this machine."""
+        return [
+            launcher
+            for engine_set in self.cluster.engines.values()
+            for launcher in getattr(engine_set, "launchers", {}).values()
+            if type(launcher).__name__ == "LocalEngineLauncher"
+        ]
+
+    def _launchers(self) -> list[Any]:
+        """Every launcher: the controller's, engine sets' and engines'."""
+        cluster = getattr(self, "cluster", None)
+        if cluster is None:
+            return []
+        controller = [] if cluster.controller is None else [cluster.controller]
+        return [*controller, *cluster.engines.values(), *self._engine_launchers()]
+
+    def has_engine(self, pid: int) -> bool:
+        """Whether `pid` is an engine whose exit code `watch` will report."""
+        return any(launcher.pid == pid for launcher in self._engine_launchers())
+
+    @property
+    def is_local(self) -> bool:
+        """Whether everything that was started runs on this machine."""
+        return (
+            self.cluster.controller_launcher_class.__name__ == "LocalControllerLauncher"
+            and self.cluster.engine_launcher_class.__name__ in _LOCAL
+        )
+
+    @property
+    def _stop_file(self) -> str | None:
+        """What ipyparallel needs to stop what does not run on this machine."""
+        return None if self.is_local else self.cluster.cluster_file
+
+    def processes(self) -> list[psutil.Process]:
+        """The processes of this machine that the cluster consists of, by now."""
+        # Remembered, since the children of a killed process cannot be found any more.
+        self._seen.update(
+            _with_descendants([*self._started_here(), *self._seen.values()])
+        )
+        self._seen = {pid: one for pid, one in self._seen.items() if _lives(one)}
+        return list(self._seen.values())
+
+    def _started_here(self) -> list[psutil.Process]:
+        """The processes that were started here, without what those started."""
+        found = map(private.process_of, self._launchers())
+        return [process for process in found if process is not None]
+
+    def files(self) -> list[str]:
+        """Return the files to remove with the cluster."""
+        controller = self.cluster.controller
+        connection = controller.connection_files.values() if controller else ()
+        # The hub writes this file, which nothing reads, and leaves it there.
+        log_dir = Path(self.cluster.profile_dir, "log")
+        engines = log_dir / f"engines{self.cluster.cluster_id}.json"
+        return [self.cluster.cluster_file, *connection, str(engines)]
+
+    # -- stopping ----------------------------------------------------------
+
+    def stop(self) -> None:
+        """End controller, engines and what they started, for good."""
+        try:
+            if self.is_local:
+                self._kill_local()
+            # The rest is bookkeeping, and the processes of other machines.
+            self.run(self.cluster.stop_cluster(), STOP_TIMEOUT)
+        finally:
+            for path in self.files():
+                Path(path).unlink(missing_ok=True)
+            self.close()
+
+    def _kill_local(self) -> None:
+        everything = self.processes()
+        leaders = set(self._started_here())
+        leading = [one for one in everything if one in leaders]
+        for process in leading:
+            _signal(process, signal.SIGTERM)
+        _wait_gone(leading, GRACE)
+        # The controller's schedulers end with it. The engines' nannies would try
+        # for seconds to notify a controller that is gone.
+        for process in everything:
+            _signal(process, signal.SIGKILL)
+        _wait_gone(everything, GRACE)
+
+    def close(self) -> None:
+        """End the loop and the threads; the processes that were started go on."""
+        if self._loop.is_closed():
+            return
+        if self.orphan_reaper is not None:
+            self.orphan_reaper.release()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        # With the loop stopped: from what these threads report at their end,
+        # ipyparallel would conclude that the cluster has ended too.
+        for launcher in self._launchers():
+            private.stop_waiting(launcher)
+        self._loop.close()
+
+
+def _left(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())
+
+
+def _exit_code(stop_data: dict[str, Any]) -> int | None:
+    code = stop_data.get("exit_code")
+    return code if isinstance(code, int) else None
+
+
+def _signal(process: psutil.Process, signum: int) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.send_signal(signum)
+
+
+def _wait_gone(processes: Iterable[psutil.Process], timeout: float) -> bool:
+    """Wait at most `timeout` s until all `processes` ended; return whether they did."""
+    deadline = time.monotonic() + timeout
+    living = list(processes)
+    # Not psutil.wait_procs: it waits for each in turn, and without end for a
+    # zombie that its parent does not reap.
+    while living := [one for one in living if _lives(one)]:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _with_descendants(roots: Iterable[psutil.Process]) -> dict[int, psutil.Process]:
+    children: dict[int, list[psutil.Process]] = {}
+    # One pass over all processes, however many roots there are.
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            children.setdefault(process.ppid(), []).append(process)
+    found: dict[int, psutil.Process] = {}
+    waiting = [process for process in roots if _lives(process)]
+    while waiting:
+        process = waiting.pop()
+        if process.pid not in found:
+            found[process.pid] = process
+            waiting += children.get(process.pid, ())
+    return found
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def _call(make: Callable[[], T]) -> T:
+    return make()

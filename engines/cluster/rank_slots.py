@@ -1,0 +1,149 @@
+"""The rank slots of a cluster: which engine has which rank, and what it reported."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rankscope.backends.rank_sets import name_ranks
+
+from ..errors import ClusterError
+from ..status import GroupStatus, RankStatus
+from ..wire.status_codec import parse_summary
+from .gpus import Gpus
+
+__all__ = ["RankSlot", "check_ranks", "death_reason", "describe_exit", "environment"]
+
+#: Seconds without a summary after which a rank is shown as unreachable.
+SILENCE = 5.0
+
+
+@dataclass
+class RankSlot:
+    """A rank and the engine that has it now."""
+
+    rank: int
+    engine_id: int
+    uuid: str
+    pid: int
+    host: str
+    address: str
+    #: A port that was free on the engine's host, for MASTER_PORT.
+    port: int
+    #: Why this process ends the engine, if it does.
+    end_reason: str | None = None
+    #: Why the engine is gone; ``None`` while it lives.
+    death: str | None = None
+    summary: dict[str, Any] = field(default_factory=dict)
+    #: When the summary arrived, ``time.monotonic()``.
+    summary_at: float | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether no death of the engine was reported."""
+        return self.death is None
+
+    @property
+    def name(self) -> str:
+        """The engine as messages name it."""
+        return (
+            f"engine of rank {self.rank} (engine {self.engine_id}, pid {self.pid} "
+            f"on {self.host})"
+        )
+
+    def status(self, now: float) -> RankStatus:
+        """Return the status of the rank at `now` (``time.monotonic()``)."""
+        age = None if self.summary_at is None else now - self.summary_at
+        groups, cell, busy_for, gpu, reason = self._read()
+        if self.death is not None:
+            state = "dead"
+        elif age is None or age > SILENCE:
+            state = "unreachable"
+        else:
+            state = "busy" if self.summary.get("busy") else "idle"
+        return RankStatus(
+            rank=self.rank,
+            engine_id=self.engine_id,
+            host=self.host,
+            pid=self.pid,
+            state=state,
+            reason=self.death or reason,
+            heartbeat_age=age,
+            cell=cell if self.alive else None,
+            busy_for=busy_for if self.alive else None,
+            gpu=gpu,
+            groups=groups,
+            summary=self.summary,
+        )
+
+    def _read(
+        self,
+    ) -> tuple[tuple[GroupStatus, ...], int | None, float | None, str, str | None]:
+        """Return the parsed summary, and why it cannot be read if it cannot."""
+        try:
+            return *parse_summary(self.summary), None
+        except (KeyError, ValueError) as error:
+            why = f"what it says of itself cannot be read ({error})"
+            return (), None, None, "", why
+
+
+def death_reason(slot: RankSlot, exit_code: int | None) -> str:
+    """Return why an engine is gone, from its exit code (``None``: unknown)."""
+    return slot.end_reason or f"{slot.name} {describe_exit(exit_code)}"
+
+
+def describe_exit(exit_code: int | None) -> str:
+    """Return ``died: killed by SIGKILL`` and the like (``None``: unknown)."""
+    if exit_code is None:
+        return "died"
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    try:
+        return f"died: killed by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"died: killed by signal {-exit_code}"
+
+
+def environment(slots: Sequence[RankSlot], gpus: Gpus) -> dict[int, dict[str, str]]:
+    """Return rank → the variables that other frameworks read, such as ``RANK``."""
+    hosts: dict[str, list[int]] = {}
+    for slot in slots:
+        hosts.setdefault(slot.host, []).append(slot.rank)
+    first = slots[0]
+    return {
+        slot.rank: {
+            "RANK": str(slot.rank),
+            "WORLD_SIZE": str(len(slots)),
+            "LOCAL_RANK": str(hosts[slot.host].index(slot.rank)),
+            "LOCAL_WORLD_SIZE": str(len(hosts[slot.host])),
+            "MASTER_ADDR": "127.0.0.1" if len(hosts) == 1 else first.address,
+            "MASTER_PORT": str(first.port),
+            **gpus.environment(slot.rank),
+        }
+        for slot in slots
+    }
+
+
+def check_ranks(ranks: Iterable[int] | int | None, size: int) -> list[int]:
+    """Return `ranks` (``None``: all) as a sorted list without repeats.
+
+    Raises `ClusterError` for an empty list and for a rank that there is not.
+    """
+    if ranks is None:
+        return list(range(size))
+    chosen = [ranks] if isinstance(ranks, int) else list(ranks)
+    wrong = [rank for rank in chosen if not _is_rank(rank, size)]
+    if wrong:
+        raise ClusterError(
+            f"no rank {', '.join(map(str, wrong))}: this cluster has "
+            f"{name_ranks(range(size))}"
+        )
+    if not chosen:
+        raise ClusterError("ranks is empty: name at least one rank, or None for all")
+    return sorted(set(chosen))
+
+
+def _is_rank(rank: object, size: int) -> bool:
+    return isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < size

@@ -1,0 +1,346 @@
+"""Assigning ranks to engines, their store, and rebuilding groups after a death."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rankscope.backends.groups.key import GroupKey
+from rankscope.backends.rank_sets import name_ranks
+
+from ..errors import ClusterError
+from ..status import find_groups
+from ..wire.channel import Answers
+from ..wire.requests import (
+    Abort,
+    AssignRank,
+    ExportedGroups,
+    ExportGroups,
+    GetStoreAddress,
+    GetSummary,
+    Hello,
+    HostStore,
+    ImportGroups,
+    InitGroup,
+    IsStoreLost,
+    JoinStore,
+    Rebuild,
+    SetEnvironment,
+)
+from ..wire.status_codec import unpack
+from .rank_slots import environment
+from .registry import EngineRegistry
+
+__all__ = ["assign_all", "export_groups", "find_or_assign", "reassign", "rebuild"]
+
+#: Seconds that engines get to take their ranks: some import cupy then.
+ASSIGN_WAIT = 30.0
+#: Seconds that ranks get to host, or to connect to, the store.
+STORE_WAIT = 12.0
+
+
+def assign_all(
+    registry: EngineRegistry,
+    engine_ids: Sequence[int],
+    backend: str | None,
+    timeout: float | None,
+    deadline: float,
+) -> int:
+    """Assign ranks to engines in the order of their ids; return the store's host.
+
+    The ranks get the default group, with `backend` and `timeout`.
+    """
+    hellos = registry.install(engine_ids, _left(deadline))
+    return _assign_fresh(registry, hellos, backend, timeout)
+
+
+def _assign_fresh(
+    registry: EngineRegistry,
+    hellos: Mapping[int, Hello],
+    backend: str | None,
+    timeout: float | None,
+) -> int:
+    for rank, number in enumerate(sorted(hellos)):
+        registry.assign(rank, number, hellos[number])
+    _assign_ranks(registry, range(len(hellos)))
+    host = _open_store(registry)
+    _new_groups(registry, backend, timeout)
+    return host
+
+
+def find_or_assign(
+    registry: EngineRegistry,
+    backend: str | None,
+    timeout: float | None,
+    deadline: float,
+) -> int | None:
+    """Take over the ranks of a running cluster, or assign ranks to all its engines.
+
+    Returns the rank that hosts the store, ``None`` if it is dead.
+    """
+    numbers = sorted(registry.client.ids)
+    if not numbers:
+        raise ClusterError("the cluster has no engines: start some, attach again")
+    hellos = registry.install(numbers, _left(deadline), attach=True)
+    if any(hello["assignment"] for hello in hellos.values()):
+        return _find_assigned(registry, hellos)
+    return _assign_fresh(registry, hellos, backend, timeout)
+
+
+def reassign(
+    registry: EngineRegistry,
+    ranks: Sequence[int],
+    engine_ids: Sequence[int],
+    deadline: float,
+    exported: ExportedGroups | None,
+    store_host: int | None,
+    why: str,
+    backend: str | None,
+    timeout: float | None,
+) -> int:
+    """Give `ranks` fresh engines; return the store's host.
+
+    The fresh ranks get the groups `exported` by the others, aborted with the reason
+    `why` as on the others.
+    """
+    hellos = registry.install(engine_ids, _left(deadline))
+    # The controller may give the ids of ended engines again. In an MPI job the
+    # ranks have to be those of the job, whatever the ids are.
+    order = sorted(hellos, key=lambda one: (hellos[one]["job_rank"] or 0, one))
+    for rank, number in zip(ranks, order, strict=True):
+        registry.assign(rank, number, hellos[number])
+    _assign_ranks(registry, ranks)
+    host = _join_store(registry, ranks, store_host)
+    _resume_groups(registry, ranks, exported, why, backend, timeout)
+    registry.start_status(ranks)
+    return host
+
+
+def _left(deadline: float) -> float:
+    return max(1.0, deadline - time.monotonic())
+
+
+def _assign_ranks(registry: EngineRegistry, ranks: Sequence[int]) -> None:
+    """Send the engines of `ranks` their rank, and the others the new environment."""
+    env = environment(registry.slots, registry.gpus)
+    size = len(registry.slots)
+    answers = registry.ask(
+        lambda rank: AssignRank({"rank": rank, "world_size": size}, env[rank]),
+        ranks,
+        timeout=ASSIGN_WAIT,
+    ).all()
+    sharing = [rank for rank, answer in answers.items() if answer["must_share"]]
+    registry.advice.clear()
+    if sharing:
+        registry.advice.append(
+            f"{name_ranks(sharing)} have to share GPUs, which NCCL refuses; "
+            "--share-gpu makes it work, slowly, for learning"
+        )
+    others = set(registry.uuids()) - set(ranks)
+    # MASTER_PORT moves with rank 0.
+    registry.ask(lambda rank: SetEnvironment(env[rank]), others).all()
+
+
+def _find_assigned(registry: EngineRegistry, hellos: Mapping[int, Hello]) -> int | None:
+    """Take over the ranks that the agents report; return the store's host.
+
+    A rank that no agent reports is dead. `hellos` are by engine id.
+    """
+    holders: dict[int, int] = {}
+    size = 0
+    for number, hello in hellos.items():
+        assignment = hello["assignment"]
+        if assignment is not None:
+            holders[assignment["rank"]] = number
+            size = max(size, assignment["world_size"])
+    for rank in range(size):
+        if rank in holders:
+            registry.assign(rank, holders[rank], hellos[holders[rank]])
+        else:
+            registry.vacate(rank)
+    hosts = [rank for rank, one in holders.items() if hellos[one]["hosts_store"]]
+    return hosts[0] if hosts else None
+
+
+def _open_store(registry: EngineRegistry) -> int:
+    """Open a store on the lowest living rank, connect the others; return that rank."""
+    living = sorted(registry.uuids())
+    host = living[0]
+    places = {one.host for one in registry.slots}
+    address = "127.0.0.1" if len(places) == 1 else registry.slots[host].address
+    # The key is made on the host and goes over the control channel only.
+    store = registry.ask(HostStore(address), [host], STORE_WAIT).all()[host]
+    registry.ask(JoinStore(**store), living[1:], STORE_WAIT).all()
+    return host
+
+
+def _join_store(
+    registry: EngineRegistry, ranks: Sequence[int], host: int | None
+) -> int:
+    """Connect fresh `ranks` to the store; open another if its host is not there."""
+    if host is None or host in ranks or not registry.slots[host].alive:
+        return _open_store(registry)
+    store = registry.ask(GetStoreAddress(), [host]).all()[host]
+    registry.ask(JoinStore(**store), ranks, STORE_WAIT).all()
+    return host
+
+
+def _restore_store(
+    registry: EngineRegistry, host: int | None, ranks: Iterable[int]
+) -> int:
+    """Connect those of `ranks` to a store that lost it; return the store's host.
+
+    A network that was down for half a minute ends the connections to the store.
+    """
+    if host is None or not registry.slots[host].alive:
+        return _open_store(registry)
+    # The host too is connected to its own store, and may have lost that connection.
+    lost = registry.ask(IsStoreLost(), {host, *ranks}).all()
+    without = [rank for rank, is_lost in lost.items() if is_lost]
+    return _join_store(registry, without, host) if without else host
+
+
+def export_groups(
+    registry: EngineRegistry, without: Sequence[int]
+) -> ExportedGroups | None:
+    """Return the groups of the living ranks except those in `without`."""
+    others = set(registry.uuids()) - set(without)
+    if not others:
+        return None
+    exports = registry.ask(ExportGroups(), others).all().values()
+    uses: dict[GroupKey, int] = {}
+    groups: dict[GroupKey, dict[str, Any]] = {}
+    for export in exports:
+        for name, ranks, count in export["uses"]:
+            key = GroupKey(name, tuple(ranks))
+            uses[key] = max(count, uses.get(key, 0))
+        for group in export["groups"]:
+            groups.setdefault(GroupKey(group["name"], tuple(group["ranks"])), group)
+    return {
+        "uses": [(*key, count) for key, count in uses.items()],
+        "groups": list(groups.values()),
+    }
+
+
+def _new_groups(
+    registry: EngineRegistry, backend: str | None, timeout: float | None
+) -> None:
+    """Make the default group on every rank; add advice on unusable backends."""
+    ranks: dict[tuple[str, ...], list[int]] = {}
+    for rank, refused in registry.ask(InitGroup(backend, timeout)).all().items():
+        for refusal in refused:
+            ranks.setdefault(tuple(refusal), []).append(rank)
+    for (device, name, why), who in ranks.items():
+        registry.advice.append(
+            f"{name} cannot be used on {name_ranks(who)}: {why}; {device} arrays "
+            "will be refused"
+        )
+
+
+def _resume_groups(
+    registry: EngineRegistry,
+    ranks: Sequence[int],
+    exported: ExportedGroups | None,
+    reason: str,
+    backend: str | None,
+    timeout: float | None,
+) -> None:
+    """Make the groups of the other ranks on fresh `ranks`, aborted as on the others.
+
+    `exported` are the groups of the ranks that lived on; ``None``: there is none, and
+    the default group is made anew, with `backend` and `timeout`.
+    """
+    if exported is None:
+        registry.ask(InitGroup(backend, timeout), ranks).all()
+        return
+    found = {one["name"]: one for one in exported["groups"]}
+    default = found.get("default")
+    if default is None:
+        return
+    registry.ask(InitGroup(default["backend"], default["timeout"]), ranks).all()
+    registry.ask(ImportGroups(exported), ranks).all()
+    registry.ask(Abort(None, reason, "the notebook"), ranks).all()
+
+
+def rebuild(
+    registry: EngineRegistry, group: str | GroupKey | None, store_host: int | None
+) -> int:
+    """Begin a new generation of groups; return the store's host.
+
+    Parameters
+    ----------
+    registry
+        The engines.
+    group
+        A name, an id or a key; ``None``: all groups. See `status.find_groups`.
+    store_host
+        The rank that hosts the store, if any.
+
+    Raises
+    ------
+    ClusterError
+        For no such group, and for dead or silent ranks of a group, before anything
+        is changed.
+    """
+    answers = registry.ask(GetSummary())
+    summaries = {rank: unpack(one) for rank, one in answers.results.items()}
+    if not summaries:
+        # Nobody answered: raise the reasons.
+        answers.all()
+        raise ClusterError(
+            "rebuild: every engine is gone; start them again with %dist_restart "
+            "(Cluster.restart())"
+        )
+    known: dict[GroupKey, dict[int, Mapping[str, Any]]] = {}
+    for rank, summary in summaries.items():
+        for one in summary["groups"]:
+            key = GroupKey(one["name"], tuple(one["ranks"]))
+            known.setdefault(key, {})[rank] = one
+    generations: dict[int, dict[str, int]] = {}
+    without: set[int] = set()
+    ready: list[GroupKey] = []
+    for key in known if group is None else find_groups(group, known):
+        views = known[key]
+        _check_alive(registry, answers, key)
+        generation = 1 + max(one["generation"] for one in views.values())
+        for rank in key.ranks:
+            generations.setdefault(rank, {})[key.id] = generation
+        # The cell that made the group failed on some members before it did.
+        without.update(set(key.ranks) - views.keys())
+        if any(one["state"] == "ready" for one in views.values()):
+            ready.append(key)
+    if without:
+        exported = export_groups(registry, ())
+        assert exported is not None
+        registry.ask(ImportGroups(exported), without).all()
+    for key in ready:
+        reason = f"group {key.name!r} is being rebuilt"
+        registry.ask(Abort([key.id], reason, "the notebook"), key.ranks).all()
+    store_host = _restore_store(registry, store_host, generations)
+    rebuilt = registry.ask(
+        lambda rank: Rebuild(generations[rank]), generations, timeout=5.0
+    )
+    for rank, summary in rebuilt.results.items():
+        registry.record_summary(rank, summary)
+    rebuilt.all()
+    return store_host
+
+
+def _check_alive(registry: EngineRegistry, answers: Answers, key: GroupKey) -> None:
+    name, ranks = key
+    dead = [one for one in registry.slots if one.rank in ranks and not one.alive]
+    if dead:
+        which = ",".join(str(one.rank) for one in dead)
+        raise ClusterError(
+            f"group {name!r} cannot be rebuilt: "
+            f"{'; '.join(str(one.death) for one in dead)}. Start "
+            f"{'it' if len(dead) == 1 else 'them'} again with %dist_restart {which} "
+            f"(Cluster.restart([{which}])), then rebuild"
+        )
+    silent = [rank for rank in ranks if rank in answers.errors]
+    if silent:
+        raise ClusterError(
+            f"group {name!r} cannot be rebuilt: rank {silent[0]}: "
+            f"{answers.errors[silent[0]]}"
+        )

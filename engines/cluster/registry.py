@@ -1,0 +1,419 @@
+"""The registry of a cluster's engines: which rank each has, deaths and status."""
+
+from __future__ import annotations
+
+import ast
+import concurrent.futures
+import json
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import ipyparallel
+
+from rankscope import __version__
+
+from ..errors import ClusterError
+from ..wire import ipyparallel_private as private
+from ..wire.channel import Answers, ControlChannel
+from ..wire.requests import (
+    GetHello,
+    GetSummary,
+    Hello,
+    Request,
+    Subscribe,
+    Unsubscribe,
+)
+from ..wire.status_codec import unpack
+from .gpus import Gpus
+from .rank_slots import RankSlot, death_reason, describe_exit
+
+__all__ = ["EngineRegistry"]
+
+A = TypeVar("A")
+
+_log = logging.getLogger(__name__)
+
+#: Seconds between two renewals of the status subscription (see agent.LEASE).
+RENEWAL = 10.0
+#: Seconds that the hub gets to list its engines.
+HUB_WAIT = 2.0
+#: Seconds that a launcher gets to report the exit code of an engine.
+EXIT_CODE_WAIT = 0.3
+
+_INSTALL = (
+    "__import__('rankscope.engines.agent.agent', fromlist=['install']).install({!r})"
+)
+
+OnDeath = Callable[[RankSlot], None]
+OnStatus = Callable[[int, dict[str, Any]], None]
+
+
+class EngineRegistry:
+    """The engines behind a client, by rank.
+
+    Deaths and status messages are handled on the client's I/O thread, or the
+    launchers' thread, whatever the notebook's main thread does.
+
+    Parameters
+    ----------
+    client
+        The ipyparallel client.
+    on_death
+        Called once for each engine that is gone, with its slot, on either thread.
+    """
+
+    def __init__(self, client: ipyparallel.Client, on_death: OnDeath) -> None:
+        self.client = client
+        self.channel = ControlChannel(client)
+        self.slots: list[RankSlot] = []
+        #: Which GPUs the ranks take, fresh ones as well.
+        self.gpus = Gpus()
+        #: Advice about GPUs and backends of the ranks, one line each.
+        self.advice: list[str] = []
+        self._by_uuid: dict[str, RankSlot] = {}
+        self._on_death = on_death
+        self._on_status: tuple[OnStatus, ...] = ()
+        self._reports_exit: Callable[[int], bool] = lambda pid: False
+        self._timers: set[threading.Timer] = set()
+        self._lock = threading.RLock()
+        self._deaths = threading.Condition(self._lock)
+        self._closed = threading.Event()
+        self._header, self._unlisten = private.listen(client, self._on_status_message)
+        self._unnotify = private.on_notification(client, self._on_engine_event)
+        self._renewal = threading.Thread(
+            target=self._renew, name="rankscope-renewal", daemon=True
+        )
+        self._renewal.start()
+
+    # -- asking ------------------------------------------------------------
+
+    def uuids(self, ranks: Iterable[int] | None = None) -> dict[int, str]:
+        """The living ranks among `ranks` (``None``: all), and how to reach them."""
+        wanted = None if ranks is None else set(ranks)
+        return {
+            slot.rank: slot.uuid
+            for slot in self.slots
+            if slot.alive and (wanted is None or slot.rank in wanted)
+        }
+
+    def ask(
+        self,
+        request: Request[A] | Callable[[int], Request[A]],
+        ranks: Iterable[int] | None = None,
+        timeout: float = 2.0,
+    ) -> Answers[A]:
+        """Ask the agents of the living ranks among `ranks`; see `ControlChannel`."""
+        return self.channel.ask(self.uuids(ranks), request, timeout)
+
+    def post(
+        self, request: Request[Any], ranks: Iterable[int] | None = None
+    ) -> dict[int, Future[Any]]:
+        """Ask without waiting: for the threads that must not wait."""
+        return {
+            rank: self.channel.post(uuid, request)
+            for rank, uuid in self.uuids(ranks).items()
+        }
+
+    # -- engines -----------------------------------------------------------
+
+    def install(
+        self, engine_ids: Iterable[int], timeout: float, *, attach: bool = False
+    ) -> dict[int, Hello]:
+        """Install the agent on engines; return the description of each.
+
+        With `attach` engines that have the agent answer at once, even if a
+        cell blocks them. Raises `ClusterError` for an engine that cannot
+        import this version of rankscope or does not answer.
+        """
+        known = private.engine_uuids(self.client)
+        uuids = {number: known[number] for number in engine_ids}
+        installing = {
+            number: private.send(
+                self.client, "shell", "execute_request", _install_request(), uuid
+            )
+            for number, uuid in uuids.items()
+        }
+        greeting = {
+            number: self.channel.post(uuid, GetHello())
+            for number, uuid in uuids.items()
+            if attach
+        }
+        deadline = time.monotonic() + timeout
+        hellos: dict[int, Hello] = {}
+        while len(hellos) < len(uuids):
+            left = deadline - time.monotonic()
+            waiting: list[Future[Any]] = []
+            for number in uuids.keys() - hellos.keys():
+                greeted, installed = greeting.get(number), installing[number]
+                if greeted is not None and greeted.done():
+                    hellos[number] = greeted.result()["content"]["result"]
+                    _check_version(number, hellos[number])
+                elif installed.done():
+                    hellos[number] = _hello(number, installed.result())
+                else:
+                    waiting += [one for one in (greeted, installed) if one]
+            if waiting and left <= 0:
+                silent = sorted(uuids.keys() - hellos.keys())
+                raise ClusterError(
+                    f"engines {silent} did not answer within {timeout:g} s: is a "
+                    "cell running there? Try again when it is done"
+                )
+            if waiting:
+                concurrent.futures.wait(
+                    waiting, left, concurrent.futures.FIRST_COMPLETED
+                )
+        for number, future in greeting.items():
+            if not future.done():
+                private.forget(self.client, future.msg_id)  # type: ignore[attr-defined]
+                self.channel.discard(uuids[number], future)
+        return hellos
+
+    def assign(self, rank: int, engine_id: int, hello: Hello) -> RankSlot:
+        """Assign `rank` to an engine and return the new slot."""
+        uuid = private.engine_uuids(self.client).get(engine_id)
+        if uuid is None:
+            raise ClusterError(f"engine {engine_id} died before it had its rank")
+        slot = RankSlot(
+            rank=rank,
+            engine_id=engine_id,
+            uuid=uuid,
+            pid=hello["pid"],
+            host=hello["host"],
+            address=hello["address"],
+            port=hello["port"],
+        )
+        self._place(slot)
+        return slot
+
+    def vacate(self, rank: int) -> None:
+        """Make a slot for a rank whose engine was gone before this client came."""
+        death = f"the engine of rank {rank} is gone"
+        self._place(RankSlot(rank, -1, "", -1, "?", "", 0, death=death))
+
+    def _place(self, slot: RankSlot) -> None:
+        with self._lock:
+            others = [one for one in self.slots if one.rank != slot.rank]
+            self.slots = sorted([*others, slot], key=lambda one: one.rank)
+            self._by_uuid = {one.uuid: one for one in self.slots}
+
+    # -- deaths ------------------------------------------------------------
+
+    def expect_exit_codes(self, reports_exit: Callable[[int], bool]) -> None:
+        """Name the engines, by pid, whose exit code `on_engine_exit` will report."""
+        self._reports_exit = reports_exit
+
+    def on_engine_exit(self, pid: int, exit_code: int | None) -> None:
+        """Handle a launcher's report that the process `pid` ended."""
+        for slot in self.slots:
+            if slot.pid == pid and slot.alive:
+                self.mark_dead(slot, death_reason(slot, exit_code))
+
+    def on_controller_exit(self, pid: int, exit_code: int | None) -> None:
+        """Handle the end of the controller: no engine can be reached any more."""
+        for slot in self.slots:
+            self.mark_dead(
+                slot,
+                f"the controller (pid {pid}) {describe_exit(exit_code)}: rank "
+                f"{slot.rank} cannot be reached any more; end the cluster with "
+                "%dist_shutdown and start another",
+            )
+
+    def _on_engine_event(self, event: Mapping[str, Any]) -> None:
+        if event["event"] != "unregister":
+            return
+        for slot in self.slots:
+            if slot.engine_id != int(event["id"]) or not slot.alive:
+                continue
+            if not self._reports_exit(slot.pid):
+                self.mark_dead(slot, death_reason(slot, None))
+                continue
+            # The launcher knows the signal or exit code and reports it about now.
+            timer = threading.Timer(EXIT_CODE_WAIT, self._mark_dead_late, [slot])
+            timer.daemon = True
+            self._timers.add(timer)
+            timer.start()
+
+    def _mark_dead_late(self, slot: RankSlot) -> None:
+        if not self._closed.is_set():
+            self.mark_dead(slot, death_reason(slot, None))
+
+    def mark_dead(self, slot: RankSlot, death: str) -> None:
+        """Record that the engine of a slot is gone; later calls do nothing."""
+        with self._lock:
+            if not slot.alive:
+                return
+            slot.death = death
+            self._deaths.notify_all()
+        self.channel.fail_pending(slot.uuid, death)
+        self._on_death(slot)
+        self._call_subscribers(slot.rank, {**slot.summary, "dead": death})
+
+    def kill(self, engine_ids: Iterable[int]) -> None:
+        """Send SIGKILL to engines that have no rank."""
+        known = private.engine_uuids(self.client)
+        for number in engine_ids:
+            if number in known:
+                self.channel.signal(known[number], signal.SIGKILL)
+
+    def terminate(self, ranks: Iterable[int], why: str) -> None:
+        """End the engines of `ranks`: SIGTERM, then SIGKILL a second later.
+
+        The engines' nannies send the signals, so the engines may be on any host.
+        """
+        ending = [self.slots[rank] for rank in ranks if self.slots[rank].alive]
+        for slot in ending:
+            slot.end_reason = why
+        for signum, patience in ((signal.SIGTERM, 1.0), (signal.SIGKILL, 5.0)):
+            for slot in ending:
+                if slot.alive:
+                    self.channel.signal(slot.uuid, signum)
+            with self._deaths:
+                self._deaths.wait_for(
+                    lambda: not any(slot.alive for slot in ending), patience
+                )
+        for slot in ending:
+            # Also an engine that outlived the signals counts as gone.
+            self.mark_dead(slot, why)
+
+    # -- status ------------------------------------------------------------
+
+    def subscribe(self, callback: OnStatus) -> Callable[[], None]:
+        """Call ``callback(rank, summary)`` on each change; return a cancel function."""
+        self._on_status = (*self._on_status, callback)
+
+        def cancel() -> None:
+            self._on_status = tuple(x for x in self._on_status if x is not callback)
+
+        return cancel
+
+    def start_status(self, ranks: Iterable[int] | None = None) -> None:
+        """Have the agents of `ranks` publish their status to this client."""
+        answers = self.ask(Subscribe(self._header), ranks)
+        for rank, summary in answers.results.items():
+            self.record_summary(rank, summary)
+
+    def refresh(self, older_than: float, timeout: float) -> None:
+        """Ask the ranks whose last summary is older than `older_than` seconds."""
+        now = time.monotonic()
+        stale = [
+            slot.rank
+            for slot in self.slots
+            if slot.alive
+            and (slot.summary_at is None or now - slot.summary_at > older_than)
+        ]
+        if stale:
+            answers = self.ask(GetSummary(), stale, timeout)
+            for rank, summary in answers.results.items():
+                self.record_summary(rank, summary)
+
+    def record_summary(self, rank: int, summary: dict[str, Any]) -> None:
+        """Store a rank's summary and when it arrived."""
+        slot = self.slots[rank]
+        slot.summary, slot.summary_at = unpack(summary), time.monotonic()
+
+    def _on_status_message(self, message: private.Message) -> None:
+        slot = self._by_uuid.get(message["metadata"].get("engine", ""))
+        if slot is not None and slot.alive:
+            self.record_summary(slot.rank, message["content"])
+            self._call_subscribers(slot.rank, message["content"])
+
+    def _call_subscribers(self, rank: int, summary: dict[str, Any]) -> None:
+        for callback in self._on_status:
+            try:
+                callback(rank, summary)
+            except Exception:  # noqa: BLE001 - code of a user
+                # The I/O thread must go on: it serves every rank.
+                _log.exception("a status callback failed")
+
+    def _renew(self) -> None:
+        while not self._closed.wait(RENEWAL):
+            try:
+                self.start_status()
+                self._find_missed_deaths()
+            except OSError:
+                # The controller announced its end and the client closed itself.
+                return
+
+    def _find_missed_deaths(self) -> None:
+        """Mark silent engines dead that the controller does not list any more.
+
+        The controller announces the end of an engine once; the announcement is lost
+        while the connection to the controller is down.
+        """
+        now = time.monotonic()
+        silent = [
+            slot
+            for slot in self.slots
+            if slot.alive
+            and (slot.summary_at is None or now - slot.summary_at > RENEWAL)
+        ]
+        if not silent:
+            return
+        future: Any = private.registered_engines(self.client)
+        concurrent.futures.wait([future], HUB_WAIT)
+        if not future.done():
+            private.forget(self.client, future.msg_id)
+            return
+        known = set(future.result()["content"]["engines"].values())
+        for slot in silent:
+            if slot.uuid not in known:
+                self.mark_dead(slot, death_reason(slot, None))
+
+    # -- the end -----------------------------------------------------------
+
+    def close(self) -> None:
+        """End the subscription, the client and the threads; the engines go on."""
+        self._closed.set()
+        self._unnotify()
+        for timer in self._timers:
+            timer.cancel()
+        try:
+            self.ask(Unsubscribe(self._header["msg_id"]), timeout=0.5)
+        except OSError:
+            # The client is closed already: the lease ends the subscription.
+            pass
+        self._unlisten()
+        self._renewal.join()
+        for timer in self._timers:
+            timer.join()
+        self.client.close(linger=0)
+
+
+def _install_request() -> dict[str, Any]:
+    return {
+        "code": "",
+        "silent": True,
+        "store_history": False,
+        # An expression leaves nothing in the user's namespace.
+        "user_expressions": {"hello": _INSTALL.format(__version__)},
+        "allow_stdin": False,
+        "stop_on_error": False,
+    }
+
+
+def _hello(engine_id: int, reply: Any) -> Hello:
+    if isinstance(reply, Exception):
+        raise ClusterError(f"engine {engine_id}: {reply}")
+    answer = private.user_expressions(reply)["hello"]
+    if answer["status"] != "ok":
+        raise ClusterError(
+            f"engine {engine_id} cannot use rankscope {__version__}: "
+            f"{answer['ename']}: {answer['evalue']}; install the same version in the "
+            "environment that the engines run in"
+        )
+    hello: Hello = json.loads(ast.literal_eval(answer["data"]["text/plain"]))
+    _check_version(engine_id, hello)
+    return hello
+
+
+def _check_version(engine_id: int, hello: Hello) -> None:
+    if hello["version"] != __version__:
+        raise ClusterError(
+            f"engine {engine_id} has rankscope {hello['version']}, the notebook "
+            f"{__version__}: install the same version in both environments"
+        )

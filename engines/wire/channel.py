@@ -1,0 +1,154 @@
+"""The notebook's end of the control channel: requests to many ranks at once."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from rankscope.backends.rank_sets import name_ranks
+
+from ..errors import ClusterError
+from . import ipyparallel_private as private
+from .message_types import REQUEST
+from .requests import Request
+
+__all__ = ["Answers", "ControlChannel", "group_by_message"]
+
+A = TypeVar("A")
+
+
+@dataclass
+class Answers(Generic[A]):
+    """The answers of the ranks, and why some gave none."""
+
+    results: dict[int, A] = field(default_factory=dict)
+    #: Rank → why the rank gave no result.
+    errors: dict[int, str] = field(default_factory=dict)
+
+    def all(self) -> dict[int, A]:
+        """Return the results; raise `ClusterError` if a rank gave none."""
+        if self.errors:
+            raise ClusterError(group_by_message(self.errors))
+        return self.results
+
+
+def group_by_message(said: Mapping[int, str]) -> str:
+    """Return messages of ranks in one line, each message once with all its ranks."""
+    ranks: dict[str, list[int]] = {}
+    for rank, what in sorted(said.items()):
+        # Many errors contain the name of their rank.
+        impersonal = re.sub(rf" on rank {rank}\b", "", what)
+        ranks.setdefault(impersonal, []).append(rank)
+    return "; ".join(f"{name_ranks(who)}: {what}" for what, who in ranks.items())
+
+
+class ControlChannel:
+    """Requests to the agents, served while the engines' main threads are blocked.
+
+    May be used from any thread, also while the notebook kernel's main thread is
+    blocked; only `ask` must not be called on the client's I/O thread, which receives
+    the answers.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._pending: dict[str, set[Future[Any]]] = {}
+        self._lock = threading.Lock()
+
+    def post(self, uuid: str, request: Request[Any]) -> Future[Any]:
+        """Send one request without waiting; return the Future of its reply."""
+        future = private.send(self._client, "control", REQUEST, request.content(), uuid)
+        with self._lock:
+            self._pending.setdefault(uuid, set()).add(future)
+        future.add_done_callback(lambda done: self.discard(uuid, done))
+        return future
+
+    def discard(self, uuid: str, future: Future[Any]) -> None:
+        """Stop expecting this reply."""
+        with self._lock:
+            self._pending.get(uuid, set()).discard(future)
+
+    def signal(self, uuid: str, signum: int) -> Future[Any]:
+        """Have the nanny of an engine send it a signal."""
+        return private.send(
+            self._client, "control", "signal_request", {"sig": int(signum)}, uuid
+        )
+
+    def fail_pending(self, uuid: str, why: str) -> None:
+        """Fail the requests to an engine that is gone."""
+        with self._lock:
+            waiting = self._pending.pop(uuid, set())
+        for future in list(waiting):
+            if not future.done():
+                future.set_exception(ClusterError(why))
+
+    def ask(
+        self,
+        uuids: Mapping[int, str],
+        request: Request[A] | Callable[[int], Request[A]],
+        timeout: float = 2.0,
+    ) -> Answers[A]:
+        """Send a request to several ranks at once and wait for the answers.
+
+        Parameters
+        ----------
+        uuids
+            Rank → the identity of its engine.
+        request
+            One for all ranks, or a function of the rank.
+        timeout
+            Seconds to wait at most.
+
+        Returns
+        -------
+        Answers
+            A rank that does not answer in time, or whose agent raises, is in its
+            ``errors``; the other ranks' answers are in ``results`` all the same.
+        """
+        if threading.current_thread() is private.io_thread(self._client):
+            raise RuntimeError("the I/O thread cannot wait for answers")
+        deadline = time.monotonic() + timeout
+        futures = {
+            rank: self.post(uuid, request(rank) if callable(request) else request)
+            for rank, uuid in uuids.items()
+        }
+        concurrent.futures.wait(futures.values(), max(0.0, deadline - time.monotonic()))
+        answers: Answers[A] = Answers()
+        for rank, future in futures.items():
+            self._collect(answers, rank, future, uuids[rank], timeout)
+        return answers
+
+    def _collect(
+        self,
+        answers: Answers[A],
+        rank: int,
+        future: Future[Any],
+        uuid: str,
+        timeout: float,
+    ) -> None:
+        if not future.done():
+            private.forget(self._client, future.msg_id)  # type: ignore[attr-defined]
+            self.discard(uuid, future)
+            answers.errors[rank] = f"no answer within {timeout:g} s"
+            return
+        error = future.exception()
+        if error is not None:
+            answers.errors[rank] = str(error)
+            return
+        content = future.result()["content"]
+        if content["ok"]:
+            answers.results[rank] = content["result"]
+        else:
+            answers.errors[rank] = _format_error(content["ename"], content["evalue"])
+
+
+def _format_error(ename: str, evalue: str) -> str:
+    """Return an agent's error as text; sentences of ours need no class before them."""
+    ours = ename.startswith(("ClusterError", "Dist"))
+    return evalue if ours and evalue else f"{ename}: {evalue}"

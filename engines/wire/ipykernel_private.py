@@ -1,0 +1,212 @@
+"""Every work-around for ipykernel, and every private name of it that one needs.
+
+Each work-around looks its names up before it changes anything. Where a version of
+ipykernel lacks one, the work-around does nothing and logs that once, at level
+``DEBUG``: the kernel then behaves as it does without Rankscope.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import threading
+from collections.abc import Callable, Container
+from typing import Any
+
+import zmq
+
+__all__ = [
+    "allow_top_level_await",
+    "load_ipython_extension",
+    "send_replies_through_stream",
+    "serve_messages",
+]
+
+_log = logging.getLogger(__name__)
+_skipped: set[str] = set()
+
+
+def _skip(workaround: str, error: AttributeError) -> None:
+    """Log, once per work-around, that ipykernel lacks a name it needs."""
+    if workaround not in _skipped:
+        _skipped.add(workaround)
+        version = importlib.metadata.version("ipykernel")
+        _log.debug("no %s: ipykernel %s: %s", workaround, version, error)
+
+
+# -- requests that are never read --------------------------------------------
+
+
+def send_replies_through_stream(kernel: Any) -> bool:
+    """Have ipykernel 7.0 to 7.3 send its replies through the stream of its socket.
+
+    These versions send replies on the raw socket whose requests a ZMQStream reads.
+    Such a send can consume the notification of a request that has arrived, and the
+    stream does not look: the kernel is idle, and every later cell waits for ever.
+    Fast runs of small cells meet this within some hundred requests. ipykernel 7.4,
+    which needs Python 3.11, sends replies through the stream (ipykernel's pull
+    request 1529).
+
+    Parameters
+    ----------
+    kernel
+        The kernel of the notebook. To be called on its main thread.
+
+    Returns
+    -------
+    bool
+        Whether the kernel was changed: False for other versions of ipykernel, for
+        a kernel that was changed before, and for one that lacks a name used here.
+    """
+    if getattr(kernel, "shell_channel_thread", None) is None or not _is_affected():
+        return False
+    try:
+        thread = kernel.shell_channel_thread
+        manager, loop = thread.manager, thread.io_loop
+        send = kernel.shell_stream.send_multipart
+        on_recv = manager._main_to_shell_channel.on_recv
+        subshells = manager._cache
+        _ = manager._send_on_shell_channel
+    except AttributeError as error:
+        _skip("replies through the stream", error)
+        return False
+    if "_send_on_shell_channel" in vars(manager):
+        return False
+
+    def change() -> None:
+        # For subshells that are created later, for the main shell, and for the
+        # subshells that exist.
+        manager._send_on_shell_channel = send
+        on_recv(loop, send)
+        for subshell in subshells.values():
+            subshell.subshell_to_shell_channel.on_recv(loop, send)
+
+    # On the thread that owns these streams and the list of subshells.
+    loop.add_callback(change)
+    return True
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """For kernels that load this module at their start: see ``tools/kernelspec.py``."""
+    send_replies_through_stream(shell.kernel)
+
+
+def _is_affected() -> bool:
+    major, minor = importlib.metadata.version("ipykernel").split(".")[:2]
+    return (int(major), int(minor)) < (7, 4)
+
+
+# -- messages of widgets during a cell ---------------------------------------
+
+
+def serve_messages(kernel: Any, comm_ids: Container[str]) -> int:
+    """Handle messages of comms while a cell blocks the kernel's main thread.
+
+    A front end that opens subshells (JupyterLab from 4.4 and Notebook from 7.4 on,
+    with ipykernel 7) has the messages of widgets handled on a thread of their own.
+    With ipykernel 6, or in a front end without subshells, they wait in the queue of
+    the main thread, behind the cell that blocks it. Any other message found there
+    is handled after the cell, in the order of arrival.
+
+    Parameters
+    ----------
+    kernel
+        The kernel of the notebook. To be called on its main thread, by the cell
+        that runs there.
+    comm_ids
+        The comms whose messages are handled.
+
+    Returns
+    -------
+    int
+        The number of messages handled.
+    """
+    try:
+        stream, postpone = _inbox(kernel)
+        handle = kernel.shell_handlers["comm_msg"]
+        call_later = kernel.io_loop.add_callback
+    except AttributeError as error:
+        _skip("clicks during a cell", error)
+        return 0
+    served = 0
+    socket = stream.socket
+    try:
+        while socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            parts = socket.recv_multipart(copy=False)
+            message = _for_comms(kernel.session, parts, comm_ids)
+            if message is None:
+                postpone(parts)
+                continue
+            # By the handler alone: the dispatcher would make this message the
+            # parent of what the cell prints from now on.
+            handle(stream, [], message)
+            served += 1
+    except BaseException:
+        # The socket signals new messages only, and one may be there already.
+        call_later(stream.flush, zmq.POLLIN)
+        raise
+    return served
+
+
+def _inbox(kernel: Any) -> tuple[Any, Callable[[Any], None]]:
+    """Return the stream of the main thread's messages, and what postpones one."""
+    call_later = kernel.io_loop.add_callback
+    thread = getattr(kernel, "shell_channel_thread", None)
+    if thread is None and not hasattr(kernel, "shell_main"):
+        # ipykernel 6.
+        schedule, dispatch = kernel.schedule_dispatch, kernel.dispatch_shell
+        return kernel.shell_stream, lambda parts: schedule(dispatch, parts)
+    shell_main = kernel.shell_main
+    if thread is None:
+        stream = kernel.shell_stream
+    else:
+        stream = thread.manager.get_shell_channel_to_subshell_pair(None).to_stream
+    return stream, lambda parts: call_later(shell_main, None, parts)
+
+
+def _for_comms(
+    session: Any, parts: list[Any], comm_ids: Container[str]
+) -> dict[str, Any] | None:
+    """Return the message if it is for one of the comms; else only look into it."""
+    try:
+        _, rest = session.feed_identities(parts, copy=False)
+        # A message that is unpacked twice is taken for a replay.
+        peeked = session.deserialize(rest, content=False, copy=False)
+        if peeked["header"]["msg_type"] != "comm_msg":
+            return None
+        if session.unpack(peeked["content"])["comm_id"] not in comm_ids:
+            return None
+        return session.deserialize(rest, content=True, copy=False)
+    except (KeyError, TypeError, ValueError):
+        # Not signed, or not a message: for the kernel to refuse.
+        return None
+
+
+# -- top-level await on an engine --------------------------------------------
+
+
+def allow_top_level_await(kernel: Any) -> None:
+    """Let cells with a top-level ``await`` run on an engine of ipyparallel.
+
+    ipykernel 7 asks its shell channel thread on which thread the cells run;
+    an ipyparallel engine has none, and the cell fails with AttributeError.
+    The replacement has that thread as an attribute and is false, as the missing
+    thread is: ipykernel reads nothing else of it.
+    """
+    if getattr(kernel, "shell_channel_thread", False) is not None:
+        return
+    cls = type(kernel)
+    try:
+        _ = cls._supports_kernel_subshells
+    except AttributeError as error:
+        _skip("top-level await", error)
+        return
+    cls._supports_kernel_subshells = property(lambda self: False)
+    kernel.shell_channel_thread = _NoShellChannelThread()
+
+
+class _NoShellChannelThread:
+    parent_thread = threading.main_thread()
+
+    def __bool__(self) -> bool:
+        return False

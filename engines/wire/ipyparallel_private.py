@@ -1,0 +1,402 @@
+"""Every private name of ipyparallel, and of its kernel, that Rankscope uses.
+
+ipyparallel has no public call that sends a message of another package over its
+sockets, and none that receives what an engine publishes outside a cell. The few
+private names that both need are used in this file only. They are listed in
+`PRIVATE_NAMES`; `check` looks for them when a cluster starts.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import logging
+import pkgutil
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import ipyparallel
+import traitlets.log
+from ipyparallel.cluster.launcher import LocalProcessLauncher
+
+from ..errors import ClusterError
+from .message_types import REPLY, SUBSCRIPTION
+
+__all__ = [
+    "Message",
+    "check",
+    "connect",
+    "controller_address",
+    "engine_uuids",
+    "finish_output",
+    "forget",
+    "io_thread",
+    "listen",
+    "message_header",
+    "on_notification",
+    "probe",
+    "process_of",
+    "publish",
+    "registered_engines",
+    "reply",
+    "request_metadata",
+    "send",
+    "shutdown_hub",
+    "stop_waiting",
+    "user_expressions",
+]
+
+#: A Jupyter message: header, parent_header, metadata, content, buffers.
+Message = dict[str, Any]
+
+# Session numbers its messages without a lock, and we send from many threads.
+_numbering = threading.Lock()
+
+
+# -- in the notebook -------------------------------------------------------
+
+
+def connect(connect: Callable[[], Any]) -> Any:
+    """Return the client that ``connect()`` makes, without an alarm about its security.
+
+    The session says that messages are not signed; where they are encrypted and
+    authenticated by CurveZMQ, which it knows nothing of, that is as it should be.
+    """
+    kept: list[logging.LogRecord] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        if "signing is disabled" not in record.getMessage():
+            return True
+        kept.append(record)
+        return False
+
+    logger = traitlets.log.get_logger()
+    if isinstance(logger, logging.LoggerAdapter):
+        logger = logger.logger
+    logger.addFilter(keep)
+    try:
+        client = connect()
+    finally:
+        logger.removeFilter(keep)
+    if not client.curve_serverkey:
+        for record in kept:
+            logger.handle(record)
+    return client
+
+
+def send(
+    client: Any,
+    channel: str,
+    msg_type: str,
+    content: Mapping[str, Any],
+    uuid: str,
+    *,
+    metadata: Mapping[str, Any] | None = None,
+    on_iopub: Callable[[Message], None] | None = None,
+) -> Future[Any]:
+    """Send a request to the engine `uuid`; return the Future of its reply.
+
+    `channel` is ``shell`` (the engine's main thread) or ``control`` (its
+    control thread). A control reply is the message itself; what a reply on
+    the shell channel becomes is the client's business. `on_iopub` gets every
+    message published under the request, on the client's I/O thread. The
+    Future has ``msg_id``, and, for executions, ``output``: a Future that is
+    done when the engine is idle again, after the last output.
+    """
+
+    def hook(future: Any) -> None:
+        # Before the request leaves, or the first output could be missed.
+        if on_iopub is not None:
+            future.iopub_callbacks.append(on_iopub)
+
+    # The streams, not their sockets: a write to the socket itself may leave the
+    # stream asleep with a reply in its queue.
+    stream = client._mux_stream if channel == "shell" else client._control_stream
+    with _numbering:
+        return client._send(
+            stream,
+            msg_type,
+            content=dict(content),
+            ident=uuid.encode(),
+            metadata=None if metadata is None else dict(metadata),
+            track_outstanding=channel == "shell",
+            message_future_hook=hook,
+        )
+
+
+def probe(client: Any, uuid: str) -> Future[Any]:
+    """Have the engine's main thread run nothing; return the Future of its reply.
+
+    Nothing overtakes on the shell channel: the reply comes after those to
+    everything that was sent before, or not at all.
+    """
+    nothing = {
+        "code": "",
+        "silent": True,
+        "store_history": False,
+        "user_expressions": {},
+        "allow_stdin": False,
+        "stop_on_error": False,
+    }
+    return send(client, "shell", "execute_request", nothing, uuid)
+
+
+def listen(
+    client: Any, callback: Callable[[Message], None]
+) -> tuple[Message, Callable[[], None]]:
+    """Return a header to publish under, and a function that ends the listening.
+
+    Whatever an engine publishes with this parent header reaches
+    ``callback(message)`` on the client's I/O thread. The header belongs to no
+    request, so that no reply ends it.
+    """
+    with _numbering:
+        header = client.session.msg_header(SUBSCRIPTION)
+    header["date"] = header["date"].isoformat()
+    (future,) = client.create_message_futures(header["msg_id"], header)
+    future.iopub_callbacks.append(callback)
+
+    def cancel() -> None:
+        forget(client, header["msg_id"])
+
+    return header, cancel
+
+
+def forget(client: Any, msg_id: str) -> None:
+    """Drop what the client keeps for a request that nobody will answer."""
+    client._futures.pop(msg_id, None)
+    client._output_futures.pop(msg_id, None)
+    client.results.pop(msg_id, None)
+    client.metadata.pop(msg_id, None)
+    client.outstanding.discard(msg_id)
+
+
+def finish_output(future: Any) -> None:
+    """Say that no output will come for an execution: its engine is dead."""
+    output = future.output
+    if not output.done():
+        output.set_result(None)
+
+
+def user_expressions(reply: Any) -> dict[str, Any]:
+    """Return the ``user_expressions`` out of what the client makes of a reply."""
+    return reply._content["user_expressions"]
+
+
+def engine_uuids(client: Any) -> dict[int, str]:
+    """Return engine id → the identity that messages to it are routed by."""
+    return {number: client._engines[number] for number in client.ids}
+
+
+def on_notification(
+    client: Any, callback: Callable[[Mapping[str, Any]], None]
+) -> Callable[[], None]:
+    """Call ``callback(event)`` when an engine comes or goes; return the cancel.
+
+    It runs on the client's I/O thread. ``event["event"]`` is ``register`` or
+    ``unregister``, ``event["id"]`` the engine.
+    """
+    client._registration_callbacks.append(callback)
+
+    def cancel() -> None:
+        if callback in client._registration_callbacks:
+            client._registration_callbacks.remove(callback)
+
+    return cancel
+
+
+def io_thread(client: Any) -> threading.Thread | None:
+    """Return the thread that the client's callbacks run on."""
+    return client._io_thread
+
+
+def process_of(launcher: Any) -> Any:
+    """Return the psutil process of a local launcher, if it has one."""
+    return getattr(launcher, "process", None)
+
+
+def registered_engines(client: Any) -> Future[Any]:
+    """Ask the hub which engines there are: ``["content"]["engines"]`` of the reply.
+
+    Engine id, as a string, → the identity that messages to it are routed by.
+    """
+    with _numbering:
+        return client._send(client._query_stream, "connection_request")
+
+
+def shutdown_hub(client: Any) -> Future[Any]:
+    """Have the controller end; return the Future of its reply."""
+    # The client would close itself at the hub's good-bye, before the reply.
+    client._notification_handlers["shutdown_notification"] = lambda message: None
+    with _numbering:
+        return client._send(client._query_stream, "shutdown_request")
+
+
+def stop_waiting(launcher: Any) -> None:
+    """End the thread in which a local launcher waits for its process."""
+    if not isinstance(launcher, LocalProcessLauncher) or launcher._wait_thread is None:
+        return
+    child = launcher._popen_process
+    if child is not None and child.poll() is None:
+        # The thread would call child.wait(0) once more and end with TimeoutExpired,
+        # since the process of a cluster that is kept goes on.
+        launcher._popen_process = None
+    launcher._stop_waiting.set()
+    launcher._wait_thread.join()
+
+
+# -- in the engine ---------------------------------------------------------
+
+
+def message_header(message: Message) -> Message:
+    """Return the header of `message`, as a parent to publish under."""
+    return message["header"]
+
+
+def publish(
+    kernel: Any, msg_type: str, content: Mapping[str, Any], parent_header: Message
+) -> None:
+    """Publish on the engine's iopub under `parent_header`, from any thread."""
+    kernel.session.send(
+        kernel.iopub_socket,
+        msg_type,
+        dict(content),
+        parent={"header": parent_header},
+        ident=kernel._topic("rankscope"),
+    )
+
+
+def reply(
+    kernel: Any, stream: Any, ident: Any, request: Message, content: Mapping[str, Any]
+) -> None:
+    """Answer a control request, on the control thread."""
+    kernel.session.send(stream, REPLY, dict(content), parent=request, ident=ident)
+
+
+def request_metadata(kernel: Any) -> Message:
+    """Return the metadata of the request that the main thread works on."""
+    return kernel.get_parent("shell").get("metadata", {})
+
+
+def controller_address(kernel: Any) -> str:
+    """Return the address by which this engine reaches its controller."""
+    return kernel.parent.registration_url
+
+
+# -- compatibility check ---------------------------------------------------
+
+_CLIENT = "ipyparallel.client.client:Client"
+_KERNEL = "ipyparallel.engine.kernel:IPythonParallelKernel"
+
+#: Class -> the private names of its objects that this module uses. The names that
+#: this file reads and the names of the table are compared by a test.
+PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
+    _CLIENT: (
+        "_control_stream",
+        "_engines",
+        "_futures",
+        "_io_thread",
+        "_mux_stream",
+        "_notification_handlers",
+        "_output_futures",
+        "_query_stream",
+        "_registration_callbacks",
+        "_send",
+    ),
+    "ipyparallel.client.client:ExecuteReply": ("_content",),
+    "ipyparallel.cluster.launcher:LocalProcessLauncher": (
+        "_popen_process",
+        "_stop_waiting",
+        "_wait_thread",
+    ),
+    _KERNEL: ("_topic",),
+}
+#: Public in spelling, but in no documentation of ipyparallel or ipykernel.
+UNDOCUMENTED_NAMES: Mapping[str, tuple[str, ...]] = {
+    _CLIENT: ("create_message_futures", "curve_serverkey", "outstanding"),
+    "ipyparallel.client.futures:MessageFuture": ("iopub_callbacks",),
+    "ipyparallel.cluster.launcher:LocalProcessLauncher": (
+        "get_output",
+        "on_stop",
+        "process",
+        "stop_callbacks",
+        "stop_data",
+    ),
+    _KERNEL: ("get_parent", "iopub_socket"),
+}
+#: Parameters that `send` passes to ``Client._send``.
+SEND_PARAMETERS = (
+    "socket",
+    "msg_type",
+    "content",
+    "ident",
+    "metadata",
+    "track_outstanding",
+    "message_future_hook",
+)
+
+
+def missing(
+    tables: Sequence[Mapping[str, Sequence[str]]] = (PRIVATE_NAMES, UNDOCUMENTED_NAMES),
+) -> list[str]:
+    """Return the names of `tables` that the installed packages lack.
+
+    Parameters
+    ----------
+    tables
+        Class, as ``module:class``, to the names of its objects.
+
+    Returns
+    -------
+    list of str
+        ``Class.name``, ``Class._send(parameter=)`` or ``module:class``.
+    """
+    lacks = []
+    for table in tables:
+        for path, names in table.items():
+            try:
+                cls = pkgutil.resolve_name(path)
+            except (AttributeError, ImportError):
+                lacks.append(path)
+                continue
+            assigned = _assigned_attributes(cls)
+            lacks += [
+                f"{cls.__name__}.{name}"
+                for name in names
+                if not hasattr(cls, name) and name not in assigned
+            ]
+    send = getattr(ipyparallel.Client, "_send", None)
+    if send is not None:
+        known = inspect.signature(send).parameters
+        lacks += [
+            f"Client._send({name}=)" for name in SEND_PARAMETERS if name not in known
+        ]
+    return lacks
+
+
+def _assigned_attributes(cls: type) -> set[str]:
+    """Return the attributes that the methods of `cls` and its bases assign.
+
+    An attribute that ``__init__`` makes is not on the class, and the check runs
+    before there is an object.
+    """
+    return {
+        str(instruction.argval)
+        for base in cls.__mro__
+        for function in vars(base).values()
+        if inspect.isfunction(function)
+        for instruction in dis.get_instructions(function)
+        if instruction.opname == "STORE_ATTR"
+    }
+
+
+def check() -> None:
+    """Raise `ClusterError` naming what this module uses and ipyparallel lacks."""
+    lacks = missing()
+    if lacks:
+        raise ClusterError(
+            f"ipyparallel {ipyparallel.__version__} is not one that Rankscope knows: "
+            f"it lacks {', '.join(lacks)}; install ipyparallel>=9,<10"
+        )

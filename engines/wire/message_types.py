@@ -1,0 +1,16 @@
+"""The types of Rankscope's own messages on ipyparallel's sockets."""
+
+from __future__ import annotations
+
+__all__ = ["DATA", "ERROR", "REPLY", "REQUEST", "STATUS", "SUBSCRIPTION"]
+
+#: On the control channel: a request to an agent (`wire.requests`), and its answer.
+REQUEST = "rankscope_request"
+REPLY = "rankscope_reply"
+#: On iopub: a rank's status, under the header of a subscription.
+STATUS = "rankscope_status"
+SUBSCRIPTION = "rankscope_subscription"
+#: On iopub, under the header of a cell: the line of the cell that failed, and data
+#: of the cell that is no output of it.
+ERROR = "rankscope_error"
+DATA = "rankscope_data"

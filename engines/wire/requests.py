@@ -1,0 +1,279 @@
+"""The requests to the agents of the engines: one class for each, for both ends.
+
+A request is a frozen dataclass whose fields are JSON values. Its class names the
+type of the answer, so that the notebook's `ControlChannel.ask` and the agent's
+handlers are checked against each other. Tuples arrive as lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Generic, TypedDict, TypeVar
+
+__all__ = [
+    "Abort",
+    "Aborted",
+    "AssignRank",
+    "ExportGroups",
+    "ExportedGroups",
+    "GetClock",
+    "GetFlightRecord",
+    "GetHello",
+    "GetStack",
+    "GetStoreAddress",
+    "GetSummary",
+    "GpuAnswer",
+    "Hello",
+    "HostStore",
+    "ImportGroups",
+    "InitGroup",
+    "Interrupt",
+    "IsStoreLost",
+    "JoinStore",
+    "RankAssignment",
+    "Rebuild",
+    "Refusal",
+    "Request",
+    "SetEnvironment",
+    "StoreAddress",
+    "Subscribe",
+    "Summary",
+    "Unsubscribe",
+]
+
+A = TypeVar("A")
+R = TypeVar("R", bound="Request[Any]")
+
+#: What a rank reports about itself; see `status_codec`.
+Summary = dict[str, Any]
+#: What `World.export_groups` returns.
+ExportedGroups = dict[str, Any]
+#: A device type, its backend, and why its arrays are refused.
+Refusal = tuple[str, str, str]
+
+
+class RankAssignment(TypedDict):
+    """The rank that an engine has."""
+
+    rank: int
+    world_size: int
+
+
+class Hello(TypedDict):
+    """An engine's description of itself."""
+
+    version: str
+    python: str
+    pid: int
+    host: str
+    #: The host's address in the network towards the controller.
+    address: str
+    #: A port of the host that was free.
+    port: int
+    #: The rank within the job of mpiexec, if it started the engine.
+    job_rank: int | None
+    #: ``None`` before the engine has a rank.
+    assignment: RankAssignment | None
+    hosts_store: bool
+    groups: list[str]
+
+
+class GpuAnswer(TypedDict):
+    """The GPU of a rank that was assigned."""
+
+    #: As the board shows it; empty without a GPU.
+    gpu: str
+    #: Whether ranks of the host have to share a GPU without having been allowed to.
+    must_share: bool
+
+
+class StoreAddress(TypedDict):
+    """How to reach the store of all ranks."""
+
+    host: str
+    port: int
+    #: Hexadecimal.
+    key: str
+
+
+class Aborted(TypedDict):
+    """The outcome of `Abort`."""
+
+    #: Names of the groups that are aborted.
+    groups: list[str]
+    #: The rank's summary afterwards.
+    summary: Summary
+
+
+@dataclass(frozen=True)
+class Request(Generic[A]):
+    """A request that is answered with an `A`."""
+
+    #: The request's name on the wire.
+    op: ClassVar[str]
+
+    def content(self) -> dict[str, Any]:
+        """Return the content of the message that carries the request."""
+        args = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {"op": self.op, "args": args}
+
+    @classmethod
+    def served_by(
+        cls: type[R], handler: Callable[[R], A]
+    ) -> tuple[str, Callable[[Mapping[str, Any]], Any]]:
+        """Return the op and a function that decodes the request for `handler`."""
+        return cls.op, lambda args: handler(cls(**args))
+
+
+@dataclass(frozen=True)
+class Abort(Request[Aborted]):
+    """Abort groups, by id; ``None``: all. `by` is who wants it, `culprits` the ranks
+    that are the cause, as far as they are known.
+    """
+
+    op = "abort"
+    groups: Sequence[str] | None
+    reason: str
+    by: str
+    culprits: Sequence[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class AssignRank(Request[GpuAnswer]):
+    """Give the engine a rank, and the variables of its environment."""
+
+    op = "assign_rank"
+    assignment: RankAssignment
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class ExportGroups(Request[ExportedGroups]):
+    """Describe the groups of the rank, for a fresh rank."""
+
+    op = "export_groups"
+
+
+@dataclass(frozen=True)
+class GetClock(Request[int]):
+    """Return the time of the engine's clock, in ns."""
+
+    op = "clock"
+
+
+@dataclass(frozen=True)
+class GetFlightRecord(Request[dict[str, Any]]):
+    """Return the flight recorder; `last`: at most so many records of it."""
+
+    op = "flight_record"
+    last: int | None
+
+
+@dataclass(frozen=True)
+class GetHello(Request[Hello]):
+    """Describe the engine."""
+
+    op = "hello"
+
+
+@dataclass(frozen=True)
+class GetStack(Request[str]):
+    """Return the stack of the main thread, from the cell's frame on."""
+
+    op = "stack"
+
+
+@dataclass(frozen=True)
+class GetStoreAddress(Request[StoreAddress]):
+    """Return the address of the store that the rank hosts."""
+
+    op = "store_address"
+
+
+@dataclass(frozen=True)
+class GetSummary(Request[Summary]):
+    """Return the rank's summary."""
+
+    op = "summary"
+
+
+@dataclass(frozen=True)
+class HostStore(Request[StoreAddress]):
+    """Open the store of all ranks on `host`, an address of the engine's host."""
+
+    op = "host_store"
+    host: str
+
+
+@dataclass(frozen=True)
+class ImportGroups(Request[list[str]]):
+    """Make those of the exported groups that the rank is in; return their names."""
+
+    op = "import_groups"
+    exported: ExportedGroups
+
+
+@dataclass(frozen=True)
+class InitGroup(Request[list[Refusal]]):
+    """Make the default group; return the backends that cannot be used here."""
+
+    op = "init_group"
+    backend: str | None
+    timeout: float | None
+
+
+@dataclass(frozen=True)
+class Interrupt(Request[bool]):
+    """Interrupt the running cell; return whether there was one."""
+
+    op = "interrupt"
+
+
+@dataclass(frozen=True)
+class IsStoreLost(Request[bool]):
+    """Return whether the rank has no connection to the store."""
+
+    op = "store_lost"
+
+
+@dataclass(frozen=True)
+class JoinStore(Request[None]):
+    """Connect to the store that another rank hosts."""
+
+    op = "join_store"
+    host: str
+    port: int
+    key: str
+
+
+@dataclass(frozen=True)
+class Rebuild(Request[Summary]):
+    """Begin new generations of groups: id → generation; return the summary."""
+
+    op = "rebuild"
+    generations: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class SetEnvironment(Request[None]):
+    """Set variables of the engine's environment."""
+
+    op = "set_environment"
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Subscribe(Request[Summary]):
+    """Publish status under `header` for a while; return the summary."""
+
+    op = "subscribe"
+    header: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Unsubscribe(Request[None]):
+    """End the subscription whose header has `msg_id`."""
+
+    op = "unsubscribe"
+    msg_id: str

@@ -1,0 +1,1 @@
+"""Running cells on ranks, watching them and ending their waits."""

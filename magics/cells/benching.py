@@ -1,0 +1,97 @@
+"""``%dist_bench``: runs the benchmark's cell, shows its progress and result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from IPython.core.interactiveshell import InteractiveShell
+
+from rankscope.backends.rank_sets import name_ranks
+from rankscope.engines import Cluster
+from rankscope.engines.cluster.ranks import DEFAULT_SIZES
+from rankscope.widgets import BenchReport, ProgressLine
+from rankscope.widgets.units import bytes_text, duration_text
+
+from ..language.options import Values
+from ..language.source import cell_number
+from ..output.deduplicate import Item
+from ..output.failures import CellError, CommandError, is_abort_echo
+from ..output.render import Renderer
+from .cell import CellRun
+
+__all__ = ["run_bench"]
+
+
+def run_bench(
+    shell: InteractiveShell,
+    cluster: Cluster,
+    values: Values,
+    serve: Callable[[], None],
+) -> BenchReport:
+    """Run the benchmark of the command line; return the report.
+
+    ``serve()`` is called while the benchmark runs. On a failure or an interrupt the
+    results so far are shown, and the error is raised.
+    """
+    given = {
+        name: values[name]
+        for name in ("backends", "dtype", "device", "iterations", "warmup")
+        if values[name] is not None
+    }
+    bench = cluster.bench(
+        values["op"] or "all_reduce",
+        values["sizes"] or DEFAULT_SIZES,
+        group=values["group"],
+        shared=not values["ordinary"],
+        cell=cell_number(shell),
+        **given,
+    )
+    shown = 0
+
+    def look() -> None:
+        nonlocal shown
+        serve()
+        rows = bench.rows
+        if len(rows) > shown:
+            shown, row = len(rows), rows[-1]
+            progress.update(
+                f"{shown} of {bench.total}: {row.op} {bytes_text(row.size)} with "
+                f"{row.backend} takes {duration_text(row.time / 1e6)}"
+            )
+
+    try:
+        with ProgressLine(shell) as progress:
+            progress.update(f"0 of {bench.total} sizes measured")
+            renderer = _Renderer(shell, cluster.ranks)
+            CellRun(cluster, bench.execution, renderer, serve=look).run()
+    except BaseException as error:
+        if bench.rows:
+            report = BenchReport(bench.rows)
+            shell.display_pub.publish(report._repr_mimebundle_())
+        if isinstance(error, CellError):
+            raise CommandError("%dist_bench", _reasons(error)) from None
+        raise
+    report = BenchReport(bench.result())
+    if values["csv"] is not None:
+        report.to_csv(values["csv"])
+    return report
+
+
+class _Renderer(Renderer):
+    """Shows no tracebacks: the code of the cell is Rankscope's."""
+
+    def show(self, items: Iterable[tuple[str, Item]]) -> None:
+        super().show([pair for pair in items if pair[1].kind != "error"])
+
+    def redraw(self, items: Iterable[tuple[str, Item]]) -> None:
+        super().redraw([pair for pair in items if pair[1].kind != "error"])
+
+
+def _reasons(error: CellError) -> str:
+    """Return each reason of a failure once, without the echoes of an abort."""
+    causes = {r: e for r, e in error.errors.items() if not is_abort_echo(e)}
+    said: dict[str, list[int]] = {}
+    for rank, one in (causes or error.errors).items():
+        reason = f"{one.ename}: {one.evalue}".replace(f" on rank {rank}", "")
+        said.setdefault(reason, []).append(rank)
+    return "; ".join(f"{name_ranks(ranks)}: {why}" for why, ranks in said.items())

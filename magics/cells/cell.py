@@ -1,0 +1,140 @@
+"""CellRun: the wait for one ``%%distributed`` cell, and its one-line error."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+from rankscope.backends.rank_sets import format_ranks, name_ranks
+from rankscope.engines import Cluster, Execution
+
+from ..output.failures import CellError, CellTimeout, Interrupted, summary_of
+from ..output.render import Renderer
+from ..output.stream import OutputStream
+from .monitor import CellMonitor
+
+__all__ = ["CellRun", "follow"]
+
+#: Seconds between two checks of failures and deadlines while there is no output.
+TICK = 0.1
+#: Seconds for which a stop waits for the ranks, and between two interrupts: an
+#: `except` in the cell may have caught the first one.
+STOP = 1.5
+AGAIN = 0.5
+
+
+def follow(stream: OutputStream, timeout: float | None = None) -> None:
+    """Show output until all ranks are done, for at most `timeout` seconds."""
+    until = None if timeout is None else time.monotonic() + timeout
+    while not stream.done and (until is None or time.monotonic() < until):
+        stream.pump(TICK)
+    stream.close()
+
+
+class CellRun:
+    """Waits for a cell on the main thread and shows its output.
+
+    All output is shown on this thread, so that it appears in the notebook cell that
+    waits. The wait consists of short ones, so that Ctrl-C is handled at once.
+
+    Parameters
+    ----------
+    cluster, execution
+        The cluster, and its execution of the cell.
+    renderer
+        Shows the output.
+    serve
+        Called between two waits, for other work of the main thread.
+    collapse
+        Whether equal output of several ranks is shown once.
+    limit
+        Seconds that the cell may take; None: no limit.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        execution: Execution,
+        renderer: Renderer,
+        *,
+        serve: Callable[[], None],
+        collapse: bool = True,
+        limit: float | None = None,
+    ) -> None:
+        self._execution = execution
+        self._serve = serve
+        self._limit = limit
+        self._began = time.monotonic()
+        self._stream = OutputStream(execution, renderer, collapse=collapse)
+        self._monitor = CellMonitor(cluster, execution, renderer.notify)
+
+    def run(self) -> None:
+        """Wait for the end and show output as it arrives.
+
+        Raises `CellError` if ranks failed, `CellTimeout` after `limit`
+        seconds, `Interrupted` on Ctrl-C.
+        """
+        try:
+            while not self._stream.done:
+                self._wait(TICK)
+                if self._limit is not None and self._elapsed > self._limit:
+                    self._expire(self._limit)
+        except KeyboardInterrupt:
+            self._interrupted()
+        self._stream.close()
+        errors = self._execution.errors
+        if errors:
+            parts = [summary_of(errors.values()), self._monitor.restore(False)]
+            raise CellError("; ".join(filter(None, parts)), errors)
+
+    @property
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._began
+
+    def _wait(self, timeout: float) -> None:
+        """Wait for output, at most `timeout` seconds; check for failures."""
+        self._stream.pump(timeout)
+        self._serve()
+        self._monitor.tick(self._stream.failures)
+        self._stream.aborts_announced = bool(self._monitor.groups)
+
+    def _expire(self, limit: float) -> NoReturn:
+        number = self._execution.cell
+        cell = "the cell" if number is None else f"cell {number}"
+        self._stop(f"{cell} passed its deadline of {limit:g} s")
+        raise CellTimeout(self._end(f"not done after {limit:g} s")) from None
+
+    def _interrupted(self) -> NoReturn:
+        after = f"after {self._elapsed:.1f} s"
+        self._stop("interrupted from the notebook")
+        raise Interrupted(self._end(after)) from None
+
+    def _stop(self, reason: str) -> None:
+        self._stream.stopping = True
+        over = threading.Event()
+
+        def stop() -> None:
+            self._monitor.stop(reason)
+            while not over.wait(AGAIN):
+                self._monitor.interrupt()
+
+        # On a thread: a rank that does not answer must not block the notebook.
+        threading.Thread(target=stop, name="rankscope-stop", daemon=True).start()
+        deadline = time.monotonic() + STOP
+        while not self._stream.done and time.monotonic() < deadline:
+            self._stream.pump(TICK)
+        over.set()
+
+    def _end(self, what: str) -> str:
+        self._stream.close()
+        running = self._execution.ranks_running
+        parts = [what, self._monitor.places()]
+        if running:
+            parts.append(
+                f"{name_ranks(running)} did not stop: "
+                f"%dist_restart {format_ranks(running)} replaces them"
+            )
+        parts.append(self._monitor.restore(True))
+        return "; ".join(filter(None, parts))

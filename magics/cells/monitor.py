@@ -1,0 +1,201 @@
+"""CellMonitor: aborts waits that cannot complete, and stops cells."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from rankscope.backends.groups.key import GroupKey
+from rankscope.backends.rank_sets import name_ranks
+from rankscope.engines import (
+    Cluster,
+    ClusterError,
+    ClusterStatus,
+    Execution,
+    OpStatus,
+    RankError,
+    RankStatus,
+)
+
+from ..output.failures import is_abort_echo, place_of
+from .abort_waiting import aborted, in_flight, out_of_step, stuck_on
+
+__all__ = ["CellMonitor", "activity", "name_op"]
+
+#: Seconds for which ranks wait for a rank that raised before their group is aborted:
+#: time for ranks that are late, and for the user to read the error.
+GRACE = 1.5
+#: Seconds in which ranks may send their status before they are stopped.
+ANSWER = 0.25
+#: Seconds between two checks of the status while a rank has failed.
+LOOK = 0.25
+
+
+class CellMonitor:
+    """Watches one cell; `notify` shows the user what the monitor has aborted."""
+
+    def __init__(
+        self, cluster: Cluster, execution: Execution, notify: Callable[[str], None]
+    ) -> None:
+        self._cluster = cluster
+        self._execution = execution
+        self._notify = notify
+        self._next_look = 0.0
+        self._first_failure: float | None = None
+        self._places: dict[int, str] = {}
+        #: The groups that this monitor has aborted.
+        self.groups: list[GroupKey] = []
+
+    def tick(self, failures: Mapping[int, RankError]) -> None:
+        """Abort groups in which ranks wait for one that raised; call it repeatedly."""
+        now = time.monotonic()
+        running = self._execution.ranks_running
+        if not failures or not running:
+            return
+        if self._first_failure is None:
+            self._first_failure = now
+        if now < max(self._next_look, self._first_failure + GRACE):
+            return
+        self._next_look = now + LOOK
+        status = self._cluster.status()
+        for stuck in stuck_on(status, failures, running, GRACE / 2):
+            cause = _cause(failures, stuck.absent)
+            self._abort(stuck.group, cause)
+            self._notify(
+                f"{name_ranks(stuck.ranks)} in {name_op(stuck.op)}, which rank "
+                f"{stuck.absent} will not join: group {stuck.group.name!r} aborted"
+            )
+
+    def stop(self, reason: str) -> None:
+        """Abort what is in flight and interrupt the ranks that still run.
+
+        Does not wait for them; their places are kept for `places`.
+        """
+        running = self._execution.ranks_running
+        status = self._cluster.status(fresh=True, timeout=ANSWER)
+        self._places = {
+            rank.rank: place
+            for rank in status.ranks
+            if rank.rank in running and (place := activity(rank)) is not None
+        }
+        # The abort ends ranks that are in an op; an interrupt would show a second
+        # error there. `interrupt` stops those that continue.
+        free = [rank for rank in running if rank not in self._places]
+        if free:
+            self._cluster.interrupt(free)
+        for group in in_flight(status, running):
+            # A rank that does not answer does not stop either: the caller reports it.
+            self._abort(group, reason, report=False)
+
+    def places(self) -> str:
+        """Return the places of the ranks when they were stopped, as text."""
+        places = dict(self._places)
+        for rank, error in self._execution.errors.items():
+            if error.ename == "KeyboardInterrupt" and rank not in places:
+                places[rank] = place_of(error).strip()
+        groups: dict[str, list[int]] = {}
+        for rank in sorted(places):
+            if places[rank]:
+                groups.setdefault(places[rank], []).append(rank)
+        return ", ".join(f"{name_ranks(who)} {place}" for place, who in groups.items())
+
+    def interrupt(self) -> None:
+        """Interrupt the ranks that still run."""
+        running = self._execution.ranks_running
+        if running:
+            self._cluster.interrupt(running)
+
+    def restore(self, stopped: bool) -> str:
+        """Rebuild groups that this cell has made unusable; return a text about them.
+
+        Only the groups that this monitor has aborted and, where the ranks were
+        `stopped`, those that are out of step since. Groups that were aborted by
+        others, or that timed out, are left for the user to examine.
+        """
+        if self._execution.ranks_running:
+            # No group can be rebuilt before these ranks are replaced.
+            return f"{_groups(self.groups)} aborted" if self.groups else ""
+        ranks = self._execution.ranks
+        status = self._cluster.status(fresh=True)
+        # A group that the cell has made may no longer exist.
+        known = status.group_keys
+        broken = [group for group in self.groups if group in known]
+        if stopped:
+            broken += [g for g in out_of_step(status, ranks) if g not in broken]
+        hints = []
+        if broken and not status.dead:
+            hints = self._rebuild(broken)
+        return "; ".join(hints + self._remaining(status, ranks, set(broken)))
+
+    def _rebuild(self, groups: Sequence[GroupKey]) -> list[str]:
+        """Rebuild `groups`; return a text on each, added to the cell's error."""
+        rebuilt, hints = [], []
+        for group in groups:
+            try:
+                self._cluster.rebuild(group)
+                rebuilt.append(group)
+            except ClusterError as error:
+                hints.append(f"rebuilding group {group.name!r}: {error}")
+        return [f"{_groups(rebuilt)} rebuilt", *hints] if rebuilt else hints
+
+    def _remaining(
+        self, status: ClusterStatus, ranks: Sequence[int], done: set[GroupKey]
+    ) -> list[str]:
+        if status.dead:
+            dead = name_ranks(status.dead)
+            if self._cluster.restarts_together:
+                return [f"{dead} dead: %dist_restart all starts the MPI job anew"]
+            return [f"%dist_restart and %dist_rebuild replace {dead}"]
+        hints = []
+        left = [group for group in aborted(status, ranks) if group not in done]
+        if left:
+            them = "it" if len(left) == 1 else "them"
+            hints.append(f"{_groups(left)} aborted: %dist_rebuild makes {them} usable")
+        uneven = [
+            group
+            for group in out_of_step(status, ranks)
+            if group not in done and group not in left
+        ]
+        if uneven:
+            hints.append(f"{_groups(uneven)} out of step: %dist_rebuild evens it")
+        return hints
+
+    def _abort(self, group: GroupKey, reason: str, report: bool = True) -> None:
+        if group not in self.groups:
+            self.groups.append(group)
+        try:
+            self._cluster.abort(group, reason)
+        except ClusterError as error:
+            # The group is aborted on the ranks that answered.
+            if report:
+                self._notify(f"aborting group {group.name!r}: {error}")
+
+
+def activity(rank: RankStatus) -> str | None:
+    """Return the op that a rank is in as text, ``None`` if it is in none."""
+    ops = [group.oldest for group in rank.groups if group.oldest is not None]
+    if not ops:
+        return None
+    return f"in {name_op(ops[0])}"
+
+
+def name_op(op: OpStatus) -> str:
+    """Return ``all_reduce #14 at cell 7 line 3``, or the part of it that is known."""
+    number = "" if op.seq is None else f" #{op.seq}"
+    source = f" at {op.source}" if op.source else ""
+    return f"{op.op}{number}{source}"
+
+
+def _cause(failures: Mapping[int, RankError], absent: int) -> str:
+    """Return why `absent` does not enter: its error, or the error that caused it."""
+    error = failures[absent]
+    if is_abort_echo(error):
+        causes = [e for e in failures.values() if not is_abort_echo(e)]
+        error = causes[0] if causes else error
+    return f"rank {error.rank} raised {error.ename}{place_of(error)}"
+
+
+def _groups(groups: Iterable[GroupKey]) -> str:
+    names = list(dict.fromkeys(group.name for group in groups))
+    shown = ", ".join(map(repr, names))
+    return f"group {shown}" if len(names) == 1 else f"groups {shown}"

@@ -1,0 +1,221 @@
+"""What each magic accepts: the one place for options, their help and examples."""
+
+from __future__ import annotations
+
+from . import values
+from .options import Command, Option, Parameter
+
+__all__ = ["COMMANDS", "DISTRIBUTED", "DIST_INIT"]
+
+_RANKS = Option(
+    "ranks", ("-r", "--ranks"), "ranks such as 0,2-3 (default: all)", "RANKS",
+    kind="ranks",
+)  # fmt: skip
+_GROUP = Parameter("group", "GROUP", "?", "name of a group (default: all)", "group")
+
+DIST_INIT = Command(
+    "dist_init",
+    "Start ranks, or attach to running ones, and build the default group.",
+    "%dist_init -n 4\n%dist_init -n 4 --backend cpu:gloo,cuda:nccl --timeout 60\n"
+    "%dist_init --cluster-id CLUSTER",
+    "cluster = rankscope.Cluster.start(4), rankscope.Cluster.attach(cluster_id=…)",
+    (
+        Option("n", ("-n", "--ranks"), "number of ranks to start", "N", values.count),
+        Option(
+            "backend", ("--backend",), "backends by device, e.g. cpu:gloo,cuda:nccl",
+            "CONFIG", values.backend, "backend",
+        ),
+        Option(
+            "engines", ("--engines",), "launcher: local, mpi, ssh, slurm, …",
+            "LAUNCHER", values.launcher, "launcher",
+        ),
+        Option(
+            "timeout", ("--timeout",), "timeout of collectives in seconds", "S",
+            values.seconds,
+        ),
+        Option(
+            "devices", ("--devices",), "GPUs of each host that ranks take in turn, "
+            "e.g. 0,2-3 (default: all)", "LIST", values.gpus, "gpus",
+        ),
+        Option(
+            "share_gpu", ("--share-gpu",), "let ranks share a GPU: slow, for learning",
+        ),
+        Option(
+            "keep", ("--keep",), "let the ranks live on when the notebook ends",
+        ),
+        Option(
+            "profile", ("--profile",), "IPython profile of the cluster", "P",
+            kind="profile",
+        ),
+        Option(
+            "cluster_id", ("--cluster-id",), "attach to this cluster; with -n: name it",
+            "C", kind="cluster",
+        ),
+        Option(
+            "connection_file", ("--connection-file",),
+            "attach by the cluster's connection file", "F", kind="file",
+        ),
+    ),
+)  # fmt: skip
+
+DISTRIBUTED = Command(
+    "distributed",
+    "Run the cell on the ranks. dist, rank, world_size and np are there.\n"
+    "Output streams while it runs; what several ranks put out alike is shown once.",
+    "%%distributed -r 0,2-3\nx = np.full(3, rank)\ndist.all_reduce(x)\nx",
+    "cluster.execute(code, ranks=[0, 2, 3]).result()",
+    (
+        _RANKS,
+        Option(
+            "group", ("-g", "--group"), "run on this group's ranks, as default group",
+            "GROUP", kind="group",
+        ),
+        Option(
+            "limit", ("-t", "--timeout"), "end the cell after so many seconds",
+            "SECONDS", values.seconds,
+        ),
+        Option(
+            "background", ("--async",), "return at once, with a handle (it is in _)",
+        ),
+        Option(
+            "apart", ("--no-collapse",), "show the output of each rank by itself",
+        ),
+    ),
+    cell=True,
+)  # fmt: skip
+
+COMMANDS = {
+    command.name: command
+    for command in (
+        DIST_INIT,
+        DISTRIBUTED,
+        Command(
+            "dist_status",
+            "Show what every rank is doing, as a table.",
+            "%dist_status",
+            "cluster.status()",
+        ),
+        Command(
+            "dist_board",
+            "Show the live board: what every rank is doing, why it hangs, buttons to\n"
+            "end it. %dist_init shows it too; it may be shown as often as you like.",
+            "%dist_board",
+            "rankscope.widgets.Board(cluster, get_ipython()).show(), with a\n"
+            "rankscope.Cluster",
+        ),
+        Command(
+            "dist_diagnose",
+            "Say why an op hangs: which rank is to blame, and both source lines.",
+            "%dist_diagnose",
+            "cluster.diagnose()",
+        ),
+        Command(
+            "dist_abort",
+            "Fail what is in flight on a group, at once.",
+            "%dist_abort default",
+            "cluster.abort('default', reason='…')",
+            parameter=_GROUP,
+        ),
+        Command(
+            "dist_rebuild",
+            "Make an aborted group usable again.",
+            "%dist_rebuild default",
+            "cluster.rebuild('default')",
+            parameter=_GROUP,
+        ),
+        Command(
+            "dist_push",
+            "Copy variables of the notebook to the ranks.",
+            "%dist_push x weights -r 0",
+            "cluster.push({'x': x}, ranks=[0])",
+            (_RANKS,),
+            Parameter("names", "NAME", "+", "variables of the notebook", "variable"),
+        ),
+        Command(
+            "dist_pull",
+            "Copy variables of the ranks here: a list in rank order, or the value\n"
+            "itself if -r names a single rank.",
+            "%dist_pull loss -r 0",
+            "cluster.pull('loss', ranks=[0])",
+            (_RANKS,),
+            Parameter("names", "NAME", "+", "variables on the ranks"),
+        ),
+        Command(
+            "dist_restart",
+            "Give ranks a fresh engine each; they keep their number and groups and\n"
+            "lose their variables.",
+            "%dist_restart 2",
+            "cluster.restart([2])",
+            parameter=Parameter(
+                "ranks", "RANKS", "?", "ranks such as 0,2-3 (default: the dead ones)",
+                "ranks",
+            ),
+        ),
+        Command(
+            "dist_trace",
+            "Write down what all ranks did, also while a collective hangs: a file\n"
+            "that ends with .json is a trace for Perfetto, anything else a folder of\n"
+            "dumps in PyTorch's Flight Recorder format.",
+            "%dist_trace run.json\n%dist_trace dumps/",
+            "cluster.flight_records().save('run.json')",
+            parameter=Parameter(
+                "path", "FILE", "1", "file or folder to write", "file",
+            ),
+        ),
+        Command(
+            "dist_bench",
+            "Measure a collective size by size: nccl-tests' table, and its plots.\n"
+            "The result has the columns of a DataFrame: r = %dist_bench …; r['busbw'].",
+            "%dist_bench all_reduce --sizes 1K:64M\n"
+            "%dist_bench all_reduce --sizes 1K:16M:4 --backend gloo,mpi --csv ar.csv\n"
+            "%dist_bench all_reduce --device cuda",
+            "cluster.bench('all_reduce', '1K:64M', backends=['gloo']).result()",
+            (
+                Option(
+                    "sizes", ("--sizes",), "bytes: 1K:64M (doubling), 1K:64M:4 (times "
+                    "4), or 4K,1M (default: 1K:64M)", "SIZES", values.sizes,
+                ),
+                Option(
+                    "backends", ("--backend",), "backends to compare, such as gloo,mpi "
+                    "(default: the group's)", "NAMES", values.names, "backend_name",
+                ),
+                Option(
+                    "dtype", ("--dtype",), "dtype of the elements (default: float32)",
+                    "DTYPE", values.dtype, "dtype",
+                ),
+                Option(
+                    "device", ("--device",), "where the arrays are, cpu or cuda "
+                    "(default: cpu, cuda for --backend nccl)", "DEVICE",
+                    values.device, "device",
+                ),
+                Option(
+                    "group", ("-g", "--group"), "group whose ranks measure (default: "
+                    "default)", "GROUP", kind="group",
+                ),
+                Option(
+                    "iterations", ("--iters",), "ops that are timed (default: 20)", "N",
+                    values.times,
+                ),
+                Option(
+                    "warmup", ("--warmup",), "ops before the clock starts (default: 5)",
+                    "N", values.times,
+                ),
+                Option(
+                    "ordinary", ("--ordinary",), "use ordinary numpy arrays, not those "
+                    "of dist.empty",
+                ),
+                Option("csv", ("--csv",), "write the rows there", "FILE", kind="file"),
+            ),
+            Parameter(
+                "op", "OP", "?", "collective to measure (default: all_reduce)",
+                "benchmark",
+            ),
+        ),
+        Command(
+            "dist_shutdown",
+            "End the ranks and all that belongs to them (attached ranks live on).",
+            "%dist_shutdown",
+            "cluster.shutdown()",
+        ),
+    )
+}  # fmt: skip

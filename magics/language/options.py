@@ -1,0 +1,201 @@
+"""Command lines of the magics: one declaration gives parser, usage, help, completion.
+
+`argparse` is not used: its messages differ between Python versions, it prints
+and exits on its own, and it offers no completions.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from IPython.core.error import UsageError
+
+from rankscope.backends.did_you_mean import did_you_mean
+
+__all__ = ["Command", "Option", "Parameter", "Values"]
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a command; without a `metavar` it is a switch.
+
+    `parse` turns its text into a value and raises `ValueError` with the
+    reason. `kind` names what completion offers for the value.
+    """
+
+    name: str
+    flags: tuple[str, ...]
+    help: str
+    metavar: str | None = None
+    parse: Callable[[str], Any] = str
+    kind: str | None = None
+
+    @property
+    def synopsis(self) -> str:
+        return (
+            self.flags[0] if self.metavar is None else f"{self.flags[0]} {self.metavar}"
+        )
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A positional argument; `arity` is ``"1"``, ``"?"``, ``"*"`` or ``"+"``."""
+
+    name: str
+    metavar: str
+    arity: str
+    help: str
+    kind: str | None = None
+
+    @property
+    def synopsis(self) -> str:
+        if self.arity == "1":
+            return self.metavar
+        if self.arity == "+":
+            return f"{self.metavar} [{self.metavar} …]"
+        return f"[{self.metavar}]" if self.arity == "?" else f"[{self.metavar} …]"
+
+
+_HELP = Option("help", ("-h", "--help"), "show this text")
+
+
+@dataclass(frozen=True)
+class Command:
+    """The options and the parameter of one magic, and its help text."""
+
+    name: str
+    summary: str
+    example: str
+    twin: str
+    options: tuple[Option, ...] = ()
+    parameter: Parameter | None = None
+    cell: bool = False
+
+    @property
+    def title(self) -> str:
+        return f"%%{self.name}" if self.cell else f"%{self.name}"
+
+    @property
+    def all_options(self) -> tuple[Option, ...]:
+        return (*self.options, _HELP)
+
+    def option(self, flag: str) -> Option | None:
+        """Return the option with this flag, if there is one."""
+        return next((o for o in self.all_options if flag in o.flags), None)
+
+    # -- text ---------------------------------------------------------------
+
+    def usage(self) -> str:
+        """Return the one-line synopsis."""
+        parts = [self.title, *(f"[{option.synopsis}]" for option in self.options)]
+        if self.parameter is not None:
+            parts.insert(1, self.parameter.synopsis)
+        return " ".join(parts)
+
+    def help(self) -> str:
+        """Return the whole help text: synopsis, options, example, Python twin."""
+        rows = (
+            []
+            if self.parameter is None
+            else [(self.parameter.metavar, self.parameter.help)]
+        )
+        for option in self.all_options:
+            value = "" if option.metavar is None else f" {option.metavar}"
+            rows.append((", ".join(option.flags) + value, option.help))
+        width = max(len(left) for left, _ in rows)
+        table = "\n".join(f"  {left:<{width}}  {right}" for left, right in rows)
+        example = "\n".join(f"  {line}" for line in self.example.splitlines())
+        return (
+            f"{self.summary}\n\nusage: {self.usage()}\n\n{table}\n\n"
+            f"example:\n{example}\n\nin Python: {self.twin}"
+        )
+
+    def fail(self, message: str) -> NoReturn:
+        """Raise the `UsageError` that IPython prints without a traceback."""
+        raise UsageError(f"{self.title}: {message}\nusage: {self.usage()}")
+
+    # -- parsing ------------------------------------------------------------
+
+    def parse(self, line: str) -> Values | None:
+        """Return the values of `line`, or ``None`` when it asks for help.
+
+        Options that were not given are ``None`` (switches ``False``).
+        Raises `UsageError` with one message for the first thing wrong.
+        """
+        try:
+            words = shlex.split(line)
+        except ValueError as error:
+            self.fail(f"cannot read {line.strip()!r}: {str(error).lower()}")
+        values: Values = {
+            option.name: False if option.metavar is None else None
+            for option in self.options
+        }
+        operands: list[str] = []
+        given: set[str] = set()
+        position, only_operands = 0, False
+        while position < len(words):
+            word = words[position]
+            position += 1
+            if only_operands or not word.startswith("-") or word == "-":
+                operands.append(word)
+                continue
+            if word == "--":
+                only_operands = True
+                continue
+            option, flag, attached = self._match(word)
+            if option is _HELP:
+                return None
+            if option.name in given:
+                self.fail(f"{flag} is given twice")
+            given.add(option.name)
+            if option.metavar is None:
+                if attached is not None:
+                    self.fail(f"{flag} takes no value, {attached!r} was given")
+                values[option.name] = True
+                continue
+            if attached is None:
+                if position == len(words) or self._is_flag(words[position]):
+                    self.fail(f"{flag} needs a value: {option.metavar}, {option.help}")
+                attached = words[position]
+                position += 1
+            try:
+                values[option.name] = option.parse(attached)
+            except ValueError as error:
+                self.fail(f"{flag} {attached}: {error}")
+        self._place(operands, values)
+        return values
+
+    def _match(self, word: str) -> tuple[Option, str, str | None]:
+        """Split `word` into its option, the flag as typed and an attached value."""
+        flag, equals, value = word.partition("=")
+        option = self.option(flag)
+        if option is not None:
+            return option, flag, value if equals else None
+        if not word.startswith("--") and len(word) > 2:
+            option = self.option(word[:2])
+            if option is not None and option.metavar is not None:
+                return option, word[:2], word[2:]
+        known = [f for o in self.all_options for f in o.flags]
+        self.fail(f"unknown option {flag}{did_you_mean(flag, known)}")
+
+    def _is_flag(self, word: str) -> bool:
+        return self.option(word.partition("=")[0]) is not None
+
+    def _place(self, operands: list[str], values: Values) -> None:
+        if self.parameter is None:
+            if operands:
+                self.fail(f"unexpected argument {operands[0]!r}")
+            return
+        if self.parameter.arity in "1+" and not operands:
+            self.fail(f"{self.parameter.metavar} is missing: {self.parameter.help}")
+        if self.parameter.arity in "1?":
+            if len(operands) > 1:
+                self.fail(f"unexpected argument {operands[1]!r}")
+            values[self.parameter.name] = operands[0] if operands else None
+            return
+        values[self.parameter.name] = operands

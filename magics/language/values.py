@@ -1,0 +1,139 @@
+"""Values of options: parsed, checked, and refused with the reason.
+
+All errors that can be found without an engine are found here, before one starts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+import numpy as np
+
+from rankscope.backends import BackendConfig
+from rankscope.backends.benchmark import parse_sizes
+from rankscope.backends.did_you_mean import did_you_mean
+from rankscope.backends.rank_sets import name_ranks
+from rankscope.engines.cluster.launch import launcher_names
+from rankscope.engines.runs import parse_runs
+from rankscope.engines.wire.gpu_environment import parse_devices
+
+__all__ = [
+    "backend",
+    "count",
+    "device",
+    "dtype",
+    "gpus",
+    "launcher",
+    "names",
+    "parse_ranks",
+    "seconds",
+    "sizes",
+    "times",
+]
+
+
+def count(text: str) -> int:
+    """Return a number of ranks."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise ValueError("expected a number of ranks, such as 4") from None
+    if number < 1:
+        raise ValueError("there must be at least 1 rank")
+    return number
+
+
+def times(text: str) -> int:
+    """Return a number of repetitions; 0 is allowed."""
+    if not text.isdecimal():
+        raise ValueError("expected a whole number, such as 20")
+    return int(text)
+
+
+def sizes(text: str) -> list[int]:
+    """Return sizes in bytes; the `ValueError` has examples."""
+    return parse_sizes(text)
+
+
+def names(text: str) -> list[str]:
+    """Return the names in a list with commas."""
+    found = [name.strip() for name in text.split(",")]
+    if not all(found) or len(set(found)) < len(found):
+        raise ValueError("expected different names with commas between them")
+    return found
+
+
+def dtype(text: str) -> str:
+    """Return the name of a numpy dtype."""
+    try:
+        return np.dtype(text).name
+    except TypeError:
+        raise ValueError("expected a dtype, such as float32 or int64") from None
+
+
+def device(text: str) -> str:
+    """Return a device type that arrays can be made on."""
+    if text not in ("cpu", "cuda"):
+        raise ValueError("expected cpu or cuda")
+    return text
+
+
+def gpus(text: str) -> tuple[int, ...]:
+    """Return the numbers of CUDA devices, in the order given."""
+    return parse_devices(text)
+
+
+def seconds(text: str) -> float:
+    """Return a duration in seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError("expected seconds, such as 30 or 0.5") from None
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError("expected a number of seconds above 0")
+    return value
+
+
+def backend(text: str) -> str:
+    """Return `text` if it is a `BackendConfig`; its `ValueError` says what is wrong."""
+    try:
+        BackendConfig(text)
+    except ValueError as error:
+        # The caller puts the option and its text before the message.
+        raise ValueError(str(error).removeprefix(f"backend {text!r}: ")) from None
+    return text
+
+
+def launcher(text: str) -> str:
+    """Return the name of a launcher of ipyparallel's, or of a launcher class."""
+    names = launcher_names()
+    if "." in text or text.lower() in names:
+        return text
+    raise ValueError(
+        f"no such launcher{did_you_mean(text, names)} (there are {', '.join(names)})"
+    )
+
+
+def parse_ranks(text: str, present: Collection[int], of: str = "cluster") -> list[int]:
+    """Return the ranks that `text` names, sorted, each once.
+
+    `text` is ``"all"`` or a comma-separated list of ranks and inclusive runs,
+    such as ``"0,2-3"``. `present` are the known ranks, of the cluster or group `of`.
+
+    Raises `ValueError`, naming the part that is wrong and the known ranks.
+    """
+    if text.strip() == "all":
+        return sorted(present)
+    runs = parse_runs(text, "rank", ", or all")
+    for run in runs:
+        # The bounds first: 0-999999999 must not be enumerated.
+        missing = [rank for rank in (run[0], run[-1]) if rank not in present]
+        if not missing:
+            missing = [rank for rank in run if rank not in present]
+        if missing:
+            raise ValueError(
+                f"there is no {name_ranks(missing[:1])}; "
+                f"the {of} has {name_ranks(present)}"
+            )
+    return sorted({rank for run in runs for rank in run})

@@ -1,0 +1,1 @@
+"""Output of cells: parsing, removal of duplicates and display."""

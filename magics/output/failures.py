@@ -1,0 +1,236 @@
+"""Failures of ranks: which are the same, and how they are shown.
+
+An error that several ranks share is shown as one traceback. Ranks may differ
+in the numbers of the message (their own rank, a pid, an address): such errors
+count as the same, and each message is then listed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
+
+import rankscope
+from rankscope import backends, engines
+from rankscope.backends.rank_sets import format_ranks, name_ranks
+from rankscope.engines import Output, RankError
+
+__all__ = [
+    "CellError",
+    "CellTimeout",
+    "CommandError",
+    "Interrupted",
+    "abort_echo_line",
+    "failure_key",
+    "failure_of",
+    "is_abort_echo",
+    "place_of",
+    "plain",
+    "report",
+    "summary_of",
+]
+
+_PACKAGES = (rankscope, backends, engines)
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_CELL_LINE = re.compile(r"Cell In\[\d+\], line (\d+)")
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
+
+_SYNTAX_PLACE = re.compile(r" \([^()]*, line \d+\)$")
+_FILE = re.compile(r"File (.+?):\d+")
+# For ranks that run from the same checkout as the notebook.
+_ROOMS = tuple(f"{os.path.abspath(m.__path__[0])}/" for m in _PACKAGES)
+#: Errors that Rankscope raises besides its own classes, for bad arguments.
+_OURS = ("ValueError", "TypeError", "NotImplementedError", "RuntimeError")
+
+#: Messages of one shared error that are listed; the rest is counted.
+VARIANTS = 8
+
+#: The longest message in a one-line summary, in characters.
+LONGEST = 500
+
+BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
+
+
+class _ReportedError(BaseException):
+    """An error whose causes were shown before: IPython shows it in one line."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"\x1b[31m{type(self).__name__}\x1b[0m: {self}"]
+
+
+class CommandError(_ReportedError, RuntimeError):
+    """A magic has failed; `title` is the magic."""
+
+    def __init__(self, title: str, message: str) -> None:
+        super().__init__(message)
+        self.title = title
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"\x1b[31m{self.title}\x1b[0m: {self}"]
+
+
+class CellError(_ReportedError, Exception):
+    """A ``%%distributed`` cell failed on some ranks.
+
+    `errors` maps each of them to its `rankscope.engines.RankError`.
+    """
+
+    def __init__(self, message: str, errors: dict[int, RankError]) -> None:
+        super().__init__(message)
+        self.errors = errors
+
+
+class CellTimeout(_ReportedError, TimeoutError):
+    """A ``%%distributed`` cell did not end within the seconds of its ``-t``."""
+
+
+class Interrupted(_ReportedError, KeyboardInterrupt):
+    """A ``%%distributed`` cell was interrupted; ends "Run All" as an error does."""
+
+
+def plain(text: str) -> str:
+    """Return `text` without ANSI colours."""
+    return _ANSI.sub("", text)
+
+
+def failure_of(rank: int, output: Output, cell: int | None) -> RankError:
+    """Return the failure in an ``error`` output of `rank`.
+
+    The line is read from the traceback, since the output arrives while the cell
+    still runs on other ranks.
+    """
+    error = RankError(
+        rank, output["ename"], output["evalue"], tuple(output["traceback"]), cell
+    )
+    found = _CELL_LINE.findall(error.plain_traceback)
+    return replace(error, line=int(found[-1])) if found else error
+
+
+def failure_key(error: RankError) -> Hashable:
+    """Return a key that is equal for errors that are the same."""
+    return (
+        error.ename,
+        error.line,
+        _NUMBER.sub("#", error.evalue),
+        _NUMBER.sub("#", error.plain_traceback),
+    )
+
+
+def is_abort_echo(error: RankError) -> bool:
+    """Return whether `error` only reports that the rank's op was aborted."""
+    return error.ename == "DistAbortedError"
+
+
+def place_of(error: RankError) -> str:
+    """Return ``" at cell 7 line 3"``, or the part of it that is known."""
+    if error.cell is None or error.line is None:
+        return ""
+    return f" at cell {error.cell} line {error.line}"
+
+
+def report(errors: Sequence[RankError], label: bool = True) -> str:
+    """Return one traceback for `errors`, which share a `failure_key`.
+
+    `label` names the ranks in front.
+    """
+    first = errors[0]
+    lines = []
+    if label:
+        ranks = name_ranks(error.rank for error in errors)
+        lines.append(f"{BOLD}{ranks}{PLAIN}")
+    lines += _without_our_frames(first) or [f"{first.ename}: {first.evalue}"]
+    variants: dict[str, list[RankError]] = {}
+    for error in errors:
+        variants.setdefault(_impersonal(error), []).append(error)
+    if len(variants) > 1:
+        lines.append(f"{BOLD}The message on each rank{PLAIN}")
+        for members in list(variants.values())[:VARIANTS]:
+            ranks = format_ranks(error.rank for error in members)
+            lines.append(f"[{ranks}] {first.ename}: {members[0].evalue}")
+        if len(variants) > VARIANTS:
+            lines.append(f"… and {len(variants) - VARIANTS} more")
+    return "\n".join(lines)
+
+
+def _impersonal(error: RankError) -> str:
+    """Return the message without its rank, which Rankscope's errors mention."""
+    return re.sub(rf" on rank {error.rank}\b", "", error.evalue)
+
+
+def _without_our_frames(error: RankError) -> list[str]:
+    """Return the traceback up to the user's line that called Rankscope.
+
+    Likewise the tracebacks of its causes. The messages describe the error;
+    `CellError.errors` has all frames.
+    """
+    lines = list(error.traceback)
+    if not (error.ename.startswith("Dist") or error.ename in _OURS):
+        return lines
+    kept: list[str] = []
+    ours: list[str] = []
+    for line in lines:
+        if _is_ours(line):
+            ours.append(line)
+            continue
+        # Frames between two frames of the user are kept.
+        kept += ours if _is_frame(line) else _folded(ours)
+        kept.append(line)
+        ours = []
+    return kept + ours
+
+
+def _folded(frames: Sequence[str]) -> list[str]:
+    count = len(frames)
+    return [f"… {count} frame{'s'[: count > 1]} inside rankscope\n"] if count else []
+
+
+def _is_frame(line: str) -> bool:
+    text = plain(line).lstrip()
+    return _FILE.match(text) is not None or _CELL_LINE.match(text) is not None
+
+
+def _is_ours(frame: str) -> bool:
+    found = _FILE.match(plain(frame).lstrip())
+    if found is None:
+        return False
+    path = os.path.expanduser(found[1])
+    return "/site-packages/rankscope/" in path or path.startswith(_ROOMS)
+
+
+def abort_echo_line(errors: Sequence[RankError]) -> str:
+    """Return one line on ranks whose op was aborted; the cause is shown elsewhere."""
+    return f"{name_ranks(error.rank for error in errors)} released{place_of(errors[0])}"
+
+
+def summary_of(errors: Iterable[RankError]) -> str:
+    """Return all failures in one line: causes first, released ranks after."""
+    failures = list(errors)
+    causes = [error for error in failures if not is_abort_echo(error)]
+    if not causes:
+        causes, failures = failures, []
+    groups: dict[Hashable, list[RankError]] = {}
+    for error in causes:
+        groups.setdefault(failure_key(error), []).append(error)
+    parts = []
+    for members in groups.values():
+        first = members[0]
+        # A SyntaxError names a file that only IPython knows.
+        message = _SYNTAX_PLACE.sub("", _one_line(_impersonal(first)))
+        if len({_impersonal(error) for error in members}) > 1:
+            message = f"{message} (and alike)"
+        text = f"{first.ename}: {message}" if message else first.ename
+        ranks = name_ranks(error.rank for error in members)
+        parts.append(f"{ranks}: {text}{place_of(first)}")
+    echoes = [error.rank for error in failures if is_abort_echo(error)]
+    if echoes:
+        parts.append(f"{name_ranks(echoes)} released")
+    return "; ".join(parts)
+
+
+def _one_line(text: str) -> str:
+    """Return the first line of `text`, whose end has the remedy: cut if too long."""
+    line = plain(text).strip().partition("\n")[0]
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"

@@ -1,0 +1,193 @@
+"""Renderer: shows merged items, in a notebook or a terminal.
+
+Lines of ranks carry the label of their ranks, ``[0-3]`` or ``[2]``, in the
+syntax of ``-r``. In a notebook the whole output of a cell can be drawn again.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+from IPython.core.displaypub import CapturingDisplayPublisher
+from IPython.core.interactiveshell import InteractiveShell
+
+from rankscope.backends.rank_sets import format_ranks, name_ranks
+
+from .deduplicate import Item
+from .failures import abort_echo_line, plain, report
+from .parse import Bundle
+from .stream import BRIEF
+
+__all__ = ["Renderer", "label_lines", "label_width"]
+
+#: Distinct unfinished lines that are shown while a cell runs.
+PARTIALS = 8
+
+HEADER = (
+    '<div style="color: var(--jp-ui-font-color2, inherit); '
+    "font-family: var(--jp-ui-font-family, system-ui, sans-serif); "
+    'font-size: 0.85em; margin-top: 0.4em; opacity: 0.85">{}</div>'
+)
+
+
+class Renderer:
+    """Shows the items of one cell; `ranks` are those of the cluster."""
+
+    def __init__(self, shell: InteractiveShell, ranks: Sequence[int]) -> None:
+        self._shell = shell
+        self._width = label_width(ranks)
+        self._partials: str | None = None
+        self._overwrites = not self.is_rich and sys.stdout.isatty()
+        self._dirty = False
+        self._serial = 0
+        # By identity: two bundles may be equal, and are kept by the parser.
+        self._handles: dict[int, str] = {}
+        self._notices: list[str] = []
+
+    @property
+    def is_rich(self) -> bool:
+        """Whether a front end shows more than text."""
+        return getattr(self._shell, "kernel", None) is not None
+
+    @property
+    def can_redraw(self) -> bool:
+        """Whether shown items can be removed (not under ``%%capture``)."""
+        return self.is_rich and not isinstance(
+            self._shell.display_pub, CapturingDisplayPublisher
+        )
+
+    def show(self, items: Iterable[tuple[str, Item]]) -> None:
+        """Show items, each in its mode, below the previous ones."""
+        self._wipe()
+        for kind, group in groupby(items, key=lambda pair: pair[1].kind):
+            if kind == "display":
+                for _, item in group:
+                    self._display(item)
+                continue
+            text = "".join(self._text(mode, item) for mode, item in group)
+            # Flush the other stream first, or a front end may change the order.
+            other, stream = sys.stderr, sys.stdout
+            if kind in ("stderr", "error"):
+                other, stream = stream, other
+            other.flush()
+            stream.write(text)
+            stream.flush()
+
+    def redraw(self, items: Iterable[tuple[str, Item]]) -> None:
+        """Show items in place of all output of the cell."""
+        shown, said = list(items), self._notices
+        # `wait` avoids flicker, but needs output that follows.
+        wait = bool(shown or said)
+        self._shell.display_pub.clear_output(wait)  # type: ignore[no-untyped-call]
+        self._partials, self._notices = None, []
+        self.show(shown)
+        for text in said:
+            self.notify(text)
+
+    def notify(self, text: str) -> None:
+        """Show a line about the cell, not from it."""
+        self._notices.append(text)
+        self._wipe()
+        sys.stdout.flush()
+        print(text, file=sys.stderr, flush=True)
+
+    # -- unfinished lines ---------------------------------------------------
+
+    @property
+    def shows_partials(self) -> bool:
+        """Whether unfinished lines are shown, so that a redraw is needed."""
+        return self._partials is not None
+
+    def partials(self, lines: dict[int, str]) -> None:
+        """Show the unfinished line of each rank, in place of those shown before."""
+        groups: dict[str, list[int]] = {}
+        for rank, line in lines.items():
+            groups.setdefault(line, []).append(rank)
+        rows = [
+            label_lines(line, ranks, self._width).rstrip("\n")
+            for line, ranks in list(groups.items())[:PARTIALS]
+        ]
+        if len(groups) > PARTIALS:
+            rows.append(f"… and {len(groups) - PARTIALS} more")
+        if self.can_redraw:
+            known = self._partials
+            self._partials = known or self._new_id()
+            self._shell.display_pub.publish(
+                {"text/plain": "\n".join(rows)},
+                transient={"display_id": self._partials},
+                update=known is not None,
+            )
+        elif self._overwrites and rows:
+            # A terminal can erase one line only.
+            more = f" … ({len(rows)} lines)" if len(rows) > 1 else ""
+            room = shutil.get_terminal_size().columns - len(more) - 1
+            print(f"\r\x1b[2K{plain(rows[0])[:room]}{more}", end="", flush=True)
+            self._dirty = True
+
+    def _wipe(self) -> None:
+        if self._dirty:
+            self._dirty = False
+            print("\r\x1b[2K", end="", flush=True)
+
+    # -- items --------------------------------------------------------------
+
+    def _text(self, mode: str, item: Item) -> str:
+        if item.kind == "error":
+            if mode == BRIEF:
+                return abort_echo_line(item.contents) + "\n"
+            return report(item.contents, label=self._width > 0) + "\n"
+        content = item.content
+        text = content.text if isinstance(content, Bundle) else content
+        return label_lines(text, item.ranks, self._width)
+
+    def _display(self, item: Item) -> None:
+        bundle: Bundle = item.content
+        if not self.is_rich:
+            print(label_lines(bundle.text, item.ranks, self._width), end="", flush=True)
+            return
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if self._width:
+            name = name_ranks(item.ranks)
+            self._shell.display_pub.publish(
+                {"text/html": HEADER.format(name), "text/plain": name}
+            )
+        transient: dict[str, Any] = {}
+        if bundle.display_id is not None:
+            transient["display_id"] = self._new_id()
+            self._handles[id(bundle)] = transient["display_id"]
+        self._shell.display_pub.publish(
+            bundle.data, bundle.metadata, transient=transient
+        )
+
+    def update(self, bundle: Bundle) -> None:
+        """Update a display whose bundle its rank has changed."""
+        handle = self._handles.get(id(bundle))
+        if handle is not None:
+            self._shell.display_pub.publish(
+                bundle.data,
+                bundle.metadata,
+                transient={"display_id": handle},
+                update=True,
+            )
+
+    def _new_id(self) -> str:
+        self._serial += 1
+        return f"rankscope-{id(self):x}-{self._serial}"
+
+
+def label_width(ranks: Sequence[int]) -> int:
+    """Return the width of labels in a cluster of `ranks`: 0 for a single rank."""
+    return 0 if len(ranks) < 2 else len(f"[{format_ranks(ranks)}] ")
+
+
+def label_lines(text: str, ranks: Iterable[int], width: int) -> str:
+    """Return `text` with the label of `ranks` before each line."""
+    if not width:
+        return f"{text}\n"
+    label = f"[{format_ranks(ranks)}] ".ljust(width)
+    return "".join(f"{(label + line).rstrip()}\n" for line in text.split("\n"))

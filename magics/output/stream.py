@@ -1,0 +1,218 @@
+"""OutputStream: the outputs of a cell, from the I/O thread to the renderer.
+
+Outputs arrive on an I/O thread; the thread that calls `pump` shows them: in a notebook
+only output of the main thread is sure to appear in the running cell.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from rankscope.engines import Execution, Output, RankError
+
+from .deduplicate import Entry, Item, OutputDeduplicator
+from .failures import is_abort_echo
+from .parse import Bundle, OutputParser, failure
+
+__all__ = ["OutputStream", "Surface"]
+
+#: Seconds after which an unfinished line is shown, and between two updates of it.
+PARTIAL_AFTER = 0.4
+PARTIAL_EVERY = 0.2
+
+#: How an item is shown: in full, as one line, not at all.
+FULL, BRIEF, HIDDEN = "full", "brief", "hidden"
+
+_INTERRUPTED = ("", "KeyboardInterrupt")
+
+Shown = list[tuple[str, Item]]
+
+
+class Surface(Protocol):
+    """The interface of `Renderer`."""
+
+    @property
+    def can_redraw(self) -> bool: ...
+
+    @property
+    def shows_partials(self) -> bool: ...
+
+    def show(self, items: Shown) -> None: ...
+
+    def redraw(self, items: Shown) -> None: ...
+
+    def update(self, bundle: Bundle) -> None: ...
+
+    def partials(self, lines: dict[int, str]) -> None: ...
+
+
+class OutputStream:
+    """Shows the outputs of the ranks of `execution`, shared output once."""
+
+    def __init__(
+        self,
+        execution: Execution,
+        surface: Surface,
+        *,
+        collapse: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.execution = execution
+        #: Rank → its error, for the errors shown so far.
+        self.failures: dict[int, RankError] = {}
+        #: Set while the ranks are stopped: their last errors only report the stop.
+        self.stopping = False
+        #: Set when a notice has named the aborted groups and the cause.
+        self.aborts_announced = False
+        self._surface = surface
+        self._clock = clock
+        self._parser = OutputParser(execution.ranks, execution.cell)
+        self._deduplicator = OutputDeduplicator(execution.ranks, collapse=collapse)
+        self._queue: queue.SimpleQueue[tuple[int, Output] | None] = queue.SimpleQueue()
+        self._finished: set[int] = set()
+        self._clears: set[int] = set()
+        self._must_redraw = False
+        self._shown: Shown = []
+        self._partials_since: float | None = None
+        self._partials_shown: dict[int, str] = {}
+        execution.on_output(lambda rank, output: self._queue.put((rank, output)))
+        execution.on_done(lambda done: self._queue.put(None))
+
+    @property
+    def done(self) -> bool:
+        """Whether every rank is done and all of its output is processed."""
+        return len(self._finished) == len(self.execution.ranks)
+
+    def pump(self, timeout: float) -> None:
+        """Wait for output, at most `timeout` seconds; show what can be shown."""
+        now = self._clock()
+        due = self._deduplicator.deadline
+        wait = timeout if due is None else min(timeout, max(0.0, due - now))
+        # Read before the queue: it then has all output of the ranks that are done.
+        running = set(self.execution.ranks_running)
+        event = self._next(0.0 if not running else wait)
+        now = self._clock()
+        while event is not None:
+            self._take(*event, now)
+            event = self._next(0.0)
+        for rank in sorted(set(self.execution.ranks) - running - self._finished):
+            self._finish(rank, now)
+        if self.done:
+            # `close` shows the rest in its final form, if possible without a redraw.
+            return
+        self._show(self._deduplicator.poll(now))
+        self._show_partials(now)
+
+    def close(self) -> None:
+        """Show the entries held back; bring the whole output into its final form."""
+        items = self._deduplicator.final()
+        if items is None:
+            self._show(self._deduplicator.poll(math.inf))
+            return
+        # The cause first, then the ranks whose op was aborted because of it.
+        final = sorted(self._with_modes(items), key=lambda pair: pair[0] == BRIEF)
+        shown = len(self._shown)
+        if final[:shown] == self._shown and not self._surface.shows_partials:
+            self._surface.show(final[shown:])
+        elif self._surface.can_redraw:
+            self._surface.redraw(final)
+        else:
+            self._show(self._deduplicator.poll(math.inf))
+
+    # -- input ----------------------------------------------------------
+
+    def _next(self, timeout: float) -> tuple[int, Output] | None:
+        try:
+            return (
+                self._queue.get(timeout=timeout) if timeout else self._queue.get(False)
+            )
+        except queue.Empty:
+            return None
+
+    def _take(self, rank: int, output: Output, now: float) -> None:
+        if output["output_type"] == "clear_output":
+            if output.get("wait"):
+                self._clears.add(rank)
+            else:
+                self._clear(rank)
+            return
+        if output["output_type"] == "update_display_data":
+            bundle = self._parser.update(rank, output)
+            if bundle is not None:
+                self._surface.update(bundle)
+            return
+        self._feed(rank, self._parser.feed(rank, output), now)
+
+    def _feed(self, rank: int, entries: list[Entry], now: float) -> None:
+        if entries and rank in self._clears:
+            self._clear(rank)
+        for entry in entries:
+            if entry.kind == "error":
+                self.failures[rank] = entry.content
+            self._deduplicator.feed(rank, entry, now)
+
+    def _clear(self, rank: int) -> None:
+        self._clears.discard(rank)
+        if self._surface.can_redraw:
+            self._deduplicator.clear(rank)
+            self._must_redraw = True
+
+    def _finish(self, rank: int, now: float) -> None:
+        self._finished.add(rank)
+        self._feed(rank, self._parser.flush(rank), now)
+        error = self.execution.errors.get(rank)
+        if error is not None and rank not in self.failures:
+            # The rank has published none: its engine is dead, or the cell never began.
+            self._feed(rank, [failure(error)], now)
+        self._deduplicator.finish(rank)
+
+    # -- output ------------------------------------------------------------
+
+    def _show(self, items: list[Item]) -> None:
+        if self._must_redraw:
+            self._must_redraw = False
+            everything = self._deduplicator.restart()
+            if everything is not None:
+                self._shown = self._with_modes(everything)
+                self._surface.redraw(self._shown)
+                return
+        if items:
+            moded = self._with_modes(items)
+            if self._deduplicator.keeps:
+                self._shown += moded
+            self._surface.show(moded)
+
+    def _with_modes(self, items: list[Item]) -> Shown:
+        """Return the items that are shown, each with its mode."""
+        moded = [(self._mode(item), item) for item in items]
+        return [(mode, item) for mode, item in moded if mode != HIDDEN]
+
+    def _mode(self, item: Item) -> str:
+        if item.kind == "stderr" and self.stopping:
+            # IPython prints this when an interrupt comes during a traceback.
+            return HIDDEN if item.content.strip() in _INTERRUPTED else FULL
+        if item.kind != "error":
+            return FULL
+        echo = is_abort_echo(item.content)
+        if self.stopping and (echo or item.content.ename == "KeyboardInterrupt"):
+            return HIDDEN
+        explained = any(not is_abort_echo(error) for error in self.failures.values())
+        if not (echo and explained):
+            return FULL
+        return HIDDEN if self.aborts_announced else BRIEF
+
+    def _show_partials(self, now: float) -> None:
+        lines = self._parser.partials()
+        if not lines and not self._partials_shown:
+            self._partials_since = None
+            return
+        if self._partials_since is None:
+            self._partials_since = now + PARTIAL_AFTER
+        if now >= self._partials_since and lines != self._partials_shown:
+            self._partials_since = now + PARTIAL_EVERY
+            self._partials_shown = lines
+            self._surface.partials(lines)

@@ -1,0 +1,79 @@
+"""The flight recorder's ring: every record of every thread, in order."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from rankscope.backends.work.flight_recorder import (
+    FlightRecorder,
+    GroupStatus,
+    Record,
+)
+from rankscope.backends.work.op_type import OpType
+
+
+@pytest.fixture
+def frequent_switches() -> Iterator[None]:
+    """Let the interpreter switch threads as often as it can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def record(group: str) -> Record:
+    status = GroupStatus(group, 0, 0, range(2))
+    return Record(status, OpType.BARRIER, (), None, 60.0)
+
+
+@pytest.mark.usefixtures("frequent_switches")
+def test_no_record_is_lost_where_groups_issue_from_threads_of_their_own() -> None:
+    threads, each = 4, 20_000
+    kept = FlightRecorder(threads * each)
+    ready = threading.Barrier(threads)
+
+    def issue(group: str) -> None:
+        mine = record(group)
+        made = [object.__new__(Record) for _ in range(each)]
+        for one in made:
+            one.status = mine.status
+        ready.wait()
+        for one in made:
+            kept.add(one)
+
+    workers = [
+        threading.Thread(target=issue, args=(f"group {i}",)) for i in range(threads)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert kept.count == threads * each
+    numbers = [one.record_id for one in kept.records()]
+    assert numbers == list(range(threads * each))
+
+
+def test_the_oldest_records_fall_out() -> None:
+    kept = FlightRecorder(4)
+    for number in range(6):
+        assert [one.record_id for one in kept.records()] == [
+            *range(max(0, number - 4), number)
+        ]
+        kept.add(record("default"))
+    assert kept.count == 6
+    kept.clear()
+    assert (kept.count, kept.records()) == (0, [])
+
+
+def test_a_record_keeps_no_array() -> None:
+    array = np.ones(3)
+    references = sys.getrefcount(array)
+    status = GroupStatus("default", 0, 0, range(2))
+    made = Record(status, OpType.ALL_REDUCE, (array,), None, 60.0)
+    assert sys.getrefcount(array) == references
+    assert made.sizes == [(3,)]

@@ -1,0 +1,110 @@
+"""A rebuild replaces the generation: what belongs to an earlier one ends with it."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import rankscope as dist
+from rankscope.backends.conformance.waiting import until
+from tests.backends.manual import Manual
+
+
+def test_a_failure_of_an_earlier_generation_is_no_failure_of_this_one(
+    group: dist.ProcessGroup,
+) -> None:
+    dist.all_reduce(np.ones(3), async_op=True)
+    group.rebuild()
+    Manual.made[0].on_failure("late")
+    assert group.aborted is None
+
+
+def test_a_rebuild_waits_for_no_call_that_is_stuck(
+    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck, go = threading.Event(), threading.Event()
+
+    def all_reduce(backend: Manual, *_: object) -> dist.Work:
+        stuck.set()
+        go.wait(30)
+        return dist.Work(dist.OpType.ALL_REDUCE)
+
+    monkeypatch.setattr(Manual, "all_reduce", all_reduce)
+    errors: list[BaseException] = []
+
+    def issue() -> None:
+        try:
+            dist.all_reduce(np.ones(3))
+        except dist.DistError as error:
+            errors.append(error)
+
+    caller = threading.Thread(target=issue)
+    caller.start()
+    assert stuck.wait(10)
+    rebuilding = threading.Thread(target=group.rebuild)
+    rebuilding.start()
+    rebuilding.join(10)
+    done = not rebuilding.is_alive()
+    # The new generation works while the call of the old one is stuck.
+    work = dist.barrier(async_op=True) if done else None
+    in_flight = [*group.status.in_flight.values()]
+    go.set()
+    caller.join(10)
+    rebuilding.join(10)
+    assert done
+    assert group.generation == 1
+    assert in_flight == [work]
+    assert "the group was rebuilt" in str(errors[0])
+
+
+def test_a_backend_that_is_built_during_an_abort_is_stopped(
+    group: dist.ProcessGroup,
+) -> None:
+    def create(store: dist.Store, rank: int, size: int, timeout: float) -> Manual:
+        backend = Manual(store, rank, size, timeout)
+        group.abort("enough")
+        return backend
+
+    dist.Backend.register_backend("manual", create, devices=("cpu", "cuda"))
+    with pytest.raises(dist.DistAbortedError, match="all_reduce in group.*enough"):
+        dist.all_reduce(np.ones(3))
+    assert len(Manual.made[0].aborted) == 1
+
+
+def test_a_batch_of_an_earlier_generation_is_refused(group: dist.ProcessGroup) -> None:
+    x = np.ones(3)
+
+    def rebuild_inside() -> None:
+        with dist.coalescing_manager():
+            dist.all_reduce(x, async_op=True)
+            group.rebuild()
+
+    with pytest.raises(dist.DistAbortedError, match="the group was rebuilt"):
+        rebuild_inside()
+    dist.all_reduce(x, async_op=True)
+    assert group.status.collective_seq == 1
+
+
+def test_a_callback_of_an_aborted_work_may_rebuild(group: dist.ProcessGroup) -> None:
+    work = dist.all_reduce(np.ones(3), async_op=True)
+    assert work is not None
+    work.add_done_callback(lambda _: group.rebuild())
+    thread = threading.Thread(target=group.rebuild)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert group.aborted is None
+    assert group.generation == 2
+
+
+def test_the_watches_of_an_ended_generation_are_cancelled(
+    group: dist.ProcessGroup,
+) -> None:
+    first = group.current
+    group.rebuild()
+    first.store.set("build/cpu", b"1")
+    group.store.set("build/cpu", b"1")
+    until(lambda: "cpu" in group.current.backends, 10)
+    assert first.backends == {}

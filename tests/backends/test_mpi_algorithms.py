@@ -1,0 +1,227 @@
+"""The schedules of sends and receives, run in one process on a model network."""
+
+from __future__ import annotations
+
+import collections
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankscope.backends.mpi import algorithms as schedules
+from rankscope.backends.mpi.algorithms import RECV, SEND, Schedule
+
+Array = npt.NDArray[Any]
+
+SIZES = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 17]
+
+
+class Network:
+    """Delivers messages between schedules, in random order but for each pair FIFO.
+
+    With `eager`, a send is done when it was posted; else when it was received,
+    as with large messages.
+    """
+
+    def __init__(self, seed: int, eager: bool) -> None:
+        self.random = random.Random(seed)
+        self.eager = eager
+        self.wires: dict[tuple[int, int], collections.deque[Array]] = (
+            collections.defaultdict(collections.deque)
+        )
+
+    def run(self, make: Callable[[int], Schedule], size: int) -> None:
+        waiting: dict[int, list[tuple[bool, int, Array]]] = {}
+        running = {}
+        for rank in range(size):
+            running[rank] = make(rank)
+            waiting[rank] = []
+        while running:
+            ranks = list(running)
+            self.random.shuffle(ranks)
+            if not any([self.turn(rank, running, waiting) for rank in ranks]):
+                raise AssertionError(f"deadlock: {waiting}")
+        assert not any(self.wires.values()), "somebody sent what nobody received"
+
+    def turn(
+        self,
+        rank: int,
+        running: dict[int, Schedule],
+        waiting: dict[int, list[tuple[bool, int, Array]]],
+    ) -> bool:
+        pending: list[tuple[bool, int, Array]] = []
+        moved = False
+        for kind, peer, data in waiting[rank]:
+            if kind is SEND:
+                # Present on the wire until received.
+                if any(data is sent for sent in self.wires[rank, peer]):
+                    pending.append((kind, peer, data))
+                    continue
+            elif self.wires[peer, rank] and not any(
+                # Receives from one rank are matched in order.
+                other is RECV and source == peer
+                for other, source, _ in pending
+            ):
+                sent = self.wires[peer, rank].popleft()
+                assert sent.nbytes == data.nbytes
+                data[...] = sent
+            else:
+                pending.append((kind, peer, data))
+                continue
+            moved = True
+        waiting[rank] = pending
+        if pending:
+            return moved
+        try:
+            stage = next(running[rank])
+        except StopIteration:
+            del running[rank]
+            return True
+        stage = [transfer for transfer in stage if transfer[2].size]
+        for kind, peer, data in stage:
+            assert peer != rank
+            if kind is SEND:
+                self.wires[rank, peer].append(data.copy() if self.eager else data)
+        waiting[rank] = [t for t in stage if t[0] is RECV or not self.eager]
+        return True
+
+
+def held(rank: int, count: int, salt: int = 0) -> Array:
+    return np.random.default_rng([rank, count, salt]).integers(-9, 9, count)
+
+
+@pytest.fixture(params=[False, True], ids=["rendezvous", "eager"])
+def network(request: pytest.FixtureRequest) -> Network:
+    return Network(1, request.param)
+
+
+@pytest.fixture(autouse=True)
+def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedules, "_SEGMENT", 80)
+    monkeypatch.setattr(schedules, "_DOUBLING_LIMIT", 200)
+    monkeypatch.setattr(schedules, "_DOUBLING_LIMIT_OF_TWO", 200)
+    monkeypatch.setattr(schedules, "_PEERS", 3)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("count", [1, 5, 25, 26, 101])
+def test_all_reduce(network: Network, size: int, count: int) -> None:
+    data = [held(rank, count) for rank in range(size)]
+    wanted = sum(data)
+    network.run(
+        lambda r: schedules.all_reduce(r, size, data[r], np.add, np.empty), size
+    )
+    for array in data:
+        np.testing.assert_array_equal(array, wanted)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("count", [1, 10, 33])
+@pytest.mark.parametrize("place", ["first", "middle", "last"])
+def test_rooted(network: Network, size: int, count: int, place: str) -> None:
+    root = {"first": 0, "middle": size // 2, "last": size - 1}[place]
+    data = [held(rank, count) for rank in range(size)]
+    before = [array.copy() for array in data]
+    network.run(
+        lambda r: schedules.reduce(r, size, data[r], root, np.add, np.empty), size
+    )
+    np.testing.assert_array_equal(data[root], sum(before))
+    for rank in set(range(size)) - {root}:
+        np.testing.assert_array_equal(data[rank], before[rank])
+
+    network.run(lambda r: schedules.broadcast(r, size, data[r], root), size)
+    for array in data:
+        np.testing.assert_array_equal(array, sum(before))
+
+    parts = [held(root, count + rank, rank) for rank in range(size)]
+    outputs = [np.zeros_like(part) for part in parts]
+
+    def scatter(r: int) -> Schedule:
+        return schedules.scatter(
+            r, size, outputs[r], parts if r == root else None, root
+        )
+
+    network.run(scatter, size)
+    gathered = [np.zeros_like(part) for part in parts]
+
+    def gather(r: int) -> Schedule:
+        return schedules.gather(
+            r, size, gathered if r == root else None, outputs[r], root
+        )
+
+    network.run(gather, size)
+    for part, output, array in zip(parts, outputs, gathered, strict=True):
+        np.testing.assert_array_equal(output, part)
+        np.testing.assert_array_equal(array, part)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_unrooted_with_uneven_parts(network: Network, size: int) -> None:
+    lengths = [(7 * rank) % 5 * 9 for rank in range(size)]
+    if not any(lengths):
+        lengths[0] = 3
+
+    outputs = [[np.zeros(n, int) for n in lengths] for _ in range(size)]
+    data = [held(rank, n) for rank, n in enumerate(lengths)]
+    network.run(lambda r: schedules.all_gather(r, size, outputs[r], data[r]), size)
+    for rows in outputs:
+        for row, wanted in zip(rows, data, strict=True):
+            np.testing.assert_array_equal(row, wanted)
+
+    inputs = [[held(r, n, q) for q, n in enumerate(lengths)] for r in range(size)]
+    results = [np.zeros(n, int) for n in lengths]
+    network.run(
+        lambda r: schedules.reduce_scatter(
+            r, size, results[r], inputs[r], np.add, np.empty
+        ),
+        size,
+    )
+    for rank, result in enumerate(results):
+        np.testing.assert_array_equal(result, sum(rows[rank] for rows in inputs))
+
+    received = [[np.zeros(lengths[q], int) for _ in range(size)] for q in range(size)]
+    network.run(lambda r: schedules.all_to_all(r, size, received[r], inputs[r]), size)
+    for q in range(size):
+        for r in range(size):
+            np.testing.assert_array_equal(received[q][r], inputs[r][q])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_barrier_waits_for_everybody(size: int) -> None:
+    """Nobody leaves before the last one has entered."""
+    for late in {0, size // 2, size - 1} if size > 1 else set():
+        network = Network(late, eager=True)
+        running = {r: schedules.barrier(r, size) for r in range(size) if r != late}
+        waiting: dict[int, list[tuple[bool, int, Array]]] = {r: [] for r in running}
+        while any([network.turn(rank, running, waiting) for rank in list(running)]):
+            assert len(running) == size - 1
+        running[late], waiting[late] = schedules.barrier(late, size), []
+        while any([network.turn(rank, running, waiting) for rank in list(running)]):
+            pass
+        assert not running
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    size=st.integers(1, 9),
+    count=st.integers(1, 70),
+    seed=st.integers(0, 1 << 30),
+    eager=st.booleans(),
+)
+def test_all_reduce_gives_the_same_bits_everywhere(
+    size: int, count: int, seed: int, eager: bool
+) -> None:
+    generator = np.random.default_rng(seed)
+    data = [generator.standard_normal(count).astype("f4") for _ in range(size)]
+    wanted = np.sum(np.array(data, "f8"), axis=0)
+    Network(seed, eager).run(
+        lambda r: schedules.all_reduce(r, size, data[r], np.add, np.empty), size
+    )
+    np.testing.assert_allclose(data[0], wanted, rtol=1e-4, atol=1e-5)
+    for array in data[1:]:
+        assert array.tobytes() == data[0].tobytes()

@@ -1,0 +1,198 @@
+"""One row for each op, and no second table of ops: a made-up row reaches every reader.
+
+Readers that run an op are in `test_coalescing` and `test_device_arrays`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rankscope.backends
+from rankscope.backends.benchmark import BENCHMARKS
+from rankscope.backends.conformance import calls, exact
+from rankscope.backends.interface.base import Backend
+from rankscope.backends.observe.diagnosis import Fault, RankView, diagnose
+from rankscope.backends.observe.torch_format import flight_recorder
+from rankscope.backends.work import bandwidth
+from rankscope.backends.work.flight_recorder import GroupStatus, Record
+from rankscope.backends.work.op_type import Argument, OpSpec, OpType, spec_of
+from tools import support_table
+
+# -- the rows ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", list(OpType), ids=str)
+def test_the_row_of_an_op_is_found_by_its_name(op: OpType) -> None:
+    assert isinstance(op.spec, OpSpec)
+    assert spec_of(op.value) is op.spec
+    assert op.is_p2p is op.spec.is_p2p
+
+
+def test_a_name_that_is_no_ops_has_the_row_of_an_unknown_op() -> None:
+    assert spec_of("batch_isend_irecv") is OpType.UNKNOWN.spec
+
+
+@pytest.mark.parametrize("op", [op for op in OpType if op.spec.arguments is not None])
+def test_an_op_that_backends_run_has_the_methods_of_its_row(op: OpType) -> None:
+    assert callable(getattr(Backend, op.value))
+    if op.spec.fused:
+        assert callable(getattr(Backend, f"{op.value}_coalesced"))
+
+
+def test_what_is_measured_has_a_benchmark() -> None:
+    measured = {op.value for op in OpType if op.spec.measured}
+    assert measured == {*BENCHMARKS} - {"batch_isend_irecv"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "arrays", "inputs"),
+    [
+        ([Argument.READ, Argument.WRITTEN_LIST], 4, 1),
+        ([Argument.READ, Argument.WRITTEN_LIST], 1, 1),  # not the root
+        ([Argument.WRITTEN, Argument.READ_LIST], 4, 3),
+        ([Argument.WRITTEN, Argument.READ_LIST], 1, 0),  # not the root
+        ([Argument.WRITTEN_LIST, Argument.READ_LIST], 6, 3),
+        ([Argument.WRITTEN, Argument.READ], 2, 1),
+        ([], 0, 0),
+    ],
+)
+def test_the_inputs_of_a_record(
+    arguments: list[Argument], arrays: int, inputs: int
+) -> None:
+    assert OpSpec(arguments=tuple(arguments)).inputs(arrays) == inputs
+
+
+# -- its readers ---------------------------------------------------------------
+
+
+@pytest.fixture
+def rotate(monkeypatch: pytest.MonkeyPatch) -> OpType:
+    """An op type of this test's own, unlike every other."""
+    op = object.__new__(OpType)
+    op._name_, op._value_ = "ROTATE", "rotate"
+    op.is_p2p = False
+    op.spec = OpSpec(
+        arguments=(Argument.WRITTEN, Argument.READ_LIST),
+        payload=lambda counts, ranks: 10 * counts[1] + ranks,
+        bus_factor=lambda ranks: 7.0 * ranks,
+        same_size=1,
+        fused=True,
+        torch_name="_rotate",
+        torch_coalesced="_rotate_many",
+        torch_uneven="_rotate_v",
+    )
+    monkeypatch.setitem(OpType._value2member_map_, "rotate", op)
+    monkeypatch.setitem(OpType._member_map_, "ROTATE", op)
+    monkeypatch.setattr(OpType, "_member_names_", [*OpType._member_names_, "ROTATE"])
+    return op
+
+
+def entries(op: OpType, *runs: list[tuple[int, ...]]) -> list[dict[str, Any]]:
+    """Records of one batch of `op` on arrays of these shapes, as plain data."""
+    status = GroupStatus("default", 0, 0, range(2))
+    found = []
+    for place, shapes in enumerate(runs):
+        arrays = [np.empty(shape, np.float32) for shape in shapes]
+        record = Record(status, op, arrays, None, 60.0, "gloo")
+        record.number(first=not place)
+        found.append(record.as_dict())
+    return found
+
+
+def test_bandwidths_are_those_of_the_row(rotate: OpType) -> None:
+    assert bandwidth.payload("rotate", [(1,), (5,)], 4, 3) == (10 * 5 + 3) * 4
+    assert bandwidth.bus_factor("rotate", 3) == 21.0
+    arrays = [np.empty(1, np.float32), np.empty(5, np.float32)]
+    record = Record(GroupStatus("g", 0, 0, range(3)), rotate, arrays, None, 1.0)
+    assert record.traffic()["bytes"] == (10 * 5 + 3) * 4
+
+
+def test_pytorchs_names_are_those_of_the_row(rotate: OpType) -> None:
+    def dumped(*runs: list[tuple[int, ...]]) -> dict[str, Any]:
+        groups = {"default": [0, 1]}
+        (entry,) = flight_recorder(0, groups, entries(rotate, *runs))["entries"]
+        return {**entry, "profiling_name": entry["profiling_name"][5:]}
+
+    even = dumped([(3,), (3,), (4,)])
+    assert even["profiling_name"] == "_rotate"
+    assert (even["input_sizes"], even["output_sizes"]) == ([[2, 3]], [[4]])
+    both = dumped([(3,), (3,), (4,)], [(3,), (3,), (4,)])
+    assert both["profiling_name"] == "_rotate_many"
+    assert dumped([(3,), (2,), (4,)])["profiling_name"] == "_rotate_v"
+
+
+def test_the_diagnosis_compares_the_array_of_the_row(rotate: OpType) -> None:
+    def views(*shapes: list[tuple[int, ...]]) -> dict[int, RankView]:
+        return {
+            rank: RankView(rank, entries(rotate, each), now_ns=1 << 63)
+            for rank, each in enumerate(shapes)
+        }
+
+    differ = diagnose("default", [0, 1], 0, views([(3,), (4,)], [(3,), (5,)]), 1.0)
+    assert [verdict.fault for verdict in differ] == [Fault.SIZE_MISMATCH]
+    agree = diagnose("default", [0, 1], 0, views([(3,), (4,)], [(9,), (4,)]), 1.0)
+    assert [verdict.fault for verdict in agree] == [Fault.EXECUTION_HANG]
+
+
+def test_the_support_table_lists_what_has_a_row(rotate: OpType) -> None:
+    assert {"rotate", "rotate_coalesced"} < {*support_table.ops()}
+
+
+# -- no second table -----------------------------------------------------------
+
+
+def _tables_of_ops(tree: ast.Module) -> Iterator[int]:
+    """The lines of the literals that name three ops or more, but for ``__all__``."""
+    names = {op.value for op in OpType}
+    statements = [
+        statement
+        for statement in tree.body
+        if not isinstance(statement, ast.Assign)
+        or ast.unparse(statement.targets[0]) != "__all__"
+    ]
+    for node in ast.walk(ast.Module(statements, [])):
+        if isinstance(node, (ast.Dict, ast.Tuple, ast.List, ast.Set)):
+            keys = node.keys if isinstance(node, ast.Dict) else node.elts
+            ops = 0
+            for key in keys:
+                match key:
+                    case ast.Constant(value=value):
+                        ops += value in names
+                    case ast.Attribute(value=ast.Name(id="OpType")):
+                        ops += 1
+                    case ast.Attribute(
+                        attr="value", value=ast.Attribute(value=ast.Name(id="OpType"))
+                    ):
+                        ops += 1
+            if ops >= 3:
+                yield node.lineno
+
+
+def test_no_module_but_the_transports_has_a_table_of_ops() -> None:
+    root = Path(rankscope.backends.__file__).parent.parent
+    # The conformance suite tries each op by itself.
+    names = ("gloo", "mpi", "nccl", "conformance")
+    transports = {root / "backends" / name for name in names}
+    # What makes the arrays and checks the result of each op that is measured.
+    benchmark = root / "backends" / "benchmark.py"
+    found = [
+        f"{file.relative_to(root)}:{line}"
+        for room in ("backends", "engines", "magics", "widgets", "tools")
+        for file in sorted((root / room).rglob("*.py"))
+        if file != benchmark and transports.isdisjoint(file.parents)
+        for line in _tables_of_ops(ast.parse(file.read_text(encoding="utf-8")))
+    ]
+    assert found == []
+
+
+def test_the_conformance_suite_knows_every_op_of_a_backend() -> None:
+    ops = {op.value for op in OpType if op.spec.arguments is not None}
+    assert {*calls.OPS, "send"} == ops
+    # It tries send with recv, and a barrier, which moves nothing, by a rule of its own.
+    assert {*exact.OPS, "send", "recv", "barrier"} == ops | {"send_and_recv"}

@@ -1,0 +1,114 @@
+"""The watchdog: what it times out, and what it keeps alive."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import rankscope as dist
+from rankscope.backends.conformance.waiting import until
+from rankscope.backends.groups import watchdog as module
+from rankscope.backends.groups.watchdog import Watchdog
+from tests.backends.manual import Manual
+
+
+class Quiet:
+    """A group with nothing in flight; it counts how often it was checked."""
+
+    busy = False
+
+    def __init__(self) -> None:
+        self.checks = 0
+
+    def expire(self) -> float:
+        self.checks += 1
+        return float("inf")
+
+
+class Broken(Quiet):
+    def expire(self) -> float:
+        super().expire()
+        raise RuntimeError("no")
+
+
+@pytest.fixture
+def watchdog() -> Iterator[Watchdog]:
+    made = Watchdog()
+    yield made
+    made.stop()
+
+
+def checked_once(watchdog: Watchdog) -> weakref.ref[Quiet]:
+    group = Quiet()
+    watchdog.register(group)
+    watchdog.touch()
+    until(lambda: group.checks, 5)
+    return weakref.ref(group)
+
+
+@pytest.mark.parametrize("linger", [0.0, 60.0])
+def test_a_sleeping_watchdog_keeps_no_group_alive(
+    watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch, linger: float
+) -> None:
+    monkeypatch.setattr(module, "_LINGER", linger)
+    gone = checked_once(watchdog)
+    until(lambda: gc.collect() >= 0 and gone() is None, 5)
+
+
+def test_a_destroyed_group_is_not_kept_alive(
+    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = threading.Event()
+    monkeypatch.setattr(Manual, "refresh", lambda _: checked.set())
+    made = dist.new_group([0, 1], group_desc="half")
+    assert isinstance(made, dist.ProcessGroup)
+    work = dist.all_reduce(np.ones(3), async_op=True, group=made)
+    assert work is not None
+    assert checked.wait(5)
+    work.mark_completed()
+    dist.destroy_process_group(made)
+    gone = weakref.ref(made)
+    del made, work
+    Manual.made.clear()
+    until(lambda: gc.collect() >= 0 and gone() is None, 5)
+
+
+def test_a_group_that_fails_does_not_stop_the_watchdog(
+    watchdog: Watchdog, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken, other = Broken(), Quiet()
+    watchdog.register(broken)
+    watchdog.register(other)
+    watchdog.touch()
+    until(lambda: broken.checks > 1 and other.checks > 1, 5)
+    assert "the watchdog failed on" in caplog.text
+
+
+def test_an_op_that_keeps_its_own_deadline_is_not_timed_out(
+    group: dist.ProcessGroup,
+) -> None:
+    own = group.enter(dist.OpType.MONITORED_BARRIER, 0.05, 0)
+    time.sleep(0.1)
+    assert group.current.expire() == float("inf")
+    assert own.state is dist.WorkState.STARTED
+    assert own.record is not None
+    assert own.record.timeout == 0.05
+    own.mark_completed()
+
+
+def test_stop_ends_the_thread(watchdog: Watchdog) -> None:
+    before = set(threading.enumerate())
+    watchdog.register(Quiet())
+    watchdog.touch()
+    (thread,) = set(threading.enumerate()) - before
+    watchdog.stop()
+    deadline = time.monotonic() + 5
+    while thread.is_alive() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not thread.is_alive()

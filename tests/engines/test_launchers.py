@@ -1,0 +1,37 @@
+"""Which launcher starts the engines: a backend registers the one that it needs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rankscope.backends import Backend, BackendConfig
+from rankscope.backends.interface.registry import resolve
+from rankscope.engines.cluster.cluster import _launchers_of, _needs_launcher
+
+
+def test_mpi_needs_its_launcher() -> None:
+    assert _launchers_of(BackendConfig("cpu:mpi,cuda:nccl")) == ["mpi"]
+    assert _launchers_of(BackendConfig("cpu:gloo,cuda:nccl")) == []
+
+
+def test_a_third_party_backend_names_its_launcher(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mine = replace(resolve("gloo"), name="mine", launcher="slurm")
+    monkeypatch.setitem(Backend.registry, "mine", mine)
+    assert _launchers_of(BackendConfig("cpu:mine")) == ["slurm"]
+    assert _needs_launcher("cpu:mine")
+
+
+def test_a_name_that_only_contains_mpi_is_another_backend(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A substring search took the ranks of ``dmpi`` for an MPI job."""
+    monkeypatch.setitem(
+        Backend.registry, "dmpi", replace(resolve("gloo"), name="dmpi", launcher=None)
+    )
+    assert not _needs_launcher("cpu:dmpi")
+    # Whatever a rank reports.
+    assert not _needs_launcher("cpu:nowhere")

@@ -1,0 +1,314 @@
+"""The monitor and the cell's wait, on a cluster that only notes what it is told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import pytest
+
+from rankscope.backends.conformance.waiting import until
+from rankscope.backends.groups.key import GroupKey
+from rankscope.engines import (
+    Cluster,
+    ClusterError,
+    ClusterStatus,
+    Execution,
+    RankError,
+)
+from rankscope.magics.cells import monitor
+from rankscope.magics.cells.cell import CellRun
+from rankscope.magics.cells.monitor import CellMonitor
+from rankscope.magics.output.failures import CellError, CellTimeout, Interrupted
+from rankscope.magics.output.render import Renderer
+from tests.widgets.statuses import cluster, group, op, rank
+
+
+class Told:
+    """A cluster whose `status` a test sets; `calls` are what it was told to do."""
+
+    def __init__(self, status: ClusterStatus) -> None:
+        self.now = status
+        self.calls: list[tuple[Any, ...]] = []
+        self.restarts_together = False
+        self.on_interrupt: Callable[[], None] = lambda: None
+
+    def status(self, *, fresh: bool = False, timeout: float = 1) -> ClusterStatus:
+        return self.now
+
+    def abort(self, group: GroupKey, reason: str) -> None:
+        self.calls.append(("abort", group.name, reason))
+
+    def rebuild(self, group: GroupKey) -> None:
+        self.calls.append(("rebuild", group.name))
+
+    def interrupt(self, ranks: Sequence[int]) -> None:
+        self.calls.append(("interrupt", tuple(ranks)))
+        self.on_interrupt()
+
+
+class Lines:
+    """A screen of which only what is said is looked at."""
+
+    can_redraw = False
+    shows_partials = False
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def notify(self, text: str) -> None:
+        self.said.append(text)
+
+    def show(self, items: object) -> None: ...
+
+    def partials(self, lines: object) -> None: ...
+
+
+WAITING = op("all_reduce", 15, elapsed=9.0, source="cell 7 line 5")
+STUCK = cluster(
+    rank(0, group(enqueued=WAITING, in_flight=1, oldest=WAITING)),
+    rank(1, group(enqueued=WAITING, in_flight=1, oldest=WAITING)),
+    rank(2, group()),
+)
+IDLE = cluster(*(rank(number, group(ranks=range(3))) for number in range(3)))
+
+
+def failed(number: int, ename: str = "ValueError") -> RankError:
+    return RankError(number, ename, "boom", cell=7, line=3)
+
+
+def supervised(status: ClusterStatus, cell: int = 7) -> tuple[Told, CellMonitor, Lines]:
+    told, lines = Told(status), Lines()
+    execution = Execution("", range(3), cell, None)
+    return told, CellMonitor(cast(Cluster, told), execution, lines.notify), lines
+
+
+@pytest.fixture
+def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor, "GRACE", 0.0)
+
+
+@pytest.mark.usefixtures("no_grace")
+def test_ranks_that_wait_for_one_that_raised_are_let_go_with_the_reason() -> None:
+    told, monitor, lines = supervised(STUCK)
+    monitor.tick({2: failed(2)})
+    reason = "rank 2 raised ValueError at cell 7 line 3"
+    assert told.calls == [("abort", "default", reason)]
+    assert lines.said == [
+        "ranks 0–1 in all_reduce #15 at cell 7 line 5, which rank 2 will not join: "
+        "group 'default' aborted"
+    ]
+
+
+def test_they_are_given_time_first() -> None:
+    told, monitor, _ = supervised(STUCK)
+    monitor.tick({2: failed(2)})
+    assert told.calls == []
+
+
+@pytest.mark.usefixtures("no_grace")
+def test_nobody_is_let_go_while_nobody_has_failed() -> None:
+    told, monitor, _ = supervised(STUCK)
+    monitor.tick({})
+    assert told.calls == []
+
+
+@pytest.mark.usefixtures("no_grace")
+def test_the_reason_is_the_first_cause_not_its_consequence() -> None:
+    told, monitor, _ = supervised(STUCK)
+    monitor.tick({2: failed(2, "DistAbortedError"), 1: failed(1, "KeyError")})
+    assert told.calls[0][2] == "rank 1 raised KeyError at cell 7 line 3"
+
+
+@pytest.mark.usefixtures("no_grace")
+def test_a_group_that_was_aborted_from_here_is_rebuilt() -> None:
+    told, monitor, _ = supervised(STUCK)
+    monitor.tick({2: failed(2)})
+    finish(monitor)
+    assert monitor.restore(False) == "group 'default' rebuilt"
+    assert told.calls[-1] == ("rebuild", "default")
+
+
+def finish(monitor: CellMonitor) -> None:
+    for number in monitor._execution.ranks_running:
+        monitor._execution.finish(number)
+
+
+@pytest.mark.usefixtures("no_grace")
+def test_a_group_that_ended_with_its_cell_is_not_rebuilt() -> None:
+    told, monitor, _ = supervised(STUCK)
+    monitor.tick({2: failed(2)})
+    finish(monitor)
+    told.now = cluster(*(rank(number, group("other")) for number in range(3)))
+    assert monitor.restore(True) == ""
+    assert told.calls[-1][0] == "abort"
+
+
+@pytest.mark.usefixtures("no_grace")
+def test_a_rebuild_that_fails_is_told_of() -> None:
+    told, monitor, _ = supervised(STUCK)
+    told.rebuild = _refuse_rebuild  # type: ignore[method-assign]
+    monitor.tick({2: failed(2)})
+    finish(monitor)
+    assert monitor.restore(False) == ("rebuilding group 'default': rank 1: no answer")
+
+
+def _refuse_rebuild(group: GroupKey) -> None:
+    raise ClusterError("rank 1: no answer")
+
+
+def test_a_group_that_others_aborted_is_left_for_a_person_to_look_at() -> None:
+    gone = cluster(rank(0, group(ranks=(0,), state="aborted")))
+    told, monitor, _ = supervised(gone)
+    finish(monitor)
+    hint = monitor.restore(False)
+    assert hint == "group 'default' aborted: %dist_rebuild makes it usable"
+    assert told.calls == []
+
+
+def test_a_dead_rank_comes_first() -> None:
+    dead = cluster(rank(0, group()), rank(1, group(), state="dead"))
+    _, monitor, _ = supervised(dead)
+    finish(monitor)
+    assert monitor.restore(False) == ("%dist_restart and %dist_rebuild replace rank 1")
+
+
+def test_a_dead_rank_of_an_mpi_job_ends_the_job() -> None:
+    dead = cluster(rank(0, group()), rank(1, group(), state="dead"))
+    told, monitor, _ = supervised(dead)
+    told.restarts_together = True
+    finish(monitor)
+    assert monitor.restore(False) == (
+        "rank 1 dead: %dist_restart all starts the MPI job anew"
+    )
+
+
+def test_ranks_that_failed_out_of_step_are_told_how_to_get_even() -> None:
+    uneven = cluster(rank(0, group(enqueued=op(seq=15))), rank(1, group()))
+    told, monitor, _ = supervised(uneven)
+    finish(monitor)
+    hint = monitor.restore(False)
+    assert hint == "group 'default' out of step: %dist_rebuild evens it"
+    assert told.calls == []
+
+
+def test_after_an_interrupt_they_are_evened_without_asking() -> None:
+    uneven = cluster(rank(0, group(enqueued=op(seq=15))), rank(1, group()))
+    told, monitor, _ = supervised(uneven)
+    finish(monitor)
+    assert monitor.restore(True) == "group 'default' rebuilt"
+    assert told.calls == [("rebuild", "default")]
+
+
+def test_stopping_interrupts_who_is_free_and_aborts_what_is_in_flight() -> None:
+    told, monitor, _ = supervised(STUCK)
+    monitor.stop("interrupted from the notebook")
+    assert told.calls == [
+        # The others are ended by the abort.
+        ("interrupt", (2,)),
+        ("abort", "default", "interrupted from the notebook"),
+    ]
+    monitor._execution.finish(2, failed(2, "KeyboardInterrupt"))
+    assert monitor.places() == (
+        "ranks 0–1 in all_reduce #15 at cell 7 line 5, rank 2 at cell 7 line 3"
+    )
+
+
+@pytest.mark.usefixtures("no_grace")
+def test_ranks_that_do_not_answer_an_abort_are_told_of() -> None:
+    told, monitor, lines = supervised(STUCK)
+    told.abort = _refuse  # type: ignore[method-assign]
+    monitor.tick({2: failed(2)})
+    assert lines.said[0] == "aborting group 'default': rank 1: no answer"
+    monitor.stop("deadline")
+    assert len(lines.said) == 2
+    assert monitor.restore(True) == "group 'default' aborted"
+
+
+def _refuse(group: GroupKey, reason: str) -> None:
+    raise ClusterError("rank 1: no answer")
+
+
+# -- the wait --------------------------------------------------------------------
+
+
+def cell_on(told: Told, limit: float | None = None) -> tuple[Execution, CellRun]:
+    execution = Execution("", range(3), 7, None)
+    run = CellRun(
+        cast(Cluster, told),
+        execution,
+        cast(Renderer, Lines()),
+        serve=lambda: None,
+        limit=limit,
+    )
+    return execution, run
+
+
+def end(execution: Execution, ename: str | None = None) -> None:
+    for number in execution.ranks_running:
+        execution.finish(number, failed(number, ename) if ename else None)
+
+
+def test_a_cell_that_goes_well_ends_quietly() -> None:
+    execution, run = cell_on(Told(IDLE))
+    end(execution)
+    run.run()
+
+
+def test_a_cell_that_failed_ends_with_one_line() -> None:
+    execution, run = cell_on(Told(IDLE))
+    end(execution, "ValueError")
+    with pytest.raises(CellError) as caught:
+        run.run()
+    assert str(caught.value) == "ranks 0–2: ValueError: boom at cell 7 line 3"
+    assert set(caught.value.errors) == {0, 1, 2}
+
+
+def test_the_deadline_stops_the_ranks() -> None:
+    told = Told(STUCK)
+    execution, run = cell_on(told, limit=0.01)
+    told.on_interrupt = lambda: end(execution, "KeyboardInterrupt")
+    with pytest.raises(CellTimeout) as caught:
+        run.run()
+    reason = "cell 7 passed its deadline of 0.01 s"
+    assert ("abort", "default", reason) in told.calls
+    assert str(caught.value).startswith(
+        "not done after 0.01 s; ranks 0–1 in all_reduce"
+    )
+    assert "group 'default' rebuilt" in str(caught.value)
+
+
+def test_ctrl_c_stops_the_ranks_and_says_where_they_were() -> None:
+    told = Told(IDLE)
+    execution, run = cell_on(told)
+    told.on_interrupt = lambda: end(execution, "KeyboardInterrupt")
+    pump, pumped = run._stream.pump, threading.Event()
+
+    def interrupted(timeout: float) -> None:
+        if not pumped.is_set():
+            pumped.set()
+            raise KeyboardInterrupt
+        pump(timeout)
+
+    run._stream.pump = interrupted  # type: ignore[method-assign]
+    with pytest.raises(Interrupted) as caught:
+        run.run()
+    assert str(caught.value) == "after 0.0 s; ranks 0–2 at cell 7 line 3"
+    assert told.calls == [("interrupt", (0, 1, 2))]
+
+
+def test_ranks_that_do_not_stop_are_named_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rankscope.magics.cells.cell.STOP", 0.05)
+    monkeypatch.setattr("rankscope.magics.cells.cell.AGAIN", 0.0)
+    told = Told(IDLE)
+    execution, run = cell_on(told, limit=0.01)
+    told.on_interrupt = lambda: execution.finish(0)
+    with pytest.raises(CellTimeout) as caught:
+        run.run()
+    message = str(caught.value)
+    assert "ranks 1–2 did not stop: %dist_restart 1-2 replaces them" in message
+    # They were told more than once: a first interrupt may be caught.
+    until(lambda: len(told.calls) > 1, timeout=0.1)

@@ -1,0 +1,157 @@
+"""The renderer in a notebook and in a terminal, on a shell that only notes."""
+
+from __future__ import annotations
+
+import io
+import sys
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+from rankscope.magics.output.deduplicate import Item
+from rankscope.magics.output.failures import plain
+from rankscope.magics.output.parse import Bundle
+from rankscope.magics.output.render import Renderer, label_lines, label_width
+from rankscope.magics.output.stream import FULL
+
+
+class Publisher:
+    """Notes what is published, as a front end would get it."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[Any, ...]] = []
+
+    def publish(
+        self,
+        data: dict[str, str],
+        metadata: Any = None,
+        *,
+        transient: dict[str, str] | None = None,
+        update: bool = False,
+    ) -> None:
+        self.events.append(("update" if update else "display", data, transient))
+
+    def clear_output(self, wait: bool = False) -> None:
+        self.events.append(("clear", wait))
+
+
+def renderer_on(kernel: bool, ranks: int = 4) -> tuple[Renderer, Publisher]:
+    publisher = Publisher()
+    shell = SimpleNamespace(display_pub=publisher)
+    if kernel:
+        shell.kernel = object()
+    return Renderer(cast(InteractiveShell, shell), range(ranks)), publisher
+
+
+def line(text: str, *ranks: int, kind: str = "stdout") -> tuple[str, Item]:
+    return FULL, Item(kind, ranks, (text,) * len(ranks))
+
+
+def test_labels_are_as_wide_as_that_of_all_ranks() -> None:
+    width = label_width(range(4))
+    assert label_lines("x", range(4), width) == "[0-3] x\n"
+    assert label_lines("x", [2], width) == "[2]   x\n"
+    assert label_lines("x", [0, 2, 3], width) == "[0,2-3] x\n"
+    assert label_lines("a\n b\n", [1], width) == "[1]   a\n[1]    b\n[1]\n"
+
+
+def test_a_single_rank_needs_no_label(capsys: pytest.CaptureFixture[str]) -> None:
+    renderer, _ = renderer_on(kernel=False, ranks=1)
+    renderer.show([line("x", 0)])
+    assert capsys.readouterr().out == "x\n"
+
+
+def test_each_stream_gets_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    renderer, _ = renderer_on(kernel=False)
+    renderer.show([line("a", 0, 1), line("b", 2), line("!", 2, kind="stderr")])
+    assert capsys.readouterr() == ("[0-1] a\n[2]   b\n", "[2]   !\n")
+
+
+def test_a_display_has_the_name_of_its_ranks_above_it() -> None:
+    renderer, publisher = renderer_on(kernel=True)
+    bundle = Bundle({"text/html": "<b>x</b>", "text/plain": "x"})
+    renderer.show([(FULL, Item("display", (0, 1), (bundle, bundle)))])
+    (_, header, _), (_, body, _) = publisher.events
+    assert header["text/plain"] == "ranks 0–1"
+    assert "ranks 0–1</div>" in header["text/html"]
+    assert body == bundle.data
+
+
+def test_a_terminal_gets_the_text_of_a_display(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    renderer, publisher = renderer_on(kernel=False)
+    bundle = Bundle({"text/html": "<b>x</b>", "text/plain": "x"})
+    renderer.show([(FULL, Item("display", (3,), (bundle,)))])
+    assert capsys.readouterr().out == "[3]   x\n"
+    assert publisher.events == []
+
+
+def test_a_display_without_text_names_what_it_is() -> None:
+    assert Bundle({"image/png": "…"}).text == "<image/png>"
+
+
+def test_a_display_is_updated_in_place() -> None:
+    renderer, publisher = renderer_on(kernel=True)
+    bundle = Bundle({"text/html": "old"}, display_id="theirs")
+    renderer.show([(FULL, Item("display", (0,), (bundle,)))])
+    bundle.data = {"text/html": "new"}
+    renderer.update(bundle)
+    renderer.update(Bundle({"text/html": "never shown"}, display_id="other"))
+    _, (_, _, shown), (kind, data, updated) = publisher.events
+    assert (kind, data) == ("update", {"text/html": "new"})
+    assert shown == updated
+    assert shown["display_id"] != "theirs"
+
+
+def test_a_redraw_takes_away_what_was_there_and_says_again_what_was_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    renderer, publisher = renderer_on(kernel=True)
+    renderer.notify("aborted")
+    capsys.readouterr()
+    renderer.redraw([line("x", 0)])
+    assert publisher.events == [("clear", True)]
+    assert capsys.readouterr() == ("[0]   x\n", "aborted\n")
+
+
+def test_a_redraw_of_nothing_does_not_wait_for_something() -> None:
+    renderer, publisher = renderer_on(kernel=True)
+    renderer.redraw([])
+    assert publisher.events == [("clear", False)]
+
+
+def test_unfinished_lines_are_one_display_that_changes() -> None:
+    renderer, publisher = renderer_on(kernel=True)
+    renderer.partials({0: "10%", 1: "10%", 2: "20%"})
+    renderer.partials({0: "30%"})
+    assert [(kind, data["text/plain"]) for kind, data, _ in publisher.events] == [
+        ("display", "[0-1] 10%\n[2]   20%"),
+        ("update", "[0]   30%"),
+    ]
+    assert renderer.shows_partials
+
+
+def test_many_unfinished_lines_are_counted() -> None:
+    renderer, publisher = renderer_on(kernel=True, ranks=20)
+    renderer.partials({rank: f"{rank} %" for rank in range(20)})
+    ((_, data, _),) = publisher.events
+    assert data["text/plain"].splitlines()[-1] == "… and 12 more"
+
+
+def test_a_terminal_shows_one_unfinished_line_and_writes_over_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "24")
+    renderer, _ = renderer_on(kernel=False)
+    renderer.partials({0: "a" * 40, 1: "b"})
+    written = plain(terminal.getvalue().replace("\x1b[2K", ""))
+    assert written == "\r[0]   aaaaa … (2 lines)"
+    renderer.show([line("done", 0)])
+    assert terminal.getvalue().endswith("\r\x1b[2K[0]   done\n")
+    assert not renderer.shows_partials

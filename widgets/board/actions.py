@@ -1,0 +1,201 @@
+"""The actions behind the board's buttons, each on a thread of its own.
+
+A click may arrive while a cell blocks the main thread, on the thread that serves
+messages then. The call returns at once; a message with the outcome follows.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from rankscope.backends.groups.key import GroupKey
+from rankscope.backends.observe.diagnosis import Verdict
+from rankscope.backends.rank_sets import name_ranks
+from rankscope.engines import ClusterError, FlightRecords
+
+from .group import Group
+from .model import BoardModel, Message
+from .timeline import timeline
+
+__all__ = ["BoardActions", "ClusterCommands"]
+
+_log = logging.getLogger(__name__)
+
+#: Limits of the timeline: records of one rank at most, of all ranks together, and
+#: the records of one rank that are shown however many ranks there are.
+MOST, IN_ALL, LEAST = 200, 12_800, 20
+
+#: The reason of an abort and its author, as the errors on the ranks show them.
+REASON, BY = "aborted from the board", "the board"
+
+_LINE = re.compile(r"cell (\d+) line (\d+)")
+
+
+class ClusterCommands(Protocol):
+    """The calls of a cluster that the buttons need."""
+
+    def abort(
+        self,
+        group: str | GroupKey | None = None,
+        reason: str = "",
+        ranks: Any = None,
+        *,
+        by: str = "",
+    ) -> dict[int, list[str]]: ...
+
+    def rebuild(self, group: str | GroupKey | None = None) -> None: ...
+
+    def restart(self, ranks: Any = None) -> None: ...
+
+    def flight_records(
+        self, ranks: Any = None, *, last: int | None = None
+    ) -> FlightRecords: ...
+
+
+class BoardActions:
+    """Executes the requests of a page and sends it the outcome.
+
+    Parameters
+    ----------
+    cluster
+        The cluster that the requests act on.
+    diagnose
+        Finds the verdicts for the button Diagnose; None where there is no button.
+    send
+        Sends a message to every page.
+    get_model
+        Returns the state of the board.
+    show_verdicts
+        Shows verdicts on the board.
+    on_done
+        Called after a group was aborted or rebuilt, or ranks were restarted.
+    source_line
+        Returns the source of a line, by the numbers of its cell and of the line.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterCommands,
+        *,
+        diagnose: Callable[[], Sequence[Verdict]] | None,
+        send: Callable[[Message], None],
+        get_model: Callable[[], BoardModel],
+        show_verdicts: Callable[[Sequence[Verdict]], None],
+        on_done: Callable[[], None],
+        source_line: Callable[[int, int], str],
+    ) -> None:
+        self._cluster = cluster
+        self._find_verdicts = diagnose
+        self._send = send
+        self._get_model = get_model
+        self._show_verdicts = show_verdicts
+        self._on_done = on_done
+        self._source_line = source_line
+        self._handlers: dict[str, Callable[[Message], Message]] = {
+            "abort": self._abort,
+            "rebuild": self._rebuild,
+            "restart": self._restart,
+            "diagnose": self._diagnose,
+            "records": self._records,
+            "trace": self._trace,
+            "source": self._source_text,
+        }
+
+    def start(self, request: Message) -> None:
+        """Execute `request` on a new thread; an unknown request gets an error."""
+        threading.Thread(
+            target=self._run,
+            args=(request,),
+            name="rankscope-board-action",
+            daemon=True,
+        ).start()
+
+    def _run(self, request: Message) -> None:
+        handler = self._handlers.get(str(request.get("do")))
+        try:
+            if handler is None:
+                raise ValueError(f"the board cannot do {request.get('do')!r}")
+            answer = {"ok": True, **handler(request)}
+        except (ClusterError, TimeoutError, ValueError) as error:
+            answer = {"ok": False, "text": str(error)}
+        except Exception as error:  # noqa: BLE001
+            # No caller waits for this thread: the error is for the page.
+            _log.exception("the board could not do %s", request.get("do"))
+            answer = {"ok": False, "text": f"{type(error).__name__}: {error}"}
+        self._send({"type": "did", "id": str(request.get("id")), **answer})
+
+    # -- groups -------------------------------------------------------------
+
+    def _group(self, request: Message) -> tuple[Group, list[int]]:
+        """Return the group that a request names, and its living ranks."""
+        wanted = request.get("group")
+        model = self._get_model()
+        for group in model.groups:
+            if group.id == wanted and group.ranks:
+                alive = [r for r, row in group.base.items() if row["state"] != "dead"]
+                return group, sorted(alive)
+        raise ValueError("that group is not there any more")
+
+    def _abort(self, request: Message) -> Message:
+        group, ranks = self._group(request)
+        self._cluster.abort(group.key, REASON, ranks, by=BY)
+        self._on_done()
+        return {"text": f"Group {group.name!r} aborted; Rebuild makes it usable again."}
+
+    def _rebuild(self, request: Message) -> Message:
+        group, _ = self._group(request)
+        self._cluster.rebuild(group.key)
+        self._on_done()
+        return {"text": f"Group {group.name!r} rebuilt."}
+
+    def _restart(self, request: Message) -> Message:
+        """Give the dead ranks fresh engines, then rebuild all their groups."""
+        dead = self._get_model().head.get("dead", [])
+        if not dead:
+            return self._rebuild(request)
+        self._cluster.restart(dead)
+        self._cluster.rebuild()
+        self._on_done()
+        lost = "its variables are" if len(dead) == 1 else "their variables are"
+        text = (
+            f"{name_ranks(dead).capitalize()} restarted, {lost} gone; groups rebuilt."
+        )
+        return {"text": text}
+
+    def _diagnose(self, request: Message) -> Message:
+        if self._find_verdicts is None:
+            raise ValueError("this board was made without a diagnosis")
+        verdicts = self._find_verdicts()
+        self._show_verdicts(verdicts)
+        if not verdicts:
+            return {"text": "Nothing is wrong: no op is stuck, every rank answers."}
+        faults = dict.fromkeys(verdict.fault.value for verdict in verdicts)
+        return {"text": f"Diagnosis: {', '.join(faults)}."}
+
+    # -- timeline -----------------------------------------------------------
+
+    def _records(self, request: Message) -> Message:
+        model = self._get_model()
+        last = max(LEAST, min(MOST, IN_ALL // max(1, len(model.ranks))))
+        records = self._cluster.flight_records(last=last)
+        lanes = timeline(records.dumps, records.offsets_ns, time.time_ns(), last)
+        self._send({"type": "timeline", "now": time.monotonic(), **lanes})
+        return {}
+
+    def _trace(self, request: Message) -> Message:
+        records = self._cluster.flight_records()
+        trace = json.dumps(records.chrome_trace(), separators=(",", ":"))
+        when = time.strftime("%Y%m%d-%H%M%S")
+        return {"name": f"rankscope-{when}.json", "json": trace}
+
+    def _source_text(self, request: Message) -> Message:
+        found = _LINE.fullmatch(str(request.get("line")))
+        if found is None:
+            return {"text": ""}
+        return {"text": self._source_line(int(found[1]), int(found[2]))}

@@ -1,0 +1,219 @@
+"""The banner: the state of the cluster in a sentence; and the cells of a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rankscope.backends.observe.diagnosis import Fault, Verdict
+from rankscope.backends.rank_sets import name_ranks
+
+from ..units import elapsed_text
+from .group import Group
+from .rows import Cells, text
+
+__all__ = ["Banner", "banner_of", "verdict_cells"]
+
+#: Seconds for which an op has to be in flight before the banner mentions it: a
+#: shorter text cannot be read.
+NOTABLE = 1.0
+
+#: The verdict cell of a rank that a verdict blames; the banner has the sentence.
+_BLAME = {
+    Fault.RANK_DEAD: "dead",
+    Fault.RANK_NOT_RESPONDING: "no answer",
+    Fault.OP_MISMATCH: "other op",
+    Fault.ORDER_MISMATCH: "other order",
+    Fault.ROOT_MISMATCH: "other root",
+    Fault.DTYPE_MISMATCH: "other dtype",
+    Fault.SIZE_MISMATCH: "other size",
+    Fault.RANK_BUSY_ELSEWHERE: "busy elsewhere",
+    Fault.MISSING_RANKS: "not entered",
+    Fault.EXECUTION_HANG: "hangs",
+}
+
+
+@dataclass(frozen=True)
+class Banner:
+    """A title of a word or two, a sentence, and further sentences in `more`.
+
+    `group` is the id of the tab with the error, where there is one.
+    """
+
+    mood: str
+    title: str
+    text: str
+    more: tuple[str, ...] = ()
+    group: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the banner as plain data (JSON-able)."""
+        return {**asdict(self), "more": list(self.more)}
+
+    def __str__(self) -> str:
+        return " ".join((f"{self.title}: {self.text}", *self.more))
+
+
+def verdict_cells(verdict: Verdict) -> dict[int, Cells]:
+    """Return rank → the cells of its row for `verdict`."""
+    found: dict[int, Cells] = {
+        rank: {"verdict": _BLAME[verdict.fault], "blame": 1}
+        for rank in verdict.culprits
+    }
+    awaited = name_ranks(verdict.culprits)
+    for rank in verdict.waiting:
+        found.setdefault(rank, {"verdict": f"waits for {awaited}"})
+    return found
+
+
+def banner_of(
+    head: Mapping[str, Any],
+    groups: Sequence[Group],
+    verdicts: Sequence[Verdict],
+    now: float,
+) -> Banner:
+    """Return the banner for the worst of what is to be reported."""
+    if head.get("state", "running") != "running":
+        return Banner("calm", "Ended", "The ranks are shut down.")
+    if verdicts:
+        return _verdicts(verdicts, groups)
+    return (
+        _dead(head, groups)
+        or _aborted(groups)
+        or _silent(groups)
+        or _in_flight(groups, now)
+        or _busy(groups)
+    )
+
+
+def _verdicts(verdicts: Sequence[Verdict], groups: Sequence[Group]) -> Banner:
+    sentences = []
+    for verdict in verdicts:
+        sentence = _sentence(text(verdict.text, 600))
+        # The name of the only group is no information.
+        sentences.append(
+            sentence if len(groups) == 1 else f"{sentence} (group {verdict.group!r})"
+        )
+    first = verdicts[0]
+    title = first.fault.value.capitalize()
+    concerned = {*first.culprits, *first.waiting}
+    where = [
+        group.id
+        for group in groups
+        if group.name == first.group and not concerned.isdisjoint(group.base)
+    ]
+    tab = where[0] if where else None
+    return Banner("error", title, sentences[0], tuple(sentences[1:]), tab)
+
+
+def _dead(head: Mapping[str, Any], groups: Sequence[Group]) -> Banner | None:
+    dead: list[int] = head.get("dead", [])
+    if not dead:
+        return None
+    reasons = {
+        rank: str(group.base[rank].get("reason", "its engine is gone"))
+        for group in groups
+        for rank in dead
+        if rank in group.base
+    }
+    sentences = [_sentence(reason) for reason in dict.fromkeys(reasons.values())]
+    title = "Rank dead" if len(dead) == 1 else "Ranks dead"
+    *rest, last = sentences[:3] or [_sentence(f"{name_ranks(dead)} is gone")]
+    said = [*rest, f"{last} Restart replaces {name_ranks(dead)}."]
+    return Banner("error", title, said[0], tuple(said[1:]))
+
+
+def _aborted(groups: Sequence[Group]) -> Banner | None:
+    found = [group for group in groups if group.aborted]
+    if not found:
+        return None
+    sentences = []
+    for group in found:
+        reason = next(iter(group.reasons.values()), "no reason given")
+        where = ""
+        if len(group.reasons) < len(group.base):
+            where = f" on {name_ranks(group.reasons)}"
+        sentences.append(_sentence(f"group {group.name!r}{where}: {reason}"))
+    them = "it" if len(found) == 1 else "them"
+    sentences[-1] += f" Rebuild makes {them} usable again."
+    return Banner("error", "Aborted", sentences[0], tuple(sentences[1:]), found[0].id)
+
+
+def _silent(groups: Sequence[Group]) -> Banner | None:
+    silent = {
+        rank
+        for group in groups
+        for rank, row in group.base.items()
+        if row["state"] in ("silent", "no answer")
+    }
+    if not silent:
+        return None
+    verb = "has" if len(silent) == 1 else "have"
+    return Banner(
+        "warning",
+        "No answer",
+        _sentence(f"{name_ranks(silent)} {verb} sent no status lately"),
+    )
+
+
+def _in_flight(groups: Sequence[Group], now: float) -> Banner | None:
+    """Name the ranks in the op that is in flight for longest, and the others."""
+    oldest: tuple[float, Group, Cells] | None = None
+    for group in groups:
+        for row in group.base.values():
+            if row["mood"] == "working" and "since" in row:
+                since = float(row["since"])
+                if oldest is None or since < oldest[0]:
+                    oldest = since, group, row
+    if oldest is None or now - oldest[0] < NOTABLE:
+        return None
+    since, group, example = oldest
+    inside = [
+        rank
+        for rank, row in group.base.items()
+        if row["mood"] == "working"
+        and (row.get("op"), row.get("seq")) == (example.get("op"), example.get("seq"))
+    ]
+    op = " ".join(str(example[key]) for key in ("op", "seq") if key in example)
+    clauses = [f"{_are(inside)} in {op}"]
+    outside: dict[str, list[int]] = {}
+    for rank in sorted(group.base.keys() - set(inside)):
+        row = group.base[rank]
+        in_op = f"in {row.get('op', '')} {row.get('seq', '')}".rstrip()
+        doing = in_op if row["mood"] == "working" else str(row["state"])
+        outside.setdefault(doing, []).append(rank)
+    clauses += [f"{_are(ranks)} {doing}" for doing, ranks in outside.items()][:3]
+    said = ", ".join(clauses)
+    if len(groups) > 1:
+        said += f" (group {group.name!r})"
+    limit = example.get("limit")
+    hint = f" It fails after {elapsed_text(float(limit))}." if limit else ""
+    return Banner("working", "In flight", _sentence(said) + hint)
+
+
+def _busy(groups: Sequence[Group]) -> Banner:
+    busy: dict[str, set[int]] = {}
+    for group in groups:
+        for rank, row in group.base.items():
+            if row["mood"] in ("busy", "working"):
+                busy.setdefault(str(row.get("cell", "")), set()).add(rank)
+    if not busy:
+        return Banner("calm", "Idle", "No rank is running a cell.")
+    named = [cell for cell in busy if cell]
+    ranks = set().union(*busy.values())
+    cell = f"cell {named[0]}" if len(named) == 1 else "a cell"
+    verb = "runs" if len(ranks) == 1 else "run"
+    return Banner("busy", "Running", _sentence(f"{name_ranks(ranks)} {verb} {cell}"))
+
+
+def _are(ranks: Sequence[int]) -> str:
+    return f"{name_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'}"
+
+
+def _sentence(words: str) -> str:
+    """Return `words` with a capital at the start and a full stop at the end."""
+    words = words.strip()
+    if words[:1].islower():
+        words = words[0].upper() + words[1:]
+    return words if words.endswith((".", "!", "?", "…")) else f"{words}."

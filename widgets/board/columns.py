@@ -1,0 +1,52 @@
+"""The columns of the board, for the page, HTML and text."""
+
+from __future__ import annotations
+
+from ..tables import Column, Row
+from ..units import elapsed_text
+from .rows import Cells
+
+__all__ = ["COLUMNS", "shown"]
+
+
+COLUMNS = (
+    Column("rank", "rank", "global rank", numeric=True),
+    Column("host", "host", "host of the rank's engine", drop=4),
+    Column("pid", "pid", "process of the rank's engine", numeric=True, drop=4),
+    Column("device", "device", "device types, with the backends in use", drop=5),
+    Column("state", "state", "what the rank is doing"),
+    Column("op", "op", "the oldest op in flight, or the last one completed"),
+    Column("seq", "seq", "sequence number in the group", numeric=True),
+    Column("lag", "lag", "collectives behind the rank that is ahead", True, drop=1),
+    Column("line", "line", "where the op was issued", drop=2),
+    Column("size", "size", "bytes it moves, as nccl-tests counts", True, drop=3),
+    Column("dtype", "dtype", "data type of its first array", drop=5),
+    Column("elapsed", "elapsed", "time in flight, against the timeout", numeric=True),
+    Column("last", "last", "duration of the last op completed", True, drop=3),
+    Column("algbw", "algbw", "GB/s of the last op: size / time", True, drop=6),
+    Column("busbw", "busbw", "GB/s of the last op on the bus", True, drop=4),
+    Column("queue", "queue", "ops in flight", numeric=True, drop=3),
+    Column("beat", "beat", "seconds since a sign of life", numeric=True, drop=6),
+    Column("verdict", "verdict", "what the diagnosis says of the rank"),
+)
+
+
+def shown(rank: int, row: Cells, now: float) -> Row:
+    """Return what each column shows of a row at `now`; the page does the same."""
+    texts = {key: str(value) for key, value in row.items()}
+    texts["rank"] = str(rank)
+    texts["lag"] = f"−{row['lag']}" if row.get("lag") else ""
+    texts["queue"] = str(row.get("queue") or "")
+    texts["elapsed"] = ""
+    if "since" in row:
+        texts["elapsed"] = elapsed_text(now - float(row["since"]))
+        if "limit" in row:
+            texts["elapsed"] += f" / {elapsed_text(float(row['limit']))}"
+    if row["state"] == "dead":
+        texts["beat"] = ""
+    else:
+        silent = float(row.get("silent", 0))
+        texts["beat"] = elapsed_text(now - silent) if silent else "< 1 s"
+    return Row(
+        {column.key: texts.get(column.key, "") for column in COLUMNS}, texts["mood"]
+    )

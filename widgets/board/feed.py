@@ -1,0 +1,273 @@
+"""BoardFeed: sends changes of the ranks' status to the pages that show them.
+
+No thread runs while no page shows the board. While one does, one thread updates the
+model and sends what changed, at most ten times a second, and uses at most a
+twenty-fifth of a core.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeVar
+
+from rankscope.backends.observe.diagnosis import Verdict
+from rankscope.engines import ClusterError, ClusterStatus
+
+from .model import BoardModel, Message
+
+__all__ = ["BoardFeed", "WatchedCluster"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+#: Seconds between two messages at least, and between two updates of all ranks.
+INTERVAL = 0.1
+FULL_REFRESH = 1.0
+#: The thread pauses for this many times the processor time of the last update.
+REST_FACTOR = 24.0
+#: Seconds without a message after which a page counts as closed: it sends one every
+#: 15 s, and a browser slows the timer of a hidden page down to once a minute.
+VIEWER_TIMEOUT = 150.0
+#: Seconds without a change after which the state counts as settled, and after which
+#: it is reported as settled although it still changes.
+SETTLED = 2.0
+NEVER_SETTLED = 15.0
+
+
+class WatchedCluster(Protocol):
+    """The calls of a cluster that the feed needs."""
+
+    @property
+    def n(self) -> int: ...
+
+    @property
+    def closed(self) -> bool: ...
+
+    def glance(self, ranks: Iterable[int] | None = None) -> ClusterStatus: ...
+
+    def subscribe(
+        self, callback: Callable[[int, dict[str, Any]], None]
+    ) -> Callable[[], None]: ...
+
+
+class BoardFeed:
+    """Keeps a `BoardModel` up to date for viewers, and sends what changes.
+
+    Every method may be called from any thread.
+
+    Parameters
+    ----------
+    cluster
+        The cluster that the board shows.
+    send
+        Gets each message for the pages, on the feed's thread.
+    settled
+        Called on the feed's thread when the state has changed and settled.
+    pages_blocked
+        Returns whether messages of pages cannot arrive now (a cell blocks the main
+        thread), so that no page is taken for closed.
+    """
+
+    def __init__(
+        self,
+        cluster: WatchedCluster,
+        send: Callable[[Message], None],
+        settled: Callable[[], None],
+        pages_blocked: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.model = BoardModel()
+        self._cluster = cluster
+        self._send = send
+        self._settled = settled
+        self._pages_blocked = pages_blocked
+        # Held while the model is used and while its messages are sent.
+        self._lock = threading.RLock()
+        self._wake = threading.Event()
+        self._closing = threading.Event()
+        self._dirty: set[int] = set()
+        self._viewers: dict[str, float] = {}
+        self._thread: threading.Thread | None = None
+        self._refreshed_at = 0.0
+        self._changed_at: float | None = None
+        self._reported_at = 0.0
+
+    # -- viewers ------------------------------------------------------------
+
+    def watch(self, viewer: str) -> None:
+        """Send changes to the page `viewer` from now on; to be called every 15 s."""
+        with self._lock:
+            new = viewer not in self._viewers
+            self._viewers[viewer] = time.monotonic()
+            if self._closing.is_set() or self._cluster.closed:
+                return
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="rankscope-board", daemon=True
+                )
+                self._thread.start()
+        if new:
+            self.sync()
+
+    def unwatch(self, viewer: str) -> None:
+        """Send no more changes for the page `viewer`."""
+        with self._lock:
+            self._viewers.pop(viewer, None)
+        self._wake.set()
+
+    def sync(self) -> None:
+        """Send the whole state, for a page that opens or has missed a message."""
+        with self._lock:
+            self.refresh()
+            self._send(self.model.full())
+
+    @property
+    def running(self) -> bool:
+        """Whether the feed's thread runs."""
+        return self._thread is not None
+
+    # -- state --------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Update the model now."""
+        with self._lock:
+            self._update_model(None)
+
+    def full(self) -> Message:
+        """Return the whole state as it was last sent."""
+        with self._lock:
+            if not self.model.ranks:
+                self._update_model(None)
+            return self.model.full()
+
+    def read(self, look: Callable[[BoardModel], T]) -> T:
+        """Update the model and return ``look(model)``."""
+        with self._lock:
+            if not self._closing.is_set() and not self._cluster.closed:
+                self._update_model(None)
+            return look(self.model)
+
+    def show_verdicts(self, verdicts: Iterable[Verdict]) -> None:
+        """Show these verdicts from now on."""
+        with self._lock:
+            self.model.show_verdicts(verdicts)
+        self._wake.set()
+
+    def refresh_soon(self) -> None:
+        """Update all ranks with the next message: an action has changed them."""
+        self._refreshed_at = 0.0
+        self._wake.set()
+
+    def close(self) -> None:
+        """End the thread; the model keeps the last state."""
+        with self._lock:
+            if not self._closing.is_set() and not self._cluster.closed:
+                self._update_model(None)
+            self._closing.set()
+            self._send_stopped()
+            thread, self._thread = self._thread, None
+        self._wake.set()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _send_stopped(self) -> None:
+        """Send that the cluster has stopped; the rows keep their last state."""
+        if self.model.head:
+            self.model.head = {**self.model.head, "state": "stopped"}
+            message = self.model.delta()
+            if message is not None and self._viewers:
+                self._send(message)
+
+    def _update_model(self, ranks: set[int] | None) -> bool:
+        """Update `ranks` (``None``: all); return whether the cluster still runs."""
+        if ranks is not None and not ranks:
+            self.model.now = time.monotonic()
+            return not self._cluster.closed
+        status = self._cluster.glance(ranks)
+        # Checked after the status: ranks of a shutdown must not be shown as dead.
+        if self._cluster.closed:
+            return False
+        now = time.monotonic()
+        if ranks is None:
+            self._refreshed_at = now
+        self.model.update(status, now, self._cluster.n)
+        return True
+
+    # -- the thread ---------------------------------------------------------
+
+    def _on_status(self, rank: int, summary: dict[str, Any]) -> None:
+        self._dirty.add(rank)
+        self._wake.set()
+
+    def _run(self) -> None:
+        try:
+            cancel = self._cluster.subscribe(self._on_status)
+        except ClusterError:
+            # The cluster was shut down a moment ago.
+            return
+        try:
+            while not self._closing.is_set():
+                self._wake.wait(FULL_REFRESH)
+                self._wake.clear()
+                began = time.thread_time()
+                try:
+                    if not self._refresh_once():
+                        return
+                except Exception:  # noqa: BLE001
+                    # An unexpected status: the next one may be fine.
+                    _log.exception("the board could not be brought up to date")
+                cost = time.thread_time() - began
+                self._closing.wait(max(INTERVAL, REST_FACTOR * cost))
+        finally:
+            cancel()
+
+    def _refresh_once(self) -> bool:
+        """Update and send what changed; return whether to continue."""
+        now = time.monotonic()
+        with self._lock:
+            self._expire(now)
+            if not self._viewers or self._closing.is_set():
+                self._thread = None
+                return False
+            dirty, self._dirty = self._dirty, set()
+            if not self._update_model(
+                None if now - self._refreshed_at >= FULL_REFRESH else dirty
+            ):
+                self._closing.set()
+                self._thread = None
+                self._send_stopped()
+                self._settled()
+                return False
+            message = self.model.delta()
+            if message is not None:
+                self._send(message)
+        if message is not None and self._changed_at is None:
+            self._changed_at = now
+            self._reported_at = now
+        if message is not None:
+            self._changed_at = now
+        self._report_settled(now)
+        return True
+
+    def _report_settled(self, now: float) -> None:
+        if self._changed_at is None:
+            return
+        if (
+            now - self._changed_at >= SETTLED
+            or now - self._reported_at >= NEVER_SETTLED
+        ):
+            self._changed_at = None
+            self._settled()
+
+    def _expire(self, now: float) -> None:
+        if self._pages_blocked():
+            self._viewers = dict.fromkeys(self._viewers, now)
+            return
+        self._viewers = {
+            viewer: heard
+            for viewer, heard in self._viewers.items()
+            if now - heard < VIEWER_TIMEOUT
+        }

@@ -1,0 +1,113 @@
+"""Group: one tab of the board, with a row for each of its ranks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from rankscope.backends.groups.key import GroupKey
+from rankscope.backends.rank_sets import name_ranks
+from rankscope.engines import GroupStatus
+
+from ..units import elapsed_text
+from .rows import Cells, text
+
+__all__ = ["NO_GROUP", "Group"]
+
+#: The name of the tab with the ranks that have no group.
+NO_GROUP = "no group"
+
+#: Seconds without progress after which a rank's lag behind the others is shown.
+STANDSTILL = 1.0
+
+_MOODS = ("error", "warning", "working", "busy", "calm")
+
+
+@dataclass
+class Group:
+    """A tab of the board: one group, with a row for each of its ranks."""
+
+    id: str
+    #: The name as it is shown.
+    name: str
+    key: GroupKey
+    backend: str = ""
+    timeout: float = 0.0
+    #: Rank → the cells made of its own status.
+    base: dict[int, Cells] = field(default_factory=dict)
+    #: Rank → the cells from comparing ranks: ``lag``, ``verdict``, ``blame``.
+    extra: dict[int, Cells] = field(default_factory=dict)
+    #: Rank that is behind → its number of collectives, and since when it has that one.
+    late: dict[int, tuple[int, float]] = field(default_factory=dict)
+    #: Rank → why the group was aborted there.
+    reasons: dict[int, str] = field(default_factory=dict)
+    #: Rank → the status that its row was made of.
+    statuses: dict[int, GroupStatus] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of the group, also those that did not report it yet."""
+        return self.key.ranks
+
+    @property
+    def aborted(self) -> bool:
+        """Whether the group is aborted on any rank."""
+        return any(row["state"] == "aborted" for row in self.base.values())
+
+    def row(self, rank: int) -> Cells:
+        """Return all cells of a rank."""
+        return {**self.base[rank], **self.extra.get(rank, {})}
+
+    def rows(self) -> dict[int, Cells]:
+        """Return all rows, in the order of the ranks."""
+        return {rank: self.row(rank) for rank in sorted(self.base)}
+
+    def info(self, label: str) -> dict[str, Any]:
+        """Return the data of the group's tab, which is called `label`."""
+        rows = self.base.values()
+        moods = {str(row["mood"]) for row in rows}
+        generation = max((int(row.get("generation", 0)) for row in rows), default=0)
+        facts = []
+        if self.name != NO_GROUP:
+            facts = [name_ranks(self.ranks), text(self.backend, 60)]
+            if self.timeout < math.inf:
+                facts.append(f"timeout {elapsed_text(self.timeout)}")
+        if generation:
+            facts.append(f"generation {generation}")
+        return {
+            "id": self.id,
+            "name": self.name,
+            "label": label,
+            "ranks": list(self.ranks),
+            "size": len(self.base),
+            "mood": next((mood for mood in _MOODS if mood in moods), "calm"),
+            "facts": facts,
+            "aborted": self.aborted,
+            "flight": sum(bool(row.get("queue")) for row in rows),
+            "dead": sorted(r for r, row in self.base.items() if row["state"] == "dead"),
+        }
+
+    def behind(self, now: float) -> dict[int, int]:
+        """Return rank → the number of collectives it is behind the first rank.
+
+        Only ranks without progress for `STANDSTILL` seconds: the statuses of ranks
+        in step have different numbers too, since they arrive one by one.
+        """
+        issued = {
+            rank: int(row["issued"])
+            for rank, row in self.base.items()
+            if "issued" in row and row["state"] not in ("dead", "aborted")
+        }
+        front = max(issued.values(), default=0)
+        for rank in self.base:
+            number = issued.get(rank, front)
+            if number >= front:
+                self.late.pop(rank, None)
+            elif self.late.get(rank, (None,))[0] != number:
+                self.late[rank] = (number, now)
+        return {
+            rank: front - number
+            for rank, (number, since) in self.late.items()
+            if now - since >= STANDSTILL
+        }

@@ -1,0 +1,52 @@
+"""The board as static HTML: the last state, in a saved notebook."""
+
+from __future__ import annotations
+
+from html import escape
+
+from ..tables import STYLE, Section, table_html
+from .columns import COLUMNS, shown
+from .group import Group
+from .model import BoardModel
+
+__all__ = ["board_html"]
+
+#: Rows of a group that a notebook keeps, so that its file stays small.
+_ROWS = 64
+
+
+def board_html(model: BoardModel, when: str, name: str = "") -> str:
+    """Return the state of `model` at the time `when` as HTML.
+
+    `name` is a class of the outermost element, by which the page finds it.
+    """
+    head = model.head
+    title, facts = head.get("title", "no ranks"), head.get("facts", [])
+    said = " · ".join(escape(fact) for fact in [*facts, f"as of {when}"])
+    banner = model.banner()
+    mood = " class='error'" if banner.mood == "error" else ""
+    sentences = " ".join(escape(sentence) for sentence in (banner.text, *banner.more))
+    parts = [
+        f'<div class="rankscope-board {escape(name)}"><div class="rankscope-static">',
+        STYLE,
+        f"<p><b>{escape(title)}</b> <span class='quiet'>· {said}</span></p>",
+        f"<p><b{mood}>{escape(banner.title)}</b> {sentences}</p>",
+    ]
+    for group, tab in zip(model.groups, model.tabs(), strict=True):
+        about = "".join(f" · {escape(fact)}" for fact in tab["facts"])
+        parts.append(
+            f"<p><b>{escape(tab['label'])}</b><span class='quiet'>{about}</span></p>"
+        )
+        parts.append(_table(group, model.now))
+    return "\n".join([*parts, "</div></div>"])
+
+
+def _table(group: Group, now: float) -> str:
+    ranks = list(group.rows().items())[:_ROWS]
+    rows = [shown(rank, row, now) for rank, row in ranks]
+    columns = [
+        column for column in COLUMNS if any(row.texts[column.key] for row in rows)
+    ]
+    left = len(group.base) - len(rows)
+    more = f'<p class="quiet">and {left} more ranks</p>' if left else ""
+    return table_html(columns, [Section(tuple(rows))]) + more

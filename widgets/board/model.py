@@ -1,0 +1,265 @@
+"""BoardModel: the state of the board, and its changes since the last message.
+
+Plain data in, plain data out: no thread, no widget, no clock of its own. It makes
+the messages for the page:
+
+``{"type": "full", "v": 7, "now": …, "head": …, "banner": …, "groups": […],
+"rows": {group: {rank: cells}}}`` is the whole state. A ``"delta"`` has the changes
+only: cells that changed (``None``: empty now) and ``None`` for a row that is gone.
+``v`` counts the messages: a page that missed one asks for the whole state. Times are
+seconds on the clock of ``now``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rankscope.backends.groups.key import GroupKey
+from rankscope.backends.observe.diagnosis import Fault, Verdict
+from rankscope.backends.rank_sets import format_ranks
+from rankscope.engines import ClusterStatus, GroupStatus, RankStatus
+
+from .banner import Banner, banner_of, verdict_cells
+from .group import NO_GROUP, Group
+from .rows import Cells, cells, text
+
+__all__ = ["BoardModel", "Message"]
+
+Message = dict[str, Any]
+
+#: Seconds by which two reports of one start may differ: the latency of a message.
+JITTER = 0.5
+
+
+class BoardModel:
+    """The state of the board. Not thread-safe: its owner serialises the calls."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.groups: list[Group] = []
+        self.ranks: dict[int, RankStatus] = {}
+        self.verdicts: tuple[Verdict, ...] = ()
+        self.head: dict[str, Any] = {}
+        self.now = 0.0
+        self._made = 0
+        self._known: dict[GroupKey, Group] = {}
+        self._dirty: set[tuple[str, int]] = set()
+        # What the page has.
+        self._sent_rows: dict[str, dict[int, Cells]] = {}
+        self._sent: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, status: ClusterStatus) -> BoardModel:
+        """Return the board of a cluster at one moment, the zero of its clock."""
+        model = cls()
+        model.update(status, 0.0)
+        return model
+
+    # -- updates ----------------------------------------------------------
+
+    def update(
+        self, status: ClusterStatus, now: float, size: int | None = None
+    ) -> None:
+        """Update the rows of the ranks in `status` (some or all), as they are at `now`.
+
+        `size` is the number of ranks of the cluster, if `status` has only some.
+        """
+        self.now = now
+        for rank in status.ranks:
+            self._update_rank(rank, now)
+        count = size or status.world_size
+        facts = [text(status.launcher, 40)]
+        if status.backend:
+            facts.append(text(status.backend, 60))
+        facts.append(f"cluster {text(status.cluster_id, 60)}")
+        self.head = {
+            "title": "1 rank" if count == 1 else f"{count} ranks",
+            "facts": facts,
+            "state": text(status.state, 16),
+            "dead": sorted(r for r, one in self.ranks.items() if not one.alive),
+        }
+
+    def show_verdicts(self, verdicts: Iterable[Verdict]) -> None:
+        """Show these verdicts from now on, the most important first."""
+        self.verdicts = tuple(verdicts)
+
+    def _update_rank(self, rank: RankStatus, now: float) -> None:
+        number = rank.rank
+        self.ranks[number] = rank
+        places: list[tuple[Group, GroupStatus | None]] = [
+            (self._group(one.key), one) for one in rank.groups
+        ]
+        if not places:
+            # A new engine, or one that has destroyed its groups, has a row too.
+            places = [(self._group(GroupKey(NO_GROUP, ())), None)]
+        for group, status in places:
+            self._place(group, rank, status, now)
+        here = {group.id for group, _ in places}
+        for group in list(self.groups):
+            if group.id not in here and number in group.base:
+                self._leave(group, number)
+
+    def _group(self, key: GroupKey) -> Group:
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = Group(f"g{self._made}", text(key.name, 60), key)
+            self._made += 1
+            self.groups.append(found)
+            # The ranks without a group are in the last tab.
+            self.groups.sort(key=lambda one: one.name == NO_GROUP)
+        return found
+
+    def _place(
+        self, group: Group, rank: RankStatus, status: GroupStatus | None, now: float
+    ) -> None:
+        number = rank.rank
+        old = group.base.get(number, {})
+        new = cells(rank, status, now)
+        if _same_start(old, new):
+            new["since"] = old["since"]
+        group.base[number] = new
+        if status is not None:
+            group.statuses[number] = status
+            group.backend, group.timeout = status.backend, status.timeout
+            if status.state == "aborted":
+                group.reasons[number] = text(status.reason or "no reason given", 400)
+            else:
+                group.reasons.pop(number, None)
+        if new != old:
+            self._dirty.add((group.id, number))
+
+    def _leave(self, group: Group, rank: int) -> None:
+        for table in (
+            group.base,
+            group.extra,
+            group.late,
+            group.reasons,
+            group.statuses,
+        ):
+            table.pop(rank, None)
+        self._dirty.add((group.id, rank))
+        if not group.base:
+            self.groups.remove(group)
+            del self._known[group.key]
+
+    # -- what is shown ------------------------------------------------------
+
+    def banner(self) -> Banner:
+        """Return the banner: the state of the cluster in a sentence."""
+        return banner_of(self.head, self.groups, self.verdicts, self.now)
+
+    def tabs(self) -> list[dict[str, Any]]:
+        """Return the data of the tabs, in order."""
+        names = [group.name for group in self.groups]
+        return [
+            group.info(
+                group.name
+                if names.count(group.name) == 1
+                else f"{group.name} ({format_ranks(group.ranks)})"
+            )
+            for group in self.groups
+        ]
+
+    def _holds(self, verdict: Verdict) -> bool:
+        """Return whether a verdict still agrees with the status of the ranks.
+
+        A verdict on an op that has ended or was aborted is obsolete.
+        """
+        rows = [
+            group.base[rank]
+            for group in self.groups
+            if group.name == verdict.group
+            for rank in (*verdict.culprits, *verdict.waiting)
+            if rank in group.base
+        ]
+        if verdict.fault is Fault.RANK_DEAD:
+            return any(row["state"] == "dead" for row in rows)
+        if verdict.fault is Fault.RANK_NOT_RESPONDING:
+            return any(row["state"] in ("silent", "no answer") for row in rows)
+        number = f"#{verdict.seq}"
+        return any(
+            row["mood"] == "working" and row.get("seq") == number for row in rows
+        )
+
+    def _compare(self) -> None:
+        """Compute again what follows from comparing ranks: verdicts and lags."""
+        self.verdicts = tuple(filter(self._holds, self.verdicts))
+        for group in self.groups:
+            extra: dict[int, Cells] = {
+                rank: {"lag": lag} for rank, lag in group.behind(self.now).items()
+            }
+            for verdict in self.verdicts:
+                if verdict.group != group.name:
+                    continue
+                for rank, said in verdict_cells(verdict).items():
+                    if rank in group.base:
+                        extra[rank] = {**said, **extra.get(rank, {})}
+            if extra != group.extra:
+                changed = extra.keys() | group.extra.keys()
+                self._dirty.update((group.id, rank) for rank in changed)
+                group.extra = extra
+
+    # -- messages -----------------------------------------------------------
+
+    def full(self) -> Message:
+        """Return the whole state after the last update; deltas continue from it."""
+        self.delta()
+        return {
+            "type": "full",
+            "v": self.version,
+            "now": self.now,
+            **self._sent,
+            "rows": {key: dict(rows) for key, rows in self._sent_rows.items()},
+        }
+
+    def delta(self) -> Message | None:
+        """Return what changed since the last call; ``None`` if nothing did."""
+        self._compare()
+        changes: Message = {}
+        for key, value in (
+            ("head", self.head),
+            ("banner", self.banner().as_dict()),
+            ("groups", self.tabs()),
+        ):
+            if self._sent.get(key) != value:
+                self._sent[key] = changes[key] = value
+        rows = self._changed_rows()
+        if rows:
+            changes["rows"] = rows
+        if not changes:
+            return None
+        self.version += 1
+        return {"type": "delta", "v": self.version, "now": self.now, **changes}
+
+    def _changed_rows(self) -> dict[str, dict[int, Cells | None]]:
+        found: dict[str, dict[int, Any]] = {}
+        by_id = {group.id: group for group in self.groups}
+        for key, rank in self._dirty:
+            sent = self._sent_rows.setdefault(key, {})
+            old = sent.get(rank, {})
+            group = by_id.get(key)
+            if group is None or rank not in group.base:
+                if sent.pop(rank, None) is not None:
+                    found.setdefault(key, {})[rank] = None
+                continue
+            new = group.row(rank)
+            changed: dict[str, Any] = {k: v for k, v in new.items() if old.get(k) != v}
+            changed.update(dict.fromkeys(old.keys() - new.keys()))
+            if changed:
+                sent[rank] = new
+                found.setdefault(key, {})[rank] = changed
+        self._dirty.clear()
+        for key in self._sent_rows.keys() - by_id.keys():
+            del self._sent_rows[key]
+        return found
+
+
+def _same_start(old: Cells, new: Cells) -> bool:
+    """Return whether `new` and `old` report the same start, at different times."""
+    if "since" not in old or "since" not in new:
+        return False
+    same = ("generation", "op", "seq", "limit", "mood")
+    return abs(float(old["since"]) - float(new["since"])) < JITTER and all(
+        old.get(key) == new.get(key) for key in same
+    )

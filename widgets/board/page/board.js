@@ -1,0 +1,390 @@
+// The board: head, banner, tabs, table and timeline, and their layout.
+
+const TICK = 200; // ms between two updates of the elapsed times
+const REFRESH = 1_000; // ms between two requests for the rings, at least
+const ARMED = 6_000; // ms for which a confirmation is offered
+const DOUBLE = 350; // ms within which a second click belongs to a double click
+const OUTCOME_SHOWN = 8_000; // ms for which the outcome of a click is shown
+const MAP_FROM = 24; // number of ranks from which on the map is shown
+
+class Board {
+  constructor(store) {
+    this.store = store;
+    this.group = store.shown.group; // the id of the tab that is shown
+    this.change = { all: true, rows: new Map() };
+    this.build();
+    if (store.shown.timeline) this.unfold(true);
+    this.timer = setInterval(() => this.tick(), TICK);
+    this.sizes = new ResizeObserver(() => this.resize());
+    this.sizes.observe(this.body);
+    this.sight = new IntersectionObserver((entries) => {
+      this.visible = entries[entries.length - 1].isIntersecting;
+      if (this.visible) this.request();
+    });
+    this.sight.observe(this.body);
+    this.visible = true;
+    store.open(this);
+    this.request();
+  }
+
+  build() {
+    // A shadow root: the page's styles for outputs do not apply inside, ours not outside.
+    this.element = make("div", "rankscope-live");
+    // Disables JupyterLab's shortcuts ("d d" deletes the cell) inside the board.
+    setAttribute(this.element, "data-lm-suppress-shortcuts", "true");
+    const root = this.element.attachShadow({ mode: "open" });
+    this.body = make("section", "board", null, { "aria-label": "Rankscope board" });
+    this.title = make("b", "title");
+    this.facts = make("span", "grow quiet facts");
+    this.actions = make("span", "actions");
+    const head = make("header", "head");
+    this.done = make("span", "grow facts", null, { role: "status" });
+    this.done.hidden = true;
+    head.append(this.title, this.facts, this.done, this.actions);
+    this.banner = makeBanner();
+    this.news = make("div", "news", null, { role: "alert" });
+    this.news.hidden = true;
+    this.tabs = new Tabs((id) => this.show(id));
+    this.map = make("div", "map", null, { "aria-hidden": "true" });
+    this.squares = [];
+    this.map.addEventListener("click", (event) => this.onMap(event));
+    this.table = new Table(this.store);
+    this.timeline = new Timeline(this.store, (line) => goToLine(this.element, line));
+    this.fold = make("button", "fold", "Timeline", {
+      type: "button",
+      "aria-expanded": "false",
+    });
+    this.fold.addEventListener("click", () => this.unfold(!this.timeline.open));
+    this.buttons = makeActions(this);
+    const sheet = make("style", "", CSS);
+    this.body.append(
+      head, this.banner.element, this.news, this.tabs.element, this.map,
+      this.table.element, this.fold, this.timeline.element,
+    );
+    root.append(sheet, this.body);
+    this.scrolled = 0;
+    const rows = this.table.element;
+    rows.addEventListener("scroll", () => (this.scrolled = rows.scrollTop));
+    this.body.addEventListener("focusin", (event) => (this.focused = event.target));
+    this.body.addEventListener("focusout", () => {
+      // Not when the board leaves the page: it may return in another place.
+      if (this.element.isConnected) this.focused = null;
+    });
+  }
+
+  // -- changes ------------------------------------------------------------------
+
+  /** Record a change; the next frame draws it. */
+  onChange(change) {
+    const known = this.change;
+    for (const key of ["head", "banner", "groups", "all", "timeline"]) {
+      known[key] ||= change[key];
+    }
+    if (change.trouble) this.showOutcome(change.trouble, false);
+    const changed = change.rows.get(this.group);
+    if (changed) this.table.mark(changed);
+    this.request();
+  }
+
+  request() {
+    if (this.frame || !this.visible) return;
+    this.frame = requestAnimationFrame(() => {
+      this.frame = 0;
+      this.draw();
+    });
+  }
+
+  draw() {
+    const began = performance.now();
+    const { head, banner, groups, all, timeline } = this.change;
+    this.change = { rows: new Map() };
+    const now = this.store.now();
+    if (all || groups) {
+      this.tabs.update(this.store.groups);
+      this.choose();
+    }
+    if (all) this.table.show(this.group);
+    if (all || head) this.drawHead();
+    if (all || banner) this.drawBanner();
+    const marked = all || this.table.dirty.size > 0;
+    this.table.flush(now);
+    if (marked) this.drawMap();
+    if (all || groups || head || banner) this.buttons.update();
+    if (this.timeline.open && (all || groups || timeline)) {
+      this.timeline.group = this.tab();
+      this.timeline.sort();
+    }
+    this.spent = performance.now() - began;
+  }
+
+  drawHead() {
+    const { title = "", facts = [], state = "" } = this.store.head;
+    setText(this.title, title);
+    setText(this.facts, [...facts, ...(state === "running" ? [] : [state])].join(" · "));
+    setAttribute(this.facts, "title", this.facts.textContent);
+  }
+
+  drawBanner() {
+    const { mood, title, text, more, group } = this.store.banner;
+    this.banner.show(mood, title, [text, ...more]);
+    this.follow(group);
+    // The blamed rows may be out of sight among many.
+    const rows = this.store.rows.get(this.group) ?? new Map();
+    const blamed = [...rows].filter(([, cells]) => cells.blame).map(([rank]) => rank);
+    const who = blamed.join();
+    if (who && who !== this.blamed) {
+      requestAnimationFrame(() => this.table.reveal(Math.min(...blamed)));
+    }
+    this.blamed = who;
+  }
+
+  /** One square per rank, to find the conspicuous ones among many. */
+  drawMap() {
+    const rows = this.store.rows.get(this.group) ?? new Map();
+    this.map.hidden = rows.size < MAP_FROM;
+    if (this.map.hidden) return;
+    const ranks = this.table.ranks();
+    while (this.squares.length > ranks.length) this.squares.pop().element.remove();
+    ranks.forEach((rank, place) => {
+      const cells = rows.get(rank);
+      const square = (this.squares[place] ??= { element: this.map.appendChild(make("i")) });
+      const about = `${standing(cells)} rank ${rank}: ${cells.verdict ?? cells.state}`;
+      if (square.about === about) return;
+      square.about = about;
+      square.element.className = standing(cells);
+      square.element.title = about.slice(about.indexOf("rank"));
+    });
+  }
+
+  onMap(event) {
+    const place = this.squares.findIndex(({ element }) => element === event.target);
+    if (place >= 0) this.table.reveal(this.table.ranks()[place]);
+  }
+
+  // -- groups ----------------------------------------------------------------
+
+  tab() {
+    return this.store.groups.find((group) => group.id === this.group);
+  }
+
+  /** Keep the present tab; if its group is gone, show the first one. */
+  choose() {
+    if (this.tab() === undefined) this.show(this.store.groups[0]?.id ?? null);
+    this.tabs.select(this.group);
+  }
+
+  /** Open the tab of the group with an error, once; the user may choose another. */
+  follow(id) {
+    if (!id) this.followed = null;
+    if (!id || id === this.followed || this.buttons.asking()) return;
+    this.followed = id;
+    if (id !== this.group && this.store.groups.some((group) => group.id === id)) this.show(id);
+  }
+
+  show(id) {
+    this.group = id;
+    this.tabs.select(id);
+    this.table.show(id);
+    this.buttons.update();
+    this.store.shown.group = id;
+    if (this.timeline.open) this.timeline.show(this.tab());
+    this.drawMap();
+    this.request();
+  }
+
+  // -- time ------------------------------------------------------------------
+
+  tick() {
+    if (!this.visible || document.hidden || !this.store.live) return;
+    this.table.tick(this.store.now());
+    if (this.timeline.moving) this.timeline.request();
+    if (this.timeline.open) this.refresh();
+  }
+
+  /** Request the rings while the timeline is open and the state changes. */
+  refresh() {
+    const now = performance.now();
+    if (this.loading || now - (this.asked ?? -Infinity) < this.every()) return;
+    const version = this.store.version;
+    if (this.asked && version === this.seen) return;
+    this.seen = version;
+    this.asked = now;
+    this.loading = true;
+    this.store.request("records", {}, (answer) => {
+      this.loading = false;
+      if (!answer.ok) this.showOutcome(answer.text, false);
+    });
+  }
+
+  /** The period of these requests, in ms: longer for more ranks. */
+  every() {
+    return REFRESH * Math.max(1, this.table.rowsOf().size / 16);
+  }
+
+  unfold(open) {
+    this.store.shown.timeline = open;
+    this.timeline.open = open;
+    this.timeline.element.hidden = !open;
+    setAttribute(this.fold, "aria-expanded", String(open));
+    this.asked = undefined;
+    if (open) {
+      this.timeline.group = this.tab();
+      this.timeline.sort();
+      this.refresh();
+      this.resize();
+    }
+  }
+
+  resize() {
+    const room = this.table.element.clientWidth;
+    this.table.resize(room);
+    if (this.timeline.open) this.timeline.resize(this.timeline.scroll.clientWidth);
+    this.request();
+  }
+
+  // -- outcomes -----------------------------------------------------------------
+
+  /** Show the outcome of a click: beside the title for a while; an error until the next. */
+  showOutcome(text, ok) {
+    clearTimeout(this.outcomeTimer);
+    setText(this.done, ok ? text : "");
+    this.facts.hidden = Boolean(ok && text);
+    this.done.hidden = !this.facts.hidden;
+    setText(this.news, ok ? "" : text);
+    this.news.hidden = !this.news.textContent;
+    if (ok && text) this.outcomeTimer = setTimeout(() => this.showOutcome("", true), OUTCOME_SHOWN);
+  }
+
+  /** Move to another element of the page; keep the scroll position and the focus. */
+  moveTo(home) {
+    const focused = this.focused;
+    home.append(this.element);
+    this.table.element.scrollTop = this.scrolled;
+    focused?.focus({ preventScroll: true });
+  }
+
+  destroy() {
+    clearInterval(this.timer);
+    clearTimeout(this.outcomeTimer);
+    this.sizes.disconnect();
+    this.sight.disconnect();
+    this.store.close(this);
+    this.element.remove();
+  }
+}
+
+// -- banner --------------------------------------------------------------------
+
+function makeBanner() {
+  const element = make("div", "banner calm");
+  const shape = makeShape("calm");
+  const title = make("b");
+  const text = make("span", "said");
+  const line = make("p");
+  line.append(title, " ", text);
+  const more = make("div", "more");
+  const words = make("div", "words", null, { role: "status" });
+  words.append(line, more);
+  element.append(shape, words);
+  let shown = null;
+  return {
+    element,
+    show(mood, name, sentences) {
+      setAttribute(element, "class", `banner ${moodClass(mood)}`);
+      setAttribute(shape, "class", `shape ${moodClass(mood)}`);
+      // A screen reader reads a live region when it is written: write changes only.
+      setText(title, name);
+      const said = sentences.join("\n");
+      if (said === shown) return;
+      shown = said;
+      text.replaceChildren(...withCode(sentences[0] ?? ""));
+      more.replaceChildren();
+      for (const sentence of sentences.slice(1)) {
+        const next = make("p");
+        next.append(...withCode(sentence));
+        more.append(next);
+      }
+    },
+  };
+}
+
+/** Return nodes for a text, with the parts between backticks as code. */
+function withCode(text) {
+  return text.split("`").map((part, place) => (place % 2 ? make("code", "", part) : part));
+}
+
+// -- tabs ----------------------------------------------------------------------
+
+class Tabs {
+  constructor(choose) {
+    this.choose = choose;
+    this.element = make("div", "groups");
+    this.list = make("div", "tabs", null, { role: "tablist", "aria-label": "groups" });
+    this.facts = make("span", "quiet facts");
+    this.element.append(this.list, this.facts);
+    this.list.addEventListener("keydown", (event) => this.key(event));
+    this.tabs = new Map();
+  }
+
+  update(groups) {
+    this.groups = groups;
+    const there = new Set(groups.map((group) => group.id));
+    for (const [id, tab] of this.tabs) {
+      if (there.has(id)) continue;
+      tab.element.remove();
+      this.tabs.delete(id);
+    }
+    groups.forEach((group, place) => {
+      let tab = this.tabs.get(group.id);
+      if (tab === undefined) {
+        tab = this.make(group);
+        this.tabs.set(group.id, tab);
+      }
+      if (this.list.children[place] !== tab.element) {
+        this.list.insertBefore(tab.element, this.list.children[place] ?? null);
+      }
+      const trouble = group.aborted ? "aborted" : group.dead.length ? "rank dead" : "";
+      setAttribute(tab.shape, "class", `shape ${moodClass(group.mood)}`);
+      setText(tab.label, group.label);
+      setText(tab.size, String(group.size));
+      const title = [plural(group.size, "rank"), trouble].filter(Boolean).join(", ");
+      setAttribute(tab.element, "title", title);
+    });
+  }
+
+  make(group) {
+    const element = make("button", "tab", null, { type: "button", role: "tab" });
+    const shape = makeShape("calm");
+    const label = make("span");
+    const size = make("span", "quiet count");
+    element.append(shape, label, size);
+    element.addEventListener("click", () => this.choose(group.id));
+    return { element, shape, label, size };
+  }
+
+  select(id) {
+    this.chosen = id;
+    for (const [other, tab] of this.tabs) {
+      const mine = other === id;
+      setAttribute(tab.element, "aria-selected", String(mine));
+      setAttribute(tab.element, "tabindex", mine ? "0" : "-1");
+    }
+    const group = this.groups?.find((one) => one.id === id);
+    setText(this.facts, group ? group.facts.join(" · ") : "");
+  }
+
+  key(event) {
+    const ids = [...(this.groups ?? [])].map((group) => group.id);
+    const place = ids.indexOf(this.chosen);
+    const next = {
+      ArrowRight: (place + 1) % ids.length,
+      ArrowLeft: (place + ids.length - 1) % ids.length,
+      Home: 0,
+      End: ids.length - 1,
+    }[event.key];
+    if (next === undefined) return;
+    event.preventDefault();
+    this.choose(ids[next]);
+    this.tabs.get(ids[next])?.element.focus();
+  }
+}

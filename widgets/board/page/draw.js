@@ -1,0 +1,226 @@
+// Drawing the timeline: only the visible lanes and bars.
+
+function colours(element) {
+  const style = getComputedStyle(element);
+  const get = (name) => style.getPropertyValue(name).trim();
+  return {
+    text: get("--rs-fg"),
+    quiet: get("--rs-quiet"),
+    line: get("--rs-line"),
+    accent: get("--rs-accent"),
+    late: get("--rs-warn"),
+    bad: get("--rs-error"),
+    ground: get("--rs-ground"),
+    font: `10px ${style.fontFamily}`,
+  };
+}
+
+/** Set the size of a canvas to its size on the page; return its context, in px. */
+function sized(canvas, width, height) {
+  const scale = window.devicePixelRatio || 1;
+  const [w, h] = [Math.round(width * scale), Math.round(height * scale)];
+  if (canvas.width !== w || canvas.height !== h) {
+    canvas.width = w;
+    canvas.height = h;
+  }
+  const pen = canvas.getContext("2d");
+  pen.setTransform(scale, 0, 0, scale, 0, 0);
+  pen.clearRect(0, 0, width, height);
+  return pen;
+}
+
+function drawTimeline(view) {
+  if (!view.width) return;
+  const look = colours(view.element);
+  const height = Math.max(1, view.lanes.length) * view.pitch;
+  drawAxis(view, look, sized(view.axis, view.width, AXIS));
+  const pen = sized(view.canvas, view.width, height);
+  pen.font = look.font;
+  pen.textBaseline = "middle";
+  const top = Math.floor(view.scroll.scrollTop / view.pitch) - 1;
+  const bottom = top + Math.ceil(view.scroll.clientHeight / view.pitch) + 2;
+  const first = Math.max(0, top);
+  const last = Math.min(view.lanes.length, bottom);
+  drawGrid(view, look, pen, first * view.pitch, last * view.pitch);
+  for (let place = first; place < last; place++) drawLane(view, look, pen, place);
+  drawMissing(view, look, pen, first, last);
+  drawMeeting(view, look, pen);
+  if (view.lanes.length === 0 || view.lanes.every((lane) => lane.works.length === 0)) {
+    pen.fillStyle = look.quiet;
+    pen.fillText("no op was issued on this group yet", GUTTER, view.pitch / 2);
+  }
+}
+
+/** The distance of ticks: 1, 2 or 5 times a power of ten, some 90 px apart. */
+function tickStep(span, room) {
+  const least = (span * 90) / Math.max(1, room);
+  const power = 10 ** Math.floor(Math.log10(least));
+  return [1, 2, 5, 10].map((times) => times * power).find((step) => step >= least);
+}
+
+function ticks(view) {
+  const [from, to] = view.shown;
+  const step = tickStep(to - from, view.width - GUTTER);
+  const found = [];
+  for (let time = Math.ceil(from / step) * step; time <= to; time += step) {
+    found.push(time);
+  }
+  return { step, found };
+}
+
+/** A time after the first op, in the unit for the distance of ticks. */
+function tickText(time, step) {
+  const [unit, size] = [["s", 1e9], ["ms", 1e6], ["µs", 1e3]].find(
+    ([name, ns]) => step >= ns / 10 || name === "µs",
+  );
+  const digits = Math.max(0, Math.ceil(-Math.log10(step / size) - 1e-9));
+  return `${(time / size).toFixed(digits)} ${unit}`;
+}
+
+function drawAxis(view, look, pen) {
+  const { step, found } = ticks(view);
+  pen.font = look.font;
+  pen.textBaseline = "middle";
+  pen.fillStyle = look.quiet;
+  for (const time of found) {
+    const text = tickText(time, step);
+    const x = view.xOf(time);
+    if (x + pen.measureText(text).width < view.width) {
+      pen.fillText(text, Math.round(x) + 4, AXIS / 2);
+    }
+    pen.fillRect(Math.round(x), AXIS - 5, 1, 5);
+  }
+}
+
+function drawGrid(view, look, pen, top, bottom) {
+  pen.fillStyle = look.line;
+  for (const time of ticks(view).found) {
+    const x = Math.round(view.xOf(time));
+    if (x >= GUTTER) pen.fillRect(x, top, 1, bottom - top);
+  }
+}
+
+function drawLane(view, look, pen, place) {
+  const lane = view.lanes[place];
+  const top = place * view.pitch;
+  const middle = top + view.pitch / 2;
+  const every = view.pitch >= 12 ? 1 : 4;
+  if (place % every === 0) {
+    pen.fillStyle = look.quiet;
+    const name = view.every ? `${lane.rank} ${lane.group}` : `rank ${lane.rank}`;
+    pen.fillText(clip(pen, name, GUTTER - 10), 2, middle);
+  }
+  const [from, to] = view.shown;
+  const now = view.clock();
+  const gap = view.pitch >= 20 ? 4 : view.pitch >= 12 ? 3 : 1.5;
+  let covered = -1; // the pixel up to which narrow bars were drawn
+  for (const work of lane.works) {
+    const begun = view.begin(work);
+    const ended = view.end(work, now);
+    if (ended < from || begun > to) continue;
+    const x = Math.max(GUTTER, view.xOf(begun));
+    const right = Math.min(view.width, Math.max(view.xOf(ended), x + 1));
+    if (right <= covered) continue; // hidden behind one that is as narrow
+    if (right - x <= 1.5) covered = right;
+    drawBar(view, look, pen, work, x, right, top + gap, view.pitch - 2 * gap, now);
+  }
+}
+
+function drawBar(view, look, pen, work, x, right, top, height, now) {
+  const state = view.words[work[W.state]];
+  const bad = state === "failed" || state === "timed_out" || state === "aborted";
+  const running = view.running(work);
+  const colour = bad ? look.bad : running ? look.late : look.accent;
+  const waits = work[W.gathered] < 0 && running ? now : work[W.gathered];
+  const turn = Math.min(right, Math.max(x, view.xOf(waits)));
+  pen.fillStyle = colour;
+  pen.globalAlpha = 0.3;
+  if (turn > x) pen.fillRect(x, top, turn - x, height);
+  pen.globalAlpha = bad ? 0.55 : 0.9;
+  if (right > turn) pen.fillRect(turn, top, right - turn, height);
+  pen.globalAlpha = 1;
+  if (right - x > 3) {
+    // An edge at the start, to separate consecutive bars.
+    pen.fillRect(x, top, 1, height);
+    if (bad) pen.fillRect(right - 2, top, 2, height);
+  }
+  const same = view.pointed && isSame(view.pointed.work, work);
+  const chosen = view.chosen && isSame(view.chosen.work, work);
+  if (same || chosen) {
+    pen.strokeStyle = look.text;
+    pen.lineWidth = chosen ? 1.5 : 1;
+    pen.strokeRect(x + 0.5, top + 0.5, Math.max(1, right - x - 1), height - 1);
+  }
+  if (height >= 11 && right - x > 20) {
+    const mark = bad ? "✕ " : running ? "… " : "";
+    const label = `${mark}${view.words[work[W.op]]} #${work[W.seq]}`;
+    // On the light part, or on the dark one if only that has room.
+    const light = turn - x > right - turn;
+    const [left, end] = light ? [x, turn] : [turn, right];
+    pen.fillStyle = light || bad ? look.text : look.ground;
+    const text = fitting(pen, [label, `${mark}#${work[W.seq]}`], end - left - 8);
+    if (text) pen.fillText(text, left + 5, top + height / 2 + 0.5);
+  }
+}
+
+function isSame(one, other) {
+  return one[W.seq] === other[W.seq] && one[W.generation] === other[W.generation] &&
+    one[W.op] === other[W.op];
+}
+
+/** The first of some texts that fits. */
+function fitting(pen, texts, room) {
+  return texts.find((text) => pen.measureText(text).width <= room);
+}
+
+/** The beginning of a text that fits; nothing if it is too short to read. */
+function clip(pen, text, room) {
+  if (pen.measureText(text).width <= room) return text;
+  let end = text.length;
+  while (end > 0 && pen.measureText(`${text.slice(0, end)}…`).width > room) end--;
+  return end >= 4 ? `${text.slice(0, end)}…` : "";
+}
+
+/** A rank that has not entered a collective: a dashed outline while others wait. */
+function drawMissing(view, look, pen, first, last) {
+  const now = view.clock();
+  for (const missing of view.store.timeline.missing) {
+    const members = missing.members.join();
+    for (let place = first; place < last; place++) {
+      const lane = view.lanes[place];
+      if (lane.group !== missing.group || lane.ranks.join() !== members) continue;
+      if (!missing.ranks.includes(lane.rank)) continue;
+      const x = Math.max(GUTTER, view.xOf(missing.since));
+      const right = Math.min(view.width - 1, view.xOf(now));
+      if (right <= x) continue;
+      const gap = view.pitch >= 20 ? 4 : 2;
+      const top = place * view.pitch + gap;
+      pen.strokeStyle = look.bad;
+      pen.lineWidth = 1;
+      pen.setLineDash([4, 3]);
+      pen.strokeRect(x + 0.5, top + 0.5, right - x, view.pitch - 2 * gap - 1);
+      pen.setLineDash([]);
+      if (view.pitch >= 12) {
+        pen.fillStyle = look.bad;
+        const text = `not in ${missing.op} #${missing.seq}`;
+        pen.fillText(clip(pen, text, right - x - 8), x + 5, place * view.pitch + view.pitch / 2 + 0.5);
+      }
+    }
+  }
+}
+
+/** For the selected work: a line where the last rank entered. */
+function drawMeeting(view, look, pen) {
+  const found = view.chosen ?? view.pointed;
+  if (!found || found.work[W.gathered] < 0) return;
+  const x = Math.round(view.xOf(found.work[W.gathered]));
+  if (x < GUTTER || x > view.width) return;
+  pen.strokeStyle = look.text;
+  pen.setLineDash([2, 3]);
+  pen.lineWidth = 1;
+  pen.beginPath();
+  pen.moveTo(x + 0.5, 0);
+  pen.lineTo(x + 0.5, view.lanes.length * view.pitch);
+  pen.stroke();
+  pen.setLineDash([]);
+}

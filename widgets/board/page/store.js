@@ -1,0 +1,156 @@
+// The state that the kernel has sent: one store per board, for all of its views.
+
+const RENEWAL = 15_000; // ms; for VIEWER_TIMEOUT in feed.py
+
+class Store {
+  constructor(model) {
+    this.model = model;
+    this.version = 0;
+    this.head = {};
+    this.banner = { mood: "calm", title: "", text: "", more: [] };
+    this.groups = [];
+    this.rows = new Map(); // group → rank → cells
+    this.columns = model.get("columns");
+    this.timeline = null;
+    this.offset = -Infinity; // the kernel's clock, less the page's
+    this.live = true;
+    this.views = new Set();
+    this.shown = { group: null, timeline: false }; // what the next view opens with
+    this.serial = 0;
+    this.waiting = new Map(); // the number of a request → the callback of its answer
+    this.name = Math.random().toString(36).slice(2);
+    this.receive = (message) => this.apply(message);
+    model.on("msg:custom", this.receive);
+    const state = model.get("snapshot");
+    if (state && state.type === "full") this.apply(state);
+  }
+
+  /** The time on the kernel's clock, in seconds. */
+  now() {
+    return performance.now() / 1000 + this.offset;
+  }
+
+  adjustClock(now) {
+    const offset = now - performance.now() / 1000;
+    // The fastest message is the most exact. After the machine slept, start again.
+    if (offset > this.offset || offset < this.offset - 5) this.offset = offset;
+  }
+
+  apply(message) {
+    if (message.type === "full" || message.type === "delta") this.applyState(message);
+    else if (message.type === "timeline") this.applyTimeline(message);
+    else if (message.type === "did") this.answer(message);
+  }
+
+  applyState(message) {
+    const full = message.type === "full";
+    if (!full && message.v !== this.version + 1) {
+      // A message was missed: request the whole state, once.
+      if (message.v > this.version) this.send({ sync: 1 });
+      return;
+    }
+    this.version = message.v;
+    this.adjustClock(message.now);
+    const change = { head: false, banner: false, groups: false, rows: new Map() };
+    for (const key of ["head", "banner", "groups"]) {
+      if (key in message) {
+        this[key] = message[key];
+        change[key] = true;
+      }
+    }
+    if (full) {
+      this.rows = new Map();
+      change.all = true;
+    }
+    if (change.groups) {
+      const there = new Set(this.groups.map((group) => group.id));
+      for (const id of this.rows.keys()) if (!there.has(id)) this.rows.delete(id);
+    }
+    for (const [id, ranks] of Object.entries(message.rows ?? {})) {
+      change.rows.set(id, this.applyRows(id, ranks));
+    }
+    this.notifyViews(change);
+  }
+
+  /** Merge cells into a group's rows; return rank → names of changed cells. */
+  applyRows(id, ranks) {
+    if (!this.rows.has(id)) this.rows.set(id, new Map());
+    const table = this.rows.get(id);
+    const changed = new Map();
+    for (const [key, cells] of Object.entries(ranks)) {
+      const rank = Number(key);
+      if (cells === null) {
+        table.delete(rank);
+        changed.set(rank, null);
+        continue;
+      }
+      const row = table.get(rank);
+      if (row === undefined) {
+        table.set(rank, { ...cells });
+        changed.set(rank, null);
+        continue;
+      }
+      for (const [name, value] of Object.entries(cells)) {
+        if (value === null) delete row[name];
+        else row[name] = value;
+      }
+      changed.set(rank, Object.keys(cells));
+    }
+    return changed;
+  }
+
+  applyTimeline(message) {
+    this.timeline = message;
+    this.adjustClock(message.now);
+    this.notifyViews({ timeline: true, rows: new Map() });
+  }
+
+  notifyViews(change) {
+    for (const view of this.views) view.onChange(change);
+  }
+
+  // -- to the kernel -------------------------------------------------------
+
+  send(message) {
+    if (this.live) this.model.send(message);
+  }
+
+  /** Request an action; `done` gets the answer: {ok, text, ...}. */
+  request(what, parameters, done) {
+    const id = `${this.name}-${++this.serial}`;
+    this.waiting.set(id, done);
+    this.send({ do: what, id, ...parameters });
+  }
+
+  answer(message) {
+    const done = this.waiting.get(message.id);
+    // The answers to other pages arrive here too.
+    if (done === undefined) return;
+    this.waiting.delete(message.id);
+    done(message);
+  }
+
+  /** Have the kernel send changes from now on. */
+  open(view) {
+    this.views.add(view);
+    if (this.views.size === 1) {
+      this.send({ watch: this.name });
+      this.renewal = setInterval(() => this.send({ watch: this.name, again: 1 }), RENEWAL);
+    }
+  }
+
+  close(view) {
+    this.views.delete(view);
+    if (this.views.size === 0) {
+      clearInterval(this.renewal);
+      this.send({ unwatch: this.name });
+    }
+  }
+
+  /** Handle the end of the kernel's side. */
+  end() {
+    this.live = false;
+    clearInterval(this.renewal);
+    this.model.off("msg:custom", this.receive);
+  }
+}

@@ -1,0 +1,304 @@
+// The table: one row per rank. Only cells that changed are written, and rows are
+// boxes of a fixed size, so that the browser lays out and paints only the visible ones
+// that changed (a <table> is laid out as a whole: ten times the work).
+
+const PADDING = 18; // px between two columns, and reserve for wide letters
+const BAR = 44; // px of the bar beside the elapsed time
+const SHAPE = 16; // px of the shape before a state
+const DROPS = [7, 6, 5, 4, 3, 2, 1]; // the columns that are left out first, then second, ...
+const FIT = 1; // px for rounding
+const STALL = 5; // s after which a bar changes its colour
+
+class Table {
+  constructor(store) {
+    this.store = store;
+    this.group = null;
+    this.entries = new Map(); // rank → {row, cells}
+    this.dirty = new Map(); // rank → names of cells, or null: all
+    this.columns = store.columns;
+    this.lengths = this.columns.map(() => 0); // of the longest text of each
+    this.longest = this.columns.map((column) => column.title);
+    this.stale = true; // whether the widths have to be computed again
+    this.room = 0;
+    this.build();
+  }
+
+  build() {
+    this.element = make("div", "rows", null, {
+      tabindex: "0",
+      role: "region",
+      "aria-label": "ranks",
+    });
+    this.table = make("div", "table", null, { role: "table" });
+    const head = make("div", "row titles", null, { role: "row" });
+    for (const column of this.columns) {
+      head.append(
+        make("div", nameOf(column), column.title, {
+          role: "columnheader",
+          title: column.about,
+        }),
+      );
+    }
+    const top = make("div", "top", null, { role: "rowgroup" });
+    top.append(head);
+    this.top = top;
+    this.body = make("div", "", null, { role: "rowgroup" });
+    this.table.append(top, this.body);
+    // The places of the columns: a cell at a fixed place is laid out by itself.
+    this.sheet = make("style");
+    this.element.append(this.sheet, this.table);
+    this.pen = document.createElement("canvas").getContext("2d");
+  }
+
+  /** Show another group. */
+  show(id) {
+    this.group = id;
+    this.entries.clear();
+    this.dirty.clear();
+    this.body.replaceChildren();
+    for (const rank of this.ranks()) this.dirty.set(rank, null);
+    this.stale = true;
+  }
+
+  rowsOf() {
+    return this.store.rows.get(this.group) ?? new Map();
+  }
+
+  ranks() {
+    return [...this.rowsOf().keys()].sort((a, b) => a - b);
+  }
+
+  /** Record changes; the next `flush` writes them. */
+  mark(changed) {
+    for (const [rank, names] of changed) {
+      const known = this.dirty.get(rank);
+      if (names === null || known === null) this.dirty.set(rank, null);
+      else if (known === undefined) this.dirty.set(rank, new Set(names));
+      else for (const name of names) known.add(name);
+    }
+  }
+
+  flush(now) {
+    if (this.dirty.size > 0) {
+      const rows = this.rowsOf();
+      for (const [rank, names] of this.dirty) {
+        const cells = rows.get(rank);
+        if (cells === undefined) this.remove(rank);
+        else this.write(rank, cells, names, now);
+      }
+      this.dirty.clear();
+    }
+    if (this.stale) this.fit();
+  }
+
+  remove(rank) {
+    this.entries.get(rank)?.row.remove();
+    this.entries.delete(rank);
+  }
+
+  write(rank, cells, names, now) {
+    let entry = this.entries.get(rank);
+    if (entry === undefined) {
+      entry = this.add(rank);
+      names = null;
+    }
+    setAttribute(entry.row, "class", `row ${standing(cells)}`);
+    this.columns.forEach((column, place) => {
+      if (names !== null && !concerns(column.key, names)) return;
+      this.fill(entry.cells[place], column, place, rank, cells, now);
+    });
+    if (cells.reason) setAttribute(entry.row, "title", cells.reason);
+    else entry.row.removeAttribute("title");
+  }
+
+
+  add(rank) {
+    const row = make("div", "row", null, { role: "row" });
+    const cells = this.columns.map((column) => {
+      const role = column.key === "rank" ? "rowheader" : "cell";
+      const cell = make("div", nameOf(column), null, { role });
+      if (column.key === "state") cell.append(makeShape("calm"));
+      const node = document.createTextNode("");
+      if (column.key === "elapsed") {
+        const bar = make("span", "bar", null, { "aria-hidden": "true" });
+        bar.append(make("i"));
+        const limit = make("span", "limit", "");
+        cell.append(bar, node, limit);
+      } else {
+        cell.append(node);
+      }
+      row.append(cell);
+      return { cell, node };
+    });
+    const entry = { row, cells };
+    this.entries.set(rank, entry);
+    const after = [...this.entries.keys()].filter((other) => other > rank);
+    const next = after.length > 0 ? this.entries.get(Math.min(...after)).row : null;
+    this.body.insertBefore(row, next);
+    return entry;
+  }
+
+  fill(target, column, place, rank, cells, now) {
+    if (column.key === "elapsed") {
+      this.fillElapsed(target, place, cells, now);
+      return;
+    }
+    const text = cellText(column.key, rank, cells, now);
+    if (target.node.data !== text) {
+      target.node.data = text;
+      this.measure(place, text);
+    }
+    if (column.key === "state") {
+      setAttribute(target.cell.firstChild, "class", `shape ${moodClass(cells.mood)}`);
+    } else if (column.key === "size" && cells.shape) {
+      setAttribute(target.cell, "title", `${cells.shape} ${cells.dtype ?? ""}`);
+    }
+  }
+
+  fillElapsed(target, place, cells, now) {
+    const bar = target.cell.firstChild;
+    let text = "";
+    let limit = "";
+    let part = -1;
+    if (cells.since !== undefined) {
+      const elapsed = now - cells.since;
+      text = elapsedText(elapsed);
+      if (cells.limit !== undefined) {
+        limit = ` / ${elapsedText(cells.limit)}`;
+        part = Math.min(1, Math.max(0, elapsed / cells.limit));
+        setAttribute(bar, "class", `bar${elapsed > STALL ? " late" : ""}`);
+      }
+    }
+    if (target.node.data !== text) {
+      target.node.data = text;
+      this.measure(place, text + limit);
+    }
+    setText(target.cell.lastChild, limit);
+    // Whole pixels: a bar that moves by less need not be painted.
+    const width = part < 0 ? "" : `${Math.max(1, Math.round(part * BAR))}px`;
+    bar.hidden = part < 0;
+    if (bar.firstChild.style.width !== width) bar.firstChild.style.width = width;
+  }
+
+  /** Update the times; no other cell changes without a message. */
+  tick(now) {
+    const rows = this.rowsOf();
+    const elapsed = this.columns.findIndex((column) => column.key === "elapsed");
+    const beat = this.columns.findIndex((column) => column.key === "beat");
+    for (const [rank, entry] of this.entries) {
+      const cells = rows.get(rank);
+      if (cells === undefined) continue;
+      if (cells.since !== undefined) {
+        this.fillElapsed(entry.cells[elapsed], elapsed, cells, now);
+      }
+      if (cells.silent) {
+        this.fill(entry.cells[beat], this.columns[beat], beat, rank, cells, now);
+      }
+    }
+  }
+
+  // -- widths ----------------------------------------------------------------
+
+  /** Columns never shrink while they are shown: moving text cannot be read. */
+  measure(place, text) {
+    if (text.length > this.lengths[place]) {
+      this.lengths[place] = text.length;
+      if (text.length >= this.longest[place].length) this.longest[place] = text;
+      this.stale = true;
+    }
+  }
+
+  resize(room) {
+    if (room !== this.room) {
+      this.room = room;
+      this.stale = true;
+    }
+  }
+
+  fit() {
+    if (this.room === 0) return; // not on a page yet
+    this.stale = false;
+    const { fontSize, fontFamily } = getComputedStyle(this.table);
+    this.pen.font = `600 ${fontSize} ${fontFamily}`;
+    const single = new Set([...this.rowsOf().values()].map((row) => row.host)).size < 2;
+    const widths = this.columns.map((column, place) => {
+      let width = this.pen.measureText(this.longest[place]).width + PADDING;
+      if (column.key === "state") width += SHAPE;
+      if (column.key === "elapsed") width += BAR + 8;
+      return Math.ceil(width);
+    });
+    const needed = (level) => {
+      // The bar and the timeout are left out last; the time remains.
+      if (level === 1) {
+        const elapsed = this.columns.findIndex(({ key }) => key === "elapsed");
+        widths[elapsed] = this.pen.measureText("elapsed").width + PADDING;
+      }
+      return this.columns.reduce(
+        (sum, column, place) => sum + (isHidden(column, level, single) ? 0 : widths[place]),
+        0,
+      );
+    };
+    const level = DROPS.find((one) => needed(one) <= this.room + FIT) ?? 1;
+    setAttribute(this.table, "data-drop", String(level));
+    let left = 0;
+    const rules = this.columns.map((column, place) => {
+      const name = `.c-${column.key}`;
+      if (isHidden(column, level, single)) return `${name}{display:none}`;
+      const from = left;
+      left += widths[place];
+      // The last column gets the rest of the width, and at least what it needs.
+      const size = place === this.columns.length - 1 ? "right:0" : `width:${widths[place]}px`;
+      return `${name}{left:${from}px;${size}}`;
+    });
+    this.sheet.textContent = rules.join("\n");
+    this.table.style.minWidth = `${left}px`;
+  }
+
+  /** Scroll a row into the visible part of the table; the page does not scroll. */
+  reveal(rank) {
+    const entry = this.entries.get(rank);
+    if (entry === undefined) return;
+    const top = entry.row.offsetTop - this.top.offsetHeight;
+    const bottom = entry.row.offsetTop + entry.row.offsetHeight;
+    const box = this.element;
+    if (top < box.scrollTop) box.scrollTop = top;
+    else if (bottom > box.scrollTop + box.clientHeight) {
+      box.scrollTop = bottom - box.clientHeight;
+    }
+  }
+}
+
+function nameOf(column) {
+  return `cell c-${column.key}${column.numeric ? " number" : ""}`;
+}
+
+/** The classes of a row. */
+function standing(cells) {
+  return `${moodClass(cells.mood)}${cells.blame ? " blamed" : ""}`;
+}
+
+function isHidden({ key, drop }, level, single) {
+  return (drop > 0 && drop >= level) || (key === "host" && single);
+}
+
+/** Whether a column depends on a cell that changed. */
+function concerns(key, names) {
+  if (names.has(key)) return true;
+  if (key === "state") return names.has("mood");
+  if (key === "elapsed") return names.has("since") || names.has("limit");
+  if (key === "beat") return names.has("silent") || names.has("state");
+  return key === "size" && (names.has("shape") || names.has("dtype"));
+}
+
+/** The text of a cell; the same as of `shown` in columns.py. */
+function cellText(key, rank, cells, now) {
+  if (key === "rank") return String(rank);
+  if (key === "lag") return cells.lag ? `−${cells.lag}` : "";
+  if (key === "queue") return cells.queue ? String(cells.queue) : "";
+  if (key === "beat") {
+    if (cells.state === "dead") return "";
+    return cells.silent ? elapsedText(now - cells.silent) : "< 1 s";
+  }
+  const value = cells[key];
+  return value === undefined ? "" : String(value);
+}

@@ -1,0 +1,476 @@
+// The timeline: what each rank did, on one clock. A bar is light while its rank
+// waits for the last one to enter, and dark from then on: the straggler's bar has no
+// light part.
+
+const GUTTER = 84; // px for the names of the lanes
+const AXIS = 20; // px for the times above
+const TALLEST = 360; // px of lanes before they scroll
+const NEAREST = 2_000; // ns; the highest zoom
+const STEP = 1.4; // the factor of one zoom step
+
+// The places in a work's list; see timeline.py.
+const W = {
+  created: 0, started: 1, ended: 2, gathered: 3, op: 4, seq: 5, generation: 6,
+  state: 7, line: 8, count: 9, size: 10, peer: 11, error: 12,
+};
+
+class Timeline {
+  constructor(store, goTo) {
+    this.store = store;
+    this.goTo = goTo; // shows a source line
+    this.group = null;
+    this.every = false; // whether lanes of all groups are shown
+    this.lanes = [];
+    this.window = null; // [from, to] in ns, or null: the last works
+    this.span = null;
+    this.chosen = null; // {lane, work}
+    this.pointed = null;
+    this.open = false;
+    this.looked = false;
+    this.build();
+  }
+
+  build() {
+    this.element = make("div", "timeline");
+    this.element.hidden = true;
+    const tools = make("div", "tools");
+    this.summary = make("span", "grow quiet");
+    tools.append(this.summary);
+    this.buttons = {};
+    for (const [key, label, about, act] of [
+      ["every", "All groups", "show the lanes of every group", () => this.toggle()],
+      ["out", "−", "zoom out (−)", () => this.zoom(STEP)],
+      ["in", "+", "zoom in (+)", () => this.zoom(1 / STEP)],
+      ["last", "Last", "show what was last (0)", () => this.look(null)],
+      ["all", "All", "show everything there is (a)", () => this.look(this.extent())],
+      ["export", "Export", "save as a Perfetto trace (JSON)", () => this.export()],
+    ]) {
+      const button = make("button", "small", label, { type: "button", title: about });
+      if (label.length === 1) setAttribute(button, "aria-label", about);
+      button.addEventListener("click", act);
+      tools.append(button);
+      this.buttons[key] = button;
+    }
+    setAttribute(this.buttons.every, "aria-pressed", "false");
+    this.axis = make("canvas", "axis", null, { "aria-hidden": "true" });
+    this.canvas = make("canvas", "lanes", null, {
+      tabindex: "0",
+      role: "img",
+      "aria-label": "timeline: arrow keys go from work to work",
+    });
+    this.scroll = make("div", "scroll");
+    this.scroll.append(this.axis, this.canvas);
+    this.detail = make("div", "detail", null, { "aria-live": "polite" });
+    this.tip = make("div", "tip", null, { "aria-hidden": "true" });
+    this.tip.hidden = true;
+    this.element.append(tools, this.scroll, this.detail, this.tip);
+    this.listen();
+  }
+
+  listen() {
+    const canvas = this.canvas;
+    canvas.addEventListener("pointerdown", (event) => this.press(event));
+    canvas.addEventListener("pointermove", (event) => this.point(event));
+    canvas.addEventListener("pointerup", (event) => this.release(event));
+    canvas.addEventListener("pointerleave", () => this.leave());
+    canvas.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
+    canvas.addEventListener("keydown", (event) => this.key(event));
+    this.scroll.addEventListener("scroll", () => this.request());
+  }
+
+  // -- data ------------------------------------------------------------------
+
+  show(group) {
+    this.group = group;
+    this.choose(null);
+    this.sort();
+  }
+
+  toggle() {
+    this.every = !this.every;
+    setAttribute(this.buttons.every, "aria-pressed", String(this.every));
+    this.sort();
+  }
+
+  /** Select the lanes to show from the data of the kernel. */
+  sort() {
+    const data = this.store.timeline;
+    const chosen = this.chosen && { ...this.chosen };
+    this.lanes = [];
+    if (data) {
+      const here = this.group && this.group.ranks ? this.group.ranks.join() : null;
+      this.lanes = data.lanes.filter(
+        (lane) =>
+          this.every || (lane.group === this.group?.name && lane.ranks.join() === here),
+      );
+      this.words = data.words;
+      setText(this.summary, data.summary);
+    }
+    // The same work in the new data, if it is still there.
+    this.chosen = chosen && this.find(chosen.lane, chosen.work);
+    this.layOut();
+    this.request();
+    if (data && !this.looked) this.reveal(data.straggler ?? data.missing[0]?.ranks[0]);
+  }
+
+  /** Scroll to the conspicuous lane among many, once. */
+  reveal(rank) {
+    const place = this.lanes.findIndex((lane) => lane.rank === rank);
+    if (place < 0) return;
+    this.looked = true;
+    this.scroll.scrollTop = (place + 0.5) * this.pitch - TALLEST / 2;
+  }
+
+  find(lane, work) {
+    const twin = this.lanes.find(
+      (other) => other.rank === lane.rank && other.group === lane.group,
+    );
+    const same = (other) =>
+      other[W.seq] === work[W.seq] && other[W.generation] === work[W.generation];
+    const found = twin?.works.find(same);
+    return found ? { lane: twin, work: found } : null;
+  }
+
+  /** The present on the timeline's clock. */
+  clock() {
+    const data = this.store.timeline;
+    return data.clock + (this.store.now() - data.now) * 1e9;
+  }
+
+  begin(work) {
+    return work[W.created];
+  }
+
+  end(work, now) {
+    return work[W.ended] >= 0 ? work[W.ended] : Math.max(now, this.begin(work));
+  }
+
+  running(work) {
+    return work[W.ended] < 0;
+  }
+
+  get moving() {
+    return this.open && this.lanes.some((lane) => lane.works.some(this.running));
+  }
+
+  extent() {
+    const now = this.clock();
+    let from = Infinity;
+    let to = -Infinity;
+    for (const lane of this.lanes) {
+      for (const work of lane.works) {
+        from = Math.min(from, this.begin(work));
+        to = Math.max(to, this.end(work, now));
+      }
+    }
+    return from < to ? pad(from, to) : [0, 1e9];
+  }
+
+  /** The works since the last longer pause. */
+  recent() {
+    const now = this.clock();
+    const spans = [];
+    for (const lane of this.lanes) {
+      for (const work of lane.works) {
+        spans.push([this.begin(work), this.end(work, now)]);
+      }
+    }
+    if (spans.length === 0) return [0, 1e9];
+    spans.sort((a, b) => b[1] - a[1]);
+    const to = spans[0][1];
+    let from = spans[0][0];
+    for (const [begun, ended] of spans) {
+      if (from - ended > Math.max(0.5e9, 3 * (to - from))) break;
+      from = Math.min(from, begun);
+    }
+    return pad(from, Math.max(to, from + NEAREST));
+  }
+
+  // -- view ---------------------------------------------------------------
+
+  look(window) {
+    this.window = window;
+    this.span = null;
+    this.request();
+  }
+
+  /** The visible part; computed once per frame, not for each bar. */
+  get shown() {
+    this.span ??= this.window ?? this.recent();
+    return this.span;
+  }
+
+  zoom(factor, at = 0.5) {
+    const [from, to] = this.shown;
+    const span = Math.max(NEAREST, (to - from) * factor);
+    const middle = from + (to - from) * at;
+    this.look([middle - span * at, middle + span * (1 - at)]);
+  }
+
+  pan(part) {
+    const [from, to] = this.shown;
+    const by = (to - from) * part;
+    this.look([from + by, to + by]);
+  }
+
+  layOut() {
+    const count = this.lanes.length;
+    this.pitch = count <= 16 ? 22 : count <= 64 ? 14 : 9;
+    this.scroll.style.maxHeight = `${TALLEST + AXIS}px`;
+    this.canvas.style.height = `${Math.max(1, count) * this.pitch}px`;
+  }
+
+  resize(width) {
+    this.width = width;
+    this.request();
+  }
+
+  request() {
+    if (this.frame || !this.open) return;
+    this.frame = requestAnimationFrame(() => {
+      this.frame = 0;
+      this.span = null;
+      if (this.open && this.store.timeline) drawTimeline(this);
+    });
+  }
+
+  // -- pointing --------------------------------------------------------------
+
+  timeAt(x) {
+    const [from, to] = this.shown;
+    return from + ((x - GUTTER) / (this.width - GUTTER)) * (to - from);
+  }
+
+  xOf(time) {
+    const [from, to] = this.shown;
+    return GUTTER + ((time - from) / (to - from)) * (this.width - GUTTER);
+  }
+
+  workAt(x, y) {
+    const lane = this.lanes[Math.floor(y / this.pitch)];
+    if (lane === undefined || x < GUTTER) return null;
+    const now = this.clock();
+    // A bar of less than a pixel can be selected as well.
+    const reach = this.timeAt(x + 2) - this.timeAt(x);
+    const time = this.timeAt(x);
+    let best = null;
+    for (const work of lane.works) {
+      const miss = Math.max(this.begin(work) - time, time - this.end(work, now), 0);
+      if (miss <= reach && (best === null || miss < best.miss)) {
+        best = { lane, work, miss };
+      }
+    }
+    return best;
+  }
+
+  press(event) {
+    if (event.button !== 0) return;
+    this.canvas.setPointerCapture(event.pointerId);
+    this.drag = { x: event.offsetX, window: this.shown, moved: false };
+  }
+
+  point(event) {
+    if (this.drag) {
+      const by = event.offsetX - this.drag.x;
+      if (Math.abs(by) > 3) this.drag.moved = true;
+      if (this.drag.moved) {
+        const [from, to] = this.drag.window;
+        const time = (by / (this.width - GUTTER)) * (to - from);
+        this.look([from - time, to - time]);
+        this.leave();
+        return;
+      }
+    }
+    const found = this.workAt(event.offsetX, event.offsetY);
+    if (found?.work !== this.pointed?.work) {
+      this.pointed = found;
+      this.request();
+    }
+    this.showTip(found, event);
+  }
+
+  release(event) {
+    const drag = this.drag;
+    this.drag = null;
+    if (!drag || drag.moved) return;
+    const found = this.workAt(event.offsetX, event.offsetY);
+    this.choose(found);
+    if (found) this.goTo(this.words[found.work[W.line]]);
+  }
+
+  leave() {
+    this.tip.hidden = true;
+    if (this.pointed) {
+      this.pointed = null;
+      this.request();
+    }
+  }
+
+  /** Zoom with Ctrl or ⌘, pan sideways; else the page scrolls. */
+  wheel(event) {
+    if (event.ctrlKey || event.metaKey) {
+      event.preventDefault();
+      const at = (event.offsetX - GUTTER) / (this.width - GUTTER);
+      this.zoom(event.deltaY > 0 ? STEP : 1 / STEP, Math.min(1, Math.max(0, at)));
+    } else if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
+      event.preventDefault();
+      this.pan((event.deltaX || event.deltaY) / this.width);
+    }
+  }
+
+  key(event) {
+    const steps = {
+      ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0],
+    };
+    if (event.shiftKey && (event.key === "ArrowLeft" || event.key === "ArrowRight")) {
+      this.pan(event.key === "ArrowLeft" ? -0.2 : 0.2);
+    } else if (event.key in steps) this.walk(...steps[event.key]);
+    else if (event.key === "+" || event.key === "=") this.zoom(1 / STEP);
+    else if (event.key === "-") this.zoom(STEP);
+    else if (event.key === "0") this.look(null);
+    else if (event.key === "a") this.look(this.extent());
+    else if (event.key === "Enter" && this.chosen) {
+      this.goTo(this.words[this.chosen.work[W.line]]);
+    } else if (event.key === "Escape") this.choose(null);
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  /** Go to the neighbouring lane, or the neighbouring work in this one. */
+  walk(lanes, works) {
+    if (this.lanes.length === 0) return;
+    let place = this.chosen ? this.lanes.indexOf(this.chosen.lane) : 0;
+    place = Math.min(this.lanes.length - 1, Math.max(0, place + lanes));
+    const lane = this.lanes[place];
+    if (lane.works.length === 0) return;
+    let index = lane.works.length - 1;
+    if (this.chosen && lanes !== 0) {
+      // The same collective there, or the work nearest to it.
+      const time = this.begin(this.chosen.work);
+      const twin = this.find(lane, this.chosen.work);
+      index = twin ? lane.works.indexOf(twin.work) : nearest(lane.works, time);
+    } else if (this.chosen) {
+      index = lane.works.indexOf(this.chosen.work) + works;
+    }
+    index = Math.min(lane.works.length - 1, Math.max(0, index));
+    this.choose({ lane, work: lane.works[index] });
+    this.bringIn();
+  }
+
+  bringIn() {
+    const { lane, work } = this.chosen;
+    const [from, to] = this.shown;
+    const begun = this.begin(work);
+    if (begun < from || begun > to) {
+      const span = to - from;
+      this.look([begun - span / 3, begun + (span * 2) / 3]);
+    }
+    const top = this.lanes.indexOf(lane) * this.pitch;
+    const box = this.scroll;
+    const room = box.clientHeight - AXIS - this.pitch;
+    box.scrollTop = Math.min(top, Math.max(top - room, box.scrollTop));
+  }
+
+  // -- texts -----------------------------------------------------------------
+
+  choose(found) {
+    this.chosen = found;
+    this.detail.replaceChildren();
+    if (found) {
+      const { title, facts } = this.describe(found);
+      this.detail.append(make("b", "", title), ` · ${facts.join(" · ")} `);
+      const line = this.words[found.work[W.line]];
+      const button = make("button", "small", "Show line", { type: "button" });
+      button.addEventListener("click", () => this.goTo(line));
+      this.detail.append(button);
+      this.quote = make("code", "quote");
+      this.detail.append(this.quote);
+      this.store.request("source", { line }, (answer) => {
+        if (this.chosen?.work === found.work) setText(this.quote, answer.text ?? "");
+      });
+    }
+    this.request();
+  }
+
+  describe({ lane, work }) {
+    const now = this.clock();
+    const count = work[W.count] > 1 ? `${work[W.count]} coalesced ` : "";
+    const state = this.words[work[W.state]].replace("_", " ");
+    const facts = [`rank ${lane.rank}`];
+    if (this.every) facts.push(`group ${lane.group}`);
+    const begun = work[W.started] >= 0 ? work[W.started] : work[W.created];
+    if (this.running(work)) {
+      facts.push(`${state}, for ${durationText(now - work[W.created])}`);
+    } else {
+      facts.push(`${state} in ${durationText(Math.max(0, work[W.ended] - begun))}`);
+    }
+    const gathered = work[W.gathered];
+    if (gathered === work[W.created] && lane.ranks.length > 1) {
+      const first = this.firstOf(lane, work);
+      if (first < gathered) {
+        facts.push(`entered last, ${durationText(gathered - first)} after the first`);
+      }
+    } else if (gathered > work[W.created]) {
+      facts.push(`waited ${durationText(gathered - work[W.created])} for the last rank`);
+    }
+    const size = this.words[work[W.size]];
+    if (size) facts.push(size);
+    if (work[W.peer] !== null) facts.push(`rank ${work[W.peer]} is root or peer`);
+    facts.push(this.words[work[W.line]]);
+    if (work[W.error]) facts.push(work[W.error]);
+    return { title: `${count}${this.words[work[W.op]]} #${work[W.seq]}`, facts };
+  }
+
+  firstOf(lane, work) {
+    let first = work[W.created];
+    for (const other of this.lanes) {
+      if (other.group !== lane.group || other.ranks.join() !== lane.ranks.join()) continue;
+      const twin = this.find(other, work);
+      if (twin) first = Math.min(first, twin.work[W.created]);
+    }
+    return first;
+  }
+
+  showTip(found, event) {
+    this.tip.hidden = found === null;
+    if (found === null) return;
+    const { title, facts } = this.describe(found);
+    this.tip.replaceChildren(make("b", "", title));
+    for (const fact of facts) this.tip.append(make("div", "", fact));
+    const box = this.element.getBoundingClientRect();
+    const x = event.clientX - box.left + 14;
+    const y = event.clientY - box.top + 16;
+    const room = box.width - this.tip.offsetWidth - 4;
+    this.tip.style.left = `${Math.max(0, Math.min(x, room))}px`;
+    this.tip.style.top = `${y}px`;
+  }
+
+  export() {
+    this.store.request("trace", {}, (answer) => {
+      if (answer.ok) saveFile(answer.name, answer.json, "application/json");
+      else this.store.notifyViews({ trouble: answer.text, rows: new Map() });
+    });
+  }
+}
+
+function pad(from, to) {
+  const by = (to - from) * 0.02;
+  return [from - by, to + by];
+}
+
+function nearest(works, time) {
+  let best = 0;
+  works.forEach((work, place) => {
+    const known = works[best];
+    if (Math.abs(work[W.created] - time) < Math.abs(known[W.created] - time)) best = place;
+  });
+  return best;
+}
+
+function saveFile(name, text, type) {
+  const link = make("a", "", null, { download: name });
+  link.href = URL.createObjectURL(new Blob([text], { type }));
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}

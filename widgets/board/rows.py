@@ -1,0 +1,150 @@
+"""The cells of the board: the status of one rank in one group, as a page shows it.
+
+A cell is a text of bounded length or a finite number: JSON has no others.
+"""
+
+from __future__ import annotations
+
+import math
+
+from rankscope.backends.work import bandwidth
+from rankscope.engines import GroupStatus, OpStatus, RankStatus
+
+from ..units import bandwidth_text, bytes_text, duration_text
+
+__all__ = ["SILENT", "Cells", "cells", "text"]
+
+#: A cell's name → what it shows. Names that are missing are empty cells.
+Cells = dict[str, str | int | float]
+
+#: Seconds without a heartbeat after which a rank counts as silent: three periods.
+SILENT = 3.0
+#: The longest text of a cell; the longest op has 22 characters.
+LONGEST = 160
+
+
+def text(value: object, longest: int = LONGEST) -> str:
+    """Return `value` as one line of at most `longest` characters."""
+    line = " ".join(str(value).split())
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
+
+
+def cells(rank: RankStatus, group: GroupStatus | None, now: float) -> Cells:
+    """Return the row of `rank` in `group` at `now`.
+
+    `now` is in seconds on the clock of the cell ``since``: the start of the op in
+    flight, or of the cell that runs.
+    """
+    age = rank.heartbeat_age
+    state, mood = _state(rank, group)
+    row: Cells = {
+        "state": state,
+        "mood": mood,
+        "host": text(rank.host),
+        "pid": rank.pid,
+        # Present only while heartbeats are missing: each would change the row.
+        "silent": round(now - age, 1) if age is not None and age > SILENT else 0,
+    }
+    if rank.reason:
+        row["reason"] = text(rank.reason, 400)
+    if rank.state == "busy" and rank.cell is not None:
+        row["cell"] = str(rank.cell)
+    if group is not None:
+        _fill(row, group)
+    if rank.gpu:
+        known = [rank.gpu, str(row.get("device", ""))]
+        row["device"] = text("; ".join(filter(None, known)), 120)
+    since = _since(rank, group, now - (age or 0.0))
+    if since is not None:
+        row["since"] = round(since, 2)
+        oldest = None if group is None else group.oldest
+        limit = None if oldest is None else oldest.timeout
+        if limit is not None and 0 < limit < math.inf:
+            row["limit"] = limit
+    return row
+
+
+def _state(rank: RankStatus, group: GroupStatus | None) -> tuple[str, str]:
+    if not rank.alive:
+        return "dead", "error"
+    if rank.state == "unreachable":
+        return "no answer", "error"
+    if rank.reason:
+        return "unreadable", "warning"
+    if group is not None and group.state == "aborted":
+        return "aborted", "error"
+    if group is not None and group.oldest is not None:
+        queued = group.oldest.state.lower() == "scheduled"
+        return ("queued" if queued else "in flight"), "working"
+    if rank.state == "busy":
+        cell = "a cell" if rank.cell is None else f"cell {rank.cell}"
+        return f"in {cell}", "busy"
+    if (rank.heartbeat_age or 0.0) > SILENT:
+        return "silent", "warning"
+    return text(rank.state, 16), "calm"
+
+
+def _since(
+    rank: RankStatus, group: GroupStatus | None, reported_at: float
+) -> float | None:
+    """Return when the op in flight or the cell began, by a status of `reported_at`."""
+    if not rank.alive:
+        return None
+    if group is not None and group.oldest is not None:
+        elapsed = group.oldest.elapsed
+    elif group is not None and group.state == "aborted":
+        return None
+    else:
+        elapsed = rank.busy_for
+    return None if elapsed is None else reported_at - elapsed
+
+
+def _fill(row: Cells, group: GroupStatus) -> None:
+    """Add the cells about the group and its ops."""
+    row["generation"] = group.generation
+    row["device"] = text(_device(group), 60)
+    row["queue"] = group.in_flight
+    if group.issued is not None:
+        row["issued"] = group.issued
+    op = group.oldest or group.completed
+    if op is not None:
+        row["op"] = text(op.op, 40)
+        if op.seq is not None:
+            row["seq"] = f"#{op.seq}"
+        if op.source:
+            row["line"] = text(op.source, 80)
+        _measure(row, op)
+    done = group.completed
+    if done is not None:
+        _speed(row, done, len(group.ranks))
+
+
+def _measure(row: Cells, op: OpStatus) -> None:
+    if op.nbytes is not None:
+        row["size"] = bytes_text(op.nbytes)
+    if op.dtypes:
+        row["dtype"] = text(op.dtypes[0], 16)
+    if op.sizes:
+        row["shape"] = text("×".join(map(str, op.sizes[0][:8])) or "scalar", 60)
+
+
+def _speed(row: Cells, done: OpStatus, ranks: int) -> None:
+    seconds, size = done.duration, done.nbytes
+    if seconds is None or seconds < 0:
+        # The clock was set back.
+        return
+    row["last"] = duration_text(seconds)
+    if size is None or not seconds:
+        return
+    row["algbw"] = bandwidth_text(bandwidth.algbw(size, seconds))
+    row["busbw"] = bandwidth_text(bandwidth.busbw(done.op, size, seconds, ranks))
+
+
+def _device(group: GroupStatus) -> str:
+    """Return ``cpu:gloo`` for a device in use, ``cpu`` for one not used yet."""
+    shown: list[tuple[bool, str]] = []
+    for device, backend in group.devices.items():
+        idle = backend.endswith("(not built)")
+        shown.append((idle, device if idle else f"{device}:{backend}"))
+    shown.sort(key=lambda one: one[0])
+    return ", ".join(name for _, name in shown)

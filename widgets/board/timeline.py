@@ -1,0 +1,259 @@
+"""The timeline's data: the last works of every rank on one clock, in lanes.
+
+Pure: the caller supplies the rings and clock offsets. Times of the result are ns
+after ``origin_ns`` on the reference clock; -1 stands for "not yet" or "unknown".
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rankscope.backends.observe.records import (
+    Record,
+    backend_calls,
+    sequence_number,
+)
+from rankscope.backends.rank_sets import name_ranks
+from rankscope.backends.work.bandwidth import payload
+
+from ..units import bytes_text, duration_text
+from .rows import text
+
+__all__ = ["timeline"]
+
+_IN_FLIGHT = ("scheduled", "started")
+
+#: Collectives needed before a rank is called a straggler, and the fraction of them
+#: that the rank must have entered last.
+_ENOUGH = 4
+_MOSTLY = 0.6
+
+
+@dataclass
+class _Work:
+    """One bar: an op, or the ops of one backend call."""
+
+    record: Record
+    count: int
+    created: int
+    started: int
+    ended: int
+    #: When the last rank entered the same collective, by its own record.
+    gathered: int = -1
+
+
+@dataclass
+class _Lane:
+    rank: int
+    group: str
+    members: tuple[int, ...]
+    works: list[_Work] = field(default_factory=list)
+
+
+def timeline(
+    rings: Mapping[int, Mapping[str, Any]],
+    offsets_ns: Mapping[int, int],
+    now_ns: int,
+    limit: int = 200,
+) -> dict[str, Any]:
+    """Return the lanes of all ranks, with the last `limit` works in each.
+
+    `rings` maps ranks to the result of `rankscope.backends.observe.export.local_dump`
+    there, `offsets_ns` to the ns their clocks are ahead of the reference clock, which
+    is at `now_ns`. A lane is one group on one rank. A work is a list::
+
+        [created, started, ended, gathered, op, seq, generation, state, line,
+         count, size, peer, error]
+
+    where ``op``, ``state``, ``line`` and ``size`` are indices into ``words``.
+    ``gathered`` is when the last rank of the group entered the collective; the
+    others wait until then.
+    """
+    lanes = [
+        lane
+        for rank in sorted(rings)
+        for lane in _lanes(rank, rings[rank], offsets_ns.get(rank, 0), limit)
+    ]
+    spreads = _gather(lanes)
+    works = [work for lane in lanes for work in lane.works]
+    origin = min((work.created for work in works), default=now_ns)
+    words: dict[str, int] = {}
+    return {
+        "origin_ns": origin,
+        "clock": now_ns - origin,
+        "lanes": [
+            {
+                "rank": lane.rank,
+                "group": lane.group,
+                "ranks": list(lane.members),
+                "works": [_pack(work, lane, origin, words) for work in lane.works],
+            }
+            for lane in lanes
+        ],
+        "missing": _missing(lanes, origin),
+        "words": list(words),
+        **_straggler(spreads),
+    }
+
+
+def _lanes(rank: int, ring: Mapping[str, Any], offset: int, limit: int) -> list[_Lane]:
+    members: Mapping[str, Sequence[int]] = ring["groups"]
+    lanes: dict[str, _Lane] = {
+        name: _Lane(rank, text(name, 60), tuple(ranks))
+        for name, ranks in members.items()
+    }
+    for batch in backend_calls(ring["records"]):
+        first = batch[0]
+        lane = lanes.setdefault(
+            first["group"], _Lane(rank, text(first["group"], 60), ())
+        )
+        lane.works.append(
+            _Work(
+                first,
+                len(batch),
+                first["time_created_ns"] - offset,
+                _moved(first["time_started_ns"], offset),
+                _moved(first["time_ended_ns"], offset),
+            )
+        )
+    for lane in lanes.values():
+        del lane.works[: max(0, len(lane.works) - limit)]
+    return list(lanes.values())
+
+
+def _moved(time_ns: int, offset: int) -> int:
+    return time_ns - offset if time_ns else -1
+
+
+# -- who entered last ---------------------------------------------------------------
+
+_Meeting = tuple[str, tuple[int, ...], int, int]
+
+
+def _meetings(lanes: Sequence[_Lane]) -> dict[_Meeting, dict[int, _Work]]:
+    """Return each collective → rank → its work there, the first of a number."""
+    found: dict[_Meeting, dict[int, _Work]] = defaultdict(dict)
+    for lane in lanes:
+        for work in lane.works:
+            record = work.record
+            if record["is_p2p"]:
+                continue
+            key = (
+                lane.group,
+                lane.members,
+                record["generation"],
+                sequence_number(record),
+            )
+            found[key].setdefault(lane.rank, work)
+    return found
+
+
+def _gather(lanes: Sequence[_Lane]) -> list[tuple[int, int]]:
+    """Set `gathered` of the works; return (last rank, its delay in ns)."""
+    spreads = []
+    for (_, members, _, _), works in _meetings(lanes).items():
+        over = any(work.record["state"] == "completed" for work in works.values())
+        if len(works) < len(members) and not over:
+            # A rank has not entered yet.
+            continue
+        last = max(works, key=lambda rank: works[rank].created)
+        for work in works.values():
+            work.gathered = works[last].created
+        if len(works) == len(members) > 1:
+            first = min(work.created for work in works.values())
+            spreads.append((last, works[last].created - first))
+    return spreads
+
+
+def _missing(lanes: Sequence[_Lane], origin: int) -> list[dict[str, Any]]:
+    """Return the collectives that some ranks wait in and others have not entered."""
+    latest: dict[tuple[str, tuple[int, ...]], int] = {}
+    for group, members, generation, _ in _meetings(lanes):
+        key = (group, members)
+        latest[key] = max(latest.get(key, 0), generation)
+    found = []
+    for (group, members, generation, seq), works in _meetings(lanes).items():
+        waiting = [
+            work for work in works.values() if work.record["state"] in _IN_FLIGHT
+        ]
+        absent = sorted(set(members) - works.keys())
+        if waiting and absent and generation == latest[group, members]:
+            found.append(
+                {
+                    "group": group,
+                    "members": list(members),
+                    "ranks": absent,
+                    "seq": seq,
+                    "op": waiting[0].record["op"],
+                    "since": min(work.created for work in waiting) - origin,
+                }
+            )
+    return found
+
+
+def _straggler(spreads: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """Name the rank that is last, if it is mostly the same one."""
+    nobody = {"straggler": None, "summary": ""}
+    if len(spreads) < _ENOUGH:
+        return nobody
+    last, times = Counter(rank for rank, _ in spreads).most_common(1)[0]
+    if times < _MOSTLY * len(spreads):
+        return nobody
+    late = statistics.median(late for rank, late in spreads if rank == last)
+    summary = (
+        f"{name_ranks([last]).capitalize()} entered last in {times} of {len(spreads)} "
+        f"collectives, {duration_text(late / 1e9)} after the first (median)"
+    )
+    return {"straggler": last, "summary": summary}
+
+
+# -- packing ---------------------------------------------------------------------
+
+
+def _pack(
+    work: _Work, lane: _Lane, origin: int, words: dict[str, int]
+) -> list[int | str | None]:
+    record = work.record
+
+    def word(value: object) -> int:
+        return words.setdefault(text(value, 200), len(words))
+
+    def after(time_ns: int) -> int:
+        return time_ns - origin if time_ns >= 0 else -1
+
+    peer = record["peer"]
+    error = record["error"]
+    return [
+        work.created - origin,
+        after(work.started),
+        after(work.ended),
+        after(work.gathered),
+        word(record["op"]),
+        sequence_number(record),
+        record["generation"],
+        word(record["state"]),
+        word(record["frame"]["source"]),
+        work.count,
+        word(_size(record, len(lane.members))),
+        lane.members[peer] if peer is not None and lane.members else None,
+        text(error, 300) if error else None,
+    ]
+
+
+def _size(record: Record, ranks: int) -> str:
+    """Return ``4 MiB float32``, ``""`` for an op without arrays."""
+    if not record["dtypes"]:
+        return ""
+    dtype = record["dtypes"][0]
+    size = payload(record["op"], record["sizes"], _itemsize(dtype), ranks)
+    return dtype if size is None else f"{bytes_text(size)} {dtype}"
+
+
+def _itemsize(dtype: str) -> int:
+    """Return the bytes of one element, by the digits in the name of its dtype."""
+    digits = "".join(ch for ch in dtype if ch.isdigit())
+    return int(digits) // 8 if digits else 1
