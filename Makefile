@@ -23,7 +23,7 @@ endif
 # Two workers for two cores; PYTEST_ARGS="-n 0" for none, as --pdb wants it.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo lab check test soak lint style contracts types format bench clean distclean environment \
+.PHONY: help demo lab check test retest soak lint style contracts types format bench clean distclean environment \
     other-environments typing
 
 help: ## list these targets
@@ -42,6 +42,10 @@ check: lint ## all of lint, and the tests that start no process: in a minute (PY
 
 test: lint ## linter, type checker and tests (PYTEST_ARGS="-k gloo" for some)
 	@$(BIN)/python -m pytest -m "not soak" $(PARALLEL) $(PYTEST_ARGS)
+
+retest: environment ## run what failed last once more, a test at a time
+	@echo "== once more, one at a time: the tests that failed. What passes now is flaky; mend it."
+	@$(BIN)/python -m pytest --last-failed --last-failed-no-failures none -n 0 -v $(PYTEST_ARGS)
 
 soak: environment ## the tests that take minutes: faults in a row, 20,000 ops, the MPI tests on MPICH
 	@$(BIN)/python -m pytest -m soak $(PARALLEL) $(PYTEST_ARGS)

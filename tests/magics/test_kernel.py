@@ -174,8 +174,10 @@ def test_a_progress_bar_moves_and_leaves_its_last_state(kernel: Kernel) -> None:
         for _, kind, content in cell.messages
         if kind in ("display_data", "update_display_data")
     ]
-    assert len(moves) > 1
-    assert all("/8" in move for move in moves)
+    # Empty where the last step of all ranks is done, and a rank's cell is not yet.
+    steps = [move for move in moves if move]
+    assert len(steps) > 1
+    assert all("/8" in step for step in steps)
     assert cell.data == []
     assert cell.stream("stderr") == "[0-3] 8/8\n"
 
