@@ -12,7 +12,7 @@ from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster
 from rankscope.magics import current_cluster
 from rankscope.magics.output.failures import plain
-from tests.engines.faults import left_hanging
+from tests.engines.cluster.faults import left_hanging
 
 pytestmark = pytest.mark.skipif(
     not is_gloo_available(), reason="needs a backend for numpy arrays: pygloo"

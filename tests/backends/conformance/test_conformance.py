@@ -33,12 +33,12 @@ from rankscope.conformance import (
     Threads,
     check_backend,
 )
-from tests.backends import broken_backends
-from tests.backends.dummy import build
+from tests.backends.conformance import broken_backends
 from tests.backends.gpu_simulation import DeviceArray, Simulation
+from tests.backends.interface.dummy import build
 from tests.backends.store_backend import StoreBackend
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 # Little of everything: what a rule says is tried, not how often.
 SMALL = Options(
@@ -105,7 +105,7 @@ def test_a_broken_backend_fails_its_rule_and_no_other(
 def test_a_backend_that_does_not_recover_fails_in_that_op_alone() -> None:
     setup = Setup(
         "dieswiththepeer",
-        modules=("tests.backends.broken_backends:register",),
+        modules=("tests.backends.conformance.broken_backends:register",),
         options=SMALL,
     )
     rules = ["gather", "scatter", "barrier"]
@@ -348,7 +348,7 @@ def test_the_help_fits_a_screen_and_names_the_exit_statuses() -> None:
 def test_a_failed_session_is_followed_by_a_fresh_one(broken: None) -> None:
     setup = Setup(
         "wrongroot",
-        modules=("tests.backends.broken_backends:register",),
+        modules=("tests.backends.conformance.broken_backends:register",),
         options=SMALL,
     )
     rules = ["reduce", "broadcast"]

@@ -31,7 +31,7 @@ from rankscope.backends.conformance.ranks import Rank, run_ranks
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.groups.world import world
 from rankscope.backends.work.flight_recorder import recorder
-from tests.backends.dummy import build
+from tests.backends.interface.dummy import build
 
 _COMPILER = (sysconfig.get_config_var("CXX") or "g++").split()[0]
 

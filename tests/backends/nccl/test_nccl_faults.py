@@ -26,7 +26,7 @@ from rankscope.backends.work.state import WorkState
 from tests.backends.gpu_ranks import Rank, Ranks
 from tests.backends.gpu_simulation import Simulation
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def stream_of(rank: Rank) -> Any:

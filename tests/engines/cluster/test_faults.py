@@ -13,7 +13,7 @@ import pytest
 from rankscope.backends import is_gloo_available
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError, ExecutionError
-from tests.engines.faults import SUM, WAIT, hanging, sides
+from tests.engines.cluster.faults import SUM, WAIT, hanging, sides
 
 pytestmark = pytest.mark.skipif(
     not is_gloo_available(), reason="needs a backend for numpy arrays: pygloo"

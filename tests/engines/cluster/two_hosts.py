@@ -25,7 +25,7 @@ import ipyparallel
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError, Execution
 from rankscope.engines.cluster.launch import _CONTROLLER_ARGS
-from tests.engines.cable import Cable
+from tests.engines.cluster.cable import Cable
 
 WAIT = 60
 #: Of the group, in seconds.

@@ -16,11 +16,11 @@ import pytest
 
 from tools.other_environments import mpich_python
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FILES = (
-    "tests/backends/test_mpi.py",
-    "tests/backends/test_aborts.py",
-    "tests/engines/test_mpi.py",
+    "tests/backends/mpi/test_mpi.py",
+    "tests/backends/groups/test_aborts.py",
+    "tests/engines/cluster/test_mpi.py",
 )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 __all__ = ["build"]
 
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[3]
 _SOURCE = _ROOT / "notebooks" / "dummy_backend"
 _CACHE = _ROOT / "build" / "dummy_backend"
 

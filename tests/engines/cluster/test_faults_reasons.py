@@ -10,7 +10,7 @@ import pytest
 from rankscope.backends import is_gloo_available
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster
-from tests.engines.faults import SUM, WAIT, all_in_flight, hanging
+from tests.engines.cluster.faults import SUM, WAIT, all_in_flight, hanging
 
 pytestmark = pytest.mark.skipif(
     not is_gloo_available(), reason="needs a backend for numpy arrays: pygloo"

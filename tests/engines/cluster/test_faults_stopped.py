@@ -14,7 +14,7 @@ import pytest
 from rankscope.backends import is_gloo_available
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError
-from tests.engines.faults import SUM, WAIT, hanging, left_hanging, lives
+from tests.engines.cluster.faults import SUM, WAIT, hanging, left_hanging, lives
 
 pytestmark = pytest.mark.skipif(
     not is_gloo_available(), reason="needs a backend for numpy arrays: pygloo"

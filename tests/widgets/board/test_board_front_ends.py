@@ -29,7 +29,7 @@ pytestmark = [
     ),
 ]
 
-NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "05_hang.ipynb"
+NOTEBOOK = Path(__file__).parents[3] / "notebooks" / "05_hang.ipynb"
 
 
 @pytest.fixture(scope="module")

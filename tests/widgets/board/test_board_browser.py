@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(300)
 
-NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "05_hang.ipynb"
+NOTEBOOK = Path(__file__).parents[3] / "notebooks" / "05_hang.ipynb"
 
 
 @pytest.fixture(scope="module")

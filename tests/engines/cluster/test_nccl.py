@@ -25,7 +25,7 @@ from rankscope.engines.agent.gpus import choose_device, must_share
 from rankscope.engines.cluster.gpus import Gpus
 from rankscope.engines.wire.gpu_environment import parse_devices
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 SIMULATED = f"""
 import sys

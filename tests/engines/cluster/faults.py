@@ -45,7 +45,7 @@ SUM = "y = np.full(100, rank + 1.0)\ndist.all_reduce(y)\nassert (y == 10).all()"
 _NOTEBOOK = """
 import json, os, signal, sys
 from rankscope.engines import Cluster
-from tests.engines.faults import all_in_flight
+from tests.engines.cluster.faults import all_in_flight
 from rankscope.backends.conformance.waiting import until
 cluster = Cluster.start(4, keep=True, cluster_id=sys.argv[1], timeout=600)
 cluster.execute(
@@ -80,7 +80,7 @@ def left_hanging(cluster_id: str) -> list[int]:
         [sys.executable, "-c", _NOTEBOOK, cluster_id, HANG.format(absent=2)],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])},
     )
     assert notebook.stdout is not None
     with notebook.stdout:

@@ -18,7 +18,7 @@ import pytest
 from rankscope.backends.nccl import nccl4py as nccl_library
 from tools.other_environments import nccl_python
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 HERE = Path(__file__).resolve().parent
 
 compiler = shutil.which("cc") or shutil.which("gcc")

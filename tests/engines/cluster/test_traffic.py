@@ -16,7 +16,7 @@ import pytest
 from rankscope.backends import is_gloo_available
 from rankscope.engines import Cluster, Execution
 from rankscope.engines.agent.agent import MIN_INTERVAL
-from tests.engines.faults import SUM, WAIT
+from tests.engines.cluster.faults import SUM, WAIT
 
 OPS = int(os.environ.get("RANKSCOPE_TRAFFIC_OPS", "20000"))
 

@@ -15,8 +15,8 @@ import pytest
 from rankscope.backends import is_gloo_available
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError
-from tests.engines.faults import SUM, WAIT, all_in_flight, hanging
-from tests.engines.wire import Wire
+from tests.engines.cluster.faults import SUM, WAIT, all_in_flight, hanging
+from tests.engines.cluster.wire import Wire
 
 pytestmark = pytest.mark.skipif(
     not is_gloo_available(), reason="needs a backend for numpy arrays: pygloo"

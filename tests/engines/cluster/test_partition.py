@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from rankscope.backends import is_gloo_available
-from tests.engines import two_hosts
-from tests.engines.cable import TUN
+from tests.engines.cluster import two_hosts
+from tests.engines.cluster.cable import TUN
 
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[3]
 
 #: A network and a hostname of its own, as root of its own if we are not root.
 UNSHARE = [
