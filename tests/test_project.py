@@ -1,4 +1,4 @@
-"""The project around the code: rooms, wheel, README, environment."""
+"""The project around the code: rooms, README, environment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -99,87 +98,12 @@ def test_backends_load_without_jupyter() -> None:
     assert done.stdout.strip() == "[]"
 
 
-# -- the wheel -----------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built from an sdist, which is built from a copy.
-
-    setuptools would leave its traces in the tree.
-    """
-    source = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    ignored = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
-    for name in ("rankscope", *ROOMS, "notebooks", "tests", "tools", "bench"):
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, source / name, ignore=ignored)
-    out = tmp_path_factory.mktemp("wheel")
-    script = f"from setuptools import build_meta as b; b.build_sdist({str(out)!r})"
-    _run(sys.executable, "-c", script, cwd=source)
-    (sdist,) = out.glob("rankscope-*.tar.gz")
-    _run(
-        *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"),
-        *("--no-build-isolation", "--wheel-dir", out, sdist),
-    )
-    (built,) = out.glob("rankscope-*.whl")
-    return built
-
-
 def _run(*command: str | Path, cwd: Path | None = None) -> str:
     done = subprocess.run(
         [*map(str, command)], cwd=cwd, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, f"{command}: {done.stdout}\n{done.stderr}"
     return done.stdout
-
-
-def test_wheel_holds_the_rooms_and_nothing_else(wheel: Path) -> None:
-    names = set(zipfile.ZipFile(wheel).namelist())
-    packed = {name for name in names if ".dist-info/" not in name}
-    expected = {
-        f"rankscope/{path.relative_to(ROOT).as_posix()}"
-        for room in ROOMS
-        for path in _room_files(room)
-    } | {
-        path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "rankscope").iterdir()
-        if path.is_file()
-    }
-    assert packed == expected
-    assert "rankscope/py.typed" in packed
-    assert any(name.endswith("licenses/LICENSE") for name in names)
-
-
-def test_wheel_installs_and_imports(wheel: Path, tmp_path: Path) -> None:
-    """In a fresh environment that borrows only the dependencies from this one."""
-    _run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv")
-    python = tmp_path / "venv" / "bin" / "python"
-    _run(
-        *(sys.executable, "-m", "pip", "--python", python, "install", "--quiet"),
-        *("--no-index", "--no-deps", wheel),
-    )
-    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    site = Path(_run(python, "-c", where).strip())
-    ours = _run(sys.executable, "-c", where).strip()
-    # The .pth files in the borrowed folder, the editable one among them, are
-    # not read from there.
-    (site / "borrowed.pth").write_text(ours + "\n")
-    script = (
-        "import rankscope, rankscope.backends, rankscope.engines, rankscope.magics\n"
-        "import rankscope.widgets\n"
-        "assert callable(rankscope.load_ipython_extension)\n"
-        "print(*(m.__file__ for m in (rankscope, rankscope.backends,"
-        " rankscope.engines, rankscope.magics, rankscope.widgets)), sep='\\n')"
-    )
-    for line in _run(python, "-c", script, cwd=tmp_path).splitlines():
-        assert Path(line).is_relative_to(site)
-    assert {path.name for path in site.iterdir()} <= {
-        "borrowed.pth",
-        "rankscope",
-        *(path.name for path in site.glob("rankscope-*.dist-info")),
-    }
 
 
 # -- the README ----------------------------------------------------------------

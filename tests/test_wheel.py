@@ -1,0 +1,164 @@
+"""The wheel: what it holds, and what it needs on each Python and platform."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("magics", "widgets", "engines", "backends")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built from an sdist, which is built from a copy.
+
+    setuptools would leave its traces in the tree.
+    """
+    source = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    ignored = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
+    for name in ("rankscope", *ROOMS, "notebooks", "tests", "tools", "bench"):
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, ignore=ignored)
+    out = tmp_path_factory.mktemp("wheel")
+    script = f"from setuptools import build_meta as b; b.build_sdist({str(out)!r})"
+    _run(sys.executable, "-c", script, cwd=source)
+    (sdist,) = out.glob("rankscope-*.tar.gz")
+    _run(
+        *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"),
+        *("--no-build-isolation", "--wheel-dir", out, sdist),
+    )
+    (built,) = out.glob("rankscope-*.whl")
+    return built
+
+
+def _run(*command: str | Path, cwd: Path | None = None) -> str:
+    done = subprocess.run(
+        [*map(str, command)], cwd=cwd, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{command}: {done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_wheel_holds_the_rooms_and_nothing_else(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    packed = {name for name in names if ".dist-info/" not in name}
+    expected = {
+        f"rankscope/{path.relative_to(ROOT).as_posix()}"
+        for room in ROOMS
+        for path in _files(room)
+    } | {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "rankscope").iterdir()
+        if path.is_file()
+    }
+    assert packed == expected
+    assert "rankscope/py.typed" in packed
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_wheel_installs_and_imports(wheel: Path, tmp_path: Path) -> None:
+    """In a fresh environment that borrows only the dependencies from this one."""
+    _run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv")
+    python = tmp_path / "venv" / "bin" / "python"
+    _run(
+        *(sys.executable, "-m", "pip", "--python", python, "install", "--quiet"),
+        *("--no-index", "--no-deps", wheel),
+    )
+    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = Path(_run(python, "-c", where).strip())
+    ours = _run(sys.executable, "-c", where).strip()
+    # The .pth files in the borrowed folder, the editable one among them, are
+    # not read from there.
+    (site / "borrowed.pth").write_text(ours + "\n")
+    script = (
+        "import rankscope, rankscope.backends, rankscope.engines, rankscope.magics\n"
+        "import rankscope.widgets\n"
+        "assert callable(rankscope.load_ipython_extension)\n"
+        "print(*(m.__file__ for m in (rankscope, rankscope.backends,"
+        " rankscope.engines, rankscope.magics, rankscope.widgets)), sep='\\n')"
+    )
+    for line in _run(python, "-c", script, cwd=tmp_path).splitlines():
+        assert Path(line).is_relative_to(site)
+    assert {path.name for path in site.iterdir()} <= {
+        "borrowed.pth",
+        "rankscope",
+        *(path.name for path in site.glob("rankscope-*.dist-info")),
+    }
+
+
+def _files(room: str) -> list[Path]:
+    return [
+        path
+        for path in (ROOT / room).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    ]
+
+
+# -- the library of gloo on each target ------------------------------------------
+
+_MINORS = range(10, 15)
+_MACHINES = ("x86_64", "aarch64")
+#: What uv says where it cannot reach the package index.
+_OFFLINE = re.compile(r"Failed to fetch|error sending request|dns error", re.IGNORECASE)
+
+
+def _resolve(wheel: Path, minor: int, platform: str, extra: str = "") -> dict[str, str]:
+    """Return name -> version of what pip would install for `platform`, from wheels.
+
+    pip evaluates the markers of the running interpreter alone, and uv those of the
+    target.
+    """
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header"),
+            *("--no-annotate", "--only-binary", ":all:", "--no-config"),
+            *("--python-version", f"3.{minor}", "--python-platform", platform, "-"),
+        ],
+        input=f"rankscope{extra} @ {wheel.as_uri()}\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0 and _OFFLINE.search(done.stderr):
+        pytest.skip(
+            "needs the package index (PyPI, or the one that UV_DEFAULT_INDEX names), "
+            f"which uv cannot reach: {done.stderr.strip()[-300:]}"
+        )
+    assert done.returncode == 0, done.stderr
+    lines = (line.split("==") for line in done.stdout.splitlines() if "==" in line)
+    return {name.strip(): version.strip() for name, version in lines}
+
+
+@pytest.mark.parametrize("machine", _MACHINES)
+@pytest.mark.parametrize("minor", _MINORS)
+def test_every_python_gets_one_library_of_gloo(
+    wheel: Path, minor: int, machine: str
+) -> None:
+    found = _resolve(wheel, minor, f"{machine}-manylinux_2_28")
+    libraries = {name: found[name] for name in ("pygloo", "xoscar") if name in found}
+    if (minor, machine) == (10, "x86_64"):
+        assert libraries == {"pygloo": "0.2.1"}
+    else:
+        assert libraries == {"xoscar": "0.12.2"}
+    # MPI is a choice: the extra brings it.
+    assert "mpi4py" not in found
+
+
+def test_both_libraries_of_gloo_can_be_had_side_by_side(wheel: Path) -> None:
+    found = _resolve(wheel, 10, "x86_64-manylinux_2_28", "[xoscar]")
+    assert (found["pygloo"], found["xoscar"]) == ("0.2.1", "0.12.2")
+
+
+def test_other_platforms_get_neither(wheel: Path) -> None:
+    """They install: `unavailable_reason` tells there why gloo is missing."""
+    found = _resolve(wheel, 12, "aarch64-apple-darwin")
+    assert not {"pygloo", "xoscar"} & found.keys()
