@@ -1,6 +1,8 @@
-"""``python -m tools.support_table``: what each backend can do, asked of the code.
+"""``python -m tools.support_table``: the tables of what each backend can do.
 
-Writes the tables of ``docs/backends.md`` between their markers.
+Writes them into ``docs/backends.md``, between their markers. The rows are those of
+`OpType`; the cells come from the classes of the backends: which methods a class
+defines, what it declares in `Backend.library_calls`, and what its `check` refuses.
 """
 
 from __future__ import annotations
@@ -86,7 +88,7 @@ def classes() -> dict[str, type[Backend]]:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Every name that a function uses, functions inside it included."""
+    """Yield every name that a function uses, and those of the functions inside it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -94,22 +96,14 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def fallback(op: str) -> str | None:
-    """Return the op that the base class makes `op` of; ``None``: there is none."""
-    used = set(_names(getattr(Backend, op).__code__))
-    if "_missing" in used:
-        return None
+    """Return the method that the base class builds `op` from, or ``None``."""
+    single = op.removesuffix("_coalesced")
     # A coalesced op is handed to the op of its name, on a flat copy.
-    bases = sorted(used & {*OPS})
-    if len(bases) != 1:
-        raise ValueError(
-            f"the fallback of {op} calls {bases or 'no op'}; the table names one op, "
-            "on which the fallback stands"
-        )
-    return bases[0]
+    return single if single != op else dist.OpType(op).spec.fallback or None
 
 
 def support(kind: type[Backend], op: str) -> str | None:
-    """How `kind` does `op`: ``"own"``, the op it is made of, or ``None``."""
+    """Return how `kind` does `op`: ``"own"``, the method it is built from, ``None``."""
     if getattr(kind, op) is not getattr(Backend, op):
         return "own"
     base = fallback(op)
@@ -117,7 +111,11 @@ def support(kind: type[Backend], op: str) -> str | None:
 
 
 def reductions(name: str) -> dict[str, dict[dist.ReduceOp, str | None]]:
-    """dtype → reduction → ``"own"``, ``"SUM"`` (AVG by it), or ``None``: refused."""
+    """Return how backend `name` reduces each dtype by each reduction.
+
+    ``"own"``: it has the reduction; ``"SUM"``: AVG as a SUM and a division; ``None``:
+    the reduction is refused.
+    """
     # check() uses the class alone: no library has to be installed or loaded.
     kind = classes()[name]
     backend = kind.__new__(kind)
@@ -154,6 +152,26 @@ def _cell(how: str | None, yes: str = "yes") -> str:
     return yes if how == "own" else f"by `{how}`"
 
 
+def _native_cell(kind: type[Backend], op: str) -> str:
+    """Return the cell of arrays in the memory that the backend works on."""
+    calls = kind.library_calls.get(op, ())
+    return _cell(support(kind, op), ", ".join(f"`{call}`" for call in calls) or "yes")
+
+
+def _staged_cell(kind: type[Backend], op: str) -> str:
+    """Return the cell of arrays elsewhere, which are copied to host memory."""
+    if support(StagedBackend, op) is None or support(kind, op) is None:
+        return "no"
+    if not _moves_arrays(op):
+        return _native_cell(kind, op)
+    how = support(kind, op)
+    return "staged" if how == "own" else f"staged, {_cell(how)}"
+
+
+def _moves_arrays(op: str) -> bool:
+    return bool(dist.OpType(op.removesuffix("_coalesced")).spec.arguments)
+
+
 def _can_be_staged_to(name: str) -> bool:
     return "cpu" in resolve(name).devices
 
@@ -169,10 +187,9 @@ def _ops_table() -> str:
     for op in OPS:
         row = [f"`{op}`"]
         for name, kind in kinds.items():
-            row.append(_cell(support(kind, op)))
+            row.append(_native_cell(kind, op))
             if _can_be_staged_to(name):
-                reached = support(StagedBackend, op) and support(kind, op)
-                row.append(_cell("own" if reached else None, "staged"))
+                row.append(_staged_cell(kind, op))
         base = fallback(op)
         rows.append([*row, "to be written" if base is None else _cell(base)])
     return _table([*head, "one of your own"], rows)
@@ -213,7 +230,7 @@ def _dtypes_table(name: str) -> str:
 
 
 def page(text: str) -> str:
-    """`text`, a page with markers, with every table made anew."""
+    """Return `text`, a page with markers, with the tables of today's code."""
     tables = {"ops": _ops_table(), "made": _made_table()}
     tables |= {f"{name} reductions": _dtypes_table(name) for name in classes()}
     for name, table in tables.items():

@@ -9,7 +9,7 @@ the same name; what a base-class method does not build out of others raises
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
@@ -40,7 +40,8 @@ INTERFACE_VERSION = 1
 # the caller gave for a device type Rankscope knows no array library for.
 Array = Any
 
-#: A `ReduceOp`, or what the backend's own `check` returned for it.
+#: The reduction that a method gets: what `Backend.check` of the backend returned, a
+#: `ReduceOp` unless the backend translates it.
 Reduction = Any
 
 BackendCreator = Callable[[Store, int, int, float], "Backend"]
@@ -141,7 +142,9 @@ class Backend:
     reduce_ops: frozenset[ReduceOp] = frozenset(
         {ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX}
     )
-
+    #: For the table of `docs/backends.md`: the functions of the library that a method
+    #: calls, by the method's name, where their names say more than the method's.
+    library_calls: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     #: Whether it has `split_from`.
     supports_split = False
 
@@ -250,17 +253,44 @@ class Backend:
 
     # -- checks the dispatcher asks for ------------------------------------
 
-    def check(self, op: OpType, dtype: Any, reduce_op: ReduceOp | None) -> Any:
-        """Raise `TypeError` or `ValueError` if the op cannot be done.
+    def check(
+        self, op: OpType, dtype: Any, reduce_op: ReduceOp | None
+    ) -> Reduction | None:
+        """Refuse an op that the backend cannot do; return the reduction of its method.
 
-        Called before the op gets its sequence number, so that nothing is lost.
-        `dtype` is that of the arrays, ``None`` without any. What it returns is
-        given to the op's method in the place of `reduce_op`, if it is not ``None``:
-        a backend that translates the reduction does so once. The coalesced
-        methods get `reduce_op` itself, since their arrays may differ in dtype.
+        The dispatcher calls this method once for each op that has arrays, before the
+        op gets its sequence number: a refused op is not counted and not recorded.
+        Nothing about the reduction has to be determined again when the op starts.
+
+        Parameters
+        ----------
+        op
+            The type of the op.
+        dtype
+            The dtype of its arrays.
+        reduce_op
+            The reduction; ``None`` for an op that only moves elements. AVG becomes SUM
+            before the call where `reduce_ops` has no AVG: the dispatcher divides.
+
+        Returns
+        -------
+        Reduction or None
+            What the method of the op gets as its last argument: here `reduce_op`
+            itself, in a backend that translates the reduction (into codes of its
+            library, for instance) the translation. ``None`` if and only if `reduce_op`
+            is ``None``. A method of `Backend` that is made of another method passes
+            its reduction on to that one. The coalesced methods get a `ReduceOp`,
+            because their arrays may differ in dtype, and call `check` for each dtype.
+
+        Raises
+        ------
+        ValueError
+            The backend does not have the reduction for any dtype.
+        TypeError
+            The backend does not have the op, or the reduction, for `dtype`.
         """
         if reduce_op is None or reduce_op in self.reduce_ops:
-            return None
+            return reduce_op
         had = {one.name for one in self.reduce_ops}
         if "SUM" in had:  # AVG is made of it
             had.add("AVG")
@@ -268,11 +298,6 @@ class Backend:
             f"{op.value}: backend {self.name!r} has no ReduceOp.{reduce_op.name}; it "
             f"has {', '.join(sorted(had))}{_ELSEWHERE.get(reduce_op.name, '')}"
         )
-
-    def reduction(self, op: OpType, dtype: Any, reduce_op: ReduceOp | None) -> Any:
-        """Check the op; return what its method gets as the reduction."""
-        found = self.check(op, dtype, reduce_op)
-        return reduce_op if found is None else found
 
     # -- collectives -------------------------------------------------------
 

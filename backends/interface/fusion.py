@@ -36,7 +36,7 @@ class Fusible(Protocol):
 
     def scratch(self, size: int, dtype: Any) -> Array: ...
 
-    def reduction(self, op: OpType, dtype: Any, reduce_op: ReduceOp | None) -> Any: ...
+    def check(self, op: OpType, dtype: Any, reduce_op: ReduceOp | None) -> Any: ...
 
     def all_reduce(self, tensor: Array, op: Any) -> Work: ...
 
@@ -55,7 +55,7 @@ def all_reduce(backend: Fusible, tensors: Sequence[Array], op: ReduceOp) -> Work
 
 
 def _all_reduce(backend: Fusible, arrays: Sequence[Array], op: ReduceOp) -> Work:
-    made = backend.reduction(OpType.ALL_REDUCE, arrays[0].dtype, op)
+    made = backend.check(OpType.ALL_REDUCE, arrays[0].dtype, op)
     if len(arrays) == 1:
         return backend.all_reduce(arrays[0], made)
     places = _offsets(arrays)
@@ -120,7 +120,7 @@ def reduce_scatter_tensor(
 def _reduce_scatter(
     backend: Fusible, outputs: Sequence[Array], arrays: Sequence[Array], op: ReduceOp
 ) -> Work:
-    made = backend.reduction(OpType.REDUCE_SCATTER_TENSOR, arrays[0].dtype, op)
+    made = backend.check(OpType.REDUCE_SCATTER_TENSOR, arrays[0].dtype, op)
     if len(arrays) == 1:
         return backend.reduce_scatter_tensor(outputs[0], arrays[0], made)
     places = _offsets(outputs)

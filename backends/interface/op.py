@@ -85,11 +85,11 @@ class Op:
         """
         self.backend = backend
         reduce_op, arrays = self.reduce_op, self.arrays
-        if reduce_op is None and not arrays:
+        if not arrays:
             return
-        dtype = arrays[0].dtype if arrays else None
+        dtype = arrays[0].dtype
         if reduce_op is _AVG and _AVG not in backend.reduce_ops:
-            if dtype is not None and dtype.kind == "b":
+            if dtype.kind == "b":
                 raise TypeError(
                     f"{self.kind.value}: ReduceOp.AVG is not defined for arrays of "
                     "bool; use MAX (or), MIN (and), or convert them: "
@@ -97,8 +97,13 @@ class Op:
                 )
             reduce_op = _SUM
         self.averages = reduce_op is not self.reduce_op
-        found = backend.check(self.kind, dtype, reduce_op)
-        self.reduction = reduce_op if found is None else found
+        self.reduction = reduction = backend.check(self.kind, dtype, reduce_op)
+        if reduction is None and reduce_op is not None:
+            raise TypeError(
+                f"{self.kind.value}: check() of backend {backend.name!r} returned None "
+                f"for ReduceOp.{reduce_op.name}; it has to return reduce_op, or what "
+                f"the method {self.method} is to get instead"
+            )
 
     @property
     def is_empty(self) -> bool:

@@ -31,6 +31,7 @@ __all__ = [
     "SEND",
     "Schedule",
     "Transfer",
+    "Ufunc",
     "all_gather",
     "all_reduce",
     "all_to_all",
@@ -43,6 +44,7 @@ __all__ = [
 ]
 
 Flat = npt.NDArray[Any]
+#: Reduces elementwise: ``ufunc(first, second, out=array)``, as numpy's do.
 Ufunc = Callable[..., Any]
 #: Returns an uninitialised flat array of a size and dtype, good for one op.
 Scratch = Callable[[int, Any], Flat]

@@ -25,7 +25,7 @@ from ..work.op_type import OpType
 from ..work.reduce_op import ReduceOp
 from ..work.work import Work
 from . import algorithms
-from .algorithms import RECV, SEND, Flat, Schedule
+from .algorithms import RECV, SEND, Flat, Schedule, Ufunc
 from .communicator import GroupRendezvous
 from .job import begin, check_launched, unavailable_reason
 from .rendezvous import mpi_rendezvous
@@ -33,19 +33,27 @@ from .requests import ANY_SOURCE, MPIQueue, MPIWork
 
 __all__ = ["MPIBackend"]
 
-# numpy's, not MPI's reductions: they are as fast, know every dtype that numpy
-# knows (float16, bool, complex), and treat NaN alike on every rank.
-_UFUNCS: dict[ReduceOp, Any] = {
+# The reductions are numpy's and not MPI's: they are as fast, exist for every dtype of
+# numpy (float16, bool, complex), and treat NaN alike on every rank.
+_SUMS: dict[ReduceOp, Ufunc] = {
     ReduceOp.SUM: np.add,
     ReduceOp.PRODUCT: np.multiply,
+}
+_ORDERED: dict[ReduceOp, Ufunc] = {
+    **_SUMS,
     ReduceOp.MIN: np.minimum,
     ReduceOp.MAX: np.maximum,
+}
+_ALL: dict[ReduceOp, Ufunc] = {
+    **_ORDERED,
     ReduceOp.BAND: np.bitwise_and,
     ReduceOp.BOR: np.bitwise_or,
     ReduceOp.BXOR: np.bitwise_xor,
 }
-_BITWISE = {ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR}
-_ORDERED = {ReduceOp.MIN, ReduceOp.MAX}
+# The reductions that are defined for a dtype, by its kind: signed and unsigned
+# integers, bool, float, complex.
+_UFUNCS = {"i": _ALL, "u": _ALL, "b": _ALL, "f": _ORDERED, "c": _SUMS}
+_NONE: dict[ReduceOp, Ufunc] = {}
 
 # The tags of users' messages lie below, one for each kind of collective above:
 # a rank in another collective than its peer waits, and mixes nothing up. MPI
@@ -53,8 +61,8 @@ _ORDERED = {ReduceOp.MIN, ReduceOp.MAX}
 _USER_TAGS = 32000
 _TAGS = {kind: _USER_TAGS + place for place, kind in enumerate(OpType)}
 
-# An Enum's hash is Python code before 3.11, slower than a comparison.
-_SUM, _ALL_REDUCE = ReduceOp.SUM, OpType.ALL_REDUCE
+# A look-up of a member on its class, and an Enum's hash, are Python code before 3.11.
+_ALL_REDUCE = OpType.ALL_REDUCE
 _ALL_REDUCE_TAG = _TAGS[_ALL_REDUCE]
 
 
@@ -67,7 +75,7 @@ class MPIBackend(Backend):
 
     name = "mpi"
     interface_version = 1
-    reduce_ops = frozenset(_UFUNCS)
+    reduce_ops = frozenset(_ALL)
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         super().__init__(rank, size)
@@ -143,29 +151,25 @@ class MPIBackend(Backend):
 
     # -- checks --------------------------------------------------------------
 
-    def check(self, op: OpType, dtype: Any, reduce_op: ReduceOp | None) -> None:
-        """Refuse reductions that `dtype` does not have."""
+    def check(self, op: OpType, dtype: Any, reduce_op: ReduceOp | None) -> Ufunc | None:
+        """Return the ufunc of `reduce_op`; refuse what `dtype` does not have."""
+        if reduce_op is None:
+            return None
+        ufunc = _UFUNCS.get(dtype.kind, _NONE).get(reduce_op)
+        if ufunc is not None:
+            return ufunc
         super().check(op, dtype, reduce_op)
-        if reduce_op is None or dtype is None:
-            return
-        bad = (reduce_op in _BITWISE and dtype.kind not in "iub") or (
-            reduce_op in _ORDERED and dtype.kind == "c"
+        raise TypeError(
+            f"{op.value}: ReduceOp.{reduce_op.name} is not defined for arrays of "
+            f"{dtype.name}; convert them (astype) or choose another reduction"
         )
-        if bad or dtype.kind not in "iubfc":
-            raise TypeError(
-                f"{op.value}: ReduceOp.{reduce_op.name} is not defined for arrays of "
-                f"{dtype.name}; convert them (astype) or choose another reduction"
-            )
 
     # -- collectives -----------------------------------------------------------
 
-    def all_reduce(self, tensor: Array, op: ReduceOp) -> Work:
+    def all_reduce(self, tensor: Array, op: Ufunc) -> Work:
         """Recursive doubling up to some KiB, then round a ring."""
         flat = tensor if tensor.ndim == 1 else tensor.reshape(-1)
-        ufunc = np.add if op is _SUM else _UFUNCS[op]
-        schedule = algorithms.all_reduce(
-            self.rank, self.size, flat, ufunc, self._scratch
-        )
+        schedule = algorithms.all_reduce(self.rank, self.size, flat, op, self._scratch)
         return self._start(
             _ALL_REDUCE, schedule, flat.nbytes, tensor, _ALL_REDUCE_TAG, False
         )
@@ -176,12 +180,10 @@ class MPIBackend(Backend):
         schedule = algorithms.broadcast(self.rank, self.size, flat, src)
         return self._submit(OpType.BROADCAST, schedule, flat.nbytes, tensor)
 
-    def reduce(self, tensor: Array, dst: int, op: ReduceOp) -> Work:
+    def reduce(self, tensor: Array, dst: int, op: Ufunc) -> Work:
         """Up a binomial tree."""
         flat = tensor.reshape(-1)
-        schedule = algorithms.reduce(
-            self.rank, self.size, flat, dst, _UFUNCS[op], self._scratch
-        )
+        schedule = algorithms.reduce(self.rank, self.size, flat, dst, op, self._scratch)
         return self._submit(OpType.REDUCE, schedule, flat.nbytes, tensor)
 
     def all_gather(self, tensor_list: Sequence[Array], tensor: Array) -> Work:
@@ -216,7 +218,7 @@ class MPIBackend(Backend):
         return self._submit(OpType.SCATTER, schedule, nbytes, tensor)
 
     def reduce_scatter(
-        self, output: Array, input_list: Sequence[Array], op: ReduceOp
+        self, output: Array, input_list: Sequence[Array], op: Ufunc
     ) -> Work:
         """Every part to its owner, which reduces it; parts may differ in size."""
         inputs = _flat(input_list)
@@ -225,7 +227,7 @@ class MPIBackend(Backend):
             self.size,
             output.reshape(-1),
             inputs,
-            _UFUNCS[op],
+            op,
             self._scratch,
         )
         nbytes = sum(array.nbytes for array in inputs)

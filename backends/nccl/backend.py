@@ -11,8 +11,8 @@ import contextlib
 import dataclasses
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 from ..devices.cuda_device import configured_device
 from ..errors import DistBackendError
@@ -68,6 +68,24 @@ class NCCLBackend(Backend):
     interface_version = 1
     supports_split = True
     reduce_ops = REDUCE_OPS
+    library_calls: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "broadcast": ("ncclBroadcast",),
+        "all_reduce": ("ncclAllReduce",),
+        "reduce": ("ncclReduce",),
+        "all_gather": ("ncclBroadcast",),
+        "all_gather_into_tensor": ("ncclAllGather",),
+        "gather": ("ncclSend", "ncclRecv"),
+        "scatter": ("ncclSend", "ncclRecv"),
+        "reduce_scatter": ("ncclReduce",),
+        "reduce_scatter_tensor": ("ncclReduceScatter",),
+        "all_to_all": ("ncclSend", "ncclRecv"),
+        "barrier": ("ncclAllReduce",),
+        "send": ("ncclSend",),
+        "recv": ("ncclRecv",),
+        "all_reduce_coalesced": ("ncclAllReduce",),
+        "all_gather_into_tensor_coalesced": ("ncclAllGather",),
+        "reduce_scatter_tensor_coalesced": ("ncclReduceScatter",),
+    }
 
     def __init__(self, store: Store, rank: int, size: int, timeout: float) -> None:
         super().__init__(rank, size)
@@ -245,12 +263,14 @@ class NCCLBackend(Backend):
 
     # -- checks --------------------------------------------------------------------
 
-    def check(self, op: OpType, dtype: Any, reduce_op: ReduceOp | None) -> Any:
-        """Return the `Reduction` for `dtype`, ``None`` for an op that only moves.
+    def check(
+        self, op: OpType, dtype: Any, reduce_op: ReduceOp | None
+    ) -> Reduction | None:
+        """Return how NCCL applies `reduce_op` to `dtype`.
 
         Raises `TypeError` or `ValueError` if NCCL, or the GPU, lacks the reduction.
         """
-        if reduce_op is None or dtype is None:
+        if reduce_op is None:
             return None
         if not isinstance(reduce_op, PremulSum) and reduce_op is not (
             ReduceOp.PREMUL_SUM

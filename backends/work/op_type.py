@@ -96,6 +96,9 @@ class OpSpec:
     fused: bool = False
     #: `benchmark` measures it.
     measured: bool = False
+    #: The method of `Backend` that the base class builds it from, for a backend that
+    #: lacks it; empty: such a backend cannot do it.
+    fallback: str = ""
     #: Its name in PyTorch's Flight Recorder, where that is another one; its name there
     #: in a coalesced batch, and where sizes differ from rank to rank.
     torch_name: str = ""
@@ -162,6 +165,7 @@ class OpType(enum.Enum):
             same_size=0,
             fused=True,
             measured=True,
+            fallback="all_gather",
             torch_name="_all_gather_base",
             torch_coalesced="all_gather_into_tensor_coalesced",
         ),
@@ -192,6 +196,7 @@ class OpType(enum.Enum):
             arguments=(_WRITTEN, _READ_LIST),
             payload=_all_but_last,
             bus_factor=_all_but_own_part,
+            fallback="all_reduce",
             torch_uneven="reduce_scatter_v",
         ),
     )
@@ -203,6 +208,7 @@ class OpType(enum.Enum):
             same_size=0,
             fused=True,
             measured=True,
+            fallback="reduce_scatter",
             torch_name="_reduce_scatter_base",
             torch_coalesced="reduce_scatter_tensor_coalesced",
         ),
@@ -221,6 +227,7 @@ class OpType(enum.Enum):
             arguments=(_WRITTEN, _READ),
             bus_factor=_all_but_own_part,
             measured=True,
+            fallback="all_to_all",
             torch_name="all_to_all",
         ),
     )

@@ -13,6 +13,7 @@ import rankscope as dist
 from rankscope.backends import OpType, ReduceOp, Store, Work
 from rankscope.backends.interface.base import Backend
 from rankscope.backends.interface.op import Op, fuse
+from tools import support_table
 
 
 def ended(kind: OpType) -> Work:
@@ -49,11 +50,18 @@ class Translating(Backend):
 
 
 class Plain(Translating):
-    """A backend whose `check` only raises, as the documentation has it."""
+    """A backend that does not translate the reduction, as the base class."""
+
+    def check(self, op: OpType, dtype: Any, reduce_op: ReduceOp | None) -> Any:
+        self.checked.append((op.value, dtype.name, reduce_op))
+        return Backend.check(self, op, dtype, reduce_op)
+
+
+class Forgetful(Backend):
+    """A backend whose `check` returns nothing."""
 
     def check(self, op: OpType, dtype: Any, reduce_op: ReduceOp | None) -> None:
-        Backend.check(self, op, dtype, reduce_op)
-        self.checked.append((op.value, dtype.name, reduce_op))
+        super().check(op, dtype, reduce_op)
 
 
 @pytest.fixture(params=[Translating, Plain])
@@ -139,6 +147,28 @@ def test_an_average_is_divided_by_the_number_of_ranks(
     op.check(Translating(0, 2))
     op.start().wait()
     np.testing.assert_array_equal(op.result, [values] * 3)
+
+
+def test_a_check_that_returns_no_reduction_is_refused() -> None:
+    backend = Forgetful(0, 2)
+    with pytest.raises(
+        TypeError,
+        match=r"all_reduce: check\(\) of backend 'backend' returned None for "
+        "ReduceOp.MAX; it has to return reduce_op, or what the method all_reduce",
+    ):
+        reducing(ReduceOp.MAX).check(backend)
+    array = np.ones(3)
+    Op(OpType.BROADCAST, "cpu", (array,), (array, 0)).check(backend)
+
+
+@pytest.mark.parametrize("name", ["gloo", "mpi", "nccl"])
+def test_each_backend_returns_a_reduction_for_a_reduction_alone(name: str) -> None:
+    kind = support_table.classes()[name]
+    backend = kind.__new__(kind)
+    dtype = np.dtype("int32")
+    for op in kind.reduce_ops:
+        assert backend.check(OpType.ALL_REDUCE, dtype, op) is not None
+    assert backend.check(OpType.BROADCAST, dtype, None) is None
 
 
 def test_the_average_of_truth_values_is_refused() -> None:

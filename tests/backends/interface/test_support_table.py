@@ -15,6 +15,7 @@ from rankscope.backends.conformance.mpi_ranks import mpiexec, run_mpi_ranks
 from rankscope.backends.conformance.ranks import Rank, run_ranks
 from rankscope.backends.interface.base import Backend
 from rankscope.backends.interface.staging import StagedBackend
+from rankscope.backends.work.op_type import Argument
 from tests.backends.store_backend import StoreBackend
 from tools import support_table
 
@@ -59,7 +60,6 @@ def test_the_base_class_adds_no_op_that_the_table_lacks() -> None:
             "state",
             "default_device",
             "prepare",
-            "reduction",
             "split_from",
             "abort",
             "shutdown",
@@ -70,14 +70,59 @@ def test_the_base_class_adds_no_op_that_the_table_lacks() -> None:
     assert {name for name in methods if name[0] != "_"} == {*support_table.OPS} | other
 
 
-def test_what_is_missing_is_said_to_be() -> None:
-    bare = Backend(0, 2)
-    for op in support_table.OPS:
-        if support_table.support(Backend, op) is None:
-            continue
-        raise AssertionError(f"the base class has a {op} of its own")
-    with pytest.raises(NotImplementedError, match="does not implement all_gather"):
-        bare.all_gather([], np.ones(1))
+def arguments(op: str) -> list[Any]:
+    """Arguments for the method `op` on a rank of two."""
+    single = op.removesuffix("_coalesced")
+    spec = dist.OpType(single).spec
+    lists = (Argument.READ_LIST, Argument.WRITTEN_LIST)
+    # The array that holds the parts of both ranks is twice as long as the other one.
+    sizes = {"all_gather_into_tensor": (4, 2), "reduce_scatter_tensor": (2, 4)}
+    found: list[Any] = []
+    for place, argument in enumerate(spec.arguments or ()):
+        array = np.ones(sizes.get(single, (4, 4))[place])
+        found.append([array, array] if argument in lists else array)
+    if single != op:
+        found = [[array] for array in found]
+    if single in ("broadcast", "reduce", "gather", "scatter", "send", "recv"):
+        found.append(1)
+    if "reduce" in single:
+        found.append(dist.ReduceOp.SUM)
+    if single in ("send", "recv"):
+        found.append(0)
+    if single == "all_to_all_single":
+        found += [[2, 2], [2, 2]]
+    return found
+
+
+@pytest.mark.parametrize("op", support_table.OPS)
+def test_the_fallback_of_an_op_is_the_method_of_its_row(
+    op: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+
+    def recorded(name: str) -> Callable[..., dist.Work]:
+        def method(self: Backend, *args: Any) -> dist.Work:
+            called.append(name)
+            work = dist.Work(dist.OpType.UNKNOWN)
+            work.mark_completed()
+            return work
+
+        return method
+
+    class Others(Backend):
+        """Has every op but `op`."""
+
+    for name in support_table.OPS:
+        if name != op:
+            setattr(Others, name, recorded(name))
+    fallback = support_table.fallback(op)
+    method = getattr(Others(0, 2), op)
+    if fallback is None:
+        with pytest.raises(NotImplementedError, match=f"does not implement {op}$"):
+            method(*arguments(op))
+    else:
+        method(*arguments(op))
+    assert called == ([] if fallback is None else [fallback])
 
 
 # -- every operation -----------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -160,10 +161,71 @@ def test_the_table_of_reductions(ranks: Ranks) -> None:
     assert ranks.start(2)(body) == [[], []]
 
 
-def test_every_operation_is_the_backends_own() -> None:
-    for op in support_table.OPS:
-        own = support_table.support(NCCLBackend, op)
-        assert own == ("all_to_all" if op == "all_to_all_single" else "own")
+CALLS: dict[str, Callable[[Rank, Any, Any], Any]] = {
+    "broadcast": lambda r, x, parts: dist.broadcast(x, 0, r.pg),
+    "all_reduce": lambda r, x, parts: dist.all_reduce(x, group=r.pg),
+    "reduce": lambda r, x, parts: dist.reduce(x, 0, group=r.pg),
+    "all_gather": lambda r, x, parts: dist.all_gather(parts, x, r.pg),
+    "all_gather_into_tensor": lambda r, x, parts: dist.all_gather_into_tensor(
+        r.array(np.zeros(8)), x, r.pg
+    ),
+    "gather": lambda r, x, parts: dist.gather(
+        x, parts if r.rank == 0 else None, 0, r.pg
+    ),
+    "scatter": lambda r, x, parts: dist.scatter(
+        x, parts if r.rank == 0 else None, 0, r.pg
+    ),
+    "reduce_scatter": lambda r, x, parts: dist.reduce_scatter(x, parts, group=r.pg),
+    "reduce_scatter_tensor": lambda r, x, parts: dist.reduce_scatter_tensor(
+        x, r.array(np.zeros(8)), group=r.pg
+    ),
+    "all_to_all": lambda r, x, parts: dist.all_to_all(
+        parts, [r.array(np.zeros(4)) for _ in parts], r.pg
+    ),
+    "all_to_all_single": lambda r, x, parts: dist.all_to_all_single(
+        r.array(np.zeros(4)), x, group=r.pg
+    ),
+    "barrier": lambda r, x, parts: dist.barrier(r.pg),
+    "send": lambda r, x, parts: (dist.recv if r.rank else dist.send)(
+        x, 1 - r.rank, group=r.pg
+    ),
+    "recv": lambda r, x, parts: (dist.send if r.rank else dist.recv)(
+        x, 1 - r.rank, group=r.pg
+    ),
+    "all_reduce_coalesced": lambda r, x, parts: dist.all_reduce_coalesced(
+        parts, group=r.pg
+    ),
+    "all_gather_into_tensor_coalesced": lambda r, x, parts: (
+        dist.all_gather_into_tensor_coalesced([r.array(np.zeros(8))], [x], r.pg)
+    ),
+    "reduce_scatter_tensor_coalesced": lambda r, x, parts: (
+        dist.reduce_scatter_tensor_coalesced([x], [r.array(np.zeros(8))], group=r.pg)
+    ),
+}
+
+
+@pytest.mark.parametrize("op", support_table.OPS)
+def test_an_op_calls_the_functions_of_nccl_that_the_table_names(
+    ranks: Ranks, simulation: Simulation, op: str
+) -> None:
+    ranks.start(2)(lambda r: dist.barrier(r.pg))
+    simulation.calls.clear()
+
+    def body(r: Rank) -> None:
+        CALLS[op](r, r.array(np.zeros(4)), [r.array(np.zeros(4)) for _ in range(2)])
+        r.synchronize()
+
+    ranks(body)
+    declared = NCCLBackend.library_calls
+    if op == "all_to_all_single":
+        assert op not in declared
+        assert support_table.support(NCCLBackend, op) == "all_to_all"
+        declared = {op: declared["all_to_all"]}
+    # The first rank's alone: of a message each rank has one side.
+    called = {name for name, rank in simulation.calls if rank == 0} - {"group"}
+    assert {f"nccl{name.title().replace('_', '')}" for name in called} == {
+        *declared[op]
+    }
 
 
 def test_premul_sum(ranks: Ranks) -> None:

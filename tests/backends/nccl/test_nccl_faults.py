@@ -537,7 +537,7 @@ def test_an_op_after_the_abort_makes_no_communicator(
     backend.abort("over")
     x, op = r.array([1.0]), dist.OpType.ALL_REDUCE
     with pytest.raises(dist.DistBackendError, match="was aborted or destroyed"):
-        backend.all_reduce(x, backend.reduction(op, x.dtype, dist.ReduceOp.SUM))
+        backend.all_reduce(x, backend.check(op, x.dtype, dist.ReduceOp.SUM))
     assert ("init", 0) not in simulation.calls
 
 
