@@ -79,10 +79,14 @@ class DistError(RuntimeError):
             if getattr(self, name) in (None, ()) and value not in (None, ()):
                 setattr(self, name, value)
 
+    def attributes(self) -> dict[str, Any]:
+        """Return the attributes by name; absent ones are ``None`` or ``()``."""
+        return {name: getattr(self, name) for name in _ATTRIBUTES}
+
     def prefixed(self: _Error, prefix: str, **attributes: Any) -> _Error:
         """Return the error with `prefix` before its message, and more attributes."""
         made = type(self)(f"{prefix}: {self}")
-        made.fill_in(**{name: getattr(self, name) for name in _ATTRIBUTES})
+        made.fill_in(**self.attributes())
         made.fill_in(**attributes)
         return made
 

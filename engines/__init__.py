@@ -5,9 +5,9 @@ from __future__ import annotations
 from .cluster.benching import Bench, BenchResult, BenchRow
 from .cluster.cluster import Cluster
 from .cluster.diagnosing import StallWatch
-from .cluster.execution import Execution, ExecutionError, Output, RankError
+from .cluster.execution import Execution, Output
 from .cluster.flight_records import FlightRecords
-from .errors import ClusterError, ClusterStartError
+from .errors import ClusterError, ClusterStartError, ExecutionError, RankError
 from .status import ClusterStatus, GroupStatus, OpStatus, RankStatus
 
 __all__ = [

@@ -1,16 +1,128 @@
-"""The errors of the cluster; each message is one line for a person to read."""
+"""The errors of the cluster, and the errors that cells end with on the ranks."""
 
 from __future__ import annotations
 
-__all__ = ["ClusterError", "ClusterStartError"]
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["ClusterError", "ClusterStartError", "ExecutionError", "RankError"]
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class ClusterError(RuntimeError):
     """A rank is dead, does not answer or does not exist, or a request makes no sense.
 
-    The message names the ranks and what to do next.
+    The message is one line that names the ranks and what to do next.
     """
 
 
 class ClusterStartError(ClusterError):
     """The cluster did not come up; the message ends with the last log lines."""
+
+
+class RankError(RuntimeError):
+    """The error that a cell ended with on one rank.
+
+    The exception itself stays on the rank; this is its description.
+
+    Attributes
+    ----------
+    rank : int
+        The rank.
+    ename : str
+        Name of the exception's class; ``EngineDied`` if the engine is dead,
+        ``ConnectionLost`` and ``ClusterShutDown`` where no answer can arrive.
+    evalue : str
+        Message of the exception.
+    traceback : tuple of str
+        The lines that IPython formatted, with ANSI colours.
+    cell : int or None
+        Number of the cell.
+    line : int or None
+        Line of the cell that raised the exception.
+    group, op, sequence_number, culprits, reason
+        Attributes of the exception if it is a `rankscope.DistError`; otherwise
+        ``None``, and ``()`` for `culprits`. The culprit of ``EngineDied`` is the
+        rank.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        ename: str,
+        evalue: str,
+        traceback: Sequence[str] = (),
+        cell: int | None = None,
+        line: int | None = None,
+        *,
+        group: str | None = None,
+        op: str | None = None,
+        sequence_number: int | None = None,
+        culprits: Sequence[int] = (),
+        reason: str | None = None,
+    ) -> None:
+        super().__init__(rank, ename, evalue, tuple(traceback), cell, line)
+        self.rank = rank
+        self.ename = ename
+        self.evalue = evalue
+        self.traceback = tuple(traceback)
+        self.cell = cell
+        self.line = line
+        self.group = group
+        self.op = op
+        self.sequence_number = sequence_number
+        self.culprits = tuple(culprits)
+        self.reason = reason
+
+    @property
+    def plain_traceback(self) -> str:
+        """The traceback as one text without colours."""
+        return _ANSI.sub("", "\n".join(self.traceback))
+
+    @property
+    def is_abort_echo(self) -> bool:
+        """Whether the error only reports that the rank's op was aborted."""
+        return self.ename == "DistAbortedError"
+
+    def replaced(self, **attributes: Any) -> RankError:
+        """Return a copy with other values of `attributes`."""
+        made = copy.copy(self)
+        vars(made).update(attributes)
+        return made
+
+    def __str__(self) -> str:
+        place = "" if self.line is None else f", line {self.line}"
+        return f"rank {self.rank}{place}: {self.ename}: {self.evalue}"
+
+
+class ExecutionError(RankError):
+    """A cell failed on some ranks.
+
+    The attributes are those of the first rank whose error is more than the abort of
+    its op; if there is no such rank, those of the first rank. `culprits` are the
+    culprits of all errors.
+
+    Attributes
+    ----------
+    errors : dict of int to RankError
+        The error of each rank that failed.
+    """
+
+    def __init__(self, errors: Mapping[int, RankError]) -> None:
+        found = list(errors.values())
+        causes = [error for error in found if not error.is_abort_echo]
+        cause = (causes or found)[0]
+        super().__init__(cause.rank, cause.ename, cause.evalue)
+        vars(self).update(vars(cause))
+        self.culprits = tuple(
+            sorted({one for error in found for one in error.culprits})
+        )
+        self.errors = dict(errors)
+        # For pickling: the arguments of this class.
+        self.args = (self.errors,)
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.errors.values()))

@@ -13,19 +13,26 @@ from rankscope import backends
 from rankscope.backends import *  # noqa: F403
 
 if TYPE_CHECKING:
-    from rankscope.engines import Cluster
+    from rankscope.engines import Cluster, ClusterError, ExecutionError, RankError
 
 __version__ = "0.1.0"
 
-__all__ = [*backends.__all__, "Cluster", "load_ipython_extension"]
+__all__ = [
+    *backends.__all__,
+    "Cluster",
+    "ClusterError",
+    "ExecutionError",
+    "RankError",
+    "load_ipython_extension",
+]
 
 
 def __getattr__(name: str) -> Any:
     # A rank, or a plain script, needs neither ipyparallel nor IPython.
-    if name == "Cluster":
-        from rankscope.engines import Cluster
+    if name in ("Cluster", "ClusterError", "ExecutionError", "RankError"):
+        from rankscope import engines
 
-        return Cluster
+        return getattr(engines, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -36,6 +36,7 @@ from rankscope.backends.work.flight_recorder import recorder
 
 from ..wire import ipyparallel_private as private
 from ..wire import message_types, requests
+from ..wire.error_details import pack_details
 from ..wire.ipykernel_private import allow_top_level_await
 from ..wire.status_codec import pack
 from . import availability
@@ -344,7 +345,7 @@ class Agent:
             private.publish(
                 self.kernel,
                 message_types.ERROR,
-                {"line": line, "cell": self._cell},
+                pack_details(error, line),
                 private.message_header(self.kernel.get_parent("shell")),
             )
         if private.request_metadata(self.kernel).get("rankscope") is not None:

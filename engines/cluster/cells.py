@@ -11,8 +11,9 @@ from typing import Any
 
 import ipyparallel
 
+from ..errors import RankError
 from ..wire import ipyparallel_private as private
-from .execution import Execution, RankError
+from .execution import Execution
 from .rank_slots import RankSlot
 from .registry import EngineRegistry
 
@@ -179,7 +180,8 @@ class CellRunner:
         """End every cell on every rank: no reply will be received any more."""
         for execution in self.running():
             for rank in execution.ranks_running:
-                execution.finish(rank, RankError(rank, ename, evalue))
+                error = RankError(rank, ename, evalue, reason=evalue)
+                execution.finish(rank, error)
 
 
 def _on_reply(execution: Execution, rank: int, done: Future[Any]) -> None:
@@ -200,7 +202,8 @@ def _on_reply(execution: Execution, rank: int, done: Future[Any]) -> None:
 
 
 def _engine_died(slot: RankSlot) -> RankError:
-    return RankError(slot.rank, "EngineDied", str(slot.death))
+    death = str(slot.death)
+    return RankError(slot.rank, "EngineDied", death, culprits=[slot.rank], reason=death)
 
 
 def _connection_lost(rank: int, *, ended: bool) -> RankError:
@@ -208,9 +211,10 @@ def _connection_lost(rank: int, *, ended: bool) -> RankError:
         what = f"the cell ended on rank {rank}, but some of its output was not heard"
     else:
         what = f"whether the cell ran to its end on rank {rank} was not heard"
+    reason = f"the connection to the controller failed for a while: {what}"
     return RankError(
         rank,
         "ConnectionLost",
-        f"the connection to the controller failed for a while: {what}. Look at the "
-        "rank's variables before you run it again",
+        f"{reason}. Look at the rank's variables before you run it again",
+        reason=reason,
     )

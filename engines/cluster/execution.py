@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rankscope.backends.rank_sets import name_ranks
 
+from ..errors import ExecutionError, RankError
 from ..wire import message_types
+from ..wire.error_details import unpack_details
 
-__all__ = ["Execution", "ExecutionError", "Output", "RankError"]
+__all__ = ["Execution", "Output"]
 
 _log = logging.getLogger(__name__)
 
@@ -22,7 +22,6 @@ _log = logging.getLogger(__name__)
 #: ``update_display_data``, ``execute_result``, ``clear_output`` or ``error``.
 Output = dict[str, Any]
 
-_ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _OUTPUTS = (
     "stream",
     "display_data",
@@ -31,39 +30,6 @@ _OUTPUTS = (
     "clear_output",
     "error",
 )
-
-
-@dataclass(frozen=True)
-class RankError:
-    """The error that a cell ended with on one rank."""
-
-    rank: int
-    #: The name of the exception's class; ``EngineDied`` if the engine is gone.
-    ename: str
-    evalue: str
-    #: The lines that IPython formatted, with ANSI colours.
-    traceback: tuple[str, ...] = ()
-    #: The cell's number.
-    cell: int | None = None
-    #: The line of the cell that raised the error.
-    line: int | None = None
-
-    @property
-    def plain_traceback(self) -> str:
-        """The traceback as one text without colours."""
-        return _ANSI.sub("", "\n".join(self.traceback))
-
-    def __str__(self) -> str:
-        place = "" if self.line is None else f", line {self.line}"
-        return f"rank {self.rank}{place}: {self.ename}: {self.evalue}"
-
-
-class ExecutionError(RuntimeError):
-    """Raised by `Execution.result` where ranks failed; `errors` is rank → error."""
-
-    def __init__(self, errors: Mapping[int, RankError]) -> None:
-        self.errors = dict(errors)
-        super().__init__("; ".join(map(str, self.errors.values())))
 
 
 class Execution:
@@ -85,7 +51,7 @@ class Execution:
         self.durations: dict[int, float] = {}
         self._outputs: dict[int, list[Output]] = {rank: [] for rank in self.ranks}
         self._errors: dict[int, RankError] = {}
-        self._lines: dict[int, int | None] = {}
+        self._details: dict[int, dict[str, Any]] = {}
         self._running = set(self.ranks)
         self._callbacks: list[Callable[[int, Output], None]] = []
         self._data: list[tuple[int, dict[str, Any]]] = []
@@ -188,7 +154,7 @@ class Execution:
         kind = message["header"]["msg_type"]
         if kind == message_types.ERROR:
             with self._lock:
-                self._lines[rank] = message["content"]["line"]
+                self._details[rank] = unpack_details(message["content"])
             return
         if kind == message_types.DATA:
             self._receive_data(rank, dict(message["content"]))
@@ -243,9 +209,8 @@ class Execution:
             if error is not None:
                 self._errors.setdefault(rank, error)
             if rank in self._errors:
-                self._errors[rank] = _with_line(
-                    self._errors[rank], self._lines.get(rank)
-                )
+                details = self._details.get(rank, {})
+                self._errors[rank] = self._errors[rank].replaced(**details)
             self.durations[rank] = time.time() - self.began
             self._running.discard(rank)
             if self._running:
@@ -257,11 +222,3 @@ class Execution:
                 callback(self)
             except Exception:  # noqa: BLE001 - code of a user
                 _log.exception("a callback at the end of a cell failed")
-
-
-def _with_line(error: RankError, line: int | None) -> RankError:
-    if line is None:
-        return error
-    return RankError(
-        error.rank, error.ename, error.evalue, error.traceback, error.cell, line
-    )

@@ -10,7 +10,7 @@ REPLY = "rankscope_reply"
 #: On iopub: a rank's status, under the header of a subscription.
 STATUS = "rankscope_status"
 SUBSCRIPTION = "rankscope_subscription"
-#: On iopub, under the header of a cell: the line of the cell that failed, and data
-#: of the cell that is no output of it.
+#: On iopub, under the header of a cell: the details of the error that ended the cell
+#: (`wire.error_details`), and data of the cell that is no output of it.
 ERROR = "rankscope_error"
 DATA = "rankscope_data"

@@ -15,7 +15,7 @@ from rankscope.widgets.units import bytes_text, duration_text
 from ..language.options import Values
 from ..language.source import cell_number
 from ..output.deduplicate import Item
-from ..output.failures import CellError, CommandError, is_abort_echo
+from ..output.failures import CellError, CommandError
 from ..output.render import Renderer
 from .cell import CellRun
 
@@ -89,7 +89,7 @@ class _Renderer(Renderer):
 
 def _reasons(error: CellError) -> str:
     """Return each reason of a failure once, without the echoes of an abort."""
-    causes = {r: e for r, e in error.errors.items() if not is_abort_echo(e)}
+    causes = {r: e for r, e in error.errors.items() if not e.is_abort_echo}
     said: dict[str, list[int]] = {}
     for rank, one in (causes or error.errors).items():
         reason = f"{one.ename}: {one.evalue}".replace(f" on rank {rank}", "")

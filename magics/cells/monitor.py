@@ -17,7 +17,7 @@ from rankscope.engines import (
     RankStatus,
 )
 
-from ..output.failures import is_abort_echo, place_of
+from ..output.failures import place_of
 from .abort_waiting import aborted, in_flight, out_of_step, stuck_on
 
 __all__ = ["CellMonitor", "activity", "name_op"]
@@ -189,8 +189,8 @@ def name_op(op: OpStatus) -> str:
 def _cause(failures: Mapping[int, RankError], absent: int) -> str:
     """Return why `absent` does not enter: its error, or the error that caused it."""
     error = failures[absent]
-    if is_abort_echo(error):
-        causes = [e for e in failures.values() if not is_abort_echo(e)]
+    if error.is_abort_echo:
+        causes = [e for e in failures.values() if not e.is_abort_echo]
         error = causes[0] if causes else error
     return f"rank {error.rank} raised {error.ename}{place_of(error)}"
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import replace
 
 import rankscope
 from rankscope import backends, engines
@@ -25,7 +24,6 @@ __all__ = [
     "abort_echo_line",
     "failure_key",
     "failure_of",
-    "is_abort_echo",
     "place_of",
     "plain",
     "report",
@@ -106,7 +104,7 @@ def failure_of(rank: int, output: Output, cell: int | None) -> RankError:
         rank, output["ename"], output["evalue"], tuple(output["traceback"]), cell
     )
     found = _CELL_LINE.findall(error.plain_traceback)
-    return replace(error, line=int(found[-1])) if found else error
+    return error.replaced(line=int(found[-1])) if found else error
 
 
 def failure_key(error: RankError) -> Hashable:
@@ -117,11 +115,6 @@ def failure_key(error: RankError) -> Hashable:
         _NUMBER.sub("#", error.evalue),
         _NUMBER.sub("#", error.plain_traceback),
     )
-
-
-def is_abort_echo(error: RankError) -> bool:
-    """Return whether `error` only reports that the rank's op was aborted."""
-    return error.ename == "DistAbortedError"
 
 
 def place_of(error: RankError) -> str:
@@ -208,7 +201,7 @@ def abort_echo_line(errors: Sequence[RankError]) -> str:
 def summary_of(errors: Iterable[RankError]) -> str:
     """Return all failures in one line: causes first, released ranks after."""
     failures = list(errors)
-    causes = [error for error in failures if not is_abort_echo(error)]
+    causes = [error for error in failures if not error.is_abort_echo]
     if not causes:
         causes, failures = failures, []
     groups: dict[Hashable, list[RankError]] = {}
@@ -224,7 +217,7 @@ def summary_of(errors: Iterable[RankError]) -> str:
         text = f"{first.ename}: {message}" if message else first.ename
         ranks = name_ranks(error.rank for error in members)
         parts.append(f"{ranks}: {text}{place_of(first)}")
-    echoes = [error.rank for error in failures if is_abort_echo(error)]
+    echoes = [error.rank for error in failures if error.is_abort_echo]
     if echoes:
         parts.append(f"{name_ranks(echoes)} released")
     return "; ".join(parts)

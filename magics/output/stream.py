@@ -15,7 +15,6 @@ from typing import Protocol
 from rankscope.engines import Execution, Output, RankError
 
 from .deduplicate import Entry, Item, OutputDeduplicator
-from .failures import is_abort_echo
 from .parse import Bundle, OutputParser, failure
 
 __all__ = ["OutputStream", "Surface"]
@@ -197,10 +196,10 @@ class OutputStream:
             return HIDDEN if item.content.strip() in _INTERRUPTED else FULL
         if item.kind != "error":
             return FULL
-        echo = is_abort_echo(item.content)
+        echo = item.content.is_abort_echo
         if self.stopping and (echo or item.content.ename == "KeyboardInterrupt"):
             return HIDDEN
-        explained = any(not is_abort_echo(error) for error in self.failures.values())
+        explained = any(not error.is_abort_echo for error in self.failures.values())
         if not (echo and explained):
             return FULL
         return HIDDEN if self.aborts_announced else BRIEF

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 import threading
 from typing import Any
 
 import pytest
 
+from rankscope.backends import DistAbortedError
 from rankscope.engines import Execution, ExecutionError, RankError
+from rankscope.engines.wire.error_details import pack_details
 
 
 def message(kind: str, **content: Any) -> dict[str, Any]:
@@ -76,6 +80,39 @@ def test_an_error_gets_its_line_at_the_end(cell: Execution) -> None:
     with pytest.raises(ExecutionError, match="rank 0, line 3: ValueError: x") as raised:
         cell.result()
     assert list(raised.value.errors) == [0]
+
+
+def test_an_error_gets_the_attributes_of_the_exception(cell: Execution) -> None:
+    abort = DistAbortedError(
+        "all_reduce #5: the group was aborted",
+        rank=2,
+        group="tp",
+        op="all_reduce",
+        sequence_number=5,
+        culprits=[1],
+        reason="rank 1 is dead",
+    )
+    for rank, error in ((0, ValueError("x")), (2, abort)):
+        cell.receive(rank, failed(type(error).__name__))
+        details = json.loads(json.dumps(pack_details(error, 3)))
+        cell.receive(rank, message("rankscope_error", **details))
+        cell.finish(rank)
+    with pytest.raises(RankError) as raised:
+        cell.result()
+    error = cell.errors[2]
+    assert (error.rank, error.group, error.op) == (2, "tp", "all_reduce")
+    assert (error.sequence_number, error.culprits) == (5, (1,))
+    assert (error.reason, error.line) == ("rank 1 is dead", 3)
+    plain = cell.errors[0]
+    assert (plain.group, plain.op, plain.sequence_number) == (None, None, None)
+    assert (plain.culprits, plain.reason, plain.line) == ((), None, 3)
+    # The error of the cell is the one that explains the abort, with all culprits.
+    caught = raised.value
+    assert isinstance(caught, ExecutionError)
+    assert (caught.rank, caught.ename, caught.culprits) == (0, "ValueError", (1,))
+    copied = pickle.loads(pickle.dumps(caught))
+    assert str(copied) == str(caught)
+    assert vars(copied.errors[2]) == vars(error)
 
 
 def test_a_published_error_is_not_replaced_by_the_reply(cell: Execution) -> None:

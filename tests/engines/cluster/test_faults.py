@@ -12,7 +12,7 @@ import pytest
 
 from rankscope.backends import is_gloo_available
 from rankscope.backends.conformance.waiting import until
-from rankscope.engines import Cluster, ClusterError, ExecutionError
+from rankscope.engines import Cluster, ClusterError, ExecutionError, RankError
 from tests.engines.cluster.faults import SUM, WAIT, hanging, sides
 
 pytestmark = pytest.mark.skipif(
@@ -59,6 +59,17 @@ def test_a_killed_engine_in_an_all_reduce(cluster: Cluster, victim: int) -> None
         assert "died: killed by SIGKILL" in error.evalue
         assert error.ename == ("EngineDied" if rank == victim else "DistAbortedError")
     assert any(rank == victim and "killed by SIGKILL" in why for rank, why in told)
+
+    with pytest.raises(RankError) as caught:
+        cell.result()
+    assert (caught.value.rank, caught.value.ename) == (victim, "EngineDied")
+    assert caught.value.culprits == (victim,)
+    for rank in set(cluster.ranks) - {victim}:
+        error = cell.errors[rank]
+        assert (error.group, error.op) == ("default", "all_reduce")
+        assert isinstance(error.sequence_number, int)
+        assert error.culprits == (victim,)
+        assert "killed by SIGKILL" in str(error.reason)
 
     status = cluster.status()
     assert status.dead == [victim]
