@@ -118,7 +118,8 @@ class RankStatus:
     pid: int
     #: ``idle``, ``busy``, ``unreachable`` (alive, but silent) or ``dead``.
     state: str
-    #: Why the rank is dead, or why its summary cannot be read.
+    #: Why the rank is dead, a sentence that names it; or why its summary cannot be
+    #: read.
     reason: str | None = None
     #: Seconds since the last summary, ``None`` before the first one.
     heartbeat_age: float | None = None

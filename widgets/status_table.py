@@ -162,7 +162,7 @@ def _aborts(group: Group) -> list[str]:
 
 def _deaths(group: Group, introduced: set[int]) -> list[str]:
     return [
-        f"rank {rank} is dead: {row.get('reason', 'its engine is gone')}"
+        str(row.get("reason", f"rank {rank} is dead"))
         for rank, row in group.rows().items()
         if row["state"] == "dead" and rank not in introduced
     ]

@@ -50,7 +50,7 @@ class RankView:
     records: Sequence[Entry] = ()
     #: ``time.time_ns`` of that rank when the records were read.
     now_ns: int = 0
-    #: Why the rank's engine is dead, if it is dead.
+    #: Why the rank is dead, if it is dead: a sentence that names the rank.
     death: str | None = None
     #: Seconds since the rank's last answer, if the rank does not answer.
     silent_for: float | None = None
@@ -246,9 +246,7 @@ class _Case:
         gone = [rank for rank in self.ranks if self.views[rank].death is not None]
         if not gone:
             return []
-        how = "; ".join(
-            f"rank {rank} is dead ({self.views[rank].death})" for rank in gone
-        )
+        how = "; ".join(str(self.views[rank].death) for rank in gone)
         text = _sentence(how, self._they_wait(gone))
         return [self._verdict(Fault.RANK_DEAD, gone, text)]
 

@@ -202,8 +202,8 @@ def _on_reply(execution: Execution, rank: int, done: Future[Any]) -> None:
 
 
 def _engine_died(slot: RankSlot) -> RankError:
-    death = str(slot.death)
-    return RankError(slot.rank, "EngineDied", death, culprits=[slot.rank], reason=death)
+    cause = str(slot.death_cause)
+    return RankError(slot.rank, "EngineDied", cause, culprits=[slot.rank], reason=cause)
 
 
 def _connection_lost(rank: int, *, ended: bool) -> RankError:

@@ -97,7 +97,7 @@ def _view(one: RankStatus, records: FlightRecords, stack: str) -> RankView:
         one.rank,
         records=dump["records"] if dump else (),
         now_ns=time.time_ns() + records.offsets_ns.get(one.rank, 0),
-        death=one.reason or "its engine is gone" if not one.alive else None,
+        death=None if one.alive else one.reason or f"rank {one.rank} is dead",
         silent_for=one.heartbeat_age if one.alive and _silent(one) else None,
         place=place,
         left=str(one.summary.get("left", "")),

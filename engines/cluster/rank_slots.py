@@ -14,7 +14,7 @@ from ..status import GroupStatus, RankStatus
 from ..wire.status_codec import parse_summary
 from .gpus import Gpus
 
-__all__ = ["RankSlot", "check_ranks", "death_reason", "describe_exit", "environment"]
+__all__ = ["RankSlot", "check_ranks", "describe_exit", "environment"]
 
 #: Seconds without a summary after which a rank is shown as unreachable.
 SILENCE = 5.0
@@ -32,10 +32,12 @@ class RankSlot:
     address: str
     #: A port that was free on the engine's host, for MASTER_PORT.
     port: int
-    #: Why this process ends the engine, if it does.
+    #: Why this process ends the engine, if it does: a sentence that names the rank.
     end_reason: str | None = None
-    #: Why the engine is gone; ``None`` while it lives.
+    #: Why the rank is dead: a sentence that names it. ``None`` for a living rank.
     death: str | None = None
+    #: The same without the rank, for messages that name it.
+    death_cause: str | None = None
     summary: dict[str, Any] = field(default_factory=dict)
     #: When the summary arrived, ``time.monotonic()``.
     summary_at: float | None = None
@@ -45,12 +47,11 @@ class RankSlot:
         """Whether no death of the engine was reported."""
         return self.death is None
 
-    @property
-    def name(self) -> str:
-        """The engine as messages name it."""
+    def exit_cause(self, exit_code: int | None) -> str:
+        """Return the cause of death of an engine that ended (``None``: unknown)."""
         return (
-            f"engine of rank {self.rank} (engine {self.engine_id}, pid {self.pid} "
-            f"on {self.host})"
+            f"{describe_exit(exit_code)} "
+            f"(engine {self.engine_id}, pid {self.pid} on {self.host})"
         )
 
     def status(self, now: float) -> RankStatus:
@@ -89,21 +90,16 @@ class RankSlot:
             return (), None, None, "", why
 
 
-def death_reason(slot: RankSlot, exit_code: int | None) -> str:
-    """Return why an engine is gone, from its exit code (``None``: unknown)."""
-    return slot.end_reason or f"{slot.name} {describe_exit(exit_code)}"
-
-
 def describe_exit(exit_code: int | None) -> str:
-    """Return ``died: killed by SIGKILL`` and the like (``None``: unknown)."""
+    """Return ``killed by SIGKILL`` and the like (``None``: unknown)."""
     if exit_code is None:
-        return "died"
+        return "its process ended"
     if exit_code >= 0:
-        return f"ended with exit code {exit_code}"
+        return f"exit code {exit_code}"
     try:
-        return f"died: killed by {signal.Signals(-exit_code).name}"
+        return f"killed by {signal.Signals(-exit_code).name}"
     except ValueError:
-        return f"died: killed by signal {-exit_code}"
+        return f"killed by signal {-exit_code}"
 
 
 def environment(slots: Sequence[RankSlot], gpus: Gpus) -> dict[int, dict[str, str]]:

@@ -30,7 +30,7 @@ from ..wire.requests import (
 )
 from ..wire.status_codec import unpack
 from .gpus import Gpus
-from .rank_slots import RankSlot, death_reason, describe_exit
+from .rank_slots import RankSlot, describe_exit
 
 __all__ = ["EngineRegistry"]
 
@@ -191,9 +191,11 @@ class EngineRegistry:
         return slot
 
     def vacate(self, rank: int) -> None:
-        """Make a slot for a rank whose engine was gone before this client came."""
-        death = f"the engine of rank {rank} is gone"
-        self._place(RankSlot(rank, -1, "", -1, "?", "", 0, death=death))
+        """Make a slot for a rank whose engine ended before this client attached."""
+        cause = "its engine ended before this notebook attached"
+        slot = RankSlot(rank, -1, "", -1, "?", "", 0)
+        slot.death, slot.death_cause = f"rank {rank} is dead: {cause}", cause
+        self._place(slot)
 
     def _place(self, slot: RankSlot) -> None:
         with self._lock:
@@ -211,17 +213,16 @@ class EngineRegistry:
         """Handle a launcher's report that the process `pid` ended."""
         for slot in self.slots:
             if slot.pid == pid and slot.alive:
-                self.mark_dead(slot, death_reason(slot, exit_code))
+                self._mark_ended(slot, exit_code)
 
     def on_controller_exit(self, pid: int, exit_code: int | None) -> None:
         """Handle the end of the controller: no engine can be reached any more."""
         for slot in self.slots:
-            self.mark_dead(
-                slot,
-                f"the controller (pid {pid}) {describe_exit(exit_code)}: rank "
-                f"{slot.rank} cannot be reached any more; end the cluster with "
-                "%dist_shutdown and start another",
+            cause = (
+                f"the controller is dead: {describe_exit(exit_code)} (pid {pid}); end "
+                "the cluster with %dist_shutdown and start another"
             )
+            self.mark_dead(slot, f"rank {slot.rank} cannot be reached: {cause}", cause)
 
     def _on_engine_event(self, event: Mapping[str, Any]) -> None:
         if event["event"] != "unregister":
@@ -230,7 +231,7 @@ class EngineRegistry:
             if slot.engine_id != int(event["id"]) or not slot.alive:
                 continue
             if not self._reports_exit(slot.pid):
-                self.mark_dead(slot, death_reason(slot, None))
+                self._mark_ended(slot, None)
                 continue
             # The launcher knows the signal or exit code and reports it about now.
             timer = threading.Timer(EXIT_CODE_WAIT, self._mark_dead_late, [slot])
@@ -240,14 +241,25 @@ class EngineRegistry:
 
     def _mark_dead_late(self, slot: RankSlot) -> None:
         if not self._closed.is_set():
-            self.mark_dead(slot, death_reason(slot, None))
+            self._mark_ended(slot, None)
 
-    def mark_dead(self, slot: RankSlot, death: str) -> None:
-        """Record that the engine of a slot is gone; later calls do nothing."""
+    def _mark_ended(self, slot: RankSlot, exit_code: int | None) -> None:
+        """Record that the engine of a slot ended (exit code ``None``: unknown)."""
+        if slot.end_reason is not None:
+            self.mark_dead(slot, slot.end_reason)
+            return
+        cause = slot.exit_cause(exit_code)
+        self.mark_dead(slot, f"rank {slot.rank} is dead: {cause}", cause)
+
+    def mark_dead(self, slot: RankSlot, death: str, cause: str | None = None) -> None:
+        """Record that the engine of a slot is gone; later calls do nothing.
+
+        `death` is a sentence that names the rank, `cause` the same without the rank.
+        """
         with self._lock:
             if not slot.alive:
                 return
-            slot.death = death
+            slot.death, slot.death_cause = death, cause or death
             self._deaths.notify_all()
         self.channel.fail_pending(slot.uuid, death)
         self._on_death(slot)
@@ -362,7 +374,7 @@ class EngineRegistry:
         known = set(future.result()["content"]["engines"].values())
         for slot in silent:
             if slot.uuid not in known:
-                self.mark_dead(slot, death_reason(slot, None))
+                self._mark_ended(slot, None)
 
     # -- the end -----------------------------------------------------------
 

@@ -11,7 +11,6 @@ from rankscope.engines.cluster.gpus import Gpus
 from rankscope.engines.cluster.rank_slots import (
     RankSlot,
     check_ranks,
-    death_reason,
     environment,
 )
 from rankscope.engines.wire.status_codec import pack, parse_summary, unpack
@@ -151,21 +150,14 @@ class TestSeats:
     @pytest.mark.parametrize(
         ("code", "said"),
         [
-            (-9, "died: killed by SIGKILL"),
-            (-250, "died: killed by signal 250"),
-            (3, "ended with exit code 3"),
-            (None, "died"),
+            (-9, "killed by SIGKILL"),
+            (-250, "killed by signal 250"),
+            (3, "exit code 3"),
+            (None, "its process ended"),
         ],
     )
     def test_how_an_engine_ended(self, code: int | None, said: str) -> None:
-        told = death_reason(slot(1), code)
-        assert told == f"engine of rank 1 (engine 11, pid 101 on a) {said}"
-
-    def test_an_end_of_our_own_making_is_called_that(self) -> None:
-        assert (
-            death_reason(slot(1, end_reason="rank 1 restarted"), -15)
-            == "rank 1 restarted"
-        )
+        assert slot(1).exit_cause(code) == f"{said} (engine 11, pid 101 on a)"
 
     def test_ranks_are_sorted_and_unique(self) -> None:
         assert check_ranks([3, 1, 3], 4) == [1, 3]

@@ -90,7 +90,8 @@ def test_groups_of_one_name_on_other_ranks_are_told_apart() -> None:
 def test_a_dead_rank_and_an_abort_are_explained_below_their_group() -> None:
     gone = group(state="aborted", reason="rank 1 died")
     status = cluster(
-        rank(0, gone), rank(1, gone, state="dead", reason="killed by SIGKILL")
+        rank(0, gone),
+        rank(1, gone, state="dead", reason="rank 1 is dead: killed by SIGKILL"),
     )
     (section,) = sections(status)
     assert section.notes == (

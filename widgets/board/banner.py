@@ -112,7 +112,7 @@ def _dead(head: Mapping[str, Any], groups: Sequence[Group]) -> Banner | None:
     if not dead:
         return None
     reasons = {
-        rank: str(group.base[rank].get("reason", "its engine is gone"))
+        rank: str(group.base[rank].get("reason", f"rank {rank} is dead"))
         for group in groups
         for rank in dead
         if rank in group.base

@@ -191,9 +191,9 @@ def test_an_execution_hang_is_when_all_have_entered(ranks: list[Simulated]) -> N
 def test_a_dead_rank_is_reported_at_once_and_explains_who_waits(
     ranks: list[Simulated],
 ) -> None:
-    ranks[1].extra["death"] = "killed by SIGKILL"
+    ranks[1].extra["death"] = "rank 1 is dead: killed by SIGKILL"
     assert look(ranks)[0].fault is Fault.RANK_DEAD
-    assert str(look(ranks)[0]) == "rank 1 is dead (killed by SIGKILL)"
+    assert str(look(ranks)[0]) == "rank 1 is dead: killed by SIGKILL"
     for rank in (0, 2, 3):
         ranks[rank].issue(OpType.ALL_REDUCE, 5)
     verdict = only(ranks)

@@ -99,10 +99,10 @@ def test_an_error_gets_the_attributes_of_the_exception(cell: Execution) -> None:
         cell.finish(rank)
     with pytest.raises(RankError) as raised:
         cell.result()
-    error = cell.errors[2]
-    assert (error.rank, error.group, error.op) == (2, "tp", "all_reduce")
-    assert (error.sequence_number, error.culprits) == (5, (1,))
-    assert (error.reason, error.line) == ("rank 1 is dead", 3)
+    aborted = cell.errors[2]
+    assert (aborted.rank, aborted.group, aborted.op) == (2, "tp", "all_reduce")
+    assert (aborted.sequence_number, aborted.culprits) == (5, (1,))
+    assert (aborted.reason, aborted.line) == ("rank 1 is dead", 3)
     plain = cell.errors[0]
     assert (plain.group, plain.op, plain.sequence_number) == (None, None, None)
     assert (plain.culprits, plain.reason, plain.line) == ((), None, 3)
@@ -112,7 +112,7 @@ def test_an_error_gets_the_attributes_of_the_exception(cell: Execution) -> None:
     assert (caught.rank, caught.ename, caught.culprits) == (0, "ValueError", (1,))
     copied = pickle.loads(pickle.dumps(caught))
     assert str(copied) == str(caught)
-    assert vars(copied.errors[2]) == vars(error)
+    assert vars(copied.errors[2]) == vars(aborted)
 
 
 def test_a_published_error_is_not_replaced_by_the_reply(cell: Execution) -> None:

@@ -50,15 +50,15 @@ def test_a_killed_engine_in_an_all_reduce(cluster: Cluster, victim: int) -> None
     assert cell.wait(5)
     cancel()
     # Well under the 2 s asked for, were this machine ours alone.
-    what = (
-        f"engine of rank {victim} (engine {cluster.engine_ids[victim]}, pid {pid} on "
-    )
-    for rank in cluster.ranks:
-        error = cell.errors[rank]
-        assert what in error.evalue
-        assert "died: killed by SIGKILL" in error.evalue
-        assert error.ename == ("EngineDied" if rank == victim else "DistAbortedError")
-    assert any(rank == victim and "killed by SIGKILL" in why for rank, why in told)
+    one = cluster.status().ranks[victim]
+    cause = f"killed by SIGKILL (engine {one.engine_id}, pid {pid} on {one.host})"
+    death = f"rank {victim} is dead: {cause}"
+    assert str(cell.errors[victim]) == f"rank {victim}: EngineDied: {cause}"
+    for rank in set(cluster.ranks) - {victim}:
+        assert cell.errors[rank].ename == "DistAbortedError"
+        assert f"the group was aborted: {death} (at" in cell.errors[rank].evalue
+    assert (victim, death) in told
+    assert (one.reason, cluster.where(victim)) == (death, {victim: death})
 
     with pytest.raises(RankError) as caught:
         cell.result()
@@ -148,7 +148,7 @@ def test_a_subgroup_lives_on_without_a_dead_rank(cluster: Cluster) -> None:
     cluster.execute(code, group="high").result(WAIT)
     kill(cluster, 0)
     until(lambda: cluster.status().dead == [0], 5, "the death to be noticed")
-    with pytest.raises(ClusterError, match="'low' cannot be rebuilt: engine of rank 0"):
+    with pytest.raises(ClusterError, match="'low' cannot be rebuilt: rank 0 is dead"):
         cluster.rebuild("low")
     # Rank 0 hosted the store: another has to.
     cluster.rebuild("high")

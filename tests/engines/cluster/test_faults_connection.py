@@ -127,7 +127,9 @@ def test_a_death_that_nobody_told(cluster: Cluster, far: Cluster, wire: Wire) ->
     until(lambda: cluster.status().dead == [2], 5, "the death to be noticed")
     wire.mend()
     until(lambda: far.status().dead == [2], WAIT, "the death to be found out")
-    assert "engine of rank 2" in str(far.status().ranks[2].reason)
+    assert "rank 2 is dead: its process ended (engine 2" in str(
+        far.status().ranks[2].reason
+    )
     cluster.restart([2])
 
 

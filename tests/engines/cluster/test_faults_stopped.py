@@ -131,7 +131,7 @@ def test_a_dead_controller() -> None:
         psutil.Process(controller.pid).kill()
         assert cell.wait(5)
         # Cell, status, abort, rebuild, pull: each names the controller.
-        assert "the controller (pid" in cell.errors[1].evalue
+        assert "the controller is dead: killed by SIGKILL (pid" in cell.errors[1].evalue
         assert cluster.status().dead == [0, 1]
         assert "killed by SIGKILL" in str(cluster.status().ranks[0].reason)
         assert cluster.abort() == {}

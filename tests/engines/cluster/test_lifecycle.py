@@ -243,8 +243,8 @@ class TestKeepAndAttach:
         os.kill(cluster.pids[1], signal.SIGKILL)
         until(lambda: cluster.status().dead == [1], 5, "the death to be noticed")
         assert cluster.status().ranks[1].reason == (
-            f"engine of rank 1 (engine 1, pid {cluster.pids[1]} on "
-            f"{cluster.status().ranks[1].host}) died"
+            f"rank 1 is dead: its process ended (engine 1, pid {cluster.pids[1]} on "
+            f"{cluster.status().ranks[1].host})"
         )
         cluster.close()
         # Who comes later finds an empty seat.
