@@ -6,7 +6,6 @@ a record is one object, written in place at each transition.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -28,7 +27,7 @@ _SCHEDULED = WorkState.SCHEDULED
 _COMPLETED = WorkState.COMPLETED
 _RECV = OpType.RECV
 
-_ROOM = f"{Path(__file__).parent.parent}{os.sep}"
+_PACKAGE = f"{__name__.partition('.')[0]}."
 
 #: How many arrays of an op have their size in a status message.
 SIZES_SHOWN = 4
@@ -36,9 +35,11 @@ SIZES_SHOWN = 4
 
 def user_frame() -> Frame:
     """Return (file, line, function) of the innermost frame outside of this package."""
-    # The first frames are those of this function, Record and the dispatcher.
-    frame = sys._getframe(3)
-    while frame.f_code.co_filename.startswith(_ROOM) and frame.f_back is not None:
+    frame = sys._getframe(1)
+    # By the name of the module: the folders of the package differ when it is mapped.
+    while frame.f_globals.get("__name__", "").startswith(_PACKAGE):
+        if frame.f_back is None:
+            break
         frame = frame.f_back
     code = frame.f_code
     return code.co_filename, frame.f_lineno, code.co_name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from rankscope.backends.work.flight_recorder import (
     FlightRecorder,
     GroupStatus,
     Record,
+    user_frame,
 )
 from rankscope.backends.work.op_type import OpType
 
@@ -29,6 +31,23 @@ def frequent_switches() -> Iterator[None]:
 def record(group: str) -> Record:
     status = GroupStatus(group, 0, 0, range(2))
     return Record(status, OpType.BARRIER, (), None, 60.0)
+
+
+def test_the_frame_is_the_innermost_one_outside_of_the_package() -> None:
+    """However deep in the package the record is made."""
+    inside: dict[str, Any] = {
+        "__name__": "rankscope.backends.some",
+        "user_frame": user_frame,
+    }
+    exec("def call(n):\n    return call(n - 1) if n else user_frame()", inside)
+    for depth in range(6):
+        file, line, function = inside["call"](depth)
+        assert (file, function) == (__file__, sys._getframe().f_code.co_name)
+        assert line == sys._getframe().f_lineno - 2
+    # A module whose name only begins like the package's is the user's.
+    other: dict[str, Any] = {"__name__": "rankscope_demo", "user_frame": user_frame}
+    exec("def mine():\n    return user_frame()", other)
+    assert other["mine"]()[2] == "mine"
 
 
 @pytest.mark.usefixtures("frequent_switches")
