@@ -16,7 +16,7 @@ from ..interface.staging import StagedBackend, staging_for
 from ..stores.base import Store
 from ..stores.prefix import PrefixStore
 from ..work.async_errors import acknowledge
-from ..work.flight_recorder import GroupStatus, Record, recorder
+from ..work.flight_recorder import GroupCounters, Record, recorder
 from ..work.op_type import OpType
 from ..work.state import WorkState
 from ..work.work import Work
@@ -72,7 +72,7 @@ class Generation:
         self.spec = spec
         self.number = number
         self.timing = timing
-        self.status = GroupStatus(spec.name, spec.global_rank, number, spec.ranks)
+        self.status = GroupCounters(spec.name, spec.global_rank, number, spec.ranks)
         self.store: Store = PrefixStore(f"{spec.key.id}/{number}", root_store)
         #: Device type → backend, of those built so far.
         self.backends: dict[str, Backend] = {}

@@ -13,7 +13,7 @@ from ..interface.base import Backend
 from ..interface.op import Op, fuse
 from ..stores.base import Store
 from ..work.composite import join
-from ..work.flight_recorder import Batch, GroupStatus, Record, recorder
+from ..work.flight_recorder import Batch, GroupCounters, Record, recorder
 from ..work.hooks import active_hooks
 from ..work.op_timeout import own_timeout
 from ..work.op_type import OpType
@@ -143,7 +143,7 @@ class ProcessGroup:
         return self._current.number
 
     @property
-    def status(self) -> GroupStatus:
+    def status(self) -> GroupCounters:
         """Counters and Works in flight of the current generation."""
         return self._current.status
 

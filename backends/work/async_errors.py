@@ -14,22 +14,22 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .flight_recorder import GroupStatus
+    from .flight_recorder import GroupCounters
 
 __all__ = ["acknowledge", "record_async_error", "take_async_error"]
 
 _lock = threading.Lock()
-_unobserved: dict[GroupStatus, BaseException] = {}
+_unobserved: dict[GroupCounters, BaseException] = {}
 
 
-def record_async_error(status: GroupStatus, error: BaseException) -> None:
+def record_async_error(status: GroupCounters, error: BaseException) -> None:
     """Keep the first `error` of a group, unless the group's abort was observed."""
     with _lock:
         if not status.abort_observed:
             _unobserved.setdefault(status, error)
 
 
-def acknowledge(status: GroupStatus) -> None:
+def acknowledge(status: GroupCounters) -> None:
     """Mark the group's abort as observed; later errors of the group are dropped."""
     with _lock:
         status.abort_observed = True

@@ -18,7 +18,14 @@ from .op_type import OpType
 from .state import WorkState
 from .work import Work
 
-__all__ = ["Batch", "FlightRecorder", "GroupStatus", "Record", "recorder", "user_frame"]
+__all__ = [
+    "Batch",
+    "FlightRecorder",
+    "GroupCounters",
+    "Record",
+    "recorder",
+    "user_frame",
+]
 
 Frame = tuple[str, int, str]
 
@@ -78,7 +85,7 @@ class Record:
 
     def __init__(
         self,
-        status: GroupStatus,
+        status: GroupCounters,
         op_type: OpType,
         arrays: Sequence[Any],
         peer: int | None,
@@ -277,7 +284,7 @@ class Batch:
         return self.records[0].traffic()
 
 
-class GroupStatus:
+class GroupCounters:
     """Counters of one group on this rank, and where it is.
 
     The last ops enqueued, started and completed, and the Works in flight by

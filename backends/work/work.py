@@ -33,7 +33,7 @@ _COMPLETED = WorkState.COMPLETED
 class OpRecord(Protocol):
     """The flight-recorder entry of a Work: a `Record`, or the `Batch` of several."""
 
-    #: The `GroupStatus` that counts the op.
+    #: The `GroupCounters` that counts the op.
     status: Any
     op_id: int
     collective_seq_id: int

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import rankscope as dist
 from rankscope.backends import OpType, WorkState
 from rankscope.backends.observe.chrome_trace import chrome_trace, estimate_offset
-from rankscope.backends.work.flight_recorder import GroupStatus, Record, recorder
+from rankscope.backends.work.flight_recorder import GroupCounters, Record, recorder
 from tests.backends.manual import Manual
 
 Event = dict[str, Any]
@@ -220,7 +220,7 @@ times = st.integers(0, 50)
 def test_whatever_overlaps_the_trace_is_valid(
     ops: list[tuple[OpType, int, int, int, WorkState]],
 ) -> None:
-    status = GroupStatus("default", 0, 0, range(2))
+    status = GroupCounters("default", 0, 0, range(2))
     records = []
     now = 0
     for op, after, queued, lasted, state in ops:

@@ -22,7 +22,7 @@ from rankscope.backends.observe.diagnosis import (
     Verdict,
     diagnose,
 )
-from rankscope.backends.work.flight_recorder import GroupStatus, Record
+from rankscope.backends.work.flight_recorder import GroupCounters, Record
 
 SECOND = 1_000_000_000
 
@@ -32,7 +32,7 @@ class Simulated:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.status = GroupStatus("default", rank, 0, range(4))
+        self.status = GroupCounters("default", rank, 0, range(4))
         self.entries: list[tuple[Record, Work, str]] = []
         self.extra: dict[str, Any] = {}
 

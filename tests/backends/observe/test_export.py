@@ -25,7 +25,7 @@ from rankscope.backends.conformance.waiting import until
 from rankscope.backends.groups.world import world
 from rankscope.backends.observe.export import local_dump
 from rankscope.backends.observe.torch_format import flight_recorder
-from rankscope.backends.work.flight_recorder import GroupStatus, Record, recorder
+from rankscope.backends.work.flight_recorder import GroupCounters, Record, recorder
 from tests.backends import store_backend
 from tests.backends.manual import Manual
 from tools.other_environments import torch_python
@@ -104,14 +104,14 @@ def dump_of(*records: Record, rank: int = 0) -> dict[str, Any]:
 def record(
     op: OpType,
     *shapes: tuple[int, ...],
-    status: GroupStatus | None = None,
+    status: GroupCounters | None = None,
     peer: int | None = None,
     dtype: str = "f4",
     backend: str = "gloo",
     first: bool = True,
 ) -> Record:
     """A numbered record of an op on arrays of these shapes; in a batch of `first`."""
-    status = status or GroupStatus("default", 0, 0, range(3))
+    status = status or GroupCounters("default", 0, 0, range(3))
     arrays = [np.empty(shape, dtype) for shape in shapes]
     made = Record(status, op, arrays, peer, 60.0, backend)
     made.number(first=first)
@@ -196,7 +196,7 @@ def test_dtypes_have_pytorchs_names(dtype: str, name: str) -> None:
 
 
 def test_sends_and_receives_name_both_sides_by_their_ranks_in_the_group() -> None:
-    status = GroupStatus("some", 5, 0, [2, 5, 7])
+    status = GroupCounters("some", 5, 0, [2, 5, 7])
     found = dump_of(
         record(OpType.SEND, (2,), status=status, peer=2),
         record(OpType.RECV, (2,), status=status, peer=0),
@@ -222,8 +222,8 @@ def test_generations_and_sends_are_process_groups_of_their_own() -> None:
     found = dump_of(
         record(OpType.BARRIER),
         record(OpType.SEND, (2,), peer=1),
-        record(OpType.BARRIER, status=GroupStatus("default", 0, 2, range(3))),
-        record(OpType.BARRIER, status=GroupStatus("tp", 0, 0, [0, 2])),
+        record(OpType.BARRIER, status=GroupCounters("default", 0, 2, range(3))),
+        record(OpType.BARRIER, status=GroupCounters("tp", 0, 0, [0, 2])),
     )
     assert found["pg_config"] == {
         name: {"name": name, "desc": description, "ranks": ranks}
@@ -241,7 +241,7 @@ def test_generations_and_sends_are_process_groups_of_their_own() -> None:
 
 
 def test_ops_of_one_kind_in_a_batch_are_one_entry() -> None:
-    status = GroupStatus("default", 0, 0, range(3))
+    status = GroupCounters("default", 0, 0, range(3))
     batch = [
         record(op, *shapes, status=status, first=number == 0)
         for number, (op, shapes) in enumerate(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rankscope.backends.work import bandwidth
-from rankscope.backends.work.flight_recorder import GroupStatus, Record
+from rankscope.backends.work.flight_recorder import GroupCounters, Record
 from rankscope.backends.work.op_type import OpType
 
 # op, shapes of inputs and outputs on one rank of 4, S in elements, bus factor.
@@ -56,7 +56,7 @@ def test_one_rank_and_no_time() -> None:
 
 
 def test_a_record_tells_what_it_moves_in_bounded_words() -> None:
-    status = GroupStatus("default", 0, 0, range(256))
+    status = GroupCounters("default", 0, 0, range(256))
     parts = [np.zeros(2, "float32")] * 257
     record = Record(status, OpType.ALL_GATHER, parts, None, 10.0)
     assert record.traffic() == {

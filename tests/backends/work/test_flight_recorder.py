@@ -12,7 +12,7 @@ import pytest
 
 from rankscope.backends.work.flight_recorder import (
     FlightRecorder,
-    GroupStatus,
+    GroupCounters,
     Record,
     user_frame,
 )
@@ -29,7 +29,7 @@ def frequent_switches() -> Iterator[None]:
 
 
 def record(group: str) -> Record:
-    status = GroupStatus(group, 0, 0, range(2))
+    status = GroupCounters(group, 0, 0, range(2))
     return Record(status, OpType.BARRIER, (), None, 60.0)
 
 
@@ -92,7 +92,7 @@ def test_the_oldest_records_fall_out() -> None:
 def test_a_record_keeps_no_array() -> None:
     array = np.ones(3)
     references = sys.getrefcount(array)
-    status = GroupStatus("default", 0, 0, range(2))
+    status = GroupCounters("default", 0, 0, range(2))
     made = Record(status, OpType.ALL_REDUCE, (array,), None, 60.0)
     assert sys.getrefcount(array) == references
     assert made.sizes == [(3,)]

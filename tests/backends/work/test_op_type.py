@@ -20,7 +20,7 @@ from rankscope.backends.interface.base import Backend
 from rankscope.backends.observe.diagnosis import Fault, RankView, diagnose
 from rankscope.backends.observe.torch_format import flight_recorder
 from rankscope.backends.work import bandwidth
-from rankscope.backends.work.flight_recorder import GroupStatus, Record
+from rankscope.backends.work.flight_recorder import GroupCounters, Record
 from rankscope.backends.work.op_type import Argument, OpSpec, OpType, spec_of
 from tools import support_table
 
@@ -95,7 +95,7 @@ def rotate(monkeypatch: pytest.MonkeyPatch) -> OpType:
 
 def entries(op: OpType, *runs: list[tuple[int, ...]]) -> list[dict[str, Any]]:
     """Records of one batch of `op` on arrays of these shapes, as plain data."""
-    status = GroupStatus("default", 0, 0, range(2))
+    status = GroupCounters("default", 0, 0, range(2))
     found = []
     for place, shapes in enumerate(runs):
         arrays = [np.empty(shape, np.float32) for shape in shapes]
@@ -109,7 +109,7 @@ def test_bandwidths_are_those_of_the_row(rotate: OpType) -> None:
     assert bandwidth.payload("rotate", [(1,), (5,)], 4, 3) == (10 * 5 + 3) * 4
     assert bandwidth.bus_factor("rotate", 3) == 21.0
     arrays = [np.empty(1, np.float32), np.empty(5, np.float32)]
-    record = Record(GroupStatus("g", 0, 0, range(3)), rotate, arrays, None, 1.0)
+    record = Record(GroupCounters("g", 0, 0, range(3)), rotate, arrays, None, 1.0)
     assert record.traffic()["bytes"] == (10 * 5 + 3) * 4
 
 
