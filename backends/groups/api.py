@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from ..devices.cuda_device import device_index, set_device
-from ..errors import DistError
+from ..errors import DistBackendError, DistError
 from ..interface.registry import unavailable_reason
 from ..rank_sets import name_ranks
 from ..stores.base import Store
@@ -21,6 +21,7 @@ from .non_member import NonGroupMember
 from .origin import Origin
 from .process_group import ProcessGroup
 from .rendezvous import rendezvous
+from .usable import mpi_instead, why_unusable
 from .world import DEFAULT, world
 
 __all__ = [
@@ -101,16 +102,22 @@ def init_process_group(
     Ranks connect through `store` (`rank` and `world_size` are then required), or
     through `init_method`: ``env://`` (the default: ``RANK``, ``WORLD_SIZE``,
     ``MASTER_ADDR``, ``MASTER_PORT``), ``tcp://host:port`` or
-    ``file:///path``. Backends are built at their first use, so a missing
-    library raises then. With `device_id`, the CUDA device of this process (its
-    number, a ``cupy.cuda.Device`` or a ``torch.device``), the backend of ``cuda``
-    is built, and connected, at once. `group_name` and `pg_options` are accepted
-    for c10d's signature.
+    ``file:///path``. Backends are built at their first use. With `device_id`, the
+    CUDA device of this process (its number, a ``cupy.cuda.Device`` or a
+    ``torch.device``), the backend of ``cuda`` is built, and connected, at once.
+    `group_name` and `pg_options` are accepted for c10d's signature.
 
     Raises `ValueError` for a bad backend string, rank, world size or device, and
-    if the default group exists already.
+    if the default group exists already; `DistBackendError` where the library of every
+    backend for host arrays is missing, and the config has no other backend.
     """
     config = BackendConfig(backend)
+    unusable = why_unusable(backend)
+    if unusable is not None:
+        how = "init_process_group('cpu:mpi') on ranks that mpiexec starts"
+        raise DistBackendError(
+            f"init_process_group: {unusable}{mpi_instead(backend, how)}"
+        )
     index = _device_index(device_id, config, "init_process_group")
     seconds = as_seconds(timeout, "init_process_group")
     if is_initialized():

@@ -34,9 +34,9 @@ _ALIASES = {"gpu": "cuda", "hip": "rocm", "mps": "metal", "xpu": "oneapi"}
 class BackendConfig:
     """A parsed backend string; ``device_backend_map`` maps device type to name.
 
-    `backend` is ``None`` or ``""`` for the defaults of what is installed: for each
-    device type the first built-in backend that works here (``cpu:gloo``, or
-    ``cpu:mpi`` where pygloo has no wheel), with ``cuda`` where cupy is installed.
+    `backend` is ``None`` or ``""`` for the default: the first built-in backend of each
+    device type, ``cpu:gloo``, and ``cuda:nccl`` where cupy is installed. MPI is used
+    where it is named.
     A backend is known if it is built in, registered, or declared by an installed
     package (`interface.entry_points`). Anything that breaks the grammar, names an
     unknown backend or device type, or a backend for a device type that it cannot
@@ -74,11 +74,8 @@ def _default() -> str:
 
 
 def _default_for(device: str) -> str:
-    """Return the first built-in backend of `device` that works here, else the last."""
-    names = [name for name, served in builtin_devices().items() if device in served]
-    return next(
-        (one for one in names[:-1] if resolve(one).unavailable() is None), names[-1]
-    )
+    """Return the first built-in backend of `device`."""
+    return next(name for name, served in builtin_devices().items() if device in served)
 
 
 def _parse(text: str) -> dict[str, str]:

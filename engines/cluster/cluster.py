@@ -16,10 +16,11 @@ import ipyparallel
 
 from rankscope.backends import BackendConfig
 from rankscope.backends.errors import DistBackendError
+from rankscope.backends.groups.usable import mpi_instead, why_unusable
 from rankscope.backends.interface.registry import resolve
 from rankscope.backends.rank_sets import name_ranks
 
-from ..errors import ClusterError
+from ..errors import ClusterError, ClusterStartError
 from ..wire import ipyparallel_private as private
 from ..wire.gpu_environment import parse_devices
 from . import launch, recovery
@@ -32,6 +33,9 @@ __all__ = ["Cluster"]
 
 Progress = Callable[[str], None]
 
+#: Launchers whose engines run with the libraries of this process.
+_IN_THIS_ENVIRONMENT = ("local", "mpi")
+
 #: Seconds that the ranks get to report their last status before they are ended.
 LAST_LOOK = 0.3
 #: Seconds that a controller gets to acknowledge its shutdown.
@@ -41,12 +45,92 @@ HUB_WAIT = 5.0
 class Cluster(Ranks):
     """`n` ranks, each an ipyparallel engine that keeps its variables.
 
-    Made by :meth:`start` or :meth:`attach`. Usable from any thread. As a
-    context manager it ends what was started here; an attached cluster, and
-    one started with ``keep=True``, runs on.
+    Made by ``Cluster(n)``, which is :meth:`start`, or by :meth:`attach`. Usable from
+    any thread. As a context manager it ends what was started here; an attached
+    cluster, and one started with ``keep=True``, runs on.
     """
 
     def __init__(
+        self,
+        n: int,
+        *,
+        engines: str | None = None,
+        backend: str | None = None,
+        timeout: float | None = None,
+        keep: bool = False,
+        profile: str | None = None,
+        cluster_id: str | None = None,
+        devices: str | int | Sequence[int] = (),
+        share_gpu: bool = False,
+        start_timeout: float = 120,
+        progress: Progress | None = None,
+    ) -> None:
+        """Start a controller and `n` engines, with one default group over them.
+
+        `engines` is a launcher of ipyparallel's: ``local``, ``mpi``, ``ssh``,
+        ``slurm``, ...; ``None`` is ``mpi`` for a `backend` (the default one,
+        too) that names MPI, whose ranks must come from mpiexec, else ``local``.
+        `backend` and `timeout` (seconds) are the default
+        group's, as in ``init_process_group``. With `keep` the cluster stays
+        when this process ends, and `attach` finds it again. The ranks of a host
+        take its GPUs in turn as their current devices; `devices` names those to
+        take, as in ``[0, 2]`` or ``"0,2-3"``. NCCL refuses ranks that share a
+        GPU; with `share_gpu` they may, over loopback sockets: for learning on a
+        machine with one GPU, nothing measured there says anything of NCCL.
+        `progress` is called with a line of text at each step.
+
+        Raises `ValueError` for a `backend` or `devices` that cannot be, and
+        `ClusterStartError` if the library of every named backend is missing; and,
+        with the last lines of the logs, if the cluster is not there after
+        `start_timeout` seconds or cannot come up; nothing is left running then.
+        """
+        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+            raise ClusterError(f"n={n!r}: the number of ranks, a whole number from 1")
+        # Refused here, not seconds later on every engine.
+        config = BackendConfig(backend)
+        try:
+            gpus = Gpus(parse_devices(devices), share_gpu)
+        except ValueError as error:
+            raise ValueError(f"devices={devices!r}: {error}") from None
+        if engines is None:
+            engines = next(iter(_launchers_of(config)), "local")
+        if engines in _IN_THIS_ENVIRONMENT:
+            _check_usable(n, backend)
+        private.check()
+        say = progress or _silent
+        deadline = time.monotonic() + start_timeout
+        launched = launch.prepare(engines, profile, cluster_id, guarded=not keep)
+        connected = False
+        try:
+            client = launched.start(n, start_timeout, say)
+            self._connect(
+                client,
+                launched,
+                owned=not keep,
+                cluster_id=launched.cluster.cluster_id,
+                profile=launched.cluster.profile_dir,
+                launcher=engines,
+                backend=backend,
+                timeout=timeout,
+            )
+            connected = True
+            self._watch_launched()
+            self._registry.gpus = gpus
+            say("making the default group")
+            self._store_host = recovery.assign_all(
+                self._registry, sorted(client.ids), backend, timeout, deadline
+            )
+            self._registry.start_status()
+            launched.update_orphan_reaper()
+        except BaseException:
+            if connected:
+                self.shutdown()
+            else:
+                launched.stop()
+            raise
+        say(f"{n} ranks are ready")
+
+    def _connect(
         self,
         client: ipyparallel.Client,
         launched: Launched | None,
@@ -54,6 +138,7 @@ class Cluster(Ranks):
         owned: bool,
         **options: Any,
     ) -> None:
+        """Become the object over engines that run; `options` are those of `Ranks`."""
         #: Whether the cluster ends with this object's process.
         self.owned = owned
         self._launched = launched
@@ -61,8 +146,6 @@ class Cluster(Ranks):
         self._ending = threading.Lock()
         super().__init__(client, **options)
         atexit.register(self._at_exit)
-
-    # -- making one --------------------------------------------------------
 
     @classmethod
     def start(
@@ -80,68 +163,20 @@ class Cluster(Ranks):
         start_timeout: float = 120,
         progress: Progress | None = None,
     ) -> Cluster:
-        """Start a controller and `n` engines, with one default group over them.
-
-        `engines` is a launcher of ipyparallel's: ``local``, ``mpi``, ``ssh``,
-        ``slurm``, ...; ``None`` is ``mpi`` for a `backend` (the default one,
-        too) that names MPI, whose ranks must come from mpiexec, else ``local``.
-        `backend` and `timeout` (seconds) are the default
-        group's, as in ``init_process_group``. With `keep` the cluster stays
-        when this process ends, and `attach` finds it again. The ranks of a host
-        take its GPUs in turn as their current devices; `devices` names those to
-        take, as in ``[0, 2]`` or ``"0,2-3"``. NCCL refuses ranks that share a
-        GPU; with `share_gpu` they may, over loopback sockets: for learning on a
-        machine with one GPU, nothing measured there says anything of NCCL.
-        `progress` is called with a line of text at each step.
-
-        Raises `ValueError` for a `backend` or `devices` that cannot be, and
-        `ClusterStartError`, with the last lines of the logs, if the
-        cluster is not there after `start_timeout` seconds or cannot come up;
-        nothing is left running then.
-        """
-        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-            raise ClusterError(f"n={n!r}: the number of ranks, a whole number from 1")
-        # Refused here, not seconds later on every engine.
-        config = BackendConfig(backend)
-        try:
-            gpus = Gpus(parse_devices(devices), share_gpu)
-        except ValueError as error:
-            raise ValueError(f"devices={devices!r}: {error}") from None
-        if engines is None:
-            engines = next(iter(_launchers_of(config)), "local")
-        private.check()
-        say = progress or _silent
-        deadline = time.monotonic() + start_timeout
-        launched = launch.prepare(engines, profile, cluster_id, guarded=not keep)
-        self = None
-        try:
-            client = launched.start(n, start_timeout, say)
-            self = cls(
-                client,
-                launched,
-                owned=not keep,
-                cluster_id=launched.cluster.cluster_id,
-                profile=launched.cluster.profile_dir,
-                launcher=engines,
-                backend=backend,
-                timeout=timeout,
-            )
-            self._watch_launched()
-            self._registry.gpus = gpus
-            say("making the default group")
-            self._store_host = recovery.assign_all(
-                self._registry, sorted(client.ids), backend, timeout, deadline
-            )
-            self._registry.start_status()
-            launched.update_orphan_reaper()
-        except BaseException:
-            if self is not None:
-                self.shutdown()
-            else:
-                launched.stop()
-            raise
-        say(f"{n} ranks are ready")
-        return self
+        """Start `n` ranks: ``Cluster(n)``, whose options it has."""
+        return cls(
+            n,
+            engines=engines,
+            backend=backend,
+            timeout=timeout,
+            keep=keep,
+            profile=profile,
+            cluster_id=cluster_id,
+            devices=devices,
+            share_gpu=share_gpu,
+            start_timeout=start_timeout,
+            progress=progress,
+        )
 
     @classmethod
     def attach(
@@ -170,7 +205,8 @@ class Cluster(Ranks):
         say = progress or _silent
         say("looking for the cluster")
         found = launch.find(profile, cluster_id, connection_file, attach_timeout)
-        self = cls(
+        self = cls.__new__(cls)
+        self._connect(
             found.client,
             found.launched,
             owned=False,
@@ -345,6 +381,16 @@ class Cluster(Ranks):
         trace: TracebackType | None,
     ) -> None:
         self._at_exit()
+
+
+def _check_usable(n: int, backend: str | None) -> None:
+    """Raise `ClusterStartError` where the ranks would find no library of `backend`."""
+    unusable = why_unusable(backend)
+    if unusable is None:
+        return
+    named = "no backend for numpy arrays" if not backend else f"--backend {backend}"
+    how = f"%dist_init -n {n} --backend cpu:mpi (Cluster.start({n}, backend='cpu:mpi'))"
+    raise ClusterStartError(f"{named}: {unusable}{mpi_instead(backend, how)}")
 
 
 def _launchers_of(config: BackendConfig) -> list[str]:

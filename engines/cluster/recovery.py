@@ -233,8 +233,8 @@ def _new_groups(
             ranks.setdefault(tuple(refusal), []).append(rank)
     for (device, name, why), who in ranks.items():
         registry.advice.append(
-            f"{name} cannot be used on {name_ranks(who)}: {why}; {device} arrays "
-            "will be refused"
+            f"{name} cannot be used on {name_ranks(who)}: {why.rstrip('.')}; "
+            f"{device} arrays will be refused"
         )
 
 

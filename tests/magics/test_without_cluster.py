@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
+from rankscope.backends.interface.base import Backend
+from rankscope.backends.interface.registry import resolve
+from rankscope.engines.cluster import launch
 from rankscope.magics import load_ipython_extension
 from rankscope.magics.output.failures import plain
 
@@ -46,6 +50,29 @@ def test_a_launcher_that_fails_is_one_line(ipython: InteractiveShell) -> None:
     assert plain(seen.stdout).startswith("%dist_init: no cluster with id")
     assert seen.stdout.count("\n") == 1
     assert "Traceback" not in seen.stdout + seen.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [("", "no backend for numpy arrays"), (" --backend gloo", "--backend gloo")],
+)
+def test_no_rank_is_started_where_gloo_is_missing(
+    ipython: InteractiveShell,
+    monkeypatch: pytest.MonkeyPatch,
+    options: str,
+    named: str,
+) -> None:
+    reason = "xoscar 0.12.2 is not installed: pip install xoscar==0.12.2."
+    missing = replace(resolve("gloo"), unavailable=lambda: reason)
+    monkeypatch.setitem(Backend.registry, "gloo", missing)
+    monkeypatch.setattr(launch, "prepare", None)
+    with capture_output() as seen:
+        result = ipython.run_cell(f"%dist_init -n 3{options}")
+    assert result.error_in_exec is not None
+    said = plain(seen.stdout)
+    assert said.startswith(f"%dist_init: {named}: gloo cannot be used here: {reason} ")
+    assert "%dist_init -n 3 --backend cpu:mpi" in said
+    assert ".." not in said
 
 
 @pytest.mark.parametrize("name", ["dist_init", "dist_push", "dist_status"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,6 +17,7 @@ from rankscope.backends import (
     unavailable_reason,
 )
 from rankscope.backends.interface import staging
+from rankscope.backends.interface.registry import resolve
 
 
 @pytest.mark.parametrize(
@@ -39,9 +42,13 @@ def test_what_the_grammar_accepts(text: str, expected: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("text", [None, ""])
-def test_the_default_is_what_is_installed(text: str | None) -> None:
-    cpu = BackendConfig(text).device_backend_map["cpu"]
-    assert cpu == ("mpi" if unavailable_reason("gloo") else "gloo")
+def test_the_default_is_gloo_also_where_it_is_missing(
+    text: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MPI needs a launcher of its own: it is used where it is named."""
+    missing = replace(resolve("gloo"), unavailable=lambda: "it is missing.")
+    monkeypatch.setitem(Backend.registry, "gloo", missing)
+    assert BackendConfig(text).device_backend_map["cpu"] == "gloo"
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rankscope.backends import Backend, BackendConfig
 from rankscope.backends.interface.registry import resolve
+from rankscope.engines.cluster import recovery
 from rankscope.engines.cluster.cluster import _launchers_of, _needs_launcher
 
 
@@ -35,3 +38,14 @@ def test_a_name_that_only_contains_mpi_is_another_backend(
     assert not _needs_launcher("cpu:dmpi")
     # Whatever a rank reports.
     assert not _needs_launcher("cpu:nowhere")
+
+
+def test_advice_about_an_unusable_backend_is_one_sentence() -> None:
+    """A reason that ended with a full stop was followed by a semicolon."""
+    refused = [("cpu", "gloo", "it is missing.")]
+    answers = SimpleNamespace(all=lambda: {0: refused, 1: refused})
+    registry: Any = SimpleNamespace(advice=[], ask=lambda request: answers)
+    recovery._new_groups(registry, "gloo", None)
+    assert registry.advice == [
+        "gloo cannot be used on ranks 0–1: it is missing; cpu arrays will be refused"
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import signal
@@ -83,10 +84,15 @@ class Owner:
 
 @pytest.mark.usefixtures("no_leaks")
 class TestBadInput:
+    def test_the_class_and_start_take_the_same_options(self) -> None:
+        called, start = map(inspect.signature, (Cluster, Cluster.start))
+        assert called.parameters == start.parameters
+
     @pytest.mark.parametrize("n", [0, -1, 1.5, "4", True, None])
     def test_a_number_of_ranks_that_is_none(self, n: Any) -> None:
-        with pytest.raises(ClusterError, match="a whole number from 1"):
-            Cluster.start(n)
+        for start in (Cluster.start, Cluster):
+            with pytest.raises(ClusterError, match="a whole number from 1"):
+                start(n)
 
     def test_an_unknown_launcher(self) -> None:
         with pytest.raises(
@@ -137,7 +143,7 @@ class TestTheEnd:
 
     def test_everything_is_gone(self) -> None:
         said: list[str] = []
-        cluster = Cluster.start(2, progress=said.append)
+        cluster = Cluster(2, progress=said.append)
         assert said[0] == "starting the controller"
         assert said[-1] == "2 ranks are ready"
         launched = cluster._launched
