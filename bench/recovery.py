@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from rankscope.backends.observe.diagnosis import Fault, Verdict
+from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.engines import Cluster, Execution, StallWatch
 
 from .table import Row, duration

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 from ..devices.cuda_device import configured_device
 from ..errors import DistAbortedError, DistError, DistTimeoutError
-from ..interface.base import Backend, Registration
-from ..interface.registry import resolve
+from ..interface.base import Backend
+from ..interface.registration import Registration
+from ..interface.registry import build, resolve
 from ..interface.staging import StagedBackend, staging_for
 from ..stores.base import Store
 from ..stores.prefix import PrefixStore
@@ -161,7 +162,7 @@ class Generation:
         spec = self.spec
 
         def create() -> Backend:
-            return registration.build(store, spec.rank, spec.size, spec.timeout)
+            return build(registration, store, spec.rank, spec.size, spec.timeout)
 
         # Options of the first use, if there are any, else of the group's making.
         if registration.has_options():

@@ -10,26 +10,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
-from ..errors import DistBackendError, DistError
-from ..stores.base import Store
 from ..work.composite import chain
 from ..work.op_type import OpType
 from ..work.reduce_op import ReduceOp
 from ..work.work import Work
 from . import fusion
+from .registration import BackendCreator, LauncherRendezvous, Registration
 
 __all__ = [
     "INTERFACE_VERSION",
     "Array",
     "Backend",
-    "BackendCreator",
     "Reduction",
-    "Registration",
 ]
 
 #: The version of the interface below: raised by a change that an existing
@@ -43,58 +39,6 @@ Array = Any
 #: The reduction that a method gets: what `Backend.check` of the backend returned, a
 #: `ReduceOp` unless the backend translates it.
 Reduction = Any
-
-BackendCreator = Callable[[Store, int, int, float], "Backend"]
-
-#: ``(timeout, key) -> (store, rank, world_size)``, or ``None`` in a process that
-#: the launcher did not start.
-LauncherRendezvous = Callable[[float, bytes | None], tuple[Store, int, int] | None]
-
-
-@dataclass(frozen=True)
-class Registration:
-    """A backend that can be made: the arguments of `Backend.register_backend`."""
-
-    name: str
-    creator: BackendCreator
-    devices: tuple[str, ...]
-    unavailable: Callable[[], str | None]
-    launcher: str | None
-    rendezvous: LauncherRendezvous | None
-    on_init: Callable[[], None]
-    has_options: Callable[[], bool]
-
-    def build(self, store: Store, rank: int, size: int, timeout: float) -> Backend:
-        """Make this rank's backend; whatever goes wrong is a `DistError`."""
-        try:
-            backend = self.creator(store, rank, size, timeout)
-        except DistError:
-            raise
-        except Exception as error:
-            raise DistBackendError(
-                f"backend {self.name!r} could not be made: its creator "
-                f"{_name_of(self.creator)} raised {type(error).__name__}: {error}"
-            ) from error
-        if not isinstance(backend, Backend):
-            raise DistBackendError(
-                f"backend {self.name!r} could not be made: its creator "
-                f"{_name_of(self.creator)} returned a {type(backend).__name__}; "
-                "expected a rankscope.Backend"
-            )
-        # The name that configs and messages use is the one it is registered by.
-        backend.name = self.name
-        if backend.interface_version != INTERFACE_VERSION:
-            backend.shutdown()
-            raise DistBackendError(self._version_mismatch(backend.interface_version))
-        return backend
-
-    def _version_mismatch(self, stated: int) -> str:
-        old = stated < INTERFACE_VERSION
-        return (
-            f"backend {self.name!r} is written for version {stated} of the backend "
-            f"interface, and this Rankscope has version {INTERFACE_VERSION}: update "
-            f"{'the package that provides the backend' if old else 'Rankscope'}"
-        )
 
 
 class Backend:
@@ -465,10 +409,6 @@ _ELSEWHERE = {
     **dict.fromkeys(("BAND", "BOR", "BXOR"), _BITWISE),
     "PREMUL_SUM": "; PREMUL_SUM is NCCL's alone: multiply before a SUM, x *= factor",
 }
-
-
-def _name_of(creator: BackendCreator) -> str:
-    return getattr(creator, "__qualname__", repr(creator))
 
 
 def _chunks(tensor: Array, parts: int) -> list[Array]:

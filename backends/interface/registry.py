@@ -6,11 +6,14 @@ import importlib
 from dataclasses import dataclass
 
 from ..did_you_mean import did_you_mean
-from ..errors import DistBackendError
+from ..errors import DistBackendError, DistError
+from ..stores.base import Store
 from . import entry_points
-from .base import Backend, Registration
+from .base import INTERFACE_VERSION, Backend
+from .registration import BackendCreator, Registration
 
 __all__ = [
+    "build",
     "builtin_devices",
     "known_backends",
     "registrations_at_init",
@@ -70,6 +73,54 @@ def resolve(name: str) -> Registration:
         else:
             entry_points.load(name, Backend.registry)
     return Backend.registry[name]
+
+
+def build(
+    registration: Registration, store: Store, rank: int, size: int, timeout: float
+) -> Backend:
+    """Make the backend of one group on this rank.
+
+    Raises `DistError` as the creator does, and `DistBackendError` if the creator
+    raises anything else, returns no `Backend`, or returns a backend that is written
+    for another version of the interface.
+    """
+    failure = (
+        f"backend {registration.name!r} could not be made: its creator "
+        f"{_name_of(registration.creator)}"
+    )
+    try:
+        backend = registration.creator(store, rank, size, timeout)
+    except DistError:
+        raise
+    except Exception as error:
+        raise DistBackendError(
+            f"{failure} raised {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(backend, Backend):
+        raise DistBackendError(
+            f"{failure} returned a {type(backend).__name__}; expected a "
+            "rankscope.Backend"
+        )
+    # The name that configs and messages use is the one it is registered by.
+    backend.name = registration.name
+    stated = backend.interface_version
+    if stated != INTERFACE_VERSION:
+        backend.shutdown()
+        outdated = (
+            "the package that provides the backend"
+            if stated < INTERFACE_VERSION
+            else "Rankscope"
+        )
+        raise DistBackendError(
+            f"backend {backend.name!r} is written for version {stated} of the backend "
+            f"interface, and this Rankscope has version {INTERFACE_VERSION}: update "
+            f"{outdated}"
+        )
+    return backend
+
+
+def _name_of(creator: BackendCreator) -> str:
+    return getattr(creator, "__qualname__", repr(creator))
 
 
 def unavailable_reason(name: str) -> str | None:

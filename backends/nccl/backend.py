@@ -8,11 +8,10 @@ first op on a device creates the communicator of the device.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from ..devices.cuda_device import configured_device
 from ..errors import DistBackendError
@@ -23,7 +22,8 @@ from ..work.op_timeout import own_timeout
 from ..work.op_type import OpType
 from ..work.reduce_op import PremulSum, ReduceOp
 from ..work.work import Work
-from .calls import Calls, no_call
+from .batch import Batch
+from .calls import LIBRARY_CALLS, Calls, no_call
 from .communicator import NCCLComm
 from .dtypes import (
     REDUCE_OPS,
@@ -46,16 +46,6 @@ _alive: weakref.WeakSet[NCCLBackend] = weakref.WeakSet()
 _alive_lock = threading.Lock()
 
 
-@dataclasses.dataclass
-class _Batch:
-    """The ops of a coalescing block, which are issued as one NCCL group."""
-
-    stream: NCCLStream | None = None
-    works: list[NCCLWork] = dataclasses.field(default_factory=list)
-    calls: list[Call] = dataclasses.field(default_factory=list)
-    arrays: list[Any] = dataclasses.field(default_factory=list)
-
-
 class NCCLBackend(Backend):
     """One group over NCCL, on this rank.
 
@@ -68,24 +58,7 @@ class NCCLBackend(Backend):
     interface_version = 1
     supports_split = True
     reduce_ops = REDUCE_OPS
-    library_calls: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "broadcast": ("ncclBroadcast",),
-        "all_reduce": ("ncclAllReduce",),
-        "reduce": ("ncclReduce",),
-        "all_gather": ("ncclBroadcast",),
-        "all_gather_into_tensor": ("ncclAllGather",),
-        "gather": ("ncclSend", "ncclRecv"),
-        "scatter": ("ncclSend", "ncclRecv"),
-        "reduce_scatter": ("ncclReduce",),
-        "reduce_scatter_tensor": ("ncclReduceScatter",),
-        "all_to_all": ("ncclSend", "ncclRecv"),
-        "barrier": ("ncclAllReduce",),
-        "send": ("ncclSend",),
-        "recv": ("ncclRecv",),
-        "all_reduce_coalesced": ("ncclAllReduce",),
-        "all_gather_into_tensor_coalesced": ("ncclAllGather",),
-        "reduce_scatter_tensor_coalesced": ("ncclReduceScatter",),
-    }
+    library_calls = LIBRARY_CALLS
 
     def __init__(self, store: Store, rank: int, size: int, timeout: float) -> None:
         super().__init__(rank, size)
@@ -94,7 +67,7 @@ class NCCLBackend(Backend):
         self._store, self._timeout = store, timeout
         self._options = options()
         self._streams: dict[int, NCCLStream] = {}
-        self._batch: _Batch | None = None
+        self._batch: Batch | None = None
         self._split: Callable[[int], CommSplit] | None = None
         #: The device whose communicator was created before the first op; ``None``
         #: after the first op.
@@ -226,40 +199,22 @@ class NCCLBackend(Backend):
         if batch is None:
             stream.submit([work], calls, arrays)
             return work
-        if batch.stream is not None and batch.stream is not stream:
-            raise ValueError(
-                f"{kind.value} in {self.place}: the arrays of one batch lie on devices "
-                f"{batch.stream.comm.device} and {stream.comm.device}; expected one"
-            )
-        batch.stream = stream
-        batch.works.append(work)
-        batch.calls += calls
-        batch.arrays += arrays
+        batch.add(f"{kind.value} in {self.place}", stream, work, calls, arrays)
         return work
 
     @contextlib.contextmanager
     def coalescing(self) -> Iterator[None]:
         """Issue the ops of the block as one NCCL group, at the end of the block."""
-        batch = self._batch = _Batch()
+        batch = self._batch = Batch()
         try:
             yield
             self._batch = None
-            if batch.stream is not None:
-                batch.stream.submit(batch.works, batch.calls, batch.arrays)
+            batch.submit()
         except BaseException as error:
-            # No op was issued: fail every Work, or a wait for a Work would not end.
-            for work in batch.works:
-                work.mark_failed(error)
-            if batch.works and isinstance(error, DistBackendError):
-                what = batch.works[0].describe()
-                raise DistBackendError(f"{what}: {error}") from error
+            batch.fail(error)
             raise
         finally:
             self._batch = None
-
-    def _at(self, array: Array) -> int:
-        """Return the device address of the elements of `array`."""
-        return self._api.cuda.address(array)
 
     # -- checks --------------------------------------------------------------------
 
@@ -312,30 +267,22 @@ class NCCLBackend(Backend):
 
     def broadcast(self, tensor: Array, src: int) -> Work:
         """Issue ``ncclBroadcast`` from rank `src`, in place."""
-        call = self._calls.broadcast(self._at(tensor), tensor, src)
+        call = self._calls.broadcast(tensor, src)
         return self._start(OpType.BROADCAST, [tensor], [call])
 
     def reduce(self, tensor: Array, dst: int, op: Reduction) -> Work:
         """Issue ``ncclReduce``, in place on rank `dst`."""
-        call = self._calls.reduce(tensor, self._at(tensor), dst, op)
+        call = self._calls.reduce(tensor, dst, op)
         return self._start(OpType.REDUCE, [tensor], [call])
 
     def all_gather(self, tensor_list: Sequence[Array], tensor: Array) -> Work:
-        """Issue one NCCL group of broadcasts into the arrays of `tensor_list`.
-
-        ``ncclAllGather`` would need one contiguous output, and a copy from it.
-        """
-        source = self._at(tensor)
-        calls = [
-            self._calls.broadcast(source, output, root)
-            for root, output in enumerate(tensor_list)
-            if output.size
-        ]
+        """Issue one NCCL group of broadcasts into the arrays of `tensor_list`."""
+        calls = self._calls.all_gather(tensor_list, tensor)
         return self._start(OpType.ALL_GATHER, [*tensor_list, tensor], calls)
 
     def all_gather_into_tensor(self, output: Array, tensor: Array) -> Work:
         """Issue ``ncclAllGather``."""
-        call = self._calls.all_gather(output, tensor)
+        call = self._calls.all_gather_into_tensor(output, tensor)
         return self._start(OpType.ALL_GATHER_INTO_TENSOR, [output, tensor], [call])
 
     def all_gather_into_tensor_coalesced(
@@ -343,7 +290,7 @@ class NCCLBackend(Backend):
     ) -> Work:
         """Issue one NCCL group of ``ncclAllGather``."""
         calls = [
-            self._calls.all_gather(output, tensor)
+            self._calls.all_gather_into_tensor(output, tensor)
             for output, tensor in zip(outputs, tensors, strict=True)
         ]
         return self._start(OpType.ALL_GATHER_INTO_TENSOR, [*outputs, *tensors], calls)
@@ -355,19 +302,14 @@ class NCCLBackend(Backend):
 
         Part `r` is reduced to rank `r`; the parts may differ in size.
         """
-        target = self._at(output)
-        calls = [
-            self._calls.reduce(part, target, root, op)
-            for root, part in enumerate(input_list)
-            if part.size
-        ]
+        calls = self._calls.reduce_scatter(output, input_list, op)
         return self._start(OpType.REDUCE_SCATTER, [output, *input_list], calls)
 
     def reduce_scatter_tensor(
         self, output: Array, tensor: Array, op: Reduction
     ) -> Work:
         """Issue ``ncclReduceScatter``."""
-        call = self._calls.reduce_scatter(output, tensor, op)
+        call = self._calls.reduce_scatter_tensor(output, tensor, op)
         return self._start(OpType.REDUCE_SCATTER_TENSOR, [output, tensor], [call])
 
     def reduce_scatter_tensor_coalesced(
@@ -376,7 +318,7 @@ class NCCLBackend(Backend):
         """Issue one NCCL group of ``ncclReduceScatter``."""
         kind = OpType.REDUCE_SCATTER_TENSOR
         calls = [
-            self._calls.reduce_scatter(
+            self._calls.reduce_scatter_tensor(
                 output, tensor, reduction(kind, output.dtype, op)
             )
             for output, tensor in zip(outputs, tensors, strict=True)
@@ -388,8 +330,7 @@ class NCCLBackend(Backend):
     ) -> Work:
         """Issue one NCCL group of sends to `dst`, which receives."""
         outputs = list(gather_list or ()) if self.rank == dst else []
-        calls = [self._calls.send(tensor, dst)] if tensor.size else []
-        calls += self._recvs(outputs)
+        calls = self._calls.gather(tensor, outputs, dst)
         return self._start(OpType.GATHER, [tensor, *outputs], calls)
 
     def scatter(
@@ -397,26 +338,15 @@ class NCCLBackend(Backend):
     ) -> Work:
         """Issue one NCCL group of sends from `src`; each rank receives."""
         inputs = list(scatter_list or ()) if self.rank == src else []
-        calls = self._sends(inputs)
-        calls += [self._calls.recv(tensor, src)] if tensor.size else []
+        calls = self._calls.scatter(tensor, inputs, src)
         return self._start(OpType.SCATTER, [tensor, *inputs], calls)
 
     def all_to_all(
         self, output_list: Sequence[Array], input_list: Sequence[Array]
     ) -> Work:
         """Issue one NCCL group of sends and receives; parts may differ in size."""
-        calls = self._sends(input_list) + self._recvs(output_list)
+        calls = self._calls.all_to_all(output_list, input_list)
         return self._start(OpType.ALL_TO_ALL, [*output_list, *input_list], calls)
-
-    def _sends(self, parts: Sequence[Array]) -> list[Call]:
-        """Return the calls that send each part to the rank of the part's index."""
-        send = self._calls.send
-        return [send(part, peer) for peer, part in enumerate(parts) if part.size]
-
-    def _recvs(self, parts: Sequence[Array]) -> list[Call]:
-        """Return the calls that receive each part from the rank of its index."""
-        recv = self._calls.recv
-        return [recv(part, peer) for peer, part in enumerate(parts) if part.size]
 
     def barrier(self) -> Work:
         """Issue an all_reduce of one number; ``wait()`` blocks the host, as in c10d."""
@@ -479,7 +409,7 @@ class NCCLBackend(Backend):
             self._abort_beside({one.comm.device for one in mine if one.in_nccl}, reason)
         finally:
             if mine:
-                abort_streams(mine)
+                abort_streams(mine, reason)
 
     def _abort_beside(self, devices: set[int], reason: str) -> None:
         """Abort the other groups that have work in flight on `devices`."""

@@ -1,7 +1,11 @@
-"""The calls that issue an op to NCCL, built from its arrays."""
+"""The calls of NCCL that an op is made of, built from the op's arrays.
+
+A part without an element has no call.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..interface.base import Array
@@ -9,7 +13,27 @@ from .dtypes import Reduction, transfer_dtype
 from .interface import GpuApi
 from .work import Call
 
-__all__ = ["Calls", "no_call"]
+__all__ = ["LIBRARY_CALLS", "Calls", "no_call"]
+
+#: The functions of NCCL that the calls of each method of `NCCLBackend` are.
+LIBRARY_CALLS: Mapping[str, tuple[str, ...]] = {
+    "broadcast": ("ncclBroadcast",),
+    "all_reduce": ("ncclAllReduce",),
+    "reduce": ("ncclReduce",),
+    "all_gather": ("ncclBroadcast",),
+    "all_gather_into_tensor": ("ncclAllGather",),
+    "gather": ("ncclSend", "ncclRecv"),
+    "scatter": ("ncclSend", "ncclRecv"),
+    "reduce_scatter": ("ncclReduce",),
+    "reduce_scatter_tensor": ("ncclReduceScatter",),
+    "all_to_all": ("ncclSend", "ncclRecv"),
+    "barrier": ("ncclAllReduce",),
+    "send": ("ncclSend",),
+    "recv": ("ncclRecv",),
+    "all_reduce_coalesced": ("ncclAllReduce",),
+    "all_gather_into_tensor_coalesced": ("ncclAllGather",),
+    "reduce_scatter_tensor_coalesced": ("ncclReduceScatter",),
+}
 
 
 class Calls:
@@ -25,12 +49,25 @@ class Calls:
         at = self._address(tensor)
         return self._reducing("all_reduce", tensor, op, at, at)
 
-    def reduce(self, source: Array, target: int, root: int, op: Reduction) -> Call:
-        """``ncclReduce`` to the address `target` on `root`."""
-        at = self._address(source)
-        return self._reducing("reduce", source, op, at, target, root)
+    def reduce(self, tensor: Array, dst: int, op: Reduction) -> Call:
+        """``ncclReduce``, in place on rank `dst`."""
+        at = self._address(tensor)
+        return self._reducing("reduce", tensor, op, at, at, dst)
 
-    def reduce_scatter(self, output: Array, tensor: Array, op: Reduction) -> Call:
+    def reduce_scatter(
+        self, output: Array, input_list: Sequence[Array], op: Reduction
+    ) -> list[Call]:
+        """One ``ncclReduce`` for each part: part `r` is reduced to rank `r`."""
+        target = self._address(output)
+        return [
+            self._reducing("reduce", part, op, self._address(part), target, root)
+            for root, part in enumerate(input_list)
+            if part.size
+        ]
+
+    def reduce_scatter_tensor(
+        self, output: Array, tensor: Array, op: Reduction
+    ) -> Call:
         """``ncclReduceScatter``."""
         source, target = self._address(tensor), self._address(output)
         return self._reducing("reduce_scatter", output, op, source, target)
@@ -61,7 +98,23 @@ class Calls:
 
     # -- moves -----------------------------------------------------------------------
 
-    def broadcast(self, source: int, target: Array, root: int) -> Call:
+    def broadcast(self, tensor: Array, src: int) -> Call:
+        """``ncclBroadcast``, in place."""
+        return self._broadcast(self._address(tensor), tensor, src)
+
+    def all_gather(self, tensor_list: Sequence[Array], tensor: Array) -> list[Call]:
+        """One ``ncclBroadcast`` from each rank.
+
+        ``ncclAllGather`` would need one contiguous output, and a copy from it.
+        """
+        source = self._address(tensor)
+        return [
+            self._broadcast(source, output, root)
+            for root, output in enumerate(tensor_list)
+            if output.size
+        ]
+
+    def _broadcast(self, source: int, target: Array, root: int) -> Call:
         """``ncclBroadcast`` from the address `source` on `root`."""
         at, (count, dtype) = self._address(target), _elements(target)
         nccl = self._nccl
@@ -71,7 +124,7 @@ class Calls:
 
         return call
 
-    def all_gather(self, output: Array, tensor: Array) -> Call:
+    def all_gather_into_tensor(self, output: Array, tensor: Array) -> Call:
         """``ncclAllGather``."""
         source, target = self._address(tensor), self._address(output)
         nccl, (count, dtype) = self._nccl, _elements(tensor)
@@ -80,6 +133,30 @@ class Calls:
             nccl.all_gather(source, target, count, dtype, comm, stream)
 
         return call
+
+    def gather(self, tensor: Array, outputs: Sequence[Array], dst: int) -> list[Call]:
+        """``ncclSend`` to `dst`; one ``ncclRecv`` for each of `outputs`."""
+        sends = [self.send(tensor, dst)] if tensor.size else []
+        return sends + self._recvs(outputs)
+
+    def scatter(self, tensor: Array, inputs: Sequence[Array], src: int) -> list[Call]:
+        """One ``ncclSend`` for each of `inputs`; ``ncclRecv`` from `src`."""
+        recvs = [self.recv(tensor, src)] if tensor.size else []
+        return self._sends(inputs) + recvs
+
+    def all_to_all(
+        self, outputs: Sequence[Array], inputs: Sequence[Array]
+    ) -> list[Call]:
+        """One ``ncclSend`` for each input and one ``ncclRecv`` for each output."""
+        return self._sends(inputs) + self._recvs(outputs)
+
+    def _sends(self, parts: Sequence[Array]) -> list[Call]:
+        """Return the calls that send each part to the rank of the part's index."""
+        return [self.send(part, peer) for peer, part in enumerate(parts) if part.size]
+
+    def _recvs(self, parts: Sequence[Array]) -> list[Call]:
+        """Return the calls that receive each part from the rank of its index."""
+        return [self.recv(part, peer) for peer, part in enumerate(parts) if part.size]
 
     def send(self, tensor: Array, peer: int) -> Call:
         """``ncclSend``."""

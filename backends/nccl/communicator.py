@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,30 +29,11 @@ from .bounded import (
     start_thread,
 )
 from .interface import GpuApi, Handle
+from .options import SWITCH, nonblocking
 
-__all__ = ["CommState", "NCCLComm", "abort_together", "nonblocking"]
+__all__ = ["CommState", "NCCLComm", "abort_together"]
 
 _log = logging.getLogger(__name__)
-
-#: The environment variable for non-blocking communicators; if it is not set,
-#: ``TORCH_NCCL_USE_COMM_NONBLOCKING`` of torch is read.
-SWITCH = "RANKSCOPE_NCCL_USE_COMM_NONBLOCKING"
-
-
-#: The values that turn a switch on and off, the same as in torch.
-_ON, _OFF = ("1", "true", "yes", "y", "on", ""), ("0", "false", "no", "n", "off")
-
-
-def nonblocking() -> bool:
-    """Return whether communicators are non-blocking, which is the default.
-
-    Raises `DistBackendError` for an environment variable of another value.
-    """
-    name = SWITCH if SWITCH in os.environ else "TORCH_NCCL_USE_COMM_NONBLOCKING"
-    value = os.environ.get(name, "1").strip().lower()
-    if value not in (*_ON, *_OFF):
-        raise DistBackendError(f"{name}={value}: expected 1 (the default) or 0")
-    return value in _ON
 
 
 class CommState(enum.Enum):
@@ -83,8 +63,8 @@ class Derivation(Protocol):
     ) -> Handle | None:
         """Return the new communicator's handle; ``None`` if the ranks do not agree."""
 
-    def cancel(self) -> None:
-        """End a `derive` in progress."""
+    def cancel(self, reason: str) -> None:
+        """End a `derive` in progress; `reason` is for the message."""
 
 
 class NCCLComm:
@@ -264,10 +244,10 @@ class NCCLComm:
 
     # -- its end -----------------------------------------------------------------
 
-    def retire(self) -> Callable[[], None]:
-        """Make the communicator unusable; return a function that aborts it.
+    def retire(self, reason: str) -> Callable[[], None]:
+        """Make the communicator unusable for `reason`; return a call that aborts it.
 
-        The returned function may block. If a thread that is stuck in a call holds the
+        The returned call may block. If a thread that is stuck in a call holds the
         mutex for longer than `MUTEX_WAIT`, the abort proceeds without the mutex.
         """
         self._store.close()
@@ -294,7 +274,7 @@ class NCCLComm:
                 self.aborting = self.stuck = False
             self._mark_freed()
             if self._derivation is not None:
-                self._derivation.cancel()
+                self._derivation.cancel(reason)
 
         return abort
 
@@ -342,7 +322,7 @@ class NCCLComm:
                 handle, self._handle = self._handle, None
                 self.state = CommState.CLOSED
         if not running:
-            abort_together([self])
+            abort_together([self], "the communicator was closed before it was ready")
             return
         if not run_bounded("close", lambda: self._destroy(handle), CLOSE_WAIT):
             _log.warning(
@@ -379,16 +359,16 @@ class NCCLComm:
 
 
 def abort_together(
-    comms: Sequence[NCCLComm], then: Callable[[], None] = lambda: None
+    comms: Sequence[NCCLComm], reason: str, then: Callable[[], None] = lambda: None
 ) -> bool:
-    """Abort `comms`, all of one device, concurrently.
+    """Abort `comms`, all of one device, concurrently, for `reason`.
 
     Returns whether all aborts ended within `ABORT_WAIT`. An abort can block behind
     the kernel of another communicator, and that kernel ends only when the other
     communicator is aborted as well: each abort therefore has a thread of its own.
     `then` is called when the last abort has returned, even after `ABORT_WAIT`.
     """
-    aborts = [(comm, comm.retire()) for comm in comms]
+    aborts = [(comm, comm.retire(reason)) for comm in comms]
 
     def run() -> None:
         threads = [

@@ -1,13 +1,26 @@
-"""Options of new communicators: the fields of nccl4py's ``NCCLConfig``, by name."""
+"""Options of new communicators.
+
+They are the fields of nccl4py's ``NCCLConfig``, by name, and one environment variable:
+whether communicators are non-blocking.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import os
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["nccl_options", "options"]
+from ..errors import DistBackendError
+
+__all__ = ["SWITCH", "nccl_options", "nonblocking", "options"]
+
+#: The environment variable for non-blocking communicators; if it is not set,
+#: ``TORCH_NCCL_USE_COMM_NONBLOCKING`` of torch is read.
+SWITCH = "RANKSCOPE_NCCL_USE_COMM_NONBLOCKING"
+#: The values that turn a switch on and off, the same as in torch.
+_ON, _OFF = ("1", "true", "yes", "y", "on", ""), ("0", "false", "no", "n", "off")
 
 # split_share and shrink_share are left out: with these options, communicators share
 # resources, and an abort of one communicator would end the ops of another.
@@ -82,3 +95,15 @@ def _check_range(name: str, value: int) -> None:
     if value < least or (most is not None and value > most):
         wanted = f"at least {least}" if most is None else f"{least} to {most}"
         raise ValueError(f"nccl_options: {name}={value}; expected {wanted}")
+
+
+def nonblocking() -> bool:
+    """Return whether communicators are non-blocking, which is the default.
+
+    Raises `DistBackendError` for an environment variable of another value.
+    """
+    name = SWITCH if SWITCH in os.environ else "TORCH_NCCL_USE_COMM_NONBLOCKING"
+    value = os.environ.get(name, "1").strip().lower()
+    if value not in (*_ON, *_OFF):
+        raise DistBackendError(f"{name}={value}: expected 1 (the default) or 0")
+    return value in _ON

@@ -124,12 +124,12 @@ class CommSplit:
                 parent.release()
             self._release()
 
-    def cancel(self) -> None:
+    def cancel(self, reason: str) -> None:
         """End a split in progress, if there is one, by an abort of the parent."""
         if self.deriving and self._parent is not None:
             name = self._parent.comm.name
             self._parent.abort_group(
-                f"{name}: a communicator derived from it was aborted"
+                f"{name}: a communicator derived from it was aborted: {reason}"
             )
 
     def _reserve(self, api: GpuApi, options: dict[str, Any]) -> bool:

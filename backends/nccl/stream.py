@@ -370,10 +370,11 @@ class NCCLStream:
                 _log.debug("%s: %s", self.comm.name, error)
 
 
-def abort_streams(streams: Sequence[NCCLStream]) -> bool:
+def abort_streams(streams: Sequence[NCCLStream], reason: str) -> bool:
     """Abort `streams`, all of one device; return whether NCCL returned in time.
 
-    Arrays and events of ops in flight are kept until their kernels have ended.
+    Arrays and events of ops in flight are kept until their kernels have ended. `reason`
+    is that of the abort.
     """
     for stream in streams:
         # An op that has ended by now went well; its caller may know from its stream.
@@ -385,4 +386,4 @@ def abort_streams(streams: Sequence[NCCLStream]) -> bool:
         for stream in streams:
             stream.free()
 
-    return abort_together([stream.comm for stream in streams], free)
+    return abort_together([stream.comm for stream in streams], reason, free)

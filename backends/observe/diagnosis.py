@@ -1,86 +1,24 @@
 """Diagnosis: why a collective hangs, from the flight recorders of all ranks.
 
-Pure functions over plain data. A `RankView` is the state of one rank at one
-moment; :func:`diagnose` compares the views of a group's ranks and returns verdicts,
-the verdict that explains most first. A rank may be between two ops when its records
-are read, so `ConfirmTwice` passes only verdicts of two successive diagnoses.
+Pure functions over plain data. :func:`diagnose` compares the `RankView` of each rank of
+a group and returns verdicts; the verdict that explains most is the first.
 """
 
 from __future__ import annotations
 
-import enum
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..rank_sets import name_ranks
 from ..work.op_type import OpType, spec_of
+from .records import Record as Entry
 from .records import sequence_number
+from .verdicts import Fault, RankView, Verdict
 
-__all__ = ["ConfirmTwice", "Fault", "RankView", "Verdict", "diagnose"]
-
-Entry = Mapping[str, Any]
+__all__ = ["diagnose"]
 
 _IN_FLIGHT = ("scheduled", "started")
-
-
-class Fault(enum.Enum):
-    """The kinds of faults that a verdict names."""
-
-    RANK_DEAD = "rank dead"
-    RANK_NOT_RESPONDING = "rank not responding"
-    OP_MISMATCH = "op mismatch"
-    ORDER_MISMATCH = "order mismatch"
-    ROOT_MISMATCH = "root mismatch"
-    DTYPE_MISMATCH = "dtype mismatch"
-    SIZE_MISMATCH = "size mismatch"
-    RANK_BUSY_ELSEWHERE = "rank busy elsewhere"
-    MISSING_RANKS = "missing ranks"
-    EXECUTION_HANG = "execution hang"
-
-
-@dataclass(frozen=True)
-class RankView:
-    """State of one rank at one moment, with times of that rank's clock."""
-
-    rank: int
-    #: Its flight-recorder entries (`Record.as_dict`), oldest first; entries
-    #: of other groups and generations are ignored.
-    records: Sequence[Entry] = ()
-    #: ``time.time_ns`` of that rank when the records were read.
-    now_ns: int = 0
-    #: Why the rank is dead, if it is dead: a sentence that names the rank.
-    death: str | None = None
-    #: Seconds since the rank's last answer, if the rank does not answer.
-    silent_for: float | None = None
-    #: Position of the rank's main thread, e.g. ``cell 7 line 3``; empty if idle.
-    place: str = ""
-    #: The exception that ended the rank's last cell, if any:
-    #: ``left cell 7 with ValueError at line 4``.
-    left: str = ""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """One explanation: ranks at fault, waiting ranks, and source lines."""
-
-    fault: Fault
-    group: str
-    #: The ranks at fault (for an execution hang, all ranks that wait).
-    culprits: tuple[int, ...]
-    waiting: tuple[int, ...]
-    op: str
-    seq: int
-    text: str
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """Return a key that is equal for two verdicts with the same meaning."""
-        return self.fault, self.group, self.culprits, self.op, self.seq
-
-    def __str__(self) -> str:
-        return self.text
 
 
 def diagnose(
@@ -106,23 +44,6 @@ def diagnose(
     elif case.point_to_point:
         verdicts += case.unmatched(explained)
     return verdicts
-
-
-class ConfirmTwice:
-    """Filter: passes a verdict at its second call in a row, a dead rank at once."""
-
-    def __init__(self) -> None:
-        self._before: set[tuple[Any, ...]] = set()
-
-    def confirm(self, verdicts: Iterable[Verdict]) -> list[Verdict]:
-        """Return those of `verdicts` that were also passed to the previous call."""
-        seen = list(verdicts)
-        before, self._before = self._before, {verdict.key for verdict in seen}
-        return [
-            verdict
-            for verdict in seen
-            if verdict.key in before or verdict.fault is Fault.RANK_DEAD
-        ]
 
 
 class _Case:

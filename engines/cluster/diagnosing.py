@@ -9,12 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from rankscope.backends.groups.key import GroupKey
-from rankscope.backends.observe.diagnosis import (
-    ConfirmTwice,
-    RankView,
-    Verdict,
-    diagnose,
-)
+from rankscope.backends.observe.diagnosis import diagnose
+from rankscope.backends.observe.verdicts import ConfirmTwice, RankView, Verdict
 
 from ..errors import ClusterError
 from ..status import ClusterStatus, RankStatus

@@ -14,7 +14,7 @@ import ipyparallel
 from rankscope.backends.benchmark import check_benchmark, parse_sizes
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.groups.world import DEFAULT
-from rankscope.backends.observe.diagnosis import Verdict
+from rankscope.backends.observe.verdicts import Verdict
 from rankscope.backends.rank_sets import name_ranks
 
 from ..errors import ClusterError

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from rankscope.backends.observe.diagnosis import Fault, Verdict
+from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.engines import ClusterStatus, OpStatus, RankStatus
 from tests.widgets import statuses
 

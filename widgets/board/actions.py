@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from rankscope.backends.groups.key import GroupKey
-from rankscope.backends.observe.diagnosis import Verdict
+from rankscope.backends.observe.verdicts import Verdict
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import ClusterError, FlightRecords
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rankscope.backends.observe.diagnosis import Fault, Verdict
+from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.backends.rank_sets import name_ranks
 
 from ..units import elapsed_text

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
-from rankscope.backends.observe.diagnosis import Verdict
+from rankscope.backends.observe.verdicts import Verdict
 from rankscope.engines import ClusterError, ClusterStatus
 
 from .model import BoardModel, Message

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rankscope.backends.groups.key import GroupKey
-from rankscope.backends.observe.diagnosis import Fault, Verdict
+from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.backends.rank_sets import format_ranks
 from rankscope.engines import ClusterStatus, GroupStatus, RankStatus
 

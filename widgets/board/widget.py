@@ -14,7 +14,7 @@ import traitlets
 from IPython.core.displaypub import CapturingDisplayPublisher, DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 
-from rankscope.backends.observe.diagnosis import Verdict
+from rankscope.backends.observe.verdicts import Verdict
 from rankscope.engines import Cluster
 from rankscope.engines.wire.ipykernel_private import serve_messages
 

@@ -15,13 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.backends import OpType, Work
-from rankscope.backends.observe.diagnosis import (
-    ConfirmTwice,
-    Fault,
-    RankView,
-    Verdict,
-    diagnose,
-)
+from rankscope.backends.observe.diagnosis import diagnose
+from rankscope.backends.observe.verdicts import ConfirmTwice, Fault, RankView, Verdict
 from rankscope.backends.work.flight_recorder import GroupCounters, Record
 
 SECOND = 1_000_000_000

@@ -17,8 +17,9 @@ import rankscope.backends
 from rankscope.backends.benchmark import BENCHMARKS
 from rankscope.backends.conformance import calls, exact
 from rankscope.backends.interface.base import Backend
-from rankscope.backends.observe.diagnosis import Fault, RankView, diagnose
+from rankscope.backends.observe.diagnosis import diagnose
 from rankscope.backends.observe.torch_format import flight_recorder
+from rankscope.backends.observe.verdicts import Fault, RankView
 from rankscope.backends.work import bandwidth
 from rankscope.backends.work.flight_recorder import GroupCounters, Record
 from rankscope.backends.work.op_type import Argument, OpSpec, OpType, spec_of

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from rankscope.backends.conformance.waiting import until
-from rankscope.backends.observe.diagnosis import Fault, Verdict
+from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.engines import Cluster, StallWatch
 
 

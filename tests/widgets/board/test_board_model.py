@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rankscope.backends.observe.diagnosis import Fault, Verdict
+from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.engines import ClusterStatus, RankStatus
 from rankscope.engines.cluster.rank_slots import RankSlot
 from rankscope.widgets.board.html import board_html

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankscope.backends.conformance.waiting import until
-from rankscope.backends.observe.diagnosis import Verdict
+from rankscope.backends.observe.verdicts import Verdict
 from rankscope.engines import ClusterStatus
 from rankscope.widgets.board.html import board_html
 from rankscope.widgets.board.model import BoardModel
