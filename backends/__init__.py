@@ -52,6 +52,7 @@ from .errors import (
     DistStoreTimeoutError,
     DistTimeoutError,
 )
+from .gloo.library import GlooInfo, gloo_info, gloo_options
 from .groups.api import (
     SHRINK_ABORT,
     SHRINK_DEFAULT,
@@ -112,6 +113,7 @@ __all__ = [
     "DistStoreTimeoutError",
     "DistTimeoutError",
     "FileStore",
+    "GlooInfo",
     "GroupMember",
     "NonGroupMember",
     "OpType",
@@ -153,6 +155,8 @@ __all__ = [
     "get_process_group_ranks",
     "get_rank",
     "get_world_size",
+    "gloo_info",
+    "gloo_options",
     "group",
     "init_process_group",
     "irecv",

@@ -12,15 +12,11 @@ part and the others receive it, or all compute it in the same order of ranks.
 
 from __future__ import annotations
 
-import importlib.util
-import platform
-import sys
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ..devices.shared_memory import empty, heap
-from ..errors import DistBackendError
 from ..interface.base import Backend
 from ..stores.base import Store
 from ..work.composite import chain
@@ -29,6 +25,7 @@ from ..work.reduce_op import ReduceOp
 from ..work.work import Work
 from .dtypes import Reduction, arithmetic
 from .eager import EagerOperation
+from .library import has_options, unavailable, usable_library
 from .operations import (
     ChunkedOperation,
     InPlaceOperation,
@@ -48,7 +45,7 @@ from .side.wire import Command, Kind, chunk_bytes
 from .side_process import SideProcess
 from .work import GlooWork
 
-__all__ = ["GlooBackend", "unavailable"]
+__all__ = ["GlooBackend"]
 
 _CODES = {op_type: number for number, op_type in enumerate(OpType)}
 # A tag and its slot's prefix share 64 bits.
@@ -67,10 +64,8 @@ class GlooBackend(Backend):
         # A group of one has no peer, and gloo refuses to make it.
         self._side: SideProcess | None = None
         if size > 1:
-            library = importlib.util.find_spec("pygloo")
-            if library is None or library.origin is None:
-                raise DistBackendError(unavailable())
-            self._side = SideProcess(library.origin, store, rank, size, self._failed)
+            library = usable_library()
+            self._side = SideProcess(library, store, rank, size, self._failed)
 
     def _failed(self, reason: str) -> None:
         self.on_failure(reason)
@@ -397,25 +392,6 @@ class GlooBackend(Backend):
             self._side.close()
 
 
-def unavailable() -> str | None:
-    """Return why gloo cannot be used here, with the remedy; ``None`` if it can."""
-    remedy = "Use backend='mpi' (pip install 'rankscope[mpi]')."
-    if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
-        return (
-            "pygloo has wheels for Linux on x86-64 only; this is "
-            f"{platform.system()} on {platform.machine()}. {remedy}"
-        )
-    if sys.version_info[:2] != (3, 10) or platform.python_implementation() != "CPython":
-        return (
-            "Rankscope's gloo backend needs pygloo 0.2.1 on CPython 3.10 (it has no "
-            f"wheel for later ones); this is {platform.python_implementation()} "
-            f"{platform.python_version()}. {remedy}"
-        )
-    if importlib.util.find_spec("pygloo") is None:
-        return f"pygloo is not installed: pip install pygloo==0.2.1. {remedy}"
-    return None
-
-
 def _reduce_command(
     kind: int, tensor: np.ndarray, reduction: Reduction, root: int = 0
 ) -> Command:
@@ -461,4 +437,5 @@ Backend.register_backend(
     _create,
     devices="cpu",
     unavailable=unavailable,
+    has_options=has_options,
 )

@@ -10,18 +10,28 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["Child"]
+__all__ = ["Child", "side_command"]
 
 # Neither site-packages nor this package's __init__ are imported: that would
 # take ten times as long as the rest of the start.
 _BOOTSTRAP = """\
-import sys, types
+import importlib, sys, types
 package = types.ModuleType("rankscope_side")
 package.__path__ = [sys.argv.pop()]
 sys.modules["rankscope_side"] = package
-from rankscope_side.main import main
-main()
+importlib.import_module("rankscope_side." + sys.argv.pop()).main()
 """
+
+
+def side_command(module: str, *arguments: object) -> list[str]:
+    """Return the command that runs ``main()`` of a module of `side` in a process."""
+    return [
+        sys.executable,
+        *("-I", "-S", "-c", _BOOTSTRAP),
+        *map(str, arguments),
+        module,
+        str(Path(__file__).parent / "side"),
+    ]
 
 
 class Child:
@@ -55,9 +65,7 @@ class Child:
             if self._killed:
                 return
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _BOOTSTRAP]
-                + [str(argument) for argument in arguments]
-                + [str(Path(__file__).parent / "side")],
+                side_command("main", *arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=self._output,

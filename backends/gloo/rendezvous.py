@@ -13,10 +13,10 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 
-import psutil
-
 from ..errors import DistBackendError, DistStoreTimeoutError
+from ..rank_sets import name_ranks
 from ..stores.base import Store
+from .network import own_address
 from .side.wire import MESSAGE_BYTES
 
 __all__ = ["Rendezvous"]
@@ -33,12 +33,14 @@ class Rendezvous:
         store: Store,
         rank: int,
         size: int,
+        library: str,
         channel: socket.socket,
         on_error: Callable[[str], None],
     ) -> None:
         self._store = store
         self._rank = rank
         self._size = size
+        self._library = library
         self._channel = channel
         self._on_error = on_error
         self._stopped = threading.Event()
@@ -70,11 +72,14 @@ class Rendezvous:
                 self._on_error(f"rendezvous of gloo failed: {error}")
 
     def _serve(self) -> None:
-        self._store.set(f"host/{self._rank}", json.dumps(_own_host()))
-        hosts = [self._get(f"host/{rank}") for rank in range(self._size)]
+        own = {**_own_host(), "library": self._library}
+        self._store.set(f"host/{self._rank}", json.dumps(own))
+        answers = [self._get(f"host/{rank}") for rank in range(self._size)]
         if self._stopped.is_set():
             return
-        self._channel.send(choose_address([json.loads(h) for h in hosts], self._rank))
+        hosts = [json.loads(answer) for answer in answers]
+        check_libraries([host["library"] for host in hosts])
+        self._channel.send(choose_address(hosts, self._rank))
         while request := self._channel.recv(MESSAGE_BYTES):
             verb, key, value = request.split(b"\0", 2)
             name = f"mesh/{key.decode()}"
@@ -102,41 +107,24 @@ def _own_host() -> dict[str, str]:
         boot = file.read().strip()
     # Containers on one machine share its boot id but not its loopback.
     network = os.stat("/proc/self/ns/net").st_ino
-    return {"machine": f"{boot}/{network}", "address": _own_address()}
+    return {"machine": f"{boot}/{network}", "address": own_address()}
 
 
-def _own_address() -> str:
-    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    if interface:
-        found = psutil.net_if_addrs().get(interface, [])
-        for family in (socket.AF_INET, socket.AF_INET6):
-            for address in found:
-                if address.family == family:
-                    return address.address
+def check_libraries(libraries: Sequence[str]) -> None:
+    """Raise `DistBackendError` if the ranks use different libraries (by rank)."""
+    # They have no transport in common: the ranks would wait for each other for ever.
+    if len(set(libraries)) > 1:
+        users = {
+            library: name_ranks(
+                rank for rank, other in enumerate(libraries) if other == library
+            )
+            for library in sorted(set(libraries))
+        }
         raise DistBackendError(
-            f"GLOO_SOCKET_IFNAME names {interface!r}, which has no address here; "
-            f"there are {', '.join(sorted(psutil.net_if_addrs()))}"
+            "the ranks of the group use different gloo libraries: "
+            + "; ".join(f"{ranks}: {library}" for library, ranks in users.items())
+            + ". Install the same one for all, or set RANKSCOPE_GLOO on every rank"
         )
-    return _address_towards(os.environ.get("MASTER_ADDR", "")) or "127.0.0.1"
-
-
-def _address_towards(host: str) -> str | None:
-    """Return the local address of the route to `host`, if it leaves this machine."""
-    # Connecting a datagram socket sends nothing. A documentation address stands
-    # for "anywhere else".
-    for target in (host, "192.0.2.1"):
-        try:
-            family, kind, _, _, peer = socket.getaddrinfo(
-                target, 9, type=socket.SOCK_DGRAM
-            )[0]
-            with socket.socket(family, kind) as probe:
-                probe.connect(peer)
-                address = str(probe.getsockname()[0])
-        except OSError:
-            continue
-        if address != "::1" and not address.startswith("127."):
-            return address
-    return None
 
 
 def choose_address(hosts: Sequence[dict[str, str]], rank: int) -> bytes:

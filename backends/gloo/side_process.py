@@ -18,6 +18,7 @@ from .channel import Channel
 from .child import Child
 from .eager import EagerBuffers
 from .fd_poller import poller
+from .library import Library
 from .memfd import MappedMemfd
 from .operations import Operation
 from .rendezvous import Rendezvous
@@ -41,7 +42,7 @@ class SideProcess:
 
     def __init__(
         self,
-        library: str,
+        library: Library,
         store: Store,
         rank: int,
         size: int,
@@ -85,7 +86,9 @@ class SideProcess:
                 self._grant_chunk,
                 self._remove,
             )
-            self._rendezvous = Rendezvous(store, rank, size, rendezvous, self._fail)
+            self._rendezvous = Rendezvous(
+                store, rank, size, str(library), rendezvous, self._fail
+            )
             self._rendezvous.start()
             undo.callback(self._rendezvous.stop)
             poller.call(self._spawn)
@@ -218,7 +221,10 @@ class SideProcess:
         parent = os.getpid()
         try:
             self._child.start(
-                [*descriptors, parent, self.rank, self._size, self._library],
+                [
+                    *(*descriptors, parent, self.rank, self._size),
+                    *(self._library.name, self._library.path),
+                ],
                 descriptors,
             )
         except OSError as error:

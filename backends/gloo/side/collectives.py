@@ -15,8 +15,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
+from .abi import Gloo, UnboundBuffer
 from .pipeline import ITEM_BYTES, Chunks, Scratch, Whole, accumulate, pipeline
-from .pygloo_abi import Gloo, UnboundBuffer
 from .wire import (
     Command,
     Kind,

@@ -12,8 +12,8 @@ import ctypes
 import sys
 import time
 
+from .abi import Gloo, UnboundBuffer
 from .pipeline import accumulate
-from .pygloo_abi import Gloo, UnboundBuffer
 from .wire import COMMAND_BYTES, SIGNATURE_BYTES, Command, EagerLayout
 
 __all__ = ["EagerCollectives"]

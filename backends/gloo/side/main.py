@@ -26,11 +26,12 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
+from .abi import Gloo
 from .collectives import Collectives, Region
 from .eager import EagerCollectives
+from .libraries import LIBRARIES
 from .messages import Messages, Outcome
 from .pipeline import Whole
-from .pygloo_abi import Gloo
 from .wire import (
     MESSAGE_BYTES,
     Command,
@@ -344,7 +345,8 @@ def _serve() -> None:
     eager_memory = mmap.mmap(eager_fd, EagerLayout(size).nbytes)
     progress = Progress(memoryview(page))
     store = _Store(rendezvous)
-    gloo = Gloo(sys.argv[9], rank, size)
+    library, path = sys.argv[9:11]
+    gloo = LIBRARIES[library](path, rank, size)
     gloo.connect(store, store.receive().decode())
     rendezvous.close()
     progress.connect()

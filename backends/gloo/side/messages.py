@@ -14,8 +14,8 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
+from .abi import Gloo
 from .collectives import post_recv, post_send
-from .pygloo_abi import Gloo
 
 __all__ = ["Messages", "Outcome"]
 

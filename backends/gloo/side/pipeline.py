@@ -7,7 +7,7 @@ import mmap
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from .pygloo_abi import Reduction
+from .abi import Reduction
 
 __all__ = ["ITEM_BYTES", "Chunks", "Scratch", "Whole", "accumulate", "pipeline"]
 

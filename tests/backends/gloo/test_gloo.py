@@ -25,6 +25,7 @@ from rankscope.backends.gloo import backend as gloo
 from rankscope.backends.gloo.backend import GlooBackend
 from rankscope.backends.gloo.dtypes import arithmetic
 from rankscope.backends.gloo.eager import EagerOperation
+from rankscope.backends.gloo.library import Library, unavailable
 from rankscope.backends.gloo.rendezvous import choose_address
 from rankscope.backends.gloo.side.wire import chunk_bytes, eager_bytes, ring_bytes
 from rankscope.backends.gloo.side_process import SideProcess
@@ -35,10 +36,12 @@ from rankscope.backends.work.state import WorkState
 from rankscope.backends.work.work import Work
 
 pytestmark = pytest.mark.skipif(
-    gloo.unavailable() is not None, reason="pygloo has no wheel for this Python"
+    unavailable() is not None, reason="no gloo library for this Python"
 )
 
 SUM = ReduceOp.SUM
+#: A file that is no library, and is not tested before it is used.
+NOT_GLOO = Library("xoscar", "0", __file__)
 
 
 def all_reduce(backend: GlooBackend, array: np.ndarray, op: ReduceOp) -> Work:
@@ -443,7 +446,7 @@ def test_a_failing_rendezvous_says_why() -> None:
 def bad_library(me: Rank) -> str:
     reasons: list[str] = []
     with me.store("gloo") as store:
-        side = SideProcess(np.core.__file__, store, me.rank, 2, reasons.append)
+        side = SideProcess(NOT_GLOO, store, me.rank, 2, reasons.append)
         until(lambda: reasons)
         side.close()
     return reasons[0]
@@ -564,7 +567,7 @@ def test_a_side_process_that_cannot_be_made_leaves_no_descriptor(
     for spare in range(64):
         try:
             with spare_descriptors(spare):
-                made = SideProcess(np.core.__file__, store, 0, 2, lambda reason: None)
+                made = SideProcess(NOT_GLOO, store, 0, 2, lambda reason: None)
         except OSError:
             until(lambda: not descriptors() - before, 5, str(descriptors() - before))
         else:

@@ -1,28 +1,26 @@
 """gloo's C++ functions, as the side process calls them, against numpy.
 
-A wrong prototype or number would be memory corruption, so each is used here.
+A wrong prototype or number would be memory corruption, so each is used here, in every
+library that is installed.
 """
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
-import re
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rankscope.backends.conformance.ranks import Rank, run_ranks
-from rankscope.backends.gloo import backend as gloo
-from rankscope.backends.gloo.side import pygloo_abi
-from rankscope.backends.gloo.side.pygloo_abi import LIBRARY_SHA256, Gloo
+from rankscope.backends.gloo.library import Library, installed, unavailable
+from rankscope.backends.gloo.side import abi
+from rankscope.backends.gloo.side.abi import Function, Gloo, UnknownLibrary
+from rankscope.backends.gloo.side.libraries import LIBRARIES
 from rankscope.backends.gloo.side.wire import DTYPES, REDUCTIONS
 from rankscope.backends.stores.base import Store
 
 pytestmark = pytest.mark.skipif(
-    gloo.unavailable() is not None, reason="pygloo has no wheel for this Python"
+    unavailable() is not None, reason="no gloo library for this Python"
 )
 
 UFUNCS = {
@@ -32,46 +30,46 @@ UFUNCS = {
     "max": np.maximum,
 }
 
-
-def library() -> str:
-    spec = importlib.util.find_spec("pygloo")
-    assert spec is not None
-    assert spec.origin is not None
-    return spec.origin
+each_library = pytest.mark.parametrize("library", installed().values(), ids=str)
 
 
-def test_the_library_is_the_one_the_offsets_are_of() -> None:
-    assert hashlib.sha256(Path(library()).read_bytes()).hexdigest() == LIBRARY_SHA256
+@each_library
+def test_the_library_is_of_the_version_that_was_verified(library: Library) -> None:
+    assert library.version == LIBRARIES[library.name].version
 
 
-def test_an_unknown_library_is_named_with_its_hash(tmp_path: Path) -> None:
-    other = tmp_path / "pygloo.so"
-    other.write_bytes(b"another")
-    found = hashlib.sha256(b"another").hexdigest()
-    remedy = pygloo_abi._remedy(str(other))
-    assert "pip install pygloo==0.2.1" in remedy
-    assert re.search(f"{LIBRARY_SHA256}.*{other} is {found}", remedy)
-    assert "please report this" in pygloo_abi._remedy(library())
+def other_layout(me: Rank, library: Library) -> None:
+    kind = LIBRARIES[library.name]
+
+    def refused(reason: str, *patches: tuple[object, str, object]) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            for target, name, value in patches:
+                patch.setattr(target, name, value)
+            with pytest.raises(UnknownLibrary, match=f"this {library.name}.*{reason}"):
+                kind(library.path, 0, 2)
+
+    # The other library's layout: rank and size are found with it, too.
+    other = 8 - kind._base_offset
+    refused(
+        f"rendezvous::Context is {kind._base_offset}; expected {other}",
+        (kind, "_base_offset", other),
+    )
+    refused("differently: .*size", (kind, "_rank_offset", kind._rank_offset + 4))
+    refused("holder's pointer", (abi, "_OWNER_OFFSET", 32))
+    refused("RING is 1; expected 2", (abi, "_ALGORITHMS", {"RING": 2}))
+    refused("uint8 is 1; expected 0", (abi, "DTYPES", DTYPES[1:]))
+    refused("product is 1; expected 0", (abi, "REDUCTIONS", REDUCTIONS[1:]))
+    row: Function = kind._wrapper._replace(symbol="_ZN4gone")
+    refused("lacks a function .*_ZN4gone", (kind, "_wrapper", row))
 
 
-def other_layout(me: Rank) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pygloo_abi, "_RANK_OFFSET", 12)
-        with pytest.raises(RuntimeError, match=r"laid out differently.*\(0, 2\)"):
-            Gloo(library(), 0, 2)
-    with pytest.MonkeyPatch.context() as patch:
-        row = pygloo_abi._FUNCTIONS["send"]
-        patch.setitem(pygloo_abi._FUNCTIONS, "send", ("_ZN4gone", *row[1:]))
-        with pytest.raises(RuntimeError, match=r"lacks a function.*_ZN4gone.*report"):
-            Gloo(library(), 0, 2)
-
-
-def test_a_library_of_another_layout_is_refused() -> None:
-    run_ranks(1, other_layout)
+@each_library
+def test_a_library_of_another_layout_is_refused(library: Library) -> None:
+    run_ranks(1, other_layout, library)
 
 
 class _KeyValue:
-    """The store that pygloo asks while it connects the ranks."""
+    """The store that gloo asks while it connects the ranks."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -87,9 +85,9 @@ class _KeyValue:
             self._store.get(key)
 
 
-def every_function(me: Rank) -> None:
+def every_function(me: Rank, library: Library) -> None:
     with me.store("abi") as store:
-        context = Gloo(library(), me.rank, me.size)
+        context = LIBRARIES[library.name](library.path, me.rank, me.size)
         context.connect(_KeyValue(store), "127.0.0.1")
         buffers(context)
         reductions(context)
@@ -153,5 +151,6 @@ def all_reduces(context: Gloo) -> None:
                 assert np.array_equal(x, wanted), (name, reduction, ring)
 
 
-def test_every_function_does_what_its_prototype_says() -> None:
-    run_ranks(2, every_function)
+@each_library
+def test_every_function_does_what_its_prototype_says(library: Library) -> None:
+    run_ranks(2, every_function, library)

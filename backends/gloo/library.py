@@ -1,0 +1,244 @@
+"""Which gloo library this process uses, and whether it is one that works here."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import importlib.machinery
+import importlib.metadata
+import os
+import platform
+import sys
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..did_you_mean import did_you_mean
+from ..errors import DistBackendError
+from .network import interface_of, own_address
+from .self_test import SelfTest, self_test
+from .side.libraries import LIBRARIES
+
+__all__ = [
+    "VARIABLE",
+    "GlooInfo",
+    "Library",
+    "gloo_info",
+    "gloo_options",
+    "has_options",
+    "installed",
+    "unavailable",
+    "usable_library",
+]
+
+#: The environment variable that names the library.
+VARIABLE = "RANKSCOPE_GLOO"
+
+_FILES = {"pygloo": "pygloo", "xoscar": "xoscar/collective/xoscar_pygloo"}
+
+# xoscar's other dependencies (pandas and scipy among them) are not needed here.
+_INSTALL = {
+    "pygloo": "pip install pygloo==0.2.1",
+    "xoscar": "pip install --no-deps xoscar==0.12.2",
+}
+
+_option: contextvars.ContextVar[str | None] = contextvars.ContextVar(
+    "rankscope_gloo_library", default=None
+)
+
+
+@dataclass(frozen=True)
+class Library:
+    """An installed gloo library: its distribution, and the file of its extension."""
+
+    name: str
+    version: str
+    path: str
+
+    @property
+    def transport(self) -> str:
+        """gloo's transport between the ranks: ``"uv"`` or ``"tcp"``."""
+        return LIBRARIES[self.name].transport
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+@dataclass(frozen=True)
+class GlooInfo:
+    """Which gloo this process uses, and how; see `gloo_info`."""
+
+    #: The distribution that carries the library: ``"pygloo"`` or ``"xoscar"``.
+    library: str
+    version: str
+    #: The file of the library.
+    path: str
+    #: ``"uv"`` (pygloo) or ``"tcp"`` (xoscar).
+    transport: str
+    #: The network interface, and its address, at which ranks on other hosts reach this
+    #: one. Ranks that all share a host use loopback, unless GLOO_SOCKET_IFNAME is set.
+    interface: str
+    address: str
+    self_test: SelfTest
+
+    def __str__(self) -> str:
+        return (
+            f"gloo: {self.library} {self.version} over {self.transport}, interface "
+            f"{self.interface} ({self.address}), self-test {self.self_test}\n"
+            f"      {self.path}"
+        )
+
+
+@contextlib.contextmanager
+def gloo_options(*, library: str | None = None) -> Iterator[None]:
+    """Create the gloo backends of the block with these options; use it on every rank.
+
+    `library` is ``"pygloo"`` or ``"xoscar"``; all ranks of a group must use the same
+    library. Without the option the environment variable RANKSCOPE_GLOO names the
+    library, and without the variable the first of the two that is installed is used.
+    The first use of a group creates the group's backend, so the first use belongs in
+    the block. Raises `ValueError` for another name.
+    """
+    if library is not None and library not in LIBRARIES:
+        raise ValueError(
+            f"gloo_options: library={library!r}; expected {_known()}"
+            f"{did_you_mean(library, list(LIBRARIES))}"
+        )
+    token = _option.set(library or _option.get())
+    try:
+        yield
+    finally:
+        _option.reset(token)
+
+
+def has_options() -> bool:
+    """Whether an option is set in the current context."""
+    return _option.get() is not None
+
+
+def gloo_info() -> GlooInfo:
+    """Return which gloo library this process uses, its transport and its self-test.
+
+    Runs the self-test if no result is stored for this file, which takes less than a
+    second. Raises `DistBackendError` where there is no gloo, with the remedy.
+    """
+    library = _chosen()
+    address = own_address()
+    return GlooInfo(
+        library.name,
+        library.version,
+        library.path,
+        library.transport,
+        interface_of(address),
+        address,
+        self_test(library.name, library.path),
+    )
+
+
+def usable_library() -> Library:
+    """Return the library to use; `DistBackendError` if its self-test has failed."""
+    library = _chosen()
+    result = self_test(library.name, library.path)
+    if not result.passed:
+        verified = LIBRARIES[library.name].version
+        raise DistBackendError(
+            f"gloo cannot be used: {library} ({library.path}) did not pass its "
+            f"self-test: {result.reason}. Rankscope was verified with {library.name} "
+            f"{verified}: {_INSTALL[library.name]}"
+        )
+    return library
+
+
+def unavailable() -> str | None:
+    """Return why gloo cannot be used here, with the remedy; ``None`` if it can.
+
+    Says nothing of the self-test, which the first group runs.
+    """
+    try:
+        _chosen()
+    except DistBackendError as error:
+        return str(error)
+    return None
+
+
+def installed() -> dict[str, Library]:
+    """Return the installed libraries by name, the preferred one first."""
+    found = {name: _find(name) for name in LIBRARIES}
+    return {name: library for name, library in found.items() if library is not None}
+
+
+def _find(name: str) -> Library | None:
+    """Return the library of distribution `name`, without an import of its package."""
+    try:
+        distribution = importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+        path = Path(str(distribution.locate_file(_FILES[name] + suffix)))
+        if path.exists():
+            return Library(name, distribution.version, str(path))
+    return None
+
+
+def _chosen() -> Library:
+    """Return the library that the options, the variable or the default names."""
+    elsewhere = _unsupported()
+    if elsewhere is not None:
+        raise DistBackendError(
+            f"{elsewhere} Use backend='mpi' (pip install 'rankscope[mpi]')."
+        )
+    found = installed()
+    by = "gloo_options" if _option.get() else VARIABLE
+    name = _option.get() or os.environ.get(VARIABLE, "")
+    if not name:
+        if not found:
+            remedies = [_INSTALL["xoscar"]]
+            if _pygloo_has_a_wheel():
+                remedies.insert(0, _INSTALL["pygloo"])
+            raise DistBackendError(
+                "gloo cannot be used: neither pygloo nor xoscar, which carry gloo's "
+                f"library, is installed for this Python: {' or '.join(remedies)}. "
+                "Else use backend='mpi' (pip install 'rankscope[mpi]')."
+            )
+        return next(iter(found.values()))
+    if name not in LIBRARIES:
+        raise DistBackendError(
+            f"gloo cannot be used: {by} is {name!r}; expected {_known()}"
+            f"{did_you_mean(name, list(LIBRARIES))}"
+        )
+    if name not in found:
+        remedy = f"{_INSTALL[name]}, or unset {by}"
+        if name == "pygloo" and not _pygloo_has_a_wheel():
+            remedy = f"its wheels are for CPython 3.10 on x86-64; unset {by}"
+        raise DistBackendError(
+            f"gloo cannot be used: {by} names {name}, which is not installed for this "
+            f"Python: {remedy}"
+        )
+    return found[name]
+
+
+def _unsupported() -> str | None:
+    """Return what of this platform no gloo library supports, as a sentence."""
+    machine, implementation = platform.machine(), platform.python_implementation()
+    if not sys.platform.startswith("linux") or machine not in ("x86_64", "aarch64"):
+        return (
+            "gloo's libraries have wheels for Linux on x86-64 and aarch64 only; this "
+            f"is {platform.system()} on {machine}."
+        )
+    if implementation != "CPython":
+        return f"gloo's libraries need CPython; this is {implementation}."
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return (
+            "gloo's libraries have no wheel for the free-threaded build of CPython, "
+            "which this is; the ordinary build has gloo."
+        )
+    return None
+
+
+def _pygloo_has_a_wheel() -> bool:
+    return sys.version_info[:2] == (3, 10) and platform.machine() == "x86_64"
+
+
+def _known() -> str:
+    return " or ".join(repr(name) for name in LIBRARIES)

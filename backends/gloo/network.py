@@ -1,0 +1,60 @@
+"""The address and network interface at which this host is reached."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import psutil
+
+from ..errors import DistBackendError
+
+__all__ = ["interface_of", "own_address"]
+
+
+def own_address() -> str:
+    """Return the address at which ranks on other hosts reach this process.
+
+    It is that of the interface GLOO_SOCKET_IFNAME, else of the route to MASTER_ADDR or
+    to the rest of the world, else loopback. Raises `DistBackendError` if the variable
+    names an interface that has no address.
+    """
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    if interface:
+        found = psutil.net_if_addrs().get(interface, [])
+        for family in (socket.AF_INET, socket.AF_INET6):
+            for address in found:
+                if address.family == family:
+                    return address.address
+        raise DistBackendError(
+            f"GLOO_SOCKET_IFNAME names {interface!r}, which has no address here; "
+            f"there are {', '.join(sorted(psutil.net_if_addrs()))}"
+        )
+    return _address_towards(os.environ.get("MASTER_ADDR", "")) or "127.0.0.1"
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the interface that has `address`; empty if none has it."""
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(found.address == address for found in addresses):
+            return interface
+    return ""
+
+
+def _address_towards(host: str) -> str | None:
+    """Return the local address of the route to `host`, if it leaves this machine."""
+    # Connecting a datagram socket sends nothing. A documentation address stands
+    # for "anywhere else".
+    for target in (host, "192.0.2.1"):
+        try:
+            family, kind, _, _, peer = socket.getaddrinfo(
+                target, 9, type=socket.SOCK_DGRAM
+            )[0]
+            with socket.socket(family, kind) as probe:
+                probe.connect(peer)
+                address = str(probe.getsockname()[0])
+        except OSError:
+            continue
+        if address != "::1" and not address.startswith("127."):
+            return address
+    return None
