@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import nullcontext
@@ -33,6 +34,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Prepare the environment that this run's processes inherit."""
     leaks.mark_this_process()
+    # A shell without job control starts what runs in the background with SIGINT
+    # ignored, and processes inherit that: no interrupt would reach any rank.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # Clusters write profiles, logs and connection files: not into the user's.
     # A short path, since Jupyter puts Unix sockets there.
     folder = tempfile.TemporaryDirectory(

@@ -12,7 +12,7 @@ from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster
 from rankscope.magics import current_cluster
 from rankscope.magics.output.failures import plain
-from tests.engines.cluster.faults import left_hanging
+from tests.engines.cluster.faults import WAIT, left_hanging, lives
 
 pytestmark = pytest.mark.skipif(
     not is_gloo_available(), reason="needs a backend for numpy arrays: pygloo"
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_everything_works_from_the_new_kernel(ipython: InteractiveShell) -> None:
-    pids = left_hanging("left-behind")
+    processes = left_hanging("left-behind")
 
     def typed(*lines: str) -> str:
         with capture_output() as seen:
@@ -34,7 +34,7 @@ def test_everything_works_from_the_new_kernel(ipython: InteractiveShell) -> None
         status = typed("%dist_status")
         assert "all_reduce" in status
         assert "pair" in status
-        told = until(lambda: _told(typed("%dist_diagnose")), 15, "the verdict")
+        told = until(lambda: _told(typed("%dist_diagnose")), WAIT, "the verdict")
         assert "rank 2 has not entered: it is at cell 7 line 4" in told
         typed("%dist_abort")
         # Rank 2 is where no abort reaches: it gets a new engine, and only it.
@@ -54,9 +54,9 @@ def test_everything_works_from_the_new_kernel(ipython: InteractiveShell) -> None
         assert cluster is not None
         # It lets go of ranks that it attached to, and leaves them running.
         typed("%dist_shutdown")
-        assert all(map(psutil.pid_exists, cluster.pids.values()))
+        assert all(lives(psutil.Process(pid)) for pid in cluster.pids.values())
         Cluster.attach(cluster_id="left-behind").shutdown()
-    until(lambda: not any(map(psutil.pid_exists, pids)), 30, "the cluster to end")
+    until(lambda: not any(map(lives, processes)), WAIT, "the cluster to end")
 
 
 def _told(text: str) -> str:

@@ -98,7 +98,7 @@ class BarePage:
         home: str = "<div class='the-board'></div>",
     ) -> None:
         self.page: Page = browser.new_page(viewport={"width": width, "height": height})
-        self.page.set_default_timeout(10_000)
+        self.page.set_default_timeout(60_000)
         self.errors: list[str] = []
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         style = ";".join(f"{k}:{v}" for k, v in (theme or LIGHT).items())

@@ -24,7 +24,7 @@ __all__ = ["FrontEnd", "Lab", "Notebook", "lab"]
 FrontEnd = Literal["lab", "notebook"]
 
 #: Milliseconds; the machine may be busy with other tests.
-PATIENCE = 60_000
+PATIENCE = 120_000
 
 _MODULES: dict[FrontEnd, str] = {"lab": "jupyterlab", "notebook": "notebook"}
 _PAGES: dict[FrontEnd, str] = {"lab": "doc/tree", "notebook": "notebooks"}
@@ -130,7 +130,7 @@ class Notebook:
                 return False
             return self.file.stat().st_mtime_ns != before
 
-        until(saved, 30, "saved")
+        until(saved, PATIENCE / 1000, "saved")
 
 
 class Lab:
@@ -202,7 +202,7 @@ class Lab:
                 return None
 
         try:
-            self.url = until(url, 90)
+            self.url = until(url, PATIENCE / 1000)
         except BaseException:
             self.close()
             raise

@@ -52,7 +52,7 @@ class Person:
         """A button of the board by what it says."""
         return self.notebook.board.get_by_role("button", name=name, exact=True)
 
-    def banner(self, pattern: str, timeout: float = 30) -> str:
+    def banner(self, pattern: str, timeout: float = 60) -> str:
         """Wait until the banner says something; return it."""
 
         def said() -> str:
@@ -88,7 +88,7 @@ class Person:
                 yes.click()
             return not yes.is_visible()
 
-        until(answered, 20)
+        until(answered, 60)
         return clicked
 
     def abort(self, cell: str) -> str:

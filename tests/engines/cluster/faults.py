@@ -17,6 +17,7 @@ from rankscope.engines import Cluster, Execution
 
 __all__ = [
     "HANG",
+    "HANG_LINE",
     "SUM",
     "WAIT",
     "all_in_flight",
@@ -24,6 +25,7 @@ __all__ = [
     "left_hanging",
     "lives",
     "sides",
+    "until_at",
 ]
 
 #: Seconds after which a step that should take a moment has failed.
@@ -37,6 +39,9 @@ if rank == {absent}:
     threading.Event().wait()
 dist.all_reduce(x)
 """
+
+#: The line where the absent rank is, counted as a traceback counts.
+HANG_LINE = 4
 
 #: Passes if the default group of four ranks works.
 SUM = "y = np.full(100, rank + 1.0)\ndist.all_reduce(y)\nassert (y == 10).all()"
@@ -60,10 +65,12 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def hanging(cluster: Cluster, absent: int, cell: int = 50) -> Execution:
-    """Start a collective that one rank does not join; wait till the others are in."""
+    """Start a collective that one rank does not join; wait until it hangs."""
     running = cluster.execute(HANG.format(absent=absent), cell=cell)
     others = [rank for rank in cluster.ranks if rank != absent]
     until(lambda: all_in_flight(cluster, others), WAIT, "the collective to start")
+    # The absent rank may be the last to begin its cell.
+    until_at(cluster, [absent], cell, HANG_LINE)
     return running
 
 
@@ -74,8 +81,18 @@ def all_in_flight(cluster: Cluster, ranks: Sequence[int]) -> bool:
     return all(known[rank].groups and known[rank].groups[0].in_flight for rank in ranks)
 
 
-def left_hanging(cluster_id: str) -> list[int]:
-    """Have a notebook leave four ranks behind in a hang of rank 2; their pids."""
+def until_at(cluster: Cluster, ranks: Sequence[int], cell: int, line: int) -> None:
+    """Wait until the main threads of `ranks` are at a line of a cell."""
+    place = f"Cell In[{cell}], line {line},"
+    until(
+        lambda: all(place in stack for stack in cluster.where(ranks).values()),
+        WAIT,
+        f"ranks {list(ranks)} to be at cell {cell} line {line}",
+    )
+
+
+def left_hanging(cluster_id: str) -> list[psutil.Process]:
+    """Have a notebook leave four ranks behind in a hang of rank 2; its processes."""
     notebook = subprocess.Popen(
         [sys.executable, "-c", _NOTEBOOK, cluster_id, HANG.format(absent=2)],
         stdout=subprocess.PIPE,
@@ -85,12 +102,14 @@ def left_hanging(cluster_id: str) -> list[int]:
     assert notebook.stdout is not None
     with notebook.stdout:
         pids: list[int] = json.loads(notebook.stdout.readline())
+        processes = [psutil.Process(pid) for pid in pids]
     assert notebook.wait(WAIT) == -signal.SIGKILL
-    return pids
+    return processes
 
 
 def lives(process: psutil.Process) -> bool:
     """Whether `process` is there and no zombie."""
+    # It may be reaped between the two calls.
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

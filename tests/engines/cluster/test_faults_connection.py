@@ -63,7 +63,7 @@ def test_a_notebook_cut_off_in_a_hang(
 ) -> None:
     cell = hanging(far, absent=1)
     wire.silence() if how == "silent" else wire.cut()
-    until(lambda: states(far) == {"unreachable"}, 15, "the silence to be noticed")
+    until(lambda: states(far) == {"unreachable"}, WAIT, "the silence to be noticed")
     # Nothing waits without end, and everything says who does not answer.
     with pytest.raises(ClusterError, match=r"^ranks 0–3: no answer"):
         far.abort()
@@ -124,7 +124,7 @@ def test_the_end_of_a_cell_that_nobody_heard(
 def test_a_death_that_nobody_told(cluster: Cluster, far: Cluster, wire: Wire) -> None:
     wire.cut()
     os.kill(cluster.pids[2], signal.SIGKILL)
-    until(lambda: cluster.status().dead == [2], 5, "the death to be noticed")
+    until(lambda: cluster.status().dead == [2], WAIT, "the death to be noticed")
     wire.mend()
     until(lambda: far.status().dead == [2], WAIT, "the death to be found out")
     assert "rank 2 is dead: its process ended (engine 2" in str(

@@ -226,7 +226,7 @@ class TestKeepAndAttach:
             go_on = "import threading\nthreading.Event().wait()"
             cluster.execute(go_on)
             until(lambda: _busy(cluster), WAIT, "the ranks to block")
-        cluster = Cluster.attach(attach_timeout=10)
+        cluster = Cluster.attach(attach_timeout=WAIT)
         assert _busy(cluster)
         assert cluster.interrupt() == [0, 1]
         assert cluster.pull("x") == {0: 1, 1: 11}
@@ -247,7 +247,7 @@ class TestKeepAndAttach:
         with pytest.raises(ClusterError, match="launchers are not known here"):
             cluster.restart([0])
         os.kill(cluster.pids[1], signal.SIGKILL)
-        until(lambda: cluster.status().dead == [1], 5, "the death to be noticed")
+        until(lambda: cluster.status().dead == [1], WAIT, "the death to be noticed")
         assert cluster.status().ranks[1].reason == (
             f"rank 1 is dead: its process ended (engine 1, pid {cluster.pids[1]} on "
             f"{cluster.status().ranks[1].host})"
@@ -297,7 +297,7 @@ def test_the_end_of_the_controller_is_told() -> None:
 
         cluster.subscribe(hear)
         psutil.Process(controller.pid).kill()
-        assert cell.wait(5)
+        assert cell.wait(WAIT)
         assert "the controller" in cell.errors[0].evalue
         assert "killed by SIGKILL" in cell.errors[0].evalue
-        assert told.wait(5)
+        assert told.wait(WAIT)

@@ -50,7 +50,7 @@ dist.all_reduce(np.ones(10))
 """
 
 #: Seconds that a cell may still run once its group was aborted.
-RELEASE = 10
+RELEASE = 30
 #: What an engine may have more than at the start: threads and descriptors that
 #: come with the first abort, and garbage of the interpreter.
 MORE_DESCRIPTORS, MORE_THREADS, MORE_MEMORY = 8, 3, 60 << 20
@@ -129,7 +129,7 @@ class Soak:
         victim = self.victim()
         cell = self.busy(victim)
         os.kill(self.cluster.pids[victim], signal.SIGKILL)
-        until(lambda: self.cluster.status().dead == [victim], 5, "the death")
+        until(lambda: self.cluster.status().dead == [victim], WAIT, "the death")
         self.release(cell)
         self.cluster.restart([victim])
         self.give([victim])
@@ -143,7 +143,7 @@ class Soak:
             self.cluster.abort(reason="a rank was stopped")
         if cell is not None:
             # The others are free, whatever the stopped one does.
-            until(lambda: set(cell.ranks_running) <= {victim}, 5, "the others")
+            until(lambda: set(cell.ranks_running) <= {victim}, WAIT, "the others")
         if self.random.random() < 0.7:
             os.kill(pid, signal.SIGCONT)
             self.release(cell)
@@ -265,7 +265,7 @@ def test_faults_in_a_row(soak: Soak) -> None:
         return told
 
     soak.told += [f"{who}: {before[who]} -> {now}" for who, now in soak.usage().items()]
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + WAIT
     while (surplus := left()) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not surplus

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -294,14 +295,15 @@ def test_ctrl_c_stops_the_ranks_and_says_where_they_were() -> None:
     run._stream.pump = interrupted  # type: ignore[method-assign]
     with pytest.raises(Interrupted) as caught:
         run.run()
-    assert str(caught.value) == "after 0.0 s; ranks 0–2 at cell 7 line 3"
+    said = str(caught.value)
+    assert re.fullmatch(r"after \d+\.\d s; ranks 0–2 at cell 7 line 3", said)
     assert told.calls == [("interrupt", (0, 1, 2))]
 
 
 def test_ranks_that_do_not_stop_are_named_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rankscope.magics.cells.cell.STOP", 0.05)
+    monkeypatch.setattr("rankscope.magics.cells.cell.STOP", 0.5)
     monkeypatch.setattr("rankscope.magics.cells.cell.AGAIN", 0.0)
     told = Told(IDLE)
     execution, run = cell_on(told, limit=0.01)
@@ -311,4 +313,4 @@ def test_ranks_that_do_not_stop_are_named_with_the_remedy(
     message = str(caught.value)
     assert "ranks 1–2 did not stop: %dist_restart 1-2 replaces them" in message
     # They were told more than once: a first interrupt may be caught.
-    until(lambda: len(told.calls) > 1, timeout=0.1)
+    until(lambda: len(told.calls) > 1)

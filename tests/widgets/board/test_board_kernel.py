@@ -250,7 +250,7 @@ def test_nothing_is_done_while_nobody_looks(page: FrontEnd) -> None:
             == "False"
         )
 
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + TIMEOUT
     while not stopped():
         assert time.monotonic() < deadline
 

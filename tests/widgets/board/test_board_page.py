@@ -119,7 +119,7 @@ class TestTable:
             return float(scene.texts("c-elapsed")[1].split()[0])
 
         before = elapsed()
-        until(lambda: elapsed() >= before + 0.3, 20)
+        until(lambda: elapsed() >= before + 0.3)
 
     def test_deltas_lead_to_what_a_new_page_shows(
         self, scene: Scene, browser: Browser
@@ -180,7 +180,7 @@ class TestButtons:
         scene.button("Abort").click()
         # The second click of a double click does not count.
         scene.button("yes").click(no_wait_after=True)
-        until(lambda: self._confirmed(scene), 10)
+        until(lambda: self._confirmed(scene))
         (request,) = scene.page.sent()
         assert (request["do"], request["group"]) == ("abort", "g0")
         assert scene.button("Aborting…").is_disabled()
@@ -272,9 +272,9 @@ class TestKeyboard:
         tabs.nth(0).focus()
         scene.page.page.keyboard.press("ArrowRight")
         assert tabs.nth(1).get_attribute("aria-selected") == "true"
-        until(lambda: len(scene.page.rows()) == 3, 20)
+        until(lambda: len(scene.page.rows()) == 3)
         scene.page.page.keyboard.press("Home")
-        until(lambda: len(scene.page.rows()) == 5, 20)
+        until(lambda: len(scene.page.rows()) == 5)
 
 
 class TestTrouble:
@@ -301,7 +301,7 @@ class TestTrouble:
         self.troubled(scene)
         assert self.shown(scene) == "default"
         self.troubled(scene, state="aborted", reason="enough")
-        until(lambda: self.shown(scene) == "tp", 20)
+        until(lambda: self.shown(scene) == "tp")
         assert "strong" in str(scene.button("Rebuild").get_attribute("class"))
         # From then on it is the person's choice, until the next trouble.
         scene.page.board().get_by_role("tab").nth(0).click()
@@ -309,7 +309,7 @@ class TestTrouble:
         assert self.shown(scene) == "default"
         self.troubled(scene)
         self.troubled(scene, state="aborted", reason="again")
-        until(lambda: self.shown(scene) == "tp", 20)
+        until(lambda: self.shown(scene) == "tp")
 
     def test_it_does_not_open_under_a_question(self, scene: Scene) -> None:
         """A yes would mean another group."""
@@ -323,7 +323,7 @@ class TestTrouble:
 class TestTimeline:
     def open(self, scene: Scene, lanes: dict[str, Any]) -> None:
         scene.button("Timeline").click()
-        until(lambda: any(m.get("do") == "records" for m in scene.page.sent()), 10)
+        until(lambda: any(m.get("do") == "records" for m in scene.page.sent()))
         scene.page.play(lanes)
 
     def test_it_says_who_is_late(self, scene: Scene) -> None:
@@ -353,7 +353,7 @@ class TestTimeline:
         assert box is not None
         mouse = scene.page.page.mouse
         mouse.move(box["x"] + box["width"] / 2, box["y"] + 10)
-        assert scene.texts("tip")[0].startswith("all_reduce #")
+        until(lambda: "".join(scene.texts("tip")).startswith("all_reduce #"))
         before = canvas.screenshot()
         mouse.down()
         mouse.move(box["x"] + box["width"] / 2 + 80, box["y"] + 10, steps=4)
@@ -516,7 +516,7 @@ class TestMany:
         scene = Scene(browser, width=1000)
         scene.take(*simulated.hang(256, 137))
         blamed = scene.page.board().locator(".row.blamed")
-        until(lambda: blamed.is_visible(), 10)
+        until(lambda: blamed.is_visible())
         rows = scene.page.board().locator(".rows").bounding_box()
         row = blamed.bounding_box()
         assert rows is not None
