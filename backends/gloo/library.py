@@ -185,9 +185,7 @@ def _chosen() -> Library:
     """Return the library that the options, the variable or the default names."""
     elsewhere = _unsupported()
     if elsewhere is not None:
-        raise DistBackendError(
-            f"{elsewhere} Use backend='mpi' (pip install 'rankscope[mpi]')."
-        )
+        raise DistBackendError(elsewhere)
     found = installed()
     by = "gloo_options" if _option.get() else VARIABLE
     name = _option.get() or os.environ.get(VARIABLE, "")
@@ -198,8 +196,7 @@ def _chosen() -> Library:
                 remedies.insert(0, _INSTALL["pygloo"])
             raise DistBackendError(
                 "gloo cannot be used: neither pygloo nor xoscar, which carry gloo's "
-                f"library, is installed for this Python: {' or '.join(remedies)}. "
-                "Else use backend='mpi' (pip install 'rankscope[mpi]')."
+                f"library, is installed for this Python: {' or '.join(remedies)}"
             )
         return next(iter(found.values()))
     if name not in LIBRARIES:

@@ -24,7 +24,7 @@ def why_unusable(backend: str | None) -> str | None:
         reason = unavailable_reason(name)
         if reason is None:
             return None
-        reasons.append(f"{name} cannot be used here: {reason.rstrip('.')}")
+        reasons.append(reason.rstrip("."))
     return "; ".join(reasons)
 
 

@@ -23,7 +23,7 @@ from ..errors import ClusterError, ClusterStartError
 from ..wire import ipyparallel_private as private
 from .launched import Launched
 
-__all__ = ["Found", "find", "launcher_names", "prepare"]
+__all__ = ["Found", "find", "find_mpiexec", "launcher_names", "prepare"]
 
 # ipyparallel would print these messages into the notebook; add a handler to see them.
 _log = logging.getLogger("rankscope.engines.cluster.launch")
@@ -227,6 +227,13 @@ def _security_dir(profile: str | None) -> Path:
     return Path(cluster.profile_dir, "security")
 
 
+def find_mpiexec() -> str | None:
+    """Return the path of the mpiexec beside this Python, else of the one on PATH."""
+    beside = str(Path(sys.executable).parent)
+    path = os.pathsep.join([beside, os.environ.get("PATH", os.defpath)])
+    return shutil.which("mpiexec", path=path)
+
+
 def _configure_mpi(config: Config) -> None:
     """Find mpiexec, and set what Open MPI needs to run and to survive a death.
 
@@ -234,9 +241,7 @@ def _configure_mpi(config: Config) -> None:
     """
     launcher = config.MPILauncher
     if "mpi_cmd" not in launcher:
-        beside = str(Path(sys.executable).parent)
-        path = os.pathsep.join([beside, os.environ.get("PATH", os.defpath)])
-        mpiexec = shutil.which("mpiexec", path=path)
+        mpiexec = find_mpiexec()
         if mpiexec is None:
             raise ClusterStartError(
                 "engines='mpi': no mpiexec found beside this Python or on PATH; "

@@ -70,7 +70,7 @@ def test_no_rank_is_started_where_gloo_is_missing(
         result = ipython.run_cell(f"%dist_init -n 3{options}")
     assert result.error_in_exec is not None
     said = plain(seen.stdout)
-    assert said.startswith(f"%dist_init: {named}: gloo cannot be used here: {reason} ")
+    assert said.startswith(f"%dist_init: {named}: {reason} ")
     assert "%dist_init -n 3 --backend cpu:mpi" in said
     assert ".." not in said
 

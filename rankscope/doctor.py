@@ -1,0 +1,423 @@
+"""``python -m rankscope doctor``: what can be used here, and what is in the way.
+
+Each check is a function that yields findings. A finding is a fact (``ok``), something
+that is not there and need not be (``none``), something to know (``note``) or a fault
+(``fault``), which is what the exit status reports.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+import sysconfig
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+
+from rankscope import __version__
+from rankscope.backends import gloo_info, unavailable_reason
+from rankscope.backends.gloo.library import VARIABLE, installed
+from rankscope.backends.interface.registry import known_backends, resolve
+
+__all__ = ["CHECKS", "DESCRIPTION", "EXIT", "Finding", "examine", "main"]
+
+DESCRIPTION = """
+Tell what Rankscope finds on this machine: Python and platform, the backends that can
+be used and why others cannot, gloo's library and its self-test, MPI and its launcher,
+GPUs and NCCL, the versions of the Jupyter packages, and the limits of this machine.
+"""
+
+EXIT = """
+exit status: 0 ranks can be started and numpy arrays sent between them, 1 something
+that this needs is missing or broken: the lines marked "fault".
+"""
+
+#: The Pythons that the tests run on; CPython 3.15 and later may lack gloo.
+SUPPORTED = ((3, 10), (3, 14))
+#: Descriptors that a rank needs: sockets of ipyparallel, store, shared memory, pipes.
+DESCRIPTORS = 256
+#: Bytes that large arrays in a segment of NCCL or MPI may take in /dev/shm.
+SHARED_MEMORY = 64 << 20
+
+_WIDTH = 88
+_INDENT = " " * 22
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report: ``ok``, ``none``, ``note`` or ``fault``."""
+
+    level: str
+    name: str
+    text: str
+
+    def __str__(self) -> str:
+        return textwrap.fill(
+            self.text,
+            _WIDTH,
+            initial_indent=f"  {self.level:6}{self.name:14}",
+            subsequent_indent=_INDENT,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+
+
+# -- Python and platform ---------------------------------------------------------
+
+
+def check_python() -> Iterator[Finding]:
+    """Check the interpreter and the platform."""
+    found = f"{platform.python_implementation()} {platform.python_version()}"
+    least, most = (".".join(map(str, one)) for one in SUPPORTED)
+    here = sys.version_info[:2]
+    if platform.python_implementation() != "CPython":
+        yield Finding("fault", "Python", f"{found}: the libraries of gloo need CPython")
+    elif sysconfig.get_config_var("Py_GIL_DISABLED"):
+        yield Finding(
+            "fault",
+            "Python",
+            f"{found}, free-threaded: the libraries of gloo have no wheel for it; use "
+            "the ordinary build",
+        )
+    elif not SUPPORTED[0] <= here <= SUPPORTED[1]:
+        yield Finding(
+            "note", "Python", f"{found}: tested are {least} to {most}, not this one"
+        )
+    else:
+        yield Finding("ok", "Python", f"{found}, {sys.executable}")
+    libc = " ".join(platform.libc_ver()).strip()
+    system = f"{platform.system()} {platform.release()} on {platform.machine()}"
+    if not sys.platform.startswith("linux"):
+        yield Finding(
+            "fault", "platform", f"{system}: Rankscope needs Linux (docs/install.md)"
+        )
+    else:
+        yield Finding("ok", "platform", f"{system}{libc and ', '}{libc}")
+
+
+# -- backends --------------------------------------------------------------------
+
+
+def check_backends() -> Iterator[Finding]:
+    """Check which backends can be used; one for host arrays has to be."""
+    host = []
+    for name in known_backends():
+        reason = unavailable_reason(name)
+        if reason is not None:
+            yield Finding("none", name, reason)
+            continue
+        devices = resolve(name).devices
+        host += [name] * ("cpu" in devices)
+        launcher = resolve(name).launcher
+        needs = f"; its ranks are started by {launcher}" if launcher else ""
+        yield Finding("ok", name, f"for {', '.join(devices)} arrays{needs}")
+    if not host:
+        yield Finding(
+            "fault",
+            "numpy arrays",
+            "no backend for them can be used: install what is named above",
+        )
+    elif "gloo" not in host:
+        yield Finding(
+            "fault",
+            "numpy arrays",
+            "%dist_init -n 4 uses gloo, which cannot be used (see above); name "
+            f"another one: %dist_init -n 4 --backend cpu:{host[0]}",
+        )
+
+
+def check_gloo() -> Iterator[Finding]:
+    """Check gloo's library, the network that it uses, and that it works."""
+    if unavailable_reason("gloo") is not None:
+        return
+    info = gloo_info()
+    yield Finding(
+        "ok", "library", f"{info.library} {info.version} over {info.transport}"
+    )
+    yield Finding(
+        "ok",
+        "interface",
+        f"{info.interface} ({info.address}), for ranks of other hosts",
+    )
+    test = info.self_test
+    yield Finding("ok" if test.passed else "fault", "self-test", str(test))
+    for name, library in installed().items():
+        if name != info.library:
+            text = f"{library} is installed, too: {VARIABLE}={name} chooses it"
+            yield Finding("note", "library", text)
+
+
+# -- MPI -------------------------------------------------------------------------
+
+_MPI_LIBRARY = (
+    "import mpi4py; mpi4py.rc.initialize = False\n"
+    "from mpi4py import MPI\n"
+    "print(mpi4py.__version__); print(MPI.Get_library_version().splitlines()[0])"
+)
+
+
+def check_mpi() -> Iterator[Finding]:
+    """Check the MPI library and the launcher of its ranks."""
+    if unavailable_reason("mpi") is not None:
+        return
+    # A process of its own: a broken MPI library may end the process that loads it.
+    done = _run(sys.executable, "-c", _MPI_LIBRARY)
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        yield Finding("fault", "library", f"mpi4py does not load: {last}")
+        return
+    version, library = done.stdout.splitlines()[:2]
+    yield Finding("ok", "library", f"{library.strip(chr(0))}, mpi4py {version}")
+    mpiexec = _mpiexec()
+    if mpiexec is None:
+        yield Finding(
+            "note",
+            "launcher",
+            "no mpiexec beside this Python or on PATH: pip install 'rankscope[mpi]'",
+        )
+        return
+    said = (_run(mpiexec, "--version").stdout.strip().splitlines() or [""])[0]
+    yield Finding("ok", "launcher", f"{mpiexec} ({said or 'it tells no version'})")
+
+
+def _mpiexec() -> str | None:
+    from rankscope.engines.cluster.launch import find_mpiexec
+
+    return find_mpiexec()
+
+
+def _run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+# -- GPUs ------------------------------------------------------------------------
+
+
+_CUDA = (
+    *("cupy", "cupy-cuda12x", "cupy-cuda13x", "nccl4py", "cuda-bindings"),
+    *("nvidia-nccl-cu12", "nvidia-nccl-cu13"),
+)
+
+
+def check_gpus() -> Iterator[Finding]:
+    """Check the GPUs, and the packages around NCCL; none of them has to be there."""
+    from rankscope.engines.agent.gpus import has_driver
+
+    if not has_driver():
+        yield Finding("none", "GPU", "this host has no driver of an NVIDIA GPU")
+    elif shutil.which("nvidia-smi"):
+        for line in _run("nvidia-smi", "-L").stdout.splitlines():
+            yield Finding("ok", "GPU", line.partition(" (UUID")[0])
+    else:
+        yield Finding("ok", "GPU", "there is a driver, and no nvidia-smi to ask")
+    for package in _CUDA:
+        version = _version(package)
+        if version is not None:
+            yield Finding("ok", package, version)
+
+
+# -- Jupyter ---------------------------------------------------------------------
+
+_NO_SUBSHELLS = (
+    "no subshells: a click on the board waits for the end of a cell, %%distributed "
+    "excepted"
+)
+
+#: Package, the versions to be told about, the level, and what is to be known.
+_KNOWN: tuple[tuple[str, Callable[[tuple[int, ...]], bool], str, str], ...] = (
+    (
+        "ipykernel",
+        lambda version: (7, 0) <= version < (7, 4),
+        "note",
+        "7.0 to 7.3 can stop answering after many short cells; %load_ext rankscope "
+        "prevents that in its kernel. 7.4, for Python 3.11 and later, is free of it",
+    ),
+    (
+        "ipykernel",
+        lambda version: version < (7, 0),
+        "note",
+        _NO_SUBSHELLS,
+    ),
+    (
+        "ipyparallel",
+        lambda version: not (9,) <= version < (10,),
+        "fault",
+        "pip install 'ipyparallel>=9,<10'",
+    ),
+    (
+        "anywidget",
+        lambda version: version < (0, 9),
+        "fault",
+        "pip install 'anywidget>=0.9'",
+    ),
+    (
+        "jupyterlab",
+        lambda version: version < (4, 4),
+        "note",
+        _NO_SUBSHELLS,
+    ),
+)
+_OPTIONAL = ("jupyterlab", "notebook")
+
+
+def check_jupyter() -> Iterator[Finding]:
+    """Check the versions of what notebooks and engines run on."""
+    needed = ("ipyparallel", "ipykernel", "IPython", "ipywidgets", "anywidget")
+    for name in (*needed, *_OPTIONAL):
+        version = _version(name)
+        if version is None:
+            optional = name in _OPTIONAL
+            yield Finding(
+                "none" if optional else "fault",
+                name,
+                "not in this environment; the server may run in another one"
+                if optional
+                else f"not installed: pip install {name}",
+            )
+            continue
+        level, text = "ok", version
+        for known, matches, severity, advice in _KNOWN:
+            if known == name and matches(_numbers(version)):
+                level, text = severity, f"{version}: {advice}"
+        yield Finding(level, name, text)
+    if find_spec("ipyparallel") is not None:
+        from rankscope.engines.errors import ClusterError
+        from rankscope.engines.wire import ipyparallel_private
+
+        try:
+            ipyparallel_private.check()
+        except ClusterError as error:
+            yield Finding("fault", "ipyparallel", str(error))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version: (7, 4) of ``7.4.0rc1``."""
+    numbers = []
+    for part in version.split(".")[:2]:
+        if not part.isdigit():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)
+
+
+# -- limits ----------------------------------------------------------------------
+
+
+def check_limits() -> Iterator[Finding]:
+    """Check memory and descriptors."""
+    try:
+        os.close(os.memfd_create("rankscope-doctor"))
+    except (AttributeError, OSError) as error:
+        yield Finding(
+            "fault", "memfd_create", f"gloo's shared memory needs it: {error}"
+        )
+    memory = psutil.virtual_memory()
+    yield Finding(
+        "ok",
+        "memory",
+        f"{_size(memory.available)} of {_size(memory.total)} available; the shared "
+        "memory of gloo counts as memory of the process",
+    )
+    limit = _memory_limit()
+    if limit is not None:
+        yield Finding("ok", "its limit", f"{_size(limit)} for this control group")
+    if os.path.isdir("/dev/shm"):
+        free = shutil.disk_usage("/dev/shm").free
+        small = free < SHARED_MEMORY
+        yield Finding(
+            "note" if small else "ok",
+            "/dev/shm",
+            f"{_size(free)} free"
+            + ("; MPI and NCCL want more (docker run --shm-size)" if small else ""),
+        )
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = soft != resource.RLIM_INFINITY and soft < DESCRIPTORS
+    yield Finding(
+        "fault" if few else "ok",
+        "descriptors",
+        f"{_count(soft)} per process, at most {_count(hard)}"
+        + (f"; a rank needs up to {DESCRIPTORS}: ulimit -n 1024" if few else ""),
+    )
+
+
+def _memory_limit() -> int | None:
+    """Return the bytes that the control group of this process may use, if limited."""
+    path = Path("/sys/fs/cgroup/memory.max")
+    text = path.read_text().strip() if path.is_file() else "max"
+    return int(text) if text.isdigit() else None
+
+
+def _count(limit: int) -> str:
+    return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
+
+
+def _size(count: float) -> str:
+    for unit in ("bytes", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+# -- the report ------------------------------------------------------------------
+
+Check = Callable[[], Iterator[Finding]]
+
+#: Heading and check, in the order of the report.
+CHECKS: tuple[tuple[str, Check], ...] = (
+    ("Python and platform", check_python),
+    ("Backends", check_backends),
+    ("gloo", check_gloo),
+    ("MPI", check_mpi),
+    ("GPUs and NCCL", check_gpus),
+    ("Jupyter", check_jupyter),
+    ("Limits", check_limits),
+)
+
+
+def examine(check: Check) -> list[Finding]:
+    """Return the findings of `check`; an exception that it raises is one more fault."""
+    found = []
+    try:
+        for finding in check():
+            found.append(finding)
+    except Exception as error:  # noqa: BLE001 - what is broken here is not known before
+        found.append(Finding("fault", "this check", f"{type(error).__name__}: {error}"))
+    return found
+
+
+def main() -> int:
+    """Print the report; return 1 if there is a fault, else 0."""
+    print(f"Rankscope {__version__}, {Path(__file__).parent}")
+    faults = []
+    for heading, check in CHECKS:
+        found = examine(check)
+        if not found:
+            continue
+        print(f"\n{heading}")
+        for finding in found:
+            print(finding, flush=True)
+        faults += [f"{heading}: {one.name}" for one in found if one.level == "fault"]
+    if not faults:
+        print("\nNothing is in the way: %dist_init -n 4 starts ranks here.")
+        return 0
+    print(f"\n{len(faults)} fault{'s' * (len(faults) > 1)}: {'; '.join(faults)}")
+    return 1

@@ -1,0 +1,149 @@
+"""``python -m rankscope doctor``, run for real, and with parts missing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+import rankscope as dist
+from rankscope import doctor
+from rankscope.backends.interface.base import Backend
+from rankscope.backends.interface.registry import resolve
+
+
+def _doctor(
+    *arguments: str, before: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rankscope", "doctor", *arguments]
+    if before:
+        command = ["bash", "-c", f'{before}; exec "$@"', "bash", *command]
+    return subprocess.run(
+        command,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def _lines(report: str) -> list[tuple[str, str, str]]:
+    """Level, name and text of each finding, its continuation lines included."""
+    joined = re.sub(r"\n {22}", " ", report)
+    found = re.findall(r"^  (ok|none|note|fault) +(.{13}) (.*)$", joined, re.MULTILINE)
+    return [(level, name.strip(), text) for level, name, text in found]
+
+
+def test_it_reports_what_is_here() -> None:
+    done = _doctor()
+    assert (done.returncode, done.stderr) == (0, "")
+    headings = [heading for heading, _ in doctor.CHECKS]
+    printed = re.findall(r"^(\S.*)$", done.stdout, re.MULTILINE)
+    assert [line for line in printed if line in headings] == headings
+    assert printed[-1] == "Nothing is in the way: %dist_init -n 4 starts ranks here."
+    found = _lines(done.stdout)
+    info = dist.gloo_info()
+    assert (
+        "ok",
+        "library",
+        f"{info.library} {info.version} over {info.transport}",
+    ) in (found)
+    texts = {name: text for level, name, text in found if level == "ok"}
+    assert texts["self-test"].startswith("passed")
+    assert texts["ipyparallel"] == importlib.metadata.version("ipyparallel")
+    assert "mpiexec" in texts["launcher"]
+    assert all(len(line) <= 100 for line in done.stdout.splitlines())
+
+
+def test_the_help_tells_the_exit_status() -> None:
+    done = _doctor("--help")
+    assert done.returncode == 0
+    assert "exit status: 0" in done.stdout
+
+
+def test_a_gloo_that_is_not_there_is_a_fault() -> None:
+    done = _doctor(RANKSCOPE_GLOO="nonsense")
+    assert done.returncode == 1
+    found = _lines(done.stdout)
+    assert any(
+        (level, name) == ("none", "gloo") and "nonsense" in text
+        for level, name, text in found
+    )
+    assert ("fault", "numpy arrays") in [one[:2] for one in found]
+    assert "--backend cpu:mpi" in done.stdout
+    assert done.stdout.splitlines()[-1] == "1 fault: Backends: numpy arrays"
+
+
+def test_too_few_descriptors_are_a_fault() -> None:
+    done = _doctor(before="ulimit -n 128")
+    assert done.returncode == 1
+    texts = {name: text for level, name, text in _lines(done.stdout)}
+    assert texts["descriptors"].startswith("128 per process")
+    assert texts["descriptors"].endswith("ulimit -n 1024")
+
+
+def test_no_backend_at_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("gloo", "mpi"):
+        missing = replace(resolve(name), unavailable=lambda: "it is missing")
+        monkeypatch.setitem(Backend.registry, name, missing)
+    monkeypatch.setattr(doctor, "CHECKS", (("Backends", doctor.check_backends),))
+    assert doctor.main() == 1
+    assert "no backend for them can be used" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "level", "advice"),
+    [
+        ("ipyparallel", "8.9.0", "fault", "pip install 'ipyparallel>=9,<10'"),
+        ("ipykernel", "7.3.0", "note", "can stop answering"),
+        ("ipykernel", "6.30.1", "note", "no subshells"),
+        ("ipykernel", "7.4.0rc1", "ok", "7.4.0rc1"),
+        ("anywidget", "0.8.1", "fault", "anywidget>=0.9"),
+    ],
+)
+def test_versions_that_are_known(
+    package: str,
+    version: str,
+    level: str,
+    advice: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = importlib.metadata.version
+    monkeypatch.setattr(
+        "importlib.metadata.version",
+        lambda name: version if name == package else real(name),
+    )
+    (found,) = (one for one in doctor.check_jupyter() if one.name == package)
+    assert found.level == level
+    assert version in found.text
+    assert advice in found.text
+
+
+def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", missing)
+    found = {one.name: one for one in doctor.check_jupyter()}
+    assert found["ipykernel"].level == "fault"
+    assert "pip install ipykernel" in found["ipykernel"].text
+    assert found["jupyterlab"].level == "none"
+
+
+def test_a_check_that_fails_is_one_more_fault() -> None:
+    def check() -> Iterator[doctor.Finding]:
+        yield doctor.Finding("ok", "first", "there")
+        raise OSError("no such device")
+
+    first, second = doctor.examine(check)
+    assert (first.level, second.level) == ("ok", "fault")
+    assert second.text == "OSError: no such device"

@@ -1,0 +1,133 @@
+"""``make test-pythons``: install the wheel for every other Python found, and try it.
+
+The wheel is built once and installed, with what it needs, into an empty environment of
+each Python. There the demo runs, and the tests of gloo, of deaths and of the magics,
+in a folder that has no source of the package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tools.interpreters import SUPPORTED, find
+
+__all__ = ["TESTS", "main"]
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "build" / "test-pythons"
+#: What the wheel is made of.
+SOURCES = ("rankscope", "magics", "widgets", "engines", "backends")
+#: What the tests and the demo read.
+NEEDED = ("tests", "tools", "notebooks", "pyproject.toml", "README.md")
+#: What the tests and the demo import besides the wheel.
+PACKAGES = (
+    *("pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.7", "hypothesis>=6"),
+    *("nbclient>=0.10", "nbconvert>=7", "matplotlib>=3.8", "scipy>=1.13"),
+)
+TESTS = ("tests/backends/gloo", "tests/backends/groups/test_deaths.py", "tests/magics")
+#: Seconds for one command on one Python.
+LIMIT = 900
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Try the versions that `arguments` name, by default all but this one."""
+    here = "{}.{}".format(*sys.version_info)
+    parser = argparse.ArgumentParser(prog="python -m tools.other_pythons")
+    parser.add_argument(
+        "versions",
+        nargs="*",
+        metavar="3.X",
+        default=[one for one in SUPPORTED if one != here],
+        help="the Pythons to try (default: all that are supported, but this one)",
+    )
+    chosen = parser.parse_args(arguments).versions
+    found = {version: find(version) for version in chosen}
+    for version in [one for one, python in found.items() if python is None]:
+        print(f"Python {version}: not found on PATH, with pyenv or with uv: not tested")
+    there = {version: python for version, python in found.items() if python}
+    if not there:
+        return 0
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir(parents=True)
+    wheel = _build()
+    _copy(NEEDED, FOLDER / "tree")
+    results = {one: _try(one, python, wheel) for one, python in there.items()}
+    return 0 if all(results.values()) else 1
+
+
+def _copy(names: Sequence[str], target: Path) -> None:
+    ignored = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", "build")
+    target.mkdir()
+    for name in names:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, target / name, ignore=ignored)
+        else:
+            shutil.copy(ROOT / name, target)
+
+
+def _build() -> Path:
+    """Build the wheel from a copy: setuptools leaves its traces where it builds."""
+    source = FOLDER / "source"
+    _copy((*SOURCES, "pyproject.toml", "README.md", "LICENSE"), source)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
+    options = ["--no-build-isolation", "--wheel-dir", str(FOLDER), str(source)]
+    subprocess.run([*command, *options], check=True)
+    (wheel,) = FOLDER.glob("rankscope-*.whl")
+    return wheel
+
+
+def _try(version: str, python: str, wheel: Path) -> bool:
+    """Install the wheel for one Python and run demo and tests; return whether all pass.
+
+    The output goes to a file, and its last lines to the terminal if a step fails.
+    """
+    environment = FOLDER / version
+    own = environment / "bin" / "python"
+    uv = [sys.executable, "-m", "uv", "--quiet"]
+    steps: dict[str, Sequence[str | Path]] = {
+        "install": [*uv, "pip", "install", "--python", own, wheel, *PACKAGES],
+        "doctor": [own, "-m", "rankscope", "doctor"],
+        "demo": [own, "-m", "tools.demo"],
+        "tests": [
+            *(own, "-m", "pytest", "-q", "-m", "not soak", "-p", "no:cacheprovider"),
+            *("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", *TESTS),
+        ],
+    }
+    subprocess.run([*uv, "venv", "--python", python, environment], check=True)
+    print(f"Python {version} ({python}):", flush=True)
+    for name, command in steps.items():
+        began = time.monotonic()
+        log = FOLDER / f"{version}-{name}.log"
+        with log.open("wb") as file:
+            ended: int | str
+            try:
+                ended = subprocess.run(
+                    command,
+                    cwd=FOLDER / "tree",
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    timeout=LIMIT,
+                    check=False,
+                ).returncode
+            except subprocess.TimeoutExpired:
+                ended = f"ended after {LIMIT} s"
+        last = log.read_text(errors="replace").splitlines()
+        seconds = time.monotonic() - began
+        said = last[-1] if name == "tests" and last else ""
+        print(f"  {name:8} {'ok' if ended == 0 else ended}, {seconds:.0f} s  {said}")
+        sys.stdout.flush()
+        if ended != 0:
+            print("\n".join(f"    {line}" for line in last[-60:]))
+            print(f"  the rest: {log.relative_to(ROOT)}")
+            return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())
