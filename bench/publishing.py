@@ -17,11 +17,12 @@ WAIT = 120.0
 # status and without.
 SETUP = """
 import time
-from rankscope.engines.agent.agent import agent
-subscribed, x = agent._agent._subscribers, dist.zeros(16384)
+from rankscope.engines.agent import agent
+publisher = agent._agent._publisher
+subscribed, x = publisher.subscriptions, dist.zeros(16384)
 
 def block(on, ops):
-    agent._agent._subscribers = subscribed if on else {}
+    publisher.subscriptions = subscribed if on else {}
     dist.barrier()
     began = time.perf_counter()
     for _ in range(ops):
@@ -33,7 +34,7 @@ def blocks(rounds, ops):
     for turn in range(rounds):
         for on in (turn % 2 == 0, turn % 2 == 1):
             times[on].append(block(on, ops))
-    agent._agent._subscribers = subscribed
+    publisher.subscriptions = subscribed
     return times
 """
 

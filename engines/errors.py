@@ -7,7 +7,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["ClusterError", "ClusterStartError", "ExecutionError", "RankError"]
+from rankscope.backends.rank_sets import name_ranks
+
+__all__ = [
+    "ClusterError",
+    "ClusterStartError",
+    "ExecutionError",
+    "RankError",
+    "group_by_message",
+]
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -126,3 +134,15 @@ class ExecutionError(RankError):
 
     def __str__(self) -> str:
         return "; ".join(map(str, self.errors.values()))
+
+
+def group_by_message(messages: Mapping[int, str]) -> str:
+    """Return messages of ranks in one line, each message once with all its ranks."""
+    ranks: dict[str, list[int]] = {}
+    for rank, message in sorted(messages.items()):
+        # Many errors contain the name of their rank.
+        impersonal = re.sub(rf" on rank {rank}\b", "", message)
+        ranks.setdefault(impersonal, []).append(rank)
+    return "; ".join(
+        f"{name_ranks(members)}: {message}" for message, members in ranks.items()
+    )

@@ -1,4 +1,4 @@
-"""Parse runs of numbers as a person types them: ``0,2-3``, ranks or GPUs."""
+"""Parse runs of numbers as users type them: ``0,2-3``, ranks or GPUs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def parse_runs(text: str, what: str, besides: str = "") -> list[range]:
 
     The runs are ranges, so that 0-999999999 takes no memory. `what` is the word for
     a number, such as ``"rank"``; `besides` is appended to the error message and names
-    what else may be written. Raises `ValueError` naming the offending part.
+    the other permitted texts. Raises `ValueError` naming the offending part.
     """
     runs = []
     for raw in text.split(","):

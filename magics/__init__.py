@@ -35,10 +35,10 @@ def load_ipython_extension(ip: Any) -> None:
     for command in COMMANDS.values():
         kind = "cell" if command.cell else "line"
         method = getattr(magics, command.name)
-        ip.register_magic_function(_explained(method, command), kind, command.name)
+        ip.register_magic_function(_with_help(method, command), kind, command.name)
     # IPython refuses a cell magic without a cell: a line magic answers --help.
     ip.register_magic_function(
-        _explained(magics.distributed_line, DISTRIBUTED), "line", DISTRIBUTED.name
+        _with_help(magics.distributed_line, DISTRIBUTED), "line", DISTRIBUTED.name
     )
     ip.Completer.custom_matchers.append(matcher(ip))
     if getattr(ip, "kernel", None) is not None:
@@ -57,7 +57,7 @@ def unload_ipython_extension(ip: Any) -> None:
     ]
 
 
-def _explained(method: Callable[..., Any], command: Command) -> Callable[..., Any]:
+def _with_help(method: Callable[..., Any], command: Command) -> Callable[..., Any]:
     """Return `method` with the command's help for ``%name?`` to show."""
 
     def magic(*arguments: str) -> Any:

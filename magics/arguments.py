@@ -73,7 +73,10 @@ def chosen_ranks(
 
 
 def known_group(command: Command, name: str | None, cluster: Cluster) -> str | None:
-    """Return `name`, a group's name or id; ask the ranks if it is not known yet."""
+    """Return `name` if it is the name or id of a group.
+
+    A group that the last status lacks is looked up in a fresh one.
+    """
     if name is None:
         return None
     for fresh in (False, True):

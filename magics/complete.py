@@ -104,7 +104,7 @@ def candidates(line: str, number: int, kinds: Kinds) -> tuple[str, list[str]] | 
     if option is not None and option.metavar is not None:
         return _value(option, word, kinds)
     if command.parameter is not None and command.parameter.kind is not None:
-        return _typed(command.parameter.kind, word, kinds)
+        return _of_kind(command.parameter.kind, word, kinds)
     return _matching(word, _flags(command, before))
 
 
@@ -123,15 +123,15 @@ def _value(
 ) -> tuple[str, list[str]] | None:
     if option is None or option.kind == "file":
         return None
-    found = None if option.kind is None else _typed(option.kind, text, kinds)
+    found = None if option.kind is None else _of_kind(option.kind, text, kinds)
     if found is None or not found[1]:
-        # The word as typed: without any completion IPython would ask the
-        # others, which know magics and files.
+        # The word as typed: without any completion IPython would use its other
+        # matchers, which complete magics and files.
         return text, [text]
     return found
 
 
-def _typed(kind: str, text: str, kinds: Kinds) -> tuple[str, list[str]] | None:
+def _of_kind(kind: str, text: str, kinds: Kinds) -> tuple[str, list[str]] | None:
     if kind not in kinds:
         return None
     cut = max((text.rfind(mark) for mark in _SEPARATORS.get(kind, "")), default=-1)
@@ -162,7 +162,7 @@ def _backends(before: str) -> list[str]:
     if before.endswith(":"):
         device = before[:-1].rpartition(",")[2]
         native = sorted(name for name, where in names.items() if device in where)
-        # CUDA arrays can take the detour through host memory.
+        # CUDA arrays can be staged through host memory.
         hosts = [name for name, where in names.items() if "cpu" in where]
         staged = sorted(hosts) if device == "cuda" else []
         return [*native, *(name for name in staged if name not in native)]

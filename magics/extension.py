@@ -55,7 +55,7 @@ class RankscopeMagics:
             return
         check_init(values)
         if session.cluster is not None:
-            self._already(session.cluster, values)
+            self._report_running(session.cluster, values)
             return
         began = time.monotonic()
         with ProgressLine(self.shell) as progress, reported(DIST_INIT):
@@ -69,11 +69,11 @@ class RankscopeMagics:
         if cluster.advice:
             print(cluster.advice)
         if values["keep"]:
-            print(f"after a restart: %dist_init --cluster-id {cluster.cluster_id}")
+            print(f"to attach again: %dist_init --cluster-id {cluster.cluster_id}")
         if getattr(self.shell, "kernel", None) is not None:
             session.show_board(self.shell)
 
-    def _already(self, cluster: Cluster, values: Values) -> None:
+    def _report_running(self, cluster: Cluster, values: Values) -> None:
         running = f"{_size(cluster)} · {_kind(cluster)}"
         if values != session.request:
             DIST_INIT.fail(
@@ -95,11 +95,11 @@ class RankscopeMagics:
             print("no cluster: there is nothing to shut down")
             return
         size, owned = _size(cluster), cluster.owned
-        session.forget()
+        session.drop()
         with ProgressLine(self.shell) as progress, reported(command):
             if not owned:
                 cluster.close()
-                progress.done(f"let go of {size}, which live on")
+                progress.done(f"detached from {size}; they keep running")
                 return
             progress.update(f"ending {size}")
             cluster.shutdown()
@@ -125,8 +125,8 @@ class RankscopeMagics:
             cluster.restart(ranks)
             took = time.monotonic() - began
             progress.done(
-                f"{name_ranks(ranks)} restarted in {took:.1f} s, variables are gone; "
-                "%dist_rebuild makes aborted groups usable"
+                f"{name_ranks(ranks)} restarted in {took:.1f} s, their variables are "
+                "lost; %dist_rebuild makes aborted groups usable"
             )
 
     def dist_status(self, line: str) -> None:

@@ -1,4 +1,4 @@
-"""Session: the one cluster that the magics of this notebook work on."""
+"""Session: the one cluster that the magics of this notebook use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Session", "current_cluster", "session", "use_cluster"]
 
 
 class Session:
-    """The present cluster, its board, and the request it was made for."""
+    """The present cluster, its board, and the `%dist_init` that made it."""
 
     def __init__(self) -> None:
         self._cluster: Cluster | None = None
@@ -28,17 +28,17 @@ class Session:
     def cluster(self) -> Cluster | None:
         """The present cluster; ``None`` after it was shut down."""
         if self._cluster is not None and self._cluster.closed:
-            self.forget()
+            self.drop()
         return self._cluster
 
     def use(self, cluster: Cluster, request: dict[str, Any] | None = None) -> None:
         """Make `cluster` the present one."""
         if cluster is not self._cluster:
-            self.forget()
+            self.drop()
         self._cluster = cluster
         self.request = request
 
-    def forget(self) -> None:
+    def drop(self) -> None:
         """Drop the cluster and close its board, which keeps the last state."""
         self._cluster = self.request = None
         board, self._board = self._board, None

@@ -1,7 +1,7 @@
 """StatusTable: what every rank is doing at one moment, as text and as HTML.
 
 The rows are those of the board's model, with columns of their own, and both forms
-show the same words; colour only repeats what a word says.
+show the same words; colour only repeats a word.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COLUMNS = (
     Column("enqueued", "enqueued", "the last op issued"),
     Column("started", "started", "the last op started", drop=5),
     Column("completed", "completed", "the last op completed"),
-    Column("heartbeat", "heartbeat", "time since a sign of life", True, drop=1),
+    Column("heartbeat", "heartbeat", "time since the last heartbeat", True, drop=1),
 )
 
 _TIME = re.compile(r"\d\d:\d\d:\d\d")

@@ -88,8 +88,8 @@ def lines(columns: Sequence[Column], rows: Sequence[Row]) -> list[str]:
 
 #: For tables inside an element of class ``rankscope-static``. Only variables with
 #: fallbacks, and greys that stand on white and on black, so that a table is legible
-#: in any theme and on a page that has none. A page that takes the style away (it is
-#: not trusted) leaves a plain table.
+#: in any theme and on a page that has none. A page that is not trusted loses the
+#: style: a plain table remains.
 STYLE = """\
 <style>
 .rankscope-static {

@@ -154,10 +154,10 @@ class _Case:
 
     def _whereabouts(self, rank: int) -> str:
         view = self.views[rank]
-        if view.place:
-            return f"it is at {view.place}"
-        if view.left:
-            return f"it {view.left}"
+        if view.location:
+            return f"it is at {view.location}"
+        if view.last_cell_exit:
+            return f"it {view.last_cell_exit}"
         return "its cell has ended, or none ran there"
 
     # -- verdicts ------------------------------------------------------------
@@ -263,8 +263,8 @@ class _Case:
             for rank in self.ranks
             if rank not in self.there and not self._beyond(rank) and rank not in known
         ]
-        busy = [rank for rank in absent if self.views[rank].place]
-        missing = [rank for rank in absent if not self.views[rank].place]
+        busy = [rank for rank in absent if self.views[rank].location]
+        missing = [rank for rank in absent if not self.views[rank].location]
         verdicts = []
         for fault, ranks in (
             (Fault.RANK_BUSY_ELSEWHERE, busy),
@@ -319,7 +319,7 @@ class _Case:
                     f"rank {peer} has not issued the matching {wanted}: "
                     f"{self._whereabouts(peer)}, while {doing} rank {peer}"
                 )
-                busy = bool(self.views[peer].place)
+                busy = bool(self.views[peer].location)
                 fault = Fault.RANK_BUSY_ELSEWHERE if busy else Fault.MISSING_RANKS
                 culprits = [peer]
             verdicts.append(self._verdict(fault, culprits, text, entry))

@@ -45,10 +45,10 @@ class RankView:
     #: Seconds since the rank's last answer, if the rank does not answer.
     silent_for: float | None = None
     #: Position of the rank's main thread, e.g. ``cell 7 line 3``; empty if idle.
-    place: str = ""
+    location: str = ""
     #: The exception that ended the rank's last cell, if any:
     #: ``left cell 7 with ValueError at line 4``.
-    left: str = ""
+    last_cell_exit: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""What runs inside each engine."""
+"""The code that runs inside each engine."""

@@ -14,7 +14,6 @@ import platform
 import secrets
 import signal
 import socket
-import sys
 import threading
 import time
 import traceback
@@ -40,19 +39,12 @@ from ..wire.error_details import pack_details
 from ..wire.ipykernel_private import allow_top_level_await
 from ..wire.status_codec import pack
 from . import availability
+from .cell_source import CellSource
 from .gpus import Gpu, choose_device, load_cupy, must_share
+from .publisher import StatusPublisher
 
 __all__ = ["Agent", "install"]
 
-#: Seconds between two status messages at least, and at most.
-MIN_INTERVAL = 0.1
-HEARTBEAT = 1.0
-#: After this many ops since the last message, and the interval then: a rank that
-#: makes progress needs few messages, and each one takes CPU time from collectives.
-STEADY_OPS = 50
-STEADY_INTERVAL = 0.25
-#: Seconds after which a subscription that was not renewed ends.
-LEASE = 30.0
 #: Seconds that connecting to the ranks' store may take.
 STORE_TIMEOUT = 10.0
 
@@ -87,15 +79,14 @@ class Agent:
         self._key = b""
         self._main = threading.main_thread()
         self._cell: int | None = None
-        # How the notebook's last cell ended: "left cell 7 with ValueError …".
+        # How the last cell of a notebook ended: "left cell 7 with ValueError …".
         self._last_cell_exit = ""
         self._cell_began: float | None = None
         self._cell_scope = ExitStack()
         self._interruptible = False
         self._gpu: Gpu | None = None
         self._new_gpu: Gpu | None = None
-        self._subscribers: dict[str, tuple[dict[str, Any], float]] = {}
-        self._changed = threading.Event()
+        self._source = CellSource(self.shell)
         self._handlers = dict(
             [
                 requests.Abort.served_by(self._abort),
@@ -122,7 +113,9 @@ class Agent:
                     lambda wanted: os.environ.update(wanted.env)
                 ),
                 requests.Subscribe.served_by(self._subscribe),
-                requests.Unsubscribe.served_by(self._unsubscribe),
+                requests.Unsubscribe.served_by(
+                    lambda wanted: self._publisher.unsubscribe(wanted.msg_id)
+                ),
             ]
         )
         allow_top_level_await(kernel)
@@ -130,13 +123,11 @@ class Agent:
         self.shell.input_transformers_cleanup.append(self._number_cell)
         self.shell.events.register("pre_run_cell", self._before_cell)
         self.shell.events.register("post_run_cell", self._after_cell)
-        # In an engine, the cells report late errors.
+        # In an engine the cells report asynchronous errors, not the exit status.
         atexit.unregister(fail_on_async_error)
-        recorder.set_source_namer(self._name_source)
-        world.on_change(self._note_change)
-        threading.Thread(
-            target=self._publish_forever, name="rankscope-status", daemon=True
-        ).start()
+        recorder.set_source_namer(self._source.describe)
+        self._publisher = StatusPublisher(kernel, self.summary)
+        world.on_change(self._publisher.note_change)
 
     # -- requests, on the control thread -----------------------------------
 
@@ -280,33 +271,22 @@ class Agent:
     def _stack(self) -> str:
         """Return the main thread's stack from the cell's frame on."""
         assert self._main.ident is not None
-        stack = traceback.extract_stack(sys._current_frames()[self._main.ident])
-        inside = [self._is_cell(entry.filename) for entry in stack]
-        if True in inside:
-            del stack[: inside.index(True)]
-        elif self._cell_began is None:
-            return "idle"
-        lines = []
-        for entry in stack:
-            place = self._cell_name(entry.filename) or f'File "{entry.filename}"'
-            lines.append(f"{place}, line {entry.lineno}, in {entry.name}")
-            if entry.line:
-                lines.append(f"    {entry.line}")
-        return "\n".join(lines)
+        return self._source.stack(self._main.ident, self._cell_began is not None)
 
     # -- cells, on the main thread -----------------------------------------
 
     def _before_cell(self, info: Any) -> None:
-        asked = private.request_metadata(self.kernel).get("rankscope")
-        if asked is not None:
-            self._prepare_cell(asked)
-        take_async_error()  # Of no cell; the group has reported it.
+        request = private.request_metadata(self.kernel).get("rankscope")
+        if request is not None:
+            self._prepare_cell(request)
+        # An error that no cell caused, and that the group has reported.
+        take_async_error()
         gpu, self._new_gpu = self._new_gpu, None
         if gpu is not None:
             gpu.use()
         # Last: from now on an interrupt is for the cell.
         self._cell_began = time.monotonic()
-        self._changed.set()
+        self._publisher.note_change()
 
     def _number_cell(self, lines: list[str]) -> list[str]:
         """Set IPython's cell number to the notebook's, for tracebacks and source lines.
@@ -314,15 +294,15 @@ class Agent:
         An input transformer that returns the code unchanged: newer IPythons read the
         number before ``pre_run_cell``.
         """
-        asked = private.request_metadata(self.kernel).get("rankscope")
-        if asked is not None and asked["cell"] is not None:
-            self.shell.execution_count = asked["cell"]
+        request = private.request_metadata(self.kernel).get("rankscope")
+        if request is not None and request["cell"] is not None:
+            self.shell.execution_count = request["cell"]
         return lines
 
-    def _prepare_cell(self, asked: Mapping[str, Any]) -> None:
-        self._cell = asked["cell"]
-        if asked["group"] is not None:
-            self._cell_scope.enter_context(world.default_group(asked["group"]))
+    def _prepare_cell(self, request: Mapping[str, Any]) -> None:
+        self._cell = request["cell"]
+        if request["group"] is not None:
+            self._cell_scope.enter_context(world.default_group(request["group"]))
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             # ipykernel restores its own handler after the cell. Until then an
             # interrupt that arrives after the end of the cell must do nothing.
@@ -340,7 +320,7 @@ class Agent:
                 result.error_in_exec = late
                 self.shell.showtraceback((type(late), late, late.__traceback__))
             error = result.error_before_exec or result.error_in_exec
-        line = None if error is None else self._line_of(error)
+        line = None if error is None else self._source.line_of(error)
         if error is not None:
             private.publish(
                 self.kernel,
@@ -351,41 +331,13 @@ class Agent:
         if private.request_metadata(self.kernel).get("rankscope") is not None:
             self._last_cell_exit = _describe_cell_exit(self._cell, error, line)
         self._cell = self._cell_began = None
-        self._changed.set()
+        self._publisher.note_change()
 
     def _on_sigint(self, signum: int, frame: Any) -> None:
         if self._interruptible:
             raise KeyboardInterrupt
 
-    def _line_of(self, error: BaseException) -> int | None:
-        """Return the line of the running cell at which `error` was raised."""
-        if isinstance(error, SyntaxError) and self._is_cell(error.filename):
-            return error.lineno
-        # Not a line of an earlier cell, whose function this cell called.
-        this = f"Cell In[{self.shell.execution_count}]"
-        lines = [
-            number
-            for frame, number in traceback.walk_tb(error.__traceback__)
-            if self._cell_name(frame.f_code.co_filename) == this
-        ]
-        return lines[-1] if lines else None
-
-    def _is_cell(self, filename: str | None) -> bool:
-        return filename is not None and self._cell_name(filename) is not None
-
-    def _cell_name(self, filename: str) -> str | None:
-        """``Cell In[7]`` for the file that IPython compiled cell 7 as."""
-        named = self.shell.compile.format_code_name(filename)
-        return None if named is None else " ".join(named)
-
-    def _name_source(self, filename: str, line: int) -> str:
-        named = self.shell.compile.format_code_name(filename)
-        if named is None:
-            return f"{os.path.basename(filename)} line {line}"
-        number = named[1].removeprefix("In[").removesuffix("]")
-        return f"cell {number} line {line}"
-
-    # -- status, on a thread of its own ------------------------------------
+    # -- status ------------------------------------------------------------
 
     def summary(self) -> dict[str, Any]:
         """Return the status of this rank as plain data."""
@@ -397,52 +349,19 @@ class Agent:
             "busy_for": None if began is None else time.monotonic() - began,
             # A cell that is being prepared cannot be interrupted yet.
             "cell": None if began is None else self._cell,
-            "left": self._last_cell_exit if began is None else "",
+            "last_cell_exit": self._last_cell_exit if began is None else "",
             "gpu": "" if self._gpu is None else self._gpu.describe(),
         }
 
-    def _subscribe(self, wanted: requests.Subscribe) -> dict[str, Any]:
-        """Publish status under a header for the next `LEASE` seconds."""
-        until = time.monotonic() + LEASE
-        self._subscribers[wanted.header["msg_id"]] = (wanted.header, until)
+    def _subscribe(self, wanted: requests.Subscribe) -> requests.Summary:
+        self._publisher.subscribe(wanted.header)
         return self.summary()
-
-    def _unsubscribe(self, wanted: requests.Unsubscribe) -> None:
-        self._subscribers.pop(wanted.msg_id, None)
-
-    def _publish_forever(self) -> None:
-        issued = recorder.count
-        while True:
-            self._changed.wait(HEARTBEAT)
-            self._changed.clear()
-            try:
-                self._publish(time.monotonic())
-            except Exception:
-                # This message is lost; the thread goes on.
-                self.kernel.log.exception("the rank's status was not published")
-            before, issued = issued, recorder.count
-            steady = issued - before >= STEADY_OPS
-            time.sleep(STEADY_INTERVAL if steady else MIN_INTERVAL)
-
-    def _note_change(self) -> None:
-        # Called at every transition of every op; mostly it is set already.
-        if not self._changed.is_set():
-            self._changed.set()
-
-    def _publish(self, now: float) -> None:
-        for msg_id, (header, until) in list(self._subscribers.items()):
-            if now > until:
-                self._subscribers.pop(msg_id, None)
-            else:
-                private.publish(
-                    self.kernel, message_types.STATUS, self.summary(), header
-                )
 
 
 def _describe_cell_exit(
     cell: int | None, error: BaseException | None, line: int | None
 ) -> str:
-    """Return ``left cell 7 with ValueError at line 4``, or as much as is known."""
+    """Return ``left cell 7 with ValueError at line 4``, or the known part of it."""
     which = "its cell" if cell is None else f"cell {cell}"
     if error is None:
         return f"left {which} at its end"

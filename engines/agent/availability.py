@@ -17,31 +17,31 @@ from .gpus import has_driver
 __all__ = ["refused", "why_refused"]
 
 #: Seconds that the check may take: loading an installed library takes long.
-PATIENCE = 0.2
+CHECK_TIMEOUT = 0.2
 
 
 def refused(backend: str | None) -> list[Refusal]:
     """Return the backends named in a config that cannot be used here.
 
-    Nothing for ``None``, the default config, which names no backend. A check that is
-    not finished after `PATIENCE` seconds counts as usable: a missing library is found
-    at once, and other faults are raised at the first use.
+    Nothing for ``None``, the default config, which names no backend. A backend
+    whose check is not finished after `CHECK_TIMEOUT` seconds counts as usable: a
+    missing library is found at once, and other faults are raised at the first use.
     """
     found: list[Refusal] = []
     if backend is not None:
         named = BackendConfig(backend).device_backend_map
         # Not on this thread, which must answer other requests.
-        look = threading.Thread(
-            target=lambda: found.extend(_look(named)),
+        check = threading.Thread(
+            target=lambda: found.extend(_check(named)),
             name="rankscope-availability",
             daemon=True,
         )
-        look.start()
-        look.join(PATIENCE)
+        check.start()
+        check.join(CHECK_TIMEOUT)
     return list(found)
 
 
-def _look(named: Mapping[str, str]) -> list[Refusal]:
+def _check(named: Mapping[str, str]) -> list[Refusal]:
     found = []
     for device, name in named.items():
         if name not in builtin_devices() and name not in Backend.registry:

@@ -44,14 +44,14 @@ def measure_on_rank(request: dict[str, Any]) -> None:
     own = resolve_group(None, "benchmark")
     if not names:
         served = own.config.device_backend_map
-        place = device or usual_device(served)
-        _measure(own, served.get(place), place, 0, wanted)
+        device_type = device or usual_device(served)
+        _measure(own, served.get(device_type), device_type, 0, wanted)
     for order, name in enumerate(names):
-        place = device or usual_device(resolve(name).devices)
-        config = f"{place}:{name}"
+        device_type = device or usual_device(resolve(name).devices)
+        config = f"{device_type}:{name}"
         group = new_group(own.ranks, own.timeout, config, group_desc=f"bench {name}")
         try:
-            _measure(group, name, place, order, wanted)
+            _measure(group, name, device_type, order, wanted)
         finally:
             destroy_process_group(group)
 
@@ -62,8 +62,8 @@ def _measure(
     reason = None if name is None else why_refused(device, name)
     if reason is not None:
         raise DistBackendError(reason)
-    for place, found in enumerate(benchmark(group=group, device=device, **wanted)):
-        _publish({"place": f"{order}/{place}", "backend": name, **asdict(found)})
+    for number, found in enumerate(benchmark(group=group, device=device, **wanted)):
+        _publish({"row": f"{order}/{number}", "backend": name, **asdict(found)})
 
 
 def _publish(data: Mapping[str, Any]) -> None:

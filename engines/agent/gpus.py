@@ -1,7 +1,7 @@
 """The GPU of a rank: which one the rank uses, and its name and memory.
 
-A rank's GPU is its engine's current CUDA device. Ranks of one host take the
-devices in turn, by their local rank.
+A rank's GPU is its engine's current CUDA device. The devices are
+given to the ranks of a host in turn, by local rank.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 #: One of these files exists where a GPU driver is loaded: NVIDIA's or AMD's.
 GPU_DEVICES = (*DRIVER_FILES, "/dev/kfd")
 #: Seconds between two queries of a GPU's memory.
-LOOK = 1.0
+QUERY_PERIOD = 1.0
 
 #: Values of `SHARE_GPU` that mean no.
 _NO = ("", "0", "false", "no", "off")
@@ -46,8 +46,8 @@ def choose_device(env: Mapping[str, str], count: int) -> int | None:
     missing = [number for number in wanted if number >= count]
     if missing:
         raise ClusterError(
-            f"--devices {','.join(map(str, wanted))}: device {missing[0]} is not "
-            f"there, its host has {_devices_there(count)}"
+            f"--devices {','.join(map(str, wanted))}: there is no device "
+            f"{missing[0]}, its host has {_devices_there(count)}"
         )
     if not count:
         return None
@@ -58,8 +58,8 @@ def choose_device(env: Mapping[str, str], count: int) -> int | None:
 def must_share(env: Mapping[str, str], count: int) -> bool:
     """Return whether ranks of this host must share GPUs without being allowed to."""
     devices = len(_wanted(env)) or count
-    told_to = env.get(SHARE_GPU, "").strip().lower() not in _NO
-    return 0 < devices < int(env["LOCAL_WORLD_SIZE"]) and not told_to
+    allowed = env.get(SHARE_GPU, "").strip().lower() not in _NO
+    return 0 < devices < int(env["LOCAL_WORLD_SIZE"]) and not allowed
 
 
 def _wanted(env: Mapping[str, str]) -> tuple[int, ...]:
@@ -107,7 +107,7 @@ class Gpu:
         self._cupy, self.index = cupy, index
         properties = cupy.cuda.runtime.getDeviceProperties(index)
         self.name = properties["name"].decode()
-        self._said, self._looked = "", 0.0
+        self._text, self._queried_at = "", 0.0
 
     def use(self) -> None:
         """Make the GPU the calling thread's current device."""
@@ -116,10 +116,10 @@ class Gpu:
     def describe(self) -> str:
         """``GPU 0 · NVIDIA H200 · 1.2 of 139.8 GiB``, for the board."""
         now = time.monotonic()
-        if now - self._looked > LOOK:
-            self._looked = now
+        if now - self._queried_at > QUERY_PERIOD:
+            self._queried_at = now
             with self._cupy.cuda.Device(self.index):
                 free, total = self._cupy.cuda.runtime.memGetInfo()
             gib = f"{(total - free) / 2**30:.1f} of {total / 2**30:.1f} GiB"
-            self._said = f"GPU {self.index} · {self.name} · {gib}"
-        return self._said
+            self._text = f"GPU {self.index} · {self.name} · {gib}"
+        return self._text

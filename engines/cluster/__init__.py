@@ -1,1 +1,1 @@
-"""The notebook side: starting, watching, asking and repairing engines."""
+"""The notebook side: starts and watches engines, sends requests, recovers ranks."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from rankscope.backends import BackendConfig
+from rankscope.backends.benchmark import check_benchmark
 from rankscope.backends.interface.registry import known_backends
 from rankscope.backends.work.bandwidth import algbw, busbw
 
@@ -19,11 +20,9 @@ from .execution import Execution
 
 __all__ = [
     "Bench",
+    "BenchRequest",
     "BenchResult",
     "BenchRow",
-    "check_backends",
-    "code_of",
-    "row_count",
 ]
 
 _MODULE = "rankscope.engines.agent.benchmark"
@@ -36,7 +35,7 @@ class BenchRow:
     backend: str
     op: str
     ranks: int
-    #: Bytes, and elements that one rank gives, as nccl-tests counts them.
+    #: Bytes, and elements of one rank's input, as nccl-tests counts them.
     size: int
     count: int
     dtype: str
@@ -108,7 +107,7 @@ class Bench:
         self._lock = threading.Lock()
         self._rows: list[BenchRow] = []
         self._parts: dict[str, dict[int, Mapping[str, Any]]] = {}
-        execution.on_data(self._take)
+        execution.on_data(self._add_part)
 
     @property
     def rows(self) -> list[BenchRow]:
@@ -125,13 +124,13 @@ class Bench:
         self.execution.result(timeout)
         return BenchResult(self.rows)
 
-    def _take(self, rank: int, data: Mapping[str, Any]) -> None:
+    def _add_part(self, rank: int, data: Mapping[str, Any]) -> None:
         with self._lock:
-            parts = self._parts.setdefault(data["place"], {})
+            parts = self._parts.setdefault(data["row"], {})
             parts[rank] = data
             if len(parts) < len(self.execution.ranks):
                 return
-            row = _row(list(self._parts.pop(data["place"]).values()))
+            row = _row(list(self._parts.pop(data["row"]).values()))
             self._rows.append(row)
         if self._on_row is not None:
             self._on_row(row)
@@ -157,30 +156,51 @@ def _row(parts: Sequence[Mapping[str, Any]]) -> BenchRow:
     )
 
 
-def check_backends(names: Sequence[str], device: str | None) -> None:
-    """Raise `ValueError` for names that `device` cannot be measured with."""
-    for name in names:
-        if ":" in name:
-            raise ValueError(
-                f"backend {name!r}: expected a name alone, such as "
-                f"{name.rpartition(':')[2]!r}; --device (device=) says where the "
-                "arrays are"
-            )
-        if device is not None:
-            BackendConfig(f"{device}:{name}")
-        elif name not in known_backends():
-            # Raises. A backend that is known is made on the ranks, not here.
-            BackendConfig(name)
+@dataclass(frozen=True)
+class BenchRequest:
+    """The arguments of a benchmark; see `Ranks.bench`."""
+
+    op: str
+    sizes: Sequence[int]
+    backends: Sequence[str]
+    dtype: str
+    device: str | None
+    iterations: int
+    warmup: int
+    shared: bool
+
+    def check(self, ranks: int) -> None:
+        """Raise `ValueError` for arguments that a group of `ranks` ranks refuses."""
+        check_benchmark(
+            self.op, self.sizes, self.dtype, ranks, self.iterations, self.warmup
+        )
+        for name in self.backends:
+            _check_backend(name, self.device)
+
+    @property
+    def code(self) -> str:
+        """The cell that carries out the request; see `agent.benchmark`."""
+        arguments = {one.name: getattr(self, one.name) for one in fields(self)}
+        return (
+            f"__import__('importlib').import_module({_MODULE!r})"
+            f".measure_on_rank({arguments!r})"
+        )
+
+    @property
+    def row_count(self) -> int:
+        """The number of rows of the result."""
+        return len(self.sizes) * max(1, len(self.backends))
 
 
-def code_of(request: Mapping[str, Any]) -> str:
-    """Return the cell that carries out a request of `agent.benchmark`."""
-    return (
-        f"__import__('importlib').import_module({_MODULE!r})"
-        f".measure_on_rank({dict(request)!r})"
-    )
-
-
-def row_count(request: Mapping[str, Any]) -> int:
-    """Return how many rows a request will give."""
-    return len(request["sizes"]) * max(1, len(request["backends"]))
+def _check_backend(name: str, device: str | None) -> None:
+    """Raise `ValueError` for a name that `device` cannot be measured with."""
+    if ":" in name:
+        raise ValueError(
+            f"backend {name!r}: expected a name alone, such as "
+            f"{name.rpartition(':')[2]!r}; --device (device=) is where the arrays are"
+        )
+    if device is not None:
+        BackendConfig(f"{device}:{name}")
+    elif name not in known_backends():
+        # Raises. A registered backend is made on the ranks, not here.
+        BackendConfig(name)

@@ -65,7 +65,7 @@ class CellRunner:
         """
         with self._lock:
             self._running[execution] = {}
-        execution.on_done(self._forget)
+        execution.on_done(self._remove)
         request = {
             "code": execution.code,
             "silent": False,
@@ -77,15 +77,15 @@ class CellRunner:
             "stop_on_error": False,
         }
         for rank in execution.ranks:
-            asked = {"cell": execution.cell, "group": groups.get(rank)}
-            self._send(execution, self._registry.slots[rank], request, asked)
+            metadata = {"cell": execution.cell, "group": groups.get(rank)}
+            self._send(execution, self._registry.slots[rank], request, metadata)
 
     def _send(
         self,
         execution: Execution,
         slot: RankSlot,
         request: Mapping[str, Any],
-        asked: Mapping[str, Any],
+        metadata: Mapping[str, Any],
     ) -> None:
         if slot.alive:
             future: Any = private.send(
@@ -94,7 +94,7 @@ class CellRunner:
                 "execute_request",
                 request,
                 slot.uuid,
-                metadata={"rankscope": asked},
+                metadata={"rankscope": metadata},
                 on_iopub=lambda message: execution.receive(slot.rank, message),
             )
             with self._lock:
@@ -105,7 +105,7 @@ class CellRunner:
             # Also where the engine died while the request was on its way.
             execution.finish(slot.rank, _engine_died(slot))
 
-    def _forget(self, execution: Execution) -> None:
+    def _remove(self, execution: Execution) -> None:
         with self._lock:
             self._running.pop(execution, None)
 
@@ -120,9 +120,9 @@ class CellRunner:
         """Probe a rank that reports idle while a cell should run there.
 
         Runs on the I/O thread. A message that is sent while the connection to the
-        controller is down is lost. The probe takes the channel of the cells, which
-        keeps their order: a cell without a reply when the probe's reply, and all
-        output before it, has arrived will never get one.
+        controller is down is lost. The probe is sent on the channel of the cells, which
+        keeps the order: a cell that has no reply when the probe's reply, and all output
+        before that, has arrived will never get a reply.
         """
         if summary.get("busy") is not False or "dead" in summary:
             return
@@ -135,21 +135,21 @@ class CellRunner:
                 and now - sent[rank].at > LAG
                 and rank in execution.ranks_running
             ]
-            asked = self._probes.get(rank)
-            if not about or (asked and now - asked.at < PATIENCE):
+            pending = self._probes.get(rank)
+            if not about or (pending and now - pending.at < PATIENCE):
                 return
-            if asked is not None:
-                private.forget(self._registry.client, asked.future.msg_id)
+            if pending is not None:
+                private.discard_request(self._registry.client, pending.future.msg_id)
             uuid = self._registry.slots[rank].uuid
             future: Any = private.probe(self._registry.client, uuid)
             self._probes[rank] = _Probe(future, now, about)
         future.add_done_callback(
             lambda done: future.output.add_done_callback(
-                lambda output: self._answered(rank, future)
+                lambda output: self._on_probe_reply(rank, future)
             )
         )
 
-    def _answered(self, rank: int, future: Any) -> None:
+    def _on_probe_reply(self, rank: int, future: Any) -> None:
         """End the cells of a probe: the rank has handled all that was sent before."""
         with self._lock:
             probe = self._probes.get(rank)
@@ -162,7 +162,7 @@ class CellRunner:
                 if one in self._running
             ]
         for execution, sent in lost:
-            private.forget(self._registry.client, sent.msg_id)
+            private.discard_request(self._registry.client, sent.msg_id)
             if sent.done() and isinstance(sent.result(), Exception):
                 # The reply arrived; only output is missing.
                 private.finish_output(sent)
@@ -208,9 +208,9 @@ def _engine_died(slot: RankSlot) -> RankError:
 
 def _connection_lost(rank: int, *, ended: bool) -> RankError:
     if ended:
-        what = f"the cell ended on rank {rank}, but some of its output was not heard"
+        what = f"the cell ended on rank {rank}, but some of its output is lost"
     else:
-        what = f"whether the cell ran to its end on rank {rank} was not heard"
+        what = f"it is not known whether the cell ran to its end on rank {rank}"
     reason = f"the connection to the controller failed for a while: {what}"
     return RankError(
         rank,

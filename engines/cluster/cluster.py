@@ -15,9 +15,7 @@ from typing import Any
 import ipyparallel
 
 from rankscope.backends import BackendConfig
-from rankscope.backends.errors import DistBackendError
 from rankscope.backends.groups.usable import mpi_instead, why_unusable
-from rankscope.backends.interface.registry import resolve
 from rankscope.backends.rank_sets import name_ranks
 
 from ..errors import ClusterError, ClusterStartError
@@ -37,7 +35,7 @@ Progress = Callable[[str], None]
 _IN_THIS_ENVIRONMENT = ("local", "mpi")
 
 #: Seconds that the ranks get to report their last status before they are ended.
-LAST_LOOK = 0.3
+LAST_STATUS_WAIT = 0.3
 #: Seconds that a controller gets to acknowledge its shutdown.
 HUB_WAIT = 5.0
 
@@ -67,22 +65,40 @@ class Cluster(Ranks):
     ) -> None:
         """Start a controller and `n` engines, with one default group over them.
 
-        `engines` is a launcher of ipyparallel's: ``local``, ``mpi``, ``ssh``,
-        ``slurm``, ...; ``None`` is ``mpi`` for a `backend` (the default one,
-        too) that names MPI, whose ranks must come from mpiexec, else ``local``.
-        `backend` and `timeout` (seconds) are the default
-        group's, as in ``init_process_group``. With `keep` the cluster stays
-        when this process ends, and `attach` finds it again. The ranks of a host
-        take its GPUs in turn as their current devices; `devices` names those to
-        take, as in ``[0, 2]`` or ``"0,2-3"``. NCCL refuses ranks that share a
-        GPU; with `share_gpu` they may, over loopback sockets: for learning on a
-        machine with one GPU, nothing measured there says anything of NCCL.
-        `progress` is called with a line of text at each step.
+        Parameters
+        ----------
+        n
+            The number of ranks.
+        engines
+            A launcher of ipyparallel: ``local``, ``mpi``, ``ssh``, ``slurm``, ...;
+            ``None``: the launcher that `backend` needs (``mpi`` for MPI), else
+            ``local``.
+        backend, timeout
+            Config and timeout in seconds of the default group, as in
+            ``init_process_group``.
+        keep
+            Whether the cluster runs on when this process ends; `attach` finds it.
+        profile, cluster_id
+            The IPython profile, and the id of the cluster (``None``: a new one).
+        devices
+            The GPUs of each host, as in ``[0, 2]`` or ``"0,2-3"``, that become the
+            current devices of its ranks in turn; empty: all GPUs.
+        share_gpu
+            Whether several ranks may use one GPU. NCCL then works over loopback
+            sockets: for learning on a machine with one GPU, not for measuring.
+        start_timeout
+            Seconds that the start may take.
+        progress
+            Called with a line of text at each step.
 
-        Raises `ValueError` for a `backend` or `devices` that cannot be, and
-        `ClusterStartError` if the library of every named backend is missing; and,
-        with the last lines of the logs, if the cluster is not there after
-        `start_timeout` seconds or cannot come up; nothing is left running then.
+        Raises
+        ------
+        ValueError
+            For an invalid `backend` or `devices`.
+        ClusterStartError
+            If the library of every named backend is missing; and, with the last lines
+            of the logs, if the cluster is not ready in time or a process of it ended.
+            Nothing is left running then.
         """
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             raise ClusterError(f"n={n!r}: the number of ranks, a whole number from 1")
@@ -93,16 +109,16 @@ class Cluster(Ranks):
         except ValueError as error:
             raise ValueError(f"devices={devices!r}: {error}") from None
         if engines is None:
-            engines = next(iter(_launchers_of(config)), "local")
+            engines = next(iter(launch.launchers_of(config)), "local")
         if engines in _IN_THIS_ENVIRONMENT:
             _check_usable(n, backend)
         private.check()
-        say = progress or _silent
+        report = progress or _silent
         deadline = time.monotonic() + start_timeout
         launched = launch.prepare(engines, profile, cluster_id, guarded=not keep)
         connected = False
         try:
-            client = launched.start(n, start_timeout, say)
+            client = launched.start(n, start_timeout, report)
             self._connect(
                 client,
                 launched,
@@ -116,7 +132,7 @@ class Cluster(Ranks):
             connected = True
             self._watch_launched()
             self._registry.gpus = gpus
-            say("making the default group")
+            report("making the default group")
             self._store_host = recovery.assign_all(
                 self._registry, sorted(client.ids), backend, timeout, deadline
             )
@@ -128,7 +144,7 @@ class Cluster(Ranks):
             else:
                 launched.stop()
             raise
-        say(f"{n} ranks are ready")
+        report(f"{n} ranks are ready")
 
     def _connect(
         self,
@@ -192,18 +208,32 @@ class Cluster(Ranks):
     ) -> Cluster:
         """Attach to a cluster that runs: ``ipcluster start``'s, or a kept one.
 
-        It is found by `connection_file`, or by `cluster_id` in `profile`;
-        with neither, the one of ``ipcluster start``, or the only one there
-        is. Where Rankscope was before, ranks, groups and variables are as
-        they were; else the agents are installed and the default group is made
-        with `backend` and `timeout`. The cluster outlives this process.
+        Engines that have ranks keep their ranks, groups and variables; otherwise the
+        agents are installed and the default group is made. The cluster runs on after
+        this process.
 
-        Raises `ClusterError` if it is not there, has no engines, or engines
-        do not answer within `attach_timeout` seconds.
+        Parameters
+        ----------
+        profile, cluster_id, connection_file
+            Where the cluster is: its `connection_file`, or its id in an IPython
+            profile. Without both, the cluster of ``ipcluster start``, or the only one
+            in the profile.
+        backend, timeout
+            Config and timeout in seconds of the default group, if it is made.
+        attach_timeout
+            Seconds that the engines get to answer.
+        progress
+            Called with a line of text at each step.
+
+        Raises
+        ------
+        ClusterError
+            If the cluster does not run or has no engines, or if engines do not answer
+            in time.
         """
         private.check()
-        say = progress or _silent
-        say("looking for the cluster")
+        report = progress or _silent
+        report("looking for the cluster")
         found = launch.find(profile, cluster_id, connection_file, attach_timeout)
         self = cls.__new__(cls)
         self._connect(
@@ -219,7 +249,7 @@ class Cluster(Ranks):
         try:
             if found.launched is not None:
                 self._watch_launched()
-            say(f"asking {len(found.client.ids)} engines")
+            report(f"requesting the ranks of {len(found.client.ids)} engines")
             self._store_host = recovery.find_or_assign(
                 self._registry, backend, timeout, time.monotonic() + attach_timeout
             )
@@ -227,7 +257,7 @@ class Cluster(Ranks):
         except BaseException:
             self.close()
             raise
-        say(f"{self.n} ranks are ready")
+        report(f"{self.n} ranks are ready")
         return self
 
     def _watch_launched(self) -> None:
@@ -263,7 +293,7 @@ class Cluster(Ranks):
         start_timeout: float = 120,
         progress: Progress | None = None,
     ) -> None:
-        """Give `ranks` (``None``: all), dead or alive, fresh engines.
+        """Replace the engines of `ranks` (``None``: all), dead or alive.
 
         The other ranks keep their variables; their groups are aborted, since
         members of them are gone, and the fresh ranks have the same groups:
@@ -277,7 +307,7 @@ class Cluster(Ranks):
         if launched is None:
             raise ClusterError(
                 "restart: this cluster's launchers are not known here, only its "
-                "controller: start engines as it was started, then attach again"
+                "controller: start engines as before, then attach again"
             )
         if len(chosen) < self.n and self.restarts_together:
             alive = [rank for rank in self.ranks if self._registry.slots[rank].alive]
@@ -288,17 +318,17 @@ class Cluster(Ranks):
                 else ""
             )
             raise ClusterError(
-                "an MPI job takes in no fresh rank: %dist_restart all "
-                f"(Cluster.restart()) starts all ranks anew{others}"
+                "an MPI job cannot replace single ranks: %dist_restart all "
+                f"(Cluster.restart()) restarts all ranks{others}"
             )
-        say = progress or _silent
+        report = progress or _silent
         deadline = time.monotonic() + start_timeout
         why = f"{name_ranks(chosen)} restarted"
         with self._recovering:
             exported = recovery.export_groups(self._registry, chosen)
             self._registry.terminate(chosen, why)
             numbers = launched.start_engines(
-                self._client, len(chosen), start_timeout, say
+                self._client, len(chosen), start_timeout, report
             )
             self._watch_launched()
             try:
@@ -319,7 +349,7 @@ class Cluster(Ranks):
                 raise
             finally:
                 launched.update_orphan_reaper()
-        say(f"{name_ranks(chosen)} ready")
+        report(f"{name_ranks(chosen)} ready")
 
     @property
     def restarts_together(self) -> bool:
@@ -327,7 +357,7 @@ class Cluster(Ranks):
         backends = {
             group.backend for one in self.status().ranks for group in one.groups
         }
-        return any(map(_needs_launcher, backends))
+        return any(map(launch.needs_launcher, backends))
 
     # -- the end -----------------------------------------------------------
 
@@ -336,8 +366,8 @@ class Cluster(Ranks):
         with self._ending:
             if not self._open:
                 return
-            # A saved notebook shows this status: not the middle of the last op.
-            self._registry.refresh(0.0, LAST_LOOK)
+            # A saved notebook shows this status: it must not be older than the last op.
+            self._registry.refresh(0.0, LAST_STATUS_WAIT)
             self._open = False
         atexit.unregister(self._at_exit)
         self._cells.abandon("ClusterShutDown", "the cluster was shut down")
@@ -391,29 +421,6 @@ def _check_usable(n: int, backend: str | None) -> None:
     named = "no backend for numpy arrays" if not backend else f"--backend {backend}"
     how = f"%dist_init -n {n} --backend cpu:mpi (Cluster.start({n}, backend='cpu:mpi'))"
     raise ClusterStartError(f"{named}: {unusable}{mpi_instead(backend, how)}")
-
-
-def _launchers_of(config: BackendConfig) -> list[str]:
-    """Return the launchers that the backends of `config` need, in its order."""
-    found = []
-    for name in config.device_backend_map.values():
-        try:
-            launcher = resolve(name).launcher
-        except DistBackendError:
-            # The package of the backend may be installed on the ranks only.
-            continue
-        if launcher is not None:
-            found.append(launcher)
-    return found
-
-
-def _needs_launcher(backend: str) -> bool:
-    """Whether the config `backend`, as a rank reports it, needs a launcher."""
-    try:
-        return bool(_launchers_of(BackendConfig(backend)))
-    except ValueError:
-        # A backend that only the ranks know.
-        return False
 
 
 def _silent(text: str) -> None:

@@ -30,7 +30,7 @@ RECORDS = 200
 PERIOD = 0.25
 REPORTED_PERIOD = 0.5
 
-#: Seconds without a summary after which a rank that was asked is not responding.
+#: Seconds without a summary after which a rank is not responding to a request.
 QUIET = 2.0
 
 # A line of `Ranks.where`: a frame of a cell's own code.
@@ -58,12 +58,16 @@ class Diagnosable(Protocol):
 def diagnose_once(cluster: Diagnosable, stall: float) -> list[Verdict]:
     """Diagnose all groups once; see `backends.observe.diagnosis.diagnose`."""
     status = cluster.status(fresh=True)
-    # A silent rank is not waited for again.
-    asked = [one.rank for one in status.ranks if one.alive and not _silent(one)]
-    records = cluster.flight_records(asked, last=RECORDS) if asked else FlightRecords()
-    places = cluster.where(asked) if asked else {}
+    # A silent rank would delay the diagnosis by another timeout.
+    responding = [one.rank for one in status.ranks if one.alive and not _silent(one)]
+    records = (
+        cluster.flight_records(responding, last=RECORDS)
+        if responding
+        else FlightRecords()
+    )
+    stacks = cluster.where(responding) if responding else {}
     views = {
-        one.rank: _view(one, records, places.get(one.rank, "")) for one in status.ranks
+        one.rank: _view(one, records, stacks.get(one.rank, "")) for one in status.ranks
     }
     verdicts = []
     for (name, ranks), generation in _groups(status).items():
@@ -86,22 +90,22 @@ def diagnose_confirmed(
 def _view(one: RankStatus, records: FlightRecords, stack: str) -> RankView:
     dump = records.dumps.get(one.rank)
     cell_lines = _CELL_LINE.findall(stack)
-    place = "cell {} line {}".format(*cell_lines[-1]) if cell_lines else ""
-    if one.state == "busy" and not place and stack not in ("", "idle"):
-        place = stack.splitlines()[0]
+    location = "cell {} line {}".format(*cell_lines[-1]) if cell_lines else ""
+    if one.state == "busy" and not location and stack not in ("", "idle"):
+        location = stack.splitlines()[0]
     return RankView(
         one.rank,
         records=dump["records"] if dump else (),
         now_ns=time.time_ns() + records.offsets_ns.get(one.rank, 0),
         death=None if one.alive else one.reason or f"rank {one.rank} is dead",
         silent_for=one.heartbeat_age if one.alive and _silent(one) else None,
-        place=place,
-        left=str(one.summary.get("left", "")),
+        location=location,
+        last_cell_exit=str(one.summary.get("last_cell_exit", "")),
     )
 
 
 def _silent(one: RankStatus) -> bool:
-    """Return whether a rank that was just asked sent no summary for `QUIET` s."""
+    """Return whether a rank sent no summary for `QUIET` s, in spite of a request."""
     return one.heartbeat_age is None or one.heartbeat_age > QUIET
 
 

@@ -60,7 +60,7 @@ class Execution:
         self._lock = threading.RLock()
         self._ended = threading.Condition(self._lock)
 
-    # -- for callers ---------------------------------------------------------
+    # -- calls of the user ---------------------------------------------------------
 
     def outputs(self, rank: int) -> list[Output]:
         """Return the output of `rank` so far, as Jupyter output dicts."""
@@ -147,7 +147,7 @@ class Execution:
         number = "" if self.cell is None else f"cell {self.cell} "
         return f"<Execution: {number}on {name_ranks(self.ranks)}, {state}>"
 
-    # -- what the cluster calls --------------------------------------------
+    # -- calls of the cluster --------------------------------------------
 
     def receive(self, rank: int, message: Mapping[str, Any]) -> None:
         """Handle a message that `rank` published under the cell."""
@@ -169,7 +169,7 @@ class Execution:
             callbacks = list(self._callbacks)
             if kind == "error":
                 self._errors[rank] = self._error_of(rank, output)
-        self._tell(callbacks, rank, output)
+        self._call(callbacks, rank, output)
 
     def _receive_data(self, rank: int, data: dict[str, Any]) -> None:
         with self._lock:
@@ -177,17 +177,17 @@ class Execution:
                 return
             self._data.append((rank, data))
             callbacks = list(self._data_callbacks)
-        self._tell(callbacks, rank, data)
+        self._call(callbacks, rank, data)
 
     @staticmethod
-    def _tell(
+    def _call(
         callbacks: Sequence[Callable[[int, dict[str, Any]], None]],
         rank: int,
-        told: dict[str, Any],
+        argument: dict[str, Any],
     ) -> None:
         for callback in callbacks:
             try:
-                callback(rank, told)
+                callback(rank, argument)
             except Exception:  # noqa: BLE001 - code of a user
                 # The I/O thread must go on: it serves every cell and rank.
                 _log.exception("a callback of a cell failed")

@@ -1,4 +1,4 @@
-"""The GPUs that a cluster's ranks were asked to use."""
+"""The GPUs that the ranks of a cluster use, as the user chose them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ __all__ = ["Gpus"]
 
 @dataclass(frozen=True)
 class Gpus:
-    """The `devices` that ranks of each host take (none: all), shared or not.
+    """The `devices` that ranks of each host use (none: all), shared or not.
 
-    Sharing puts several ranks on one GPU, which NCCL refuses for good reasons: their
-    kernels wait for each other, and their messages take the detour over loopback
-    sockets. It is for learning on a machine with one GPU; nothing measured there says
-    anything about NCCL.
+    Sharing puts several ranks on one GPU, which NCCL refuses: their kernels wait for
+    each other, and their messages go over loopback sockets. Sharing is for learning on
+    a machine with one GPU; times measured there are no times of NCCL.
     """
 
     devices: tuple[int, ...] = ()
@@ -29,12 +28,12 @@ class Gpus:
             env[DEVICES] = ",".join(map(str, self.devices))
         if self.share:
             env[SHARE_GPU] = "1"
-            # NCCL takes two ranks with one GPU for a mistake if they are on one
-            # host, and identifies hosts by this variable.
+            # NCCL refuses two ranks of one host with one GPU, and identifies hosts
+            # by this variable.
             env["NCCL_HOSTID"] = f"rankscope-rank-{rank}"
             # The ranks are on one host all the same. Loopback always connects them,
-            # so the user's settings for networks do not count here; NVLink between
-            # hosts would take their one GPU for two.
+            # so the user's settings for networks are replaced; NVLink between hosts
+            # would count their one GPU as two.
             env["NCCL_SOCKET_IFNAME"] = "lo"
             env["NCCL_IB_DISABLE"] = "1"
             env["NCCL_MNNVL_ENABLE"] = "0"

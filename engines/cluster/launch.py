@@ -19,11 +19,23 @@ import psutil
 from traitlets import TraitError
 from traitlets.config import Config
 
+from rankscope.backends import BackendConfig
+from rankscope.backends.errors import DistBackendError
+from rankscope.backends.interface.registry import resolve
+
 from ..errors import ClusterError, ClusterStartError
 from ..wire import ipyparallel_private as private
 from .launched import Launched
 
-__all__ = ["Found", "find", "find_mpiexec", "launcher_names", "prepare"]
+__all__ = [
+    "Found",
+    "find",
+    "find_mpiexec",
+    "launcher_names",
+    "launchers_of",
+    "needs_launcher",
+    "prepare",
+]
 
 # ipyparallel would print these messages into the notebook; add a handler to see them.
 _log = logging.getLogger("rankscope.engines.cluster.launch")
@@ -51,6 +63,29 @@ def launcher_names() -> list[str]:
     """Return the names that ``engines=`` takes here."""
     found = entry_points(group="ipyparallel.engine_launchers")
     return sorted({one.name for one in found})
+
+
+def launchers_of(config: BackendConfig) -> list[str]:
+    """Return the launchers that the backends of `config` need, in its order."""
+    found = []
+    for name in config.device_backend_map.values():
+        try:
+            launcher = resolve(name).launcher
+        except DistBackendError:
+            # The package of the backend may be installed on the ranks only.
+            continue
+        if launcher is not None:
+            found.append(launcher)
+    return found
+
+
+def needs_launcher(backend: str) -> bool:
+    """Return whether the config `backend`, as a rank reports it, needs a launcher."""
+    try:
+        return bool(launchers_of(BackendConfig(backend)))
+    except ValueError:
+        # A backend that is registered on the ranks only.
+        return False
 
 
 def prepare(
@@ -111,19 +146,19 @@ def prepare(
 def _runs(cluster_file: Path) -> bool:
     """Whether the cluster that ipyparallel describes in a file still runs.
 
-    Starting another with the same id would take its files away from it.
+    Another cluster with the same id would overwrite its files.
     """
     if not cluster_file.is_file():
         return False
     controller = json.loads(cluster_file.read_text()).get("controller", {})
     pid = (controller.get("state") or {}).get("pid", -1)
-    # One that does not run on this machine: who knows.
+    # A controller on another machine cannot be checked: it counts as running.
     return pid < 0 or psutil.pid_exists(pid)
 
 
 def _config() -> Config:
     config = Config()
-    # How long a thread that waits for a process goes on after it was let go.
+    # Seconds that a thread which waits for a process takes to end after a detach.
     config.LocalProcessLauncher.poll_seconds = 1
     return config
 
@@ -237,7 +272,7 @@ def find_mpiexec() -> str | None:
 def _configure_mpi(config: Config) -> None:
     """Find mpiexec, and set what Open MPI needs to run and to survive a death.
 
-    What the profile's own ``ipcluster_config.py`` says stands.
+    Settings of the profile's own ``ipcluster_config.py`` are kept.
     """
     launcher = config.MPILauncher
     if "mpi_cmd" not in launcher:
@@ -248,16 +283,16 @@ def _configure_mpi(config: Config) -> None:
                 "install one with: pip install 'rankscope[mpi]'"
             )
         launcher.mpi_cmd = [mpiexec]
-    said = subprocess.run(
+    version = subprocess.run(
         [*launcher.mpi_cmd, "--version"], capture_output=True, text=True, check=False
     ).stdout
-    if "Open MPI" not in said and "OpenRTE" not in said:
+    if "Open MPI" not in version and "OpenRTE" not in version:
         return
     if "mpi_args" not in launcher:
-        # More ranks than cores; and the death of one must not end the others.
+        # More ranks than cores; and the death of a rank must not end the others.
         launcher.mpi_args = ["--oversubscribe", "--with-ft", "ulfm"]
     if "environment" not in launcher:
-        # In a container one often is root. Who is not, is not concerned.
+        # The user of a container is often root. For other users this changes nothing.
         names = ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT")
         launcher.environment = {
             name + end: "1" for name in names for end in ("", "_CONFIRM")

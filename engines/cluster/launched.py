@@ -84,7 +84,7 @@ class Launched:
     def start(
         self, n: int, timeout: float, progress: Callable[[str], None]
     ) -> ipyparallel.Client:
-        """Start the controller and `n` engines; return a client that sees them all.
+        """Start the controller and `n` engines; return a client of them.
 
         Raises `ClusterStartError` with the last log lines if it does not come
         up within `timeout` seconds, or sooner when a process of it has ended.
@@ -107,7 +107,7 @@ class Launched:
             )
         except (TimeoutError, concurrent.futures.TimeoutError) as error:
             raise ClusterStartError(
-                f"{step}: not done when {timeout:g} s had passed{self.last_log_lines()}"
+                f"{step}: not done after {timeout:g} s{self.last_log_lines()}"
             ) from error
         except Exception as error:
             raise ClusterStartError(
@@ -121,7 +121,7 @@ class Launched:
         return client
 
     def update_orphan_reaper(self) -> None:
-        """Name every process there is by now to the orphan reaper."""
+        """Send the present processes of the cluster to the orphan reaper."""
         if self.orphan_reaper is not None:
             pids = [one.pid for one in self.processes()]
             self.orphan_reaper.watch(pids, self.files())
@@ -151,18 +151,18 @@ class Launched:
         progress: Callable[[str], None],
         before: Iterable[int] = (),
     ) -> None:
-        """Wait until the client sees the `n` engines of the set `started`."""
+        """Wait until the `n` engines of the set `started` are registered."""
         known = set(before)
         here: set[int] = set()
-        came = threading.Event()
-        cancel = private.on_notification(client, lambda event: came.set())
+        registered = threading.Event()
+        cancel = private.on_notification(client, lambda event: registered.set())
         try:
             while True:
-                came.clear()
+                registered.clear()
                 now_here = set(client.ids) - known
                 if now_here != here:
                     here = now_here
-                    progress(f"{len(here)} of {n} engines are there")
+                    progress(f"{len(here)} of {n} engines are registered")
                 if len(here) >= n:
                     return
                 self._raise_if_ended(n, len(here), started)
@@ -171,7 +171,7 @@ class Launched:
                         f"only {len(here)} of {n} engines came up in time"
                         f"{self.last_log_lines(started)}"
                     )
-                came.wait(0.2)
+                registered.wait(0.2)
         finally:
             cancel()
 
@@ -275,8 +275,8 @@ class Launched:
         return None if self.is_local else self.cluster.cluster_file
 
     def processes(self) -> list[psutil.Process]:
-        """The processes of this machine that the cluster consists of, by now."""
-        # Remembered, since the children of a killed process cannot be found any more.
+        """The present processes of the cluster on this machine."""
+        # Kept, since the children of a killed process cannot be found any more.
         self._seen.update(
             _with_descendants([*self._started_here(), *self._seen.values()])
         )
@@ -284,7 +284,7 @@ class Launched:
         return list(self._seen.values())
 
     def _started_here(self) -> list[psutil.Process]:
-        """The processes that were started here, without what those started."""
+        """The processes that were started here, without their descendants."""
         found = map(private.process_of, self._launchers())
         return [process for process in found if process is not None]
 
@@ -292,7 +292,7 @@ class Launched:
         """Return the files to remove with the cluster."""
         controller = self.cluster.controller
         connection = controller.connection_files.values() if controller else ()
-        # The hub writes this file, which nothing reads, and leaves it there.
+        # The hub writes this file, which is never read, and does not remove it.
         log_dir = Path(self.cluster.profile_dir, "log")
         engines = log_dir / f"engines{self.cluster.cluster_id}.json"
         return [self.cluster.cluster_file, *connection, str(engines)]
@@ -300,7 +300,7 @@ class Launched:
     # -- stopping ----------------------------------------------------------
 
     def stop(self) -> None:
-        """End controller, engines and what they started, for good."""
+        """End controller, engines and their descendants."""
         try:
             if self.is_local:
                 self._kill_local()

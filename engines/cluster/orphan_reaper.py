@@ -27,11 +27,11 @@ RELEASE_TIMEOUT = 2.0
 
 
 class OrphanReaper:
-    """Starts the reaper's process and names to it what it has to end.
+    """Starts the reaper's process and sends the processes to end to it.
 
-    May be used from any thread. Somebody may kill the process, as the kernel does
-    where memory is short: the next `watch` then starts another one, which gets
-    everything that was named so far.
+    Usable from any thread. The process may be killed, as by the kernel where memory
+    is short: the next `watch` then starts another one, which gets everything that was
+    named so far.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class OrphanReaper:
         """End the reaper's process and leave everything that it watches running."""
         with self._lock:
             self._released = True
-            # Where somebody killed the process, there is nothing to release.
+            # A process that was killed needs no release.
             with contextlib.suppress(BrokenPipeError):
                 self._send(self._process, {"release": True})
             self._reap()
@@ -116,7 +116,7 @@ class OrphanReaper:
     def _reap(self) -> None:
         """Close the pipe and collect the exit status of the process."""
         assert self._process.stdin is not None
-        # What was written and not flushed is lost with the process.
+        # Written and not flushed messages are lost with the process.
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         try:

@@ -9,7 +9,7 @@ as one JSON object per line:
 ``{"pids": [[pid, start time], ...], "files": [path, ...]}``
     More processes of this machine to end, and files to remove.
 ``{"release": true}``
-    The owner ends the cluster itself, or wants it to go on.
+    The owner ends the cluster itself, or the cluster has to go on.
 
 At the end of stdin, or when the owner's process ends, everything that was named is
 ended, unless a release came first.

@@ -1,4 +1,4 @@
-"""The rank slots of a cluster: which engine has which rank, and what it reported."""
+"""The rank slots of a cluster: the engine of each rank, and its last summary."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class RankSlot:
         try:
             return *parse_summary(self.summary), None
         except (KeyError, ValueError) as error:
-            why = f"what it says of itself cannot be read ({error})"
+            why = f"its status cannot be read ({error})"
             return (), None, None, "", why
 
 
@@ -125,7 +125,7 @@ def environment(slots: Sequence[RankSlot], gpus: Gpus) -> dict[int, dict[str, st
 def check_ranks(ranks: Iterable[int] | int | None, size: int) -> list[int]:
     """Return `ranks` (``None``: all) as a sorted list without repeats.
 
-    Raises `ClusterError` for an empty list and for a rank that there is not.
+    Raises `ClusterError` for an empty list and for a rank that does not exist.
     """
     if ranks is None:
         return list(range(size))

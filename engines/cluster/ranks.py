@@ -11,7 +11,7 @@ from typing import Any
 
 import ipyparallel
 
-from rankscope.backends.benchmark import check_benchmark, parse_sizes
+from rankscope.backends.benchmark import parse_sizes
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.groups.world import DEFAULT
 from rankscope.backends.observe.verdicts import Verdict
@@ -20,9 +20,9 @@ from rankscope.backends.rank_sets import name_ranks
 from ..errors import ClusterError
 from ..status import ClusterStatus
 from ..wire import requests
-from . import benching, diagnosing, recovery
+from . import diagnosing, recovery
 from . import variables as variables_
-from .benching import Bench, BenchRow
+from .benching import Bench, BenchRequest, BenchRow
 from .cells import CellRunner
 from .execution import Execution
 from .flight_records import FlightRecords, fetch
@@ -37,7 +37,7 @@ Chosen = Iterable[int] | int | None
 #: What `Ranks.bench` measures: bytes, doubling.
 DEFAULT_SIZES = "1K:64M"
 
-#: Seconds after which `Ranks.status` asks a rank for a new summary.
+#: Seconds after which `Ranks.status` requests a new summary of a rank.
 FRESH = 1.5
 
 
@@ -116,13 +116,24 @@ class Ranks:
     ) -> Execution:
         """Run a cell on `ranks` and return at once.
 
-        With `group` the default for `ranks` is that group's ranks, and inside
-        the cell ``group=None`` means that group. `cell` is the number that
-        tracebacks and source lines show. A cell waits for the one before it
-        on the same rank.
+        Cells of one rank run one after the other.
 
-        Raises `ClusterError` for a rank or group that is not there, and for a name
-        of several groups that share a rank.
+        Parameters
+        ----------
+        code
+            The source of the cell.
+        ranks
+            ``None``: all ranks of `group`, or of the cluster.
+        cell
+            The number of the cell in tracebacks and source lines.
+        group
+            The group that ``group=None`` means inside the cell: a name or an id.
+
+        Raises
+        ------
+        ClusterError
+            For a rank or a group that does not exist, and for a name of several
+            groups that share a rank.
         """
         self._check_open()
         groups = {} if group is None else self._ids(self._find_groups(group))
@@ -165,7 +176,7 @@ class Ranks:
     def interrupt(self, ranks: Chosen = None) -> list[int]:
         """Raise KeyboardInterrupt in the cells that run on `ranks`.
 
-        Returns the ranks where a cell ran. Engines and side processes live on.
+        Returns the ranks where a cell ran. Engines and side processes are not ended.
         """
         self._check_open()
         chosen = check_ranks(ranks, self.n)
@@ -194,9 +205,9 @@ class Ranks:
     # -- status ------------------------------------------------------------
 
     def status(self, *, fresh: bool = False, timeout: float = 0.8) -> ClusterStatus:
-        """Return the status of all ranks; ask those whose last summary is old.
+        """Return the status of all ranks; request summaries where the last one is old.
 
-        With `fresh` every rank is asked. The ranks get `timeout` seconds to answer.
+        With `fresh` every rank gets a request. The ranks have `timeout` seconds.
         """
         if self._open:
             self._registry.refresh(0.0 if fresh else FRESH, timeout)
@@ -277,36 +288,48 @@ class Ranks:
     ) -> Bench:
         """Measure a collective as nccl-tests does; return at once.
 
-        `sizes` are bytes, or a text such as ``"1K:64M"`` (doubling),
-        ``"1K:64M:4"`` or ``"4K,1M"``. `backends` are compared with each other,
-        each in a group of its own made for the occasion; by default `group`
-        (the default group) is measured as it is. Arrays are on `device`; with
-        ``None`` each backend gets those it is for, NCCL the GPU's. The other
-        arguments are those of `rankscope.backends.benchmark.benchmark`, which
-        says what they mean.
+        Parameters
+        ----------
+        op, dtype, iterations, warmup, shared
+            As of `rankscope.backends.benchmark.benchmark`.
+        sizes
+            Bytes, or a text such as ``"1K:64M"`` (doubling), ``"1K:64M:4"`` or
+            ``"4K,1M"``.
+        backends
+            Names, each measured in a group that is made for it; empty: `group` is
+            measured as it is.
+        group
+            A name or an id; ``None``: the default group.
+        device
+            Device type of the arrays; ``None``: the one that each backend is for, as
+            ``cuda`` for NCCL.
+        cell
+            The number of the cell in source lines.
+        on_row
+            Called, on an I/O thread, for each size that all ranks have finished.
 
-        Raises `ValueError` for arguments that make no sense and `ClusterError`
-        for a group that is not there.
+        Raises
+        ------
+        ValueError
+            For invalid arguments.
+        ClusterError
+            For a group that does not exist.
         """
         self._check_open()
-        chosen = parse_sizes(sizes) if isinstance(sizes, str) else list(sizes)
-        members = self._ids(self._find_groups(group or DEFAULT))
-        check_benchmark(op, chosen, dtype, len(members), iterations, warmup)
-        benching.check_backends(backends, device)
-        wanted = {
-            "op": op,
-            "sizes": chosen,
-            "backends": list(backends),
-            "dtype": dtype,
-            "device": device,
-            "iterations": iterations,
-            "warmup": warmup,
-            "shared": shared,
-        }
-        execution = self.execute(
-            benching.code_of(wanted), group=group or DEFAULT, cell=cell
+        request = BenchRequest(
+            op=op,
+            sizes=parse_sizes(sizes) if isinstance(sizes, str) else list(sizes),
+            backends=list(backends),
+            dtype=dtype,
+            device=device,
+            iterations=iterations,
+            warmup=warmup,
+            shared=shared,
         )
-        return Bench(execution, benching.row_count(wanted), on_row)
+        members = self._ids(self._find_groups(group or DEFAULT))
+        request.check(len(members))
+        execution = self.execute(request.code, group=group or DEFAULT, cell=cell)
+        return Bench(execution, request.row_count, on_row)
 
     # -- variables ---------------------------------------------------------
 
@@ -358,9 +381,9 @@ class Ranks:
         group
             A name, an id or a key; ``None``: all groups. See `find_groups`.
         reason, by
-            Why, and who wants it: both are part of the errors on the ranks.
+            Why, and the author of the abort: both are part of the errors on the ranks.
         ranks
-            Ranks of the group to ask; the others end through the group's store.
+            Ranks that get the request; the others are aborted through the store.
 
         Returns
         -------

@@ -29,12 +29,13 @@ from ..wire.requests import (
     SetEnvironment,
 )
 from ..wire.status_codec import unpack
+from .installation import install_agents
 from .rank_slots import environment
 from .registry import EngineRegistry
 
 __all__ = ["assign_all", "export_groups", "find_or_assign", "reassign", "rebuild"]
 
-#: Seconds that engines get to take their ranks: some import cupy then.
+#: Seconds that engines get for the assignment of ranks: some import cupy then.
 ASSIGN_WAIT = 30.0
 #: Seconds that ranks get to host, or to connect to, the store.
 STORE_WAIT = 12.0
@@ -51,7 +52,7 @@ def assign_all(
 
     The ranks get the default group, with `backend` and `timeout`.
     """
-    hellos = registry.install(engine_ids, _left(deadline))
+    hellos = _install(registry, engine_ids, deadline)
     return _assign_fresh(registry, hellos, backend, timeout)
 
 
@@ -82,7 +83,7 @@ def find_or_assign(
     numbers = sorted(registry.client.ids)
     if not numbers:
         raise ClusterError("the cluster has no engines: start some, attach again")
-    hellos = registry.install(numbers, _left(deadline), attach=True)
+    hellos = _install(registry, numbers, deadline, attach=True)
     if any(hello["assignment"] for hello in hellos.values()):
         return _find_assigned(registry, hellos)
     return _assign_fresh(registry, hellos, backend, timeout)
@@ -104,7 +105,7 @@ def reassign(
     The fresh ranks get the groups `exported` by the others, aborted with the reason
     `why` as on the others.
     """
-    hellos = registry.install(engine_ids, _left(deadline))
+    hellos = _install(registry, engine_ids, deadline)
     # The controller may give the ids of ended engines again. In an MPI job the
     # ranks have to be those of the job, whatever the ids are.
     order = sorted(hellos, key=lambda one: (hellos[one]["job_rank"] or 0, one))
@@ -117,8 +118,18 @@ def reassign(
     return host
 
 
-def _left(deadline: float) -> float:
-    return max(1.0, deadline - time.monotonic())
+def _install(
+    registry: EngineRegistry,
+    engine_ids: Iterable[int],
+    deadline: float,
+    *,
+    attach: bool = False,
+) -> dict[int, Hello]:
+    """Install the agent on engines until `deadline`, for at least 1 s."""
+    timeout = max(1.0, deadline - time.monotonic())
+    return install_agents(
+        registry.client, registry.channel, engine_ids, timeout, attach=attach
+    )
 
 
 def _assign_ranks(registry: EngineRegistry, ranks: Sequence[int]) -> None:
@@ -135,7 +146,7 @@ def _assign_ranks(registry: EngineRegistry, ranks: Sequence[int]) -> None:
     if sharing:
         registry.advice.append(
             f"{name_ranks(sharing)} have to share GPUs, which NCCL refuses; "
-            "--share-gpu makes it work, slowly, for learning"
+            "--share-gpu allows it, slowly, for learning"
         )
     others = set(registry.uuids()) - set(ranks)
     # MASTER_PORT moves with rank 0.
@@ -231,9 +242,9 @@ def _new_groups(
     for rank, refused in registry.ask(InitGroup(backend, timeout)).all().items():
         for refusal in refused:
             ranks.setdefault(tuple(refusal), []).append(rank)
-    for (device, name, why), who in ranks.items():
+    for (device, name, why), members in ranks.items():
         registry.advice.append(
-            f"{name} cannot be used on {name_ranks(who)}: {why.rstrip('.')}; "
+            f"{name} cannot be used on {name_ranks(members)}: {why.rstrip('.')}; "
             f"{device} arrays will be refused"
         )
 
@@ -286,7 +297,7 @@ def rebuild(
     answers = registry.ask(GetSummary())
     summaries = {rank: unpack(one) for rank, one in answers.results.items()}
     if not summaries:
-        # Nobody answered: raise the reasons.
+        # No rank answered: raise the reasons.
         answers.all()
         raise ClusterError(
             "rebuild: every engine is gone; start them again with %dist_restart "
@@ -306,7 +317,7 @@ def rebuild(
         generation = 1 + max(one["generation"] for one in views.values())
         for rank in key.ranks:
             generations.setdefault(rank, {})[key.id] = generation
-        # The cell that made the group failed on some members before it did.
+        # On some members the cell failed before it made the group.
         without.update(set(key.ranks) - views.keys())
         if any(one["state"] == "ready" for one in views.values()):
             ready.append(key)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import concurrent.futures
-import json
 import logging
 import signal
 import threading
@@ -15,19 +13,10 @@ from typing import Any, TypeVar
 
 import ipyparallel
 
-from rankscope import __version__
-
 from ..errors import ClusterError
 from ..wire import ipyparallel_private as private
 from ..wire.channel import Answers, ControlChannel
-from ..wire.requests import (
-    GetHello,
-    GetSummary,
-    Hello,
-    Request,
-    Subscribe,
-    Unsubscribe,
-)
+from ..wire.requests import GetSummary, Hello, Request, Subscribe, Unsubscribe
 from ..wire.status_codec import unpack
 from .gpus import Gpus
 from .rank_slots import RankSlot, describe_exit
@@ -38,16 +27,12 @@ A = TypeVar("A")
 
 _log = logging.getLogger(__name__)
 
-#: Seconds between two renewals of the status subscription (see agent.LEASE).
+#: Seconds between two renewals of the status subscription (see agent.publisher.LEASE).
 RENEWAL = 10.0
 #: Seconds that the hub gets to list its engines.
 HUB_WAIT = 2.0
 #: Seconds that a launcher gets to report the exit code of an engine.
 EXIT_CODE_WAIT = 0.3
-
-_INSTALL = (
-    "__import__('rankscope.engines.agent.agent', fromlist=['install']).install({!r})"
-)
 
 OnDeath = Callable[[RankSlot], None]
 OnStatus = Callable[[int, dict[str, Any]], None]
@@ -71,7 +56,7 @@ class EngineRegistry:
         self.client = client
         self.channel = ControlChannel(client)
         self.slots: list[RankSlot] = []
-        #: Which GPUs the ranks take, fresh ones as well.
+        #: The GPUs of the ranks, also of those that are started later.
         self.gpus = Gpus()
         #: Advice about GPUs and backends of the ranks, one line each.
         self.advice: list[str] = []
@@ -90,10 +75,10 @@ class EngineRegistry:
         )
         self._renewal.start()
 
-    # -- asking ------------------------------------------------------------
+    # -- requests ----------------------------------------------------------
 
     def uuids(self, ranks: Iterable[int] | None = None) -> dict[int, str]:
-        """The living ranks among `ranks` (``None``: all), and how to reach them."""
+        """Return rank → identity of its engine, for the living of `ranks`."""
         wanted = None if ranks is None else set(ranks)
         return {
             slot.rank: slot.uuid
@@ -113,65 +98,13 @@ class EngineRegistry:
     def post(
         self, request: Request[Any], ranks: Iterable[int] | None = None
     ) -> dict[int, Future[Any]]:
-        """Ask without waiting: for the threads that must not wait."""
+        """Send a request without waiting: for threads that must not wait."""
         return {
             rank: self.channel.post(uuid, request)
             for rank, uuid in self.uuids(ranks).items()
         }
 
     # -- engines -----------------------------------------------------------
-
-    def install(
-        self, engine_ids: Iterable[int], timeout: float, *, attach: bool = False
-    ) -> dict[int, Hello]:
-        """Install the agent on engines; return the description of each.
-
-        With `attach` engines that have the agent answer at once, even if a
-        cell blocks them. Raises `ClusterError` for an engine that cannot
-        import this version of rankscope or does not answer.
-        """
-        known = private.engine_uuids(self.client)
-        uuids = {number: known[number] for number in engine_ids}
-        installing = {
-            number: private.send(
-                self.client, "shell", "execute_request", _install_request(), uuid
-            )
-            for number, uuid in uuids.items()
-        }
-        greeting = {
-            number: self.channel.post(uuid, GetHello())
-            for number, uuid in uuids.items()
-            if attach
-        }
-        deadline = time.monotonic() + timeout
-        hellos: dict[int, Hello] = {}
-        while len(hellos) < len(uuids):
-            left = deadline - time.monotonic()
-            waiting: list[Future[Any]] = []
-            for number in uuids.keys() - hellos.keys():
-                greeted, installed = greeting.get(number), installing[number]
-                if greeted is not None and greeted.done():
-                    hellos[number] = greeted.result()["content"]["result"]
-                    _check_version(number, hellos[number])
-                elif installed.done():
-                    hellos[number] = _hello(number, installed.result())
-                else:
-                    waiting += [one for one in (greeted, installed) if one]
-            if waiting and left <= 0:
-                silent = sorted(uuids.keys() - hellos.keys())
-                raise ClusterError(
-                    f"engines {silent} did not answer within {timeout:g} s: is a "
-                    "cell running there? Try again when it is done"
-                )
-            if waiting:
-                concurrent.futures.wait(
-                    waiting, left, concurrent.futures.FIRST_COMPLETED
-                )
-        for number, future in greeting.items():
-            if not future.done():
-                private.forget(self.client, future.msg_id)  # type: ignore[attr-defined]
-                self.channel.discard(uuids[number], future)
-        return hellos
 
     def assign(self, rank: int, engine_id: int, hello: Hello) -> RankSlot:
         """Assign `rank` to an engine and return the new slot."""
@@ -233,7 +166,7 @@ class EngineRegistry:
             if not self._reports_exit(slot.pid):
                 self._mark_ended(slot, None)
                 continue
-            # The launcher knows the signal or exit code and reports it about now.
+            # The launcher reports the signal or exit code at about the same time.
             timer = threading.Timer(EXIT_CODE_WAIT, self._mark_dead_late, [slot])
             timer.daemon = True
             self._timers.add(timer)
@@ -289,7 +222,7 @@ class EngineRegistry:
                     lambda: not any(slot.alive for slot in ending), patience
                 )
         for slot in ending:
-            # Also an engine that outlived the signals counts as gone.
+            # An engine that survived the signals counts as gone, too.
             self.mark_dead(slot, why)
 
     # -- status ------------------------------------------------------------
@@ -310,7 +243,7 @@ class EngineRegistry:
             self.record_summary(rank, summary)
 
     def refresh(self, older_than: float, timeout: float) -> None:
-        """Ask the ranks whose last summary is older than `older_than` seconds."""
+        """Request summaries of the ranks whose last one is `older_than` seconds old."""
         now = time.monotonic()
         stale = [
             slot.rank
@@ -369,7 +302,7 @@ class EngineRegistry:
         future: Any = private.registered_engines(self.client)
         concurrent.futures.wait([future], HUB_WAIT)
         if not future.done():
-            private.forget(self.client, future.msg_id)
+            private.discard_request(self.client, future.msg_id)
             return
         known = set(future.result()["content"]["engines"].values())
         for slot in silent:
@@ -394,38 +327,3 @@ class EngineRegistry:
         for timer in self._timers:
             timer.join()
         self.client.close(linger=0)
-
-
-def _install_request() -> dict[str, Any]:
-    return {
-        "code": "",
-        "silent": True,
-        "store_history": False,
-        # An expression leaves nothing in the user's namespace.
-        "user_expressions": {"hello": _INSTALL.format(__version__)},
-        "allow_stdin": False,
-        "stop_on_error": False,
-    }
-
-
-def _hello(engine_id: int, reply: Any) -> Hello:
-    if isinstance(reply, Exception):
-        raise ClusterError(f"engine {engine_id}: {reply}")
-    answer = private.user_expressions(reply)["hello"]
-    if answer["status"] != "ok":
-        raise ClusterError(
-            f"engine {engine_id} cannot use rankscope {__version__}: "
-            f"{answer['ename']}: {answer['evalue']}; install the same version in the "
-            "environment that the engines run in"
-        )
-    hello: Hello = json.loads(ast.literal_eval(answer["data"]["text/plain"]))
-    _check_version(engine_id, hello)
-    return hello
-
-
-def _check_version(engine_id: int, hello: Hello) -> None:
-    if hello["version"] != __version__:
-        raise ClusterError(
-            f"engine {engine_id} has rankscope {hello['version']}, the notebook "
-            f"{__version__}: install the same version in both environments"
-        )

@@ -11,7 +11,7 @@ import ipyparallel
 
 from rankscope.backends.rank_sets import name_ranks
 
-from ..errors import ClusterError
+from ..errors import ClusterError, group_by_message
 from ..wire import ipyparallel_private as private
 from .registry import EngineRegistry
 
@@ -84,15 +84,13 @@ def _get(
 ) -> list[Any]:
     _wait(registry, result, what, ranks, timeout)
     values: list[Any] = result.get(0, return_exceptions=True)
-    reasons: dict[str, list[int]] = {}
-    for rank, value in zip(ranks, values, strict=True):
-        if isinstance(value, ipyparallel.error.RemoteError):
-            reasons.setdefault(f"{value.ename}: {value.evalue}", []).append(rank)
-    if reasons:
-        raise ClusterError(
-            f"{what}: "
-            + "; ".join(f"{name_ranks(where)}: {why}" for why, where in reasons.items())
-        )
+    errors = {
+        rank: f"{value.ename}: {value.evalue}"
+        for rank, value in zip(ranks, values, strict=True)
+        if isinstance(value, ipyparallel.error.RemoteError)
+    }
+    if errors:
+        raise ClusterError(f"{what}: {group_by_message(errors)}")
     return values
 
 
@@ -131,5 +129,5 @@ def _wait(
             if rank in answered or slot.summary.get("busy"):
                 continue
             if rank in probes:
-                private.forget(registry.client, probes[rank].msg_id)  # type: ignore[attr-defined]
+                private.discard_request(registry.client, probes[rank].msg_id)  # type: ignore[attr-defined]
             probes[rank] = private.probe(registry.client, slot.uuid)

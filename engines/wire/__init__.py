@@ -1,1 +1,1 @@
-"""What travels between notebook and engines, and the private names it needs."""
+"""The messages between notebook and engines, and the private names they need."""

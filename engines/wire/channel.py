@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -11,14 +10,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from rankscope.backends.rank_sets import name_ranks
-
-from ..errors import ClusterError
+from ..errors import ClusterError, group_by_message
 from . import ipyparallel_private as private
 from .message_types import REQUEST
 from .requests import Request
 
-__all__ = ["Answers", "ControlChannel", "group_by_message"]
+__all__ = ["Answers", "ControlChannel"]
 
 A = TypeVar("A")
 
@@ -38,22 +35,12 @@ class Answers(Generic[A]):
         return self.results
 
 
-def group_by_message(said: Mapping[int, str]) -> str:
-    """Return messages of ranks in one line, each message once with all its ranks."""
-    ranks: dict[str, list[int]] = {}
-    for rank, what in sorted(said.items()):
-        # Many errors contain the name of their rank.
-        impersonal = re.sub(rf" on rank {rank}\b", "", what)
-        ranks.setdefault(impersonal, []).append(rank)
-    return "; ".join(f"{name_ranks(who)}: {what}" for what, who in ranks.items())
-
-
 class ControlChannel:
     """Requests to the agents, served while the engines' main threads are blocked.
 
-    May be used from any thread, also while the notebook kernel's main thread is
-    blocked; only `ask` must not be called on the client's I/O thread, which receives
-    the answers.
+    Usable from any thread, also while the main thread of the notebook's kernel is
+    blocked. The exception is `ask`, which must not be called on the client's I/O
+    thread: that thread receives the answers.
     """
 
     def __init__(self, client: Any) -> None:
@@ -133,7 +120,7 @@ class ControlChannel:
         timeout: float,
     ) -> None:
         if not future.done():
-            private.forget(self._client, future.msg_id)  # type: ignore[attr-defined]
+            private.discard_request(self._client, future.msg_id)  # type: ignore[attr-defined]
             self.discard(uuid, future)
             answers.errors[rank] = f"no answer within {timeout:g} s"
             return
@@ -149,6 +136,6 @@ class ControlChannel:
 
 
 def _format_error(ename: str, evalue: str) -> str:
-    """Return an agent's error as text; sentences of ours need no class before them."""
+    """Return an agent's error as text, without the class of an error of Rankscope."""
     ours = ename.startswith(("ClusterError", "Dist"))
     return evalue if ours and evalue else f"{ename}: {evalue}"

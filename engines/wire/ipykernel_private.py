@@ -42,8 +42,8 @@ def send_replies_through_stream(kernel: Any) -> bool:
 
     These versions send replies on the raw socket whose requests a ZMQStream reads.
     Such a send can consume the notification of a request that has arrived, and the
-    stream does not look: the kernel is idle, and every later cell waits for ever.
-    Fast runs of small cells meet this within some hundred requests. ipykernel 7.4,
+    stream does not read it: the kernel is idle, and every later cell waits for ever.
+    Fast runs of small cells cause this within some hundred requests. ipykernel 7.4,
     which needs Python 3.11, sends replies through the stream (ipykernel's pull
     request 1529).
 
@@ -167,7 +167,7 @@ def _inbox(kernel: Any) -> tuple[Any, Callable[[Any], None]]:
 def _for_comms(
     session: Any, parts: list[Any], comm_ids: Container[str]
 ) -> dict[str, Any] | None:
-    """Return the message if it is for one of the comms; else only look into it."""
+    """Return the message if it is for one of the comms; else leave it intact."""
     try:
         _, rest = session.feed_identities(parts, copy=False)
         # A message that is unpacked twice is taken for a replay.
@@ -188,8 +188,8 @@ def _for_comms(
 def allow_top_level_await(kernel: Any) -> None:
     """Let cells with a top-level ``await`` run on an engine of ipyparallel.
 
-    ipykernel 7 asks its shell channel thread on which thread the cells run;
-    an ipyparallel engine has none, and the cell fails with AttributeError.
+    ipykernel 7 reads from its shell channel thread on which thread the cells run; an
+    ipyparallel engine has no such thread, and the cell fails with AttributeError.
     The replacement has that thread as an attribute and is false, as the missing
     thread is: ipykernel reads nothing else of it.
     """

@@ -29,9 +29,9 @@ __all__ = [
     "check",
     "connect",
     "controller_address",
+    "discard_request",
     "engine_uuids",
     "finish_output",
-    "forget",
     "io_thread",
     "listen",
     "message_header",
@@ -51,7 +51,7 @@ __all__ = [
 #: A Jupyter message: header, parent_header, metadata, content, buffers.
 Message = dict[str, Any]
 
-# Session numbers its messages without a lock, and we send from many threads.
+# A session numbers its messages without a lock, and many threads send.
 _numbering = threading.Lock()
 
 
@@ -59,10 +59,10 @@ _numbering = threading.Lock()
 
 
 def connect(connect: Callable[[], Any]) -> Any:
-    """Return the client that ``connect()`` makes, without an alarm about its security.
+    """Return the client that ``connect()`` makes, without a needless warning.
 
-    The session says that messages are not signed; where they are encrypted and
-    authenticated by CurveZMQ, which it knows nothing of, that is as it should be.
+    The session warns that messages are not signed, also where CurveZMQ encrypts and
+    authenticates them. The warning is dropped in that case only.
     """
     kept: list[logging.LogRecord] = []
 
@@ -99,8 +99,8 @@ def send(
     """Send a request to the engine `uuid`; return the Future of its reply.
 
     `channel` is ``shell`` (the engine's main thread) or ``control`` (its
-    control thread). A control reply is the message itself; what a reply on
-    the shell channel becomes is the client's business. `on_iopub` gets every
+    control thread). A control reply is the message itself; the client converts a
+    reply on the shell channel. `on_iopub` gets every
     message published under the request, on the client's I/O thread. The
     Future has ``msg_id``, and, for executions, ``output``: a Future that is
     done when the engine is idle again, after the last output.
@@ -129,8 +129,8 @@ def send(
 def probe(client: Any, uuid: str) -> Future[Any]:
     """Have the engine's main thread run nothing; return the Future of its reply.
 
-    Nothing overtakes on the shell channel: the reply comes after those to
-    everything that was sent before, or not at all.
+    The shell channel keeps the order: the reply arrives after the replies to all
+    earlier requests, or not at all.
     """
     nothing = {
         "code": "",
@@ -146,7 +146,7 @@ def probe(client: Any, uuid: str) -> Future[Any]:
 def listen(
     client: Any, callback: Callable[[Message], None]
 ) -> tuple[Message, Callable[[], None]]:
-    """Return a header to publish under, and a function that ends the listening.
+    """Return a header to publish under, and a function that ends the calls.
 
     Whatever an engine publishes with this parent header reaches
     ``callback(message)`` on the client's I/O thread. The header belongs to no
@@ -159,13 +159,13 @@ def listen(
     future.iopub_callbacks.append(callback)
 
     def cancel() -> None:
-        forget(client, header["msg_id"])
+        discard_request(client, header["msg_id"])
 
     return header, cancel
 
 
-def forget(client: Any, msg_id: str) -> None:
-    """Drop what the client keeps for a request that nobody will answer."""
+def discard_request(client: Any, msg_id: str) -> None:
+    """Drop what the client keeps for a request that will not be answered."""
     client._futures.pop(msg_id, None)
     client._output_futures.pop(msg_id, None)
     client.results.pop(msg_id, None)
@@ -174,7 +174,7 @@ def forget(client: Any, msg_id: str) -> None:
 
 
 def finish_output(future: Any) -> None:
-    """Say that no output will come for an execution: its engine is dead."""
+    """Mark the output of an execution complete: its engine is dead."""
     output = future.output
     if not output.done():
         output.set_result(None)
@@ -193,10 +193,10 @@ def engine_uuids(client: Any) -> dict[int, str]:
 def on_notification(
     client: Any, callback: Callable[[Mapping[str, Any]], None]
 ) -> Callable[[], None]:
-    """Call ``callback(event)`` when an engine comes or goes; return the cancel.
+    """Call ``callback(event)`` when an engine registers or unregisters.
 
-    It runs on the client's I/O thread. ``event["event"]`` is ``register`` or
-    ``unregister``, ``event["id"]`` the engine.
+    The callback runs on the client's I/O thread. ``event["event"]`` is ``register`` or
+    ``unregister``, ``event["id"]`` the engine. Returns a function that ends the calls.
     """
     client._registration_callbacks.append(callback)
 
@@ -218,9 +218,10 @@ def process_of(launcher: Any) -> Any:
 
 
 def registered_engines(client: Any) -> Future[Any]:
-    """Ask the hub which engines there are: ``["content"]["engines"]`` of the reply.
+    """Request the list of engines from the hub.
 
-    Engine id, as a string, → the identity that messages to it are routed by.
+    ``["content"]["engines"]`` of the reply: engine id, as a string, → the identity
+    that messages to it are routed by.
     """
     with _numbering:
         return client._send(client._query_stream, "connection_request")
@@ -228,7 +229,7 @@ def registered_engines(client: Any) -> Future[Any]:
 
 def shutdown_hub(client: Any) -> Future[Any]:
     """Have the controller end; return the Future of its reply."""
-    # The client would close itself at the hub's good-bye, before the reply.
+    # The client would close itself at the hub's notification, before the reply.
     client._notification_handlers["shutdown_notification"] = lambda message: None
     with _numbering:
         return client._send(client._query_stream, "shutdown_request")
@@ -276,7 +277,7 @@ def reply(
 
 
 def request_metadata(kernel: Any) -> Message:
-    """Return the metadata of the request that the main thread works on."""
+    """Return the metadata of the request that the main thread handles."""
     return kernel.get_parent("shell").get("metadata", {})
 
 
@@ -397,6 +398,6 @@ def check() -> None:
     lacks = missing()
     if lacks:
         raise ClusterError(
-            f"ipyparallel {ipyparallel.__version__} is not one that Rankscope knows: "
-            f"it lacks {', '.join(lacks)}; install ipyparallel>=9,<10"
+            f"ipyparallel {ipyparallel.__version__} cannot be used with "
+            f"Rankscope: it lacks {', '.join(lacks)}; install ipyparallel>=9,<10"
         )

@@ -128,8 +128,10 @@ class Request(Generic[A]):
 
 @dataclass(frozen=True)
 class Abort(Request[Aborted]):
-    """Abort groups, by id; ``None``: all. `by` is who wants it, `culprits` the ranks
-    that are the cause, as far as they are known.
+    """Abort groups, by id; ``None``: all.
+
+    `by` is the author of the abort, `culprits` are the ranks that caused it, as far
+    as they are known.
     """
 
     op = "abort"

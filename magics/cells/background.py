@@ -139,7 +139,7 @@ class BackgroundCell:
             update=True,
         )
 
-    # -- how it looks ----------------------------------------------------------
+    # -- representation ---------------------------------------------------------
 
     def _title(self) -> str:
         number = self.execution.cell

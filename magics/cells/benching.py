@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import Cluster
 from rankscope.engines.cluster.ranks import DEFAULT_SIZES
+from rankscope.engines.errors import group_by_message
 from rankscope.widgets import BenchReport, ProgressLine
 from rankscope.widgets.units import bytes_text, duration_text
 
@@ -88,10 +88,8 @@ class _Renderer(Renderer):
 
 
 def _reasons(error: CellError) -> str:
-    """Return each reason of a failure once, without the echoes of an abort."""
+    """Return each reason of a failure once, without ops that were only aborted."""
     causes = {r: e for r, e in error.errors.items() if not e.is_abort_echo}
-    said: dict[str, list[int]] = {}
-    for rank, one in (causes or error.errors).items():
-        reason = f"{one.ename}: {one.evalue}".replace(f" on rank {rank}", "")
-        said.setdefault(reason, []).append(rank)
-    return "; ".join(f"{name_ranks(ranks)}: {why}" for why, ranks in said.items())
+    return group_by_message(
+        {r: f"{e.ename}: {e.evalue}" for r, e in (causes or error.errors).items()}
+    )

@@ -28,11 +28,11 @@ GRACE = 1.5
 #: Seconds in which ranks may send their status before they are stopped.
 ANSWER = 0.25
 #: Seconds between two checks of the status while a rank has failed.
-LOOK = 0.25
+CHECK_PERIOD = 0.25
 
 
 class CellMonitor:
-    """Watches one cell; `notify` shows the user what the monitor has aborted."""
+    """Watches one cell; ``notify(text)`` shows the user an abort of the monitor."""
 
     def __init__(
         self, cluster: Cluster, execution: Execution, notify: Callable[[str], None]
@@ -40,7 +40,7 @@ class CellMonitor:
         self._cluster = cluster
         self._execution = execution
         self._notify = notify
-        self._next_look = 0.0
+        self._next_check = 0.0
         self._first_failure: float | None = None
         self._places: dict[int, str] = {}
         #: The groups that this monitor has aborted.
@@ -54,9 +54,9 @@ class CellMonitor:
             return
         if self._first_failure is None:
             self._first_failure = now
-        if now < max(self._next_look, self._first_failure + GRACE):
+        if now < max(self._next_check, self._first_failure + GRACE):
             return
-        self._next_look = now + LOOK
+        self._next_check = now + CHECK_PERIOD
         status = self._cluster.status()
         for stuck in stuck_on(status, failures, running, GRACE / 2):
             cause = _cause(failures, stuck.absent)
@@ -144,7 +144,7 @@ class CellMonitor:
         if status.dead:
             dead = name_ranks(status.dead)
             if self._cluster.restarts_together:
-                return [f"{dead} dead: %dist_restart all starts the MPI job anew"]
+                return [f"{dead} dead: %dist_restart all restarts the MPI job"]
             return [f"%dist_restart and %dist_rebuild replace {dead}"]
         hints = []
         left = [group for group in aborted(status, ranks) if group not in done]
@@ -157,7 +157,7 @@ class CellMonitor:
             if group not in done and group not in left
         ]
         if uneven:
-            hints.append(f"{_groups(uneven)} out of step: %dist_rebuild evens it")
+            hints.append(f"{_groups(uneven)} out of step: %dist_rebuild resets it")
         return hints
 
     def _abort(self, group: GroupKey, reason: str, report: bool = True) -> None:

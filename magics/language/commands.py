@@ -1,4 +1,4 @@
-"""What each magic accepts: the one place for options, their help and examples."""
+"""The commands of the magics: options, help texts and examples."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DIST_INIT = Command(
             "share_gpu", ("--share-gpu",), "let ranks share a GPU: slow, for learning",
         ),
         Option(
-            "keep", ("--keep",), "let the ranks live on when the notebook ends",
+            "keep", ("--keep",), "keep the ranks running when the notebook ends",
         ),
         Option(
             "profile", ("--profile",), "IPython profile of the cluster", "P",
@@ -61,7 +61,7 @@ DIST_INIT = Command(
 DISTRIBUTED = Command(
     "distributed",
     "Run the cell on the ranks. dist, rank, world_size and np are there.\n"
-    "Output streams while it runs; what several ranks put out alike is shown once.",
+    "Output streams while it runs; output that ranks share is shown once.",
     "%%distributed -r 0,2-3\nx = np.full(3, rank)\ndist.all_reduce(x)\nx",
     "cluster.execute(code, ranks=[0, 2, 3]).result()",
     (
@@ -78,7 +78,7 @@ DISTRIBUTED = Command(
             "background", ("--async",), "return at once, with a handle (it is in _)",
         ),
         Option(
-            "apart", ("--no-collapse",), "show the output of each rank by itself",
+            "apart", ("--no-collapse",), "show the output of each rank separately",
         ),
     ),
     cell=True,
@@ -105,7 +105,7 @@ COMMANDS = {
         ),
         Command(
             "dist_diagnose",
-            "Say why an op hangs: which rank is to blame, and both source lines.",
+            "Show why an op hangs: the rank at fault, and both source lines.",
             "%dist_diagnose",
             "cluster.diagnose()",
         ),
@@ -213,7 +213,7 @@ COMMANDS = {
         ),
         Command(
             "dist_shutdown",
-            "End the ranks and all that belongs to them (attached ranks live on).",
+            "End the ranks and their processes (attached ranks keep running).",
             "%dist_shutdown",
             "cluster.shutdown()",
         ),

@@ -71,7 +71,8 @@ class Command:
     name: str
     summary: str
     example: str
-    twin: str
+    #: The same in Python.
+    python: str
     options: tuple[Option, ...] = ()
     parameter: Parameter | None = None
     cell: bool = False
@@ -98,7 +99,7 @@ class Command:
         return " ".join(parts)
 
     def help(self) -> str:
-        """Return the whole help text: synopsis, options, example, Python twin."""
+        """Return the help text: synopsis, options, example, the same in Python."""
         rows = (
             []
             if self.parameter is None
@@ -112,7 +113,7 @@ class Command:
         example = "\n".join(f"  {line}" for line in self.example.splitlines())
         return (
             f"{self.summary}\n\nusage: {self.usage()}\n\n{table}\n\n"
-            f"example:\n{example}\n\nin Python: {self.twin}"
+            f"example:\n{example}\n\nin Python: {self.python}"
         )
 
     def fail(self, message: str) -> NoReturn:

@@ -1,14 +1,14 @@
 """OutputDeduplicator: the outputs of several ranks as one sequence without repeats.
 
-Plain data in, plain data out; time comes in as an argument. Each rank has a
+Plain data in, plain data out; time is an argument. Each rank has a
 sequence of entries (a line, a display, an error). The merged sequence keeps
 every rank's own order, and an item of it stands for one entry of one rank or
 for equal entries of several.
 
 Two forms are made. *Live* (`feed`, `poll`), an entry that other ranks may
-still repeat is held back for at most `hold` seconds; when nobody can repeat it
-any more it is shown at once. *Final* (`final`), when all is known, the same
-rule is applied to the whole sequences, so that what a notebook keeps does not
+still repeat is held back for at most `hold` seconds; when no other rank can repeat
+it any more, it is shown at once. *Final* (`final`), when all output has arrived, the
+same rule is applied to the whole sequences, so that what a notebook keeps does not
 depend on which rank was a little late.
 """
 
@@ -131,7 +131,7 @@ class OutputDeduplicator:
         if len(heads) > 1:
             return None
         (only,) = heads.values()
-        shared = only.holders == self._queues.having(only.key)
+        shared = only.holders == self._queues.ranks_with(only.key)
         return only if shared and only.holders >= self._open else None
 
     def _due(self, heads: dict[Hashable, _Head], due: float) -> _Head:
@@ -140,7 +140,7 @@ class OutputDeduplicator:
         if best.loss:
             # Another rank has the same entry further back: show the entries in
             # front of that one first, if they can be shown.
-            having = self._queues.having(best.key)
+            having = self._queues.ranks_with(best.key)
             blockers = [h for h in heads.values() if not h.loss and h.holders & having]
             if blockers:
                 return _best(blockers)
@@ -165,7 +165,7 @@ class OutputDeduplicator:
     def final(self) -> list[Item] | None:
         """Return the merged sequence of all entries, whenever they arrived.
 
-        ``None`` if more than `keep` entries came, which are not kept.
+        ``None`` after more than `keep` entries: they are not kept.
         """
         if self._log is None:
             return None
@@ -205,27 +205,27 @@ class _Queues:
             rank: deque() for rank in self.ranks
         }
         self._counts: dict[int, Counter[Hashable]] = {r: Counter() for r in self.ranks}
-        self._having: dict[Hashable, set[int]] = {}
+        self._ranks_by_key: dict[Hashable, set[int]] = {}
 
     def push(self, rank: int, entry: Entry, when: float) -> None:
         self._queues[rank].append((when, entry))
         self._counts[rank][entry.key] += 1
-        self._having.setdefault(entry.key, set()).add(rank)
+        self._ranks_by_key.setdefault(entry.key, set()).add(rank)
 
     def drop(self, rank: int) -> None:
         self._queues[rank].clear()
         for key in self._counts.pop(rank):
-            self._leave(rank, key)
+            self._remove(rank, key)
         self._counts[rank] = Counter()
 
-    def _leave(self, rank: int, key: Hashable) -> None:
-        self._having[key].discard(rank)
-        if not self._having[key]:
-            del self._having[key]
+    def _remove(self, rank: int, key: Hashable) -> None:
+        self._ranks_by_key[key].discard(rank)
+        if not self._ranks_by_key[key]:
+            del self._ranks_by_key[key]
 
-    def having(self, key: Hashable) -> set[int]:
+    def ranks_with(self, key: Hashable) -> set[int]:
         """The ranks that have `key` anywhere in their queue."""
-        return self._having[key]
+        return self._ranks_by_key[key]
 
     def oldest(self) -> float | None:
         return min(
@@ -242,7 +242,7 @@ class _Queues:
             head.holders.add(rank)
             head.since = min(head.since, when)
         for head in heads.values():
-            others = self._having[head.key] - head.holders
+            others = self._ranks_by_key[head.key] - head.holders
             if others:
                 # A holder with more of these entries than the other rank has a spare.
                 spare = min(self._counts[rank][head.key] for rank in head.holders)
@@ -257,7 +257,7 @@ class _Queues:
             self._counts[rank][head.key] -= 1
             if not self._counts[rank][head.key]:
                 del self._counts[rank][head.key]
-                self._leave(rank, head.key)
+                self._remove(rank, head.key)
         return Item(entries[0].kind, ranks, tuple(entry.content for entry in entries))
 
 

@@ -195,11 +195,12 @@ def _is_ours(frame: str) -> bool:
 
 def abort_echo_line(errors: Sequence[RankError]) -> str:
     """Return one line on ranks whose op was aborted; the cause is shown elsewhere."""
-    return f"{name_ranks(error.rank for error in errors)} released{place_of(errors[0])}"
+    ranks = name_ranks(error.rank for error in errors)
+    return f"{ranks}: op aborted{place_of(errors[0])}"
 
 
 def summary_of(errors: Iterable[RankError]) -> str:
-    """Return all failures in one line: causes first, released ranks after."""
+    """Return all failures in one line: causes first, then the aborted ranks."""
     failures = list(errors)
     causes = [error for error in failures if not error.is_abort_echo]
     if not causes:
@@ -210,7 +211,7 @@ def summary_of(errors: Iterable[RankError]) -> str:
     parts = []
     for members in groups.values():
         first = members[0]
-        # A SyntaxError names a file that only IPython knows.
+        # The file that a SyntaxError names exists in IPython only.
         message = _SYNTAX_PLACE.sub("", _one_line(_impersonal(first)))
         if len({_impersonal(error) for error in members}) > 1:
             message = f"{message} (and alike)"
@@ -219,7 +220,7 @@ def summary_of(errors: Iterable[RankError]) -> str:
         parts.append(f"{ranks}: {text}{place_of(first)}")
     echoes = [error.rank for error in failures if error.is_abort_echo]
     if echoes:
-        parts.append(f"{name_ranks(echoes)} released")
+        parts.append(f"{name_ranks(echoes)}: op aborted")
     return "; ".join(parts)
 
 

@@ -17,7 +17,7 @@ _CUT_OFF = re.compile(r"\x1b(\[[0-9;?]*)?\Z")
 
 
 class LineBuffer:
-    """Collects one stream of one rank; hands out lines when they are complete."""
+    """Collects one stream of one rank; returns lines when they are complete."""
 
     __slots__ = ("_line", "_split")
 
@@ -86,7 +86,7 @@ class _TerminalLine:
                 self._codes += token
             elif token.endswith("K"):
                 self._erase(token[2:-1])
-            # Every other sequence moves to another line or rings: dropped.
+            # Other sequences (moves to other lines, the bell) are dropped.
 
     def _put(self, text: str) -> None:
         if self._column > len(self._cells):

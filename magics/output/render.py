@@ -42,7 +42,7 @@ class Renderer:
         self._width = label_width(ranks)
         self._partials: str | None = None
         self._overwrites = not self.is_rich and sys.stdout.isatty()
-        self._dirty = False
+        self._line_written = False
         self._serial = 0
         # By identity: two bundles may be equal, and are kept by the parser.
         self._handles: dict[int, str] = {}
@@ -62,7 +62,7 @@ class Renderer:
 
     def show(self, items: Iterable[tuple[str, Item]]) -> None:
         """Show items, each in its mode, below the previous ones."""
-        self._wipe()
+        self._erase_line()
         for kind, group in groupby(items, key=lambda pair: pair[1].kind):
             if kind == "display":
                 for _, item in group:
@@ -79,19 +79,19 @@ class Renderer:
 
     def redraw(self, items: Iterable[tuple[str, Item]]) -> None:
         """Show items in place of all output of the cell."""
-        shown, said = list(items), self._notices
+        shown, notices = list(items), self._notices
         # `wait` avoids flicker, but needs output that follows.
-        wait = bool(shown or said)
+        wait = bool(shown or notices)
         self._shell.display_pub.clear_output(wait)  # type: ignore[no-untyped-call]
         self._partials, self._notices = None, []
         self.show(shown)
-        for text in said:
+        for text in notices:
             self.notify(text)
 
     def notify(self, text: str) -> None:
-        """Show a line about the cell, not from it."""
+        """Show a line about the cell, below its output."""
         self._notices.append(text)
-        self._wipe()
+        self._erase_line()
         sys.stdout.flush()
         print(text, file=sys.stderr, flush=True)
 
@@ -126,11 +126,11 @@ class Renderer:
             more = f" … ({len(rows)} lines)" if len(rows) > 1 else ""
             room = shutil.get_terminal_size().columns - len(more) - 1
             print(f"\r\x1b[2K{plain(rows[0])[:room]}{more}", end="", flush=True)
-            self._dirty = True
+            self._line_written = True
 
-    def _wipe(self) -> None:
-        if self._dirty:
-            self._dirty = False
+    def _erase_line(self) -> None:
+        if self._line_written:
+            self._line_written = False
             print("\r\x1b[2K", end="", flush=True)
 
     # -- items --------------------------------------------------------------

@@ -192,7 +192,7 @@ class OutputStream:
 
     def _mode(self, item: Item) -> str:
         if item.kind == "stderr" and self.stopping:
-            # IPython prints this when an interrupt comes during a traceback.
+            # IPython prints this when an interrupt arrives during a traceback.
             return HIDDEN if item.content.strip() in _INTERRUPTED else FULL
         if item.kind != "error":
             return FULL

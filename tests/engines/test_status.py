@@ -97,14 +97,14 @@ class TestSummaries:
         group = {**SUMMARY["groups"][0], field: value}
         with pytest.raises(ValueError, match="is "):
             parse_summary({"groups": [group]})
-        # Whoever looks is told, and the others' status is as good as ever.
+        # The reason is shown, and the status of the others is not affected.
         status = slot(1, summary_at=0.0, summary={"groups": [group]}).status(0.0)
         assert status.groups == ()
         assert status.reason is not None
         assert "cannot be read" in status.reason
 
     @pytest.mark.parametrize(
-        ("heard", "summary", "death", "state"),
+        ("received", "summary", "death", "state"),
         [
             (None, {}, None, "unreachable"),
             (99.5, SUMMARY, None, "busy"),
@@ -114,14 +114,14 @@ class TestSummaries:
         ],
     )
     def test_the_state_of_a_rank(
-        self, heard: float | None, summary: dict, death: str | None, state: str
+        self, received: float | None, summary: dict, death: str | None, state: str
     ) -> None:
-        one = slot(1, summary_at=heard, summary=summary, death=death).status(100.0)
+        one = slot(1, summary_at=received, summary=summary, death=death).status(100.0)
         assert one.state == state
         assert one.alive == (death is None)
         assert one.reason == death
-        assert one.heartbeat_age == (None if heard is None else 100.0 - heard)
-        # A dead rank runs no cell, whatever it said last.
+        assert one.heartbeat_age == (None if received is None else 100.0 - received)
+        # A dead rank runs no cell, whatever its last summary was.
         assert one.cell == (7 if summary and death is None else None)
 
     def test_a_cluster(self) -> None:

@@ -225,7 +225,7 @@ def test_ranks_that_wait_for_one_that_raised_are_released(notebook: Notebook) ->
     )
     assert isinstance(seen.error, CellError)
     assert str(seen.error) == (
-        f"rank 2: ValueError: boom at cell {number} line 4; ranks 0–1, 3 released; "
+        f"rank 2: ValueError: boom at cell {number} line 4; ranks 0–1, 3: op aborted; "
         "group 'default' rebuilt"
     )
     assert seen.err.count("Traceback (most recent call last)") == 1

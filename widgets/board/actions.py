@@ -140,7 +140,7 @@ class BoardActions:
             if group.id == wanted and group.ranks:
                 alive = [r for r, row in group.base.items() if row["state"] != "dead"]
                 return group, sorted(alive)
-        raise ValueError("that group is not there any more")
+        raise ValueError("the group does not exist any more")
 
     def _abort(self, request: Message) -> Message:
         group, ranks = self._group(request)

@@ -15,8 +15,8 @@ from .rows import Cells, text
 
 __all__ = ["Banner", "banner_of", "verdict_cells"]
 
-#: Seconds for which an op has to be in flight before the banner mentions it: a
-#: shorter text cannot be read.
+#: Seconds for which an op has to be in flight before the banner mentions it:
+#: a text that is shown for less time cannot be read.
 NOTABLE = 1.0
 
 #: The verdict cell of a rank that a verdict blames; the banner has the sentence.
@@ -91,7 +91,7 @@ def _verdicts(verdicts: Sequence[Verdict], groups: Sequence[Group]) -> Banner:
     sentences = []
     for verdict in verdicts:
         sentence = _sentence(text(verdict.text, 600))
-        # The name of the only group is no information.
+        # Of one group the name adds nothing.
         sentences.append(
             sentence if len(groups) == 1 else f"{sentence} (group {verdict.group!r})"
         )
@@ -120,8 +120,8 @@ def _dead(head: Mapping[str, Any], groups: Sequence[Group]) -> Banner | None:
     sentences = [_sentence(reason) for reason in dict.fromkeys(reasons.values())]
     title = "Rank dead" if len(dead) == 1 else "Ranks dead"
     *rest, last = sentences[:3] or [_sentence(f"{name_ranks(dead)} is gone")]
-    said = [*rest, f"{last} Restart replaces {name_ranks(dead)}."]
-    return Banner("error", title, said[0], tuple(said[1:]))
+    shown = [*rest, f"{last} Restart replaces {name_ranks(dead)}."]
+    return Banner("error", title, shown[0], tuple(shown[1:]))
 
 
 def _aborted(groups: Sequence[Group]) -> Banner | None:
@@ -184,12 +184,12 @@ def _in_flight(groups: Sequence[Group], now: float) -> Banner | None:
         doing = in_op if row["mood"] == "working" else str(row["state"])
         outside.setdefault(doing, []).append(rank)
     clauses += [f"{_are(ranks)} {doing}" for doing, ranks in outside.items()][:3]
-    said = ", ".join(clauses)
+    sentence = ", ".join(clauses)
     if len(groups) > 1:
-        said += f" (group {group.name!r})"
+        sentence += f" (group {group.name!r})"
     limit = example.get("limit")
     hint = f" It fails after {elapsed_text(float(limit))}." if limit else ""
-    return Banner("working", "In flight", _sentence(said) + hint)
+    return Banner("working", "In flight", _sentence(sentence) + hint)
 
 
 def _busy(groups: Sequence[Group]) -> Banner:

@@ -26,8 +26,8 @@ COLUMNS = (
     Column("algbw", "algbw", "GB/s of the last op: size / time", True, drop=6),
     Column("busbw", "busbw", "GB/s of the last op on the bus", True, drop=4),
     Column("queue", "queue", "ops in flight", numeric=True, drop=3),
-    Column("beat", "beat", "seconds since a sign of life", numeric=True, drop=6),
-    Column("verdict", "verdict", "what the diagnosis says of the rank"),
+    Column("beat", "beat", "seconds since the last heartbeat", numeric=True, drop=6),
+    Column("verdict", "verdict", "verdict of the diagnosis on the rank"),
 )
 
 

@@ -110,7 +110,7 @@ class BoardFeed:
                 )
                 self._thread.start()
         if new:
-            self.sync()
+            self.send_full()
 
     def unwatch(self, viewer: str) -> None:
         """Send no more changes for the page `viewer`."""
@@ -118,7 +118,7 @@ class BoardFeed:
             self._viewers.pop(viewer, None)
         self._wake.set()
 
-    def sync(self) -> None:
+    def send_full(self) -> None:
         """Send the whole state, for a page that opens or has missed a message."""
         with self._lock:
             self.refresh()
@@ -143,12 +143,12 @@ class BoardFeed:
                 self._update_model(None)
             return self.model.full()
 
-    def read(self, look: Callable[[BoardModel], T]) -> T:
-        """Update the model and return ``look(model)``."""
+    def read(self, function: Callable[[BoardModel], T]) -> T:
+        """Update the model and return ``function(model)``."""
         with self._lock:
             if not self._closing.is_set() and not self._cluster.closed:
                 self._update_model(None)
-            return look(self.model)
+            return function(self.model)
 
     def show_verdicts(self, verdicts: Iterable[Verdict]) -> None:
         """Show these verdicts from now on."""
@@ -218,7 +218,7 @@ class BoardFeed:
                         return
                 except Exception:  # noqa: BLE001
                     # An unexpected status: the next one may be fine.
-                    _log.exception("the board could not be brought up to date")
+                    _log.exception("the board could not be updated")
                 cost = time.thread_time() - began
                 self._closing.wait(max(INTERVAL, REST_FACTOR * cost))
         finally:
@@ -267,7 +267,7 @@ class BoardFeed:
             self._viewers = dict.fromkeys(self._viewers, now)
             return
         self._viewers = {
-            viewer: heard
-            for viewer, heard in self._viewers.items()
-            if now - heard < VIEWER_TIMEOUT
+            viewer: last_message
+            for viewer, last_message in self._viewers.items()
+            if now - last_message < VIEWER_TIMEOUT
         }

@@ -22,20 +22,20 @@ def board_html(model: BoardModel, when: str, name: str = "") -> str:
     """
     head = model.head
     title, facts = head.get("title", "no ranks"), head.get("facts", [])
-    said = " · ".join(escape(fact) for fact in [*facts, f"as of {when}"])
+    about = " · ".join(escape(fact) for fact in [*facts, f"as of {when}"])
     banner = model.banner()
     mood = " class='error'" if banner.mood == "error" else ""
     sentences = " ".join(escape(sentence) for sentence in (banner.text, *banner.more))
     parts = [
         f'<div class="rankscope-board {escape(name)}"><div class="rankscope-static">',
         STYLE,
-        f"<p><b>{escape(title)}</b> <span class='quiet'>· {said}</span></p>",
+        f"<p><b>{escape(title)}</b> <span class='quiet'>· {about}</span></p>",
         f"<p><b{mood}>{escape(banner.title)}</b> {sentences}</p>",
     ]
     for group, tab in zip(model.groups, model.tabs(), strict=True):
-        about = "".join(f" · {escape(fact)}" for fact in tab["facts"])
+        more = "".join(f" · {escape(fact)}" for fact in tab["facts"])
         parts.append(
-            f"<p><b>{escape(tab['label'])}</b><span class='quiet'>{about}</span></p>"
+            f"<p><b>{escape(tab['label'])}</b><span class='quiet'>{more}</span></p>"
         )
         parts.append(_table(group, model.now))
     return "\n".join([*parts, "</div></div>"])

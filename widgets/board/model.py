@@ -6,7 +6,7 @@ the messages for the page:
 ``{"type": "full", "v": 7, "now": …, "head": …, "banner": …, "groups": […],
 "rows": {group: {rank: cells}}}`` is the whole state. A ``"delta"`` has the changes
 only: cells that changed (``None``: empty now) and ``None`` for a row that is gone.
-``v`` counts the messages: a page that missed one asks for the whole state. Times are
+``v`` counts the messages: a page that missed one requests the whole state. Times are
 seconds on the clock of ``now``.
 """
 
@@ -42,10 +42,10 @@ class BoardModel:
         self.verdicts: tuple[Verdict, ...] = ()
         self.head: dict[str, Any] = {}
         self.now = 0.0
-        self._made = 0
+        self._created = 0
         self._known: dict[GroupKey, Group] = {}
         self._dirty: set[tuple[str, int]] = set()
-        # What the page has.
+        # The state that the pages have received.
         self._sent_rows: dict[str, dict[int, Cells]] = {}
         self._sent: dict[str, Any] = {}
 
@@ -94,23 +94,25 @@ class BoardModel:
             # A new engine, or one that has destroyed its groups, has a row too.
             places = [(self._group(GroupKey(NO_GROUP, ())), None)]
         for group, status in places:
-            self._place(group, rank, status, now)
+            self._set_row(group, rank, status, now)
         here = {group.id for group, _ in places}
         for group in list(self.groups):
             if group.id not in here and number in group.base:
-                self._leave(group, number)
+                self._remove_row(group, number)
 
     def _group(self, key: GroupKey) -> Group:
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = Group(f"g{self._made}", text(key.name, 60), key)
-            self._made += 1
+            found = self._known[key] = Group(
+                f"g{self._created}", text(key.name, 60), key
+            )
+            self._created += 1
             self.groups.append(found)
             # The ranks without a group are in the last tab.
             self.groups.sort(key=lambda one: one.name == NO_GROUP)
         return found
 
-    def _place(
+    def _set_row(
         self, group: Group, rank: RankStatus, status: GroupStatus | None, now: float
     ) -> None:
         number = rank.rank
@@ -129,7 +131,7 @@ class BoardModel:
         if new != old:
             self._dirty.add((group.id, number))
 
-    def _leave(self, group: Group, rank: int) -> None:
+    def _remove_row(self, group: Group, rank: int) -> None:
         for table in (
             group.base,
             group.extra,
@@ -183,7 +185,7 @@ class BoardModel:
         )
 
     def _compare(self) -> None:
-        """Compute again what follows from comparing ranks: verdicts and lags."""
+        """Compare the ranks again: verdicts and lags."""
         self.verdicts = tuple(filter(self._holds, self.verdicts))
         for group in self.groups:
             extra: dict[int, Cells] = {
@@ -192,9 +194,9 @@ class BoardModel:
             for verdict in self.verdicts:
                 if verdict.group != group.name:
                     continue
-                for rank, said in verdict_cells(verdict).items():
+                for rank, found in verdict_cells(verdict).items():
                     if rank in group.base:
-                        extra[rank] = {**said, **extra.get(rank, {})}
+                        extra[rank] = {**found, **extra.get(rank, {})}
             if extra != group.extra:
                 changed = extra.keys() | group.extra.keys()
                 self._dirty.update((group.id, rank) for rank in changed)

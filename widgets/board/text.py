@@ -21,9 +21,9 @@ def board_text(model: BoardModel, width: int = 120) -> str:
     out.append(f"{banner.title}: {banner.text}")
     out += [f"  {sentence}" for sentence in banner.more]
     labels = [tab["label"] for tab in model.tabs()]
-    facts = [tab["facts"] for tab in model.tabs()]
-    for group, label, said in zip(model.groups, labels, facts, strict=True):
-        out += ["", " · ".join([label, *said])]
+    tab_facts = [tab["facts"] for tab in model.tabs()]
+    for group, label, facts in zip(model.groups, labels, tab_facts, strict=True):
+        out += ["", " · ".join([label, *facts])]
         out += _table(group, model.now, width)
     return "\n".join(out)
 

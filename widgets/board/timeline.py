@@ -1,6 +1,6 @@
 """The timeline's data: the last works of every rank on one clock, in lanes.
 
-Pure: the caller supplies the rings and clock offsets. Times of the result are ns
+Pure: the caller supplies the dumps and clock offsets. Times of the result are ns
 after ``origin_ns`` on the reference clock; -1 stands for "not yet" or "unknown".
 """
 
@@ -48,6 +48,8 @@ class _Work:
 
 @dataclass
 class _Lane:
+    """One row of the timeline: a group on a rank."""
+
     rank: int
     group: str
     members: tuple[int, ...]
@@ -55,14 +57,14 @@ class _Lane:
 
 
 def timeline(
-    rings: Mapping[int, Mapping[str, Any]],
+    dumps: Mapping[int, Mapping[str, Any]],
     offsets_ns: Mapping[int, int],
     now_ns: int,
     limit: int = 200,
 ) -> dict[str, Any]:
     """Return the lanes of all ranks, with the last `limit` works in each.
 
-    `rings` maps ranks to the result of `rankscope.backends.observe.export.local_dump`
+    `dumps` maps ranks to the result of `rankscope.backends.observe.export.local_dump`
     there, `offsets_ns` to the ns their clocks are ahead of the reference clock, which
     is at `now_ns`. A lane is one group on one rank. A work is a list::
 
@@ -75,8 +77,8 @@ def timeline(
     """
     lanes = [
         lane
-        for rank in sorted(rings)
-        for lane in _lanes(rank, rings[rank], offsets_ns.get(rank, 0), limit)
+        for rank in sorted(dumps)
+        for lane in _lanes(rank, dumps[rank], offsets_ns.get(rank, 0), limit)
     ]
     spreads = _gather(lanes)
     works = [work for lane in lanes for work in lane.works]
@@ -100,13 +102,13 @@ def timeline(
     }
 
 
-def _lanes(rank: int, ring: Mapping[str, Any], offset: int, limit: int) -> list[_Lane]:
-    members: Mapping[str, Sequence[int]] = ring["groups"]
+def _lanes(rank: int, dump: Mapping[str, Any], offset: int, limit: int) -> list[_Lane]:
+    members: Mapping[str, Sequence[int]] = dump["groups"]
     lanes: dict[str, _Lane] = {
         name: _Lane(rank, text(name, 60), tuple(ranks))
         for name, ranks in members.items()
     }
-    for batch in backend_calls(ring["records"]):
+    for batch in backend_calls(dump["records"]):
         first = batch[0]
         lane = lanes.setdefault(
             first["group"], _Lane(rank, text(first["group"], 60), ())
@@ -131,12 +133,12 @@ def _moved(time_ns: int, offset: int) -> int:
 
 # -- who entered last ---------------------------------------------------------------
 
-_Meeting = tuple[str, tuple[int, ...], int, int]
+_CollectiveKey = tuple[str, tuple[int, ...], int, int]
 
 
-def _meetings(lanes: Sequence[_Lane]) -> dict[_Meeting, dict[int, _Work]]:
+def _collectives(lanes: Sequence[_Lane]) -> dict[_CollectiveKey, dict[int, _Work]]:
     """Return each collective → rank → its work there, the first of a number."""
-    found: dict[_Meeting, dict[int, _Work]] = defaultdict(dict)
+    found: dict[_CollectiveKey, dict[int, _Work]] = defaultdict(dict)
     for lane in lanes:
         for work in lane.works:
             record = work.record
@@ -155,7 +157,7 @@ def _meetings(lanes: Sequence[_Lane]) -> dict[_Meeting, dict[int, _Work]]:
 def _gather(lanes: Sequence[_Lane]) -> list[tuple[int, int]]:
     """Set `gathered` of the works; return (last rank, its delay in ns)."""
     spreads = []
-    for (_, members, _, _), works in _meetings(lanes).items():
+    for (_, members, _, _), works in _collectives(lanes).items():
         over = any(work.record["state"] == "completed" for work in works.values())
         if len(works) < len(members) and not over:
             # A rank has not entered yet.
@@ -172,11 +174,11 @@ def _gather(lanes: Sequence[_Lane]) -> list[tuple[int, int]]:
 def _missing(lanes: Sequence[_Lane], origin: int) -> list[dict[str, Any]]:
     """Return the collectives that some ranks wait in and others have not entered."""
     latest: dict[tuple[str, tuple[int, ...]], int] = {}
-    for group, members, generation, _ in _meetings(lanes):
+    for group, members, generation, _ in _collectives(lanes):
         key = (group, members)
         latest[key] = max(latest.get(key, 0), generation)
     found = []
-    for (group, members, generation, seq), works in _meetings(lanes).items():
+    for (group, members, generation, seq), works in _collectives(lanes).items():
         waiting = [
             work for work in works.values() if work.record["state"] in _IN_FLIGHT
         ]
@@ -197,12 +199,12 @@ def _missing(lanes: Sequence[_Lane], origin: int) -> list[dict[str, Any]]:
 
 def _straggler(spreads: Sequence[tuple[int, int]]) -> dict[str, Any]:
     """Name the rank that is last, if it is mostly the same one."""
-    nobody = {"straggler": None, "summary": ""}
+    none = {"straggler": None, "summary": ""}
     if len(spreads) < _ENOUGH:
-        return nobody
+        return none
     last, times = Counter(rank for rank, _ in spreads).most_common(1)[0]
     if times < _MOSTLY * len(spreads):
-        return nobody
+        return none
     late = statistics.median(late for rank, late in spreads if rank == last)
     summary = (
         f"{name_ranks([last]).capitalize()} entered last in {times} of {len(spreads)} "

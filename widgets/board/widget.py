@@ -38,7 +38,7 @@ class Board(anywidget.AnyWidget):
     The cluster's own threads update the board, so that updates continue while a
     cell blocks the kernel's main thread. The buttons work then too, where the front
     end opens subshells or the cell calls `serve_messages`. Every method may be
-    called from any thread. While no page shows the board, it uses no time.
+    called from any thread. While no page shows the board, no thread of it runs.
 
     In JupyterLab and Notebook the output of a cell is HTML with the last state, and
     the page puts the live board in its place: a saved notebook shows the HTML. (The
@@ -122,7 +122,7 @@ class Board(anywidget.AnyWidget):
 
     @property
     def running(self) -> bool:
-        """Whether a page shows the board, so that it uses time."""
+        """Whether a page shows the board, so that its thread runs."""
         return self._feed.running
 
     # -- the page ---------------------------------------------------------------
@@ -147,7 +147,7 @@ class Board(anywidget.AnyWidget):
         elif "unwatch" in message:
             self._feed.unwatch(str(message["unwatch"]))
         elif "sync" in message:
-            self._feed.sync()
+            self._feed.send_full()
         elif "do" in message:
             self._actions.start(message)
 

@@ -93,7 +93,7 @@ def test_all_is_well_before_the_stall_threshold(ranks: list[Simulated]) -> None:
 def test_a_missing_rank_is_named_with_how_it_left(ranks: list[Simulated]) -> None:
     for rank in (0, 1, 3):
         ranks[rank].issue(OpType.ALL_REDUCE, 5)
-    ranks[2].extra["left"] = "left cell 7 with ValueError at line 4"
+    ranks[2].extra["last_cell_exit"] = "left cell 7 with ValueError at line 4"
     verdict = only(ranks)
     assert verdict.fault is Fault.MISSING_RANKS
     assert verdict.culprits == (2,)
@@ -108,8 +108,8 @@ def test_a_missing_rank_is_named_with_how_it_left(ranks: list[Simulated]) -> Non
 def test_a_rank_that_is_busy_is_named_with_where(ranks: list[Simulated]) -> None:
     for rank in (0, 3):
         ranks[rank].issue(OpType.BARRIER, 5)
-    ranks[1].extra["place"] = "cell 7 line 3 (sleep)"
-    ranks[2].extra["place"] = "cell 7 line 3 (sleep)"
+    ranks[1].extra["location"] = "cell 7 line 3 (sleep)"
+    ranks[2].extra["location"] = "cell 7 line 3 (sleep)"
     verdict = only(ranks)
     assert verdict.fault is Fault.RANK_BUSY_ELSEWHERE
     assert verdict.culprits == (1, 2)
@@ -220,7 +220,7 @@ def test_the_first_stuck_collective_counts_not_a_later_one(
 
 def test_a_receive_without_its_send(ranks: list[Simulated]) -> None:
     ranks[1].issue(OpType.RECV, 4, peer=0)
-    ranks[0].extra["place"] = "cell 7 line 9"
+    ranks[0].extra["location"] = "cell 7 line 9"
     verdict = only(ranks)
     assert verdict.fault is Fault.RANK_BUSY_ELSEWHERE
     assert verdict.culprits == (0,)

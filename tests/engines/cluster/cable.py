@@ -28,7 +28,7 @@ class Cable:
     """Joins the devices ``cable-a`` and ``cable-b``, both made in this namespace.
 
     `delay` in seconds and `loss` as a share hold for each direction; with
-    ``up`` false nothing gets through, and neither side is told.
+    ``up`` false nothing gets through, and neither side gets an error.
     """
 
     def __init__(self) -> None:

@@ -47,10 +47,10 @@ def test_what_is_no_output_is_passed_over(cell: Execution) -> None:
 
 def test_a_late_listener_hears_what_came_before(cell: Execution) -> None:
     cell.receive(0, printed("a"))
-    heard: list[tuple[int, str]] = []
-    cell.on_output(lambda rank, output: heard.append((rank, output["text"])))
+    received: list[tuple[int, str]] = []
+    cell.on_output(lambda rank, output: received.append((rank, output["text"])))
     cell.receive(2, printed("b"))
-    assert heard == [(0, "a"), (2, "b")]
+    assert received == [(0, "a"), (2, "b")]
     fresh: list[int] = []
     cell.on_output(lambda rank, output: fresh.append(rank), replay=False)
     assert fresh == []

@@ -1,4 +1,4 @@
-"""Engines and side processes die, ranks hang: who is told what, and what goes on."""
+"""Engines and side processes die, ranks hang: errors, recovery, what is intact."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def kill(cluster: Cluster, rank: int) -> int:
 @pytest.mark.parametrize("victim", [2, 0], ids=["rank 2", "the store's host"])
 def test_a_killed_engine_in_an_all_reduce(cluster: Cluster, victim: int) -> None:
     cell = hanging(cluster, absent=victim)
-    told: list[tuple[int, str]] = []
+    reported: list[tuple[int, str]] = []
     cancel = cluster.subscribe(
-        lambda rank, summary: told.append((rank, summary.get("dead", "")))
+        lambda rank, summary: reported.append((rank, summary.get("dead", "")))
     )
     pid = kill(cluster, victim)
     assert cell.wait(WAIT)
@@ -56,7 +56,7 @@ def test_a_killed_engine_in_an_all_reduce(cluster: Cluster, victim: int) -> None
     for rank in set(cluster.ranks) - {victim}:
         assert cell.errors[rank].ename == "DistAbortedError"
         assert f"the group was aborted: {death} (at" in cell.errors[rank].evalue
-    assert (victim, death) in told
+    assert (victim, death) in reported
     assert (one.reason, cluster.where(victim)) == (death, {victim: death})
 
     with pytest.raises(RankError) as caught:
@@ -86,8 +86,8 @@ def test_a_killed_engine_in_an_all_reduce(cluster: Cluster, victim: int) -> None
     assert cluster.pull("mine", survivors) == {r: r * 100 for r in survivors}
     cluster.rebuild()
     assert {one.groups[0].state for one in cluster.status().ranks} == {"ready"}
-    seat = cluster.execute("import os\n(rank, os.environ['RANK'])", ranks=victim)
-    shown = seat.result(WAIT).outputs(victim)[0]["data"]["text/plain"]
+    environment = cluster.execute("import os\n(rank, os.environ['RANK'])", ranks=victim)
+    shown = environment.result(WAIT).outputs(victim)[0]["data"]["text/plain"]
     assert shown == f"({victim}, '{victim}')"
 
 
@@ -152,7 +152,7 @@ def test_a_subgroup_lives_on_without_a_dead_rank(cluster: Cluster) -> None:
     # Rank 0 hosted the store: another has to.
     cluster.rebuild("high")
     cluster.execute(code, group="high").result(WAIT)
-    # The fresh rank has its seat in both its groups.
+    # The fresh rank is in both its groups.
     cluster.restart()
     cluster.rebuild()
 

@@ -11,12 +11,12 @@ import pytest
 from rankscope.backends import Backend, BackendConfig
 from rankscope.backends.interface.registry import resolve
 from rankscope.engines.cluster import recovery
-from rankscope.engines.cluster.cluster import _launchers_of, _needs_launcher
+from rankscope.engines.cluster.launch import launchers_of, needs_launcher
 
 
 def test_mpi_needs_its_launcher() -> None:
-    assert _launchers_of(BackendConfig("cpu:mpi,cuda:nccl")) == ["mpi"]
-    assert _launchers_of(BackendConfig("cpu:gloo,cuda:nccl")) == []
+    assert launchers_of(BackendConfig("cpu:mpi,cuda:nccl")) == ["mpi"]
+    assert launchers_of(BackendConfig("cpu:gloo,cuda:nccl")) == []
 
 
 def test_a_third_party_backend_names_its_launcher(
@@ -24,8 +24,8 @@ def test_a_third_party_backend_names_its_launcher(
 ) -> None:
     mine = replace(resolve("gloo"), name="mine", launcher="slurm")
     monkeypatch.setitem(Backend.registry, "mine", mine)
-    assert _launchers_of(BackendConfig("cpu:mine")) == ["slurm"]
-    assert _needs_launcher("cpu:mine")
+    assert launchers_of(BackendConfig("cpu:mine")) == ["slurm"]
+    assert needs_launcher("cpu:mine")
 
 
 def test_a_name_that_only_contains_mpi_is_another_backend(
@@ -35,9 +35,9 @@ def test_a_name_that_only_contains_mpi_is_another_backend(
     monkeypatch.setitem(
         Backend.registry, "dmpi", replace(resolve("gloo"), name="dmpi", launcher=None)
     )
-    assert not _needs_launcher("cpu:dmpi")
+    assert not needs_launcher("cpu:dmpi")
     # Whatever a rank reports.
-    assert not _needs_launcher("cpu:nowhere")
+    assert not needs_launcher("cpu:nowhere")
 
 
 def test_advice_about_an_unusable_backend_is_one_sentence() -> None:

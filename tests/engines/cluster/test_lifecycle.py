@@ -121,7 +121,7 @@ class TestBadInput:
         assert "last lines of its log" in str(raised.value)
 
     def test_too_little_time(self) -> None:
-        with pytest.raises(ClusterStartError, match="not done when 0.2 s had passed"):
+        with pytest.raises(ClusterStartError, match="not done after 0.2 s"):
             Cluster.start(2, start_timeout=0.2)
 
     def test_nothing_to_attach_to(self, tmp_path: Path) -> None:

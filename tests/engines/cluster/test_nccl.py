@@ -144,7 +144,7 @@ def test_ranks_that_have_to_share_are_found() -> None:
 
 
 def test_a_device_that_is_not_there() -> None:
-    message = "^--devices 0,7: device 7 is not there, its host has devices 0 to 1$"
+    message = "^--devices 0,7: there is no device 7, its host has devices 0 to 1$"
     with pytest.raises(ClusterError, match=message):
         choose_device(env(0, 2, Gpus((0, 7))), 2)
 
@@ -247,7 +247,7 @@ def test_an_answer_that_takes_long_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     over = threading.Event()
-    monkeypatch.setattr(availability, "PATIENCE", 0.01)
+    monkeypatch.setattr(availability, "CHECK_TIMEOUT", 0.01)
     monkeypatch.setattr(availability, "_look", lambda named: over.wait(10) and [])
     assert availability.refused("cpu:gloo") == []
     over.set()
@@ -286,6 +286,6 @@ def test_sharing_tells_nccl_that_the_hosts_differ() -> None:
 
 def test_devices_that_no_host_has_end_the_start() -> None:
     # One sentence, without the names of requests and of types.
-    message = "^rank 0: --devices 63: device 63 is not there, its host has"
+    message = "^rank 0: --devices 63: there is no device 63, its host has"
     with pytest.raises(ClusterError, match=message):
         Cluster.start(1, devices=[63])

@@ -63,10 +63,10 @@ def seen(_module_leaves_nothing: None) -> Iterator[dict[str, Any]]:
     )
     assert ran.returncode == 0, ran.stderr
     assert "Traceback" not in ran.stderr
-    told = [json.loads(line) for line in ran.stdout.splitlines()]
+    reported = [json.loads(line) for line in ran.stdout.splitlines()]
     print(ran.stdout)
-    steps = {one["step"]: one for one in told}
-    steps["poor"] = [one for one in told if one["step"] == "poor"]
+    steps = {one["step"]: one for one in reported}
+    steps["poor"] = [one for one in reported if one["step"] == "poor"]
     yield steps
     # Those of the hosts went with them.
     assert _interfaces() == before

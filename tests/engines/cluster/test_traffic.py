@@ -15,7 +15,7 @@ import pytest
 
 from rankscope.backends import is_gloo_available
 from rankscope.engines import Cluster, Execution
-from rankscope.engines.agent.agent import MIN_INTERVAL
+from rankscope.engines.agent.publisher import MIN_INTERVAL
 from tests.engines.cluster.faults import SUM, WAIT
 
 OPS = int(os.environ.get("RANKSCOPE_TRAFFIC_OPS", "20000"))
@@ -52,15 +52,15 @@ def test_many_small_ops(cluster: Cluster) -> None:
     cluster.execute(SUM).result(WAIT)
     # Fills the rings.
     run(cluster, 3000)
-    heard: Counter[int] = Counter()
+    received: Counter[int] = Counter()
     sizes: list[int] = []
 
-    def hear(rank: int, summary: dict[str, Any]) -> None:
-        heard[rank] += 1
+    def receive(rank: int, summary: dict[str, Any]) -> None:
+        received[rank] += 1
         sizes.append(len(repr(summary)))
 
     engines = memory(cluster)
-    cancel = cluster.subscribe(hear)
+    cancel = cluster.subscribe(receive)
     tracemalloc.start()
     try:
         before = tracemalloc.take_snapshot()
@@ -73,13 +73,15 @@ def test_many_small_ops(cluster: Cluster) -> None:
         tracemalloc.stop()
         cancel()
     took = max(cell.durations.values())
-    print(f"{OPS} ops in {took:.1f} s: {sum(heard.values())} messages, {grown} bytes")
+    print(
+        f"{OPS} ops in {took:.1f} s: {sum(received.values())} messages, {grown} bytes"
+    )
     for rank in cluster.ranks:
         issued = cluster.status(fresh=True).ranks[rank].groups[0].issued
         assert issued is not None
         assert issued > OPS
         # By the clock, never by the op.
-        assert 0 < heard[rank] <= took / MIN_INTERVAL + 3
+        assert 0 < received[rank] <= took / MIN_INTERVAL + 3
     # A summary is as long for the last op as for the first, but for its digits.
     assert max(sizes) < min(sizes) + 500
     assert grown < MORE_IN_NOTEBOOK

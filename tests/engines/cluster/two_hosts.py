@@ -192,9 +192,9 @@ def story(cluster: Cluster, cable: Cable) -> None:
     cable.up = True
     began = time.monotonic()
     assert cell.wait(WAIT), "the other host's ranks have not ended"
-    heard = time.monotonic() - began
-    until(lambda: not silent(cluster), WAIT, "the other host to be heard of")
-    tell("up", ended=heard, caught=cluster.pull("caught", timeout=WAIT))
+    received = time.monotonic() - began
+    until(lambda: not silent(cluster), WAIT, "a status of the other host")
+    tell("up", ended=received, caught=cluster.pull("caught", timeout=WAIT))
     began = time.monotonic()
     cluster.rebuild()
     cluster.execute(SUM.format(n=100)).result(WAIT)

@@ -65,7 +65,7 @@ class Wire:
         self._selector.close()
 
     def silence(self) -> None:
-        """From now on nothing gets through, and nobody is told."""
+        """Drop every packet from now on; neither side gets an error."""
         self._silent = True
 
     def cut(self) -> None:

@@ -1,4 +1,4 @@
-"""What ranks answer to a request, told in one line."""
+"""The errors of ranks that did not answer a request, in one line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rankscope.engines.wire.channel import Answers, _format_error
 
 
 @pytest.mark.parametrize(
-    ("errors", "told"),
+    ("errors", "reported"),
     [
         ({1: "no answer within 2 s"}, "rank 1: no answer within 2 s"),
         ({1: "broken", 0: "broken"}, "ranks 0–1: broken"),
@@ -22,13 +22,13 @@ from rankscope.engines.wire.channel import Answers, _format_error
         ),
     ],
 )
-def test_each_cause_is_format_error_once(errors: dict[int, str], told: str) -> None:
-    with pytest.raises(ClusterError, match=f"^{re.escape(told)}$"):
+def test_each_cause_is_reported_once(errors: dict[int, str], reported: str) -> None:
+    with pytest.raises(ClusterError, match=f"^{re.escape(reported)}$"):
         Answers(errors=errors).all()
 
 
 @pytest.mark.parametrize(
-    ("ename", "evalue", "told"),
+    ("ename", "evalue", "reported"),
     [
         ("ClusterError", "no GPU: get one", "no GPU: get one"),
         ("DistBackendError", "no NCCL", "no NCCL"),
@@ -36,5 +36,7 @@ def test_each_cause_is_format_error_once(errors: dict[int, str], told: str) -> N
         ("DistError", "", "DistError: "),
     ],
 )
-def test_our_own_errors_are_sentences(ename: str, evalue: str, told: str) -> None:
-    assert _format_error(ename, evalue) == told
+def test_errors_of_rankscope_have_no_class_name(
+    ename: str, evalue: str, reported: str
+) -> None:
+    assert _format_error(ename, evalue) == reported

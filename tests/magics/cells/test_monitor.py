@@ -181,7 +181,7 @@ def test_a_dead_rank_of_an_mpi_job_ends_the_job() -> None:
     told.restarts_together = True
     finish(monitor)
     assert monitor.restore(False) == (
-        "rank 1 dead: %dist_restart all starts the MPI job anew"
+        "rank 1 dead: %dist_restart all restarts the MPI job"
     )
 
 
@@ -190,7 +190,7 @@ def test_ranks_that_failed_out_of_step_are_told_how_to_get_even() -> None:
     told, monitor, _ = supervised(uneven)
     finish(monitor)
     hint = monitor.restore(False)
-    assert hint == "group 'default' out of step: %dist_rebuild evens it"
+    assert hint == "group 'default' out of step: %dist_rebuild resets it"
     assert told.calls == []
 
 

@@ -93,9 +93,9 @@ def test_a_cell_line_is_read() -> None:
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_one_message(name: str, line: str, message: str) -> None:
-    told = refused(name, line)
-    assert message in told
-    first, usage = told.split("\n")
+    reported = refused(name, line)
+    assert message in reported
+    first, usage = reported.split("\n")
     assert first.startswith(f"{COMMANDS[name].title}: ")
     assert usage.startswith(f"usage: {COMMANDS[name].title}")
 

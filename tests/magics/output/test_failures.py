@@ -137,7 +137,7 @@ def test_frames_of_others_and_of_our_own_mistakes_are_shown() -> None:
         ),
         (
             [error(0, "DistAbortedError"), error(2), error(3, "DistAbortedError")],
-            "rank 2: ValueError: bad at cell 7 line 3; ranks 0, 3 released",
+            "rank 2: ValueError: bad at cell 7 line 3; ranks 0, 3: op aborted",
         ),
         (
             [error(0, "DistAbortedError", "aborted by hand")],
@@ -164,9 +164,9 @@ def test_an_endless_message_is_cut_and_no_command_in_another() -> None:
     assert remedy in summary_of([error(0, evalue=remedy)])
 
 
-def test_released_ranks_are_one_line() -> None:
+def test_aborted_ranks_are_one_line() -> None:
     errors = [error(rank, "DistAbortedError") for rank in (0, 1)]
-    assert abort_echo_line(errors) == "ranks 0–1 released at cell 7 line 3"
+    assert abort_echo_line(errors) == "ranks 0–1: op aborted at cell 7 line 3"
 
 
 def test_a_message_that_names_its_own_rank_is_not_listed_for_each() -> None:

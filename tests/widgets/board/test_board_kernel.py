@@ -75,7 +75,7 @@ class FrontEnd:
                     said += content["traceback"]
         return re.sub(r"\x1b\[[0-9;]*m", "", "".join(said))
 
-    def told(self, kind: str, **fields: Any) -> dict[str, Any]:
+    def reported(self, kind: str, **fields: Any) -> dict[str, Any]:
         """Wait for a message of the board to its page."""
 
         def look(message: dict[str, Any]) -> Any:
@@ -152,7 +152,7 @@ def test_the_output_is_html_with_the_state(page: FrontEnd) -> None:
 
 def test_a_page_gets_everything_and_then_what_changes(page: FrontEnd) -> None:
     page.send(watch="page")
-    full = page.told("full")
+    full = page.reported("full")
     assert full["banner"]["title"] == "Idle"
     (rows,) = full["rows"].values()
     assert [rows[str(rank)]["state"] for rank in range(4)] == ["idle"] * 4
@@ -170,7 +170,7 @@ def test_clicks_count_while_a_cell_blocks_the_main_thread(page: FrontEnd) -> Non
     # Cells that wait for their turn stay where they are.
     after = [page.run(f"print('cell {number}')") for number in range(3)]
     page.send(do="abort", group="g0", id="click")
-    did = page.told("did", id="click")
+    did = page.reported("did", id="click")
     assert did["ok"], did
     assert not page.ended(cell)
     assert "aborted from the board" in page.wait(cell)
@@ -188,7 +188,7 @@ def test_clicks_count_while_a_cell_blocks_the_main_thread(page: FrontEnd) -> Non
 def test_a_group_is_rebuilt_by_a_click(page: FrontEnd) -> None:
     page.send(watch="page")
     page.send(do="rebuild", group="g0", id="rebuild")
-    assert page.told("did", id="rebuild")["ok"]
+    assert page.reported("did", id="rebuild")["ok"]
     said = page.wait(
         page.run("%%distributed\nx = np.ones(3)\ndist.all_reduce(x)\nx[0]")
     )
@@ -198,8 +198,8 @@ def test_a_group_is_rebuilt_by_a_click(page: FrontEnd) -> None:
 @pytest.mark.parametrize(
     ("request_", "text"),
     [
-        ({"do": "abort", "group": "g99"}, "that group is not there any more"),
-        ({"do": "abort"}, "that group is not there any more"),
+        ({"do": "abort", "group": "g99"}, "the group does not exist any more"),
+        ({"do": "abort"}, "the group does not exist any more"),
         ({"do": "format the disk"}, "the board cannot do 'format the disk'"),
         ({"do": ["abort"]}, "the board cannot do ['abort']"),
     ],
@@ -209,14 +209,14 @@ def test_what_cannot_be_done_is_said(
 ) -> None:
     page.messages.clear()
     page.send(id="odd", **request_)
-    did = page.told("did", id="odd")
+    did = page.reported("did", id="odd")
     assert not did["ok"]
     assert did["text"] == text
 
 
 def test_the_timeline_has_what_was_done(page: FrontEnd) -> None:
     page.send(do="records", id="records")
-    lanes = page.told("timeline")["lanes"]
+    lanes = page.reported("timeline")["lanes"]
     assert [lane["rank"] for lane in lanes] == [0, 1, 2, 3]
     assert all(lane["works"] for lane in lanes)
 
@@ -227,7 +227,7 @@ def test_a_line_of_the_notebook(page: FrontEnd) -> None:
         lambda m: m["msg_type"] == "stream" and m["content"]["text"].strip()
     )
     page.send(do="source", line=f"cell {number} line 1", id="line")
-    assert page.told("did", id="line")["text"] == "# the first line"
+    assert page.reported("did", id="line")["text"] == "# the first line"
 
 
 def test_nothing_is_done_while_nobody_looks(page: FrontEnd) -> None:

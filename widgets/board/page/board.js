@@ -201,7 +201,7 @@ class Board {
     if (this.timeline.open) this.refresh();
   }
 
-  /** Request the rings while the timeline is open and the state changes. */
+  /** Request the records while the timeline is open and the state changes. */
   refresh() {
     const now = performance.now();
     if (this.loading || now - (this.asked ?? -Infinity) < this.every()) return;

@@ -44,7 +44,7 @@ class Table {
     this.top = top;
     this.body = make("div", "", null, { role: "rowgroup" });
     this.table.append(top, this.body);
-    // The places of the columns: a cell at a fixed place is laid out by itself.
+    // The places of the columns: a cell at a fixed place is laid out alone.
     this.sheet = make("style");
     this.element.append(this.sheet, this.table);
     this.pen = document.createElement("canvas").getContext("2d");

@@ -1,0 +1,78 @@
+"""The lines of cells: of errors, of stacks, and of the ops in the flight recorder."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Any
+
+__all__ = ["CellSource"]
+
+
+class CellSource:
+    """Finds cells and their lines by the file names that IPython compiles them under.
+
+    Parameters
+    ----------
+    shell
+        The shell of the engine.
+    """
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+
+    def name_of(self, filename: str) -> str | None:
+        """Return ``Cell In[7]`` for the file of cell 7, ``None`` for other files."""
+        named = self._shell.compile.format_code_name(filename)
+        return None if named is None else " ".join(named)
+
+    def is_cell(self, filename: str | None) -> bool:
+        """Whether IPython compiled a cell as `filename`."""
+        return filename is not None and self.name_of(filename) is not None
+
+    def describe(self, filename: str, line: int) -> str:
+        """Return ``cell 7 line 3``, or ``train.py line 3`` for a line of a file."""
+        named = self._shell.compile.format_code_name(filename)
+        if named is None:
+            return f"{os.path.basename(filename)} line {line}"
+        number = named[1].removeprefix("In[").removesuffix("]")
+        return f"cell {number} line {line}"
+
+    def line_of(self, error: BaseException) -> int | None:
+        """Return the line of the running cell at which `error` was raised."""
+        if isinstance(error, SyntaxError) and self.is_cell(error.filename):
+            return error.lineno
+        # Not a line of an earlier cell, whose function this cell called.
+        this = f"Cell In[{self._shell.execution_count}]"
+        lines = [
+            number
+            for frame, number in traceback.walk_tb(error.__traceback__)
+            if self.name_of(frame.f_code.co_filename) == this
+        ]
+        return lines[-1] if lines else None
+
+    def stack(self, thread: int, cell_runs: bool) -> str:
+        """Return the stack of a thread, from the cell's frame on.
+
+        Parameters
+        ----------
+        thread
+            ``threading.Thread.ident`` of the main thread.
+        cell_runs
+            Whether a cell runs. If none does and no cell is on the stack, the result
+            is ``"idle"``.
+        """
+        stack = traceback.extract_stack(sys._current_frames()[thread])
+        inside = [self.is_cell(entry.filename) for entry in stack]
+        if True in inside:
+            del stack[: inside.index(True)]
+        elif not cell_runs:
+            return "idle"
+        lines = []
+        for entry in stack:
+            place = self.name_of(entry.filename) or f'File "{entry.filename}"'
+            lines.append(f"{place}, line {entry.lineno}, in {entry.name}")
+            if entry.line:
+                lines.append(f"    {entry.line}")
+        return "\n".join(lines)

@@ -1,0 +1,83 @@
+"""The publisher of a rank's status: summaries on the engine's iopub."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rankscope.backends.work.flight_recorder import recorder
+
+from ..wire import ipyparallel_private as private
+from ..wire import message_types
+from ..wire.requests import Summary
+
+__all__ = ["MIN_INTERVAL", "StatusPublisher"]
+
+#: Seconds between two status messages at least, and at most.
+MIN_INTERVAL = 0.1
+HEARTBEAT = 1.0
+#: After this many ops since the last message, and the interval then: a rank that
+#: makes progress needs few messages, and each one takes CPU time from collectives.
+STEADY_OPS = 50
+STEADY_INTERVAL = 0.25
+#: Seconds after which a subscription that was not renewed ends.
+LEASE = 30.0
+
+
+class StatusPublisher:
+    """Publishes the rank's summary to its subscribers, on a thread of its own.
+
+    Parameters
+    ----------
+    kernel
+        The kernel of the engine.
+    summary
+        Returns the rank's summary; called on the publisher's thread.
+    """
+
+    def __init__(self, kernel: Any, summary: Callable[[], Summary]) -> None:
+        self._kernel = kernel
+        self._summary = summary
+        #: ``msg_id`` of a subscription's header → the header, and when it ends.
+        self.subscriptions: dict[str, tuple[dict[str, Any], float]] = {}
+        self._changed = threading.Event()
+        threading.Thread(target=self._run, name="rankscope-status", daemon=True).start()
+
+    def subscribe(self, header: dict[str, Any]) -> None:
+        """Publish under `header` for the next `LEASE` seconds."""
+        self.subscriptions[header["msg_id"]] = header, time.monotonic() + LEASE
+
+    def unsubscribe(self, msg_id: str) -> None:
+        """End the subscription whose header has `msg_id`."""
+        self.subscriptions.pop(msg_id, None)
+
+    def note_change(self) -> None:
+        """Publish soon; called at every transition of every op, on any thread."""
+        # Mostly the event is set already, and setting it takes a lock.
+        if not self._changed.is_set():
+            self._changed.set()
+
+    def _run(self) -> None:
+        issued = recorder.count
+        while True:
+            self._changed.wait(HEARTBEAT)
+            self._changed.clear()
+            try:
+                self._publish(time.monotonic())
+            except Exception:
+                # This message is lost; the thread goes on.
+                self._kernel.log.exception("the rank's status was not published")
+            before, issued = issued, recorder.count
+            steady = issued - before >= STEADY_OPS
+            time.sleep(STEADY_INTERVAL if steady else MIN_INTERVAL)
+
+    def _publish(self, now: float) -> None:
+        for msg_id, (header, until) in list(self.subscriptions.items()):
+            if now > until:
+                self.subscriptions.pop(msg_id, None)
+            else:
+                private.publish(
+                    self._kernel, message_types.STATUS, self._summary(), header
+                )

@@ -1,0 +1,132 @@
+"""Installing the agent on engines, and checking that the versions agree."""
+
+from __future__ import annotations
+
+import ast
+import concurrent.futures
+import json
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future
+from typing import Any
+
+import ipyparallel
+
+from rankscope import __version__
+
+from ..errors import ClusterError
+from ..wire import ipyparallel_private as private
+from ..wire.channel import ControlChannel
+from ..wire.requests import GetHello, Hello
+
+__all__ = ["install_agents"]
+
+_INSTALL = (
+    "__import__('rankscope.engines.agent.agent', fromlist=['install']).install({!r})"
+)
+
+
+def install_agents(
+    client: ipyparallel.Client,
+    channel: ControlChannel,
+    engine_ids: Iterable[int],
+    timeout: float,
+    *,
+    attach: bool = False,
+) -> dict[int, Hello]:
+    """Install the agent on engines; return the description of each engine by its id.
+
+    Parameters
+    ----------
+    client, channel
+        The ipyparallel client, and its control channel.
+    engine_ids
+        The engines.
+    timeout
+        Seconds that all engines get together.
+    attach
+        Whether an engine may have the agent: such an engine is described by its agent
+        at once, also while a cell blocks the engine.
+
+    Raises
+    ------
+    ClusterError
+        For an engine that cannot import this version of Rankscope, or that does not
+        answer in time.
+    """
+    uuids = private.engine_uuids(client)
+    uuids = {number: uuids[number] for number in engine_ids}
+    installing = {
+        number: private.send(
+            client, "shell", "execute_request", _install_request(), uuid
+        )
+        for number, uuid in uuids.items()
+    }
+    greeting = {
+        number: channel.post(uuid, GetHello())
+        for number, uuid in uuids.items()
+        if attach
+    }
+    deadline = time.monotonic() + timeout
+    hellos: dict[int, Hello] = {}
+    while len(hellos) < len(uuids):
+        left = deadline - time.monotonic()
+        waiting: list[Future[Any]] = []
+        for number in uuids.keys() - hellos.keys():
+            greeted, installed = greeting.get(number), installing[number]
+            if greeted is not None and greeted.done():
+                hellos[number] = greeted.result()["content"]["result"]
+                _check_version(number, hellos[number])
+            elif installed.done():
+                hellos[number] = _hello(number, installed.result())
+            else:
+                waiting += [one for one in (greeted, installed) if one]
+        if waiting and left <= 0:
+            silent = sorted(uuids.keys() - hellos.keys())
+            raise ClusterError(
+                f"engines {silent} did not answer within {timeout:g} s: is a "
+                "cell running there? Try again when it is done"
+            )
+        if waiting:
+            concurrent.futures.wait(waiting, left, concurrent.futures.FIRST_COMPLETED)
+    for number, future in greeting.items():
+        if not future.done():
+            private.discard_request(client, future.msg_id)  # type: ignore[attr-defined]
+            channel.discard(uuids[number], future)
+    return hellos
+
+
+def _install_request() -> dict[str, Any]:
+    return {
+        "code": "",
+        "silent": True,
+        "store_history": False,
+        # An expression leaves nothing in the user's namespace.
+        "user_expressions": {"hello": _INSTALL.format(__version__)},
+        "allow_stdin": False,
+        "stop_on_error": False,
+    }
+
+
+def _hello(engine_id: int, reply: Any) -> Hello:
+    """Return the description in the reply of an engine to the installation."""
+    if isinstance(reply, Exception):
+        raise ClusterError(f"engine {engine_id}: {reply}")
+    answer = private.user_expressions(reply)["hello"]
+    if answer["status"] != "ok":
+        raise ClusterError(
+            f"engine {engine_id} cannot use rankscope {__version__}: "
+            f"{answer['ename']}: {answer['evalue']}; install the same version in the "
+            "environment that the engines run in"
+        )
+    hello: Hello = json.loads(ast.literal_eval(answer["data"]["text/plain"]))
+    _check_version(engine_id, hello)
+    return hello
+
+
+def _check_version(engine_id: int, hello: Hello) -> None:
+    if hello["version"] != __version__:
+        raise ClusterError(
+            f"engine {engine_id} has rankscope {hello['version']}, the notebook "
+            f"{__version__}: install the same version in both environments"
+        )
