@@ -44,6 +44,7 @@ from .collectives.reductions import (
 )
 from .devices.shared_memory import empty, zeros
 from .errors import (
+    ConnectionLostError,
     DistAbortedError,
     DistBackendError,
     DistError,
@@ -105,6 +106,7 @@ __all__ = [
     "Backend",
     "BackendConfig",
     "CoalescingManager",
+    "ConnectionLostError",
     "DistAbortedError",
     "DistBackendError",
     "DistError",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 __all__ = [
+    "ConnectionLostError",
     "DistAbortedError",
     "DistBackendError",
     "DistError",
@@ -93,6 +94,36 @@ class DistError(RuntimeError):
 
 class DistBackendError(DistError):
     """A backend failed: a peer or a side process died, a library reported an error."""
+
+
+class ConnectionLostError(DistBackendError):
+    """A backend's report that the connection to a peer was closed, or broke.
+
+    For backends, which report it through `Backend.on_failure`, raise it in an op or
+    fail a `Work` with it. The group then waits a moment for the cause, see
+    `Backend`; callers get the `DistAbortedError` of the group, with this error as
+    its cause.
+
+    Parameters
+    ----------
+    message
+        What the library said; may be empty.
+    peer
+        Rank, in the group, of the other end of the connection; ``None`` where the
+        backend cannot say which connection it was.
+    """
+
+    peer: int | None = None
+
+    def __init__(
+        self, message: object = "", *, peer: int | None = None, **attributes: Any
+    ) -> None:
+        super().__init__(message, **attributes)
+        self.peer = peer
+
+    def attributes(self) -> dict[str, Any]:
+        """As `DistError.attributes`, with the peer."""
+        return {**super().attributes(), "peer": self.peer}
 
 
 class DistTimeoutError(DistBackendError, TimeoutError):

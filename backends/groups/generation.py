@@ -9,7 +9,12 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ..devices.cuda_device import configured_device
-from ..errors import DistAbortedError, DistError, DistTimeoutError
+from ..errors import (
+    ConnectionLostError,
+    DistAbortedError,
+    DistError,
+    DistTimeoutError,
+)
 from ..interface.base import Backend
 from ..interface.registration import Registration
 from ..interface.registry import build, resolve
@@ -22,6 +27,7 @@ from ..work.op_type import OpType
 from ..work.state import WorkState
 from ..work.work import Work
 from .abort_reason import REBUILD_HINT, AbortReason
+from .connection_loss import ConnectionLoss
 from .origin import Origin
 from .peer_watch import PeerWatch
 from .spec import GroupSpec
@@ -79,11 +85,16 @@ class Generation:
         self.backends: dict[str, Backend] = {}
         #: Why the generation ended; `None` while it is usable.
         self.aborted: AbortReason | None = None
+        #: The lost connection whose cause is not known yet; the next op to fail, or to
+        #: be issued, ends the generation.
+        self.loss: ConnectionLoss | None = None
         self.issue_lock = threading.Lock()
         #: The op that is being handed to its backend, and since when. It takes a
         #: moment unless a call of the library is stuck.
         self.handing_over: tuple[Record, float] | None = None
         self._abort_lock = threading.Lock()
+        # Set when `aborted` is.
+        self._ended = threading.Event()
         self._origin = origin
         self._peers = PeerWatch(
             spec, self.store, self._abort_locally, self._build_for_peer
@@ -130,13 +141,18 @@ class Generation:
                 staging_for(device, name)
             store = PrefixStore(f"{name}-{device}", self.store)
             backend = self._create(registration, store)
+        except ConnectionLostError as error:
+            self._connection_lost(error)
+            self._await_verdict()
+            self.raise_if_aborted(op_type)
+            raise
         except DistError as error:
             op = None if op_type is None else op_type.value
             made = error.prefixed(
                 where, **self.spec.identity(), op=op, reason=str(error)
             )
             # Backends, and the keys of their stores, number ranks within the group.
-            made.culprits = tuple(self.spec.ranks[rank] for rank in error.culprits)
+            made.culprits = self.spec.global_ranks(error.culprits)
             raise made from error
         if staged:
             backend = StagedBackend(backend, device)
@@ -179,7 +195,8 @@ class Generation:
         except DistAbortedError:
             return
         except (DistError, ValueError) as error:
-            self.abort(str(error))
+            culprits = error.culprits if isinstance(error, DistError) else ()
+            self.abort(str(error), culprits=culprits)
 
     def set_timing(self, enabled: bool) -> None:
         """Time the Works made from now on, or do not."""
@@ -256,8 +273,14 @@ class Generation:
     def _abort_locally(self, reason: AbortReason) -> None:
         self._abort(reason, publish=False)
 
-    def _backend_failed(self, reason: str) -> None:
-        self.abort(reason)
+    def _backend_failed(self, reason: str | DistError) -> None:
+        if isinstance(reason, ConnectionLostError):
+            self._connection_lost(reason)
+        elif isinstance(reason, DistError):
+            culprits = self.spec.global_ranks(reason.culprits)
+            self.abort(str(reason), culprits=culprits)
+        else:
+            self.abort(reason)
 
     def _abort(
         self,
@@ -270,9 +293,11 @@ class Generation:
                 return
             self.aborted = reason
             backends = list(self.backends.values())
+        self._ended.set()
         errors: dict[Work, DistAbortedError] = {}
         for work in list(self.status.in_flight.values()):
             errors[work] = error = self.aborted_error(work)
+            error.__cause__ = work.withheld
             work.fail_pending_as(error)
         if timed_out is not None:
             timed_out[0].fail_pending_as(timed_out[1], WorkState.TIMED_OUT)
@@ -290,6 +315,27 @@ class Generation:
             recorder.changed()
             self._peers.close()
 
+    def _connection_lost(self, error: ConnectionLostError) -> None:
+        """Withhold the failures of ops until the cause of a lost connection is known.
+
+        `expire` ends the generation if no cause comes. Without an op in flight the
+        loss is no failure: the peer may have destroyed its group in good order.
+        """
+        with self._abort_lock:
+            if self.aborted is not None or self.loss is not None:
+                return
+            self.loss = loss = ConnectionLoss(error, self.spec)
+        for work in list(self.status.in_flight.values()):
+            work.hold_failures()
+        self._peers.publish_loss(loss.reason, loss.agree)
+
+    def _await_verdict(self) -> None:
+        """Block until the cause of the lost connection has ended the generation."""
+        loss = self.loss
+        if loss is not None:
+            self._ended.wait(max(0.0, loss.left))
+            self._abort(loss.reason, publish=True)
+
     def publish_death_notice(self, text: str) -> None:
         """Set the reason that ends the group elsewhere when this process is gone."""
         self._peers.publish_death_notice(text)
@@ -302,11 +348,14 @@ class Generation:
         """
         self._drain()
         if self.busy:
-            self.abort("destroy_process_group()")
+            lost = self.loss
+            reason = lost.reason if lost else self._reason("destroy_process_group()")
+            self._abort(reason, publish=True)
             return
         with self.issue_lock, self._abort_lock:
             if self.aborted is None:
                 self.aborted = self._reason("destroy_process_group()")
+                self._ended.set()
             backends, self.backends = self.backends, {}
         self._peers.close()
         for backend in backends.values():
@@ -326,8 +375,14 @@ class Generation:
         if self._abort_if_stuck() or not self.status.in_flight:
             return float("inf")
         self.refresh()
+        self._note_withheld()
         now = time.time_ns()
-        nearest = float("inf")
+        loss, nearest = self.loss, float("inf")
+        if loss is not None:
+            nearest = loss.left
+            if nearest <= 0:
+                self._abort(loss.reason, publish=True)
+                return float("inf")
         for place, work in enumerate(list(self.status.in_flight.values())):
             record = work.record
             if record is None:
@@ -339,9 +394,19 @@ class Generation:
             if left > 0:
                 nearest = min(nearest, left)
             elif not work.is_completed():
-                self._time_out(work, record.describe(), record.timeout)
+                if loss is not None:
+                    self._abort(loss.reason, publish=True)
+                else:
+                    self._time_out(work, record.describe(), record.timeout)
                 return float("inf")
         return nearest
+
+    def _note_withheld(self) -> None:
+        """Look for the cause of a connection that a Work in flight has lost."""
+        for work in list(self.status.in_flight.values()):
+            error = work.withheld
+            if isinstance(error, ConnectionLostError):
+                self._connection_lost(error)
 
     def _abort_if_stuck(self) -> bool:
         """Abort where a backend does not take an op; return whether that is so."""

@@ -88,25 +88,52 @@ class PeerWatch:
         """Abort this generation on the other ranks; returns at once."""
         if self._spec.size == 1:
             return
+        self._in_background("abort", self._publish, "abort", reason)
+
+    def publish_loss(
+        self, reason: AbortReason, agree: Callable[[AbortReason], None]
+    ) -> None:
+        """Report a lost connection to the other ranks; returns at once.
+
+        ``agree(first)`` is called with the loss that a rank reported first, on a
+        thread of its own, if the store answers.
+        """
+        if self._spec.size == 1:
+            return
+
+        def report() -> None:
+            first = self._publish("loss", reason)
+            if first is not None:
+                agree(first)
+
+        self._in_background("loss", report)
+
+    def _in_background(
+        self, what: str, target: Callable[..., object], *args: object
+    ) -> None:
         # The dead rank may be the store's host: never wait for an answer.
         # Python 3.12 starts no thread at its end.
         with contextlib.suppress(RuntimeError):
             threading.Thread(
-                target=self._write_abort,
-                args=(reason,),
-                name=f"rankscope-abort-{self._spec.name}",
+                target=target,
+                args=args,
+                name=f"rankscope-{what}-{self._spec.name}",
                 daemon=True,
             ).start()
 
-    def _write_abort(self, reason: AbortReason) -> None:
+    def _publish(self, key: str, reason: AbortReason) -> AbortReason | None:
+        """Set `key` unless a rank has; return what it holds, ``None`` on failure."""
         try:
-            self._store.compare_set("abort", b"", reason.to_json())
+            held = self._store.compare_set(key, b"", reason.to_json())
         except DistError as error:
             _log.warning(
-                "%s: could not publish the abort to the other ranks: %s",
+                "%s: could not publish the %s to the other ranks: %s",
                 self._spec.describe(),
+                key,
                 error,
             )
+            return None
+        return AbortReason.from_json(held)
 
     def publish_death_notice(self, text: str) -> None:
         """Set the reason that ends the group elsewhere when this process is gone."""
@@ -130,9 +157,4 @@ class PeerWatch:
 
     def _peer_builds(self, device: str, value: bytes) -> None:
         # Not on the store's thread: building talks to the store.
-        threading.Thread(
-            target=self._on_build,
-            args=(device,),
-            name=f"rankscope-build-{self._spec.name}",
-            daemon=True,
-        ).start()
+        self._in_background("build", self._on_build, device)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..errors import DistBackendError, DistError
+from ..errors import ConnectionLostError, DistBackendError, DistError
 from ..interface.base import Backend
 from ..interface.op import Op, fuse
 from ..stores.base import Store
@@ -369,6 +369,8 @@ def _start(current: Generation, record: Record | Batch, op: Op) -> Work:
         work.mark_completed()
         work.bind(record)
         return work
+    if current.loss is not None:
+        return _withheld(current, record, op)
     try:
         work = op.start()
         if not isinstance(work, Work):
@@ -377,6 +379,8 @@ def _start(current: Generation, record: Record | Batch, op: Op) -> Work:
                 f"{type(work).__name__}; expected a Work; "
                 "create_work_from_call and create_work_from_future make one"
             )
+    except ConnectionLostError as error:
+        return _withheld(current, record, op, error)
     except BaseException as error:
         told = error
         if current.aborted is not None and isinstance(error, DistError):
@@ -386,7 +390,7 @@ def _start(current: Generation, record: Record | Batch, op: Op) -> Work:
             told = DistBackendError(
                 f"{record.describe()}: {error}",
                 **record.identity(),
-                culprits=error.culprits,
+                culprits=current.spec.global_ranks(error.culprits),
                 reason=str(error),
             )
         work = Work(op.kind)
@@ -401,13 +405,38 @@ def _start(current: Generation, record: Record | Batch, op: Op) -> Work:
         work._result = op.result
     try:
         current.status.in_flight[record.op_id] = work
+        if current.loss is not None:
+            work.hold_failures()
         if current.aborted is not None:
             work = _aborted_meanwhile(current, record, work)
-        work.bind(record)
+        if not work.bind(record):
+            return _withheld(current, record, op, work._exception)
     except BaseException:
         # An interrupt; the op is under way all the same.
         work.bind(record)
         raise
+    return work
+
+
+def _withheld(
+    current: Generation,
+    record: Record | Batch,
+    op: Op,
+    error: BaseException | None = None,
+) -> Work:
+    """Return a Work for an op whose backend has lost a connection.
+
+    It stays in flight until the group knows the cause and aborts. `error` is the
+    failure, if the op has failed.
+    """
+    work = Work(op.kind)
+    work.timed = current.timing
+    current.status.in_flight[record.op_id] = work
+    if current.aborted is not None:
+        work = _aborted_meanwhile(current, record, work)
+    work.bind(record)
+    if error is not None:
+        work.mark_failed(error)
     return work
 
 

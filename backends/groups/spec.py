@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..devices.cuda_device import guess_device
@@ -48,6 +48,10 @@ class GroupSpec:
     def size(self) -> int:
         """The number of ranks in the group."""
         return len(self.ranks)
+
+    def global_ranks(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        """Return the global ranks of `ranks`, which are ranks in the group."""
+        return tuple(self.ranks[rank] for rank in ranks)
 
     def identity(self) -> dict[str, Any]:
         """Return rank and group as attributes of an error."""

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
+from ..errors import DistError
 from ..work.composite import chain
 from ..work.op_type import OpType
 from ..work.reduce_op import ReduceOp
@@ -64,10 +65,16 @@ class Backend:
     writes to no array whose Work is over, however it ended.
 
     A failure that the library reports goes to `on_failure` first, with the reason,
-    and to the Work then. Where a peer's abort closes connections, this rank may see
-    them close before the reason of the abort arrives through the store: a backend
-    whose library reports that at once waits about a second before it calls
-    `on_failure` for a closed connection, so that the abort names the cause.
+    and to the Work then.
+
+    A connection that a peer closes, or that breaks, is reported as a
+    `ConnectionLostError`, with the peer's rank in the group where the library tells
+    it: to `on_failure`, as the error of the Work, or raised by the op's method. The
+    backend reports it at once; the reason why the peer closed it arrives later,
+    through the store: the peer died, or its group was aborted. So the group keeps
+    its ops in flight for up to 2 s. It then aborts with that reason on every rank,
+    or, if none has come, with "rank 0 lost the connection to rank 1". While no op is
+    in flight a lost connection aborts nothing: the peer may have destroyed its group.
 
     The easy way to keep it: one thread per backend, ``ThreadPoolExecutor(1)``,
     and `create_work_from_call` for each op. Waits on `store` end when `store`
@@ -99,7 +106,9 @@ class Backend:
         self.place = f"rank {rank}"
         #: Set by the group: call it with a reason when the library, a peer or
         #: a side process fails on its own. The group is then aborted everywhere.
-        self.on_failure: Callable[[str], None] = lambda reason: None
+        #: The reason is a sentence, or a `DistError`: its `culprits`, ranks in the
+        #: group, become those of the abort. Returns at once.
+        self.on_failure: Callable[[str | DistError], None] = lambda reason: None
         #: Set by the group: whether the Works made now are timed. To be looked
         #: at where timing an op costs something, as on a GPU.
         self.timing = True

@@ -15,7 +15,12 @@ from collections.abc import Callable, Generator, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
-from ..errors import DistBackendError, DistError, DistTimeoutError
+from ..errors import (
+    ConnectionLostError,
+    DistBackendError,
+    DistError,
+    DistTimeoutError,
+)
 from .op_type import OpType
 from .state import WorkState, transition
 
@@ -80,10 +85,12 @@ class Work:
         "_done",
         "_exception",
         "_fail_as",
+        "_holds",
         "_lock",
         "_outer",
         "_result",
         "_state",
+        "_withheld",
         "completed_ns",
         "op_type",
         "record",
@@ -107,6 +114,10 @@ class Work:
         self._exception: BaseException | None = None
         # The error and state of any failure from now on; see `fail_pending_as`.
         self._fail_as: tuple[BaseException, WorkState] | None = None
+        # A failure that was reported while the group looks for its cause, and
+        # whether failures are kept for that; see `hold_failures`.
+        self._withheld: BaseException | None = None
+        self._holds = False
         self._lock = threading.Lock()
         # Made by the first waiter only: most Works are done before anybody
         # has to block, and an Event costs more than the rest of the object.
@@ -316,6 +327,8 @@ class Work:
         `error` is what `wait` raises; one that is no `DistError` becomes the
         cause of one that names the op, once the Work is bound to its record.
         Returns whether this call ended it (``False``: it was over already).
+        A `ConnectionLostError` does not end a Work of a group: the group does, once
+        it knows the cause.
         """
         return self._end(state, error, None, None, None)
 
@@ -330,6 +343,20 @@ class Work:
         with self._lock:
             self._fail_as = error, state
 
+    def hold_failures(self) -> None:
+        """Keep any failure from now on as `withheld` until the group ends the Work.
+
+        A group calls it when a connection was lost: the failures that follow do not
+        name the cause.
+        """
+        with self._lock:
+            self._holds = True
+
+    @property
+    def withheld(self) -> BaseException | None:
+        """The failure whose cause the group still looks for, if there is one."""
+        return self._withheld
+
     def _end(
         self,
         event: WorkState,
@@ -340,6 +367,11 @@ class Work:
     ) -> bool:
         with self._lock:
             if self._state.is_terminal:
+                return False
+            if self._fail_as is None and error is not None and self._withholds(error):
+                self._withheld = self._withheld or error
+                return False
+            if self._withheld is not None and error is None:
                 return False
             if started_ns and not self.started_ns:
                 self.started_ns = started_ns
@@ -361,6 +393,12 @@ class Work:
             self._call_back(callbacks)
         return True
 
+    def _withholds(self, error: BaseException) -> bool:
+        # A Work without a record is a part of another one, or of no group.
+        return self.record is not None and (
+            self._holds or isinstance(error, ConnectionLostError)
+        )
+
     def _call_back(self, callbacks: Sequence[Callable[[Work], None]]) -> None:
         for callback in callbacks:
             try:
@@ -369,9 +407,15 @@ class Work:
                 # The thread that ends Works has others to end, too.
                 _log.exception("a callback of %s", self.describe())
 
-    def bind(self, record: OpRecord) -> None:
-        """Tie the Work to its flight-recorder slot (the dispatcher does this)."""
+    def bind(self, record: OpRecord) -> bool:
+        """Tie the Work to its flight-recorder slot (the dispatcher does this).
+
+        Returns ``False``, and does nothing, where the Work has ended with a
+        `ConnectionLostError`, whose cause its group could not look for.
+        """
         with self._lock:
+            if isinstance(self._exception, ConnectionLostError):
+                return False
             self.record = record
             if self.started_ns:
                 record.started(self)
@@ -379,6 +423,7 @@ class Work:
                 if self._exception is not None:
                     self._name_error()
                 record.ended(self)
+            return True
 
     def _name_error(self) -> None:
         # What a library, or a backend of somebody else, raised on its own thread

@@ -394,7 +394,7 @@ def killed(me: Rank) -> tuple[str, float]:
     with me.store("gloo") as store:
         made = GlooBackend(store, me.rank, me.size)
         reasons: list[str] = []
-        made.on_failure = reasons.append
+        made.on_failure = lambda reason: reasons.append(str(reason))
         all_reduce(made, np.ones(3), SUM).wait()
         if me.rank:
             me.listen()
@@ -431,7 +431,7 @@ def bad_interface(me: Rank) -> str:
     reasons: list[str] = []
     with me.store("gloo") as store:
         made = GlooBackend(store, me.rank, me.size)
-        made.on_failure = reasons.append
+        made.on_failure = lambda reason: reasons.append(str(reason))
         with pytest.raises(DistBackendError, match="nowhere0"):
             made.barrier().wait()
         made.shutdown()

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ import rankscope as dist
 from rankscope.backends.conformance.ranks import Rank, Ranks, run_ranks
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.stores.tcp import TCPStore
+from tests.backends import socket_backend
 
+ROOT = Path(__file__).resolve().parents[3]
 KEY = b"the key of this test"
 
 needs_gloo = pytest.mark.skipif(
@@ -70,6 +73,60 @@ def test_a_killed_rank(victim: int) -> None:
             assert ranks.next_report(rank, 30) == "done"
 
 
+def bereaved_at_once(me: Rank, victim: int, aborts: bool) -> None:
+    """The backend of the others reports closed connections before the store does."""
+    socket_backend.register()
+    dist.init_process_group("sockets", timeout=60)
+    dist.barrier()
+    me.report("ready")
+    if me.rank == victim:
+        me.listen(60)
+        if aborts:
+            dist.abort_process_group(reason="the loss is NaN")
+        return
+    with pytest.raises(dist.DistAbortedError) as caught:
+        dist.all_reduce(np.ones(3))
+    error = caught.value
+    me.report((str(error), error.reason, error.culprits))
+    # The one that hosts the store is the last to leave.
+    me.listen(60)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_whose_connections_close_at_once(victim: int) -> None:
+    with Ranks(3, bereaved_at_once, victim, False) as ranks:
+        for rank in range(3):
+            ranks.next_report(rank)
+        ranks.kill(victim)
+        others = [rank for rank in range(3) if rank != victim]
+        told = [ranks.next_report(rank, 30) for rank in others]
+        for rank in others:
+            ranks.tell(rank, "done")
+    for rank, (text, reason, culprits) in zip(others, told, strict=True):
+        assert f"all_reduce #2 of group 'default' on rank {rank}" in text
+        assert "lost the connection to rank" not in text
+        assert culprits == (victim,)
+        if victim:
+            assert f"rank 1 (process {ranks.pids[1]} on " in reason
+            assert "is gone: it was killed, crashed or left" in reason
+        else:
+            assert "the process of rank 0 ended, or the network failed" in reason
+
+
+def test_an_abort_that_closes_connections_at_once() -> None:
+    with Ranks(3, bereaved_at_once, 1, True) as ranks:
+        for rank in range(3):
+            ranks.next_report(rank)
+        ranks.tell(1, "abort")
+        told = [ranks.next_report(rank, 30) for rank in (0, 2)]
+        for rank in (0, 2):
+            ranks.tell(rank, "done")
+    for text, reason, culprits in told:
+        assert reason == "the loss is NaN"
+        assert "by rank 1" in text
+        assert culprits == ()
+
+
 RAISES = """
 import numpy as np
 import rankscope as dist
@@ -118,6 +175,20 @@ def script(me: Rank, program: str) -> tuple[int, str]:
 @needs_gloo
 def test_a_rank_that_raises() -> None:
     (_, zero), (code, one), (_, two) = run_ranks(3, script, RAISES)
+    assert code == 1
+    assert "ValueError: boom" in one
+    for output in (zero, two):
+        assert "aborted: rank 1 ended with ValueError: boom" in output
+
+
+def test_a_rank_that_raises_and_whose_connections_close_at_once() -> None:
+    program = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from tests.backends import socket_backend
+socket_backend.register()
+{RAISES.replace("timeout", "'sockets', timeout")}"""
+    (_, zero), (code, one), (_, two) = run_ranks(3, script, program)
     assert code == 1
     assert "ValueError: boom" in one
     for output in (zero, two):

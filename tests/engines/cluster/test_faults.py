@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -31,6 +32,9 @@ def _usable_before_and_after(cluster: Cluster) -> Iterator[None]:
         cluster.restart()
         cluster.rebuild()
         raise
+
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def kill(cluster: Cluster, rank: int) -> int:
@@ -89,6 +93,50 @@ def test_a_killed_engine_in_an_all_reduce(cluster: Cluster, victim: int) -> None
     environment = cluster.execute("import os\n(rank, os.environ['RANK'])", ranks=victim)
     shown = environment.result(WAIT).outputs(victim)[0]["data"]["text/plain"]
     assert shown == f"({victim}, '{victim}')"
+
+
+#: A group over sockets, whose ranks notice at once that one of them is gone.
+SOCKETS = f"""
+import sys, threading
+sys.path.insert(0, {str(ROOT)!r})
+from tests.backends import socket_backend
+socket_backend.register()
+direct = dist.new_group(backend="sockets", group_desc="direct")
+dist.barrier(group=direct)
+"""
+LOSES = """
+if rank == 2:
+    threading.Event().wait()
+try:
+    dist.all_reduce(np.ones(3), group=direct)
+except dist.DistAbortedError as error:
+    told = (str(error), error.reason, error.culprits)
+"""
+
+
+def test_a_killed_engine_whose_connections_close_at_once(cluster: Cluster) -> None:
+    cluster.execute(SOCKETS).result(WAIT)
+    cell = cluster.execute(LOSES, cell=51)
+    survivors = [0, 1, 3]
+    until(lambda: all_in(cluster, "direct", survivors), WAIT, "the op to start")
+    pid = kill(cluster, 2)
+    assert cell.wait(WAIT)
+    told = cluster.pull("told", survivors)
+    for rank, (text, reason, culprits) in told.items():
+        assert f"all_reduce #2 of group 'direct' on rank {rank} (cell 51" in text
+        assert f"engine of rank 2 (engine {cluster.engine_ids[2]}, pid {pid}" in reason
+        assert "died: killed by SIGKILL" in reason
+        assert culprits == (2,)
+    # A fresh engine does not know the backend that a cell registered.
+    cluster.execute("dist.destroy_process_group(direct)", ranks=survivors).result(WAIT)
+    cluster.restart([2])
+    cluster.rebuild()
+
+
+def all_in(cluster: Cluster, group: str, ranks: Sequence[int]) -> bool:
+    known = cluster.status(fresh=True).ranks
+    found = [known[rank].group(group) for rank in ranks]
+    return all(one is not None and one.in_flight for one in found)
 
 
 def test_a_killed_side_process(cluster: Cluster) -> None:
