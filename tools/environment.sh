@@ -11,16 +11,18 @@ cd "$(dirname "$0")/.."
 venv=.venv
 extras=${EXTRAS:-dev,mpi}
 preferred=$(cat .python-version)
-versions=("$preferred" 3.10 3.11 3.12 3.13)
+# Then the newest.
+versions=("$preferred" 3.14 3.13 3.12 3.11 3.10)
 stamp=$venv/.rankscope-stamp
 lacking=()
 
 say() { printf '%s\n' "$*" >&2; }
 
 # A pyenv shim exists for versions that are not active too, so every candidate
-# is asked for its version.
+# is asked for its version. The free-threaded build has no library of gloo.
 is_version() { # interpreter, major.minor
-    "$1" -c "import sys; sys.exit('%d.%d' % sys.version_info[:2] != '$2')" \
+    "$1" -c "import sys, sysconfig as s; sys.exit(
+        '%d.%d' % sys.version_info[:2] != '$2' or bool(s.get_config_var('Py_GIL_DISABLED')))" \
         >/dev/null 2>&1
 }
 
@@ -60,7 +62,7 @@ find_python() {
         say "(its module ensurepip is missing). On Debian and Ubuntu:"
         say "    sudo apt-get install python${lacking[0]}-venv"
     else
-        say "No Python 3.10, 3.11, 3.12 or 3.13 was found on PATH, with pyenv or with uv."
+        say "No Python from 3.10 to 3.14 was found on PATH, with pyenv or with uv."
         say "Install one or name it: make PYTHON=/path/to/python"
     fi
     return 1

@@ -14,9 +14,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
+from rankscope.backends.gloo.library import installed
 from tools.interpreters import find, succeeds
 
 __all__ = ["TORCH", "mpich_python", "nccl_python", "notebook_python", "torch_python"]
@@ -99,13 +99,17 @@ def notebook_python(say: Tell, left_out: Tell) -> str | None:
     """
     check = (
         "import rankscope.magics, rankscope.widgets.board.widget, notebook, ipykernel;"
-        "assert notebook.version_info[0] == 7 and ipykernel.version_info[0] == 6"
+        "assert notebook.version_info[0] == 7 and ipykernel.version_info[0] == 6;"
+        "assert rankscope.backends.is_gloo_available()"
     )
-    ranks = (name for name in ("pygloo==0.2.1",) if find_spec("pygloo"))
-    wanted = (*NEEDED, *NOTEBOOK_TESTS, *ranks)
+    # The library that the ranks talk with, without what its package requires.
+    ranks = tuple(f"{one.name}=={one.version}" for one in installed().values())
+    wanted = (*NEEDED, *NOTEBOOK_TESTS)
     base = getattr(sys, "_base_executable", sys.executable)
     say_so = "Notebook 7 and ipykernel 6 (once)"
-    return _environment(".venv-notebook", base, wanted, check, say_so, say, left_out)
+    return _environment(
+        ".venv-notebook", base, wanted, check, say_so, say, left_out, alone=ranks
+    )
 
 
 def _environment(
@@ -116,8 +120,13 @@ def _environment(
     what: str,
     say: Tell,
     left_out: Tell,
+    *,
+    alone: Sequence[str] = (),
 ) -> str | None:
-    """Return the Python of the environment `name`, in which `check` runs."""
+    """Return the Python of the environment `name`, in which `check` runs.
+
+    The packages `alone` are installed without what they require.
+    """
     with _locked(name):
         folder = ROOT / name
         python = folder / "bin" / "python"
@@ -130,7 +139,7 @@ def _environment(
             [base, "-m", "venv", folder],
             [*install, *wanted],
             # What it needs is there, and what it needs elsewhere would take long.
-            [*install, "--no-deps", "--editable", ROOT],
+            [*install, "--no-deps", *alone, "--editable", ROOT],
         ]
         for command in commands:
             done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -14,9 +14,7 @@ from rankscope.magics import current_cluster
 from rankscope.magics.output.failures import plain
 from tests.engines.cluster.faults import WAIT, left_hanging, lives
 
-pytestmark = pytest.mark.skipif(
-    not is_gloo_available(), reason="needs a backend for numpy arrays: pygloo"
-)
+pytestmark = pytest.mark.skipif(not is_gloo_available(), reason="needs gloo")
 
 
 def test_everything_works_from_the_new_kernel(ipython: InteractiveShell) -> None:

@@ -138,7 +138,7 @@ class TestStore(BackendConformance):
 
 
 @pytest.mark.processes  # where no session is named
-@pytest.mark.skipif(not dist.is_gloo_available(), reason="no pygloo here")
+@pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
 def test_gloo() -> None:
     setup = Setup("gloo", options=Options(timeout=20, running_times=2))
     report = check_backend(setup, levels=["contract"])
@@ -329,7 +329,7 @@ def test_what_cannot_be_tried_ends_with_status_2(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if not dist.is_gloo_available() and "--devices" in arguments:
-        pytest.skip("no pygloo here")
+        pytest.skip("needs gloo")
     try:
         status: object = main(arguments)
     except SystemExit as end:

@@ -20,7 +20,7 @@ from rankscope.conformance import (
 BACKENDS = [
     pytest.param(
         "gloo",
-        marks=pytest.mark.skipif(not is_gloo_available(), reason="no pygloo here"),
+        marks=pytest.mark.skipif(not is_gloo_available(), reason="needs gloo"),
     ),
     pytest.param(
         "mpi", marks=pytest.mark.skipif(mpiexec() is None, reason="no mpiexec here")

@@ -20,9 +20,7 @@ from tests.backends import socket_backend
 ROOT = Path(__file__).resolve().parents[3]
 KEY = b"the key of this test"
 
-needs_gloo = pytest.mark.skipif(
-    not dist.is_gloo_available(), reason="pygloo has no wheel for this Python"
-)
+needs_gloo = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
 
 
 def bereaved(me: Rank, victim: int) -> None:

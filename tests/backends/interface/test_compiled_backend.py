@@ -135,9 +135,7 @@ def beside_gloo(me: Rank, site: str) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.skipif(
-    not dist.is_gloo_available(), reason="pygloo has no wheel for this Python"
-)
+@pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
 def test_it_stands_beside_gloo_in_one_group_and_in_two(site: Path) -> None:
     run_ranks(2, beside_gloo, str(site))
 

@@ -19,9 +19,7 @@ from rankscope.backends.work.op_type import Argument
 from tests.backends.store_backend import StoreBackend
 from tools import support_table
 
-_gloo = pytest.mark.skipif(
-    not dist.is_gloo_available(), reason="pygloo has no wheel for this Python"
-)
+_gloo = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
 _mpi = [
     pytest.mark.mpi,
     pytest.mark.skipif(

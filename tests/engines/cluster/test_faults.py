@@ -16,9 +16,7 @@ from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError, ExecutionError, RankError
 from tests.engines.cluster.faults import SUM, WAIT, hanging, lives, sides
 
-pytestmark = pytest.mark.skipif(
-    not is_gloo_available(), reason="needs a backend for numpy arrays: pygloo"
-)
+pytestmark = pytest.mark.skipif(not is_gloo_available(), reason="needs gloo")
 
 
 @pytest.fixture(autouse=True)

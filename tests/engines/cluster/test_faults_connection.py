@@ -18,9 +18,7 @@ from rankscope.engines import Cluster, ClusterError
 from tests.engines.cluster.faults import SUM, WAIT, all_in_flight, hanging
 from tests.engines.cluster.wire import Wire
 
-pytestmark = pytest.mark.skipif(
-    not is_gloo_available(), reason="needs a backend for numpy arrays: pygloo"
-)
+pytestmark = pytest.mark.skipif(not is_gloo_available(), reason="needs gloo")
 
 
 def connection_file(cluster: Cluster) -> Path:

@@ -15,9 +15,7 @@ from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError
 from tests.engines.cluster.faults import SUM, WAIT, hanging, left_hanging, lives
 
-pytestmark = pytest.mark.skipif(
-    not is_gloo_available(), reason="needs a backend for numpy arrays: pygloo"
-)
+pytestmark = pytest.mark.skipif(not is_gloo_available(), reason="needs gloo")
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def _why_not() -> str:
     if missing:
         return f"needs {', '.join(missing)}"
     if not is_gloo_available():
-        return "needs a backend for numpy arrays: pygloo"
+        return "needs gloo"
     if not os.access(TUN, os.R_OK | os.W_OK):
         return f"needs {TUN}, for the cable"
     tried = subprocess.run(

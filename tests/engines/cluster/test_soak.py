@@ -24,9 +24,7 @@ from tests.engines.cluster.faults import HANG, SUM, WAIT, all_in_flight, lives, 
 FAULTS = int(os.environ.get("RANKSCOPE_SOAK_FAULTS", "30"))
 
 pytestmark = [
-    pytest.mark.skipif(
-        not is_gloo_available(), reason="needs a backend for numpy arrays: pygloo"
-    ),
+    pytest.mark.skipif(not is_gloo_available(), reason="needs gloo"),
     # A fault takes one second, or four where an engine is started again.
     pytest.mark.timeout(60 + 12 * FAULTS),
 ]

@@ -21,9 +21,7 @@ from tests.engines.cluster.faults import SUM, WAIT
 OPS = int(os.environ.get("RANKSCOPE_TRAFFIC_OPS", "20000"))
 
 pytestmark = [
-    pytest.mark.skipif(
-        not is_gloo_available(), reason="needs a backend for numpy arrays: pygloo"
-    ),
+    pytest.mark.skipif(not is_gloo_available(), reason="needs gloo"),
     pytest.mark.timeout(120 + OPS // 100),
 ]
 

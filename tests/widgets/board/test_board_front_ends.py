@@ -6,7 +6,6 @@ subshells: there the cell that blocks the kernel has the clicks served.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rankscope.backends import is_gloo_available
 from tools.other_environments import notebook_python
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(
-        importlib.util.find_spec("pygloo") is None,
+        not is_gloo_available(),
         reason="the ranks of the other environment need gloo",
     ),
 ]
