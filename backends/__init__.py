@@ -1,4 +1,4 @@
-"""The c10d layer: groups, backends, collectives.  It knows nothing of Jupyter.
+"""The c10d layer: groups, backends, collectives; it imports nothing of Jupyter.
 
 The names of ``torch.distributed``, usable from a plain script under any
 launcher that sets ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT``.

@@ -49,8 +49,12 @@ _PLAY = """async (messages) => {
 }"""
 
 
+#: Is called with a rank and its status.
+Callback = Callable[[int, dict[str, Any]], None]
+
+
 class _Ranks:
-    """As much of a cluster as the feed needs; `hear` takes a rank's message in."""
+    """The part of a cluster that the feed uses; `receive` is given a rank's message."""
 
     n = RANKS
     closed = False
@@ -60,12 +64,12 @@ class _Ranks:
             RankSlot(rank, rank, str(rank), 1000 + rank, "node1", "127.0.0.1", 0)
             for rank in range(RANKS)
         ]
-        self._heard: Callable[[int, dict[str, Any]], None] = lambda rank, summary: None
+        self._callback: Callback = lambda rank, summary: None
 
-    def hear(self, rank: int, message: bytes) -> None:
+    def receive(self, rank: int, message: bytes) -> None:
         slot = self._slots[rank]
         slot.summary, slot.summary_at = unpack(json.loads(message)), time.monotonic()
-        self._heard(rank, slot.summary)
+        self._callback(rank, slot.summary)
 
     def glance(self, ranks: Iterable[int] | None = None) -> ClusterStatus:
         now = time.monotonic()
@@ -73,10 +77,8 @@ class _Ranks:
         found = tuple(self._slots[rank].status(now) for rank in chosen)
         return ClusterStatus("bench", "default", "local", "cpu:gloo", "running", found)
 
-    def subscribe(
-        self, callback: Callable[[int, dict[str, Any]], None]
-    ) -> Callable[[], None]:
-        self._heard = callback
+    def subscribe(self, callback: Callback) -> Callable[[], None]:
+        self._callback = callback
         return lambda: None
 
 
@@ -137,7 +139,7 @@ def _feed(seconds: float) -> tuple[float, list[tuple[float, dict[str, Any]]]]:
     ranks = _Ranks()
     messages = [[_message(r, step) for r in range(RANKS)] for step in range(STEPS)]
     for rank, message in enumerate(messages[0]):
-        ranks.hear(rank, message)
+        ranks.receive(rank, message)
     sent: list[tuple[float, dict[str, Any]]] = []
     began = time.monotonic()
 
@@ -153,7 +155,7 @@ def _feed(seconds: float) -> tuple[float, list[tuple[float, dict[str, Any]]]]:
     turns = int(seconds * RATE)
     for turn in range(turns):
         for rank, message in enumerate(messages[turn % STEPS]):
-            ranks.hear(rank, message)
+            ranks.receive(rank, message)
         pace.wait(max(0.0, began + (turn + 1) / RATE - time.monotonic()))
     share = (time.process_time() - used) / (time.monotonic() - began)
     feed.close()
@@ -173,7 +175,7 @@ def _frames(
         return None
     ranks = _Ranks()
     for rank in range(RANKS):
-        ranks.hear(rank, _message(rank, 0))
+        ranks.receive(rank, _message(rank, 0))
     snapshot = BoardFeed(ranks, lambda message: None, lambda: None).full()
     # Its numbers go on from those of the snapshot.
     first = snapshot["v"] + 1

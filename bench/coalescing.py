@@ -29,7 +29,11 @@ def measure(
     say: Callable[[str], None],
     left_out: Callable[[str], None],
 ) -> list[Row]:
-    """Compare the three ways, ours and torch's; `pythons` has each one's Python."""
+    """Compare the three ways, Rankscope's and torch's, at each size of `BLOCKS`.
+
+    `pythons` maps contenders to their Python. `say` is called with the progress,
+    `left_out` with the reason why a contender is left out.
+    """
     rows: list[Row] = []
     contenders: dict[str, Ranks] = {}
     try:

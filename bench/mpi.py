@@ -14,7 +14,7 @@ __all__ = ["measure"]
 LARGE = 64 << 10
 RATIO_BUDGET = 1.3
 EXTRA_BUDGET = 15e-6
-#: What of OSU's micro-benchmarks is measured, and where.
+#: The micro-benchmarks of OSU that are measured, and at which sizes in bytes.
 OSU = {"latency": (4, 64 << 10), "bandwidth": (64 << 10, 4 << 20)}
 OSU_BLOCKS = {4: 500, 64 << 10: 100, 4 << 20: 5}
 CONTENDERS = ("mpi", "bare-mpi")
@@ -23,7 +23,11 @@ CONTENDERS = ("mpi", "bare-mpi")
 def measure(
     rounds: int, say: Callable[[str], None], left_out: Callable[[str], None]
 ) -> list[Row]:
-    """all_reduce on 2 and 4 ranks, every size, and OSU's latency and bandwidth."""
+    """Measure all_reduce on 2 and 4 ranks, and OSU's latency and bandwidth.
+
+    `rounds` is the number of turns of both contenders. `say` is called with the
+    progress, `left_out` with the reason why ranks cannot be started.
+    """
     rows: list[Row] = []
     for size in (2, 4):
         contenders: list[MPIRanks] = []

@@ -43,7 +43,7 @@ ARRAYS, BYTES = 64, 8 << 20
 ABORTS, HANGS = 10, 5
 OURS, BARE, TORCHS = "rankscope", "nccl4py called bare", "torch's ProcessGroupNCCL"
 #: Timeout in seconds of the two ranks, for all their measurements.
-PATIENCE = 180
+RANKS_TIMEOUT = 180
 #: DESIGN §7, where a group is one launch: the CPU of single ops, the time of a
 #: flat one; and the seconds in which an abort has ended what hung.
 CPU_BUDGET, TIME_BUDGET, ABORT_BUDGET = 0.25, 1.1, 1.0
@@ -98,7 +98,7 @@ def measure(rounds: int, note: Callable[[str], None]) -> list[Row]:
         rows.append(_idle_aborts(store))
         store.close()
     try:
-        coalescing, hangs = run_ranks(2, two_ranks, rounds, timeout=PATIENCE)[0]
+        coalescing, hangs = run_ranks(2, two_ranks, rounds, timeout=RANKS_TIMEOUT)[0]
     except RankFailure as failure:
         note(f"nccl, 2 ranks on one GPU: {failure}")
         return rows
@@ -273,7 +273,7 @@ def _idle_aborts(store: dist.FileStore) -> Row:
 
 
 def two_ranks(me: Rank, rounds: int) -> tuple[list[Row], Row]:
-    """What a rank of two on one GPU measures."""
+    """Return the rows of coalescing, and that of hangs, on a rank of two on one GPU."""
     where = "2 ranks on one GPU"
     with world(me) as cupy:
         group = groups.get_group()

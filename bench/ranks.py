@@ -1,4 +1,4 @@
-"""The ranks of one contender, started once and asked in turns."""
+"""The ranks of one contender: processes that run blocks of ops on request."""
 
 from __future__ import annotations
 
@@ -66,22 +66,22 @@ class Ranks:
     def ask(self, timeout: float = 120, **request: Any) -> list[dict[str, Any]]:
         """Send `request` to every rank; return their answers, by rank."""
         line = json.dumps(request) + "\n"
-        for rank, (told, _) in enumerate(self._channels):
+        for rank, (requests, _) in enumerate(self._channels):
             try:
-                told.write(line)
-                told.flush()
+                requests.write(line)
+                requests.flush()
             except BrokenPipeError:
                 self._fail(rank, "is gone")
         return self._answers(timeout)
 
     def times(self, iterations: int, variant: str = "") -> list[float]:
-        """Run `iterations` all_reduces; seconds of each, the mean over the ranks."""
+        """Run `iterations` ops; return the seconds of each, the mean over the ranks."""
         return self.costs(iterations, variant)[0]
 
     def costs(self, iterations: int, variant: str) -> tuple[list[float], float]:
-        """As `times`, and the seconds of CPU that one took, the mean over the ranks.
+        """Return `times`, and the seconds of CPU of one op, the mean over the ranks.
 
-        CPU of the rank's process and its children, all threads.
+        The CPU is that of the rank's process and its children, all threads.
         """
         answers = self.ask(do="run", iterations=iterations, variant=variant)
         each = zip(*(answer["times"] for answer in answers), strict=True)
@@ -90,7 +90,7 @@ class Ranks:
         return times, used / iterations
 
     def prepare(self, nbytes: int, variant: str = "") -> None:
-        """Allocate on every rank and check one result."""
+        """Allocate arrays of `nbytes` on every rank, and check the result of one op."""
         self.ask(do="prepare", bytes=nbytes, variant=variant)
 
     def _answers(self, timeout: float) -> list[dict[str, Any]]:
@@ -115,7 +115,7 @@ class Ranks:
 
     def _fail(self, rank: int, what: str) -> None:
         log = Path(self._log(rank)).read_text(encoding="utf-8", errors="replace")
-        last = log.strip().splitlines()[-1:] or ["it said nothing"]
+        last = log.strip().splitlines()[-1:] or ["its log is empty"]
         raise ContenderFailed(f"{self.name}: rank {rank} {what}: {last[0]}")
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class Ranks:
 
 
 class MPIRanks(Ranks):
-    """The same under ``mpiexec``, which passes no input on but to rank 0."""
+    """`Ranks` under ``mpiexec``, which passes input to rank 0 only: by sockets."""
 
     def _start(self, python: str) -> None:
         program = Path(python).with_name("mpiexec")
@@ -174,8 +174,8 @@ class MPIRanks(Ranks):
                 with connection:
                     # A file would take in more, where no selector sees it.
                     rank = connection.recv(4, socket.MSG_WAITALL)
-                    told, answered = connection.makefile("w"), connection.makefile("r")
-                channels[int(rank)] = told, answered
+                    pipes = connection.makefile("w"), connection.makefile("r")
+                channels[int(rank)] = pipes
         self._channels = [channels[rank] for rank in range(self.size)]
 
     def _log(self, rank: int) -> str:

@@ -35,19 +35,22 @@ KEEP_GOING = "while True:\n    dist.all_reduce(np.ones(4))"
 
 
 def measure(trials: int, say: Callable[[str], None]) -> list[Row]:
-    """Make `trials` hangs and as many deaths; a row for each step."""
+    """Cause `trials` hangs and as many deaths; return a row for each step.
+
+    `say` is called with the progress.
+    """
     took: dict[str, list[float]] = {name: [] for name in BUDGETS}
     hang, abort, rebuild, death = took.values()
     with Cluster.start(RANKS) as cluster:
         cluster.execute(SUM).result(WAIT)
-        told: queue.SimpleQueue[list[Verdict]] = queue.SimpleQueue()
-        watch = StallWatch(cluster, told.put, STALL)
+        found: queue.SimpleQueue[list[Verdict]] = queue.SimpleQueue()
+        watch = StallWatch(cluster, found.put, STALL)
         try:
             for trial in range(trials):
                 say(f"  hang {trial + 1} of {trials}")
                 cell = cluster.execute(HANG)
                 began = time.perf_counter()
-                _await_verdict(told, Fault.MISSING_RANKS)
+                _await_verdict(found, Fault.MISSING_RANKS)
                 hang.append(time.perf_counter() - began - STALL)
                 began = time.perf_counter()
                 cluster.abort(reason="bench")
@@ -73,10 +76,10 @@ def measure(trials: int, say: Callable[[str], None]) -> list[Row]:
     return [_row(f"{what}, {trials} times", took[what], BUDGETS[what]) for what in took]
 
 
-def _await_verdict(told: queue.SimpleQueue[list[Verdict]], fault: Fault) -> None:
+def _await_verdict(found: queue.SimpleQueue[list[Verdict]], fault: Fault) -> None:
     deadline = time.monotonic() + WAIT
     while True:
-        verdicts = told.get(timeout=max(0.0, deadline - time.monotonic()))
+        verdicts = found.get(timeout=max(0.0, deadline - time.monotonic()))
         if any(verdict.fault is fault for verdict in verdicts):
             return
 
@@ -92,7 +95,7 @@ def _await_ops(cluster: Cluster) -> None:
     deadline = time.monotonic() + WAIT
     while any(now <= then for now, then in zip(_issued(cluster), before, strict=True)):
         if time.monotonic() > deadline:
-            raise RuntimeError("the ranks do not get on")
+            raise RuntimeError("the ranks complete no ops")
         time.sleep(0.05)
 
 

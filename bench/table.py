@@ -16,7 +16,7 @@ __all__ = ["Row", "Sample", "machine", "markdown"]
 
 @dataclass
 class Sample:
-    """All timings of one thing, in seconds, round by round."""
+    """All timings of one contender, in seconds, round by round."""
 
     rounds: list[list[float]]
 
@@ -77,7 +77,7 @@ class Row:
 
 
 def duration(seconds: float) -> str:
-    """Three significant digits, with the unit that suits them."""
+    """Return `seconds` as text: three significant digits, in s, ms or µs."""
     for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
         if seconds * factor >= 1 or unit == "µs":
             value = seconds * factor
@@ -87,7 +87,7 @@ def duration(seconds: float) -> str:
 
 
 def size_name(nbytes: int) -> str:
-    """``64 KiB`` for 65536."""
+    """Return `nbytes` as text, such as ``64 KiB`` for 65536."""
     for unit, factor in (("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= factor:
             return f"{nbytes // factor} {unit}"

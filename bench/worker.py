@@ -86,7 +86,7 @@ class Rankscope(Contender):
 
 
 class RankscopeCopies(Rankscope):
-    """The same on ordinary numpy arrays."""
+    """Rankscope's gloo backend, on ordinary numpy arrays."""
 
     zero_copy = False
 
@@ -198,7 +198,7 @@ class Coalescing(Rankscope):
 
 
 class TorchCoalescing(Coalescing):
-    """The same with torch.distributed's gloo."""
+    """`Coalescing` with torch.distributed's gloo."""
 
     def __init__(self, rank: int, size: int, folder: str) -> None:
         Contender.__init__(self, rank, size, folder)
@@ -303,7 +303,7 @@ CONTENDERS: dict[str, type[Contender]] = {
 
 
 def _cpu_ns() -> int:
-    """CPU of this process and its children, all threads, as the scheduler counts."""
+    """Return the CPU ns of this process and its children, as the scheduler counts."""
     processes = [f"/proc/{os.getpid()}"]
     for task in os.listdir("/proc/self/task"):
         with open(f"/proc/self/task/{task}/children", encoding="ascii") as file:
@@ -334,7 +334,7 @@ def main() -> None:
     """Serve requests until the input ends."""
     name, rank, size, folder, *address = sys.argv[1:]
     requests: Iterable[str] = sys.stdin
-    # Libraries print; the answers keep the real output to themselves.
+    # Libraries print: only answers may be written to the real output.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     if address:

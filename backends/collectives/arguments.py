@@ -39,9 +39,10 @@ Array = Any
 
 
 class Place:
-    """Where an op is issued, as messages say it; put into words only for one.
+    """The op and the group of a call: the first words of its error messages.
 
-    `kind` is what the caller called, by its name if it is no op of its own.
+    `kind` is the name of the public function if that is no op of its own. The text is
+    made by `str`, which only an error calls.
     """
 
     __slots__ = ("kind", "pg")
@@ -59,6 +60,7 @@ class Place:
 
 
 def check_op(op: ReduceOp, name: str, pg: ProcessGroup) -> None:
+    """Raise `TypeError` unless `op` is a reduction."""
     if not isinstance(op, (ReduceOp, PremulSum)):
         names = ", ".join(member.name for member in ReduceOp)
         raise TypeError(
@@ -67,6 +69,7 @@ def check_op(op: ReduceOp, name: str, pg: ProcessGroup) -> None:
 
 
 def check_tag(tag: int, name: str, pg: ProcessGroup) -> None:
+    """Raise `ValueError` unless `tag` is an int from 0 to 2**31 - 1."""
     if not isinstance(tag, int) or not 0 <= tag < 2**31:
         raise ValueError(
             f"{name} in {pg.describe()}: tag={tag!r}; expected an int from 0 to "
@@ -75,7 +78,7 @@ def check_tag(tag: int, name: str, pg: ProcessGroup) -> None:
 
 
 def take_device(device: Any, where: Place) -> tuple[str, int | None]:
-    """Device type and index of a `device` argument; the index is `None` if not given.
+    """Return device type and index of a `device` argument; ``None``: no index.
 
     It is a type such as ``'cuda'``, with an index ``'cuda:0'``, or what has a
     `type` and perhaps an `index`, as ``torch.device`` does. `ValueError` otherwise.
@@ -219,6 +222,7 @@ def take_root_list(
 
 
 def check_same(arrays: Sequence[Array], first: str, rest: str, where: Place) -> None:
+    """Raise `TypeError` unless all `arrays` have one dtype; `rest` names a list."""
     check_dtypes(
         arrays, [first, *(f"{rest}[{i}]" for i in range(len(arrays) - 1))], where
     )
@@ -227,11 +231,13 @@ def check_same(arrays: Sequence[Array], first: str, rest: str, where: Place) -> 
 def check_equal_sizes(
     arrays: Sequence[Array], argument: str, size: int, other: str, where: Place
 ) -> None:
+    """Raise `ValueError` unless each of `arrays` has `size` elements, as `other`."""
     for i, array in enumerate(arrays):
         check_size(array, f"{argument}[{i}]", size, f"the size of {other}", where)
 
 
 def check_own_part(received: int, sent: int, pg: ProcessGroup, where: Place) -> None:
+    """Raise `ValueError` unless a rank receives from itself what it sends itself."""
     if received != sent:
         raise ValueError(
             f"{where}: part {pg.rank}, what this rank sends itself, has size {sent} "
@@ -246,7 +252,7 @@ def take_splits(
     pg: ProcessGroup,
     where: Place,
 ) -> list[int]:
-    """Rows of dimension 0 per rank."""
+    """Return the rows of dimension 0 of `array` for each rank; evenly by default."""
     if not array.shape:
         raise ValueError(f"{where}: {argument} has no dimension 0 to split")
     rows = array.shape[0]

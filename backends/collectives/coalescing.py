@@ -35,8 +35,8 @@ __all__ = [
 class CoalescingManager:
     """The batch of one `coalescing_manager` block.
 
-    `works` are the Works the backends were asked for at exit: one for each
-    run of ops that became one call.
+    `works` are the Works that the backends returned at the end of the block: one for
+    each run of ops that became one call.
     """
 
     def __init__(self, group: ProcessGroup) -> None:

@@ -25,6 +25,7 @@ from .arguments import (
     take_root_list,
     take_splits,
 )
+from .documentation import documented
 
 __all__ = [
     "all_gather",
@@ -38,6 +39,7 @@ __all__ = [
 ]
 
 
+@documented
 def broadcast(
     tensor: Array,
     src: int | None = None,
@@ -45,7 +47,25 @@ def broadcast(
     async_op: bool = False,
     group_src: int | None = None,
 ) -> Work | None:
-    """Copy `tensor` of rank `src` into every other rank's `tensor`."""
+    """Copy `tensor` of rank `src` into every other rank's `tensor`.
+
+    Parameters
+    ----------
+    tensor : array
+        Read on `src`, written in place on every other rank. C-contiguous, of any
+        dtype; size and dtype are the same on all ranks.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.broadcast``.
+
+    Examples
+    --------
+    >>> x = np.arange(3)
+    >>> dist.broadcast(x, src=0)
+    >>> x
+    array([0, 1, 2])
+    """
     pg = resolve_group(group, "broadcast")
     root = take_peer(pg, src, group_src, "src", "broadcast")
     array, device = take(
@@ -63,16 +83,33 @@ def broadcast(
     ).finish(async_op)
 
 
+@documented
 def all_gather(
     tensor_list: Sequence[Array],
     tensor: Array,
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None:
-    """``tensor_list[r]`` becomes `tensor` of rank r, on every rank.
+    """Copy `tensor` of rank r into ``tensor_list[r]``, on every rank.
 
-    Sizes may differ from rank to rank; ``tensor_list[r]`` has the size of
-    rank r's `tensor`. `tensor` is not changed.
+    Parameters
+    ----------
+    tensor_list : list of arrays
+        Written; one array per rank. ``tensor_list[r]`` has the size of rank r's
+        `tensor`; sizes may differ from rank to rank.
+    tensor : array
+        Read; of any dtype, the same as that of `tensor_list`.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.all_gather``.
+
+    Examples
+    --------
+    >>> parts = [np.empty(2)]
+    >>> dist.all_gather(parts, np.array([1.0, 2.0]))
+    >>> parts
+    [array([1., 2.])]
     """
     pg = resolve_group(group, "all_gather")
     where = Place(OpType.ALL_GATHER, pg)
@@ -97,16 +134,32 @@ def all_gather(
     ).finish(async_op)
 
 
+@documented
 def all_gather_into_tensor(
     output_tensor: Array,
     input_tensor: Array,
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None:
-    """`output_tensor` becomes all ranks' `input_tensor`, one after the other.
+    """Concatenate all ranks' `input_tensor` in `output_tensor`, in order of rank.
 
-    `output_tensor` has world-size times the elements of `input_tensor`, whose
-    size is the same on all ranks.
+    Parameters
+    ----------
+    output_tensor : array
+        Written; world-size times the elements of `input_tensor`, in any shape.
+    input_tensor : array
+        Read; of any dtype, and of one size and dtype on all ranks.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.all_gather_into_tensor``.
+
+    Examples
+    --------
+    >>> out = np.empty((1, 2))
+    >>> dist.all_gather_into_tensor(out, np.array([1.0, 2.0]))
+    >>> out
+    array([[1., 2.]])
     """
     pg = resolve_group(group, "all_gather_into_tensor")
     kind = OpType.ALL_GATHER_INTO_TENSOR
@@ -132,6 +185,7 @@ def all_gather_into_tensor(
     ).finish(async_op)
 
 
+@documented
 def gather(
     tensor: Array,
     gather_list: Sequence[Array] | None = None,
@@ -140,9 +194,26 @@ def gather(
     async_op: bool = False,
     group_dst: int | None = None,
 ) -> Work | None:
-    """On rank `dst` (default 0), ``gather_list[r]`` becomes `tensor` of rank r.
+    """Copy `tensor` of rank r into ``gather_list[r]`` of rank `dst` (default 0).
 
-    `gather_list` is given on `dst` and nowhere else; all arrays have one size.
+    Parameters
+    ----------
+    tensor : array
+        Read; of any dtype, and of one size and dtype on all ranks.
+    gather_list : list of arrays, optional
+        Written; one array per rank, each of the size of `tensor`. Given on `dst` and
+        on no other rank.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.gather``.
+
+    Examples
+    --------
+    >>> parts = [np.empty(2)]
+    >>> dist.gather(np.array([1.0, 2.0]), parts, dst=0)
+    >>> parts
+    [array([1., 2.])]
     """
     pg = resolve_group(group, "gather")
     where = Place(OpType.GATHER, pg)
@@ -166,6 +237,7 @@ def gather(
     ).finish(async_op)
 
 
+@documented
 def scatter(
     tensor: Array,
     scatter_list: Sequence[Array] | None = None,
@@ -174,10 +246,26 @@ def scatter(
     async_op: bool = False,
     group_src: int | None = None,
 ) -> Work | None:
-    """`tensor` becomes ``scatter_list[rank]`` of rank `src` (default 0).
+    """Copy ``scatter_list[r]`` of rank `src` (default 0) into `tensor` of rank r.
 
-    `scatter_list` is given on `src` and nowhere else; all arrays have one
-    size. The entries are not changed.
+    Parameters
+    ----------
+    tensor : array
+        Written; of any dtype, and of one size and dtype on all ranks.
+    scatter_list : list of arrays, optional
+        Read; one array per rank, each of the size of `tensor`. Given on `src` and on
+        no other rank.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.scatter``.
+
+    Examples
+    --------
+    >>> x = np.empty(2)
+    >>> dist.scatter(x, [np.array([1.0, 2.0])], src=0)
+    >>> x
+    array([1., 2.])
     """
     pg = resolve_group(group, "scatter")
     where = Place(OpType.SCATTER, pg)
@@ -201,16 +289,32 @@ def scatter(
     ).finish(async_op)
 
 
+@documented
 def all_to_all(
     output_tensor_list: Sequence[Array],
     input_tensor_list: Sequence[Array],
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None:
-    """``output_tensor_list[r]`` becomes ``input_tensor_list[rank]`` of rank r.
+    """Copy ``input_tensor_list[q]`` of rank r to ``output_tensor_list[r]`` of rank q.
 
-    Sizes may differ; each output has the size of the input that it receives.
-    The inputs are not changed.
+    Parameters
+    ----------
+    output_tensor_list : list of arrays
+        Written; one array per rank. Entry r has the size of what rank r sends here.
+    input_tensor_list : list of arrays
+        Read; one array per rank, of any size, and of one dtype on all ranks.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.all_to_all``.
+
+    Examples
+    --------
+    >>> received = [np.empty(2)]
+    >>> dist.all_to_all(received, [np.array([1.0, 2.0])])
+    >>> received
+    [array([1., 2.])]
     """
     pg = resolve_group(group, "all_to_all")
     kind = OpType.ALL_TO_ALL
@@ -241,6 +345,7 @@ def all_to_all(
     ).finish(async_op)
 
 
+@documented
 def all_to_all_single(
     output: Array,
     input: Array,
@@ -251,9 +356,28 @@ def all_to_all_single(
 ) -> Work | None:
     """Split `input` along dimension 0, send part r to rank r, concatenate in `output`.
 
-    Split sizes count rows of dimension 0, one entry per rank; without them
-    the array is split evenly, and its dimension 0 must be divisible by the
-    world size. `input` is not changed.
+    Parameters
+    ----------
+    output : array
+        Written; it has the shape of `input` after dimension 0, and its dtype.
+    input : array
+        Read; of any dtype, the same on all ranks.
+    output_split_sizes : list of int, optional
+        Rows of dimension 0 of `output` that each rank sends here. Without it the rows
+        are split evenly: their number is divisible by the world size.
+    input_split_sizes : list of int, optional
+        Rows of dimension 0 of `input` for each rank; evenly split without it.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.all_to_all_single``.
+
+    Examples
+    --------
+    >>> out = np.empty(2)
+    >>> dist.all_to_all_single(out, np.array([1.0, 2.0]))
+    >>> out
+    array([1., 2.])
     """
     pg = resolve_group(group, "all_to_all_single")
     kind = OpType.ALL_TO_ALL_SINGLE
@@ -280,6 +404,7 @@ def all_to_all_single(
     ).finish(async_op)
 
 
+@documented
 def barrier(
     group: Group = None,
     async_op: bool = False,
@@ -288,10 +413,23 @@ def barrier(
 ) -> Work | None:
     """Block until every rank of the group has entered.
 
-    `device` is the device type whose backend does it (default: the group's
-    first): ``'cuda'``, ``'cuda:0'`` or a ``torch.device``, of which the type
-    counts. `device_ids` names the one CUDA device to do it on, ``[0]``, where the
-    group has a backend for ``cuda`` and none of its ops has said so before.
+    Parameters
+    ----------
+    device_ids : list of int, optional
+        The one CUDA device that runs the barrier, ``[0]``. For a group with a backend
+        for ``cuda`` in which no op has used a device before.
+    device : str or torch.device, optional
+        The device type whose backend runs the barrier: ``"cuda"`` or ``"cuda:0"``.
+        Default: the first device type of the group.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.barrier``. The host blocks, over NCCL
+    too.
+
+    Examples
+    --------
+    >>> dist.barrier()
     """
     pg = resolve_group(group, "barrier")
     where = Place(OpType.BARRIER, pg)

@@ -7,10 +7,12 @@ from ..interface.op import Op
 from ..work.op_type import OpType
 from ..work.work import Work
 from .arguments import Array, check_tag, take, take_peer
+from .documentation import documented
 
 __all__ = ["irecv", "isend", "recv", "send"]
 
 
+@documented
 def isend(
     tensor: Array,
     dst: int | None = None,
@@ -18,9 +20,22 @@ def isend(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> Work:
-    """Start sending `tensor` to rank `dst`; return the Work.
+    """Start to send `tensor` to rank `dst`; return the Work.
 
-    It is matched by a receive with the same `tag`, in order of issue.
+    Parameters
+    ----------
+    tensor : array
+        Read; C-contiguous, of any dtype. It belongs to the op until the Work is over.
+
+    Returns
+    -------
+    Work
+        It is over when the array may be used again.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.isend``: a receive with the same
+    `tag` matches the send, in order of issue.
     """
     pg = resolve_group(group, "isend")
     peer = take_peer(pg, dst, group_dst, "dst", "isend", itself=False)
@@ -39,6 +54,7 @@ def isend(
     return work
 
 
+@documented
 def irecv(
     tensor: Array,
     src: int | None = None,
@@ -46,9 +62,24 @@ def irecv(
     tag: int = 0,
     group_src: int | None = None,
 ) -> Work:
-    """Start receiving into `tensor` from rank `src` (default: any); return the Work.
+    """Start to receive into `tensor` from rank `src`; return the Work.
 
-    The Work's result is the sender's rank in the group.
+    Parameters
+    ----------
+    tensor : array
+        Written; C-contiguous, of the size and dtype of the array that is sent.
+    src : int, optional
+        The sender, as its rank in the world; without `src` and `group_src`, any rank,
+        which NCCL does not have.
+
+    Returns
+    -------
+    Work
+        Its result is the sender's rank in the group.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.irecv``.
     """
     pg = resolve_group(group, "irecv")
     peer = None
@@ -70,6 +101,7 @@ def irecv(
     return work
 
 
+@documented
 def send(
     tensor: Array,
     dst: int | None = None,
@@ -77,10 +109,21 @@ def send(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> None:
-    """Send `tensor` to rank `dst`; return when the array may be used again."""
+    """Send `tensor` to rank `dst`; return when the array may be used again.
+
+    Parameters
+    ----------
+    tensor : array
+        Read; C-contiguous, of any dtype.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.send``.
+    """
     isend(tensor, dst, group, tag, group_dst).wait()
 
 
+@documented
 def recv(
     tensor: Array,
     src: int | None = None,
@@ -88,7 +131,25 @@ def recv(
     tag: int = 0,
     group_src: int | None = None,
 ) -> int:
-    """Receive into `tensor` from rank `src` (default: any); return its global rank."""
+    """Receive into `tensor` from rank `src`; return the sender's global rank.
+
+    Parameters
+    ----------
+    tensor : array
+        Written; C-contiguous, of the size and dtype of the array that is sent.
+    src : int, optional
+        The sender, as its rank in the world; without `src` and `group_src`, any rank,
+        which NCCL does not have.
+
+    Returns
+    -------
+    int
+        The sender's rank in the world.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.recv``.
+    """
     work = irecv(tensor, src, group, tag, group_src)
     work.wait()
     if src is not None:

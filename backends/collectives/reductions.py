@@ -22,6 +22,7 @@ from .arguments import (
     take_on,
     take_peer,
 )
+from .documentation import documented
 from .sparse import is_sparse, sparse_all_reduce
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 
+@documented
 def all_reduce(
     tensor: Array,
     op: ReduceOp = ReduceOp.SUM,
@@ -40,8 +42,27 @@ def all_reduce(
 ) -> Work | None:
     """Reduce `tensor` over all ranks; every rank's `tensor` becomes the result.
 
-    A scipy.sparse array (COO or CSR) is summed too: its patterns may differ
-    from rank to rank. That blocks, so ``async_op=True`` raises `ValueError`.
+    Parameters
+    ----------
+    tensor : array
+        Read and written in place. Any array that exports DLPack, C-contiguous and
+        writable, of one size and dtype on all ranks. A scipy.sparse array or matrix
+        (COO or CSR) is summed too: its pattern of entries may differ from rank to
+        rank, and the call blocks, so ``async_op=True`` raises `ValueError`.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.all_reduce``.
+
+    Examples
+    --------
+    >>> x = np.array([1.0, 2.0])
+    >>> dist.all_reduce(x)  # one rank: the sum over the ranks is x itself
+    >>> x
+    array([1., 2.])
+    >>> work = dist.all_reduce(x, dist.ReduceOp.MAX, async_op=True)
+    >>> work.wait()
+    True
     """
     pg = resolve_group(group, "all_reduce")
     check_op(op, "all_reduce", pg)
@@ -54,6 +75,7 @@ def all_reduce(
     ).finish(async_op)
 
 
+@documented
 def reduce(
     tensor: Array,
     dst: int | None = None,
@@ -64,7 +86,23 @@ def reduce(
 ) -> Work | None:
     """Reduce `tensor` over all ranks into `tensor` of rank `dst`.
 
-    The other ranks' `tensor` is left as it is.
+    Parameters
+    ----------
+    tensor : array
+        Read on every rank, written in place on `dst`; the other ranks' arrays keep
+        their content. C-contiguous, of one size and dtype on all ranks.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.reduce``, except that the arrays of
+    the other ranks are never used as scratch memory.
+
+    Examples
+    --------
+    >>> x = np.array([1.0, 2.0])
+    >>> dist.reduce(x, dst=0)
+    >>> x
+    array([1., 2.])
     """
     pg = resolve_group(group, "reduce")
     check_op(op, "reduce", pg)
@@ -83,6 +121,7 @@ def reduce(
     ).finish(async_op)
 
 
+@documented
 def reduce_scatter(
     output: Array,
     input_list: Sequence[Array],
@@ -90,10 +129,26 @@ def reduce_scatter(
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None:
-    """`output` becomes the reduction of all ranks' ``input_list[rank]``.
+    """Reduce ``input_list[r]`` of all ranks into `output` of rank r.
 
-    Entry r has the size of rank r's `output`; sizes may differ. The entries
-    are not changed.
+    Parameters
+    ----------
+    output : array
+        Written; its size is that of ``input_list[rank]``.
+    input_list : list of arrays
+        One array per rank, all of one dtype, which are read. Entry r has the size of
+        rank r's `output`; sizes may differ from entry to entry.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.reduce_scatter``.
+
+    Examples
+    --------
+    >>> out = np.empty(2)
+    >>> dist.reduce_scatter(out, [np.array([1.0, 2.0])])
+    >>> out
+    array([1., 2.])
     """
     pg = resolve_group(group, "reduce_scatter")
     kind = OpType.REDUCE_SCATTER
@@ -121,6 +176,7 @@ def reduce_scatter(
     ).finish(async_op)
 
 
+@documented
 def reduce_scatter_tensor(
     output: Array,
     input: Array,
@@ -128,9 +184,26 @@ def reduce_scatter_tensor(
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None:
-    """As :func:`reduce_scatter`, the parts being equal slices of `input`.
+    """Reduce `input` over all ranks; `output` of rank r becomes part r of the result.
 
-    `input` has world-size times the elements of `output` and is not changed.
+    Parameters
+    ----------
+    output : array
+        Written.
+    input : array
+        Read; world-size times the elements of `output`, of the same dtype. Part r is
+        the r-th of world-size equal slices of the flat array.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.reduce_scatter_tensor``.
+
+    Examples
+    --------
+    >>> out = np.empty(2)
+    >>> dist.reduce_scatter_tensor(out, np.array([1.0, 2.0]))
+    >>> out
+    array([1., 2.])
     """
     pg = resolve_group(group, "reduce_scatter_tensor")
     kind = OpType.REDUCE_SCATTER_TENSOR

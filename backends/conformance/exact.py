@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -381,10 +381,16 @@ def check_everything(
     sizes: Sequence[int] = SIZES,
     reducible: Sequence[str] = REDUCIBLE,
     movable: Sequence[str] = MOVABLE,
+    lacking: Collection[str] = (),
 ) -> int:
-    """Check every case on this rank; return how many. Nothing may be refused."""
+    """Check every case on this rank; return how many. Nothing may be refused.
+
+    The ops `lacking`, which the backend does not have, are not tried.
+    """
     count = 0
     for name, *arguments in cases(sizes, reducible, movable):
+        if name in lacking:
+            continue
         check(checker, name, tuple(arguments))
         count += 1
     dist.barrier(group=checker.group)

@@ -33,8 +33,8 @@ __all__ = [
 #: subclass of `Backend` would have to follow.
 INTERFACE_VERSION = 1
 
-# What a backend is handed: numpy arrays for "cpu", cupy's for "cuda", and what
-# the caller gave for a device type Rankscope knows no array library for.
+# The arrays that a backend gets: numpy's for "cpu", cupy's for "cuda", and for a device
+# type without an array library in Rankscope the caller's own.
 Array = Any
 
 #: The reduction that a method gets: what `Backend.check` of the backend returned, a
@@ -60,8 +60,8 @@ class Backend:
     one dtype, of matching sizes and not all empty; `src` and `dst` are ranks *in
     the group*. A method returns a :class:`Work` at once and never blocks on a
     peer. The backend keeps what it uses alive until the Work is over, runs
-    ops in the order of issue, and reports each start and end. It knows no
-    deadlines: the dispatcher times ops out and then calls :meth:`abort`. It
+    ops in the order of issue, and reports each start and end. Deadlines
+    are not its task: the dispatcher times ops out and then calls :meth:`abort`. It
     writes to no array whose Work is over, however it ended.
 
     A failure that the library reports goes to `on_failure` first, with the reason,
@@ -76,9 +76,9 @@ class Backend:
     or, if none has come, with "rank 0 lost the connection to rank 1". While no op is
     in flight a lost connection aborts nothing: the peer may have destroyed its group.
 
-    The easy way to keep it: one thread per backend, ``ThreadPoolExecutor(1)``,
-    and `create_work_from_call` for each op. Waits on `store` end when `store`
-    is closed, so that is what :meth:`abort` does.
+    The easy way to fulfil the contract: one thread per backend,
+    ``ThreadPoolExecutor(1)``, and `create_work_from_call` for each op. Waits on
+    `store` end when `store` is closed, so that is what :meth:`abort` does.
     """
 
     registry: ClassVar[dict[str, Registration]] = {}
@@ -197,14 +197,14 @@ class Backend:
         """
 
     def state(self) -> str:
-        """What there is to say of its connections, for the board; may be empty."""
+        """Return the state of the connections as text, for the board; may be empty."""
         return ""
 
     def default_device(self) -> int | None:
-        """The index of the device for arrays that nobody has placed, if it has one."""
+        """Return the device index for arrays without one; ``None``: no index."""
         return None
 
-    # -- checks the dispatcher asks for ------------------------------------
+    # -- checks, called by the dispatcher ------------------------------------
 
     def check(
         self, op: OpType, dtype: Any, reduce_op: ReduceOp | None
@@ -346,11 +346,11 @@ class Backend:
         return fusion.reduce_scatter_tensor(self, outputs, tensors, op)
 
     def coalescing(self) -> contextlib.AbstractContextManager[None]:
-        """A block around the calls of one batch of sends and receives."""
+        """Return a context for the calls of one batch of sends and receives."""
         return contextlib.nullcontext()
 
     def scratch(self, size: int, dtype: Any) -> Array:
-        """A flat array for a fused op: in the memory the backend likes best."""
+        """Return a flat array for a fused op, in memory that costs no further copy."""
         return np.empty(size, dtype)
 
     def barrier(self) -> Work:
@@ -369,12 +369,13 @@ class Backend:
         self._missing("recv")
 
     def prepare(self, arrays: Sequence[Array] = (), index: int | None = None) -> None:
-        """Begin what the ops of the other ranks need of this one, which has none yet.
+        """Begin to connect this rank, because ops of other ranks may need it.
 
-        Called where another rank's first op is a send or receive, or this rank's
-        moves nothing: `arrays` are empty then. `index` is that of the device, where
-        it is known. Of use to a backend that connects all ranks at the first op
-        instead of when it is made. Never blocks on a peer.
+        Called where the first op of this rank does not reach the backend: its arrays
+        are empty, or it is one that not every rank takes part in. `arrays` are those
+        of the op, `index` is that of the device, where one is given. For a backend
+        that connects all ranks at the first op instead of when it is made. Never
+        blocks on a peer.
         """
 
     def split_from(

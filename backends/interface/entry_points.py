@@ -23,10 +23,10 @@ GROUP = "rankscope.backends"
 
 
 def declared() -> dict[str, list[metadata.EntryPoint]]:
-    """What installed packages declare, by backend name; nothing is imported.
+    """Return the entry points of `GROUP` by backend name, without importing them.
 
-    Read anew each time, some 10 ms, so that a package installed meanwhile is
-    found: it is asked only for names that are neither built in nor registered.
+    They are read at each call (some 10 ms), so that a package that was installed
+    meanwhile is found. Built-in and registered names need no call.
     """
     found: dict[str, list[metadata.EntryPoint]] = {}
     for entry in metadata.entry_points(group=GROUP):
@@ -35,7 +35,7 @@ def declared() -> dict[str, list[metadata.EntryPoint]]:
 
 
 def load(name: str, registry: Container[str]) -> None:
-    """Have the package that declares backend `name` put it into `registry`.
+    """Call the package that declares backend `name`, which adds it to `registry`.
 
     Raises `DistBackendError`, naming package and entry point, if there is no
     such package, or two, or if it fails or registers something else.

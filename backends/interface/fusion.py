@@ -1,10 +1,9 @@
 """Coalesced collectives of host arrays: one op on a flat copy of many small ones.
 
-This is what a backend that has nothing better does with a run of captured
-ops; the copies are made in the memory of `Backend.scratch`. Arrays that are
-large enough to be fast alone stay alone, since copying them costs more than it
-saves. So do arrays of another kind than numpy's, which a backend of its own
-device type gets.
+The fallback for a run of captured ops on a backend without coalesced methods. The
+copies are made in the memory of `Backend.scratch`. Arrays of `LARGE` bytes and more
+are not copied, because the copy would cost more than it saves, and neither are arrays
+of other libraries than numpy.
 """
 
 from __future__ import annotations
@@ -144,9 +143,9 @@ def _all(works: Sequence[Work], kind: OpType) -> Work:
 
 
 def _fusion_groups(arrays: Sequence[Array]) -> list[list[int]]:
-    """The places of `arrays` that go together, in the order of their first ones.
+    """Return lists of indices of `arrays`: each list is one flat copy.
 
-    It depends on sizes and dtypes alone, which every rank has alike.
+    The lists depend on sizes and dtypes alone, which are the same on every rank.
     """
     found: list[list[int]] = []
     # dtype → the list that is being filled, and its bytes.
@@ -166,6 +165,6 @@ def _fusion_groups(arrays: Sequence[Array]) -> list[list[int]]:
 
 
 def _offsets(arrays: Sequence[Array]) -> list[slice]:
-    """Where each of `arrays` lies in their flat concatenation."""
+    """Return the slice of each of `arrays` in their flat concatenation."""
     stops = list(itertools.accumulate(array.size for array in arrays))
     return [slice(a, b) for a, b in zip([0, *stops], stops, strict=False)]

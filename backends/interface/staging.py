@@ -1,4 +1,4 @@
-"""Staging: arrays of another device on a backend that knows host memory only.
+"""Staging: arrays of another device type on a backend for host memory.
 
 ``cuda:gloo`` in a config works this way: what an op reads is copied to host
 memory, the op runs there, and what it wrote is copied back before its Work
@@ -67,12 +67,12 @@ def register_staging(
 
 
 def staged_devices() -> list[str]:
-    """The device types that `register_staging` was called for."""
+    """Return the device types that `register_staging` was called for."""
     return list(_copies)
 
 
 def misplaced(device: str, backend: str, devices: Sequence[str]) -> str | None:
-    """Why a backend for `devices` cannot serve `device`, not even by staging."""
+    """Return why a backend for `devices` cannot serve `device`; ``None`` if it can."""
     if device in devices or "cpu" in devices:
         return None
     right = " or ".join(f"{one}:{backend}" for one in devices)
@@ -80,7 +80,10 @@ def misplaced(device: str, backend: str, devices: Sequence[str]) -> str | None:
 
 
 def staging_for(device: str, backend: str) -> Copies:
-    """How to stage arrays of `device` for `backend`; `DistBackendError` if none can."""
+    """Return how arrays of `device` are staged for `backend`.
+
+    Raises `DistBackendError` if they cannot be staged.
+    """
     reason = misplaced(device, backend, resolve(backend).devices)
     if reason is not None:
         raise DistBackendError(reason)
@@ -94,9 +97,9 @@ def staging_for(device: str, backend: str) -> Copies:
 
 
 def copies_of(device: str) -> Copies | None:
-    """How arrays of `device` are copied; `None` if that is not defined.
+    """Return how arrays of `device` are copied; ``None`` if that is not defined.
 
-    `DistBackendError` for ``'cuda'`` where cupy is not installed.
+    Raises `DistBackendError` for ``'cuda'`` where cupy is not installed.
     """
     if device not in _copies and device == "cuda":
         _copies[device] = _cuda()
@@ -139,7 +142,7 @@ class StagedBackend(Backend):
         super().__init__(inner.rank, inner.size)
         self.inner = inner
         self._copies = staging_for(device, inner.name)
-        # What a class says of itself, this says of what it wraps.
+        # The attributes of the class, as the wrapped backend has them.
         self.name = inner.name
         self.reduce_ops = inner.reduce_ops
         inner.on_failure = lambda reason: self.on_failure(reason)

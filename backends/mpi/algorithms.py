@@ -76,7 +76,7 @@ def _segments(size: int, itemsize: int) -> list[slice]:
 
 
 def barrier(rank: int, size: int) -> Schedule:
-    """Dissemination: after step k each rank knows that 2**k others have entered."""
+    """Dissemination: a message of step k says that 2**k ranks have entered."""
     sent, received = np.zeros(1, np.uint8), np.empty(1, np.uint8)
     distance = 1
     while distance < size:

@@ -167,7 +167,7 @@ class MPIBackend(Backend):
     # -- collectives -----------------------------------------------------------
 
     def all_reduce(self, tensor: Array, op: Ufunc) -> Work:
-        """Recursive doubling up to some KiB, then round a ring."""
+        """Reduce in place: recursive doubling up to some KiB, a ring above."""
         flat = tensor if tensor.ndim == 1 else tensor.reshape(-1)
         schedule = algorithms.all_reduce(self.rank, self.size, flat, op, self._scratch)
         return self._start(
@@ -175,19 +175,19 @@ class MPIBackend(Backend):
         )
 
     def broadcast(self, tensor: Array, src: int) -> Work:
-        """Down a binomial tree."""
+        """Copy `tensor` of rank `src` to every rank, down a binomial tree."""
         flat = tensor.reshape(-1)
         schedule = algorithms.broadcast(self.rank, self.size, flat, src)
         return self._submit(OpType.BROADCAST, schedule, flat.nbytes, tensor)
 
     def reduce(self, tensor: Array, dst: int, op: Ufunc) -> Work:
-        """Up a binomial tree."""
+        """Reduce into `tensor` of rank `dst`, up a binomial tree."""
         flat = tensor.reshape(-1)
         schedule = algorithms.reduce(self.rank, self.size, flat, dst, op, self._scratch)
         return self._submit(OpType.REDUCE, schedule, flat.nbytes, tensor)
 
     def all_gather(self, tensor_list: Sequence[Array], tensor: Array) -> Work:
-        """Every rank to every other, straight into the list's arrays."""
+        """Send `tensor` to every rank; receive into the arrays of the list."""
         outputs = _flat(tensor_list)
         schedule = algorithms.all_gather(
             self.rank, self.size, outputs, tensor.reshape(-1)
@@ -198,7 +198,7 @@ class MPIBackend(Backend):
     def gather(
         self, tensor: Array, gather_list: Sequence[Array] | None, dst: int
     ) -> Work:
-        """Every rank to `dst`, straight into the list's arrays."""
+        """Send `tensor` to `dst`, which receives into the arrays of its list."""
         outputs = _flat(gather_list) if self.rank == dst and gather_list else None
         schedule = algorithms.gather(
             self.rank, self.size, outputs, tensor.reshape(-1), dst
@@ -209,7 +209,7 @@ class MPIBackend(Backend):
     def scatter(
         self, tensor: Array, scatter_list: Sequence[Array] | None, src: int
     ) -> Work:
-        """From `src` to every rank, straight from the list's arrays."""
+        """Send the arrays of the list of `src`, one to each rank."""
         inputs = _flat(scatter_list) if self.rank == src and scatter_list else None
         schedule = algorithms.scatter(
             self.rank, self.size, tensor.reshape(-1), inputs, src
@@ -220,7 +220,7 @@ class MPIBackend(Backend):
     def reduce_scatter(
         self, output: Array, input_list: Sequence[Array], op: Ufunc
     ) -> Work:
-        """Every part to its owner, which reduces it; parts may differ in size."""
+        """Send each part to its rank, which reduces it; parts may differ in size."""
         inputs = _flat(input_list)
         schedule = algorithms.reduce_scatter(
             self.rank,
@@ -236,7 +236,7 @@ class MPIBackend(Backend):
     def all_to_all(
         self, output_list: Sequence[Array], input_list: Sequence[Array]
     ) -> Work:
-        """A part from every rank to every other; parts may differ in size."""
+        """Send a part to each rank and receive one; parts may differ in size."""
         outputs, inputs = _flat(output_list), _flat(input_list)
         schedule = algorithms.all_to_all(self.rank, self.size, outputs, inputs)
         nbytes = sum(array.nbytes for array in itertools.chain(outputs, inputs))
@@ -250,14 +250,14 @@ class MPIBackend(Backend):
     # -- messages ----------------------------------------------------------------
 
     def send(self, tensor: Array, dst: int, tag: int) -> Work:
-        """Send at once, beside the collectives."""
+        """Send at once, without waiting for earlier collectives."""
         _check_tag(tag)
         flat = tensor.reshape(-1)
         schedule: Schedule = iter([[(SEND, dst, flat)]])
         return self._start(OpType.SEND, schedule, flat.nbytes, None, tag, True)
 
     def recv(self, tensor: Array, src: int | None, tag: int) -> Work:
-        """Receive at once, beside the collectives."""
+        """Receive at once, without waiting for earlier collectives."""
         _check_tag(tag)
         flat = tensor.reshape(-1)
         source = ANY_SOURCE if src is None else src
@@ -267,7 +267,7 @@ class MPIBackend(Backend):
     # -- end of life ---------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Take in what has arrived meanwhile."""
+        """Advance the ops in flight."""
         self._queue.advance()
 
     def abort(self, reason: str) -> None:

@@ -130,8 +130,6 @@ class GroupRendezvous:
         try:
             self._store.compare_set("decision", b"", b"cancelled")
         except DistError as error:
-            _log.debug(
-                "the other ranks could not be told that a group is cancelled: %s", error
-            )
+            _log.debug("the cancellation of a group could not be published: %s", error)
         # Ends communicator(), even if the store does not answer.
         self._store.close()

@@ -242,7 +242,7 @@ class MPIQueue:
                     work.requests.append((request, piece.nbytes, piece))
 
     def _arrived(self, work: MPIWork, tests: int) -> bool:
-        """Whether all messages of the present stage have completed."""
+        """Return whether all messages of the present stage have completed."""
         requests, status = work.requests, self._status
         while requests:
             request, expected, _ = requests[-1]

@@ -55,22 +55,22 @@ class Nccl(Protocol):
         """
 
     def ready(self, comm: Handle) -> bool:
-        """Return whether the last call on it is done (``ncclCommGetAsyncError``)."""
+        """Return whether the last call on `comm` is over (ncclCommGetAsyncError)."""
 
     def abort(self, comm: Handle) -> None:
-        """End its kernels, and free it; may block until they have ended."""
+        """End the kernels of `comm` and free it; may block until they have ended."""
 
     def finalize(self, comm: Handle) -> None:
-        """Begin to finish what is in flight, before `destroy`."""
+        """Begin to finish the ops in flight on `comm`, before `destroy`."""
 
     def destroy(self, comm: Handle) -> None:
-        """Free a communicator that has not failed."""
+        """Free `comm`, which has not failed."""
 
     def group_start(self) -> None:
         """Collect this thread's calls up to `group_end` into one."""
 
     def group_end(self) -> None:
-        """Launch them."""
+        """Launch the calls since `group_start` as one."""
 
     # The calls of an op, with NCCL's arguments in NCCL's order.
 

@@ -42,7 +42,7 @@ _INSUFFICIENT_DRIVER, _NO_DEVICE = 35, 100
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _told(call: F) -> F:
+def _converts_errors(call: F) -> F:
     """Return `call` with each error of NCCL turned into `LibraryFailure`."""
 
     @functools.wraps(call)
@@ -106,13 +106,13 @@ class NcclLibrary:
     group_end: Any
 
     # ncclGetUniqueId(ncclUniqueId* uniqueId)
-    @_told
+    @_converts_errors
     def unique_id(self) -> bytes:
         return bytes(self._core.get_unique_id().as_bytes)
 
     # ncclCommInitRankScalable(ncclComm_t* newcomm, int nranks, int myrank, int nId,
     #     ncclUniqueId* commIds, ncclConfig_t* config)
-    @_told
+    @_converts_errors
     def init(
         self, size: int, rank: int, unique_id: bytes, options: dict[str, Any]
     ) -> Any:
@@ -126,13 +126,13 @@ class NcclLibrary:
 
     # ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newcomm,
     #     ncclConfig_t* config)
-    @_told
+    @_converts_errors
     def split(self, comm: Any, rank: int) -> Any:
         return self._calls.comm_split(comm, 0, rank, 0)
 
     # ncclCommShrink(ncclComm_t comm, int* excludeRanksList, int excludeRanksCount,
     #     ncclComm_t* newcomm, ncclConfig_t* config, int shrinkFlags)
-    @_told
+    @_converts_errors
     def shrink(self, comm: Any, excluded: Sequence[int], *, abort: bool) -> Any:
         ranks = list(excluded)
         return self._calls.comm_shrink(comm, ranks, len(ranks), 0, int(abort))
@@ -144,7 +144,7 @@ class NcclLibrary:
 
     # ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* asyncError)
     # const char* ncclGetErrorString(ncclResult_t result)
-    @_told
+    @_converts_errors
     def ready(self, comm: Any) -> bool:
         if not comm:
             return False
@@ -162,24 +162,24 @@ class NcclLibrary:
         return said.strip() or "NCCL_DEBUG=WARN says more"
 
     # ncclCommAbort(ncclComm_t comm)
-    @_told
+    @_converts_errors
     def abort(self, comm: Any) -> None:
         if comm:
             self._calls.comm_abort(comm)
 
     # ncclCommFinalize(ncclComm_t comm)
-    @_told
+    @_converts_errors
     def finalize(self, comm: Any) -> None:
         self._calls.comm_finalize(comm)
 
     # ncclCommDestroy(ncclComm_t comm)
-    @_told
+    @_converts_errors
     def destroy(self, comm: Any) -> None:
         self._calls.comm_destroy(comm)
 
     # ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataType_t datatype,
     #     ncclScalarResidence_t residence, ncclComm_t comm)
-    @_told
+    @_converts_errors
     def premul_sum(self, factor: float, dtype: int, comm: Any) -> int:
         scalar = np.array([factor], self._core.NcclDataType(dtype).numpy_dtype)
         host = int(self._calls.ScalarResidence.HostImmediate)
@@ -189,7 +189,7 @@ class NcclLibrary:
         )
 
     # ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm)
-    @_told
+    @_converts_errors
     def free_op(self, op: int, comm: Any) -> None:
         self._calls.red_op_destroy(op, comm)
 
@@ -270,12 +270,12 @@ def _old_driver(error: Exception, version: int) -> str:
     `version` is the CUDA version of the driver as CUDA writes the number: 12040 is
     12.4, and 0 is unknown.
     """
-    knows, remedy = ", or its libcuda.so.1 is missing", "update the driver"
+    supports, remedy = ", or its libcuda.so.1 is missing", "update the driver"
     if version:
-        knows = f", it is for CUDA {version // 1000}.{version % 1000 // 10}"
+        supports = f", it is for CUDA {version // 1000}.{version % 1000 // 10}"
     if cuda_of_cupy() != 12 and (not version or version >= 12000):
         remedy += ", or use CUDA 12: pip install 'rankscope[cuda12]'"
-    return f"the NVIDIA driver here is too old{knows} ({error}): {remedy}"
+    return f"the NVIDIA driver here is too old{supports} ({error}): {remedy}"
 
 
 def _no_library() -> str | None:

@@ -69,7 +69,7 @@ class Store:
         raise NotImplementedError
 
     def delete_key(self, key: str) -> bool:
-        """Remove `key`; say whether it was there."""
+        """Remove `key`; return whether it was set."""
         raise NotImplementedError
 
     def num_keys(self) -> int:

@@ -268,7 +268,7 @@ class FileStore(Store):
             return all(key in log.values for key in keys)
 
     def delete_key(self, key: str) -> bool:
-        """Remove `key`; say whether it was there."""
+        """Remove `key`; return whether it was set."""
         with self._writing() as log:
             present = key in log.values
             if present:
@@ -281,7 +281,7 @@ class FileStore(Store):
             return len(log.values)
 
     def watch(self, key: str, callback: Callable[[bytes], None]) -> Callable[[], None]:
-        """Call ``callback(value)`` once, when `key` is set; return a cancel call."""
+        """Call ``callback(value)`` once, when `key` is set; see `Store.watch`."""
         self._check_open()
         return self._watches.add(key, callback)
 

@@ -105,7 +105,7 @@ class PrefixStore(Store):
         return self._open().check([self._full(key) for key in keys])
 
     def delete_key(self, key: str) -> bool:
-        """Remove `key`; say whether it was there."""
+        """Remove `key`; return whether it was set."""
         return self._open().delete_key(self._full(key))
 
     def num_keys(self) -> int:
@@ -113,7 +113,7 @@ class PrefixStore(Store):
         return self._open().num_keys()
 
     def watch(self, key: str, callback: Callable[[bytes], None]) -> Callable[[], None]:
-        """Call ``callback(value)`` once, when `key` is set; return a cancel call."""
+        """Call ``callback(value)`` once, when `key` is set; see `Store.watch`."""
 
         def fire(value: bytes) -> None:
             with self._changed:

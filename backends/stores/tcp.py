@@ -103,7 +103,7 @@ class TCPStore(Store):
         return self._call(b"check", *(key.encode() for key in keys))[0] == b"1"
 
     def delete_key(self, key: str) -> bool:
-        """Remove `key`; say whether it was there."""
+        """Remove `key`; return whether it was set."""
         return self._call(b"delete", key.encode())[0] == b"1"
 
     def num_keys(self) -> int:
@@ -164,7 +164,7 @@ class TCPStore(Store):
         request = client.submit(op, args)
         try:
             if not request.done.wait(max(self.timeout, _GRACE)):
-                raise client.silent()
+                raise client.no_answer()
         finally:
             client.forget(request)
         return request.result()
@@ -180,7 +180,7 @@ class TCPStore(Store):
                 # The server answers a dropped request with the missing keys.
                 client.send_drop(request)
                 if not request.done.wait(_GRACE):
-                    raise client.silent()
+                    raise client.no_answer()
         except BaseException:
             client.drop(request)
             raise

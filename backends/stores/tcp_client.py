@@ -188,7 +188,7 @@ class TCPStoreClient:
         self.send_drop(request)
         self.forget(request)
 
-    def silent(self) -> DistNetworkError:
+    def no_answer(self) -> DistNetworkError:
         """Return the error for a server that is connected but does not answer."""
         return DistNetworkError(
             f"the store at {self._where} does not answer: the process of rank 0 "
@@ -307,15 +307,15 @@ class TCPStoreClient:
         self._settled.set()
         if not self._goodbye:
             for callback in watching:
-                told = Request(b"", partial(_tell, callback))
-                told.status, told.payload = b"ok", [message.encode()]
-                self._answers.put(told)
+                loss = Request(b"", partial(_call_with_text, callback))
+                loss.status, loss.payload = b"ok", [message.encode()]
+                self._answers.put(loss)
         for request in pending:
             request.status, request.error = status, message
             request.done.set()
 
 
-def _tell(callback: Callable[[str], None], message: bytes) -> None:
+def _call_with_text(callback: Callable[[str], None], message: bytes) -> None:
     callback(message.decode())
 
 

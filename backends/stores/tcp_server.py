@@ -26,8 +26,8 @@ _log = logging.getLogger(__name__)
 # Seconds from the loss of a connection to the server's check for dead clients, and
 # the delay of a last will: backends detect a death at once and have a more specific
 # message, which takes precedence if it is set first.
-_LOOKS = (0.01, 0.03, 0.1, 0.3, 1.0)
-_RESPITE = 0.5
+_CHECK_DELAYS = (0.01, 0.03, 0.1, 0.3, 1.0)
+_WILL_DELAY = 0.5
 # Milliseconds for sending the goodbye before the sockets close.
 _LINGER_MS = 200
 
@@ -46,8 +46,8 @@ class TCPStoreServer:
         #: Whether the server sends a goodbye at its end, which is then not a failure.
         self.orderly = False
         # Time of the next check for dead clients; dead client → time to set its wills.
-        self._looks: list[float] = []
-        self._gone: dict[bytes, float] = {}
+        self._checks: list[float] = []
+        self._dead: dict[bytes, float] = {}
         self._monitor = self._router.get_monitor_socket(zmq.Event.DISCONNECTED)
         try:
             self._zap.bind(_ZAP_ENDPOINT)
@@ -109,14 +109,14 @@ class TCPStoreServer:
             poller.register(source, zmq.POLLIN | zmq.POLLERR)
         try:
             while self._stop not in (ready := dict(poller.poll(self._pause()))):
-                self._look_after_wills()
+                self._execute_wills()
                 if self._monitor in ready:
                     recv_monitor_message(self._monitor)
                     # The router detects the lost client with a delay. The time of the
                     # next check is kept, however many connections break.
                     now = time.monotonic()
-                    later = [now + pause for pause in _LOOKS]
-                    self._looks = [*self._looks[:1], *later]
+                    later = [now + pause for pause in _CHECK_DELAYS]
+                    self._checks = [*self._checks[:1], *later]
                 if self._zap in ready:
                     self._admit(self._zap.recv_multipart())
                 if self._router in ready:
@@ -132,20 +132,20 @@ class TCPStoreServer:
 
     def _pause(self) -> int | None:
         """Return the milliseconds until the next task that needs no request."""
-        times = [*self._looks[:1], *self._gone.values()]
+        times = [*self._checks[:1], *self._dead.values()]
         if not times:
             return None
         return max(0, math.ceil(1000 * (min(times) - time.monotonic())))
 
-    def _look_after_wills(self) -> None:
+    def _execute_wills(self) -> None:
         now = time.monotonic()
-        if self._looks and now >= self._looks[0]:
-            self._looks = [when for when in self._looks if when > now]
-            for client in self._table.wills.keys() - self._gone.keys():
+        if self._checks and now >= self._checks[0]:
+            self._checks = [when for when in self._checks if when > now]
+            for client in self._table.wills.keys() - self._dead.keys():
                 if not self._send((client, b""), b"there?", ()):
-                    self._gone[client] = now + _RESPITE
-        for client in [one for one, when in self._gone.items() if now >= when]:
-            del self._gone[client]
+                    self._dead[client] = now + _WILL_DELAY
+        for client in [one for one, when in self._dead.items() if now >= when]:
+            del self._dead[client]
             self._table.execute(client)
 
     def _admit(self, request: list[bytes]) -> None:

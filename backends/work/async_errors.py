@@ -4,8 +4,8 @@
 If the op is aborted afterwards, that stream goes on all the same, with garbage
 in the arrays, and a ``synchronize()`` of cupy's returns as if nothing had failed.
 Such an error is kept until the caller has observed it: in a later op or wait of
-the group, or by a rebuild. A notebook's cell asks here when it has ended; a script
-gets what is left from ``destroy_process_group()``, or by its exit status.
+the group, or by a rebuild. The end of a notebook's cell raises it; in a script
+``destroy_process_group()`` does, or else the exit status shows it.
 """
 
 from __future__ import annotations

@@ -17,11 +17,11 @@ _PAUSE_AFTER_ERROR = 0.1
 class BackgroundLoop:
     """Calls `work` on a daemon thread, which is started when it is needed.
 
-    ``work()`` returns the seconds after which it wants to be called again, or
-    ``None``: there is nothing to do. The thread then waits for a `kick` and ends
+    ``work()`` returns the seconds until its next call, or ``None`` if there is
+    nothing to do. The thread then waits for a `kick` and ends
     after `linger` seconds; the next kick starts another one. An exception of
     ``work()`` is logged, and the loop goes on. While the thread sleeps it refers to
-    nothing that ``work()`` had in hand.
+    no local variable of ``work()``.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class BackgroundLoop:
 
     @property
     def running(self) -> bool:
-        """Whether the thread is there."""
+        """Whether the thread runs."""
         return self._thread is not None
 
     @property
@@ -74,8 +74,8 @@ class BackgroundLoop:
     def kick_if_idle(self) -> None:
         """Kick, unless ``work()`` will be called by itself: for the path of an op.
 
-        Whoever adds something to do calls it afterwards: before the thread goes
-        idle, ``work()`` is called once more.
+        Call it after something to do was added: before the thread goes idle,
+        ``work()`` is called once more.
         """
         if self.idle:
             self.kick()

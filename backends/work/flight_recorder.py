@@ -220,7 +220,7 @@ class Record:
         }
 
     def traffic(self) -> dict[str, Any]:
-        """What it moves: ``bytes`` as nccl-tests counts them, sizes, dtypes.
+        """Return ``bytes`` as nccl-tests counts them, sizes and dtypes of the arrays.
 
         Of the sizes only the first `SIZES_SHOWN`: a list has one per rank.
         """
@@ -370,7 +370,7 @@ class FlightRecorder:
             self._next = 0
 
     def changed(self) -> None:
-        """Tell the listeners that a record, or a group, changed."""
+        """Call the listeners: a record, or the state of a group, has changed."""
         for listener in self._listeners:
             listener()
 
@@ -392,7 +392,7 @@ class FlightRecorder:
         self._namer = namer
 
     def name_source(self, frame: Frame) -> str:
-        """How `frame` is shown to a person."""
+        """Return the text that messages and tables show for `frame`."""
         file, line, _ = frame
         if self._namer is not None:
             return self._namer(file, line)

@@ -70,8 +70,8 @@ class OpRecord(Protocol):
 class Work:
     """One operation of one group, from its issue to its end.
 
-    A backend makes the Work, returns it at once and reports on it from
-    whatever thread it likes through :meth:`mark_started`,
+    A backend makes the Work, returns it at once and reports on it, from
+    any thread, through :meth:`mark_started`,
     :meth:`mark_completed` and :meth:`mark_failed`. The dispatcher binds it to
     its flight-recorder slot (`record`), which carries the sequence numbers.
 
@@ -123,7 +123,7 @@ class Work:
         # has to block, and an Event costs more than the rest of the object.
         self._done: threading.Event | None = None
         self._callbacks: list[Callable[[Work], None]] | None = None
-        # The Work that stands on this one and starts when it does.
+        # The Work that is made of this one, and starts when this one does.
         self._outer: Work | None = None
 
     # -- what a caller uses ------------------------------------------------
@@ -191,10 +191,10 @@ class Work:
         self.wait()
 
     def begun_ns(self, oldest: bool) -> int:
-        """Since when it is under way, as far as its timeout goes; 0: not yet.
+        """Return when the op's timeout began to count (``time.time_ns``); 0: not yet.
 
-        An op that has not reported its start has had its chance if it is the
-        `oldest` of its group.
+        It is the start of the op. The `oldest` op of a group may have started without
+        a report of its start: its timeout counts from its issue then.
         """
         return self.started_ns or (self.scheduled_ns if oldest else 0)
 
@@ -203,7 +203,7 @@ class Work:
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
         def settle(work: Work) -> None:
-            # A future that somebody cancelled takes no result any more.
+            # A cancelled future accepts no result.
             if future.set_running_or_notify_cancel():
                 if work._exception is not None:
                     work._mark_observed()
@@ -269,14 +269,14 @@ class Work:
     # -- what a backend uses -----------------------------------------------
 
     def detach(self) -> None:
-        """Nobody waits now: the backend must make progress by itself.
+        """Have the op advance while no thread waits for it.
 
         Called by the dispatcher for ``async_op=True``. A backend whose ops
         advance without a waiter has nothing to do here.
         """
 
     def finish(self, async_op: bool) -> Work | None:
-        """What a public function ends with: hand the Work out, or wait for it."""
+        """Return the Work if `async_op`, else wait for it and return ``None``."""
         if async_op:
             self.detach()
             return self
@@ -287,7 +287,7 @@ class Work:
         """Mark the error, if any, as observed by the caller; see `async_errors`."""
 
     def _block(self, timeout: float | None) -> bool:
-        """Block until terminal or `timeout` seconds passed; say whether it is.
+        """Block until the op is over, for `timeout` seconds; return whether it is.
 
         A backend whose waiter drives progress overrides this.
         """

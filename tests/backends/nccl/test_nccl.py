@@ -204,7 +204,9 @@ CALLS: dict[str, Callable[[Rank, Any, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("op", support_table.OPS)
+@pytest.mark.parametrize(
+    "op", [op for op in support_table.OPS if support_table.support(NCCLBackend, op)]
+)
 def test_an_op_calls_the_functions_of_nccl_that_the_table_names(
     ranks: Ranks, simulation: Simulation, op: str
 ) -> None:

@@ -41,9 +41,17 @@ def test_a_name_that_is_no_ops_has_the_row_of_an_unknown_op() -> None:
 
 @pytest.mark.parametrize("op", [op for op in OpType if op.spec.arguments is not None])
 def test_an_op_that_backends_run_has_the_methods_of_its_row(op: OpType) -> None:
-    assert callable(getattr(Backend, op.value))
-    if op.spec.fused:
-        assert callable(getattr(Backend, f"{op.value}_coalesced"))
+    methods = [op.value, *([f"{op.value}_coalesced"] if op.spec.fused else [])]
+    lacking = [name for name in methods if not callable(getattr(Backend, name, None))]
+    assert not lacking, f"backends/interface/base.py: Backend has no {lacking}"
+
+
+@pytest.mark.parametrize("op", [op for op in OpType if op.spec.arguments is not None])
+def test_an_op_that_backends_run_is_public(op: OpType) -> None:
+    assert op.value in rankscope.backends.__all__, (
+        f"no public {op.value}: define it in a module of backends/collectives/, and "
+        "import and export it in backends/__init__.py"
+    )
 
 
 def test_what_is_measured_has_a_benchmark() -> None:
@@ -192,8 +200,13 @@ def test_no_module_but_the_transports_has_a_table_of_ops() -> None:
     assert found == []
 
 
-def test_the_conformance_suite_knows_every_op_of_a_backend() -> None:
+def test_the_conformance_suite_tries_every_op_of_a_backend() -> None:
     ops = {op.value for op in OpType if op.spec.arguments is not None}
-    assert {*calls.OPS, "send"} == ops
+    assert {*calls.OPS, "send"} == ops, (
+        "conformance/calls.py: OPS, and the calls of start(), are not the ops of OpType"
+    )
     # It tries send with recv, and a barrier, which moves nothing, by a rule of its own.
-    assert {*exact.OPS, "send", "recv", "barrier"} == ops | {"send_and_recv"}
+    assert {*exact.OPS, "send", "recv", "barrier"} == ops | {"send_and_recv"}, (
+        "conformance/exact.py: WITH_REDUCE_OP, WITHOUT_REDUCE_OP and the methods of "
+        "Checker are not the ops of OpType"
+    )

@@ -1,0 +1,99 @@
+"""documented: the parts of a docstring that all collectives share, written once.
+
+``help(dist.all_reduce)`` and Jupyter's ``dist.all_reduce?`` show them for each op.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+__all__ = ["documented"]
+
+F = TypeVar("F", bound=Callable[..., object])
+
+#: The parameters that several functions have, in numpydoc's form.
+_PARAMETERS = {
+    "op": """\
+op : ReduceOp, default SUM
+    The reduction. Which of them a dtype has depends on the backend: the tables of
+    ``docs/backends.md``. AVG is a sum, divided by the number of ranks.""",
+    "src": """\
+src : int, optional
+    The source, as its rank in the world.""",
+    "dst": """\
+dst : int, optional
+    The destination, as its rank in the world.""",
+    "group_src": """\
+group_src : int, optional
+    The source, as its rank in the group, instead of `src`.""",
+    "group_dst": """\
+group_dst : int, optional
+    The destination, as its rank in the group, instead of `dst`.""",
+    "tag": """\
+tag : int, default 0
+    A receive matches the sends with its tag. NCCL has no tags: 0 only.""",
+    "group": """\
+group : ProcessGroup, optional
+    The group; ``None`` is the default group. Every rank of it makes the call.""",
+    "async_op": """\
+async_op : bool, default False
+    Return a `Work` at once instead of blocking. The arrays belong to the op until
+    the Work is over.""",
+}
+# A message has two ranks, and the others of the group take no part.
+_PARAMETERS_OF_MESSAGES = {
+    "group": """\
+group : ProcessGroup, optional
+    The group of both ranks; ``None`` is the default group.""",
+}
+_RETURNS = """\
+Work or None
+    The Work with ``async_op=True``, else ``None`` after the op has ended. On a GPU
+    the caller's current stream waits for the op, and the host does not."""
+_RAISES = """\
+TypeError, ValueError
+    An argument is wrong, or the backend cannot do the op with it: an array that is
+    not C-contiguous or, where it is written, not writable; sizes or dtypes that
+    differ; a rank that is not in the group. Nothing was sent; the group stays usable.
+NotImplementedError
+    The backend of the arrays' device type does not have the op.
+DistTimeoutError, DistAbortedError, DistBackendError
+    The op failed. The message names rank, op and sequence number; the error has them
+    as attributes. With ``async_op=True`` the Work raises the error."""
+_ORDER = ("Parameters", "Returns", "Raises", "Notes", "Examples")
+_HEADING = re.compile(rf"^({'|'.join(_ORDER)})\n-+\n", re.MULTILINE)
+
+
+def documented(function: F) -> F:
+    """Complete the docstring of a public op, in numpydoc's form; return `function`.
+
+    Parameters that the docstring leaves out get the text that all ops share, in the
+    order of the signature; *Returns* and *Raises* are added where they are missing.
+    """
+    if function.__doc__ is None:  # python -OO
+        return function
+    start, *rest = _HEADING.split(inspect.cleandoc(function.__doc__))
+    sections = {
+        title: text.rstrip() for title, text in zip(rest[::2], rest[1::2], strict=True)
+    }
+    described = re.findall(r"^(\w[\w, ]*?) :", sections.get("Parameters", ""), re.M)
+    own = {name.strip() for names in described for name in names.split(",")}
+    parameters = inspect.signature(function).parameters
+    texts = {**_PARAMETERS, **(_PARAMETERS_OF_MESSAGES if "tag" in parameters else {})}
+    shared = [texts[name] for name in parameters if name not in own and name in texts]
+    sections["Parameters"] = "\n".join(
+        filter(None, [sections.get("Parameters", ""), *shared])
+    )
+    if "async_op" in parameters:
+        sections.setdefault("Returns", _RETURNS)
+    sections.setdefault("Raises", _RAISES)
+    blocks = [
+        f"{title}\n{'-' * len(title)}\n{sections[title]}"
+        for title in _ORDER
+        if title in sections
+    ]
+    function.__doc__ = "\n\n".join([start.rstrip(), *blocks]) + "\n"
+    return function
