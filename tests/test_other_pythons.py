@@ -1,0 +1,66 @@
+"""What ``make test-pythons`` finds and says; the target itself takes minutes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankscope import doctor
+from tools import interpreters, other_pythons
+
+HERE = "{}.{}".format(*sys.version_info)
+
+
+def test_a_python_that_is_not_there_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(other_pythons, "find", lambda version: None)
+    assert other_pythons.main([]) == 0
+    said = capsys.readouterr().out
+    named = re.findall(r"^Python (3\.\d+): not found .*: not tested$", said, re.M)
+    assert named == [one for one in interpreters.SUPPORTED if one != HERE]
+
+
+def test_a_python_that_fails_fails_the_target(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(other_pythons, "FOLDER", tmp_path / "work")
+    monkeypatch.setattr(other_pythons, "find", lambda version: f"/python{version}")
+    monkeypatch.setattr(other_pythons, "_build", lambda: tmp_path / "a.whl")
+    monkeypatch.setattr(other_pythons, "_copy", lambda names, target: None)
+    tried: list[str] = []
+
+    def attempt(version: str, python: str, wheel: Path) -> bool:
+        tried.append(version)
+        return version != "3.13"
+
+    monkeypatch.setattr(other_pythons, "_try", attempt)
+    assert other_pythons.main(["3.13", "3.11"]) == 1
+    assert tried == ["3.13", "3.11"]
+    assert other_pythons.main(["3.11"]) == 0
+
+
+def test_the_python_that_is_found_is_of_that_version() -> None:
+    python = interpreters.find(HERE)
+    assert python is not None
+    told = subprocess.run(
+        [python, "--version"], capture_output=True, text=True, check=True
+    ).stdout
+    assert told.startswith(f"Python {HERE}.")
+    assert interpreters.find("3.99") is None
+
+
+def test_one_list_of_supported_pythons() -> None:
+    root = Path(__file__).resolve().parent.parent
+    metadata = (root / "pyproject.toml").read_text(encoding="utf-8")
+    classified = re.findall(r"Programming Language :: Python :: (3\.\d+)", metadata)
+    assert sorted(interpreters.SUPPORTED) == sorted(classified)
+    numbers = sorted(tuple(map(int, one.split("."))) for one in interpreters.SUPPORTED)
+    assert (numbers[0], numbers[-1]) == doctor.SUPPORTED
+    script = (root / "tools" / "environment.sh").read_text(encoding="utf-8")
+    (versions,) = re.findall(r'^versions=\("\$preferred" (.*)\)$', script, re.M)
+    assert versions.split() == list(interpreters.SUPPORTED)
