@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, Listener
 from typing import Any
 
-from .ranks import PROGRAM, Ranks, free_port
+from .ranks import PROGRAM, Ranks
 
 __all__ = ["MPIRanks", "is_open_mpi", "mpiexec", "run_mpi_ranks"]
 
@@ -84,7 +84,7 @@ class MPIRanks(Ranks):
                         "OMPI_ALLOW_RUN_AS_ROOT": "1",
                         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                         "MASTER_ADDR": "127.0.0.1",
-                        "MASTER_PORT": str(free_port()),
+                        "MASTER_PORT": str(self._port.getsockname()[1]),
                         "RANKSCOPE_KEY": uuid.uuid4().hex,
                         **(env or {}),
                     },

@@ -39,8 +39,8 @@ __all__ = [
     "Rank",
     "RankFailure",
     "Ranks",
-    "free_port",
     "kill_tree",
+    "reserve_port",
     "run_ranks",
 ]
 
@@ -105,7 +105,7 @@ class Ranks:
             "WORLD_SIZE": str(size),
             "LOCAL_WORLD_SIZE": str(size),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
+            "MASTER_PORT": str(self._port.getsockname()[1]),
             "RANKSCOPE_KEY": uuid.uuid4().hex,
             **(env or {}),
         }
@@ -125,6 +125,7 @@ class Ranks:
         self._function, self._args = function, args
         self._deadline = time.monotonic() + timeout
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
+        self._port = reserve_port()
         self._results: dict[int, Any] = {}
         self._errors: dict[int, str] = {}
         self._reports: list[list[Any]] = [[] for _ in range(size)]
@@ -177,6 +178,7 @@ class Ranks:
             kill_tree(process)
         for pipe in self._pipes:
             pipe.close()
+        self._port.close()
         self._folder.cleanup()
 
     @property
@@ -330,10 +332,16 @@ def run_ranks(
         return ranks.wait()
 
 
-def free_port() -> int:
-    """Return a TCP port of this host that is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+def reserve_port() -> socket.socket:
+    """Return a socket bound to a free TCP port, which is reserved until it is closed.
+
+    The socket never listens: a server that sets SO_REUSEADDR can bind the port beside
+    it, and no process gets the port that binds port 0 or connects.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved
 
 
 def kill_tree(process: subprocess.Popen[bytes]) -> None:

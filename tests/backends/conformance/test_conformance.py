@@ -140,7 +140,7 @@ class TestStore(BackendConformance):
 @pytest.mark.processes  # where no session is named
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
 def test_gloo() -> None:
-    setup = Setup("gloo", options=Options(timeout=20, running_times=2))
+    setup = Setup("gloo", options=Options(timeout=20, running_times=2, abort_seconds=5))
     report = check_backend(setup, levels=["contract"])
     rules = ["all_reduce", "recv"]
     report.results += check_backend(setup, [3], levels=["recover"], rules=rules).results
@@ -153,7 +153,7 @@ def test_gloo() -> None:
     not dist.is_mpi_available() or mpiexec() is None, reason="no mpiexec here"
 )
 def test_mpi() -> None:
-    setup = Setup("mpi", options=Options(timeout=20, running_times=2))
+    setup = Setup("mpi", options=Options(timeout=20, running_times=2, abort_seconds=5))
     report = check_backend(setup, levels=["contract"], session=MPI)
     rules = ["all_reduce", "recv"]
     report.results += check_backend(

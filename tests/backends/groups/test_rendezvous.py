@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import rankscope as dist
+from rankscope.backends.conformance.ranks import reserve_port
 from rankscope.backends.errors import DistError, DistStoreTimeoutError
 from rankscope.backends.groups.rendezvous import rendezvous
 
@@ -36,11 +37,10 @@ def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+@pytest.fixture
+def port() -> Iterator[int]:
+    with reserve_port() as reserved:
+        yield reserved.getsockname()[1]
 
 
 def meet(init_method: str, world_size: int = 3) -> None:
@@ -84,7 +84,9 @@ def test_file(tmp_path: Path) -> None:
         (("RANK", "WORLD_SIZE"), {"PMI_RANK": "7", "PMI_SIZE": "9"}),
     ],
 )
-def test_env_in_real_processes(names: tuple[str, str], values: dict[str, str]) -> None:
+def test_env_in_real_processes(
+    port: int, names: tuple[str, str], values: dict[str, str]
+) -> None:
     program = (
         "from rankscope.backends.groups.rendezvous import rendezvous\n"
         "store, rank, size = rendezvous(None, -1, -1, 20)\n"
@@ -95,7 +97,7 @@ def test_env_in_real_processes(names: tuple[str, str], values: dict[str, str]) -
         "if rank == 0:\n"
         "    while store.add('out', 0) < size: pass\n"
     )
-    shared = dict(os.environ, MASTER_ADDR="localhost", MASTER_PORT=str(free_port()))
+    shared = dict(os.environ, MASTER_ADDR="localhost", MASTER_PORT=str(port))
     shared |= {"RANKSCOPE_KEY": "secret"} | values
     processes = [
         subprocess.Popen(
@@ -147,8 +149,8 @@ def test_file_takes_the_rank_from_the_environment(
     store.close()
 
 
-def test_tcp() -> None:
-    meet(f"tcp://127.0.0.1:{free_port()}", 2)
+def test_tcp(port: int) -> None:
+    meet(f"tcp://127.0.0.1:{port}", 2)
 
 
 def test_timeout_is_the_stores(tmp_path: Path) -> None:

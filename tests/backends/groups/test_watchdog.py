@@ -48,7 +48,7 @@ def checked_once(watchdog: Watchdog) -> weakref.ref[Quiet]:
     group = Quiet()
     watchdog.register(group)
     watchdog.touch()
-    until(lambda: group.checks, 5)
+    until(lambda: group.checks)
     return weakref.ref(group)
 
 
@@ -58,7 +58,7 @@ def test_a_sleeping_watchdog_keeps_no_group_alive(
 ) -> None:
     monkeypatch.setattr(module, "_LINGER", linger)
     gone = checked_once(watchdog)
-    until(lambda: gc.collect() >= 0 and gone() is None, 5)
+    until(lambda: gc.collect() >= 0 and gone() is None)
 
 
 def test_a_destroyed_group_is_not_kept_alive(
@@ -70,13 +70,13 @@ def test_a_destroyed_group_is_not_kept_alive(
     assert isinstance(made, dist.ProcessGroup)
     work = dist.all_reduce(np.ones(3), async_op=True, group=made)
     assert work is not None
-    assert checked.wait(5)
+    assert checked.wait(30)
     work.mark_completed()
     dist.destroy_process_group(made)
     gone = weakref.ref(made)
     del made, work
     Manual.made.clear()
-    until(lambda: gc.collect() >= 0 and gone() is None, 5)
+    until(lambda: gc.collect() >= 0 and gone() is None)
 
 
 def test_a_group_that_fails_does_not_stop_the_watchdog(
@@ -86,7 +86,7 @@ def test_a_group_that_fails_does_not_stop_the_watchdog(
     watchdog.register(broken)
     watchdog.register(other)
     watchdog.touch()
-    until(lambda: broken.checks > 1 and other.checks > 1, 5)
+    until(lambda: broken.checks > 1 and other.checks > 1)
     assert "the watchdog failed on" in caplog.text
 
 
@@ -108,7 +108,5 @@ def test_stop_ends_the_thread(watchdog: Watchdog) -> None:
     watchdog.touch()
     (thread,) = set(threading.enumerate()) - before
     watchdog.stop()
-    deadline = time.monotonic() + 5
-    while thread.is_alive() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    thread.join(30)
     assert not thread.is_alive()

@@ -293,7 +293,8 @@ def aborted_while_meeting(me: Rank) -> None:
             dist.abort_process_group(reason="nobody came")
             with pytest.raises(dist.DistAbortedError, match="nobody came"):
                 work.wait(20)
-            assert time.monotonic() - begun < 0.5
+            # Far below the time that the wait has.
+            assert time.monotonic() - begun < 5
         me.meet("aborted")
         dist.rebuild_process_group()
         x = np.ones(3)
@@ -316,7 +317,7 @@ def times_out(me: Rank) -> None:
             begun = time.monotonic()
             with pytest.raises(dist.DistTimeoutError, match="2 s"):
                 dist.all_reduce(np.ones(3), group=group)
-            assert 1.9 < time.monotonic() - begun < 4
+            assert 1.9 < time.monotonic() - begun < 15
         else:
             until(lambda: group.aborted is not None)
         dist.rebuild_process_group(group)

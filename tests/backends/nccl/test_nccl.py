@@ -342,23 +342,26 @@ def test_an_op_comes_after_what_the_stream_was_given(
     ranks(body)
 
 
-@pytest.mark.alone
 def test_wait_orders_the_stream_and_not_the_host(ranks: Ranks) -> None:
-    def body(r: Rank) -> float | None:
+    returned, go = threading.Barrier(2, timeout=20), threading.Event()
+
+    def body(r: Rank) -> None:
         x, seen = r.array([1.0]), r.array([0.0])
         if r.rank == 1:
-            r.simulation.compute(r.rank, lambda: time.sleep(0.3))
-        began = time.monotonic()
+            r.simulation.compute(r.rank, lambda: (go.wait(60), None)[1])
         dist.all_reduce(x, group=r.pg)
-        took = time.monotonic() - began
         r.simulation.compute(r.rank, lambda: seen.__setitem__(0, x[0]))
+        # Both hosts come here while the device of rank 1 is busy.
+        returned.wait()
+        assert seen[0] == 0
+        returned.wait()
+        go.set()
         r.synchronize()
         assert seen[0] == 2
-        return took
 
     ranks.start(2)
     ranks(lambda r: dist.barrier(group=r.pg))
-    assert max(ranks(body)) < 0.25
+    ranks(body)
 
 
 def test_wait_with_a_timeout_blocks_the_host(ranks: Ranks) -> None:
@@ -449,7 +452,7 @@ def test_durations_are_the_devices_and_only_where_asked_for(
         go = threading.Event()
         r.simulation.compute(r.rank, lambda: (go.wait(20), None)[1])
         timed = dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True)
-        time.sleep(0.3)
+        time.sleep(1)
         go.set()
         timed.wait(20)
         dist.enable_timing(r.pg, False)
@@ -462,7 +465,7 @@ def test_durations_are_the_devices_and_only_where_asked_for(
     for timed, plain in ranks(body):
         # What came before on the caller's stream does not count.
         assert timed is not None
-        assert timed < 250
+        assert timed < 900
         assert plain is None
     before = sum(event.timed for event in simulation.events)
     ranks(lambda r: dist.all_reduce(r.array([1.0]), group=r.pg))
@@ -551,12 +554,12 @@ def test_a_hung_op_is_aborted_and_the_group_rebuilt(
 
 
 def test_the_timeout_counts_from_the_start_on_the_device(ranks: Ranks) -> None:
-    ranks.start(2, timeout=0.8)
+    ranks.start(2, timeout=1.5)
     ranks(lambda r: dist.barrier(group=r.pg))
 
     def late(r: Rank) -> None:
         # The caller's stream is busy for longer than the timeout: no fault.
-        r.simulation.compute(r.rank, lambda: time.sleep(1.3))
+        r.simulation.compute(r.rank, lambda: time.sleep(2))
         work = dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True)
         work.synchronize()
         assert work.is_success()
@@ -566,7 +569,7 @@ def test_the_timeout_counts_from_the_start_on_the_device(ranks: Ranks) -> None:
     def missing(r: Rank) -> None:
         if r.rank == 0:
             work = dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True)
-            with pytest.raises(dist.DistTimeoutError, match=r"not done 0\.8 s after"):
+            with pytest.raises(dist.DistTimeoutError, match=r"not done 1\.5 s after"):
                 work.synchronize()
             assert work.state is WorkState.TIMED_OUT
 
@@ -619,7 +622,7 @@ def test_an_abort_that_does_not_come_back_is_said_and_waited_for_no_longer(
         work = dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True)
         began = time.monotonic()
         r.pg.abort("enough")
-        assert time.monotonic() - began < ABORT_WAIT + 2
+        assert time.monotonic() - began < ABORT_WAIT + 10
         with pytest.raises(dist.DistAbortedError, match="enough"):
             work.synchronize()
         assert "abort does not return" in r.pg.summary()["devices"]["cuda"]
@@ -663,7 +666,7 @@ def test_nccl_goes_on_in_the_background_while_the_host_does_too(
     def body(r: Rank) -> None:
         began = time.monotonic()
         work = dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 15
         if r.rank == 0:
             assert work.launch.end_event is None
             simulation.in_progress.clear()

@@ -185,7 +185,7 @@ def test_wait_times_out_and_names_keys_and_ranks(store: Store) -> None:
     start = time.monotonic()
     with pytest.raises(DistStoreTimeoutError) as caught:
         store.wait(["seat/0", "seat/1", "seat/3"], timedelta(seconds=0.2))
-    assert 0.2 <= time.monotonic() - start < 2
+    assert 0.2 <= time.monotonic() - start < 10
     message = str(caught.value)
     assert "seat/0'" in message
     assert "seat/1'" not in message
@@ -214,7 +214,7 @@ def test_wait_ends_when_the_last_key_comes(site: Site, store: Store) -> None:
         other.set("a", "1")
         assert not waiting.done()
         other.set("b", "2")
-        waiting.result(5)
+        waiting.result(30)
     store.wait([])
 
 
@@ -223,7 +223,7 @@ def test_waits_block_nobody_else(store: Store) -> None:
         waiting = [pool.submit(store.get, f"late/{i}", 10) for i in range(7)]
         for i in range(7):
             store.set(f"late/{i}", str(i))
-            assert waiting[i].result(5) == str(i).encode()
+            assert waiting[i].result(30) == str(i).encode()
 
 
 def test_many_threads(store: Store) -> None:
@@ -241,7 +241,6 @@ def test_many_threads(store: Store) -> None:
 # -- watching ----------------------------------------------------------------
 
 
-@pytest.mark.alone
 def test_watch(site: Site, store: Store) -> None:
     called = threading.Event()
     values: list[bytes] = []
@@ -255,13 +254,25 @@ def test_watch(site: Site, store: Store) -> None:
     store.watch("w", callback)
     other = site.open()
     assert not called.is_set()
-    start = time.monotonic()
     other.set("w", "v")
-    assert called.wait(5)
-    assert time.monotonic() - start < 0.5  # 0.1 s, and a busy machine
+    assert called.wait(30)
     other.set("w", "again")
     store.get("w")
     assert values == [b"v!"]
+
+
+@pytest.mark.alone
+def test_a_watch_is_called_at_once(site: Site, store: Store) -> None:
+    other, seconds = site.open(), []
+    for attempt in range(3):
+        called = threading.Event()
+        store.watch(f"w{attempt}", lambda _, called=called: called.set())  # type: ignore[misc]
+        start = time.monotonic()
+        other.set(f"w{attempt}", "v")
+        assert called.wait(30)
+        seconds.append(time.monotonic() - start)
+    # The quickest: what else runs on the machine only adds to a time.
+    assert min(seconds) < 0.5
 
 
 def test_watch_a_present_key_and_cancel(store: Store) -> None:
@@ -271,11 +282,11 @@ def test_watch_a_present_key_and_cancel(store: Store) -> None:
     store.watch("later", cancelled.append)()
     store.watch("w", lambda value: called.set())()  # too late, or just in time
     store.watch("w", lambda value: called.set())
-    assert called.wait(5)
+    assert called.wait(30)
     store.set("later", "x")
     seen = threading.Event()
     store.watch("later", lambda value: seen.set())
-    assert seen.wait(5)
+    assert seen.wait(30)
     assert cancelled == []
 
 
@@ -290,7 +301,7 @@ def test_a_failing_callback_is_logged(
     store.set("w", "v")
     store.watch("w", fail)
     store.watch("w", lambda value: called.set())
-    assert called.wait(5)
+    assert called.wait(30)
     until(lambda: "on purpose" in caplog.text)
 
 
@@ -305,7 +316,7 @@ def test_close_wakes_waiters(site: Site, store: Store) -> None:
         store.close()
         for future in waiting:
             with pytest.raises(DistStoreError, match="closed"):
-                future.result(5)
+                future.result(30)
     with pytest.raises(DistStoreError, match="closed"):
         store.set("a", "1")
     with pytest.raises(DistStoreError, match="closed"):
@@ -352,7 +363,7 @@ def test_a_rank_that_dies_harms_nobody(site: Site, store: Store) -> None:
     )
     store.wait(["a", "noise"], 10)
     process.kill()
-    assert process.wait(10) == -signal.SIGKILL
+    assert process.wait(30) == -signal.SIGKILL
     assert process.stdout is not None
     process.stdout.close()
     store.set("never", "now")
@@ -463,7 +474,7 @@ def test_tcp_wrong_key_is_told_at_once(master: TCPStore) -> None:
     start = time.monotonic()
     with pytest.raises(DistNetworkError, match="its key is another one"):
         TCPStore("127.0.0.1", master.port, timeout=30, key=b"wrong")
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20
     master.set("still", "there")
 
 
@@ -541,7 +552,7 @@ def test_tcp_nobody_listens() -> None:
         start = time.monotonic()
         with pytest.raises(DistNetworkError, match=r"no store answered.*is rank 0 run"):
             TCPStore("127.0.0.1", port, timeout=0.5, key=KEY)
-        assert time.monotonic() - start < 3
+        assert time.monotonic() - start < 20
 
 
 def test_tcp_client_may_come_first() -> None:

@@ -65,7 +65,8 @@ class TestNamespaceAndEnvironment:
         ports = cluster.pull("port")
         assert len(set(ports.values())) == 1
         # Rank 0 can open it, as torch.distributed would.
-        run(cluster, "s = socket.socket()\ns.bind(('', port))\ns.close()", ranks=0)
+        opening = "with socket.create_server(('', port)): pass"
+        run(cluster, opening, ranks=0)
 
     def test_users_names_are_not_listed_with_ours(self, cluster: Cluster) -> None:
         assert "dist" not in stdout(run(cluster, "%who"), 0)

@@ -192,7 +192,7 @@ def test_a_subgroup_lives_on_without_a_dead_rank(cluster: Cluster) -> None:
     code = "z = np.ones(3)\ndist.all_reduce(z)\nassert (z == 2).all()"
     cluster.execute(code, group="high").result(WAIT)
     kill(cluster, 0)
-    until(lambda: cluster.status().dead == [0], 5, "the death to be noticed")
+    until(lambda: cluster.status().dead == [0], WAIT, "the death to be noticed")
     with pytest.raises(ClusterError, match="'low' cannot be rebuilt: rank 0 is dead"):
         cluster.rebuild("low")
     # Rank 0 hosted the store: another has to.

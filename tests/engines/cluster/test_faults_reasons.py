@@ -132,6 +132,6 @@ def test_a_wait_may_have_its_own_timeout(cluster: Cluster) -> None:
     for rank, said in cluster.pull("said", [0, 1, 2]).items():
         assert f"on rank {rank}" in said
         assert "was not done after wait(timeout=0.2 s); it is still in flight" in said
-    until(lambda: all_in_flight(cluster, [0, 1, 2]), 5, "the op to be shown")
+    until(lambda: all_in_flight(cluster, [0, 1, 2]), WAIT, "the op to be shown")
     cluster.execute("dist.all_reduce(np.ones(10))", ranks=3).result(WAIT)
     cluster.execute("assert work.wait(5)", ranks=[0, 1, 2]).result(WAIT)
