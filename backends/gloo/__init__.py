@@ -1,1 +1,1 @@
-"""The gloo backend: pygloo in a side process per rank and group."""
+"""The gloo backend: gloo's library in a side process per rank and group."""

@@ -1,10 +1,11 @@
-"""The gloo backend: CPU arrays, through pygloo in a side process.
+"""The gloo backend: CPU arrays, through gloo's library in a side process.
 
-pygloo never releases the GIL: a collective that waits for a late peer would
-freeze every thread of the rank. So gloo runs in a process of its own per rank
-and group, on shared memory, and `abort` kills that process, whatever call it
-hangs in. Arrays from `rankscope.empty` are used in place; others are copied in
-and out, large ones by chunks while the op runs.
+The bindings of the libraries hold the GIL: a collective that waits for a late
+peer would freeze every thread of the rank, and nothing could end it. So gloo
+runs in a process of its own per rank and group, on shared memory, and `abort`
+kills that process, whatever call it hangs in. Arrays from `rankscope.empty` are
+used in place; others are copied in and out, large ones by chunks while the op
+runs.
 
 Results are the same, bit for bit, on every rank: either one rank computes a
 part and the others receive it, or all compute it in the same order of ranks.
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..devices.shared_memory import empty, heap
+from ..errors import DistError
 from ..interface.base import Backend
 from ..stores.base import Store
 from ..work.composite import chain
@@ -67,8 +69,8 @@ class GlooBackend(Backend):
             library = usable_library()
             self._side = SideProcess(library, store, rank, size, self._failed)
 
-    def _failed(self, reason: str) -> None:
-        self.on_failure(reason)
+    def _failed(self, cause: str | DistError) -> None:
+        self.on_failure(cause)
 
     def check(
         self, op: OpType, dtype: np.dtype, reduce_op: ReduceOp | None

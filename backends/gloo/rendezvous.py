@@ -41,6 +41,7 @@ class Rendezvous:
         self._rank = rank
         self._size = size
         self._library = library
+        self._published: dict[bytes, bytes] = {}
         self._channel = channel
         self._on_error = on_error
         self._stopped = threading.Event()
@@ -60,6 +61,17 @@ class Rendezvous:
         """Wait for the end of the thread."""
         if self._thread is not threading.current_thread():
             self._thread.join(4 * _SLICE)
+
+    @property
+    def addresses(self) -> dict[int, bytes]:
+        """What each peer published of its addresses: to listen on, and connected."""
+        peers = [rank for rank in range(self._size) if rank != self._rank]
+        return {
+            peer: b"".join(
+                self._published.get(key % peer, b"") for key in (b"%d", b"ends/%d")
+            )
+            for peer in peers
+        }
 
     def _run(self) -> None:
         try:
@@ -89,6 +101,7 @@ class Rendezvous:
                 answer = self._get(name)
                 if self._stopped.is_set():
                     return
+                self._published[key] = answer
                 self._channel.send(b"=" + answer)
 
     def _get(self, key: str) -> bytes:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 
 from ..devices.shared_memory import Segment, heap
-from ..errors import DistBackendError
+from ..errors import ConnectionLostError, DistBackendError, DistError
 from ..stores.base import Store
 from .admission import Admission
 from .channel import Channel
@@ -19,6 +19,7 @@ from .child import Child
 from .eager import EagerBuffers
 from .fd_poller import poller
 from .library import Library
+from .lost_connection import connection_lost
 from .memfd import MappedMemfd
 from .operations import Operation
 from .rendezvous import Rendezvous
@@ -36,7 +37,8 @@ _alive: set[SideProcess] = set()
 class SideProcess:
     """One process that runs gloo for one rank in one group.
 
-    ``on_failure(reason)`` is called, on a thread of its own, if it ends unasked.
+    ``on_failure(cause)`` is called, on a thread of its own, if it ends unasked: with a
+    `ConnectionLostError` where gloo says so, else with a sentence.
     Raises `OSError` if the system refuses a descriptor or memory.
     """
 
@@ -46,7 +48,7 @@ class SideProcess:
         store: Store,
         rank: int,
         size: int,
-        on_failure: Callable[[str], None],
+        on_failure: Callable[[str | DistError], None],
     ) -> None:
         self.rank = rank
         self._size = size
@@ -63,7 +65,8 @@ class SideProcess:
         self._state_lock = threading.Lock()
         self._closing = False
         self._released = False
-        self._reason = ""  # why it ended, if it was not asked to
+        # Why it ended, if it was not asked to.
+        self._cause: str | ConnectionLostError = ""
         self._gone = threading.Event()
 
         with contextlib.ExitStack() as undo:
@@ -101,8 +104,8 @@ class SideProcess:
         """Start `operation` as soon as it can run; returns at once."""
         with self._sending:
             if self.reader.ended:
-                why = self._reason or f"the side process of rank {self.rank} has ended"
-                operation.work.mark_failed(DistBackendError(why))
+                cause = self._cause or f"the side process of rank {self.rank} has ended"
+                operation.work.mark_failed(_as_error(cause))
                 return
             self._numbers += 1
             operation.number = self._numbers
@@ -162,15 +165,15 @@ class SideProcess:
         with self._state_lock:
             if self._child.killed or self._closing:
                 return
-            self._reason = reason
+            self._cause = reason
         self.kill()
 
-    def _announce(self, reason: str) -> None:
+    def _announce(self, cause: str | ConnectionLostError) -> None:
         # On a thread of its own: a store that does not answer may block it.
         def announce() -> None:
-            self._on_failure(reason)
+            self._on_failure(cause)
             for operation in list(self._admission.in_flight.values()):
-                operation.work.mark_failed(DistBackendError(reason))
+                operation.work.mark_failed(_as_error(cause))
 
         threading.Thread(
             target=announce, name="rankscope-gloo-failure", daemon=True
@@ -249,8 +252,8 @@ class SideProcess:
         """Reap the process, release what it used, and report why it ended."""
         end = self._child.reap()
         with self._state_lock:
-            if not (self._reason or self._child.killed or self._closing):
-                self._reason = end
+            if not (self._cause or self._child.killed or self._closing):
+                self._cause = connection_lost(end, self._rendezvous.addresses) or end
             self._released = True
             self._progress.release()
             self._page.close()
@@ -264,9 +267,13 @@ class SideProcess:
         _alive.discard(self)
         if not _alive:
             heap.trim()
-        if self._reason:
-            self._announce(self._reason)
+        if self._cause:
+            self._announce(self._cause)
         self._gone.set()
+
+
+def _as_error(cause: str | ConnectionLostError) -> DistBackendError:
+    return DistBackendError(cause) if isinstance(cause, str) else cause
 
 
 def _socket_pair(undo: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:

@@ -1,1 +1,1 @@
-"""The code of the side process: standard library and pygloo, nothing else."""
+"""The code of the side process: the standard library and a library of gloo."""

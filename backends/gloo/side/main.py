@@ -13,6 +13,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+import resource
 import signal
 import socket
 import struct
@@ -338,6 +339,8 @@ def _serve() -> None:
     parent, rank, size = map(int, sys.argv[6:9])
     _die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # gloo's tcp transport ends the process when a peer dies: no core file for that.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     channel = socket.socket(fileno=channel_fd)
     memory = socket.socket(fileno=memory_fd)
     rendezvous = socket.socket(fileno=rendezvous_fd)

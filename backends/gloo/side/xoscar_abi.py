@@ -7,6 +7,9 @@ none of these is imported.
 from __future__ import annotations
 
 import ctypes
+import os
+import socket
+import struct
 from ctypes import c_int, c_long, c_size_t, c_uint32, c_void_p
 from typing import Any
 
@@ -52,12 +55,45 @@ class Xoscar(Gloo):
         function = library[f"_ZN4gloo{len(name)}{name}I{cpp_type}EEvPvPKvS3_m"]
         return ctypes.cast(function, c_void_p).value or 0
 
+    def connect(self, store: RendezvousStore, address: str) -> None:
+        """As `Gloo.connect`; then exchange the addresses of the connections.
+
+        gloo names a lost peer by the address of the peer's end of the connection,
+        which the rank looks up in what the peers publish here.
+        """
+        super().connect(store, address)
+        store.set(f"ends/{self.rank}", _own_ends())
+        for rank in range(self.size):
+            if rank != self.rank:
+                store.get(f"ends/{rank}")
+
     def _make_device(self, address: str) -> Any:
         tcp = self._module.transport.tcp
         return tcp.CreateDevice(tcp.attr(address))
 
     def _wrap_store(self, store: RendezvousStore) -> object:
         return _TcpCallbacks(store)
+
+
+def _own_ends() -> bytes:
+    """Return the addresses of this process's ends of its connections, one by one.
+
+    Each as in a sockaddr: port, for IPv6 the flow information, address.
+    """
+    ends = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            with socket.socket(fileno=os.dup(int(name))) as copy:
+                if copy.family not in (socket.AF_INET, socket.AF_INET6):
+                    continue
+                copy.getpeername()  # raises if it is not connected
+                host, port = copy.getsockname()[:2]
+                flow = bytes(4) if copy.family == socket.AF_INET6 else b""
+                end = struct.pack("!H", port) + flow
+                ends.append(end + socket.inet_pton(copy.family, host))
+        except OSError:
+            continue  # no socket, no connected one, or closed meanwhile
+    return b"".join(ends)
 
 
 class _TcpCallbacks:

@@ -20,7 +20,7 @@ import pytest
 from rankscope.backends.conformance.ranks import Rank, Ranks, run_ranks
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.devices.shared_memory import empty, heap
-from rankscope.backends.errors import DistBackendError
+from rankscope.backends.errors import DistBackendError, DistError
 from rankscope.backends.gloo import backend as gloo
 from rankscope.backends.gloo.backend import GlooBackend
 from rankscope.backends.gloo.dtypes import arithmetic
@@ -445,12 +445,12 @@ def test_a_failing_rendezvous_says_why() -> None:
 
 
 def bad_library(me: Rank) -> str:
-    reasons: list[str] = []
+    reasons: list[str | DistError] = []
     with me.store("gloo") as store:
         side = SideProcess(NOT_GLOO, store, me.rank, 2, reasons.append)
         until(lambda: reasons)
         side.close()
-    return reasons[0]
+    return str(reasons[0])
 
 
 def test_a_side_process_that_ends_by_itself_leaves_its_last_words() -> None:
