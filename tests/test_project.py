@@ -1,4 +1,4 @@
-"""The project around the code: rooms, README, environment."""
+"""The imports between packages, what README names, and `tools/environment.sh`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ JUPYTER = {
 
 
 def _imports(path: Path) -> list[tuple[int, str]]:
-    """Line and absolute name of what a module imports, wherever it does."""
+    """Return line and absolute name of each import of a module, at any depth."""
     package = ["rankscope", *path.relative_to(ROOT).parts[:-1]]
     found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -84,7 +84,7 @@ def test_backends_know_nothing_of_jupyter() -> None:
 
 
 def test_backends_load_without_jupyter() -> None:
-    """What they import has to keep to the rule as well."""
+    """No module that the backends import loads Jupyter either."""
     script = (
         "import sys, rankscope.backends as b\n"
         "b.init_process_group\n"

@@ -1,8 +1,8 @@
-"""Turns for tests that must not share the machine with other tests.
+"""Locks by which a test with the marker ``alone`` runs while no other test does.
 
-With ``pytest -n`` the tests of two workers run at once. A test with the marker
-``alone`` (it measures, or waits less time than a busy machine takes) waits for the
-end of the others' tests; theirs wait for its end.
+``pytest -n`` runs tests on several workers at once. A test with the marker ``alone``
+measures time, or has a limit of time that a busy machine exceeds. It starts when the
+running tests of the other workers have ended; their next tests start after its end.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Turns:
 
     def __init__(self, folder: Path) -> None:
         self._machine = (folder / "machine.lock").open("ab")
-        # Whoever waits for the machine holds it: flock is not fair, and the other
-        # worker, which asks again at once, would always be first.
+        # A worker that waits for the machine holds the entrance: flock is not fair,
+        # and another worker that asks again at once would always be first.
         self._entrance = (folder / "entrance.lock").open("ab")
 
     def close(self) -> None:

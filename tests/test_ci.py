@@ -1,0 +1,124 @@
+"""What a CI run makes of failures: one flaky test does not lose it, a fault does."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+#: Fails in its first run, and passes from then on.
+FLAKY = """
+from pathlib import Path
+
+def test_flaky():
+    ran = Path(__file__).with_name("ran")
+    before = ran.exists()
+    ran.touch()
+    assert before
+"""
+BROKEN = "def test_broken():\n    assert False\n"
+SOUND = "def test_sound():\n    pass\n"
+
+#: Stands in for make: notes its target, and ends as the test says.
+MAKE = """#!/bin/sh
+echo "$1" >>made
+case " $FAILS " in *" $1 "*) exit 2 ;; esac
+"""
+
+
+def _options(target: str) -> list[str]:
+    """Return the options that a target of the Makefile gives pytest."""
+    done = subprocess.run(
+        ["make", "--dry-run", target],
+        cwd=ROOT,
+        env={k: v for k, v in os.environ.items() if not k.startswith("MAKE")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (line,) = (one for one in done.stdout.splitlines() if " -m pytest " in one)
+    return shlex.split(line.partition(" -m pytest ")[2])
+
+
+def _run(target: str, folder: Path) -> tuple[int, str]:
+    """Run pytest in `folder` as `target` does; return its status and its output."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *_options(target), "--rootdir", str(folder)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of tests of its own, one of which is sound."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = soak\n")
+    (tmp_path / "test_sound.py").write_text(SOUND)
+    return tmp_path
+
+
+def test_what_passes_the_second_time_is_named_and_green(folder: Path) -> None:
+    (folder / "test_flaky.py").write_text(FLAKY)
+    assert _run("test", folder)[0] == 1
+    status, said = _run("retest", folder)
+    assert status == 0, said
+    assert re.search(r"^test_flaky.py::test_flaky PASSED", said, re.MULTILINE)
+    assert "test_sound" not in said
+    # No failure is recorded any more, and what failed is not known: red.
+    assert _run("retest", folder)[0] == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def test_what_fails_twice_is_red(folder: Path) -> None:
+    (folder / "test_flaky.py").write_text(FLAKY)
+    (folder / "test_broken.py").write_text(BROKEN)
+    assert _run("test", folder)[0] == 1
+    status, said = _run("retest", folder)
+    assert status == 1, said
+    assert "FAILED test_broken.py::test_broken" in said
+
+
+@pytest.mark.parametrize(
+    ("fails", "made", "green"),
+    [
+        ("", "lint test soak", True),
+        ("lint", "lint", False),
+        ("test", "lint test retest soak", True),
+        ("soak", "lint test soak retest", True),
+        ("test retest", "lint test retest", False),
+        ("soak retest", "lint test soak retest", False),
+    ],
+)
+def test_the_targets_of_a_ci_run(
+    tmp_path: Path, fails: str, made: str, green: bool
+) -> None:
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / ".ci" / "run").write_text((ROOT / ".ci" / "run").read_text())
+    (tmp_path / "bin").mkdir()
+    for name in ("make", "chromium"):
+        (tmp_path / "bin" / name).write_text(MAKE)
+        (tmp_path / "bin" / name).chmod(0o755)
+    done = subprocess.run(
+        ["bash", str(tmp_path / ".ci" / "run")],
+        env={
+            **os.environ,
+            "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+            "FAILS": fails,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode == 0) == green, done.stderr
+    assert (tmp_path / "made").read_text().split() == made.split()
