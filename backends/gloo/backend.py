@@ -31,18 +31,12 @@ from .library import has_options, unavailable, usable_library
 from .operations import (
     ChunkedOperation,
     InPlaceOperation,
-    Move,
     Operation,
     PlacedOperation,
     ReceiveOperation,
-    Region,
     address_of,
-    copy,
-    piece,
-    rows,
-    transfer,
-    whole,
 )
+from .regions import Move, Region, copy, piece, rows, transfer, whole
 from .side.wire import Command, Kind, chunk_bytes
 from .side_process import SideProcess
 from .work import GlooWork

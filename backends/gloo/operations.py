@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from ..devices.shared_memory import Block, Segment, heap
 from ..errors import DistBackendError
-from .side.wire import Command, Piece, Report, Status, Transfer
+from .side.wire import Command, Report, Status
 from .work import GlooWork
 
 __all__ = [
     "ChunkedOperation",
     "InPlaceOperation",
-    "Move",
     "Operation",
     "PlacedOperation",
     "ReceiveOperation",
-    "Region",
     "address_of",
-    "copy",
-    "piece",
-    "rows",
-    "transfer",
-    "whole",
 ]
 
 # How many chunks of a large array are in shared memory at a time.
@@ -353,80 +345,3 @@ class ReceiveOperation(PlacedOperation):
 def address_of(array: np.ndarray) -> int:
     """Return the address of `array`; cheaper than ``array.ctypes.data``."""
     return array.__array_interface__["data"][0]
-
-
-class Region(NamedTuple):
-    """`length` elements of the flattened `array`, from element `start`."""
-
-    array: np.ndarray
-    start: int
-    length: int
-
-    @property
-    def nbytes(self) -> int:
-        """Its size."""
-        return self.length * self.array.itemsize
-
-
-class Move(NamedTuple):
-    """What is sent to `peer` and what is received from it; ``None``: nothing."""
-
-    peer: int
-    source: Region | None
-    target: Region | None
-
-
-def whole(array: np.ndarray) -> Region:
-    """Return the region that is all of `array`."""
-    return Region(array, 0, array.size)
-
-
-def rows(array: np.ndarray, sizes: Sequence[int]) -> list[Region]:
-    """Split `array` along dimension 0 into `sizes` rows each."""
-    width = array[:1].size if array.ndim else 1
-    regions, start = [], 0
-    for size in sizes:
-        regions.append(Region(array, start, size * width))
-        start += size * width
-    return regions
-
-
-def copy(source: Region, target: Region) -> None:
-    """Copy a region to another of this rank."""
-    target.array.reshape(-1)[target.start : target.start + target.length] = (
-        source.array.reshape(-1)[source.start : source.start + source.length]
-    )
-
-
-def transfer(operation: PlacedOperation, move: Move) -> Transfer:
-    """Place the arrays of `move`; return its record."""
-    peer, source, target = move
-    return Transfer(
-        peer,
-        *((0, 0) if source is None else _place(operation, source, load=True)),
-        0 if source is None else source.nbytes,
-        *((0, 0) if target is None else _place(operation, target, store=True)),
-        0 if target is None else target.nbytes,
-    )
-
-
-def piece(operation: PlacedOperation, region: Region, factor: int) -> Piece:
-    """Place an input of a reduce-scatter; return its record.
-
-    `factor` elements of gloo's dtype make one element of the array.
-    """
-    segment, offset = _place(operation, region, load=True)
-    return Piece(segment, offset, region.length * factor)
-
-
-def _place(
-    operation: PlacedOperation,
-    region: Region,
-    *,
-    load: bool = False,
-    store: bool = False,
-) -> tuple[int, int]:
-    size = region.array.itemsize
-    return operation.place(
-        region.array, region.start * size, region.length * size, load=load, store=store
-    )

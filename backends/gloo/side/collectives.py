@@ -3,7 +3,7 @@
 Large all_reduces run gloo's own algorithms. Every other collective is made of
 sends and receives between gloo's unbound buffers: it cuts large arrays so that
 copies overlap with communication, and works for every size on every number of
-ranks, which pygloo's allgatherv and reduce_scatter do not.
+ranks, which gloo's allgatherv and reduce_scatter do not.
 
 A *slot* matches a send with a receive. It holds the number of the collective
 and a signature of its arguments, so that ranks that disagree wait for each

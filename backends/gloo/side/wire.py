@@ -32,8 +32,8 @@ __all__ = [
 #: The longest message: a command with 1,000 transfers.
 MESSAGE_BYTES = 64 << 10
 
-#: In the order of pygloo.glooDataType_t: a dtype's number is its position. Data of
-#: dtype float16 is passed as float32; both sides know that, so that ranks whose
+#: In the order of the libraries' enum of dtypes: a dtype's number is its position. Data
+#: of dtype float16 is passed as float32; both sides know that, so that ranks whose
 #: dtypes differ do not match.
 DTYPES = (
     "int8",
@@ -47,7 +47,7 @@ DTYPES = (
     "float64",
 )
 
-#: In the order of pygloo.ReduceOp, whose bitwise ops throw for every dtype.
+#: In the order of the libraries' ReduceOp, whose bitwise ops throw for every dtype.
 REDUCTIONS = ("sum", "product", "min", "max")
 
 
