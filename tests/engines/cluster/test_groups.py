@@ -65,7 +65,7 @@ def states(cluster: Cluster) -> dict[tuple[int, GroupKey], tuple[str, int]]:
     """What every rank says of each of its groups called ``tp``."""
     return {
         (rank.rank, group.key): (group.state, group.generation)
-        for rank in cluster.status(fresh=True).ranks
+        for rank in cluster.status(fresh=True, timeout=WAIT).ranks
         for group in rank.groups
         if group.name == "tp"
     }
