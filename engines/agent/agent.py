@@ -87,6 +87,7 @@ class Agent:
         self._gpu: Gpu | None = None
         self._new_gpu: Gpu | None = None
         self._source = CellSource(self.shell)
+        self._publisher = StatusPublisher(kernel, self.summary)
         self._handlers = dict(
             [
                 requests.Abort.served_by(self._abort),
@@ -126,7 +127,6 @@ class Agent:
         # In an engine the cells report asynchronous errors, not the exit status.
         atexit.unregister(fail_on_async_error)
         recorder.set_source_namer(self._source.describe)
-        self._publisher = StatusPublisher(kernel, self.summary)
         world.on_change(self._publisher.note_change)
 
     # -- requests, on the control thread -----------------------------------
