@@ -79,7 +79,9 @@ class Generation:
         self.spec = spec
         self.number = number
         self.timing = timing
-        self.status = GroupCounters(spec.name, spec.global_rank, number, spec.ranks)
+        self.status = GroupCounters(
+            spec.name, spec.global_rank, number, spec.ranks, spec.key.id
+        )
         self.store: Store = PrefixStore(f"{spec.key.id}/{number}", root_store)
         #: Device type → backend, of those built so far.
         self.backends: dict[str, Backend] = {}
@@ -437,6 +439,6 @@ class Generation:
 def _stop(backend: Backend, reason: AbortReason) -> None:
     try:
         backend.abort(str(reason))
-    except Exception:  # noqa: BLE001 - a backend may be anybody's
-        # The others, and the Works, have to be ended all the same.
+    except Exception:  # noqa: BLE001 - third-party backends
+        # The other backends and the Works have to be ended, too.
         _log.exception("the abort of backend %r failed", backend.name)

@@ -7,9 +7,10 @@ a group and returns verdicts; the verdict that explains most is the first.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from ..groups.key import GroupKey
 from ..rank_sets import name_ranks
 from ..work.op_type import OpType, spec_of
 from .records import Record as Entry
@@ -22,19 +23,18 @@ _IN_FLIGHT = ("scheduled", "started")
 
 
 def diagnose(
-    group: str,
-    ranks: Sequence[int],
+    group: GroupKey,
     generation: int,
     views: Mapping[int, RankView],
     stall: float,
 ) -> list[Verdict]:
     """Return why ops of `group` do not complete; ``[]`` if there is no fault.
 
-    `ranks` are the group's (global) ranks; `views` has a `RankView` of each.
-    An op is stalled when it has been in flight for `stall` seconds. A dead rank
-    is reported at once, even if no other rank waits for it.
+    `views` has a `RankView` of each rank of the group. An op is stalled when it has
+    been in flight for `stall` seconds. A dead rank is reported at once, even if no
+    other rank waits for it.
     """
-    case = _Case(group, list(ranks), generation, views, stall)
+    case = _Case(group, generation, views, stall)
     verdicts = [*case.dead(), *case.silent()]
     explained = {rank for verdict in verdicts for rank in verdict.culprits}
     if case.collective is not None:
@@ -51,12 +51,12 @@ class _Case:
 
     def __init__(
         self,
-        group: str,
-        ranks: list[int],
+        group: GroupKey,
         generation: int,
         views: Mapping[int, RankView],
         stall: float,
     ) -> None:
+        ranks = group.ranks
         self.group = group
         self.ranks = ranks
         self.views = {rank: views.get(rank, RankView(rank)) for rank in ranks}
@@ -64,7 +64,7 @@ class _Case:
             rank: [
                 entry
                 for entry in view.records
-                if entry["group"] == group and entry["generation"] == generation
+                if entry["group_id"] == group.id and entry["generation"] == generation
             ]
             for rank, view in self.views.items()
         }

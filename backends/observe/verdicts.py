@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..groups.key import GroupKey
 from .records import Record as Entry
 
 __all__ = ["ConfirmTwice", "Fault", "RankView", "Verdict"]
@@ -56,7 +57,7 @@ class Verdict:
     """One explanation: ranks at fault, waiting ranks, and source lines."""
 
     fault: Fault
-    group: str
+    group: GroupKey
     #: The ranks at fault (for an execution hang, all ranks that wait).
     culprits: tuple[int, ...]
     waiting: tuple[int, ...]

@@ -182,6 +182,7 @@ class Record:
         return {
             "record_id": self.record_id,
             "group": self.group,
+            "group_id": self.status.group_id,
             "generation": self.generation,
             "collective_seq_id": self.collective_seq_id,
             "p2p_seq_id": self.p2p_seq_id,
@@ -289,7 +290,8 @@ class GroupCounters:
 
     The last ops enqueued, started and completed, and the Works in flight by
     ``op_id``, oldest first. `rank` is this process's global rank, as messages
-    show it, `ranks` are the global ranks of the group.
+    show it, `ranks` are the global ranks of the group. `group_id` identifies the
+    group where several have the `name` (default: the name).
     """
 
     __slots__ = (
@@ -298,6 +300,7 @@ class GroupCounters:
         "completed",
         "enqueued",
         "generation",
+        "group_id",
         "in_flight",
         "name",
         "op_id",
@@ -308,9 +311,15 @@ class GroupCounters:
     )
 
     def __init__(
-        self, name: str, rank: int, generation: int, ranks: Sequence[int]
+        self,
+        name: str,
+        rank: int,
+        generation: int,
+        ranks: Sequence[int],
+        group_id: str | None = None,
     ) -> None:
         self.name = name
+        self.group_id = group_id or name
         self.rank = rank
         self.ranks = ranks
         self.generation = generation

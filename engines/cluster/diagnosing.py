@@ -70,8 +70,8 @@ def diagnose_once(cluster: Diagnosable, stall: float) -> list[Verdict]:
         one.rank: _view(one, records, stacks.get(one.rank, "")) for one in status.ranks
     }
     verdicts = []
-    for (name, ranks), generation in _groups(status).items():
-        verdicts += diagnose(name, ranks, generation, views, stall)
+    for group, generation in _groups(status).items():
+        verdicts += diagnose(group, generation, views, stall)
     return verdicts
 
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.engines import ClusterStatus, OpStatus, RankStatus
 from tests.widgets import statuses
@@ -101,7 +102,7 @@ def hang(
     )
     verdict = Verdict(
         Fault.MISSING_RANKS,
-        "default",
+        GroupKey("default", tuple(range(size))),
         (absent,),
         waiting,
         "all_reduce",

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.backends.rank_sets import name_ranks
 
@@ -93,17 +94,13 @@ def _verdicts(verdicts: Sequence[Verdict], groups: Sequence[Group]) -> Banner:
         sentence = _sentence(text(verdict.text, 600))
         # Of one group the name adds nothing.
         sentences.append(
-            sentence if len(groups) == 1 else f"{sentence} (group {verdict.group!r})"
+            sentence
+            if len(groups) == 1
+            else f"{sentence} (group {_named(verdict.group, groups)})"
         )
     first = verdicts[0]
     title = first.fault.value.capitalize()
-    concerned = {*first.culprits, *first.waiting}
-    where = [
-        group.id
-        for group in groups
-        if group.name == first.group and not concerned.isdisjoint(group.base)
-    ]
-    tab = where[0] if where else None
+    tab = next((group.id for group in groups if group.key == first.group), None)
     return Banner("error", title, sentences[0], tuple(sentences[1:]), tab)
 
 
@@ -134,7 +131,8 @@ def _aborted(groups: Sequence[Group]) -> Banner | None:
         where = ""
         if len(group.reasons) < len(group.base):
             where = f" on {name_ranks(group.reasons)}"
-        sentences.append(_sentence(f"group {group.name!r}{where}: {reason}"))
+        named = _named(group.key, groups)
+        sentences.append(_sentence(f"group {named}{where}: {reason}"))
     them = "it" if len(found) == 1 else "them"
     sentences[-1] += f" Rebuild makes {them} usable again."
     return Banner("error", "Aborted", sentences[0], tuple(sentences[1:]), found[0].id)
@@ -186,7 +184,7 @@ def _in_flight(groups: Sequence[Group], now: float) -> Banner | None:
     clauses += [f"{_are(ranks)} {doing}" for doing, ranks in outside.items()][:3]
     sentence = ", ".join(clauses)
     if len(groups) > 1:
-        sentence += f" (group {group.name!r})"
+        sentence += f" (group {_named(group.key, groups)})"
     limit = example.get("limit")
     hint = f" It fails after {elapsed_text(float(limit))}." if limit else ""
     return Banner("working", "In flight", _sentence(sentence) + hint)
@@ -205,6 +203,14 @@ def _busy(groups: Sequence[Group]) -> Banner:
     cell = f"cell {named[0]}" if len(named) == 1 else "a cell"
     verb = "runs" if len(ranks) == 1 else "run"
     return Banner("busy", "Running", _sentence(f"{name_ranks(ranks)} {verb} {cell}"))
+
+
+def _named(key: GroupKey, groups: Sequence[Group]) -> str:
+    """Return ``'tp'``; ``'tp' of ranks 0–1`` where another group has the name."""
+    name = repr(text(key.name, 60))
+    if sum(group.key.name == key.name for group in groups) > 1:
+        return f"{name} of {name_ranks(key.ranks)}"
+    return name
 
 
 def _are(ranks: Sequence[int]) -> str:

@@ -171,7 +171,7 @@ class BoardModel:
         rows = [
             group.base[rank]
             for group in self.groups
-            if group.name == verdict.group
+            if group.key == verdict.group
             for rank in (*verdict.culprits, *verdict.waiting)
             if rank in group.base
         ]
@@ -192,7 +192,7 @@ class BoardModel:
                 rank: {"lag": lag} for rank, lag in group.behind(self.now).items()
             }
             for verdict in self.verdicts:
-                if verdict.group != group.name:
+                if verdict.group != group.key:
                     continue
                 for rank, found in verdict_cells(verdict).items():
                     if rank in group.base:

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.backends import OpType, Work
+from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.diagnosis import diagnose
 from rankscope.backends.observe.verdicts import ConfirmTwice, Fault, RankView, Verdict
 from rankscope.backends.work.flight_recorder import GroupCounters, Record
@@ -22,12 +23,20 @@ from rankscope.backends.work.flight_recorder import GroupCounters, Record
 SECOND = 1_000_000_000
 
 
+def everybody(size: int) -> GroupKey:
+    return GroupKey("default", tuple(range(size)))
+
+
+DEFAULT = everybody(4)
+
+
 class Simulated:
     """What one rank's recorder holds, made of real records."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, size: int = 4) -> None:
         self.rank = rank
-        self.status = GroupCounters("default", rank, 0, range(4))
+        key = everybody(size)
+        self.status = GroupCounters(key.name, rank, 0, key.ranks, key.id)
         self.entries: list[tuple[Record, Work, str]] = []
         self.extra: dict[str, Any] = {}
 
@@ -63,15 +72,15 @@ class Simulated:
 @pytest.fixture
 def ranks() -> list[Simulated]:
     """Four ranks that have done an all_reduce together."""
-    everybody = [Simulated(rank) for rank in range(4)]
-    for one in everybody:
+    made = [Simulated(rank) for rank in range(4)]
+    for one in made:
         one.issue(OpType.ALL_REDUCE, 1, done=True)
-    return everybody
+    return made
 
 
 def look(ranks: list[Simulated], stall: float = 5, after: float = 10) -> list[Verdict]:
     views = {one.rank: one.view(after) for one in ranks}
-    return diagnose("default", range(len(ranks)), 0, views, stall)
+    return diagnose(everybody(len(ranks)), 0, views, stall)
 
 
 def only(ranks: list[Simulated]) -> Verdict:
@@ -241,15 +250,36 @@ def test_another_generation_is_none_of_our_business(ranks: list[Simulated]) -> N
     for rank in (0, 1, 3):
         ranks[rank].issue(OpType.ALL_REDUCE, 5)
     views = {one.rank: one.view() for one in ranks}
-    assert diagnose("default", range(4), 1, views, 5) == []
-    assert diagnose("other", range(4), 0, views, 5) == []
+    assert diagnose(DEFAULT, 1, views, 5) == []
+    assert diagnose(GroupKey("other", DEFAULT.ranks), 0, views, 5) == []
+
+
+def test_groups_that_share_a_name_and_a_rank_are_told_apart() -> None:
+    hangs, works = GroupKey("tp", (0, 1)), GroupKey("tp", (0, 2))
+    views = {}
+    for rank in range(3):
+        records: list[Any] = []
+        for key in (hangs, works):
+            if rank not in key.ranks:
+                continue
+            one = Simulated(rank)
+            one.status = GroupCounters(key.name, rank, 0, key.ranks, key.id)
+            for line in (1, 2):
+                if key is works or rank == 0:
+                    one.issue(OpType.ALL_REDUCE, line, done=key is works or line == 1)
+            records += one.view().records
+        views[rank] = RankView(rank, records, time.time_ns() + 10 * SECOND)
+    (verdict,) = diagnose(hangs, 0, views, 5)
+    assert verdict.fault is Fault.MISSING_RANKS
+    assert (verdict.group, verdict.culprits) == (hangs, (1,))
+    assert diagnose(works, 0, views, 5) == []
 
 
 def test_a_rank_nothing_is_known_of_is_missing(ranks: list[Simulated]) -> None:
     for rank in (0, 1, 3):
         ranks[rank].issue(OpType.ALL_REDUCE, 5)
     views = {rank: ranks[rank].view() for rank in (0, 1, 3)}
-    (verdict,) = diagnose("default", range(4), 0, views, 5)
+    (verdict,) = diagnose(DEFAULT, 0, views, 5)
     assert verdict.culprits == (2,)
 
 
@@ -279,7 +309,8 @@ OPS = st.sampled_from(
 def test_any_history_gives_verdicts_that_can_be_told(
     histories: list[list[tuple[OpType, bool]]],
 ) -> None:
-    ranks = [Simulated(rank) for rank in range(len(histories))]
+    size = len(histories)
+    ranks = [Simulated(rank, size) for rank in range(size)]
     for one, history in zip(ranks, histories, strict=True):
         for op, done in history:
             peer = (one.rank + 1) % len(ranks)

@@ -16,6 +16,7 @@ import pytest
 import rankscope.backends
 from rankscope.backends.benchmark import BENCHMARKS
 from rankscope.backends.conformance import calls, exact
+from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.interface.base import Backend
 from rankscope.backends.observe.diagnosis import diagnose
 from rankscope.backends.observe.torch_format import flight_recorder
@@ -102,9 +103,12 @@ def rotate(monkeypatch: pytest.MonkeyPatch) -> OpType:
     return op
 
 
+GROUP = GroupKey("default", (0, 1))
+
+
 def entries(op: OpType, *runs: list[tuple[int, ...]]) -> list[dict[str, Any]]:
     """Records of one batch of `op` on arrays of these shapes, as plain data."""
-    status = GroupCounters("default", 0, 0, range(2))
+    status = GroupCounters("default", 0, 0, range(2), GROUP.id)
     found = []
     for place, shapes in enumerate(runs):
         arrays = [np.empty(shape, np.float32) for shape in shapes]
@@ -143,9 +147,9 @@ def test_the_diagnosis_compares_the_array_of_the_row(rotate: OpType) -> None:
             for rank, each in enumerate(shapes)
         }
 
-    differ = diagnose("default", [0, 1], 0, views([(3,), (4,)], [(3,), (5,)]), 1.0)
+    differ = diagnose(GROUP, 0, views([(3,), (4,)], [(3,), (5,)]), 1.0)
     assert [verdict.fault for verdict in differ] == [Fault.SIZE_MISMATCH]
-    agree = diagnose("default", [0, 1], 0, views([(3,), (4,)], [(9,), (4,)]), 1.0)
+    agree = diagnose(GROUP, 0, views([(3,), (4,)], [(9,), (4,)]), 1.0)
     assert [verdict.fault for verdict in agree] == [Fault.EXECUTION_HANG]
 
 

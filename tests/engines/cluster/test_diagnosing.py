@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from rankscope.backends.conformance.waiting import until
+from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.engines import Cluster, StallWatch
 from tests.engines.cluster.faults import all_in_flight, until_at
@@ -83,6 +84,32 @@ def test_a_rank_that_raised_is_named_with_its_error(cluster: Cluster) -> None:
     cluster.abort(reason="seen")
     assert execution.wait(30)
     cluster.rebuild()
+
+
+TWINS = """\
+hangs, works = (
+    dist.new_group([0, one], group_desc="twin") for one in (1, 2)
+)
+if rank != 1:
+    dist.barrier(group=works)
+if rank == 0:
+    dist.all_reduce(np.ones(3), group=hangs)
+"""
+
+
+def test_of_two_groups_of_one_name_the_one_that_hangs_is_named(
+    cluster: Cluster,
+) -> None:
+    execution = cluster.execute(TWINS, cell=16)
+    until(lambda: execution.ranks_running == [0], what="the others to end")
+    (verdict,) = until(cluster.diagnose)
+    assert verdict.fault is Fault.MISSING_RANKS
+    assert verdict.group == GroupKey("twin", (0, 1))
+    assert verdict.culprits == (1,)
+    cluster.abort(verdict.group, reason="seen")
+    assert execution.wait(30)
+    states = [(one.key.ranks, one.state) for one in cluster.status().ranks[0].groups]
+    assert states[1:] == [((0, 1), "aborted"), ((0, 2), "ready")]
 
 
 def test_a_missing_rank_and_a_mismatch(cluster: Cluster) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.engines import ClusterStatus, RankStatus
 from rankscope.engines.cluster.rank_slots import RankSlot
@@ -224,11 +225,38 @@ class TestBanner:
 
     def test_a_verdict_of_another_group_leaves_rows_alone(self) -> None:
         found = model(rank(0, group()))
+        other = GroupKey("tp", (0, 1, 2, 3))
         found.show_verdicts(
-            [Verdict(Fault.RANK_DEAD, "tp", (0,), (), "", 0, "rank 0 is dead")]
+            [Verdict(Fault.RANK_DEAD, other, (0,), (), "", 0, "rank 0 is dead")]
         )
         found.delta()
         assert "verdict" not in found.groups[0].row(0)
+
+    def test_of_two_groups_of_one_name_only_the_one_that_hangs_has_the_verdict(
+        self,
+    ) -> None:
+        now = simulated.op(14, state="started", elapsed=6.0)
+        hangs = group("tp", (0, 1), started=now, oldest=now, in_flight=1, issued=14)
+        absent = group("tp", (0, 1), issued=13)
+        # The first of the two on the board; rank 0 waits at the same number there.
+        other = group("tp", (0, 2), started=now, oldest=now, in_flight=1, issued=14)
+        found = model(
+            rank(0, other, hangs, state="busy", cell=7),
+            rank(1, absent),
+            rank(2, other, state="busy", cell=7),
+        )
+        found.show_verdicts(
+            [Verdict(Fault.MISSING_RANKS, hangs.key, (1,), (0,), now.op, 14, "why")]
+        )
+        found.delta()
+        tabs = {one.key: one for one in found.groups}
+        assert tabs[hangs.key].row(1)["verdict"] == "not entered"
+        assert tabs[hangs.key].row(0)["verdict"] == "waits for rank 1"
+        rows = tabs[other.key].rows().values()
+        assert not any("verdict" in row or "blame" in row for row in rows)
+        banner = found.banner()
+        assert banner.text == "Why. (group 'tp' of ranks 0–1)"
+        assert banner.group == tabs[hangs.key].id
 
     def test_every_fault_has_words(self) -> None:
         now = simulated.op(14, state="started", elapsed=6.0)
@@ -240,7 +268,7 @@ class TestBanner:
         for fault in Fault:
             found = model(at_fault.get(fault, rank(0, group())), waits)
             found.show_verdicts(
-                [Verdict(fault, "default", (0,), (1,), now.op, 14, "why")]
+                [Verdict(fault, group().key, (0,), (1,), now.op, 14, "why")]
             )
             found.delta()
             assert found.groups[0].row(0)["verdict"]
