@@ -107,14 +107,14 @@ class MPIBackend(Backend):
         try:
             comm = self._rendezvous.communicator()
         except DistError as error:
-            self._failed(str(error))
+            self._failed(error)
         except Exception as error:  # noqa: BLE001 - MPI.Exception has no type here
             self._failed(f"MPI could not make a communicator: {error}")
         else:
             if comm is not None:
                 self._queue.open(comm)
 
-    def _failed(self, reason: str) -> None:
+    def _failed(self, reason: str | DistError) -> None:
         if not self._aborted:
             self.on_failure(reason)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DistBackendError
+from ..errors import DistBackendError, DistError
 from ..rank_sets import name_ranks
 from ..work.op_type import OpType
 from ..work.work import Work
@@ -124,7 +124,7 @@ class MPIQueue:
     result of the one before it. Sends and receives start at once, beside them.
     """
 
-    def __init__(self, fail: Callable[[str], None]) -> None:
+    def __init__(self, fail: Callable[[str | DistError], None]) -> None:
         self.opened = threading.Event()
         #: The threads that drive this queue because they wait for one of its Works.
         self.waiting = set[int]()
@@ -284,7 +284,8 @@ class MPIQueue:
         if not isinstance(error, Exception):
             raise error
 
-    def _explain(self, error: BaseException) -> str:
+    def _explain(self, error: BaseException) -> str | DistError:
+        """Return the reason; that of a death has the dead ranks as culprits."""
         mpi = self._mpi
         if mpi is None or not isinstance(error, mpi.Exception):
             return str(error) or type(error).__name__
@@ -295,14 +296,15 @@ class MPIQueue:
                 "between ranks"
             )
         if kind == getattr(mpi, "ERR_PROC_FAILED", None):
-            return f"the process of {self._dead_ranks()} died"
+            dead = self._dead_ranks()
+            who = name_ranks(dead) if dead else "a rank"
+            return DistBackendError(f"the process of {who} died", culprits=dead)
         return f"MPI reports {error.Get_error_string()}"
 
-    def _dead_ranks(self) -> str:
-        """Return ``rank 2``, or several, as far as MPI knows by now."""
+    def _dead_ranks(self) -> list[int]:
+        """Return the dead ranks of the group, as far as MPI knows by now."""
         failed, members = self._comm.Get_failed(), self._comm.Get_group()
-        ranks = failed.Translate_ranks(None, members)
-        return name_ranks(ranks) if ranks else "a rank"
+        return list(failed.Translate_ranks(None, members))
 
     def abandon(self) -> None:
         """Refuse further ops and abandon those in flight; waits for no other rank.

@@ -573,9 +573,9 @@ def test_a_message_that_failed_is_never_taken_for_one_that_came() -> None:
     """Another thread looks again before the group has heard of the failure."""
     told: list[tuple[str, bool]] = []
 
-    def fail(reason: str) -> None:
+    def fail(reason: str | dist.DistError) -> None:
         queue.advance()
-        told.append((reason, work.is_completed()))
+        told.append((str(reason), work.is_completed()))
 
     queue = MPIQueue(fail)
     queue._mpi = SimpleNamespace(Exception=RuntimeWarning)
@@ -586,3 +586,33 @@ def test_a_message_that_failed_is_never_taken_for_one_that_came() -> None:
     assert told == [("the process of a rank died", False)]
     with pytest.raises(dist.DistBackendError, match="the process of a rank died"):
         work.wait()
+
+
+class _ProcessFailed(Exception):
+    """What MPI raises where it knows that a process has died (ULFM)."""
+
+    def Get_error_class(self) -> int:
+        return 75
+
+
+def test_a_dead_rank_that_mpi_knows_is_the_culprit() -> None:
+    class Fails(_FailsOnce):
+        def Test(self, status: Any) -> bool:
+            self.failed = True
+            raise _ProcessFailed
+
+    told: list[str | dist.DistError] = []
+    queue = MPIQueue(told.append)
+    queue._mpi = SimpleNamespace(
+        Exception=_ProcessFailed, ERR_TRUNCATE=15, ERR_PROC_FAILED=75
+    )
+    failed = SimpleNamespace(Translate_ranks=lambda ranks, members: [1, 3])
+    queue._comm = SimpleNamespace(Get_failed=lambda: failed, Get_group=lambda: None)
+    work = MPIWork(queue, dist.OpType.ALL_REDUCE, iter([]), 0, 8)
+    work.requests.append((Fails(), 8, np.zeros(1)))
+    queue.opened.set()
+    queue.submit(work, message=False)
+    (reason,) = told
+    assert isinstance(reason, dist.DistBackendError)
+    assert str(reason) == "the process of ranks 1, 3 died"
+    assert reason.culprits == (1, 3)
