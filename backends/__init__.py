@@ -57,10 +57,22 @@ from .gloo.library import GlooInfo, gloo_info, gloo_options
 from .groups.api import (
     SHRINK_ABORT,
     SHRINK_DEFAULT,
-    GroupMember,
     abort_process_group,
     destroy_process_group,
     enable_timing,
+    init_process_group,
+    is_available,
+    is_backend_available,
+    is_gloo_available,
+    is_mpi_available,
+    is_nccl_available,
+    new_group,
+    rebuild_process_group,
+    shrink_group,
+)
+from .groups.config import BackendConfig
+from .groups.membership import (
+    GroupMember,
     get_backend,
     get_backend_config,
     get_global_rank,
@@ -69,18 +81,8 @@ from .groups.api import (
     get_rank,
     get_world_size,
     group,
-    init_process_group,
-    is_available,
-    is_backend_available,
-    is_gloo_available,
     is_initialized,
-    is_mpi_available,
-    is_nccl_available,
-    new_group,
-    rebuild_process_group,
-    shrink_group,
 )
-from .groups.config import BackendConfig
 from .groups.non_member import NonGroupMember
 from .groups.process_group import ProcessGroup
 from .interface.base import Backend

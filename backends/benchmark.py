@@ -20,7 +20,7 @@ from .collectives.coalescing import P2POp, batch_isend_irecv
 from .collectives.point_to_point import irecv, isend
 from .devices.shared_memory import empty
 from .errors import DistBackendError
-from .groups.api import Group, get_global_rank, resolve_group
+from .groups.membership import Group, get_global_rank, resolve_group
 from .groups.process_group import ProcessGroup
 from .work.op_type import OpType, spec_of
 

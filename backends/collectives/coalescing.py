@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
-from ..groups.api import Group, resolve_group
+from ..groups.membership import Group, resolve_group
 from ..groups.process_group import ProcessGroup
 from ..work.composite import join
 from ..work.op_type import OpType

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..devices.arrays import check_dtypes, check_list, check_size, device_type
 from ..devices.cuda_device import device_index
-from ..groups.api import Group, resolve_group
+from ..groups.membership import Group, resolve_group
 from ..interface.op import Op
 from ..work.op_type import OpType
 from ..work.work import Work

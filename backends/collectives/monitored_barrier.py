@@ -7,7 +7,8 @@ import time
 from datetime import timedelta
 
 from ..errors import DistBackendError, DistError, DistStoreTimeoutError
-from ..groups.api import Group, as_seconds, resolve_group
+from ..groups.api import as_seconds
+from ..groups.membership import Group, resolve_group
 from ..groups.process_group import ProcessGroup
 from ..rank_sets import name_ranks
 from ..work.op_type import OpType

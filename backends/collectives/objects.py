@@ -25,7 +25,7 @@ import numpy as np
 
 from ..devices.arrays import check_list
 from ..errors import DistError
-from ..groups.api import Group, resolve_group
+from ..groups.membership import Group, resolve_group
 from ..groups.process_group import ProcessGroup
 from ..work.op_type import OpType
 from .arguments import Place, check_tag, take_peer

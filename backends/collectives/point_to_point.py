@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..groups.api import Group, resolve_group
+from ..groups.membership import Group, resolve_group
 from ..interface.op import Op
 from ..work.op_type import OpType
 from ..work.work import Work

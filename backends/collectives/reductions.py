@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..devices.arrays import check_dtypes, check_size
-from ..groups.api import Group, resolve_group
+from ..groups.membership import Group, resolve_group
 from ..interface.op import Op
 from ..work.op_type import OpType
 from ..work.reduce_op import ReduceOp

@@ -50,7 +50,7 @@ def _reason(error: ConnectionLostError, spec: GroupSpec) -> AbortReason:
         peer = f"rank {rank}"
         culprits = culprits or (rank,)
     me = f"rank {spec.global_rank}"
-    said = f": {error}" if str(error) else ""
+    detail = f": {error}" if str(error) else ""
     return AbortReason(
-        f"{me} lost the connection to {peer}{said}", me, culprits=culprits
+        f"{me} lost the connection to {peer}{detail}", me, culprits=culprits
     )

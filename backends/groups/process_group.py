@@ -8,22 +8,21 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..errors import ConnectionLostError, DistBackendError, DistError
 from ..interface.base import Backend
-from ..interface.op import Op, fuse
+from ..interface.op import Op
 from ..stores.base import Store
 from ..work.composite import join
-from ..work.flight_recorder import Batch, GroupCounters, Record, recorder
+from ..work.flight_recorder import GroupCounters, Record, recorder
 from ..work.hooks import active_hooks
 from ..work.op_timeout import own_timeout
 from ..work.op_type import OpType
-from ..work.state import WorkState
 from ..work.work import Work
 from .abort_reason import AbortReason
 from .capture import PendingOp, fusible_runs
 from .config import BackendConfig
 from .generation import Generation
 from .key import GroupKey
+from .op_start import SelfTimedWork, start, start_run
 from .origin import Origin
 from .spec import GroupSpec
 from .summary import summarize
@@ -263,7 +262,7 @@ class ProcessGroup:
                 current.raise_if_aborted(op.kind)
                 record.number()
                 recorder.add(record)
-                work = _start(current, record, op)
+                work = start(current, record, op)
             finally:
                 current.handing_over = None
         for hook in hooks:
@@ -316,7 +315,7 @@ class ProcessGroup:
                     seen.add(is_p2p)
                     recorder.add(pending.entry)
                 for run in fusible_runs(batch):
-                    issued.append((run, _start_run(current, run)))
+                    issued.append((run, start_run(current, run)))
             finally:
                 current.handing_over = None
         # Not under the lock: callbacks of Works that are over run here.
@@ -342,122 +341,8 @@ class ProcessGroup:
             record = Record(current.status, op_type, (), peer, timeout)
             record.number()
             recorder.add(record)
-            work = _SelfTimedWork(op_type)
+            work = SelfTimedWork(op_type)
             current.status.in_flight[record.op_id] = work
             work.bind(record)
             work.mark_started()
         return work
-
-
-def _start_run(current: Generation, run: Sequence[PendingOp]) -> list[Work]:
-    """Start the ops of `run`; return a Work for each, or one for all of them."""
-    if run[0].op_type.spec.fused:
-        batch = Batch([pending.entry for pending in run])
-        return [_start(current, batch, fuse([pending.op for pending in run]))]
-    with run[0].op.backend.coalescing():
-        return [_start(current, pending.entry, pending.op) for pending in run]
-
-
-def _start(current: Generation, record: Record | Batch, op: Op) -> Work:
-    """Start `op` and bind its Work to `record`; the issue lock is held."""
-    arrays = op.arrays
-    if arrays and not arrays[0].size and op.is_empty:
-        # Other ranks may have something, and need this one.
-        op.backend.prepare(op.arrays)
-        work = Work(op.kind, op.result)
-        work.mark_started()
-        work.mark_completed()
-        work.bind(record)
-        return work
-    if current.loss is not None:
-        return _withheld(current, record, op)
-    try:
-        work = op.start()
-        if not isinstance(work, Work):
-            raise TypeError(
-                f"{record.describe()}: the backend returned a "
-                f"{type(work).__name__}; expected a Work; "
-                "create_work_from_call and create_work_from_future make one"
-            )
-    except ConnectionLostError as error:
-        return _withheld(current, record, op, error)
-    except BaseException as error:
-        told = error
-        if current.aborted is not None and isinstance(error, DistError):
-            # It came too late for the backend.
-            told = current.aborted_error(record)
-        elif isinstance(error, DistBackendError):
-            told = DistBackendError(
-                f"{record.describe()}: {error}",
-                **record.identity(),
-                culprits=current.spec.global_ranks(error.culprits),
-                reason=str(error),
-            )
-        work = Work(op.kind)
-        work.mark_failed(told)
-        work.bind(record)
-        if told is error:
-            raise
-        raise told from None
-    work.op_type = op.kind
-    work.timed = current.timing
-    if work._result is None:
-        work._result = op.result
-    try:
-        current.status.in_flight[record.op_id] = work
-        if current.loss is not None:
-            work.hold_failures()
-        if current.aborted is not None:
-            work = _aborted_meanwhile(current, record, work)
-        if not work.bind(record):
-            return _withheld(current, record, op, work._exception)
-    except BaseException:
-        # An interrupt; the op is under way all the same.
-        work.bind(record)
-        raise
-    return work
-
-
-def _withheld(
-    current: Generation,
-    record: Record | Batch,
-    op: Op,
-    error: BaseException | None = None,
-) -> Work:
-    """Return a Work for an op whose backend has lost a connection.
-
-    It stays in flight until the group knows the cause and aborts. `error` is the
-    failure, if the op has failed.
-    """
-    work = Work(op.kind)
-    work.timed = current.timing
-    current.status.in_flight[record.op_id] = work
-    if current.aborted is not None:
-        work = _aborted_meanwhile(current, record, work)
-    work.bind(record)
-    if error is not None:
-        work.mark_failed(error)
-    return work
-
-
-def _aborted_meanwhile(current: Generation, record: Record | Batch, work: Work) -> Work:
-    """Return the Work, not bound yet, of an op during whose start the group ended.
-
-    The abort may have passed over `work`, which was not in flight then, and have
-    stopped the backend under it: what failed so is a consequence of the abort.
-    """
-    error = current.aborted_error(record)
-    if work.state is WorkState.FAILED:
-        work = Work(work.op_type)
-    work.fail_pending_as(error)
-    work.mark_failed(error, WorkState.ABORTED)
-    return work
-
-
-class _SelfTimedWork(Work):
-    """The Work of an op whose caller keeps its deadline: no watchdog ends it."""
-
-    __slots__ = ()
-
-    def begun_ns(self, oldest: bool) -> int:
-        return 0

@@ -2,7 +2,7 @@
 
 An op's timeout counts from when it started to execute. An op that never
 reported a start is counted from its issue, and only while it is the oldest in
-flight: one queued behind a hung op has not had its chance yet.
+flight: an op behind a hung one cannot start.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _REST = 3600.0
 
 
 class Watched(Protocol):
-    """What the watchdog asks of a group."""
+    """The part of a group's generation that the watchdog uses."""
 
     @property
     def busy(self) -> bool:

@@ -386,10 +386,10 @@ class World:
         if error is None or hasattr(sys, "ps1"):
             self._say_goodbye(store, wait=False)
             return
-        told = f"rank {self.rank} ended with {type(error).__name__}: {error}"
+        notice = f"rank {self.rank} ended with {type(error).__name__}: {error}"
         for group in self.groups():
             try:
-                group.current.publish_death_notice(told)
+                group.current.publish_death_notice(notice)
             except DistError as failed:
                 _log.debug("%s: %s", group, failed)
 

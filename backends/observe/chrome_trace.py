@@ -16,7 +16,7 @@ __all__ = ["chrome_trace", "estimate_offset"]
 
 _BAD_ENDS = ("failed", "timed_out", "aborted")
 
-# The end of an op in flight: the op occupies its lane until the trace ends.
+# The end of an op in flight: its bar extends to the end of the trace.
 _NEVER = 1 << 63
 
 
@@ -48,7 +48,8 @@ def estimate_offset(samples: Iterable[tuple[int, int, int]]) -> int:
 class _Span(NamedTuple):
     """One bar of the trace: an op, or the ops that one backend call ran."""
 
-    lane: str
+    #: The name of its track, without the number of a further one.
+    track: str
     start: int
     end: int
     records: list[Mapping[str, Any]]
@@ -63,12 +64,12 @@ def chrome_trace(
     `offsets_ns` maps a rank to the ns its clock is ahead (:func:`estimate_offset`);
     a rank that is not in `offsets_ns` has the reference clock.
 
-    The trace has one process per rank, with one lane per group and one lane for
+    The trace has one process per rank, with one track per group and one track for
     the group's sends and receives. The bar of an op extends from its start to
     its end; an op in flight is left open. An op that has not started, or ended
-    without a start, is in a lane ``… queued``; the arguments of the other ops
+    without a start, is in a track ``… queued``; the arguments of the other ops
     state how long each was queued. Ops that overlap and do not nest take
-    further lanes. A failure, a timeout or an abort is an instant event with its
+    further tracks. A failure, a timeout or an abort is an instant event with its
     error.
 
     ``otherData["clock_origin_ns"]`` is the ``time.time_ns`` of time 0, on the
@@ -102,13 +103,12 @@ def _process(
     yield _name("process_name", rank, 0, f"rank {rank}")
     yield {**_name("process_sort_index", rank, 0, ""), "args": {"sort_index": rank}}
     spans = [_span(run) for run in backend_calls(records)]
-    lanes = sorted({span.lane for span in spans})
     thread = 0
-    for lane in lanes:
-        tracks = _nest([span for span in spans if span.lane == lane])
+    for name in sorted({span.track for span in spans}):
+        tracks = _nest([span for span in spans if span.track == name])
         for number, track in enumerate(tracks, 1):
             thread += 1
-            label = lane if number == 1 else f"{lane} ({number})"
+            label = name if number == 1 else f"{name} ({number})"
             yield _name("thread_name", rank, thread, label)
             sort = {"args": {"sort_index": thread}}
             yield {**_name("thread_sort_index", rank, thread, ""), **sort}
@@ -122,14 +122,14 @@ def _name(kind: str, rank: int, thread: int, name: str) -> dict[str, Any]:
 
 def _span(records: list[Mapping[str, Any]]) -> _Span:
     first = records[0]
-    lane = first["group"] + (" p2p" if first["is_p2p"] else "")
+    track = first["group"] + (" p2p" if first["is_p2p"] else "")
     start, end = first["time_started_ns"], first["time_ended_ns"]
     if not start:
         start = first["time_created_ns"]
         if first["state"] != "completed":
-            lane += " queued"
+            track += " queued"
     # A clock that was set back must not cause a bar of negative length.
-    return _Span(lane, start, max(start, end) if end else _NEVER, records)
+    return _Span(track, start, max(start, end) if end else _NEVER, records)
 
 
 def _nest(spans: Iterable[_Span]) -> list[list[_Span]]:
