@@ -10,9 +10,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from rankscope.backends.conformance.command_line import main
-from rankscope.backends.conformance.launch import MPI, Processes, Setup, Threads
+from rankscope.backends.conformance.processes import MPI, Processes
 from rankscope.backends.conformance.report import Printer, Report, Result
+from rankscope.backends.conformance.session import Setup
 from rankscope.backends.conformance.suite import check_backend
+from rankscope.backends.conformance.threads import Threads
 from rankscope.backends.conformance.trial import Arrays, HostArrays, Options
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import rankscope.backends as dist
 from ..errors import DistAbortedError, DistError
 from ..work.state import WorkState
 from ..work.work import Work
-from .calls import claimed, first_claimed, start
-from .expect import raises
+from .calls import claimed, claims, connect, first_claimed, start
+from .expect import raises, same
 from .trial import Rule, Trial, Unclaimed
 from .waiting import until
 
@@ -27,6 +27,7 @@ _TOO_LATE = 0.3
 def abort_in_each_op(trial: Trial) -> None:
     """Hang in each op, with another one queued behind it; abort; rebuild."""
     names = claimed(trial)
+    connect(trial)
     longest, hung = 0.0, 0
     for name in names:
         took = abort_hung_op(trial, name, f"hang in {name}")
@@ -57,7 +58,7 @@ def abort_hung_op(trial: Trial, name: str, where: str) -> float | None:
     works: list[Work] = []
     if trial.rank < last:
         works = start(trial, name, x)
-        if first := [one for one in ("all_reduce", "barrier") if _has(trial, one)]:
+        if first := [one for one in ("all_reduce", "barrier") if claims(trial, one)]:
             works += start(trial, first[0], trial.array(np.ones(3)))
     trial.meet(where)
     if trial.rank == 0:
@@ -74,12 +75,8 @@ def abort_hung_op(trial: Trial, name: str, where: str) -> float | None:
     trial.meet(f"aborted, {where}")
     dist.rebuild_process_group(group)
     check_group(trial)
-    np.testing.assert_array_equal(trial.arrays.read(x), trial.rank)
+    same(trial.arrays.read(x), trial.rank)
     return took if hangs else None
-
-
-def _has(trial: Trial, name: str) -> bool:
-    return trial.claims.get(name, "unknown") is None
 
 
 def _abort(trial: Trial, works: list[Work], where: str) -> float:
@@ -123,15 +120,13 @@ def _wait_aborted(trial: Trial, works: list[Work], where: str) -> None:
 
 def check_group(trial: Trial) -> None:
     """The group works, on small arrays and on larger ones."""
-    if not _has(trial, "all_reduce"):
-        name = next(name for name, reason in trial.claims.items() if reason is None)
-        for work in start(trial, name, trial.array(np.ones(5))):
-            work.wait(trial.options.timeout)
+    if not claims(trial, "all_reduce"):
+        connect(trial)
         return
     for count in (5, 50_000):
         y = trial.array(np.full(count, trial.rank + 1.0))
         dist.all_reduce(y, group=trial.group)
-        np.testing.assert_array_equal(trial.arrays.read(y), sum(range(trial.size + 1)))
+        same(trial.arrays.read(y), sum(range(trial.size + 1)))
 
 
 def abort_while_running(trial: Trial) -> None:
@@ -161,6 +156,12 @@ def _abort_running(trial: Trial, late: bool) -> None:
                 _run_and_abort(trial, x, turn % 3 == 0, reason)
         except DistAbortedError:
             hit += 1
+        except DistError as error:
+            raise AssertionError(
+                f"all_reduce failed with {type(error).__name__}: {error}; expected "
+                "DistAbortedError with the reason of the abort. Report a connection "
+                "that a peer's abort closes as ConnectionLostError"
+            ) from error
         until(lambda: group.aborted is not None, options.timeout, "the abort")
         trial.notes["abort_s"] = max(
             trial.notes.get("abort_s", 0.0), time.monotonic() - began

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
 from ..did_you_mean import did_you_mean
 from ..interface.registry import known_backends
-from . import exact
 from .calls import OPS
-from .launch import Setup
 from .report import Printer, Report
 from .rules import LEVELS, RULES
+from .session import Setup
 from .suite import LAUNCHERS, check_backend
 from .trial import Options
 
@@ -29,7 +29,7 @@ its check() refuses) is skipped, by name.
 
 _EXIT = """
 exit status: 0 every rule held or was skipped, 1 a rule failed, 2 the backend could
-not be tried.
+not be tried, 130 interrupted (Ctrl-C), 143 terminated.
 examples:
   python -m rankscope.conformance gloo
   python -m rankscope.conformance mine --module my_package -n 1-4
@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--ops",
-        type=_names(tuple(dict.fromkeys((*OPS, "send", *exact.OPS))), "op"),
+        type=_names((*OPS, "send"), "op"),
         default=(),
         metavar="OP,...",
         help="ops to try; all by default",
@@ -98,7 +98,11 @@ def parser() -> argparse.ArgumentParser:
         "rankscope.conformance.Arrays); by default numpy's, and cupy's for cuda",
     )
     made.add_argument(
-        "--timeout", type=float, default=20.0, help="seconds that an op may take"
+        "--timeout",
+        type=float,
+        default=20.0,
+        metavar="SECONDS",
+        help="how long an op may take (default: 20)",
     )
     made.add_argument(
         "--abort-within",
@@ -146,6 +150,26 @@ def _names(known: Sequence[str], what: str) -> Callable[[str], tuple[str, ...]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the suite; return the exit status."""
+    # SIGTERM as Ctrl-C: the ranks end with this process.
+    before = signal.signal(signal.SIGTERM, _terminated)
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt as error:
+        print("interrupted; every rank was ended", file=sys.stderr)
+        return 143 if isinstance(error, _Terminated) else 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM has arrived."""
+
+
+def _terminated(*_: object) -> None:
+    raise _Terminated
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     given = parser().parse_args(arguments)
     options = Options(
         timeout=given.timeout, abort_seconds=given.abort_within, ops=given.ops
@@ -163,7 +187,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 printer=Printer(),
             )
         except ValueError as error:
-            print(f"{error}{_hint(given.backend)}", file=sys.stderr)
+            hint = "" if given.module else _hint(given.backend)
+            print(f"{error}{hint}", file=sys.stderr)
             return 2
         if not report.held and not report.failed:
             return 2
@@ -174,4 +199,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _hint(backend: str) -> str:
     if backend in known_backends():
         return ""
-    return "; give --module where the backend is registered when it is imported"
+    return "; give --module MODULE, which registers the backend when it is imported"

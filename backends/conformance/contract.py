@@ -18,8 +18,10 @@ from ..work.reduce_op import ReduceOp
 from ..work.state import WorkState
 from ..work.work import Work
 from .aborts import abort_hung_op
-from .calls import claimed, first_claimed, start
+from .calls import claimed, connect, first_claimed, start
+from .expect import same
 from .leaks import Snapshot
+from .reference import reduced
 from .trial import Rule, Trial, Unclaimed
 from .waiting import until
 
@@ -31,14 +33,14 @@ _JOINT = ("all_reduce", "all_gather", "all_to_all", "barrier")
 _AT_ONCE = 1.0
 
 
-def _last_rank_enters_later(trial: Trial, key: str, limit: float) -> bool:
-    """On the last rank: wait until `key` is set, or `limit` s; return ``True``."""
+def _last_rank_enters_later(trial: Trial, key: str, limit: float) -> None:
+    """On the last rank: wait until `key` is set, for `limit` s at most."""
     if trial.rank != trial.size - 1:
-        return False
+        return
     deadline = time.monotonic() + limit
     while not trial.store.check([key]) and time.monotonic() < deadline:
+        trial.raise_if_failed()
         time.sleep(0.01)
-    return True
 
 
 def returns_at_once(trial: Trial) -> None:
@@ -46,6 +48,7 @@ def returns_at_once(trial: Trial) -> None:
     names = [name for name in claimed(trial) if name in _JOINT]
     if not names:
         raise Unclaimed(f"the backend does not claim {' or '.join(_JOINT)}")
+    connect(trial)
     trial.meet("start")
     _last_rank_enters_later(trial, "issued", 4 * _AT_ONCE)
     works: list[tuple[str, Work]] = []
@@ -75,41 +78,87 @@ def returns_at_once(trial: Trial) -> None:
 
 def runs_in_order(trial: Trial) -> None:
     """Ops in flight on one array run in the order of issue."""
-    first_claimed(trial, "all_reduce")
-    had = [ReduceOp.SUM, ReduceOp.PRODUCT]
-    expected, x = float(trial.rank + 1), trial.array([trial.rank + 1.0])
-    held = [rank + 1.0 for rank in range(trial.size)]
-    works: list[Work | None] = []
-    try:
-        # First and alone: a rank that skips the rule must leave no op in flight.
-        dist.all_reduce(trial.array([1.0]), ReduceOp.PRODUCT, group=trial.group)
-    except (TypeError, ValueError) as error:
-        raise Unclaimed(str(error)) from None
-    for op in had:
-        works.append(dist.all_reduce(x, op, group=trial.group, async_op=True))
-        expected = sum(held) if op is ReduceOp.SUM else float(np.prod(held))
-        held = [expected] * trial.size
-    many = [trial.array(np.full(1 + 37 * turn, float(turn))) for turn in range(20)]
-    for one in many:
-        works.append(dist.all_reduce(one, group=trial.group, async_op=True))
+    had = claimed(trial)
+    if "all_reduce" in had and (second := _other_reduction(trial)):
+        _two_reductions(trial, second)
+    elif "broadcast" in had:
+        _two_broadcasts(trial)
+    else:
+        raise Unclaimed(
+            "the backend does not claim broadcast, nor all_reduce with SUM and "
+            "another reduction"
+        )
+    name = first_claimed(trial, "all_reduce", "broadcast")
+    many = [
+        trial.array(np.full(1 + 37 * turn, float(turn * (trial.rank + 1))))
+        for turn in range(20)
+    ]
+    works = [work for one in many for work in start(trial, name, one)]
+    for work in works:
+        work.wait(trial.options.timeout)
+    factor = sum(range(trial.size + 1)) if name == "all_reduce" else trial.size
+    for turn, one in enumerate(many):
+        same(trial.arrays.read(one), float(turn * factor))
+    trial.held(len(works))
+
+
+def _other_reduction(trial: Trial) -> ReduceOp | None:
+    """Return a reduction that the backend has beside SUM, ``None`` without one."""
+    for op in (ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MAX, ReduceOp.MIN):
+        # Alone: a rank that skips the rule must leave no op in flight.
+        try:
+            dist.all_reduce(trial.array([1.0]), op, group=trial.group)
+        except (TypeError, ValueError):
+            if op is ReduceOp.SUM:
+                return None
+        else:
+            if op is not ReduceOp.SUM:
+                return op
+    return None
+
+
+def _two_reductions(trial: Trial, second: ReduceOp) -> None:
+    """SUM and then another reduction of one array: the order shows in the result."""
+    x = trial.array([trial.rank + 1.0])
+    works = [
+        dist.all_reduce(x, op, group=trial.group, async_op=True)
+        for op in (ReduceOp.SUM, second)
+    ]
     for work in works:
         assert work is not None
         work.wait(trial.options.timeout)
-    found = trial.arrays.read(x).tolist()
-    assert found == [expected], (
-        f"SUM and then PRODUCT of one array gave {found[0]:g}; in the order of issue "
-        f"they give {expected:g}"
+    total = np.array([float(sum(range(trial.size + 1)))])
+    (expected,) = reduced(second, [total] * trial.size)
+    (found,) = trial.arrays.read(x)
+    assert found == expected, (
+        f"SUM and then {second.name} of one array gave {found:g}; in the order of "
+        f"issue they give {expected:g}"
     )
-    for turn, one in enumerate(many):
-        np.testing.assert_array_equal(trial.arrays.read(one), float(turn * trial.size))
+    trial.held(len(works))
+
+
+def _two_broadcasts(trial: Trial) -> None:
+    """Rank 0 and then the last rank broadcast one array: the first one decides."""
+    x = trial.array([trial.rank + 1.0])
+    works = [
+        dist.broadcast(x, group_src=root, group=trial.group, async_op=True)
+        for root in (0, trial.size - 1)
+    ]
+    for work in works:
+        assert work is not None
+        work.wait(trial.options.timeout)
+    (found,) = trial.arrays.read(x)
+    assert found == 1.0, (
+        "broadcasts of one array from rank 0 and then from the last rank gave "
+        f"{found:g}; in the order of issue they give 1"
+    )
     trial.held(len(works))
 
 
 def reports_start_and_end(trial: Trial) -> None:
     """A Work is STARTED while its op runs, and its times are in order."""
-    name = first_claimed(trial, *_JOINT)
-    # A library may connect at the first op, and start none before.
-    start(trial, name, trial.array(np.ones(4)))[0].wait(trial.options.timeout)
+    name, limit = first_claimed(trial, *_JOINT), trial.options.report_seconds
+    connect(trial)
     trial.meet("start")
     _last_rank_enters_later(trial, "started", trial.options.timeout)
     try:
@@ -122,13 +171,13 @@ def reports_start_and_end(trial: Trial) -> None:
 
             until(
                 started,
-                min(5, trial.options.timeout / 2),
+                limit,
                 f"{name} to be reported as started (mark_started)",
             )
     finally:
         trial.store.set("started", b"")
     work.wait(trial.options.timeout)
-    until(work.is_completed, 5, f"the end of {work!r}")
+    until(work.is_completed, limit, f"the end of {work!r}")
     assert work.state is WorkState.COMPLETED
     assert 0 < work.scheduled_ns <= work.completed_ns
     if work.timed and work.started_ns:
@@ -141,7 +190,7 @@ def reports_start_and_end(trial: Trial) -> None:
 
 def goes_on_alone(trial: Trial) -> None:
     """An op ends, and calls its callbacks once, while no thread waits for it."""
-    name = first_claimed(trial, *_JOINT)
+    name, limit = first_claimed(trial, *_JOINT), trial.options.report_seconds
     calls: list[tuple[bool, threading.Thread]] = []
     (work,) = start(trial, name, trial.array(np.ones(1000)))
 
@@ -149,7 +198,7 @@ def goes_on_alone(trial: Trial) -> None:
         calls.append((done.is_completed(), threading.current_thread()))
 
     work.add_done_callback(note)
-    until(lambda: calls, 5, f"the callback of {name}: no thread waits for the op")
+    until(lambda: calls, limit, f"the callback of {name}: no thread waits for the op")
     work.wait(trial.options.timeout)
 
     # A callback may issue the next op.
@@ -160,7 +209,7 @@ def goes_on_alone(trial: Trial) -> None:
 
     (work,) = start(trial, name, trial.array(np.ones(3)))
     work.add_done_callback(follow)
-    until(lambda: following, 5, f"a callback of {name} to issue another op")
+    until(lambda: following, limit, f"a callback of {name} to issue another op")
     following[0].wait(trial.options.timeout)
     assert [completed for completed, _ in calls] == [True], (
         f"the callback of {name} ran {len(calls)} times"
@@ -171,6 +220,7 @@ def goes_on_alone(trial: Trial) -> None:
 def destroy_in_flight(trial: Trial) -> None:
     """A group with an op in flight is destroyed at once, and the op ends."""
     name = first_claimed(trial, *_JOINT)
+    connect(trial)
     work: Work | None = None
     if trial.rank < trial.size - 1:
         (work,) = start(trial, name, trial.array(np.ones(1000)))
@@ -195,36 +245,34 @@ def leaves_nothing(trial: Trial) -> None:
     names = [name for name in claimed(trial) if name in _JOINT]
     name = names[0] if names else ""
 
+    def open_again(part: str) -> None:
+        trial.meet(f"close, {part}")
+        trial.close()
+        trial.open(part)
+        if name:
+            connect(trial)
+
     def one(number: int) -> None:
         if name and trial.size > 1 and number % 2:
             abort_hung_op(trial, name, f"cycle {number}")
         elif name:
             start(trial, name, trial.array(np.ones(1000)))[0].wait()
         if number % 4 == 0:
-            trial.meet(f"close {number}")
-            trial.close()
-            trial.open(f"cycle-{number}")
+            open_again(f"cycle-{number}")
         trial.held()
-
-    def fresh(part: str) -> None:
-        """Bring about the measured state: a new group that has run one op."""
-        trial.meet(f"close, {part}")
-        trial.close()
-        trial.open(part)
-        if name:
-            start(trial, name, trial.array(np.ones(1000)))[0].wait()
 
     # A resource that is made once and kept is no leak.
     warm = 4 + cycles // 10
     for number in range(warm):
         one(number)
-    fresh("before")
+    # The measured state is that of a new group that has run one op.
+    open_again("before")
     before, memory = _settled(trial, "before"), psutil.Process().memory_info().rss
     for number in range(warm, warm + cycles):
         one(number)
-    fresh("after")
+    open_again("after")
     if trial.rank == 0 or trial.own_process:
-        deadline = time.monotonic() + min(10, trial.options.timeout / 2)
+        deadline = time.monotonic() + trial.options.leak_seconds
         while left := _settled(trial, "").surplus(before):
             if time.monotonic() > deadline:
                 raise AssertionError(f"after {cycles} cycles: {'; '.join(left)}")

@@ -1,4 +1,4 @@
-"""An expected error, without a test runner."""
+"""Expectations that need no test runner: equal arrays, and an error."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import contextlib
 import re
 from collections.abc import Iterator
 
-__all__ = ["raises"]
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["raises", "same"]
 
 
 @contextlib.contextmanager
@@ -22,3 +25,23 @@ def raises(kind: type[BaseException], match: str = "") -> Iterator[None]:
             ) from error
     else:
         raise AssertionError(f"no {kind.__name__} was raised")
+
+
+def same(found: npt.ArrayLike, wanted: npt.ArrayLike) -> None:
+    """Fail with one line of text unless every element of `found` is as `wanted`.
+
+    A scalar `wanted` is expected of every element.
+    """
+    got, expected = np.asarray(found), np.asarray(wanted)
+    if expected.ndim:
+        assert got.shape == expected.shape, (
+            f"the shape is {got.shape}; expected {expected.shape}"
+        )
+    differing = np.flatnonzero(got != expected)
+    if differing.size:
+        first = differing[0]
+        value = np.broadcast_to(expected, got.shape).flat[first]
+        raise AssertionError(
+            f"{differing.size} of {got.size} elements differ: element {first} is "
+            f"{got.flat[first]}; expected {value}"
+        )

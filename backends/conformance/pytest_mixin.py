@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from .launch import Session, Setup
 from .rules import LEVELS, find, select
+from .session import LaunchError, Session, Setup
 from .suite import LAUNCHERS, problem_with, try_on
 from .trial import Options
 
@@ -58,7 +58,7 @@ class BackendConformance:
                 )
                 for device in self.devices
                 for size in self.ranks
-                for rule in select(self.levels)
+                for rule in select(self.levels, options=self.options)
                 if size >= rule.ranks
             ],
         )
@@ -91,9 +91,12 @@ class BackendConformance:
             for key in list(sessions):
                 sessions.pop(key).close()
             sessions[device, size] = self.start(setup, size)
-        result = try_on(
-            sessions[device, size], setup, find(level, rule), self.skip.get(rule)
-        )
+        try:
+            result = try_on(
+                sessions[device, size], setup, find(level, rule), self.skip.get(rule)
+            )
+        except LaunchError as error:
+            raise pytest.fail.Exception(str(error), pytrace=False) from None
         text = "\n".join(result.lines())
         if result.status == "failed":
             pytest.fail(text, pytrace=False)

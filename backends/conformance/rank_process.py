@@ -15,9 +15,13 @@ import importlib.util
 import os
 import signal
 import sys
+import threading
+import time
 import traceback
 from multiprocessing.connection import Client, Connection
 from types import ModuleType
+
+import psutil
 
 from .ranks import Rank
 
@@ -29,7 +33,10 @@ def serve(pipe: Connection) -> None:
     """Call the function that `pipe` names, and send its end."""
     # The caller requests the stacks of all threads with this signal.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    path, (module, file, name), (rank, size, folder), args = pipe.recv()
+    path, (module, file, name), (rank, size, folder), args, caller = pipe.recv()
+    threading.Thread(
+        target=_end_with, args=[caller], name="end-with-caller", daemon=True
+    ).start()
     sys.path.extend(entry for entry in path if entry not in sys.path)
     try:
         function = getattr(_find(module, file), name)
@@ -38,6 +45,17 @@ def serve(pipe: Connection) -> None:
     except BaseException:  # noqa: BLE001 - every end of the rank is reported
         pipe.send(("error", traceback.format_exc()))
         sys.exit(1)
+
+
+def _end_with(caller: int) -> None:
+    """End this process, whatever it hangs in, when the process `caller` is gone."""
+    try:
+        process = psutil.Process(caller)
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(1)
+    except psutil.NoSuchProcess:
+        pass
+    os._exit(1)
 
 
 def _find(name: str, file: str) -> ModuleType:

@@ -165,6 +165,7 @@ class Ranks:
             (name, sys.modules[name].__file__, self._function.__name__),
             (rank, self.size, self._folder.name),
             self._args,
+            os.getpid(),
         )
 
     def _log(self, rank: int) -> str:
@@ -229,8 +230,14 @@ class Ranks:
                 self._fail(f"no report from rank {rank} in time")
         return self._reports[rank].pop(0)
 
-    def any_report(self, among: Collection[int], timeout: float) -> tuple[int, Any]:
-        """Return the next value that one of the ranks `among` reports, and its rank."""
+    def any_report(
+        self, among: Collection[int], timeout: float
+    ) -> tuple[int, Any] | None:
+        """Return the next value that one of the ranks `among` reports, and its rank.
+
+        Returns ``None`` if none reports within `timeout` s; raises `RankFailure` if
+        one of them ends without a report.
+        """
         end = min(self._deadline, time.monotonic() + timeout)
         while True:
             for rank in among:
@@ -239,7 +246,7 @@ class Ranks:
                 if self._is_over(rank):
                     self._fail(f"rank {rank} ended without the report waited for")
             if not self._receive(list(among), end):
-                self._fail(f"no report from ranks {sorted(among)} in time")
+                return None
 
     def wait(self) -> list[Any]:
         """Wait for the end of all ranks; return their results (killed: ``None``).
@@ -297,13 +304,30 @@ class Ranks:
                 self._errors[rank] = value
         return bool(ready)
 
+    def stacks(self, rank: int) -> str:
+        """Return the stacks of all threads of `rank`; its output has them too."""
+        log = self._log(rank)
+        before = size = os.path.getsize(log)
+        try:
+            os.kill(self.pids[rank], signal.SIGUSR1)
+        except ProcessLookupError:
+            return ""
+        # The dump is complete when it has begun and grows no more.
+        deadline = time.monotonic() + 2
+        while time.monotonic() < deadline:
+            time.sleep(0.05)
+            last, size = size, os.path.getsize(log)
+            if size > before and size == last:
+                break
+        with open(log, "rb") as output:
+            output.seek(before)
+            return output.read().decode(errors="replace")
+
     def _show_stacks(self) -> None:
         """Have every rank that is not done write its stacks to its output."""
         for rank in range(self.size):
             if not self._is_over(rank):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self.pids[rank], signal.SIGUSR1)
-        time.sleep(0.3)
+                self.stacks(rank)
 
     def _fail(self, what: str) -> None:
         if "in time" in what:

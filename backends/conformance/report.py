@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
+from ..rank_sets import name_ranks
 from .trial import Outcome, Rule
 
 __all__ = ["Printer", "Report", "Result"]
 
 _WIDTH = 24
+_INDENT = " " * 13
 # Reasons of skipped cases that one rule shows in full.
 _REASONS = 3
 
@@ -80,31 +83,30 @@ class Result:
         rest = "  ".join(part for part in (count, measured) if part)
         lines = [f"{first}  {rest}".rstrip()]
         if self.status == "failed":
-            lines.append(f"             promise: {self.promise}")
-        lines += [f"             {line}" for line in self.text.splitlines()]
+            lines.append(f"{_INDENT}promise: {self.promise}")
+        lines += [f"{_INDENT}{line}" for line in self.text.splitlines()]
         if self.status != "skipped":
             reasons = Counter(self.skipped.values())
             for why, times in reasons.most_common(_REASONS):
                 case = next(key for key, value in self.skipped.items() if value == why)
                 more = f" and {times - 1} more" if times > 1 else ""
-                lines.append(f"             skipped {case}{more}: {why}")
+                lines.append(f"{_INDENT}skipped {case}{more}: {why}")
             if len(reasons) > _REASONS:
                 left = sum(times for _, times in reasons.most_common()[_REASONS:])
-                lines.append(f"             skipped {left} cases for other reasons")
+                lines.append(f"{_INDENT}skipped {left} cases for other reasons")
         return lines
 
 
 def _causes(failed: dict[int, Outcome]) -> str:
     """Return the errors of the ranks, without effects of another rank's error."""
     causes = {r: one for r, one in failed.items() if not one.consequence} or failed
-    by_text: dict[str, list[int]] = {}
+    # Texts that differ in the rank that they name, in no more, are one.
+    alike: dict[str, list[int]] = {}
     for rank, one in causes.items():
-        by_text.setdefault(one.text, []).append(rank)
-    lines = []
-    for text, ranks in by_text.items():
-        who = "rank" if len(ranks) == 1 else "ranks"
-        lines.append(f"{who} {', '.join(map(str, ranks))}: {text}")
-    return "\n".join(lines)
+        alike.setdefault(one.text.replace(f"rank {rank}", "this rank"), []).append(rank)
+    return "\n".join(
+        f"{name_ranks(ranks)}: {causes[ranks[0]].text}" for ranks in alike.values()
+    )
 
 
 def _note(name: str, value: float) -> str:
@@ -123,6 +125,8 @@ class Report:
 
     backend: str
     results: list[Result] = field(default_factory=list)
+    #: Whether the run ended before the last rule.
+    interrupted: bool = False
 
     @property
     def failed(self) -> list[Result]:
@@ -151,49 +155,76 @@ class Report:
             )
             lines.append(f"{level:10} {words}")
         seconds = sum(result.seconds for result in self.results)
+        lines.append(f"backend {self.backend!r} {self._verdict()}; {seconds:.0f} s")
+        return "\n".join(lines)
+
+    def _verdict(self) -> str:
         if self.failed:
             names = dict.fromkeys(f"{one.level}: {one.name}" for one in self.failed)
-            verdict = f"does not conform ({'; '.join(names)})"
-        elif not self.held:
-            verdict = "was not tried: every rule was skipped"
-        else:
-            verdict = "conforms"
-        lines.append(f"backend {self.backend!r} {verdict}; {seconds:.0f} s")
-        return "\n".join(lines)
+            return f"does not conform ({'; '.join(names)})"
+        if self.interrupted:
+            return "was not tried to the end"
+        if not self.held:
+            return "was not tried: every rule was skipped"
+        return "conforms"
 
 
 class Printer:
-    """Writes the report while the rules are tried."""
+    """Writes the report while the rules are tried.
+
+    What is skipped stands at the end of its level, one line for each reason.
+    """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
         self._live = self._stream.isatty()
         self._heading = ""
+        self._skipped: dict[str, list[str]] = {}
+        self._began = 0.0
 
     def begin(self, rule: Rule, device: str, ranks: int) -> None:
         """Write the name of the rule that is being tried."""
         many = "1 rank" if ranks == 1 else f"{ranks} ranks"
         heading = f"{rule.level}, {many}, arrays on {device!r}"
         if heading != self._heading:
+            self._flush_skipped()
             self._heading = heading
             self._write(f"{heading}\n")
-        if self._live:
-            self._write(f"  ...      {rule.name:{_WIDTH}}")
+        self._began = time.monotonic()
+        self.progress(rule, 0)
 
     def progress(self, rule: Rule, cases: int) -> None:
-        """Show how far a long rule is."""
+        """Show, on a terminal, how long a rule has taken, and how far it is."""
         if self._live:
-            self._write(f"\r  ...      {rule.name:{_WIDTH}}           {cases} cases")
+            seconds = time.monotonic() - self._began
+            count = f"  {cases} cases" if cases else ""
+            self._write(f"\r  ...      {rule.name:{_WIDTH}} {seconds:6.0f} s{count}")
 
     def end(self, result: Result) -> None:
         """Write the result of one rule."""
+        self.clear()
+        if result.status == "skipped":
+            self._skipped.setdefault(result.text, []).append(result.name)
+        else:
+            self._write("\n".join(result.lines()) + "\n")
+
+    def clear(self) -> None:
+        """Remove the name of the rule that was being tried."""
         if self._live:
             self._write("\r\x1b[K")
-        self._write("\n".join(result.lines()) + "\n")
 
     def close(self, report: Report) -> None:
         """Write the verdict."""
+        self.clear()
+        self._flush_skipped()
         self._write(f"\n{report.summary()}\n")
+
+    def _flush_skipped(self) -> None:
+        for reason, names in self._skipped.items():
+            first, *more = reason.splitlines() or [""]
+            lines = [f"  skipped  {', '.join(names)}: {first}"]
+            self._write("\n".join(lines + [f"{_INDENT}{line}" for line in more]) + "\n")
+        self._skipped.clear()
 
     def _write(self, text: str) -> None:
         self._stream.write(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from . import aborts, contract, exact, recover, surface
-from .trial import Rule
+from .trial import Options, Rule
 
 __all__ = ["LEVELS", "RULES", "find", "select"]
 
@@ -22,12 +22,21 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def select(levels: Sequence[str] = LEVELS, names: Sequence[str] = ()) -> list[Rule]:
-    """Return the rules of `levels`, all or those called one of `names`, in order."""
+def select(
+    levels: Sequence[str] = LEVELS,
+    names: Sequence[str] = (),
+    options: Options | None = None,
+) -> list[Rule]:
+    """Return the rules of `levels`, in order.
+
+    `names` takes the rules that are called so, and `options` those about its ops.
+    """
     return [
         rule
         for rule in RULES
-        if rule.level in levels and (not names or rule.name in names)
+        if rule.level in levels
+        and (not names or rule.name in names)
+        and (options is None or rule.is_about(options))
     ]
 
 

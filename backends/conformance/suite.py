@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from ..interface.registry import resolve, unavailable_reason
-from .launch import MPI, Processes, Session, Setup, Threads
+from .processes import MPI, Processes
 from .ranks import RankFailure
 from .report import Printer, Report, Result
 from .rules import LEVELS, select
+from .session import LaunchError, Session, Setup, load
+from .threads import Threads
 from .trial import Outcome, Rule
 
 __all__ = ["LAUNCHERS", "check_backend", "problem_with", "try_on"]
@@ -25,8 +28,10 @@ def problem_with(setup: Setup) -> str | None:
     """Why the backend cannot be tried at all; ``None`` if it can."""
     try:
         setup.register()
-    except (ImportError, AttributeError) as error:
-        return f"{', '.join(setup.modules)} cannot be imported: {error}"
+        if setup.arrays:
+            load(setup.arrays)
+    except LaunchError as error:
+        return str(error)
     reason = unavailable_reason(setup.backend)
     if reason is not None:
         return reason
@@ -55,28 +60,31 @@ def check_backend(
     rule that is not to be tried. `session` launches the ranks: `Processes`, `MPI`
     or `Threads`. `printer` shows the results as they come.
 
-    Raises `ValueError` if the backend cannot be tried at all: it is not known, or
-    does not serve the device type.
+    Raises `ValueError` if the backend cannot be tried at all: it is not known, cannot
+    be made, or does not serve the device type.
     """
     problem = problem_with(setup)
     if problem is not None:
         raise ValueError(problem)
-    report = Report(setup.backend)
-    for size in ranks:
-        made = session(setup, size)
-        try:
-            for rule in select(levels, rules):
-                if printer is not None:
+    printer = printer or Printer(io.StringIO())
+    report = Report(setup.backend, interrupted=True)
+    try:
+        for size in ranks:
+            made = session(setup, size)
+            try:
+                for rule in select(levels, rules, setup.options):
                     printer.begin(rule, setup.device, size)
-                reason = (skip or {}).get(rule.name)
-                result = try_on(made, setup, rule, reason, printer)
-                report.results.append(result)
-                if printer is not None:
+                    reason = (skip or {}).get(rule.name)
+                    result = try_on(made, setup, rule, reason, printer.progress)
+                    report.results.append(result)
                     printer.end(result)
-        finally:
-            made.close()
-    if printer is not None:
-        printer.close(report)
+            finally:
+                made.close()
+        report.interrupted = False
+    finally:
+        printer.clear()
+        if report.results or not report.interrupted:
+            printer.close(report)
     return report
 
 
@@ -85,14 +93,9 @@ def try_on(
     setup: Setup,
     rule: Rule,
     reason: str | None = None,
-    printer: Printer | None = None,
+    progress: Callable[[Rule, int], None] = lambda rule, cases: None,
 ) -> Result:
     """Try `rule` on the ranks of `session`; skip it if there is a `reason`."""
-
-    def progress(cases: int) -> None:
-        if printer is not None:
-            printer.progress(rule, cases)
-
     began = time.monotonic()
     if reason is None and session.size < rule.ranks:
         reason = f"needs {rule.ranks} ranks"
@@ -100,7 +103,7 @@ def try_on(
         outcomes = [Outcome("skipped", reason)]
     else:
         try:
-            outcomes = session.run(rule, progress)
+            outcomes = session.run(rule, lambda cases: progress(rule, cases))
         except RankFailure as error:
             outcomes = [Outcome("failed", str(error))]
     took = time.monotonic() - began

@@ -7,6 +7,7 @@ works with, and an `Outcome` is what a rank reports of it.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -18,10 +19,15 @@ import numpy.typing as npt
 
 from ..errors import DistAbortedError, DistError, DistStoreTimeoutError
 from ..groups.process_group import ProcessGroup
+from ..rank_sets import name_ranks
 from ..stores.base import Store
+from .frames import is_foreign, is_rule
+from .reference import MOVABLE, REDUCIBLE
 
 __all__ = [
+    "MEET_TIMEOUTS",
     "Arrays",
+    "Consequence",
     "HostArrays",
     "Options",
     "Outcome",
@@ -29,17 +35,26 @@ __all__ = [
     "Trial",
     "Unclaimed",
     "describe",
+    "make_backend",
     "try_rule",
 ]
 
+# The functions that compare, whose caller is the line to report.
+_COMPARE = ("raises", "same")
 # A rank shows that it is alive this often while it works through many cases.
 _HEARTBEAT = 1.0
 # The key of a rule that has failed on a rank.
 _FAILED = "failed"
+#: Timeouts of an op that a rank waits for the others between two parts of a rule.
+MEET_TIMEOUTS = 2
 
 
 class Unclaimed(Exception):
     """The backend does not claim what the rule is about; the text says so."""
+
+
+class Consequence(AssertionError):
+    """The rule cannot go on here, since another rank failed or hangs."""
 
 
 class Arrays(Protocol):
@@ -90,19 +105,16 @@ class Options:
     timeout: float = 20.0
     #: Seconds from an abort to the end of every wait on the same rank.
     abort_seconds: float = 1.0
+    #: Seconds within which a start, an end and a callback are reported.
+    report_seconds: float = 5.0
+    #: Seconds within which descriptors, threads and processes of a group are gone.
+    leak_seconds: float = 10.0
     #: Elements of the arrays of the exact level.
     sizes: tuple[int, ...] = (0, 1, 7, 1009, 100_003)
     #: Dtypes that are reduced.
-    reducible: tuple[str, ...] = (
-        *("int8", "uint8", "int32", "uint32", "int64", "uint64"),
-        *("float16", "float32", "float64"),
-    )
+    reducible: tuple[str, ...] = REDUCIBLE
     #: Dtypes that are moved.
-    movable: tuple[str, ...] = (
-        *("int8", "uint8", "int32", "uint32", "int64", "uint64"),
-        *("float16", "float32", "float64"),
-        *("int16", "uint16", "bool", "complex64", "complex128"),
-    )
+    movable: tuple[str, ...] = MOVABLE
     #: Whether ops are called with ``async_op=True``; ``None``: every second one.
     async_op: bool | None = None
     #: Ops that are tried; empty: all.
@@ -117,8 +129,9 @@ class Options:
     cycles: int = 10
 
     def includes(self, op: str) -> bool:
-        """Return whether `op` is among those that are tried."""
-        return not self.ops or op in self.ops
+        """Return whether `op` is tried; ``send`` and ``recv`` go together."""
+        names = {"send", "recv"} if op in ("send", "recv") else {op}
+        return not self.ops or not names.isdisjoint(self.ops)
 
 
 class Trial:
@@ -141,7 +154,6 @@ class Trial:
         open_group: Callable[[str], ProcessGroup],
         close_group: Callable[[ProcessGroup], None],
         heartbeat: Callable[[int], None],
-        claims: dict[str, str | None],
         own_process: bool = True,
         replaces_dead: bool = True,
         again: bool = False,
@@ -150,7 +162,7 @@ class Trial:
         self.backend, self.device = backend, device
         self.options, self.arrays, self.store = options, arrays, store
         #: Op → the reason why it is not claimed, ``None`` if it is; once known.
-        self.claims = claims
+        self.claims: dict[str, str | None] = {}
         #: Whether the rank is a process and not a thread.
         self.own_process = own_process
         #: Whether a fresh process takes the place of a rank that was killed.
@@ -185,18 +197,40 @@ class Trial:
         """Wait for all ranks, without the group under test."""
         self.store.set(f"meet/{name}/{self.rank}", b"")
         keys = [f"meet/{name}/{rank}" for rank in range(self.size)]
-        deadline = time.monotonic() + 3 * self.options.timeout
+        limit = MEET_TIMEOUTS * self.options.timeout
+        deadline = time.monotonic() + limit
         while True:
             try:
                 return self.store.wait(keys, 0.5)
             except DistStoreTimeoutError:
-                if self.store.check([_FAILED]) or time.monotonic() > deadline:
-                    raise
+                self.raise_if_failed()
+                if time.monotonic() > deadline:
+                    absent = [r for r, key in enumerate(keys) if not self._has(key)]
+                    raise Consequence(
+                        f"{name_ranks(absent)} did not arrive within {limit:g} s at "
+                        f"the point {name!r} of the rule: an op or the creator of the "
+                        "backend blocks there"
+                    ) from None
 
-    def fail(self) -> None:
+    def _has(self, key: str) -> bool:
+        return self.store.check([key])
+
+    def raise_if_failed(self) -> None:
+        """Raise `Consequence` if the rule has failed on another rank."""
+        if self._has(_FAILED):
+            raise Consequence("the rule failed on another rank")
+
+    def fail(self, text: str) -> None:
         """End the waits of the other ranks: the rule has failed on this rank."""
         with contextlib.suppress(DistError):
             self.store.set(_FAILED, b"")
+        group = self.current
+        if group is not None:
+            reason = f"the rule failed: {text.splitlines()[0]}"
+            # The abort of a backend under test may hang.
+            ending = threading.Thread(target=group.abort, args=[reason], daemon=True)
+            ending.start()
+            ending.join(self.options.abort_seconds)
 
     def held(self, cases: int = 1) -> None:
         """Count cases that held, and show that this rank is alive."""
@@ -226,6 +260,16 @@ class Rule:
     ranks: int = 1
     #: Whether the last rank ends its process in the course of it.
     kills: bool = False
+    #: The op that it is about; ``recv`` stands for ``send`` too.
+    op: str = ""
+    #: Whether it is about what Rankscope makes of several ops.
+    made_of_ops: bool = False
+
+    def is_about(self, options: Options) -> bool:
+        """Return whether the rule is about an op that is to be tried."""
+        if not options.ops:
+            return True
+        return not self.made_of_ops and (not self.op or options.includes(self.op))
 
 
 @dataclass
@@ -243,10 +287,22 @@ class Outcome:
     consequence: bool = False
 
 
+def make_backend(trial: Trial) -> str:
+    """Make the backend on all ranks and destroy it; return why that fails, if so."""
+    try:
+        trial.open("start").current.backend_for(trial.device)
+        trial.meet("made")
+        trial.close()
+    except (DistError, Consequence) as error:
+        trial.fail(str(error))
+        return str(error) if error.__cause__ is None else f"{error}{_line_of(error)}"
+    return ""
+
+
 def try_rule(rule: Rule, trial: Trial) -> Outcome:
     """Run `rule` on this rank; what it raises is its outcome.
 
-    A group that failed is left as it is: closing it may hang.
+    A group that failed is aborted and left so: closing it may hang.
     """
     try:
         if not trial.again:
@@ -257,10 +313,11 @@ def try_rule(rule: Rule, trial: Trial) -> Outcome:
         trial.close()
         return Outcome("skipped", str(reason))
     except Exception as error:  # noqa: BLE001 - a failure of any kind is reported
-        trial.fail()
+        text = describe(error)
+        trial.fail(text)
         return Outcome(
             "failed",
-            describe(error),
+            text,
             trial.cases,
             trial.skipped,
             trial.notes,
@@ -273,23 +330,36 @@ def try_rule(rule: Rule, trial: Trial) -> Outcome:
 
 def describe(error: BaseException) -> str:
     """Return the error and the line of a backend, or of a rule, that it is from."""
-    text = "".join(traceback.format_exception_only(error)).strip()
-    frames = list(traceback.extract_tb(error.__traceback__))
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError):
+        text = "".join(traceback.format_exception_only(error)).strip()
     cause = error.__cause__
-    if cause is not None and str(cause) in text:
-        frames = list(traceback.extract_tb(cause.__traceback__)) or frames
-    elif cause is not None:
+    if cause is not None and str(cause) not in text:
         text += f"\n  caused by {type(cause).__name__}: {cause}"
-        frames = list(traceback.extract_tb(cause.__traceback__)) or frames
-    # Not the line in numpy, but the caller of the comparison.
-    frames = [one for one in frames if "/numpy/" not in one.filename] or frames
-    if frames:
-        last = frames[-1]
-        text += f"\n  at {last.filename}:{last.lineno} in {last.name}"
-    return text
+    return text + _line_of(error)
+
+
+def _line_of(error: BaseException) -> str:
+    """Return the line of the backend, or else of the rule, that raised, if any.
+
+    The line of the backend is that of the innermost cause that has one.
+    """
+    rule = backend = ""
+    cause: BaseException | None = error
+    while cause is not None:
+        frames = traceback.extract_tb(cause.__traceback__)
+        for frame in frames:
+            line = f"\n  at {frame.filename}:{frame.lineno} in {frame.name}"
+            if is_foreign(frame.filename):
+                backend = line
+            elif is_rule(frame.filename) and frame.name not in _COMPARE:
+                rule = line if cause is error else rule
+        cause = cause.__cause__
+    return backend or rule
 
 
 def _is_consequence(error: BaseException | None) -> bool:
-    return isinstance(error, DistAbortedError | DistStoreTimeoutError) or (
+    kinds = DistAbortedError | DistStoreTimeoutError | Consequence
+    return isinstance(error, kinds) or (
         error is not None and _is_consequence(error.__cause__)
     )

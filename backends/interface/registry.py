@@ -103,20 +103,43 @@ def build(
         )
     # The name that configs and messages use is the one it is registered by.
     backend.name = registration.name
-    stated = backend.interface_version
-    if stated != INTERFACE_VERSION:
+    mismatch = _version_mismatch(backend.name, backend.interface_version)
+    if mismatch is not None:
         backend.shutdown()
-        outdated = (
-            "the package that provides the backend"
-            if stated < INTERFACE_VERSION
-            else "Rankscope"
-        )
-        raise DistBackendError(
-            f"backend {backend.name!r} is written for version {stated} of the backend "
-            f"interface, and this Rankscope has version {INTERFACE_VERSION}: update "
-            f"{outdated}"
-        )
+        raise DistBackendError(mismatch)
     return backend
+
+
+def _version_mismatch(name: str, stated: object) -> str | None:
+    """Return why a backend of the interface version `stated` is refused, if it is."""
+    if stated == INTERFACE_VERSION:
+        return None
+    if not isinstance(stated, int):
+        return (
+            f"backend {name!r} states {stated!r} as its interface_version; expected a "
+            f"number, such as {INTERFACE_VERSION}"
+        )
+    outdated = (
+        "the package that provides the backend"
+        if stated < INTERFACE_VERSION
+        else "Rankscope"
+    )
+    return (
+        f"backend {name!r} is written for version {stated} of the backend interface, "
+        f"and this Rankscope has version {INTERFACE_VERSION}: update {outdated}"
+    )
+
+
+def _outdated(registration: Registration) -> str | None:
+    """Return why a backend is refused for its version, where its class is known.
+
+    ``None`` where the creator is not the class: `build` checks what it makes.
+    """
+    stated = getattr(registration.creator, "interface_version", None)
+    # A property has its value on an instance alone.
+    if not isinstance(stated, int):
+        return None
+    return _version_mismatch(registration.name, stated)
 
 
 def _name_of(creator: BackendCreator) -> str:
@@ -126,7 +149,8 @@ def _name_of(creator: BackendCreator) -> str:
 def unavailable_reason(name: str) -> str | None:
     """Return why backend `name` cannot be used here, with the remedy; else ``None``."""
     try:
-        return resolve(name).unavailable()
+        registration = resolve(name)
+        return _outdated(registration) or registration.unavailable()
     except DistBackendError as error:
         known = known_backends()
         return str(error) if name in known else f"{error}{did_you_mean(name, known)}"

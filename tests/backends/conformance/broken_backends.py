@@ -1,6 +1,7 @@
 """Backends that keep every promise of the conformance suite but one.
 
-Each is `StoreBackend` with one fault; `BROKEN` maps it to the rules that fail.
+Each is `StoreBackend` with one fault. `BROKEN` maps a backend to the rules that fail;
+`corrupting` and `not_recovering` break the ops that they are given.
 """
 
 from __future__ import annotations
@@ -16,9 +17,20 @@ import numpy as np
 
 import rankscope as dist
 from rankscope import OpType, ReduceOp, Work
+from rankscope.backends.work.composite import chain
+from rankscope.backends.work.op_type import Argument
 from tests.backends.store_backend import StoreBackend
 
-__all__ = ["BROKEN", "register"]
+__all__ = [
+    "BROKEN",
+    "CORRUPTED",
+    "HALVES",
+    "LEFT",
+    "OPS",
+    "Bereaved",
+    "Reordering",
+    "register",
+]
 
 Array = Any
 
@@ -60,13 +72,6 @@ class InputClobbered(StoreBackend):
                 entry[...] = 0
 
         return self._run(OpType.ALL_TO_ALL, run)
-
-
-class LooseBarrier(StoreBackend):
-    """Has a barrier that waits for nobody."""
-
-    def barrier(self) -> Work:
-        return self._run(OpType.BARRIER, lambda number: None)
 
 
 class RaisesLate(StoreBackend):
@@ -269,23 +274,92 @@ class LeaksProcesses(StoreBackend):
         LEFT.append(end)
 
 
-class DiesWithThePeer(StoreBackend):
-    """Cannot do a gather in a process in which a peer has died once."""
+# -- one fault in any op ---------------------------------------------------------
 
-    _bereaved = False
+#: The ops that a backend has a method for.
+OPS = tuple(op for op in OpType if op.spec.arguments is not None)
+#: The dtype of the arrays that are corrupted: no rule but those of single ops has it.
+CORRUPTED = "float32"
+_WRITES = (
+    *(Argument.WRITTEN, Argument.UPDATED, Argument.FROM_ROOT, Argument.TO_ROOT),
+    Argument.WRITTEN_LIST,
+)
+
+
+def corrupting(*ops: OpType) -> type[StoreBackend]:
+    """Return a backend whose `ops` alter an element of a result, or do not wait."""
+    return _derived("Corrupting", StoreBackend, {op.value: _corrupts(op) for op in ops})
+
+
+def not_recovering(base: type[Bereaved], *ops: OpType) -> type[StoreBackend]:
+    """Return `base` with `ops` that fail in the group made after a death."""
+    methods = {op.value: _fails_after_a_death(op, base) for op in ops}
+    return _derived("NotRecovering", base, methods)
+
+
+def _derived(
+    name: str, base: type[StoreBackend], methods: dict[str, Callable[..., Work]]
+) -> type[StoreBackend]:
+    return type(name, (base,), dict(methods))
+
+
+def _corrupts(op: OpType) -> Callable[..., Work]:
+    method = getattr(StoreBackend, op.value)
+
+    def corrupt(self: StoreBackend, *given: Any) -> Work:
+        if op is OpType.BARRIER:
+            return self._run(op, lambda number: None)
+        if op is OpType.SEND:
+            tensor, *rest = given
+            return method(self, _altered(tensor.copy()), *rest)
+        arguments = zip(op.spec.arguments or (), given, strict=False)
+        written = next(array for kind, array in arguments if kind in _WRITES)
+        array = written[-1] if isinstance(written, Sequence) else written
+        # The result of a receive is the sender.
+        result = given[1] if op is OpType.RECV else None
+        return chain(method(self, *given), op, lambda: _alter(array), result)
+
+    return corrupt
+
+
+def _alter(array: Array | None) -> None:
+    """Change the first element."""
+    if array is not None and array.dtype == CORRUPTED and array.size:
+        array.reshape(-1)[0] += 1
+
+
+def _altered(array: Array) -> Array:
+    _alter(array)
+    return array
+
+
+class Bereaved(StoreBackend):
+    """Notes that a peer has died in the group before."""
+
+    _death = False
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: float) -> None:
+        super().__init__(store, rank, size, timeout)
+        self.bereaved, Bereaved._death = Bereaved._death, False
 
     def abort(self, reason: str) -> None:
         if "is gone" in reason:
-            type(self)._bereaved = True
+            Bereaved._death = True
         super().abort(reason)
 
-    def gather(
-        self, tensor: Array, gather_list: Sequence[Array] | None, dst: int
-    ) -> Work:
-        if self._bereaved:
-            raise RuntimeError("the library needs a restart")
-        return super().gather(tensor, gather_list, dst)
 
+def _fails_after_a_death(op: OpType, base: type[Bereaved]) -> Callable[..., Work]:
+    method = getattr(base, op.value)
+
+    def call(self: Bereaved, *given: Any) -> Work:
+        if self.bereaved:
+            raise RuntimeError(f"{op.value}: the library needs a restart")
+        return method(self, *given)
+
+    return call
+
+
+# -- all of them -----------------------------------------------------------------
 
 #: Backend → the rules that fail.
 BROKEN: dict[type[StoreBackend], set[str]] = {
@@ -297,7 +371,6 @@ BROKEN: dict[type[StoreBackend], set[str]] = {
     },
     WrongRoot: {"exact: reduce"},
     InputClobbered: {"exact: all_to_all"},
-    LooseBarrier: {"exact: barrier"},
     RaisesLate: {"exact: broadcast"},
     Blocking: {"contract: returns at once"},
     Reordering: {"contract: runs in order"},
@@ -310,7 +383,32 @@ BROKEN: dict[type[StoreBackend], set[str]] = {
     LeaksDescriptors: {"contract: leaves nothing behind"},
     LeaksThreads: {"contract: leaves nothing behind"},
     LeaksProcesses: {"contract: leaves nothing behind"},
-    DiesWithThePeer: {"recover: gather"},
+}
+
+
+class _FirstHalf(
+    Blocking, Reordering, OnlyWhenWaited, SlowAbort, BreaksRebuild, Bereaved
+):
+    """Half of what breaks the contract, in one backend."""
+
+
+class _SecondHalf(
+    SilentStart, WritesLate, SlowDestroy, LeaksDescriptors, LeaksThreads, Bereaved
+):
+    """The other half, but for `LeaksProcesses`: what it starts outlives its rank."""
+
+
+#: Half of what breaks the contract → the ops that do not recover either: none of them
+#: is made of one in the other half.
+HALVES: dict[type[Bereaved], tuple[OpType, ...]] = {
+    _FirstHalf: (
+        *(OpType.ALL_REDUCE, OpType.REDUCE_SCATTER, OpType.REDUCE_SCATTER_TENSOR),
+        *(OpType.ALL_TO_ALL, OpType.ALL_TO_ALL_SINGLE, OpType.BARRIER),
+    ),
+    _SecondHalf: (
+        *(OpType.BROADCAST, OpType.REDUCE, OpType.ALL_GATHER, OpType.GATHER),
+        *(OpType.ALL_GATHER_INTO_TENSOR, OpType.SCATTER, OpType.SEND, OpType.RECV),
+    ),
 }
 
 
@@ -318,3 +416,9 @@ def register() -> None:
     """Make all of them known, by their class names in lower case."""
     for kind in BROKEN:
         dist.Backend.register_backend(kind.__name__.lower(), kind, devices="cpu")
+    for op in OPS:
+        dist.Backend.register_backend(f"corrupts_{op.value}", corrupting(op), "cpu")
+    dist.Backend.register_backend("corrupts_all", corrupting(*OPS), "cpu")
+    for half, ops in HALVES.items():
+        name = half.__name__.strip("_").lower()
+        dist.Backend.register_backend(name, not_recovering(half, *ops), "cpu")

@@ -1,25 +1,24 @@
-"""The conformance suite: that each rule can fail, and who keeps them all."""
+"""The conformance suite on the backends that keep its rules."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 import rankscope as dist
-from rankscope.backends.conformance.command_line import main
+from rankscope.backends.conformance.device_arrays import DeviceArrays
 from rankscope.backends.conformance.exact import WITH_REDUCE_OP, WITHOUT_REDUCE_OP
 from rankscope.backends.conformance.mpi_ranks import mpiexec
-from rankscope.backends.conformance.rules import LEVELS, RULES, select
+from rankscope.backends.conformance.rules import RULES, select
 from rankscope.backends.conformance.suite import try_on
 from rankscope.backends.groups.watchdog import watchdog
 from rankscope.backends.nccl import loader
@@ -27,29 +26,16 @@ from rankscope.conformance import (
     MPI,
     BackendConformance,
     Options,
-    Processes,
     Report,
     Setup,
     Threads,
     check_backend,
 )
-from tests.backends.conformance import broken_backends
+from tests.backends.conformance.runs import SMALL, text
 from tests.backends.gpu_simulation import DeviceArray, Simulation
 from tests.backends.interface.dummy import build
-from tests.backends.store_backend import StoreBackend
 
 ROOT = Path(__file__).resolve().parents[3]
-
-# Little of everything: what a rule says is tried, not how often.
-SMALL = Options(
-    timeout=6,
-    sizes=(0, 7),
-    reducible=("uint8", "float64"),
-    movable=("uint8", "complex64"),
-    cycles=4,
-    running_bytes=2 << 20,
-    running_times=2,
-)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -57,74 +43,6 @@ def _no_watchdog() -> Iterator[None]:
     """Groups of ranks that are threads are watched by this process."""
     yield
     watchdog.stop()
-
-
-def text(report: Report) -> str:
-    return "\n".join(line for result in report.failed for line in result.lines())
-
-
-# -- each rule can fail --------------------------------------------------------
-
-ON_THREADS = [
-    kind
-    for kind, failing in broken_backends.BROKEN.items()
-    if not any(name.startswith("recover") for name in failing)
-]
-
-
-@pytest.fixture
-def broken() -> Iterator[None]:
-    """The broken backends, registered; what they left is freed."""
-    names = set(dist.Backend.registry)
-    broken_backends.register()
-    yield
-    while broken_backends.LEFT:
-        broken_backends.LEFT.pop()()
-    for name in set(dist.Backend.registry) - names:
-        del dist.Backend.registry[name]
-
-
-@pytest.mark.parametrize("kind", ON_THREADS, ids=lambda kind: kind.__name__)
-def test_a_broken_backend_fails_its_rule_and_no_other(
-    broken: None, kind: type[StoreBackend]
-) -> None:
-    failing = broken_backends.BROKEN[kind]
-    (level,) = {name.partition(":")[0] for name in failing}
-    report = check_backend(
-        Setup(kind.__name__.lower(), options=SMALL), levels=[level], session=Threads
-    )
-    assert {f"{one.level}: {one.name}" for one in report.failed} == failing, text(
-        report
-    )
-    assert len(report.held) > 5
-    for one in report.failed:
-        assert "rank" in one.text
-
-
-@pytest.mark.processes  # where no session is named
-def test_a_backend_that_does_not_recover_fails_in_that_op_alone() -> None:
-    setup = Setup(
-        "dieswiththepeer",
-        modules=("tests.backends.conformance.broken_backends:register",),
-        options=SMALL,
-    )
-    rules = ["gather", "scatter", "barrier"]
-    report = check_backend(setup, levels=["recover"], rules=rules)
-    assert [one.name for one in report.failed] == ["gather"]
-    assert "the library needs a restart" in report.failed[0].text
-    assert [one.name for one in report.held] == ["scatter", "barrier"]
-
-
-def test_every_rule_of_the_contract_has_a_backend_that_breaks_it() -> None:
-    broken = {name for names in broken_backends.BROKEN.values() for name in names}
-    contract = {
-        f"{rule.level}: {rule.name}" for rule in RULES if rule.level == LEVELS[1]
-    }
-    assert contract <= broken
-    assert {name.partition(":")[0] for name in broken} == set(LEVELS)
-
-
-# -- who keeps them ------------------------------------------------------------
 
 
 class TestStore(BackendConformance):
@@ -199,7 +117,7 @@ def test_the_backend_in_python_of_the_notebook(
 def test_the_backend_in_cpp_of_the_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(build()))
     report = check_backend(
-        Setup("dummy", options=SMALL), levels=["exact", "contract"], session=Processes
+        Setup("dummy", options=SMALL), levels=["exact", "contract"], session=Threads
     )
     # It sets every output to zero and waits for nobody, which the report says.
     assert {one.name for one in report.failed} >= {
@@ -234,6 +152,67 @@ class SimulatedArrays:
         return np.asarray(array).copy()
 
 
+class CupyArray(DeviceArray):
+    """As cupy's: writes are ordered behind the stream, and ``get()`` copies."""
+
+    simulation: ClassVar[Simulation]
+
+    def __setitem__(self, place: Any, values: Any) -> None:
+        self.simulation.synchronize(self.device)
+        super().__setitem__(place, values)
+
+    def get(self) -> npt.NDArray[Any]:
+        self.simulation.synchronize(self.device)
+        return np.asarray(self).copy()
+
+
+@pytest.fixture
+def cupy(simulation: Simulation, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The part of cupy that `DeviceArrays` needs; returns the devices in use."""
+    used: list[int] = []
+    monkeypatch.setattr(CupyArray, "simulation", simulation, raising=False)
+
+    class Device:
+        def __init__(self, index: int) -> None:
+            self.index = index
+
+        def use(self) -> None:
+            used.append(self.index)
+            simulation.cuda.use(self.index)
+
+    def empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> CupyArray:
+        made = np.full(shape, 1, dtype).view(CupyArray)
+        made.device = simulation.cuda.current_device()
+        return made
+
+    runtime = SimpleNamespace(getDeviceCount=lambda: 2)
+    module = SimpleNamespace(
+        cuda=SimpleNamespace(Device=Device, runtime=runtime),
+        empty=empty,
+        asarray=np.asarray,
+    )
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    return used
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_arrays_of_a_device_are_made_by_cupy_or_by_the_class_that_is_named(
+    cupy: list[int], named: bool
+) -> None:
+    arrays = f"{DeviceArrays.__module__}:DeviceArrays" if named else ""
+    setup = Setup("nccl", "cuda", arrays=arrays, options=SMALL)
+    session = Threads(setup, 2)
+    loader.load()
+    rules = ["all_reduce", "all_gather", "send_and_recv", "goes on alone"]
+    report = Report("nccl")
+    for rule in select(("exact", "contract"), rules):
+        report.results.append(try_on(session, setup, rule))
+    session.close()
+    assert not report.failed, text(report)
+    assert [one.name for one in report.held] == rules
+    assert {*cupy} == {0, 1}
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_nccl_over_the_simulation(simulation: Simulation, size: int) -> None:
     nccl = Setup("nccl", "cuda", options=SMALL)
@@ -258,102 +237,3 @@ def test_nccl_over_the_simulation(simulation: Simulation, size: int) -> None:
         assert {one.name for one in simulated.held} >= {
             rule.name for rule in RULES if rule.level == "contract"
         }
-
-
-# -- the command line ----------------------------------------------------------
-
-
-def command(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rankscope.conformance", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=folder,
-    )
-
-
-TOY = """
-    import numpy as np
-    import rankscope as dist
-
-
-    class Toy(dist.Backend):
-        interface_version = 1
-
-        def all_reduce(self, tensor, op):
-            work = dist.Work(dist.OpType.ALL_REDUCE)
-            work.mark_started()
-            tensor += {plus}
-            work.mark_completed()
-            return work
-
-
-    dist.Backend.register_backend(
-        "toy", lambda store, rank, size, timeout: Toy(rank, size), devices="cpu"
-    )
-"""
-
-
-def test_the_command_line_on_a_backend_in_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "toy.py").write_text(textwrap.dedent(TOY).format(plus=1), "utf-8")
-    arguments = ("toy", "--module", "toy", "-n", "1", "--levels", "exact")
-    done = command(*arguments, folder=tmp_path)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "failed   all_reduce" in done.stdout
-    assert "rank 0: AssertionError: all_reduce(1, int8, SUM)" in done.stdout
-    assert "skipped  broadcast" in done.stdout
-    assert "backend 'toy' does not implement broadcast" in done.stdout
-    assert "backend 'toy' does not conform (exact: all_reduce; " in done.stdout
-
-    # On one rank, a sum is what there was.
-    (tmp_path / "toy.py").write_text(textwrap.dedent(TOY).format(plus=0), "utf-8")
-    done = command(*arguments, folder=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1].startswith("backend 'toy' conforms; ")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["none"], "no backend 'none' is registered"),
-        (["none"], "give --module where the backend is registered"),
-        (["gloo", "--module", "not_there"], "not_there cannot be imported"),
-        (["gloo", "--devices", "cuda"], "serves cpu and not 'cuda'"),
-        (["gloo", "--levels", "exakt"], "did you mean exact?"),
-        (["gloo", "-n", "0"], "expected e.g. 2, 1,2,4 or 1-4"),
-    ],
-)
-def test_what_cannot_be_tried_ends_with_status_2(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if not dist.is_gloo_available() and "--devices" in arguments:
-        pytest.skip("needs gloo")
-    try:
-        status: object = main(arguments)
-    except SystemExit as end:
-        status = end.code
-    assert status == 2
-    assert message in capsys.readouterr().err
-
-
-def test_the_help_fits_a_screen_and_names_the_exit_statuses() -> None:
-    done = command("--help")
-    assert done.returncode == 0
-    assert "exit status: 0 every rule held" in done.stdout
-    assert len(done.stdout.splitlines()) < 70
-
-
-def test_a_failed_session_is_followed_by_a_fresh_one(broken: None) -> None:
-    setup = Setup(
-        "wrongroot",
-        modules=("tests.backends.conformance.broken_backends:register",),
-        options=SMALL,
-    )
-    rules = ["reduce", "broadcast"]
-    report = check_backend(setup, rules=rules, levels=["exact"], session=Processes)
-    assert [(one.name, one.status) for one in report.results] == [
-        ("reduce", "failed"),
-        ("broadcast", "held"),
-    ]

@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 import rankscope as dist
-from rankscope.backends.conformance import exact, surface
+from rankscope.backends.conformance import exact, reference, surface
+from rankscope.backends.conformance.checker import Checker
 from rankscope.backends.conformance.ranks import Rank, Ranks, run_ranks
 from rankscope.backends.conformance.trial import HostArrays
 from rankscope.backends.conformance.waiting import until
@@ -40,7 +41,7 @@ def world(timeout: float = 60, backend: str = "gloo") -> Iterator[None]:
 def everything(me: Rank, async_op: bool, shared: bool) -> int:
     with world():
         arrays = HostArrays(dist.empty if shared else np.empty)
-        return exact.check_everything(exact.Checker(arrays, async_op=async_op))
+        return exact.check_everything(Checker(arrays, async_op=async_op))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -86,7 +87,7 @@ def refusals(me: Rank) -> list[str]:
     with world():
         for dtype in ("int16", "uint16", "bool", "complex64"):
             for op in (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MAX):
-                held = [exact.data(r, 9, dtype) for r in range(2)]
+                held = [reference.data(r, 9, dtype) for r in range(2)]
                 x = held[me.rank].copy()
                 try:
                     dist.all_reduce(x, op)
@@ -94,7 +95,7 @@ def refusals(me: Rank) -> list[str]:
                     np.testing.assert_array_equal(x, held[me.rank])
                     seen.append(f"{dtype} {op.name}: {type(error).__name__} {error}")
                 else:
-                    wanted = exact.reduced(op, held)
+                    wanted = reference.reduced(op, held)
                     np.testing.assert_array_equal(x, wanted)
         y = np.ones(3)
         dist.all_reduce(y)
@@ -151,7 +152,7 @@ def soak(me: Rank, count: int) -> tuple[dict[str, int], dict[str, int]]:
 
         def one(name: str, size: int, group: Any, async_op: bool) -> None:
             with groups.default_group(group.name):
-                checker = exact.Checker(async_op=async_op)
+                checker = Checker(async_op=async_op)
                 if name in exact.WITH_REDUCE_OP:
                     getattr(checker, name)(size, "float64", dist.ReduceOp.SUM)
                 elif name in ("all_to_all", "all_to_all_single", "all_gather"):
@@ -168,10 +169,10 @@ def soak(me: Rank, count: int) -> tuple[dict[str, int], dict[str, int]]:
     return before, after
 
 
-def rooted(checker: exact.Checker, name: str, size: int, group: Any) -> None:
+def rooted(checker: Checker, name: str, size: int, group: Any) -> None:
     """The ops that the checker addresses by rank: of the world, here."""
     ranks = dist.get_process_group_ranks(group)
-    held = exact.data(ranks[1], size, "int64")
+    held = reference.data(ranks[1], size, "int64")
     if name == "broadcast":
         x = held.copy() if checker.rank == 1 else np.zeros_like(held)
         checker.done(dist.broadcast(x, ranks[1], async_op=checker.async_op))
@@ -434,7 +435,7 @@ def halves(me: Rank) -> bool:
     with world():
         small = np.arange(2000, dtype=np.uint64) % 4
         dist.all_reduce(small)
-        held = [exact.data(r, 8000, "float16") for r in range(3)]
+        held = [reference.data(r, 8000, "float16") for r in range(3)]
         x = held[me.rank].copy()
         dist.all_reduce(x)
         np.testing.assert_array_equal(x, np.sum(held, axis=0))

@@ -41,6 +41,12 @@ def register():
 def register_another():
     dist.Backend.register_backend("another", lambda *_: None, "cpu")
 
+class Old(Zero):
+    interface_version = 0
+
+def register_old():
+    dist.Backend.register_backend({name!r}, lambda *_: Old(0, 1), "cpu")
+
 def fail():
     raise OSError("libzero.so.3 is missing")
 
@@ -151,6 +157,19 @@ def test_an_installed_backend_is_there_without_an_import(
         NotImplementedError, match="backend 'zero' does not implement broadcast"
     ):
         dist.broadcast(x, src=0)
+
+
+def test_an_installed_backend_of_an_old_interface_version_is_refused(
+    install: Install, one_rank: Callable[[str], None]
+) -> None:
+    install("rankscope-zero", "zero", value="{module}:register_old")
+    one_rank("cpu:zero")
+    with pytest.raises(
+        dist.DistBackendError,
+        match="backend 'zero' is written for version 0 of the backend interface, and "
+        "this Rankscope has version 1: update the package that provides the backend$",
+    ):
+        dist.all_reduce(np.ones(3))
 
 
 def test_a_part_with_an_installed_backend_is_parsed_without_an_import(

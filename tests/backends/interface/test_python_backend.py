@@ -22,6 +22,7 @@ import pytest
 import rankscope as dist
 from rankscope import OpType, ReduceOp, WorkState
 from rankscope.backends.conformance import exact, surface
+from rankscope.backends.conformance.checker import Checker
 from rankscope.backends.conformance.ranks import Rank, Ranks, run_ranks
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.groups.world import world
@@ -63,7 +64,7 @@ def joined(backend: str, timeout: float = 60) -> Iterator[dist.ProcessGroup]:
 def whole_surface(me: Rank, backend: str, async_op: bool) -> int:
     with joined(backend):
         count = exact.check_everything(
-            exact.Checker(async_op=async_op),
+            Checker(async_op=async_op),
             sizes=[0, 7, 1009],
             reducible=["int32", "float64"],
             movable=["uint8", "bool", "complex128"],
@@ -409,6 +410,33 @@ def test_a_backend_of_another_interface_version_is_refused(
     ):
         dist.barrier()
     assert closed == ["closed"]
+
+
+@pytest.mark.parametrize(
+    ("stated", "reason"),
+    [
+        (0, "backend 'own' is written for version 0 of the backend interface, and"),
+        ("1", "backend 'own' states '1' as its interface_version; expected a number"),
+    ],
+)
+def test_a_backend_of_an_interface_version_that_is_none_is_refused(
+    join: Join, stated: object, reason: str
+) -> None:
+    other = type("Other", (StoreBackend,), {"interface_version": stated})
+    join(other)
+    with pytest.raises(dist.DistBackendError, match=reason):
+        dist.barrier()
+
+
+def test_an_outdated_class_is_unavailable_before_it_is_made(join: Join) -> None:
+    class Outdated(StoreBackend):
+        interface_version = 0
+
+    join(Outdated)
+    assert not dist.is_backend_available("own")
+    reason = dist.unavailable_reason("own")
+    assert reason is not None
+    assert reason.endswith("update the package that provides the backend")
 
 
 def test_a_backend_that_states_no_interface_version_is_of_the_first(join: Join) -> None:

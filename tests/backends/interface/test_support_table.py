@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import rankscope as dist
-from rankscope.backends.conformance import exact, surface
+from rankscope.backends.conformance import exact, reference, surface
+from rankscope.backends.conformance.checker import Checker
 from rankscope.backends.conformance.mpi_ranks import mpiexec, run_mpi_ranks
 from rankscope.backends.conformance.ranks import Rank, run_ranks
 from rankscope.backends.interface.base import Backend
@@ -159,7 +160,7 @@ def ops_on_host(me: Rank, backend: str) -> set[str]:
         called = watch(support_table.classes()[backend])
     with world(f"cpu:{backend}"):
         exact.check_everything(
-            exact.Checker(),
+            Checker(),
             sizes=[7],
             reducible=["float64"],
             movable=["uint8"],
@@ -193,7 +194,7 @@ def test_every_staged_operation_is_exercised_and_exact(backend: str) -> None:
 # -- every dtype with every reduction --------------------------------------------
 
 _UFUNCS: dict[dist.ReduceOp, Any] = {
-    **exact.NUMPY,
+    **reference.NUMPY,
     dist.ReduceOp.BAND: np.bitwise_and,
     dist.ReduceOp.BOR: np.bitwise_or,
     dist.ReduceOp.BXOR: np.bitwise_xor,
@@ -205,7 +206,7 @@ def wrong_cells(me: Rank, backend: str) -> list[str]:
     table = support_table.reductions(backend)
     with world(f"cpu:{backend}"):
         for dtype, row in table.items():
-            held = [exact.data(rank, 33, dtype) for rank in range(me.size)]
+            held = [reference.data(rank, 33, dtype) for rank in range(me.size)]
             for op, how in row.items():
                 said = outcome(held[me.rank].copy(), op, held)
                 if said != ("refused" if how is None else "exact"):
@@ -222,7 +223,7 @@ def outcome(x: Any, op: dist.ReduceOp, held: list[Any]) -> str:
         np.testing.assert_array_equal(x, before)
         return "refused" if "all_reduce #" not in str(error) else str(error)
     if op is dist.ReduceOp.AVG:
-        wanted = exact.reduced(op, held)
+        wanted = reference.reduced(op, held)
     else:
         wanted = _UFUNCS[op](*held).astype(x.dtype)
     return "exact" if np.array_equal(x, wanted) else f"{x} and not {wanted}"
