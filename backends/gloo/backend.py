@@ -381,6 +381,7 @@ class GlooBackend(Backend):
         """Kill the side process; at once, from any thread, any number of times."""
         if self._side is not None:
             self._side.kill()
+            self._side.reader.stop_copies()
 
     def shutdown(self) -> None:
         """End the side process in good order."""

@@ -45,6 +45,10 @@ class ReportReader:
         #: Whether the stream of reports has ended.
         self.ended = False
         self._reading = threading.Lock()  # held by the thread that reads
+        # Held while arrays of the caller are read or written. Reentrant: a callback of
+        # a Work that fails in it may abort the group.
+        self._copying = threading.RLock()
+        self._copies = True
         self._inbox = bytearray(REPORT_BYTES)
         self._serial = 1  # of the report to be handled next
         self._receiving = False
@@ -89,6 +93,15 @@ class ReportReader:
             work.detached = True
             self._detached += 1
         self._update_interest()
+
+    def stop_copies(self) -> None:
+        """Return when no array of the caller is being copied; copy none from now on.
+
+        An abort calls it: the arrays belong to the caller again when it returns. A
+        report that is read later ends no Work, since its results are not copied.
+        """
+        with self._copying:
+            self._copies = False
 
     # -- on the poller's thread --------------------------------------------
 
@@ -145,12 +158,17 @@ class ReportReader:
         # It is gone if an interrupt has this called with the same report again.
         if operation is not None:
             if report.status == Status.CHUNK:
-                following = operation.chunk_done(report.extra)
+                following = None
+                with self._copying:
+                    if self._copies:
+                        following = operation.chunk_done(report.extra)
                 if following is not None:
                     self._grant(report.number, following)
             else:
-                operation.collect(report)
-                self._completed.append((operation, report))
+                with self._copying:
+                    if self._copies:
+                        operation.collect(report)
+                        self._completed.append((operation, report))
                 operation.release()
                 work = operation.work
                 with self._detach_lock:

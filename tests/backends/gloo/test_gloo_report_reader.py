@@ -90,6 +90,44 @@ def test_a_waiter_reads_the_reports_of_the_works_before_its_own(side: Side) -> N
     assert works[0].duration_ns == 1
 
 
+class SlowCopy(Operation):
+    """Its results are being copied until `go_on` is set."""
+
+    copying, go_on = threading.Event(), threading.Event()
+
+    def copy_back(self) -> None:
+        self.copying.set()
+        assert self.go_on.wait(10)
+
+
+def test_an_abort_waits_for_a_copy_and_lets_none_begin(side: Side) -> None:
+    works = [side.op(number, SlowCopy) for number in (1, 2)]
+    for work in works:
+        work.detach()
+    side.report(1)
+    assert SlowCopy.copying.wait(5)
+    stopped = threading.Event()
+
+    def stop() -> None:
+        side.reader.stop_copies()
+        stopped.set()
+
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    assert not stopped.wait(0.1)
+    SlowCopy.go_on.set()
+    stopping.join(5)
+    assert stopped.is_set()
+    until(works[0].is_success)
+    # Nothing is copied for the second op: its Work is the abort's to end.
+    SlowCopy.copying.clear()
+    side.report(2)
+    until(lambda: not side.in_flight)
+    assert side.poller_serves()
+    assert not SlowCopy.copying.is_set()
+    assert not works[1].is_completed()
+
+
 def test_a_wait_ends_at_its_deadline_and_the_poller_goes_on(side: Side) -> None:
     work = side.op(1)
     assert not work._block(0.01)
