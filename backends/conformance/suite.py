@@ -6,7 +6,7 @@ import io
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from ..interface.registry import resolve, unavailable_reason
+from ..interface.registry import outdated, resolve, unavailable_reason
 from .processes import MPI, Processes
 from .ranks import RankFailure
 from .report import Printer, Report, Result
@@ -35,7 +35,11 @@ def problem_with(setup: Setup) -> str | None:
     reason = unavailable_reason(setup.backend)
     if reason is not None:
         return reason
-    devices = resolve(setup.backend).devices
+    registration = resolve(setup.backend)
+    reason = outdated(registration)
+    if reason is not None:
+        return reason
+    devices = registration.devices
     if setup.device not in devices:
         return (
             f"backend {setup.backend!r} serves {', '.join(devices)} and not "

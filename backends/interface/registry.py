@@ -16,6 +16,7 @@ __all__ = [
     "build",
     "builtin_devices",
     "known_backends",
+    "outdated",
     "registrations_at_init",
     "resolve",
     "unavailable_reason",
@@ -130,7 +131,7 @@ def _version_mismatch(name: str, stated: object) -> str | None:
     )
 
 
-def _outdated(registration: Registration) -> str | None:
+def outdated(registration: Registration) -> str | None:
     """Return why a backend is refused for its version, where its class is known.
 
     ``None`` where the creator is not the class: `build` checks what it makes.
@@ -149,8 +150,7 @@ def _name_of(creator: BackendCreator) -> str:
 def unavailable_reason(name: str) -> str | None:
     """Return why backend `name` cannot be used here, with the remedy; else ``None``."""
     try:
-        registration = resolve(name)
-        return _outdated(registration) or registration.unavailable()
+        return resolve(name).unavailable()
     except DistBackendError as error:
         known = known_backends()
         return str(error) if name in known else f"{error}{did_you_mean(name, known)}"

@@ -428,17 +428,6 @@ def test_a_backend_of_an_interface_version_that_is_none_is_refused(
         dist.barrier()
 
 
-def test_an_outdated_class_is_unavailable_before_it_is_made(join: Join) -> None:
-    class Outdated(StoreBackend):
-        interface_version = 0
-
-    join(Outdated)
-    assert not dist.is_backend_available("own")
-    reason = dist.unavailable_reason("own")
-    assert reason is not None
-    assert reason.endswith("update the package that provides the backend")
-
-
 def test_a_backend_that_states_no_interface_version_is_of_the_first(join: Join) -> None:
     assert "interface_version" not in vars(StoreBackend)
     assert StoreBackend.interface_version == 1
