@@ -13,7 +13,10 @@ from .operations import Operation
 from .side.wire import REPORT_BYTES, Report, Status
 from .work import GlooWork
 
-__all__ = ["ReportReader"]
+__all__ = ["COPY_WAIT", "ReportReader"]
+
+#: Seconds that an abort waits for a copy under way: it takes milliseconds.
+COPY_WAIT = 0.5
 
 
 class ReportReader:
@@ -98,10 +101,13 @@ class ReportReader:
         """Return when no array of the caller is being copied; copy none from now on.
 
         An abort calls it: the arrays belong to the caller again when it returns. A
-        report that is read later ends no Work, since its results are not copied.
+        report that is read later ends no Work, since its results are not copied. A
+        thread that stands still in a copy is waited for `COPY_WAIT` seconds: no abort
+        may hang.
         """
-        with self._copying:
-            self._copies = False
+        self._copies = False
+        if self._copying.acquire(timeout=COPY_WAIT):
+            self._copying.release()
 
     # -- on the poller's thread --------------------------------------------
 

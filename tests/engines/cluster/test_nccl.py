@@ -248,7 +248,7 @@ def test_an_answer_that_takes_long_is_not_waited_for(
 ) -> None:
     over = threading.Event()
     monkeypatch.setattr(availability, "CHECK_TIMEOUT", 0.01)
-    monkeypatch.setattr(availability, "_look", lambda named: over.wait(10) and [])
+    monkeypatch.setattr(availability, "_check", lambda named: over.wait(10) and [])
     assert availability.refused("cpu:gloo") == []
     over.set()
 
