@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import struct
@@ -99,7 +100,8 @@ def survivor(me: Rank) -> tuple[str, int | None]:
 def test_a_closed_socket_is_reported_with_its_peer() -> None:
     with Ranks(2, survivor) as ranks:
         (zero, peer), (one, none) = ranks.wait()
-    assert "Connection closed by peer" in zero
+    # A reset where bytes were on their way to the killed process.
+    assert re.search("Connection (closed|reset) by peer", zero), zero
     assert "GLHF" not in zero
     assert peer == 1
     # The end of a killed side process is no lost connection.
