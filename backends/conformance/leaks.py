@@ -11,7 +11,14 @@ from dataclasses import dataclass
 
 import psutil
 
-__all__ = ["TOKEN", "Snapshot", "kill", "mark_this_process", "wait_until_clean"]
+__all__ = [
+    "TOKEN",
+    "Snapshot",
+    "kill",
+    "lives",
+    "mark_this_process",
+    "wait_until_clean",
+]
 
 # Every later process inherits this token, so that an orphan, which is no longer a
 # descendant of this process, is found as well.
@@ -32,12 +39,15 @@ def _processes() -> frozenset[psutil.Process]:
                 found.add(process)
         except psutil.Error:
             continue  # gone by now, or somebody else's
-    return frozenset(p for p in found if _lives(p))
+    return frozenset(p for p in found if lives(p))
 
 
-def _lives(process: psutil.Process) -> bool:
+def lives(process: psutil.Process | int) -> bool:
+    """Return whether `process`, or the one of that pid, runs; a zombie does not."""
+    # Its parent may reap it between any two calls of psutil.
     try:
-        return process.status() != psutil.STATUS_ZOMBIE
+        found = psutil.Process(process) if isinstance(process, int) else process
+        return found.is_running() and found.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 

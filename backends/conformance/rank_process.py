@@ -23,6 +23,7 @@ from types import ModuleType
 
 import psutil
 
+from .leaks import lives
 from .ranks import Rank
 
 # What Open MPI and the launchers with PMI set.
@@ -51,10 +52,10 @@ def _end_with(caller: int) -> None:
     """End this process, whatever it hangs in, when the process `caller` is gone."""
     try:
         process = psutil.Process(caller)
-        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-            time.sleep(1)
     except psutil.NoSuchProcess:
-        pass
+        os._exit(1)
+    while lives(process):
+        time.sleep(1)
     os._exit(1)
 
 

@@ -15,6 +15,7 @@ import pytest
 
 import rankscope as dist
 from rankscope.backends.conformance.command_line import main
+from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -221,14 +222,6 @@ def hanging(folder: Path) -> Iterator[tuple[subprocess.Popen[str], psutil.Proces
         run.communicate()
 
 
-def ended(process: psutil.Process) -> bool:
-    """Whether `process` has ended; nobody may have waited for it yet."""
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 @pytest.mark.parametrize(
     ("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 )
@@ -240,11 +233,11 @@ def test_a_run_that_is_interrupted_ends_every_rank(
         _, errors = run.communicate(timeout=30)
         assert run.returncode == status, errors
         assert errors.splitlines()[-1] == "interrupted; every rank was ended"
-        until(lambda: ended(rank), 30, "the end of the rank that hangs")
+        until(lambda: not lives(rank), 30, "the end of the rank that hangs")
 
 
 def test_the_ranks_of_a_run_that_is_killed_end_by_themselves(tmp_path: Path) -> None:
     with hanging(tmp_path) as (run, rank):
         run.kill()
         run.wait(30)
-        until(lambda: ended(rank), 30, "the end of the rank that hangs")
+        until(lambda: not lives(rank), 30, "the end of the rank that hangs")

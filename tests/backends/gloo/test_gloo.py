@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
+from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.ranks import Rank, Ranks, run_ranks
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.devices.shared_memory import empty, heap
@@ -63,14 +64,6 @@ def side_pid(made: GlooBackend) -> int:
     side = made._side
     assert side is not None
     return until(lambda: side.pid) or 0
-
-
-def lives(pid: int) -> bool:
-    """Whether it runs: an orphan that has ended waits for init to reap it."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def refused(size: int) -> GlooBackend:

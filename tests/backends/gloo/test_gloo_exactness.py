@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import random
 import threading
 import time
@@ -22,6 +21,7 @@ from rankscope.backends.conformance.ranks import Rank, Ranks, run_ranks
 from rankscope.backends.conformance.trial import HostArrays
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.groups.world import world as groups
+from tests.backends.scripts import script
 
 pytestmark = pytest.mark.skipif(
     not dist.is_gloo_available(), reason="pygloo has no wheel for this Python"
@@ -408,24 +408,8 @@ dist.destroy_process_group()
 """
 
 
-def script(me: Rank) -> tuple[int, str]:
-    import subprocess
-    import sys
-
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=me.folder,
-        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
-    )
-    return done.returncode, done.stdout + done.stderr
-
-
 def test_a_plain_script_needs_nothing_but_the_environment() -> None:
-    for rank, (code, output) in enumerate(run_ranks(3, script)):
+    for rank, (code, output) in enumerate(run_ranks(3, script, SCRIPT)):
         assert code == 0, output
         assert output == f"{rank} [3.0, 3.0, 3.0, 3.0]\n"
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +13,7 @@ from rankscope.backends.conformance.ranks import Rank, Ranks, run_ranks
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.stores.tcp import TCPStore
 from tests.backends import socket_backend
+from tests.backends.scripts import script
 
 ROOT = Path(__file__).resolve().parents[3]
 KEY = b"the key of this test"
@@ -155,19 +153,6 @@ for _ in range(30):
 print(dist.group.WORLD.aborted)
 dist.destroy_process_group()
 """
-
-
-def script(me: Rank, program: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=me.folder,
-        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
-    )
-    return done.returncode, done.stdout + done.stderr
 
 
 @needs_gloo

@@ -15,13 +15,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 import rankscope as dist
 from rankscope.backends import ReduceOp
 from rankscope.backends.conformance import exact, reference, surface
 from rankscope.backends.conformance.checker import Checker
+from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.mpi_ranks import (
     MPIRanks,
     is_open_mpi,
@@ -348,22 +348,14 @@ def leaves_while_another_hangs(me: Rank) -> None:
 def test_a_rank_may_leave_after_an_abort() -> None:
     with MPIRanks(2, leaves_while_another_hangs) as ranks:
         pid = ranks.next_report(0)
-        until(lambda: _has_ended(pid))
+        until(lambda: not lives(pid))
         if is_open_mpi():
             ranks.tell(1, "go")
             ranks.wait()
         else:
             # Hydra ends a job of which a process left without MPI_Finalize.
             other = ranks.pids[1]
-            until(lambda: _has_ended(other))
-
-
-def _has_ended(pid: int) -> bool:
-    # Its parent may reap it at any moment, also between two calls of psutil.
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
+            until(lambda: not lives(other))
 
 
 # -- a rank that dies -----------------------------------------------------------------

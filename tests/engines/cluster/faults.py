@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, Execution
 
@@ -105,15 +106,6 @@ def left_hanging(cluster_id: str) -> list[psutil.Process]:
         processes = [psutil.Process(pid) for pid in pids]
     assert notebook.wait(WAIT) == -signal.SIGKILL
     return processes
-
-
-def lives(process: psutil.Process) -> bool:
-    """Whether `process` is there and no zombie."""
-    # It may be reaped between the two calls.
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def sides(pid: int) -> list[psutil.Process]:

@@ -12,9 +12,10 @@ import psutil
 import pytest
 
 from rankscope.backends import is_gloo_available
+from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError, ExecutionError, RankError
-from tests.engines.cluster.faults import SUM, WAIT, hanging, lives, sides
+from tests.engines.cluster.faults import SUM, WAIT, hanging, sides
 
 pytestmark = pytest.mark.skipif(not is_gloo_available(), reason="needs gloo")
 

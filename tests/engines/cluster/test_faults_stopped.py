@@ -11,9 +11,10 @@ import psutil
 import pytest
 
 from rankscope.backends import is_gloo_available
+from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError
-from tests.engines.cluster.faults import SUM, WAIT, hanging, left_hanging, lives
+from tests.engines.cluster.faults import SUM, WAIT, hanging, left_hanging
 
 pytestmark = pytest.mark.skipif(not is_gloo_available(), reason="needs gloo")
 

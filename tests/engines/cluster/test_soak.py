@@ -17,9 +17,10 @@ import psutil
 import pytest
 
 from rankscope.backends import is_gloo_available
+from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError, Execution
-from tests.engines.cluster.faults import HANG, SUM, WAIT, all_in_flight, lives, sides
+from tests.engines.cluster.faults import HANG, SUM, WAIT, all_in_flight, sides
 
 FAULTS = int(os.environ.get("RANKSCOPE_SOAK_FAULTS", "30"))
 
