@@ -20,6 +20,10 @@ from .verdicts import Fault, RankView, Verdict
 __all__ = ["diagnose"]
 
 _IN_FLIGHT = ("scheduled", "started")
+_UNEXPLAINED = (
+    "its process is stopped or holds the GIL, e.g. inside a CUDA call, or its host is "
+    "out of reach"
+)
 
 
 def diagnose(
@@ -126,6 +130,8 @@ class _Case:
         culprits: Iterable[int],
         text: str,
         entry: Entry | None = None,
+        *,
+        certain: bool = False,
     ) -> Verdict:
         stuck = self.waiting or self.point_to_point
         example = entry or next(iter(stuck.values()), None)
@@ -138,6 +144,7 @@ class _Case:
             example["op"] if example else "",
             sequence_number(example) if example else 0,
             text,
+            certain,
         )
 
     def _they_wait(self, guilty: Iterable[int] = ()) -> str:
@@ -151,6 +158,10 @@ class _Case:
             return ""
         verb = "wait" if len(others) > 1 else "waits"
         return f"{name_ranks(others)} {verb} in {_where(others.values())}"
+
+    def _name(self, rank: int) -> str:
+        process = self.views[rank].process
+        return f"rank {rank} ({process})" if process else f"rank {rank}"
 
     def _whereabouts(self, rank: int) -> str:
         view = self.views[rank]
@@ -169,7 +180,7 @@ class _Case:
             return []
         how = "; ".join(str(self.views[rank].death) for rank in gone)
         text = _sentence(how, self._they_wait(gone))
-        return [self._verdict(Fault.RANK_DEAD, gone, text)]
+        return [self._verdict(Fault.RANK_DEAD, gone, text, certain=True)]
 
     def silent(self) -> list[Verdict]:
         """Return one verdict for all live ranks that do not answer."""
@@ -182,12 +193,13 @@ class _Case:
         if not quiet:
             return []
         how = "; ".join(
-            f"rank {rank} has not answered for {seconds:.0f} s (stopped, or its host "
-            "is out of reach)"
+            f"{self._name(rank)} has not answered for {seconds:.1f} s: "
+            f"{self.views[rank].silence or _UNEXPLAINED}"
             for rank, seconds in quiet.items()
         )
         text = _sentence(how, self._they_wait(quiet))
-        return [self._verdict(Fault.RANK_NOT_RESPONDING, quiet, text)]
+        certain = all(self.views[rank].silence for rank in quiet)
+        return [self._verdict(Fault.RANK_NOT_RESPONDING, quiet, text, certain=certain)]
 
     def mismatches(self) -> list[Verdict]:
         """Return verdicts for ranks that issued different ops under one number."""

@@ -45,6 +45,10 @@ class RankView:
     death: str | None = None
     #: Seconds since the rank's last answer, if the rank does not answer.
     silent_for: float | None = None
+    #: Why the rank does not answer, and what to do, where it is known for certain.
+    silence: str = ""
+    #: The process that has the rank, e.g. ``engine 2, pid 4711 on node1``.
+    process: str = ""
     #: Position of the rank's main thread, e.g. ``cell 7 line 3``; empty if idle.
     location: str = ""
     #: The exception that ended the rank's last cell, if any:
@@ -64,6 +68,8 @@ class Verdict:
     op: str
     seq: int
     text: str
+    #: Whether one diagnosis is enough: no later one is needed to confirm it.
+    certain: bool = False
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -75,7 +81,7 @@ class Verdict:
 
 
 class ConfirmTwice:
-    """Filter: passes a verdict at its second call in a row, a dead rank at once."""
+    """Filter: passes a verdict at its second call in a row, a certain one at once."""
 
     def __init__(self) -> None:
         self._before: set[tuple[Any, ...]] = set()
@@ -84,8 +90,4 @@ class ConfirmTwice:
         """Return those of `verdicts` that were also passed to the previous call."""
         seen = list(verdicts)
         before, self._before = self._before, {verdict.key for verdict in seen}
-        return [
-            verdict
-            for verdict in seen
-            if verdict.key in before or verdict.fault is Fault.RANK_DEAD
-        ]
+        return [verdict for verdict in seen if verdict.key in before or verdict.certain]

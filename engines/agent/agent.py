@@ -345,6 +345,8 @@ class Agent:
         return {
             **pack(world.summary()),
             "pid": os.getpid(),
+            # Whether it waits for the GIL is visible from outside of the process.
+            "status_thread": self._publisher.native_id,
             "busy": began is not None,
             "busy_for": None if began is None else time.monotonic() - began,
             # A cell that is being prepared cannot be interrupted yet.

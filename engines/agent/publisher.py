@@ -43,7 +43,15 @@ class StatusPublisher:
         #: ``msg_id`` of a subscription's header → the header, and when it ends.
         self.subscriptions: dict[str, tuple[dict[str, Any], float]] = {}
         self._changed = threading.Event()
-        threading.Thread(target=self._run, name="rankscope-status", daemon=True).start()
+        self._thread = threading.Thread(
+            target=self._run, name="rankscope-status", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def native_id(self) -> int | None:
+        """The number that the operating system has given to the publisher's thread."""
+        return self._thread.native_id
 
     def subscribe(self, header: dict[str, Any]) -> None:
         """Publish under `header` for the next `LEASE` seconds."""

@@ -14,7 +14,9 @@ from rankscope.backends.observe.verdicts import ConfirmTwice, RankView, Verdict
 
 from ..errors import ClusterError
 from ..status import ClusterStatus, RankStatus
+from . import silence
 from .flight_records import FlightRecords
+from .rank_slots import SILENCE
 
 __all__ = ["STALL", "StallWatch", "diagnose_confirmed", "diagnose_once"]
 
@@ -32,6 +34,13 @@ REPORTED_PERIOD = 0.5
 
 #: Seconds without a summary after which a rank is not responding to a request.
 QUIET = 2.0
+#: Seconds without a summary after which the watch sends the rank a request: one and a
+#: half periods of the heartbeat. With the request's `ANSWER` seconds a verdict about a
+#: process whose state is known follows within 3 s of the last heartbeat.
+LATE = 1.6
+ANSWER = 0.8
+#: Seconds without a summary after which the load of its host is named as the cause.
+OVERLOADED = 10.0
 
 # A line of `Ranks.where`: a frame of a cell's own code.
 _CELL_LINE = re.compile(r"^Cell In\[(\d+)\], line (\d+)", re.MULTILINE)
@@ -55,11 +64,30 @@ class Diagnosable(Protocol):
         """Return the stacks of the main threads."""
 
 
-def diagnose_once(cluster: Diagnosable, stall: float) -> list[Verdict]:
-    """Diagnose all groups once; see `backends.observe.diagnosis.diagnose`."""
-    status = cluster.status(fresh=True)
+def diagnose_once(
+    cluster: Diagnosable, stall: float, patience: float = QUIET
+) -> list[Verdict]:
+    """Diagnose all groups once; see `backends.observe.diagnosis.diagnose`.
+
+    A rank whose silence has no known cause is at fault after `patience` seconds of it.
+    """
+    before = silence.take_samples(cluster.glance().ranks)
+    status = cluster.status(fresh=True, timeout=ANSWER)
+    after = silence.take_samples(status.ranks)
+    if not _is_suspicious(status, stall):
+        return []
     # A silent rank would delay the diagnosis by another timeout.
     responding = [one.rank for one in status.ranks if one.alive and not _silent(one)]
+    causes = {
+        one.rank: silence.cause_of(before.get(one.rank), after.get(one.rank))
+        for one in status.ranks
+        if one.alive and _silent(one)
+    }
+    undecided = {
+        one.rank
+        for one in status.ranks
+        if one.rank in causes and not _is_decided(one, causes[one.rank], patience)
+    }
     records = (
         cluster.flight_records(responding, last=RECORDS)
         if responding
@@ -67,11 +95,14 @@ def diagnose_once(cluster: Diagnosable, stall: float) -> list[Verdict]:
     )
     stacks = cluster.where(responding) if responding else {}
     views = {
-        one.rank: _view(one, records, stacks.get(one.rank, "")) for one in status.ranks
+        one.rank: _view(one, records, stacks.get(one.rank, ""), causes.get(one.rank))
+        for one in status.ranks
     }
     verdicts = []
     for group, generation in _groups(status).items():
-        verdicts += diagnose(group, generation, views, stall)
+        # What a rank without records has issued is not known: it may be late.
+        if undecided.isdisjoint(group.ranks):
+            verdicts += diagnose(group, generation, views, stall)
     return verdicts
 
 
@@ -87,7 +118,12 @@ def diagnose_confirmed(
     return second.confirm(diagnose_once(cluster, stall))
 
 
-def _view(one: RankStatus, records: FlightRecords, stack: str) -> RankView:
+def _view(
+    one: RankStatus,
+    records: FlightRecords,
+    stack: str,
+    cause: silence.Cause | None,
+) -> RankView:
     dump = records.dumps.get(one.rank)
     cell_lines = _CELL_LINE.findall(stack)
     location = "cell {} line {}".format(*cell_lines[-1]) if cell_lines else ""
@@ -99,6 +135,8 @@ def _view(one: RankStatus, records: FlightRecords, stack: str) -> RankView:
         now_ns=time.time_ns() + records.offsets_ns.get(one.rank, 0),
         death=None if one.alive else one.reason or f"rank {one.rank} is dead",
         silent_for=one.heartbeat_age if one.alive and _silent(one) else None,
+        silence=silence.describe(cause, one.rank, one.pid),
+        process=f"engine {one.engine_id}, pid {one.pid} on {one.host}",
         location=location,
         last_cell_exit=str(one.summary.get("last_cell_exit", "")),
     )
@@ -107,6 +145,29 @@ def _view(one: RankStatus, records: FlightRecords, stack: str) -> RankView:
 def _silent(one: RankStatus) -> bool:
     """Return whether a rank sent no summary for `QUIET` s, in spite of a request."""
     return one.heartbeat_age is None or one.heartbeat_age > QUIET
+
+
+def _is_decided(one: RankStatus, cause: silence.Cause | None, patience: float) -> bool:
+    """Return whether the silence of a rank lasts long enough for its `cause`."""
+    if cause is silence.Cause.STARVED:
+        patience = OVERLOADED
+    elif cause is not None:
+        return True
+    return one.heartbeat_age is None or one.heartbeat_age > patience
+
+
+def _is_suspicious(status: ClusterStatus, stall: float) -> bool:
+    """Return whether a rank is dead or late, or has an op in flight for `stall` s."""
+    for rank in status.ranks:
+        if rank.state in ("dead", "unreachable") or (rank.heartbeat_age or 0.0) > LATE:
+            return True
+        for group in rank.groups:
+            # As of the rank's last summary: the age grows while the rank waits.
+            oldest = group.oldest
+            age = (rank.heartbeat_age or 0.0) if oldest is not None else 0.0
+            if oldest is not None and (oldest.elapsed or 0.0) + age > stall:
+                return True
+    return False
 
 
 def _groups(status: ClusterStatus) -> dict[GroupKey, int]:
@@ -152,8 +213,12 @@ class StallWatch:
         second, reported = ConfirmTwice(), list[Verdict]()
         while not self._stop.wait(REPORTED_PERIOD if reported else PERIOD):
             try:
-                suspicious = self._suspicious(self._cluster.glance())
-                found = diagnose_once(self._cluster, self._stall) if suspicious else []
+                suspicious = _is_suspicious(self._cluster.glance(), self._stall)
+                found = (
+                    diagnose_once(self._cluster, self._stall, SILENCE)
+                    if suspicious
+                    else []
+                )
             except ClusterError:
                 # The cluster was shut down: the last verdicts stand.
                 return
@@ -161,15 +226,3 @@ class StallWatch:
             if [one.key for one in verdicts] != [one.key for one in reported]:
                 reported = verdicts
                 self._on_change(verdicts)
-
-    def _suspicious(self, status: ClusterStatus) -> bool:
-        for rank in status.ranks:
-            if rank.state in ("dead", "unreachable"):
-                return True
-            for group in rank.groups:
-                # As of the rank's last summary: the age grows while the rank waits.
-                oldest = group.oldest
-                age = (rank.heartbeat_age or 0.0) if oldest is not None else 0.0
-                if oldest is not None and (oldest.elapsed or 0.0) + age > self._stall:
-                    return True
-        return False

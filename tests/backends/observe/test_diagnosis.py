@@ -213,7 +213,27 @@ def test_a_rank_that_does_not_answer(ranks: list[Simulated]) -> None:
     verdict = only(ranks)
     assert verdict.fault is Fault.RANK_NOT_RESPONDING
     assert verdict.culprits == (1,)
-    assert "rank 1 has not answered for 7 s" in str(verdict)
+    assert not verdict.certain
+    assert str(verdict) == (
+        "rank 1 has not answered for 7.2 s: its process is stopped or holds the GIL, "
+        "e.g. inside a CUDA call, or its host is out of reach; ranks 0, 2–3 wait in "
+        "cell 7 line 5 `all_reduce` #2"
+    )
+
+
+def test_a_rank_that_is_known_to_be_stopped(ranks: list[Simulated]) -> None:
+    ranks[1].extra |= {
+        "silent_for": 2.5,
+        "silence": "its process is stopped",
+        "process": "engine 3, pid 7 on node",
+    }
+    verdict = only(ranks)
+    assert str(verdict) == (
+        "rank 1 (engine 3, pid 7 on node) has not answered for 2.5 s: its process is "
+        "stopped"
+    )
+    # At once, without a second diagnosis.
+    assert ConfirmTwice().confirm([verdict]) == [verdict]
 
 
 def test_the_first_stuck_collective_counts_not_a_later_one(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -13,10 +15,22 @@ import pytest
 from rankscope.backends import is_gloo_available
 from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
-from rankscope.engines import Cluster, ClusterError
+from rankscope.backends.observe.verdicts import Fault, Verdict
+from rankscope.engines import Cluster, ClusterError, StallWatch
 from tests.engines.cluster.faults import SUM, WAIT, hanging, left_hanging
 
 pytestmark = pytest.mark.skipif(not is_gloo_available(), reason="needs gloo")
+
+
+#: Rank 2 sleeps in a C function that keeps the GIL.
+HOLDS_GIL = """
+import ctypes, pathlib
+x = np.ones(1000, np.float32)
+if rank == 2:
+    pathlib.Path({begins!r}).touch()
+    ctypes.PyDLL(None).sleep(60)
+dist.all_reduce(x)
+"""
 
 
 @pytest.fixture
@@ -34,7 +48,9 @@ def test_a_stopped_rank(cluster: Cluster, stopped: int) -> None:
     until(lambda: _state(cluster, stopped) == "unreachable", WAIT, "the silence")
     (verdict, *_) = until(cluster.diagnose, WAIT)
     assert verdict.culprits == (stopped,)
-    assert "rank 1 has not answered for" in str(verdict)
+    process = f"engine {cluster.engine_ids[1]}, pid {cluster.pids[1]} on "
+    assert str(verdict).startswith(f"rank 1 ({process}")
+    assert "s: its process is stopped (SIGSTOP, or a debugger): kill" in str(verdict)
     # The others are let go at once; who did not answer is named.
     with pytest.raises(ClusterError, match="^rank 1: no answer within 2 s"):
         cluster.abort(reason="rank 1 is stopped")
@@ -74,6 +90,49 @@ def test_a_stopped_rank_is_restarted(cluster: Cluster) -> None:
     assert cluster.pull("mine", [0, 1, 3]) == {0: 0, 1: 100, 3: 300}
 
 
+@pytest.mark.alone
+@pytest.mark.parametrize("how", ["stopped", "holds the GIL"])
+def test_a_frozen_rank_is_named_within_seconds(
+    cluster: Cluster, how: str, tmp_path: Path
+) -> None:
+    cluster.execute("mine = rank * 100\n" + SUM).result(WAIT)
+    process = psutil.Process(cluster.pids[2])
+    frozen = threading.Event()
+    found: list[tuple[float, Verdict]] = []
+
+    def told(verdicts: list[Verdict]) -> None:
+        if frozen.is_set():
+            found.extend((time.monotonic(), one) for one in verdicts)
+
+    watch = StallWatch(cluster, told)
+    try:
+        if how == "stopped":
+            cell = hanging(cluster, absent=2, cell=51)
+            process.suspend()
+        else:
+            begins = tmp_path / "begins"
+            cell = cluster.execute(HOLDS_GIL.format(begins=str(begins)), cell=51)
+            until(begins.exists, WAIT, "rank 2 to sleep with the GIL")
+        began = time.monotonic()
+        frozen.set()
+        until(lambda: found, WAIT, "a verdict")
+        at, verdict = found[0]
+        assert verdict.fault is Fault.RANK_NOT_RESPONDING
+        assert verdict.culprits == (2,)
+        cause = "process is stopped (" if how == "stopped" else "a call holds the GIL"
+        assert cause in str(verdict)
+        assert "%dist_restart 2 replaces it" in str(verdict)
+        # 2.4 to 2.8 s after the last heartbeat, unless the machine is busy.
+        assert at - began < 4.5
+    finally:
+        watch.close()
+    cluster.restart([2])
+    until(lambda: cell.done, WAIT, "the ranks in the op to end")
+    cluster.rebuild()
+    cluster.execute(SUM).result(WAIT)
+    assert cluster.pull("mine", [0, 1, 3]) == {0: 0, 1: 100, 3: 300}
+
+
 def _state(cluster: Cluster, rank: int) -> str:
     return cluster.status().ranks[rank].state
 
@@ -89,7 +148,6 @@ def test_a_notebook_comes_back_to_ranks_that_hang() -> None:
         assert {one.cell for one in status.ranks} == {7}
         (verdict,) = until(cluster.diagnose, WAIT)
         assert verdict.culprits == (2,)
-        assert verdict.waiting == (0, 1, 3)
         assert "cell 7 line 5 `all_reduce` #1" in str(verdict)
         aborted = cluster.abort("default", reason="back again")
         assert aborted == {rank: ["default"] for rank in range(4)}

@@ -1,0 +1,145 @@
+"""Why a process does not answer, by `/proc`: of real processes, and of samples."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from rankscope.backends.conformance.waiting import until
+from rankscope.engines.cluster.silence import (
+    Cause,
+    Sample,
+    cause_of,
+    describe,
+    sample,
+    take_samples,
+)
+from tests.widgets import statuses
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+
+#: A process with a thread that beats, as the status thread of an agent; a line on its
+#: input makes the main thread call `sleep` with the GIL held.
+CHILD = """
+import ctypes, sys, threading
+stop = threading.Event()
+def beat():
+    while not stop.wait(0.1):
+        pass
+thread = threading.Thread(target=beat, daemon=True)
+thread.start()
+print(thread.native_id, flush=True)
+sys.stdin.readline()
+ctypes.PyDLL(None).sleep(60)
+"""
+
+
+@pytest.fixture
+def child() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process, and its beating thread."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", CHILD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        yield process, int(process.stdout.readline())
+        process.kill()
+
+
+def cause(child: tuple[subprocess.Popen[str], int]) -> Cause | None:
+    """The cause between two samples that are a second apart."""
+    process, thread = child
+    before = sample(process.pid, thread)
+    assert before is not None
+
+    def after() -> Sample | None:
+        found = sample(process.pid, thread)
+        return found if found and found.at - before.at >= 1 else None
+
+    return cause_of(before, until(after))
+
+
+def test_a_process_that_beats_has_no_cause(
+    child: tuple[subprocess.Popen[str], int],
+) -> None:
+    assert cause(child) is None
+
+
+def test_a_process_that_is_stopped(child: tuple[subprocess.Popen[str], int]) -> None:
+    process, thread = child
+    os.kill(process.pid, signal.SIGSTOP)
+    # One sample is enough.
+    until(lambda: cause_of(None, sample(process.pid, thread)) is Cause.STOPPED)
+    os.kill(process.pid, signal.SIGCONT)
+    until(lambda: cause_of(None, sample(process.pid, thread)) is None)
+
+
+def test_a_call_that_holds_the_gil(child: tuple[subprocess.Popen[str], int]) -> None:
+    process, _ = child
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    # On a machine with much to do the scheduler may be what it waits for, at times.
+    until(lambda: cause(child) is Cause.HOLDS_GIL)
+
+
+def test_a_process_that_is_gone() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        pass
+    assert sample(process.pid, None) is None
+    assert cause_of(None, None) is None
+
+
+def at(seconds: float, sleeps: int | None, *delays: float, state: str = "S") -> Sample:
+    return Sample(seconds, state, sleeps, {str(i): d for i, d in enumerate(delays)})
+
+
+def test_a_thread_that_gets_no_cpu_is_not_taken_for_one_that_wants_the_gil() -> None:
+    assert cause_of(at(0, 0, 1.0), at(1, 200, 1.8)) is Cause.STARVED
+    assert cause_of(at(0, 0, 1.0), at(1, 200, 1.7)) is Cause.HOLDS_GIL
+    # What a thread waited for before it was seen first is not known.
+    assert cause_of(at(0, 0), at(1, 200, 30.0)) is Cause.HOLDS_GIL
+
+
+def test_what_is_not_known_is_not_claimed() -> None:
+    assert cause_of(at(0, 0), at(1, 49)) is None
+    assert cause_of(at(0, None), at(1, 300)) is None
+    assert cause_of(None, at(1, 300)) is None
+    assert describe(None, 2, 7) == ""
+
+
+def test_only_ranks_of_this_host_that_are_late_are_looked_at() -> None:
+    here = {"host": socket.gethostname(), "pid": os.getpid()}
+    ranks = [
+        statuses.rank(0, heartbeat_age=1.1, **here),
+        statuses.rank(1, heartbeat_age=0.9, **here),
+        statuses.rank(2, heartbeat_age=1.1, **{**here, "host": "far"}),
+        statuses.rank(3, heartbeat_age=None, **here),
+        statuses.rank(4, heartbeat_age=9, summary={"status_thread": "../1"}, **here),
+        statuses.rank(5, heartbeat_age=9, state="dead", **here),
+    ]
+    found = take_samples(ranks)
+    assert sorted(found) == [0, 3, 4]
+    assert found[4].sleeps is None
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (Cause.STOPPED, "is stopped .*: kill -CONT 7 continues it, %dist_restart 2"),
+        (Cause.HOLDS_GIL, "a call holds the GIL.* --pid 7 .*: %dist_restart 2"),
+        (Cause.STARVED, "its threads wait for a CPU"),
+    ],
+)
+def test_each_cause_is_described_with_what_to_do(found: Cause, text: str) -> None:
+    assert re.search(text, describe(found, 2, 7))
