@@ -6,13 +6,16 @@ import os
 import sys
 from typing import Any
 
+from ..errors import LibraryFailure
+from .cuda_context import cuda_contexts
 from .cuda_driver import Cuda
 
 __all__ = [
     "assign_device",
+    "chosen_device",
     "configured_device",
     "device_index",
-    "guess_device",
+    "local_device",
     "set_device",
     "use_driver",
 ]
@@ -44,31 +47,37 @@ def configured_device() -> int | None:
 
 
 def use_driver(driver: Cuda | None) -> None:
-    """Make `guess_device` use `driver`; ``None`` if no driver is loaded."""
+    """Make `chosen_device` use `driver`; ``None`` if no driver is loaded."""
     global _driver
     _driver = driver
 
 
-def guess_device() -> int | None:
-    """Return the probable device of the calling thread's arrays.
+def chosen_device() -> int | None:
+    """Return the configured device, else the calling thread's current one.
 
-    The result is the configured device, else the thread's current device, else
-    ``LOCAL_RANK``, else ``None``.
+    ``None`` if nobody configured a device and the thread never chose one.
     """
     configured = configured_device()
     if configured is not None:
         return configured
-    current = None if _driver is None else _driver.current_device()
-    if current is None and "cupy" in sys.modules:
-        runtime = sys.modules["cupy"].cuda.runtime
-        try:
-            current = int(runtime.getDevice())
-        except runtime.CUDARuntimeError:
-            return None
+    if _driver is not None:
+        return _driver.current_device()
+    if "cupy" not in sys.modules and "torch" not in sys.modules:
+        return None
+    try:
+        return cuda_contexts().current_device()
+    except (ImportError, LibraryFailure, RuntimeError):
+        # There are no bindings of the driver, or there is no driver (RuntimeError).
+        return None
+
+
+def local_device(count: int) -> int:
+    """Return the probable device, of `count`, of a process that chose none."""
     # LOCAL_RANK is a convention of launchers (torchrun and others): the rank among the
-    # ranks of the host, which most programs use as the device.
+    # ranks of the host. A launcher that shows each rank one GPU (Slurm) makes it
+    # device 0 of every rank.
     local = os.environ.get("LOCAL_RANK", "")
-    return int(local) if current is None and local.isdigit() else current
+    return int(local) % count if count and local.isdigit() else 0
 
 
 def device_index(device_id: Any, where: str) -> int:

@@ -1,8 +1,8 @@
 """CUDA for the NCCL backend: arrays by cupy, streams and events by the CUDA driver.
 
 cupy's ``Event.done`` holds the GIL and hides errors, so the backend uses events
-through ``cuda.bindings``. cupy makes the primary context of a device current; torch
-uses the same context, so both libraries share arrays and streams.
+through ``cuda.bindings``. cupy and torch use the primary context of a device, as the
+backend does, so all of them share arrays and streams.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import sys
 from typing import Any, Protocol
 
-from ..errors import LibraryFailure
+from .cuda_context import CudaContexts
 
 __all__ = ["Cuda", "CudaLibrary"]
 
@@ -29,8 +29,11 @@ class Cuda(Protocol):
     Streams and addresses are integers. A failed call raises `LibraryFailure`.
     """
 
-    def current_device(self) -> int:
-        """Return the calling thread's current device."""
+    def current_device(self) -> int | None:
+        """Return the calling thread's current device; ``None`` if it chose none."""
+
+    def device_count(self) -> int:
+        """Return the number of devices that this process may use."""
 
     def device(self, index: int) -> contextlib.AbstractContextManager[Any]:
         """Make `index` the calling thread's device within the block."""
@@ -82,55 +85,16 @@ class Cuda(Protocol):
         """Return a new array of one float32 on the current device; any value."""
 
 
-class _OnDevice:
-    """A context with another current device.
-
-    A class, because a generator would cost twice as much in each op.
-    """
-
-    __slots__ = ("_before", "_cuda", "_index")
-
-    def __init__(self, cuda: CudaLibrary, index: int) -> None:
-        self._cuda, self._index = cuda, index
-
-    def __enter__(self) -> None:
-        self._before = self._cuda.current_device()
-        self._cuda.use(self._index)
-
-    def __exit__(self, *error: object) -> None:
-        if self._before != self._index:
-            self._cuda.use(self._before)
-
-
-class CudaLibrary:
+class CudaLibrary(CudaContexts):
     """`Cuda` implemented with cupy and cuda-bindings; `Cuda` documents the methods."""
 
     def __init__(self) -> None:
         import cupy
         from cuda.bindings import driver
 
-        self._cupy, self._driver = cupy, driver
-        self._success = driver.CUresult.CUDA_SUCCESS
+        super().__init__(driver)
+        self._cupy = cupy
         self._not_ready = driver.CUresult.CUDA_ERROR_NOT_READY
-
-    def current_device(self) -> int:
-        return int(self._runtime("getDevice"))
-
-    def device(self, index: int) -> contextlib.AbstractContextManager[Any]:
-        return _OnDevice(self, index)
-
-    def use(self, index: int) -> None:
-        # The call is made even if `index` is the current device: it makes the context
-        # of the device current on this thread, and the driver's calls need a context.
-        self._runtime("setDevice", index)
-
-    def _runtime(self, name: str, *arguments: Any) -> Any:
-        """Return the result of the CUDA runtime's function `name`."""
-        runtime = self._cupy.cuda.runtime
-        try:
-            return getattr(runtime, name)(*arguments)
-        except runtime.CUDARuntimeError as error:
-            raise LibraryFailure(f"CUDA reports: {error}") from error
 
     def current_streams(self, index: int) -> tuple[int, ...]:
         streams = {int(self._cupy.cuda.get_current_stream(index).ptr)}
@@ -141,38 +105,38 @@ class CudaLibrary:
         return tuple(streams)
 
     def capturing(self, stream: int) -> bool:
-        (status,) = self._do(self._driver.cuStreamIsCapturing(stream))
+        (status,) = self.check(self._driver.cuStreamIsCapturing(stream))
         return bool(status != self._driver.CUstreamCaptureStatus(0))
 
     def new_stream(self) -> int:
-        (stream,) = self._do(self._driver.cuStreamCreate(_NON_BLOCKING))
+        (stream,) = self.check(self._driver.cuStreamCreate(_NON_BLOCKING))
         return int(stream)
 
     def free_stream(self, stream: int) -> None:
-        self._do(self._driver.cuStreamDestroy(stream))
+        self.check(self._driver.cuStreamDestroy(stream))
 
     def new_event(self, *, timed: bool) -> Any:
-        (event,) = self._do(self._driver.cuEventCreate(_TIMED if timed else _UNTIMED))
+        (event,) = self.check(self._driver.cuEventCreate(_TIMED if timed else _UNTIMED))
         return event
 
     def free_event(self, event: Any) -> None:
-        self._do(self._driver.cuEventDestroy(event))
+        self.check(self._driver.cuEventDestroy(event))
 
     def record(self, event: Any, stream: int) -> None:
-        self._do(self._driver.cuEventRecord(event, stream))
+        self.check(self._driver.cuEventRecord(event, stream))
 
     def wait(self, stream: int, event: Any) -> None:
-        self._do(self._driver.cuStreamWaitEvent(stream, event, 0))
+        self.check(self._driver.cuStreamWaitEvent(stream, event, 0))
 
     def reached(self, event: Any) -> bool:
         (result,) = self._driver.cuEventQuery(event)
         if result == self._not_ready:
             return False
-        self._do((result,))
+        self.check((result,))
         return True
 
     def elapsed_ms(self, start: Any, end: Any) -> float:
-        (elapsed,) = self._do(self._driver.cuEventElapsedTime(start, end))
+        (elapsed,) = self.check(self._driver.cuEventElapsedTime(start, end))
         return float(elapsed)
 
     def capability(self, index: int) -> tuple[int, int]:
@@ -187,15 +151,3 @@ class CudaLibrary:
 
     def scratch(self) -> Any:
         return self._cupy.zeros(1, self._cupy.float32)
-
-    def _do(self, answer: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the values after the CUresult that `answer` begins with.
-
-        Raises `LibraryFailure` unless the CUresult is ``CUDA_SUCCESS``.
-        """
-        result, *values = answer
-        if result != self._success:
-            _, text = self._driver.cuGetErrorString(result)
-            said = text.decode() if isinstance(text, bytes) else str(result)
-            raise LibraryFailure(f"CUDA reports: {said} ({result.name})")
-        return tuple(values)

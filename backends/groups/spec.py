@@ -6,7 +6,7 @@ import contextvars
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..devices.cuda_device import guess_device
+from ..devices.cuda_device import chosen_device
 from .config import BackendConfig
 from .key import GroupKey
 
@@ -37,7 +37,7 @@ class GroupSpec:
         # Of the thread that makes the group: backends are built later, perhaps on a
         # thread of the group.
         self.context = contextvars.copy_context()
-        self.device = guess_device() if "cuda" in config.device_backend_map else None
+        self.device = chosen_device() if "cuda" in config.device_backend_map else None
 
     @property
     def key(self) -> GroupKey:

@@ -9,12 +9,14 @@ the same way, where a group has no backend for host memory.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ..devices.cuda_context import cuda_contexts
 from ..devices.cuda_install import install_command
 from ..errors import DistBackendError
 from ..work.composite import chain
@@ -110,26 +112,31 @@ def _cuda() -> Copies:
     try:
         import cupy
         import cupyx
+
+        on_device = cuda_contexts().device
     except ImportError as error:
         raise DistBackendError(
-            "CUDA arrays are copied to host memory and back by cupy, which is not "
-            f"installed: {install_command()}"
+            "CUDA arrays are copied to host memory and back by cupy and cuda-bindings; "
+            f"{error.name} is not installed: {install_command()}"
         ) from error
 
+    # The copies run on threads that never chose a device, too. cupy's own
+    # ``with array.device`` would create a context on device 0 at its end there.
+
     def to_host(array: Any) -> Host:
-        host = cupyx.empty_pinned(array.shape, array.dtype)
-        with array.device:
+        with on_device(array.device.id):
+            host = cupyx.empty_pinned(array.shape, array.dtype)
             array.get(out=host)
         return host
 
     def from_host(host: Host, array: Any) -> None:
-        with array.device:
+        with on_device(array.device.id):
             array.set(host)
             cupy.cuda.get_current_stream().synchronize()
 
     def to_device(host: Host, index: int | None) -> Array:
         # The copy is on the current stream, ahead of what is issued next.
-        with cupy.cuda.Device(index):
+        with contextlib.nullcontext() if index is None else on_device(index):
             return cupy.array(host)
 
     return Copies(to_host, from_host, to_device)

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ..devices.cuda_device import configured_device
+from ..devices.cuda_device import chosen_device, local_device
 from ..errors import DistBackendError
 from ..interface.base import Array, Backend
 from ..stores.base import Store
@@ -363,8 +363,8 @@ class NCCLBackend(Backend):
         """Return the device of the group's first op, else the process's device."""
         for device in self._streams:
             return device
-        configured = configured_device()
-        return self._api.cuda.current_device() if configured is None else configured
+        chosen = chosen_device()
+        return local_device(self._api.cuda.device_count()) if chosen is None else chosen
 
     # -- point to point -----------------------------------------------------------
 

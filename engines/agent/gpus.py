@@ -14,6 +14,7 @@ from typing import Any
 
 from rankscope.backends import unavailable_reason
 from rankscope.backends.devices.cuda_install import DRIVER_FILES
+from rankscope.backends.devices.gpu_memory import GpuMemory
 from rankscope.backends.interface.registry import builtin_devices
 
 from ..errors import ClusterError
@@ -107,19 +108,24 @@ class Gpu:
         self._cupy, self.index = cupy, index
         properties = cupy.cuda.runtime.getDeviceProperties(index)
         self.name = properties["name"].decode()
-        self._text, self._queried_at = "", 0.0
+        self._memory = GpuMemory(index)
+        self._text, self._queried_at = "", -QUERY_PERIOD
 
     def use(self) -> None:
         """Make the GPU the calling thread's current device."""
         self._cupy.cuda.Device(self.index).use()
 
     def describe(self) -> str:
-        """``GPU 0 · NVIDIA H200 · 1.2 of 139.8 GiB``, for the board."""
+        """``GPU 0 · NVIDIA H200 · 1.2 of 139.8 GiB``, for the board.
+
+        No call of CUDA: the agent calls this while a kernel hangs.
+        """
         now = time.monotonic()
         if now - self._queried_at > QUERY_PERIOD:
             self._queried_at = now
-            with self._cupy.cuda.Device(self.index):
-                free, total = self._cupy.cuda.runtime.memGetInfo()
-            gib = f"{(total - free) / 2**30:.1f} of {total / 2**30:.1f} GiB"
-            self._text = f"GPU {self.index} · {self.name} · {gib}"
+            self._text = f"GPU {self.index} · {self.name}"
+            memory = self._memory.read()
+            if memory is not None:
+                used, total = (size / 2**30 for size in memory)
+                self._text += f" · {used:.1f} of {total:.1f} GiB"
         return self._text

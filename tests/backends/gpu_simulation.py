@@ -173,8 +173,11 @@ class SimulatedCuda:
         self._simulation = simulation
         self._local = threading.local()
 
-    def current_device(self) -> int:
-        return getattr(self._local, "device", 0)
+    def device_count(self) -> int:
+        return 8
+
+    def current_device(self) -> int | None:
+        return getattr(self._local, "device", None)
 
     @contextlib.contextmanager
     def device(self, index: int) -> Iterator[None]:
@@ -255,7 +258,7 @@ class SimulatedCuda:
         return array.device
 
     def scratch(self) -> DeviceArray:
-        return self._simulation.array([0.0], self.current_device(), np.float32)
+        return self._simulation.array([0.0], self.current_device() or 0, np.float32)
 
 
 class SimulatedNccl:

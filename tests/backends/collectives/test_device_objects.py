@@ -29,7 +29,7 @@ def moved(monkeypatch: pytest.MonkeyPatch, simulation: Simulation) -> list[int]:
     made: list[int] = []
 
     def to_device(host: np.ndarray, index: int | None) -> Any:
-        made.append(simulation.cuda.current_device() if index is None else index)
+        made.append(simulation.cuda.current_device() or 0 if index is None else index)
         return simulation.array(host, made[-1])
 
     monkeypatch.setattr(staging, "_copies", {})

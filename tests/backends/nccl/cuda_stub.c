@@ -1,4 +1,5 @@
-/* A stand-in for libcuda.so.1, for machines without a GPU: streams and events.
+/* A stand-in for libcuda.so.1, for machines without a GPU: primary contexts of four
+ * devices, streams and events.
  *
  * It is no CUDA. It has the calls of the driver that the NCCL backend makes, keeps
  * count of what it handed out, and refuses a handle that it does not know, so that
@@ -13,8 +14,10 @@
 #include <unistd.h>
 
 typedef int result_t;
-enum { SUCCESS = 0, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600 };
+enum { SUCCESS = 0, INVALID_DEVICE = 101, INVALID_CONTEXT = 201 };
+enum { INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600 };
 enum { FREE, STREAM, EVENT, TIMED_EVENT };
+enum { DEVICES = 4 };
 
 /* What a test says. */
 volatile int stub_query = SUCCESS;  /* of every event that was recorded */
@@ -22,6 +25,8 @@ volatile int stub_query_ms = 0;     /* every query takes so long */
 volatile int stub_capturing = 0;    /* CUstreamCaptureStatus of every stream */
 /* What a test is told. */
 volatile int stub_streams, stub_events, stub_stream_flags, stub_waits;
+volatile int stub_contexts;         /* bit n: device n has its primary context */
+volatile int stub_switches;         /* calls that changed a thread's context */
 
 static struct { int kind, recorded; } things[4096];
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -74,7 +79,50 @@ result_t cuGetErrorString(result_t result, const char **text) {
   return SUCCESS;
 }
 
+result_t cuDeviceGetCount(int *count) { *count = DEVICES; return SUCCESS; }
+
+result_t cuDeviceGet(int *device, int ordinal) {
+  if (ordinal < 0 || ordinal >= DEVICES) return INVALID_DEVICE;
+  *device = ordinal;
+  return SUCCESS;
+}
+
+/* The bytes of the UUID of device n are n. */
+result_t cuDeviceGetUuid(char *uuid, int device) {
+  memset(uuid, device, 16);
+  return SUCCESS;
+}
+
+/* The context of device n is the address of contexts[n]. */
+static char contexts[DEVICES];
+static __thread char *current;
+
+result_t cuDevicePrimaryCtxRetain(void **context, int device) {
+  if (device < 0 || device >= DEVICES) return INVALID_DEVICE;
+  __atomic_or_fetch(&stub_contexts, 1 << device, __ATOMIC_SEQ_CST);
+  *context = &contexts[device];
+  return SUCCESS;
+}
+
+result_t cuCtxGetCurrent(void **context) { *context = current; return SUCCESS; }
+
+result_t cuCtxSetCurrent(void *context) {
+  char *wanted = context;
+  if (wanted && (wanted < contexts || wanted >= contexts + DEVICES))
+    return INVALID_CONTEXT;
+  current = wanted;
+  __atomic_add_fetch(&stub_switches, 1, __ATOMIC_SEQ_CST);
+  return SUCCESS;
+}
+
+result_t cuCtxGetDevice(int *device) {
+  if (!current) return INVALID_CONTEXT;
+  *device = (int)(current - contexts);
+  return SUCCESS;
+}
+
 result_t cuStreamCreate(void **stream, unsigned flags) {
+  if (!current) return INVALID_CONTEXT;
   *stream = make(STREAM);
   stub_stream_flags = (int)flags;
   __atomic_add_fetch(&stub_streams, 1, __ATOMIC_SEQ_CST);
@@ -101,6 +149,7 @@ result_t cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
 }
 
 result_t cuEventCreate(void **event, unsigned flags) {
+  if (!current) return INVALID_CONTEXT;
   /* CU_EVENT_DISABLE_TIMING is 2. */
   *event = make(flags & 2 ? EVENT : TIMED_EVENT);
   __atomic_add_fetch(&stub_events, 1, __ATOMIC_SEQ_CST);

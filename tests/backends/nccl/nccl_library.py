@@ -4,19 +4,21 @@ The stubs, `nccl_stub.c` and `cuda_stub.c`, support groups of one rank. The test
 therefore check the fit between the backend and the two packages: names, arguments,
 results that the packages hide, the GIL, and that no handle is used after its free.
 cupy cannot run over a stub, because cupy calls the driver through undocumented
-tables: `HalfCuda` replaces the part of cupy, which is devices and arrays.
+tables: `HalfCuda` replaces the part of cupy, which is arrays and current streams.
 `test_nccl_library` creates the environment, compiles the stubs and runs this file.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,12 +26,15 @@ import pytest
 
 import rankscope as dist
 from rankscope.backends.conformance.waiting import until
+from rankscope.backends.devices import cuda_context
 from rankscope.backends.devices.cuda_driver import CudaLibrary
+from rankscope.backends.devices.gpu_memory import GpuMemory
 from rankscope.backends.errors import LibraryFailure
 from rankscope.backends.groups.config import BackendConfig
 from rankscope.backends.groups.origin import Origin
 from rankscope.backends.groups.process_group import ProcessGroup
 from rankscope.backends.groups.watchdog import watchdog
+from rankscope.backends.interface import staging
 from rankscope.backends.nccl import loader
 from rankscope.backends.nccl import nccl4py as nccl_library
 from rankscope.backends.nccl.interface import GpuApi
@@ -58,21 +63,11 @@ class Stub:
 
 
 class HalfCuda(CudaLibrary):
-    """`CudaLibrary` for streams and events; arrays are those of the simulation."""
+    """`CudaLibrary`, but its arrays are those of the simulation."""
 
     def __init__(self, simulation: Simulation) -> None:
         super().__init__()
         self._simulation = simulation.cuda
-
-    def current_device(self) -> int:
-        return 0
-
-    @contextlib.contextmanager
-    def device(self, index: int) -> Iterator[None]:
-        yield
-
-    def use(self, index: int) -> None:
-        pass
 
     def current_streams(self, index: int) -> tuple[int, ...]:
         return (0,)
@@ -101,6 +96,11 @@ def driver() -> ctypes.CDLL:
     return ctypes.CDLL(os.environ["RANKSCOPE_TEST_CUDA_STUB"], ctypes.RTLD_GLOBAL)
 
 
+@pytest.fixture(scope="session")
+def nvml() -> ctypes.CDLL:
+    return ctypes.CDLL(os.environ["RANKSCOPE_TEST_NVML_STUB"], ctypes.RTLD_GLOBAL)
+
+
 def told(
     library: ctypes.CDLL, knobs: dict[str, int], counters: tuple[str, ...]
 ) -> Iterator[Stub]:
@@ -124,7 +124,8 @@ def stub(library: ctypes.CDLL) -> Iterator[Stub]:
 
 @pytest.fixture
 def cuda_stub(driver: ctypes.CDLL) -> Iterator[Stub]:
-    yield from told(driver, {"query": 0, "query_ms": 0}, ("waits",))
+    counters = ("waits", "contexts", "switches")
+    yield from told(driver, {"query": 0, "query_ms": 0}, counters)
 
 
 @pytest.fixture
@@ -154,8 +155,8 @@ def group(
     take_async_error()
 
 
-def array(group: Any, values: Any, dtype: Any = np.float32) -> Any:
-    return group.simulation.array(values, 0, dtype)
+def array(group: Any, values: Any, dtype: Any = np.float32, device: int = 0) -> Any:
+    return group.simulation.array(values, device, dtype)
 
 
 def test_every_op_gets_through(group: ProcessGroup, stub: Stub) -> None:
@@ -242,9 +243,110 @@ def test_an_op_is_over_when_its_event_was_reached(
         dist.all_reduce(x, group=group, async_op=True).synchronize()
 
 
+def on_thread(task: Callable[[], Any]) -> Any:
+    """Return the result of `task` on a thread that never chose a device."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(task).result(30)
+
+
+def test_a_thread_without_a_device_gets_a_context_on_no_other_device(
+    cuda_stub: Stub, simulation: Simulation
+) -> None:
+    cuda = HalfCuda(simulation)
+
+    def visits() -> list[int | None]:
+        devices = [cuda.current_device()]
+        with cuda.device(2):
+            devices.append(cuda.current_device())
+            with cuda.device(2):
+                devices.append(cuda.current_device())
+            with cuda.device(3):
+                devices.append(cuda.current_device())
+            devices.append(cuda.current_device())
+        return [*devices, cuda.current_device()]
+
+    assert on_thread(visits) == [None, 2, 2, 3, 2, None]
+    assert cuda_stub.contexts == 0b1100
+    # In and out of both devices; the block that changes nothing has no switch.
+    assert cuda_stub.switches == 4
+    with pytest.raises(LibraryFailure, match="CUDA_ERROR_INVALID_DEVICE"):
+        cuda.use(4)
+
+
+@pytest.mark.parametrize("end", ["shutdown", "abort"])
+def test_the_threads_of_a_group_create_contexts_on_its_device_alone(
+    group: ProcessGroup, cuda_stub: Stub, end: str
+) -> None:
+    def life() -> int | None:
+        x = array(group, [1], device=3)
+        for _ in range(3):
+            work = dist.all_reduce(x, group=group, async_op=True)
+            work.synchronize()
+        getattr(group, end)(*(["enough"] if end == "abort" else []))
+        return loader.load().cuda.current_device()
+
+    assert on_thread(life) is None
+    until(lambda: cuda_stub.streams == 0)
+    assert cuda_stub.contexts == 0b1000
+
+
+def test_staged_copies_create_contexts_on_the_device_of_the_array_alone(
+    cuda_stub: Stub, monkeypatch: pytest.MonkeyPatch, simulation: Simulation
+) -> None:
+    """Over a module in place of cupy that records the device of each of its calls."""
+    cuda = HalfCuda(simulation)
+    seen: list[tuple[str, int | None]] = []
+
+    def noted(name: str, result: Any = None) -> Any:
+        seen.append((name, cuda.current_device()))
+        return result
+
+    stream = SimpleNamespace(synchronize=lambda: noted("synchronize"))
+    fake = SimpleNamespace(
+        cuda=SimpleNamespace(get_current_stream=lambda: stream),
+        array=lambda host: noted("array", host),
+    )
+    pinned = SimpleNamespace(empty_pinned=lambda *shape: noted("pinned"))
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    monkeypatch.setitem(sys.modules, "cupyx", pinned)
+    monkeypatch.setattr(cuda_context, "_contexts", None)
+    copies = staging._cuda()
+    there = SimpleNamespace(
+        shape=(1,),
+        dtype="f4",
+        device=SimpleNamespace(id=2),
+        get=lambda out: noted("get"),
+        set=lambda host: noted("set"),
+    )
+    to_device = copies.to_device
+    assert to_device is not None
+    on_thread(lambda: copies.to_host(there))
+    on_thread(lambda: copies.from_host(None, there))
+    on_thread(lambda: to_device(np.ones(1), 2))
+    names = ["pinned", "get", "set", "synchronize", "array"]
+    assert seen == [(name, 2) for name in names]
+    assert cuda_stub.contexts == 0b100
+
+
+def test_the_memory_of_the_board_needs_no_context(
+    cuda_stub: Stub, nvml: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_context, "_contexts", None)
+    stub, gib = Stub(nvml), 1 << 30
+    memory = GpuMemory(1)
+    assert memory.read() == (gib, 80 * gib)
+    assert GpuMemory(2).read() == (2 * gib, 80 * gib)  # a part of a GPU
+    stub.lost = 1
+    assert memory.read() is None
+    stub.lost = 0
+    assert GpuMemory(3).read() is None  # unknown to NVML
+    assert (cuda_stub.contexts, cuda_stub.switches) == (0, 0)
+
+
 def test_what_was_freed_is_not_used(group: ProcessGroup) -> None:
     cuda = loader.load().cuda
-    event = cuda.new_event(timed=True)
+    with cuda.device(0):
+        event = cuda.new_event(timed=True)
     cuda.free_event(event)
     with pytest.raises(LibraryFailure, match="a handle that the stub does not know"):
         cuda.record(event, 0)
@@ -323,7 +425,8 @@ def test_the_gil_is_free_in_queries_of_events(
     group: ProcessGroup, cuda_stub: Stub
 ) -> None:
     cuda = loader.load().cuda
-    event = cuda.new_event(timed=False)
+    with cuda.device(0):
+        event = cuda.new_event(timed=False)
     cuda.record(event, 0)
     cuda_stub.query_ms = 400
     assert counted_beside(lambda: cuda.reached(event)) > FREE

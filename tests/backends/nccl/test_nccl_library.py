@@ -47,6 +47,9 @@ def test_the_packages_over_stubs_of_the_libraries(tmp_path: Path) -> None:
     stubs = {
         "RANKSCOPE_TEST_NCCL_STUB": compiled(tmp_path, "nccl_stub.c", "libnccl.so.2"),
         "RANKSCOPE_TEST_CUDA_STUB": compiled(tmp_path, "cuda_stub.c", "libcuda.so.1"),
+        "RANKSCOPE_TEST_NVML_STUB": compiled(
+            tmp_path, "nvml_stub.c", "libnvidia-ml.so.1"
+        ),
     }
     done = subprocess.run(
         [
