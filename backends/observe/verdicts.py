@@ -70,6 +70,8 @@ class Verdict:
     text: str
     #: Whether one diagnosis is enough: no later one is needed to confirm it.
     certain: bool = False
+    #: A further sentence, which `str` adds: what the library itself reports.
+    report: str = ""
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -77,7 +79,7 @@ class Verdict:
         return self.fault, self.group, self.culprits, self.op, self.seq
 
     def __str__(self) -> str:
-        return self.text
+        return f"{self.text}. {self.report}" if self.report else self.text
 
 
 class ConfirmTwice:

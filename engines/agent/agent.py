@@ -41,6 +41,7 @@ from ..wire.status_codec import pack
 from . import availability
 from .cell_source import CellSource
 from .gpus import Gpu, choose_device, load_cupy, must_share
+from .nccl_report import NcclReports
 from .publisher import StatusPublisher
 
 __all__ = ["Agent", "install"]
@@ -88,6 +89,7 @@ class Agent:
         self._new_gpu: Gpu | None = None
         self._source = CellSource(self.shell)
         self._publisher = StatusPublisher(kernel, self.summary)
+        self._nccl_reports = NcclReports()
         self._handlers = dict(
             [
                 requests.Abort.served_by(self._abort),
@@ -98,6 +100,7 @@ class Agent:
                     lambda wanted: local_dump(wanted.last)
                 ),
                 requests.GetHello.served_by(lambda _: self.hello()),
+                requests.GetNcclReport.served_by(lambda _: self._nccl_reports.latest()),
                 requests.GetStack.served_by(lambda _: self._stack()),
                 requests.GetStoreAddress.served_by(lambda _: self._store_address()),
                 requests.GetSummary.served_by(lambda _: self.summary()),

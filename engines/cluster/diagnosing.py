@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from rankscope.backends.groups.key import GroupKey
@@ -14,8 +15,10 @@ from rankscope.backends.observe.verdicts import ConfirmTwice, RankView, Verdict
 
 from ..errors import ClusterError
 from ..status import ClusterStatus, RankStatus
+from ..wire.requests import NcclReport
 from . import silence
 from .flight_records import FlightRecords
+from .nccl_account import account_of_group
 from .rank_slots import SILENCE
 
 __all__ = ["STALL", "StallWatch", "diagnose_confirmed", "diagnose_once"]
@@ -26,6 +29,8 @@ STALL = 5.0
 REQUESTED_STALL = 0.5
 #: Seconds between the two diagnoses of which one confirms the other.
 BETWEEN = 0.4
+#: Seconds for which a requested diagnosis waits for NCCL's own report.
+REPORT_WAIT = 2.5
 #: Records that are fetched from each rank.
 RECORDS = 200
 #: Seconds between two checks of the watch, and between two while verdicts stand.
@@ -63,13 +68,21 @@ class Diagnosable(Protocol):
     def where(self, ranks: Iterable[int]) -> dict[int, str]:
         """Return the stacks of the main threads."""
 
+    def nccl_report(self, rank: int) -> NcclReport | None:
+        """Return NCCL's own report about the job, or that it is pending."""
+
 
 def diagnose_once(
-    cluster: Diagnosable, stall: float, patience: float = QUIET
+    cluster: Diagnosable,
+    stall: float,
+    patience: float = QUIET,
+    report_wait: float = 0.0,
 ) -> list[Verdict]:
     """Diagnose all groups once; see `backends.observe.diagnosis.diagnose`.
 
     A rank whose silence has no known cause is at fault after `patience` seconds of it.
+    NCCL's own report, which is queried where a group of NCCL has a verdict, gets
+    `report_wait` seconds.
     """
     before = silence.take_samples(cluster.glance().ranks)
     status = cluster.status(fresh=True, timeout=ANSWER)
@@ -102,7 +115,13 @@ def diagnose_once(
     for group, generation in _groups(status).items():
         # What a rank without records has issued is not known: it may be late.
         if undecided.isdisjoint(group.ranks):
-            verdicts += diagnose(group, generation, views, stall)
+            found = diagnose(group, generation, views, stall)
+            if found:
+                report = account_of_group(
+                    group, status, cluster.nccl_report, report_wait
+                )
+                found[0] = replace(found[0], report=report)
+            verdicts += found
     return verdicts
 
 
@@ -115,7 +134,8 @@ def diagnose_confirmed(
         return []
     second.confirm(first)
     threading.Event().wait(BETWEEN)
-    return second.confirm(diagnose_once(cluster, stall))
+    # The first diagnosis has begun the query.
+    return second.confirm(diagnose_once(cluster, stall, report_wait=REPORT_WAIT))
 
 
 def _view(
@@ -168,6 +188,11 @@ def _is_suspicious(status: ClusterStatus, stall: float) -> bool:
             if oldest is not None and (oldest.elapsed or 0.0) + age > stall:
                 return True
     return False
+
+
+def _contents(verdicts: Iterable[Verdict]) -> list[tuple[Any, ...]]:
+    """Return what of `verdicts` a person reads; a text has the times of its moment."""
+    return [(one.key, one.report) for one in verdicts]
 
 
 def _groups(status: ClusterStatus) -> dict[GroupKey, int]:
@@ -223,6 +248,6 @@ class StallWatch:
                 # The cluster was shut down: the last verdicts stand.
                 return
             verdicts = second.confirm(found)
-            if [one.key for one in verdicts] != [one.key for one in reported]:
+            if _contents(verdicts) != _contents(reported):
                 reported = verdicts
                 self._on_change(verdicts)

@@ -260,6 +260,16 @@ class Ranks:
         self._check_open()
         return fetch(self._registry, check_ranks(ranks, self.n), last)
 
+    def nccl_report(self, rank: int) -> requests.NcclReport | None:
+        """Return what NCCL's RAS service reports on the host of `rank`.
+
+        Returns at once: a ``pending`` report is the last one, or empty, while the
+        service is queried. ``None`` if the rank does not answer.
+        """
+        self._check_open()
+        answers = self._registry.ask(requests.GetNcclReport(), [rank], 0.5)
+        return answers.results.get(rank)
+
     def diagnose(self, stall: float = diagnosing.REQUESTED_STALL) -> list[Verdict]:
         """Return why ops hang; ``[]`` if none does.
 

@@ -20,6 +20,7 @@ __all__ = [
     "GetClock",
     "GetFlightRecord",
     "GetHello",
+    "GetNcclReport",
     "GetStack",
     "GetStoreAddress",
     "GetSummary",
@@ -31,6 +32,7 @@ __all__ = [
     "Interrupt",
     "IsStoreLost",
     "JoinStore",
+    "NcclReport",
     "RankAssignment",
     "Rebuild",
     "Refusal",
@@ -95,6 +97,17 @@ class StoreAddress(TypedDict):
     port: int
     #: Hexadecimal.
     key: str
+
+
+class NcclReport(TypedDict):
+    """What the RAS service of NCCL on the rank's host reports about the job."""
+
+    #: Whether a query is under way, so that a later request has an answer.
+    pending: bool
+    #: Why there is no report.
+    error: str
+    #: `backends.nccl.ras.RasCommunicator` as dicts.
+    communicators: list[dict[str, Any]]
 
 
 class Aborted(TypedDict):
@@ -177,6 +190,13 @@ class GetHello(Request[Hello]):
     """Describe the engine."""
 
     op = "hello"
+
+
+@dataclass(frozen=True)
+class GetNcclReport(Request[NcclReport]):
+    """Return the report of NCCL's RAS service on the rank's host."""
+
+    op = "nccl_report"
 
 
 @dataclass(frozen=True)

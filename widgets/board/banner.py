@@ -91,7 +91,7 @@ def banner_of(
 def _verdicts(verdicts: Sequence[Verdict], groups: Sequence[Group]) -> Banner:
     sentences = []
     for verdict in verdicts:
-        sentence = _sentence(text(verdict.text, 600))
+        sentence = _sentence(text(verdict, 600))
         # Of one group the name adds nothing.
         sentences.append(
             sentence

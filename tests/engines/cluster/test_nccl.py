@@ -6,6 +6,7 @@ engine; each rank is then a group of its own.
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Iterator
@@ -18,12 +19,14 @@ import pytest
 from rankscope.backends import is_gloo_available, unavailable_reason
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.interface import entry_points as plugins
-from rankscope.engines import Cluster, ClusterError, ExecutionError
+from rankscope.backends.observe.verdicts import Fault, Verdict
+from rankscope.engines import Cluster, ClusterError, ExecutionError, StallWatch
 from rankscope.engines.agent import availability, gpus
 from rankscope.engines.agent.availability import why_refused
 from rankscope.engines.agent.gpus import choose_device, must_share
 from rankscope.engines.cluster.gpus import Gpus
 from rankscope.engines.wire.gpu_environment import parse_devices
+from tests.backends.nccl.ras_service import Server, rank, report, service
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -91,6 +94,37 @@ def test_an_abort_ends_a_main_thread_that_synchronizes(simulated: Cluster) -> No
         ranks=[0],
     ).result(20)
     assert not again.errors
+
+
+def test_the_verdict_has_what_nccl_reports(simulated: Cluster) -> None:
+    pid = simulated.pids[1]
+    server = Server(service(True, lambda: json.dumps(report([rank(0, pid, 2)], []))))
+    try:
+        host, port = server.address
+        simulated.execute(f"import os\nos.environ['NCCL_RAS_ADDR'] = '{host}:{port}'")
+        cell = simulated.execute(HANG, ranks=[1])
+        verdict = until(
+            lambda: next(
+                (one for one in simulated.diagnose() if one.group.name == "alone"), None
+            )
+        )
+        assert verdict.fault is Fault.EXECUTION_HANG
+        assert str(verdict) == (
+            f"{verdict.text}. NCCL's own report (RAS): every rank has launched "
+            "AllReduce 2"
+        )
+        told: list[list[Verdict]] = []
+        watch = StallWatch(simulated, told.append, stall=0.5)
+        until(lambda: told and told[-1][0].report == verdict.report)
+        watch.close()
+    finally:
+        server.close()
+    # Without a service, the verdict is the same without the report.
+    until(lambda: [one.report for one in simulated.diagnose()] == [""])
+    simulated.abort("alone", "seen", ranks=[1])
+    assert cell.wait(20)
+    simulated.execute("simulation.hangs.clear()", ranks=[1]).result(20)
+    simulated.rebuild("alone")
 
 
 def test_a_config_with_nccl_costs_nothing_without_a_gpu(simulated: Cluster) -> None:
