@@ -19,8 +19,11 @@ __all__ = ["connection_lost"]
 _SAID = re.compile(
     r"(?:Connection closed by peer|Socket (?:unexpectedly )?closed|"
     r"(?:Read|Write) error|writev|Pair is not connected) "
-    r"\(?\[(?P<host>[^\]|]+)\]:(?P<port>\d+)[^|]*"
+    r"\(?(?:\S+ <--> )?\[(?P<host>[^\]|]+)\]:(?P<port>\d+)[^|]*"
 )
+
+# gloo's guess at the cause, and its greeting: the group finds out the cause.
+_GUESS = re.compile(r"\.?\s*(?:This is typically caused|GLHF).*", re.DOTALL)
 
 
 def connection_lost(
@@ -33,7 +36,7 @@ def connection_lost(
     said = _SAID.search(end)
     if said is None:
         return None
-    text = said.group().partition("GLHF")[0].strip()
+    text = _GUESS.sub("", said.group()).strip()
     peer = _peer_at(said["host"], int(said["port"]), addresses)
     return ConnectionLostError(f"gloo: {text}", peer=peer)
 
