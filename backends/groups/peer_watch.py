@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ..errors import DistError
-from ..stores.base import Store
+from ..stores.base import UNKNOWN_END, Store
 from .abort_reason import AbortReason
 from .spec import GroupSpec
 
@@ -60,8 +60,7 @@ class PeerWatch:
             self._keep(store.watch_loss(self._store_lost))
         where = f"process {os.getpid()} on {socket.gethostname()}"
         self.publish_death_notice(
-            f"rank {spec.global_rank} ({where}) is gone: it was killed, crashed or "
-            "left without destroy_process_group(), or its network failed"
+            f"rank {spec.global_rank} ({where}) is gone: {UNKNOWN_END}"
         )
         for device in spec.config.device_backend_map:
             build = partial(self._peer_builds, device)

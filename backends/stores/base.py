@@ -14,6 +14,7 @@ from ..rank_sets import name_ranks
 
 __all__ = [
     "MAX_DIGITS",
+    "UNKNOWN_END",
     "Store",
     "missing_keys_error",
     "remaining",
@@ -24,6 +25,12 @@ __all__ = [
 
 #: Most digits of a store's integer: to parse a million digits takes minutes.
 MAX_DIGITS = 1000
+
+#: What a last will says of the end of its process: see `Store.last_will`.
+UNKNOWN_END = (
+    "it was killed, crashed or left without destroy_process_group(), or its network "
+    "failed"
+)
 
 
 class Store:
@@ -91,7 +98,9 @@ class Store:
         """Register `value` as what the store sets at `key` if this process dies.
 
         A `key` that is already set then is kept. A death is any end of the process
-        without a preceding call of `withdraw`. The term is MQTT's.
+        without a preceding call of `withdraw`. The term is MQTT's. Where the store
+        finds out how the process ended, it replaces `UNKNOWN_END` in `value`, by
+        ``killed by SIGKILL`` for one.
         """
 
     def withdraw(self) -> None:

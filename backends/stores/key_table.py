@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from .base import MAX_DIGITS, sum_of
+from .base import MAX_DIGITS, UNKNOWN_END, sum_of
 
 __all__ = ["KeyTable", "Reply", "Ticket"]
 
@@ -75,10 +75,12 @@ class KeyTable:
             return None
         raise ValueError(f"unknown operation {op!r}")
 
-    def execute(self, client: bytes) -> None:
-        """Set the last wills of `client`, which has died."""
+    def execute(self, client: bytes, end: str | None = None) -> None:
+        """Set the last wills of `client`, which has died; `end` says how, if known."""
         for key, value in self.wills.pop(client, {}).items():
             if not self._values.get(key):
+                if end is not None:
+                    value = value.replace(UNKNOWN_END.encode(), end.encode())
                 self._put(key, value)
 
     def _get(self, ticket: Ticket, keys: list[bytes]) -> Reply | None:

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 from ..errors import DistStoreError
 from .base import Store, missing_keys_error, to_bytes, to_seconds
+from .process_end import own_process
 from .tcp_client import TCPStoreClient
 from .tcp_keys import curve_keys, shared_key
 from .tcp_server import TCPStoreServer
@@ -63,6 +64,8 @@ class TCPStore(Store):
             self._client = TCPStoreClient(host_name, self.port, keys)
             self._client.connect(self.timeout)
             if reports_deaths:
+                # Both sides report how the process of the other one ended.
+                self._client.watch_server(self._call(b"process", own_process())[0])
                 # From now on the master sends its goodbye to this client as well.
                 self._call(b"will")
         except BaseException:

@@ -18,6 +18,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from ..errors import DistNetworkError, DistStoreError
 from .base import remaining
+from .process_end import ProcessEnd, process_end
 from .tcp_keys import CurveKeys
 from .tcp_wire import GOODBYE, MAX_MESSAGE, endpoint_of
 
@@ -28,6 +29,10 @@ _log = logging.getLogger(__name__)
 # Successive refusals, each right after the connection set-up, that prove a wrong
 # key. A single refusal may be that of a server that is about to end.
 _REFUSALS = 3
+
+# Seconds from the loss of the connection to the end of the process that served it: the
+# kernel closes the sockets of a process before it ends the process.
+_END_WAIT = 0.1
 
 
 class Request:
@@ -78,6 +83,8 @@ class TCPStoreClient:
         # server without one.
         self._goodbye = False
         self._watching_loss: list[Callable[[str], None]] = []
+        # The end of the server's process, where that runs on this host.
+        self._server_end: ProcessEnd | None = None
         self._refusals = 0
         self._connected_at = 0.0
 
@@ -170,6 +177,16 @@ class TCPStoreClient:
 
         return cancel
 
+    def watch_server(self, process: bytes) -> None:
+        """Find out how `process`, which serves the store, ends (`own_process`)."""
+        end = process_end(process)
+        with self._lock:
+            if self._end is None:
+                self._server_end = end
+                return
+        if end is not None:
+            end.close()
+
     def forget(self, request: Request) -> None:
         """Drop `request`, for which no thread waits any more."""
         with self._lock:
@@ -239,6 +256,9 @@ class TCPStoreClient:
                 os.close(self._wake_receive)
                 os.close(self._wake_send)
                 self._wake_send = -1
+                if self._server_end is not None:
+                    self._server_end.close()
+                    self._server_end = None
             self._answers.put(None)
 
     def _flush(self) -> None:
@@ -275,7 +295,7 @@ class TCPStoreClient:
             self._finish(
                 b"lost",
                 f"the connection to the store at {self._where} was lost: the process "
-                "of rank 0 ended, or the network failed; the group must be made again",
+                f"of rank 0 ended{self._how()}; the group must be made again",
             )
         elif kind in (
             zmq.Event.HANDSHAKE_FAILED_NO_DETAIL,
@@ -293,6 +313,15 @@ class TCPStoreClient:
                     "one (set the same RANKSCOPE_KEY on every rank), or what listens "
                     "there is no store of this Rankscope version",
                 )
+
+    def _how(self) -> str:
+        """Return how the process that served the store ended, as far as is known."""
+        # After a goodbye the loss is no failure, and the process may live on.
+        if self._server_end is not None and not self._goodbye:
+            known = self._server_end.known(_END_WAIT)
+            if known is not None:
+                return f" ({known})"
+        return ", or the network failed"
 
     def _finish(self, status: bytes, message: str) -> None:
         """Refuse further requests and end pending ones; the first reason is kept."""

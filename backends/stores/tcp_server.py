@@ -15,7 +15,8 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from ..errors import DistNetworkError, DistStoreError
-from .key_table import KeyTable, Ticket
+from .key_table import KeyTable, Reply, Ticket
+from .process_end import ProcessEnd, own_process, process_end
 from .tcp_keys import CurveKeys
 from .tcp_wire import GOODBYE, MAX_MESSAGE, endpoint_of
 
@@ -48,6 +49,8 @@ class TCPStoreServer:
         # Time of the next check for dead clients; dead client → time to set its wills.
         self._checks: list[float] = []
         self._dead: dict[bytes, float] = {}
+        #: The ends of the clients' processes, where the clients run on this host.
+        self._ends: dict[bytes, ProcessEnd] = {}
         self._monitor = self._router.get_monitor_socket(zmq.Event.DISCONNECTED)
         try:
             self._zap.bind(_ZAP_ENDPOINT)
@@ -129,6 +132,8 @@ class TCPStoreServer:
             self._monitor.close(0)
             self._context.destroy(linger=_LINGER_MS)
             os.close(self._stop)
+            for client in list(self._ends):
+                self._forget_process(client)
 
     def _pause(self) -> int | None:
         """Return the milliseconds until the next task that needs no request."""
@@ -144,9 +149,12 @@ class TCPStoreServer:
             for client in self._table.wills.keys() - self._dead.keys():
                 if not self._send((client, b""), b"there?", ()):
                     self._dead[client] = now + _WILL_DELAY
+                    if client in self._ends:
+                        # Now: the parent may reap the process before the delay is over.
+                        self._ends[client].known()
         for client in [one for one, when in self._dead.items() if now >= when]:
             del self._dead[client]
-            self._table.execute(client)
+            self._table.execute(client, self._forget_process(client))
 
     def _admit(self, request: list[bytes]) -> None:
         # ZAP (rfc.zeromq.org/spec/27): version, request id, domain, address,
@@ -164,12 +172,36 @@ class TCPStoreServer:
             return
         client, number, op, *args = frames
         ticket = (client, number)
+        reply: Reply | None
         try:
-            reply = self._table.handle(ticket, op, args)
+            if op == b"process":
+                reply = self._introduce(client, args)
+            else:
+                reply = self._table.handle(ticket, op, args)
+                if op == b"unwill":
+                    self._forget_process(client)
         except (DistStoreError, ValueError) as error:
             reply = b"error", [str(error).encode()]
         if reply is not None:
             self._send(ticket, *reply)
+
+    def _introduce(self, client: bytes, args: list[bytes]) -> Reply:
+        """Take in which process `client` is; return which one the server is."""
+        (process,) = args
+        self._forget_process(client)
+        end = process_end(process)
+        if end is not None:
+            self._ends[client] = end
+        return b"ok", [own_process()]
+
+    def _forget_process(self, client: bytes) -> str | None:
+        """Drop the process of `client`; return how it ended, if that is known."""
+        end = self._ends.pop(client, None)
+        if end is None:
+            return None
+        known = end.known()
+        end.close()
+        return known
 
     def _send(self, ticket: Ticket, status: bytes, payload: Sequence[bytes]) -> bool:
         """Send an answer or a server message; return whether the client exists."""

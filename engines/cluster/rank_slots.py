@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rankscope.backends.rank_sets import name_ranks
+from rankscope.backends.stores.process_end import describe_exit_code
 
 from ..errors import ClusterError
 from ..status import GroupStatus, RankStatus
@@ -94,12 +94,7 @@ def describe_exit(exit_code: int | None) -> str:
     """Return ``killed by SIGKILL`` and the like (``None``: unknown)."""
     if exit_code is None:
         return "its process ended"
-    if exit_code >= 0:
-        return f"exit code {exit_code}"
-    try:
-        return f"killed by {signal.Signals(-exit_code).name}"
-    except ValueError:
-        return f"killed by signal {-exit_code}"
+    return describe_exit_code(exit_code)
 
 
 def environment(slots: Sequence[RankSlot], gpus: Gpus) -> dict[int, dict[str, str]]:

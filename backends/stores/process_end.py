@@ -1,0 +1,110 @@
+"""How another process of this host ended, told to a process that is not its parent.
+
+A pidfd, opened while the process runs, stands for that process alone: a pid may be
+given to a new one. The status is read from ``/proc`` until the parent has reaped the
+process, and later from the pidfd, which keeps it since Linux 6.15.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import struct
+
+__all__ = ["ProcessEnd", "describe_exit_code", "own_process", "process_end"]
+
+# struct pidfd_info of linux/pidfd.h: a mask of 8 bytes, and the status at byte 60.
+_INFO_BYTES, _STATUS_AT = 64, 60
+_PIDFD_INFO_EXIT = 1 << 3
+# _IOWR(0xFF, 11, struct pidfd_info)
+_PIDFD_GET_INFO = 3 << 30 | _INFO_BYTES << 16 | 0xFF << 8 | 11
+
+
+class ProcessEnd:
+    """The end of process `pid`, which runs now; raises `OSError` if that is refused."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._pidfd = os.pidfd_open(pid)
+        self._known: str | None = None
+
+    def known(self, timeout: float = 0) -> str | None:
+        """Return how the process ended (`describe_exit_code`).
+
+        ``None``: the process has not ended within `timeout` s, or nothing tells how.
+        """
+        if self._known is None:
+            poll = select.poll()
+            poll.register(self._pidfd, select.POLLIN)
+            if poll.poll(1000 * timeout):
+                status = self._status_of_zombie() or self._status_of_reaped()
+                if status is not None:
+                    code = os.waitstatus_to_exitcode(status)
+                    self._known = describe_exit_code(code)
+        return self._known
+
+    def _status_of_zombie(self) -> int:
+        """Return the wait status while the parent has not asked for it; 0: unknown."""
+        try:
+            with open(f"/proc/{self._pid}/stat", "rb") as file:
+                # The name, in parentheses, may contain spaces.
+                fields = file.read().rpartition(b")")[2].split()
+            # Raises if the process is reaped: the fields are then of another one.
+            signal.pidfd_send_signal(self._pidfd, 0)
+        except OSError:
+            return 0
+        # The kernel writes 0 as the status of a process of another user.
+        return int(fields[-1])
+
+    def _status_of_reaped(self) -> int | None:
+        info = bytearray(struct.pack("=Q", _PIDFD_INFO_EXIT).ljust(_INFO_BYTES, b"\0"))
+        try:
+            fcntl.ioctl(self._pidfd, _PIDFD_GET_INFO, info)
+        except OSError:
+            return None  # an older kernel
+        if not struct.unpack_from("=Q", info)[0] & _PIDFD_INFO_EXIT:
+            return None
+        return int(struct.unpack_from("=i", info, _STATUS_AT)[0])
+
+    def close(self) -> None:
+        """Close the pidfd."""
+        os.close(self._pidfd)
+
+
+def describe_exit_code(code: int) -> str:
+    """Return ``killed by SIGKILL``, ``exit code 3`` or the like (as `subprocess`)."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def own_process() -> bytes:
+    """Return what names this process to others: host, pid namespace and pid."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            boot = file.read().strip()
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return b""  # no Linux
+    return b"%s/%d/%d" % (boot, namespace, os.getpid())
+
+
+def process_end(other: bytes) -> ProcessEnd | None:
+    """Return the end of the process that `own_process` named as `other`.
+
+    ``None`` for this process, for one of another host or pid namespace, and where the
+    system offers no pidfd.
+    """
+    own = own_process()
+    place, _, pid = other.rpartition(b"/")
+    if not own or other == own or place != own.rpartition(b"/")[0]:
+        return None
+    with contextlib.suppress(OSError, AttributeError, ValueError):
+        return ProcessEnd(int(pid))
+    return None
