@@ -222,9 +222,15 @@ def test_the_timeline_has_what_was_done(page: FrontEnd) -> None:
 
 
 def test_a_line_of_the_notebook(page: FrontEnd) -> None:
-    page.run("# the first line\nwhere = get_ipython().execution_count\nprint(where)")
+    request = page.run("# the first line\nwhere = 1")
+    # The number that the notebook shows: execution_count is that of the next cell,
+    # in newer IPythons, while a cell runs.
     number = page.find(
-        lambda m: m["msg_type"] == "stream" and m["content"]["text"].strip()
+        lambda m: (
+            m["msg_type"] == "execute_input"
+            and m["parent_header"].get("msg_id") == request
+            and m["content"]["execution_count"]
+        )
     )
     page.send(do="source", line=f"cell {number} line 1", id="line")
     assert page.reported("did", id="line")["text"] == "# the first line"
