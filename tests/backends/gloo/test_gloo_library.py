@@ -272,12 +272,21 @@ def test_gloo_info_says_what_is_used(
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setenv("RANKSCOPE_GLOO", found.name)
+    tested: list[tuple[str, str]] = []
+
+    def run(name: str, path: str) -> SelfTest:
+        tested.append((name, path))
+        return SelfTest(True, "", 0.25)
+
+    monkeypatch.setattr(self_test, "_run", run)
     info = dist.gloo_info()
+    assert tested == [(found.name, found.path)]
     assert (info.library, info.version) == (found.name, found.version)
     assert (info.path, info.transport) == (found.path, found.transport)
     assert (info.interface, info.address) == ("lo", "127.0.0.1")
     assert info.self_test.passed
-    assert f"gloo: {found} over {found.transport}, interface lo" in str(info)
+    said = f"gloo: {found} over {found.transport}, interface lo (127.0.0.1), self-test "
+    assert f"{said}passed in 0.25 s" in str(info)
     assert f"GlooInfo(library='{found.name}'" in repr(info)
 
 
