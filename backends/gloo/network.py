@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
+from typing import Any
 
 import psutil
 
 from ..errors import DistBackendError
 
 __all__ = ["interface_of", "own_address"]
+
+# The preferred one first.
+_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 def own_address() -> str:
@@ -22,15 +26,19 @@ def own_address() -> str:
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if interface:
         found = psutil.net_if_addrs().get(interface, [])
-        for family in (socket.AF_INET, socket.AF_INET6):
-            for address in found:
-                if address.family == family:
-                    return address.address
+        usable = [one for one in found if one.family in _FAMILIES]
+        if usable:
+            return min(usable, key=_preference).address
         raise DistBackendError(
             f"GLOO_SOCKET_IFNAME names {interface!r}, which has no address here; "
             f"there are {', '.join(sorted(psutil.net_if_addrs()))}"
         )
     return _address_towards(os.environ.get("MASTER_ADDR", "")) or "127.0.0.1"
+
+
+def _preference(found: Any) -> tuple[bool, int]:
+    # A link-local address, fe80::1%eth0, has no meaning on another host.
+    return "%" in found.address, _FAMILIES.index(found.family)
 
 
 def interface_of(address: str) -> str:

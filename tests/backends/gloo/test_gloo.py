@@ -27,7 +27,6 @@ from rankscope.backends.gloo.backend import GlooBackend
 from rankscope.backends.gloo.dtypes import arithmetic
 from rankscope.backends.gloo.eager import EagerOperation
 from rankscope.backends.gloo.library import Library, unavailable
-from rankscope.backends.gloo.rendezvous import choose_address
 from rankscope.backends.gloo.side.wire import chunk_bytes, eager_bytes, ring_bytes
 from rankscope.backends.gloo.side_process import SideProcess
 from rankscope.backends.stores.file import FileStore
@@ -703,25 +702,3 @@ def test_an_interrupt_ends_the_wait_and_not_the_op() -> None:
         assert ranks.next_report(0, 30) == "interrupted"
         ranks.tell(1, "come")
         ranks.wait()
-
-
-# -- where it listens ------------------------------------------------------
-
-
-def test_loopback_only_if_nobody_is_elsewhere(monkeypatch: Any) -> None:
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    here = {"machine": "a/1", "address": "10.0.0.1"}
-    there = {"machine": "b/1", "address": "10.0.0.2"}
-    assert choose_address([here, here], 1) == b"127.0.0.1"
-    assert choose_address([here, there], 0) == b"10.0.0.1"
-    assert choose_address([here, there], 1) == b"10.0.0.2"
-
-
-def on_an_interface(me: Rank) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    with backend(me) as made:
-        made.barrier().wait()
-
-
-def test_the_interface_can_be_chosen() -> None:
-    run_ranks(2, on_an_interface)

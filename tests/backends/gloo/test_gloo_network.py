@@ -1,0 +1,179 @@
+"""Where the side processes listen: loopback, a chosen interface, IPv4 or IPv6."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+
+from rankscope.backends.conformance.ranks import Rank, Ranks, run_ranks
+from rankscope.backends.conformance.waiting import until
+from rankscope.backends.errors import ConnectionLostError, DistBackendError, DistError
+from rankscope.backends.gloo import network
+from rankscope.backends.gloo.backend import GlooBackend
+from rankscope.backends.gloo.dtypes import arithmetic
+from rankscope.backends.gloo.library import gloo_options, installed, unavailable
+from rankscope.backends.gloo.rendezvous import choose_address
+from rankscope.backends.work.reduce_op import ReduceOp
+
+pytestmark = pytest.mark.skipif(
+    unavailable() is not None, reason="no gloo library for this Python"
+)
+
+each_library = pytest.mark.parametrize("library", list(installed()))
+
+LOOPBACK = "lo"
+
+
+def addresses(family: int, interface: str | None = None) -> list[tuple[str, str]]:
+    """The addresses of this machine, each with its interface; none that is local."""
+    return [
+        (name, found.address)
+        for name, all_found in psutil.net_if_addrs().items()
+        for found in all_found
+        if found.family == family
+        and "%" not in found.address
+        and interface in (None, name)
+    ]
+
+
+OTHERS = [
+    found for found in addresses(socket.AF_INET) if not found[1].startswith("127.")
+]
+SIX = addresses(socket.AF_INET6, LOOPBACK)
+needs_ipv6 = pytest.mark.skipif(not SIX, reason="this machine has no IPv6")
+
+
+def test_loopback_only_if_all_ranks_share_a_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    here = {"machine": "a/1", "address": "10.0.0.1"}
+    there = {"machine": "b/1", "address": "10.0.0.2"}
+    assert choose_address([here, here], 1) == b"127.0.0.1"
+    assert choose_address([here, there], 0) == b"10.0.0.1"
+    assert choose_address([here, there], 1) == b"10.0.0.2"
+
+
+@pytest.mark.parametrize(
+    ("there", "chosen"),
+    [
+        (["fd00::2", "10.0.0.2"], "10.0.0.2"),
+        (["fe80::1%eth0", "fd00::2"], "fd00::2"),
+        (["fe80::1%eth0"], "fe80::1%eth0"),
+    ],
+)
+def test_the_address_of_an_interface(
+    monkeypatch: pytest.MonkeyPatch, there: list[str], chosen: str
+) -> None:
+    found = [
+        SimpleNamespace(
+            address=address,
+            family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+        )
+        for address in there
+    ]
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"eth0": found})
+    assert network.own_address() == chosen
+
+
+def test_an_interface_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
+    with pytest.raises(DistBackendError, match=f"'nowhere0'.*there are .*{LOOPBACK}"):
+        network.own_address()
+
+
+def use(interface: str, family: int) -> None:
+    """Choose `interface`; of its addresses only those of `family` are seen."""
+    os.environ["GLOO_SOCKET_IFNAME"] = interface
+    real = psutil.net_if_addrs
+
+    def seen() -> dict[str, list[object]]:
+        return {
+            name: [one for one in found if one.family == family]
+            for name, found in real().items()
+        }
+
+    psutil.net_if_addrs = seen  # type: ignore[assignment]
+
+
+def ops(me: Rank, library: str, interface: str, family: int) -> set[str]:
+    """Some ops; returns the addresses of the side process's ends of connections."""
+    use(interface, family)
+    with (
+        me.store("gloo") as store,
+        gloo_options(library=library),
+        contextlib.ExitStack() as end,
+    ):
+        made = GlooBackend(store, me.rank, me.size)
+        end.callback(made.shutdown)
+        total = arithmetic(np.dtype(np.float64), ReduceOp.SUM)
+        for size in (3, 1 << 20):
+            x = np.full(size, me.rank + 1.0)
+            made.all_reduce(x, total).wait()
+            assert x[0] == x[-1] == 6.0
+        if me.rank == 0:
+            made.send(x, 1, 5).wait()
+        elif me.rank == 1:
+            made.recv(x, 0, 5).wait()
+        assert made._side is not None
+        side = psutil.Process(made._side.pid)
+        used = {one.laddr.ip for one in side.net_connections("inet") if one.raddr}
+        made.barrier().wait()
+        return used
+
+
+@each_library
+def test_the_interface_can_be_chosen(library: str) -> None:
+    used = run_ranks(3, ops, library, LOOPBACK, socket.AF_INET)
+    assert used == [{"127.0.0.1"}] * 3
+
+
+@pytest.mark.skipif(not OTHERS, reason="this machine has a loopback interface alone")
+@each_library
+def test_another_interface_than_loopback(library: str) -> None:
+    interface, address = OTHERS[0]
+    used = run_ranks(3, ops, library, interface, socket.AF_INET)
+    assert used == [{address}] * 3
+
+
+@needs_ipv6
+@each_library
+def test_ranks_connect_over_ipv6(library: str) -> None:
+    used = run_ranks(3, ops, library, LOOPBACK, socket.AF_INET6)
+    assert used == [{"::1"}] * 3
+
+
+def survivor(me: Rank) -> int | None:
+    """The side process of rank 1 is killed; returns which peer the others lost."""
+    use(LOOPBACK, socket.AF_INET6)
+    causes: list[str | DistError] = []
+    with me.store("gloo") as store, gloo_options(library="xoscar"):
+        made = GlooBackend(store, me.rank, me.size)
+        made.on_failure = causes.append
+        made.barrier().wait()
+        if me.rank == 1:
+            assert made._side is not None
+            assert made._side.pid
+            os.kill(made._side.pid, signal.SIGKILL)
+        else:
+            total = arithmetic(np.dtype(np.float64), ReduceOp.SUM)
+            made.all_reduce(np.ones(1 << 20), total).detach()
+        until(lambda: causes)
+        made.shutdown()
+    error = causes[0]
+    return error.peer if isinstance(error, ConnectionLostError) else None
+
+
+@needs_ipv6
+@pytest.mark.skipif("xoscar" not in installed(), reason="xoscar is not installed")
+def test_a_peer_that_is_lost_over_ipv6_is_named() -> None:
+    with Ranks(2, survivor) as ranks:
+        assert ranks.wait() == [1, None]
