@@ -29,6 +29,7 @@ NEEDED = ("tests", "tools", "notebooks", "pyproject.toml", "README.md")
 PACKAGES = (
     *("pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.7", "hypothesis>=6"),
     *("nbclient>=0.10", "nbconvert>=7", "matplotlib>=3.8", "scipy>=1.13"),
+    "ml_dtypes>=0.5",
 )
 TESTS = ("tests/backends/gloo", "tests/backends/groups/test_deaths.py", "tests/magics")
 #: Seconds for one command on one Python.

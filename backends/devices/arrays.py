@@ -101,7 +101,7 @@ def native(
     flags = getattr(result, "flags", None)
     if flags is not None:
         if isinstance(result, np.ndarray):
-            if result.dtype.kind not in "biufc" or not result.dtype.isnative:
+            if not _is_numeric(result.dtype):
                 raise TypeError(
                     f"{where}: {argument} has dtype {result.dtype}; expected bool, "
                     "an integer, a float or a complex dtype in native byte order"
@@ -117,6 +117,13 @@ def native(
                 f"{'x.contiguous()' if torch else f'{library}.ascontiguousarray(x)'}"
             )
     return result
+
+
+def _is_numeric(dtype: np.dtype) -> bool:
+    if dtype.kind in "biufc":
+        return dtype.isnative
+    # The dtype of the package ml_dtypes; its float8 dtypes have no reductions.
+    return dtype.kind == "V" and dtype.name == "bfloat16"
 
 
 def _library_of(array: Any) -> str:

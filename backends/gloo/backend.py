@@ -25,7 +25,7 @@ from ..work.composite import chain
 from ..work.op_type import OpType
 from ..work.reduce_op import ReduceOp
 from ..work.work import Work
-from .dtypes import Reduction, arithmetic
+from .dtypes import WIDENED_NUMBERS, Reduction, arithmetic
 from .eager import EagerOperation
 from .library import has_options, unavailable, usable_library
 from .operations import (
@@ -87,11 +87,12 @@ class GlooBackend(Backend):
     # -- reductions --------------------------------------------------------
 
     # gloo's float16 is slow, rounds after each rank, and skips assignments to memory
-    # that held certain bits. So it is reduced as float32, and rounded once.
+    # that held certain bits, and gloo has no bfloat16. So both are reduced as float32,
+    # and rounded once.
 
     def all_reduce(self, tensor: np.ndarray, op: Reduction) -> Work:
         """Reduce `tensor` over all ranks, in place, on every rank."""
-        wide = self._widened(tensor)
+        wide = self._widened(tensor, op)
         if self._side is not None:
             buffers = self._side.eager_buffers
             size_class = buffers.size_class(wide.nbytes)
@@ -104,13 +105,15 @@ class GlooBackend(Backend):
 
     def reduce(self, tensor: np.ndarray, dst: int, op: Reduction) -> Work:
         """Reduce into `tensor` of `dst`; the other ranks' arrays stay as they are."""
-        wide, is_root = self._widened(tensor), dst == self.rank
+        wide, is_root = self._widened(tensor, op), dst == self.rank
         command = _reduce_command(Kind.REDUCE, wide, op, dst)
         work = self._in_place(OpType.REDUCE, wide, command, store=is_root)
         return _narrowed(work, wide, tensor, store=is_root)
 
-    def _widened(self, tensor: np.ndarray, *, load: bool = True) -> np.ndarray:
-        if tensor.dtype != np.float16 or self._side is None:
+    def _widened(
+        self, tensor: np.ndarray, op: Reduction, *, load: bool = True
+    ) -> np.ndarray:
+        if op.dtype not in WIDENED_NUMBERS or self._side is None:
             return tensor
         wide = self.scratch(tensor.size, np.dtype(np.float32))
         if load:
@@ -154,14 +157,14 @@ class GlooBackend(Backend):
         self, output: np.ndarray, input_list: Sequence[np.ndarray], op: Reduction
     ) -> Work:
         """`output` becomes the reduction of all ranks' ``input_list[rank]``."""
-        regions = [whole(self._widened(each)) for each in input_list]
+        regions = [whole(self._widened(each, op)) for each in input_list]
         return self._reduce_scatter(OpType.REDUCE_SCATTER, output, regions, op)
 
     def reduce_scatter_tensor(
         self, output: np.ndarray, tensor: np.ndarray, op: Reduction
     ) -> Work:
         """As `reduce_scatter`, `tensor` being the flat concatenation of the parts."""
-        given = self._widened(tensor)
+        given = self._widened(tensor, op)
         regions = [
             Region(given, rank * output.size, output.size) for rank in range(self.size)
         ]
@@ -177,7 +180,7 @@ class GlooBackend(Backend):
         if self._side is None:
             copy(regions[0], whole(output))
             return _done(op_type, output)
-        target = self._widened(output, load=False)
+        target = self._widened(output, op, load=False)
 
         def build(operation: PlacedOperation) -> bytes:
             segment, offset = operation.place(target, load=False, store=True)
@@ -411,7 +414,7 @@ def _narrowed(
     def narrow() -> None:
         if not store:
             return
-        # A value beyond float16 becomes infinite without a warning, as in gloo.
+        # A value beyond the dtype becomes infinite without a warning, as in gloo.
         with np.errstate(over="ignore"):
             tensor.reshape(-1)[:] = wide
 

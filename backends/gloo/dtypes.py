@@ -7,9 +7,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ..work.reduce_op import ReduceOp
-from .side.wire import DTYPES, REDUCTIONS
+from .side.wire import DTYPES, ENUM_DTYPES, REDUCTIONS, WIDENED
 
-__all__ = ["Reduction", "arithmetic"]
+__all__ = ["WIDENED_NUMBERS", "Reduction", "arithmetic"]
+
+#: The numbers of the dtypes that are reduced as float32.
+WIDENED_NUMBERS = frozenset(DTYPES.index(name) for name in WIDENED)
 
 
 class Reduction(NamedTuple):
@@ -32,6 +35,9 @@ def arithmetic(dtype: np.dtype, op: ReduceOp) -> Reduction:
     found = _REDUCTIONS.get(dtype, _NONE).get(op)
     if found is not None:
         return found
+    # By name, as numpy knows the dtype only once ml_dtypes is imported.
+    if dtype.name == "bfloat16" and op in _BFLOAT16:
+        return _BFLOAT16[op]
     remedies = {
         "i": "convert it first, for instance x.astype(np.int32)",
         "u": "convert it first, for instance x.astype(np.uint32)",
@@ -46,14 +52,17 @@ def arithmetic(dtype: np.dtype, op: ReduceOp) -> Reduction:
     )
 
 
+def _all_of(number: int) -> dict[ReduceOp, Reduction]:
+    """Return the reductions of the dtype `number`."""
+    codes = {ReduceOp(name): code for code, name in enumerate(REDUCTIONS)}
+    codes[ReduceOp.AVG] = codes[ReduceOp.SUM]
+    return {op: Reduction(number, code, 1) for op, code in codes.items()}
+
+
 def _table() -> dict[np.dtype, dict[ReduceOp, Reduction]]:
-    numbers = {ReduceOp(name): number for number, name in enumerate(REDUCTIONS)}
-    numbers[ReduceOp.AVG] = total = numbers[ReduceOp.SUM]
-    dtypes = {np.dtype(name): number for number, name in enumerate(DTYPES)}
-    table = {
-        dtype: {op: Reduction(number, code, 1) for op, code in numbers.items()}
-        for dtype, number in dtypes.items()
-    }
+    total = REDUCTIONS.index("sum")
+    dtypes = {np.dtype(name): number for number, name in enumerate(ENUM_DTYPES)}
+    table = {dtype: _all_of(number) for dtype, number in dtypes.items()}
     # On 0 and 1, PRODUCT and MIN are "and", MAX is "or".
     table[np.dtype(np.bool_)] = {
         op: reduction
@@ -69,4 +78,5 @@ def _table() -> dict[np.dtype, dict[ReduceOp, Reduction]]:
 
 
 _REDUCTIONS = _table()
+_BFLOAT16 = _all_of(DTYPES.index("bfloat16"))
 _NONE: dict[ReduceOp, Reduction] = {}

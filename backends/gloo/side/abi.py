@@ -32,7 +32,7 @@ from ctypes import (
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from .wire import DTYPES, REDUCTIONS
+from .wire import DTYPES, ENUM_DTYPES, REDUCTIONS, WIDENED
 
 __all__ = [
     "CPP_TYPES",
@@ -48,15 +48,16 @@ __all__ = [
 #: ``f(result, a, b, count)``: elementwise, `result` may be `a` or `b`.
 Reduction = Callable[[int, int, int, int], None]
 
-#: Mangled names of the C++ types of DTYPES; float16 is passed as float32.
-CPP_TYPES = ("a", "h", "i", "j", "l", "m", "f", "f", "d")
+#: Mangled names of the C++ types as which DTYPES are passed.
+CPP_TYPES = ("a", "h", "i", "j", "l", "m", "f", "f", "d", "f")
 
 # gloo's own timeouts must never show: the group's is the only one. Ten years is far
 # from the overflow of nanoseconds since 1970, to which the waits add it.
 _FOREVER_MS = 10 * 365 * 86_400_000
 
 _MS = "NSt6chrono8durationIlSt5ratioILl1ELl1000EEEE"
-_FLOAT16, _FLOAT32 = DTYPES.index("float16"), DTYPES.index("float32")
+_WIDENED = frozenset(DTYPES.index(name) for name in WIDENED)
+_FLOAT32 = DTYPES.index("float32")
 
 # gloo::AllreduceOptions::Algorithm
 _ALGORITHMS = {"RING": 1, "BCUBE": 2}
@@ -192,7 +193,7 @@ class Gloo:
     _base_offset: ClassVar[int]
     #: Where rank and size lie in gloo::Context.
     _rank_offset: ClassVar[int]
-    #: The names of the binding's enums of DTYPES and of `_ALGORITHMS`.
+    #: The names of the binding's enums of ENUM_DTYPES and of `_ALGORITHMS`.
     _dtype_enum: ClassVar[str]
     _algorithm_enum: ClassVar[str]
 
@@ -278,7 +279,7 @@ class Gloo:
     ) -> None:
         """Run gloo's own all_reduce in place: by a ring, or else by BCUBE."""
         algorithm = _ALGORITHMS["RING" if ring else "BCUBE"]
-        dtype = _FLOAT32 if dtype == _FLOAT16 else dtype
+        dtype = _FLOAT32 if dtype in _WIDENED else dtype
         self._all_reduce(
             byref(self._owner),
             address,
@@ -307,7 +308,7 @@ class Gloo:
         dtypes = vars(getattr(self._module, self._dtype_enum))
         reductions = vars(self._module.ReduceOp)
         algorithms = vars(getattr(self._module, self._algorithm_enum))
-        for number, name in enumerate(DTYPES):
+        for number, name in enumerate(ENUM_DTYPES):
             self._expect(name, int(dtypes[f"gloo{name.capitalize()}"]), number)
         for number, name in enumerate(REDUCTIONS):
             self._expect(name, int(reductions[name.upper()]), number)

@@ -33,6 +33,7 @@ _C_TYPES: tuple[Any, ...] = (
     ctypes.c_float,
     ctypes.c_float,
     ctypes.c_double,
+    ctypes.c_float,
 )
 _OPERATORS: dict[str, Callable[[int, int], int]] = {
     "sum": lambda a, b: a + b,

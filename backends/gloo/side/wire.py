@@ -12,10 +12,12 @@ from typing import NamedTuple
 __all__ = [
     "COMMAND_BYTES",
     "DTYPES",
+    "ENUM_DTYPES",
     "MESSAGE_BYTES",
     "REDUCTIONS",
     "REPORT_BYTES",
     "SIGNATURE_BYTES",
+    "WIDENED",
     "Command",
     "EagerLayout",
     "Kind",
@@ -32,10 +34,8 @@ __all__ = [
 #: The longest message: a command with 1,000 transfers.
 MESSAGE_BYTES = 64 << 10
 
-#: In the order of the libraries' enum of dtypes: a dtype's number is its position. Data
-#: of dtype float16 is passed as float32; both sides know that, so that ranks whose
-#: dtypes differ do not match.
-DTYPES = (
+#: In the order of the libraries' enum of dtypes.
+ENUM_DTYPES = (
     "int8",
     "uint8",
     "int32",
@@ -46,6 +46,13 @@ DTYPES = (
     "float32",
     "float64",
 )
+
+#: A dtype's number is its position. The libraries have no bfloat16.
+DTYPES = (*ENUM_DTYPES, "bfloat16")
+
+#: Data of these dtypes are passed as float32. Commands name the dtype itself, so that
+#: ranks whose dtypes differ do not match.
+WIDENED = ("float16", "bfloat16")
 
 #: In the order of the libraries' ReduceOp, whose bitwise ops throw for every dtype.
 REDUCTIONS = ("sum", "product", "min", "max")

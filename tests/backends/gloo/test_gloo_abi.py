@@ -16,7 +16,7 @@ from rankscope.backends.gloo.library import Library, installed, unavailable
 from rankscope.backends.gloo.side import abi
 from rankscope.backends.gloo.side.abi import Function, Gloo, UnknownLibrary
 from rankscope.backends.gloo.side.libraries import LIBRARIES
-from rankscope.backends.gloo.side.wire import DTYPES, REDUCTIONS
+from rankscope.backends.gloo.side.wire import DTYPES, REDUCTIONS, WIDENED
 from rankscope.backends.stores.base import Store
 
 pytestmark = pytest.mark.skipif(
@@ -57,7 +57,7 @@ def other_layout(me: Rank, library: Library) -> None:
     refused("differently: .*size", (kind, "_rank_offset", kind._rank_offset + 4))
     refused("holder's pointer", (abi, "_OWNER_OFFSET", 32))
     refused("RING is 1; expected 2", (abi, "_ALGORITHMS", {"RING": 2}))
-    refused("uint8 is 1; expected 0", (abi, "DTYPES", DTYPES[1:]))
+    refused("uint8 is 1; expected 0", (abi, "ENUM_DTYPES", DTYPES[1:]))
     refused("product is 1; expected 0", (abi, "REDUCTIONS", REDUCTIONS[1:]))
     row: Function = kind._wrapper._replace(symbol="_ZN4gone")
     refused("lacks a function .*_ZN4gone", (kind, "_wrapper", row))
@@ -123,9 +123,9 @@ def buffers(context: Gloo) -> None:
 
 
 def reductions(context: Gloo) -> None:
-    """gloo's functions for two arrays; float16 is passed as float32."""
+    """gloo's functions for two arrays; narrow floats are passed as float32."""
     for number, name in enumerate(DTYPES):
-        dtype = np.dtype("float32" if name == "float16" else name)
+        dtype = np.dtype("float32" if name in WIDENED else name)
         a, b = np.arange(1, 8, dtype=dtype), np.arange(8, 1, -1, dtype=dtype)
         for op, reduction in enumerate(REDUCTIONS):
             result = np.zeros_like(a)
@@ -138,7 +138,7 @@ def reductions(context: Gloo) -> None:
 def all_reduces(context: Gloo) -> None:
     tag = 0
     for number, name in enumerate(DTYPES):
-        dtype = np.dtype("float32" if name == "float16" else name)
+        dtype = np.dtype("float32" if name in WIDENED else name)
         held = [np.arange(r + 1, r + 8).astype(dtype) for r in range(context.size)]
         for op, reduction in enumerate(REDUCTIONS):
             for ring in (False, True):
