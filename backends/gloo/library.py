@@ -220,8 +220,8 @@ def _unsupported() -> str | None:
     machine, implementation = platform.machine(), platform.python_implementation()
     if not sys.platform.startswith("linux") or machine not in ("x86_64", "aarch64"):
         return (
-            "gloo's libraries have wheels for Linux on x86-64 and aarch64 only; this "
-            f"is {platform.system()} on {machine}."
+            "Rankscope can use gloo on Linux on x86-64 and aarch64 only; this is "
+            f"{platform.system()} on {machine}."
         )
     if implementation != "CPython":
         return f"gloo's libraries need CPython; this is {implementation}."

@@ -257,7 +257,7 @@ def test_platforms_without_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
         )
     with monkeypatch.context() as patch:
         patch.setattr(sys, "platform", "darwin")
-        assert "wheels for Linux on x86-64 and aarch64 only" in (unavailable() or "")
+        assert "use gloo on Linux on x86-64 and aarch64 only" in (unavailable() or "")
     with monkeypatch.context() as patch:
         patch.setattr(platform, "python_implementation", lambda: "PyPy")
         assert "this is PyPy" in (unavailable() or "")

@@ -79,6 +79,26 @@ def test_eager_buffers_do_not_overlap(size: int) -> None:
     assert bool(regions) == (size <= 32)
 
 
+@pytest.mark.parametrize(
+    ("size", "classes_kib", "shared_kib", "side_kib"),
+    [
+        (2, (4, 8, 16, 32, 64, 128, 256), 2032, 1016),
+        (4, (4, 8, 16, 32, 64), 496, 496),
+        (32, (4, 8), 48, 384),
+        (33, (), 4, 0),
+    ],
+)
+def test_the_figures_of_the_eager_buffers(
+    size: int, classes_kib: tuple[int, ...], shared_kib: int, side_kib: int
+) -> None:
+    layout = EagerLayout(size)
+    assert [nbytes >> 10 for nbytes in layout.capacities] == list(classes_kib)
+    # Each buffer holds a command, too: less than a hundredth.
+    assert shared_kib <= layout.nbytes >> 10 <= shared_kib * 1.03
+    # One for each rank and size class (`_SizeClass`).
+    assert side_kib <= size * sum(layout.buffer_bytes) >> 10 <= side_kib * 1.03
+
+
 def test_the_progress_page_keeps_the_times_of_the_last_ops() -> None:
     page = bytearray(Progress.SIZE)
     side, rank = Progress(memoryview(page)), Progress(memoryview(page))
