@@ -166,10 +166,35 @@ class _Case:
     def _whereabouts(self, rank: int) -> str:
         view = self.views[rank]
         if view.location:
-            return f"it is at {view.location}"
+            return f"it is at {view.location}{self._op_elsewhere(rank)}"
         if view.last_cell_exit:
             return f"it {view.last_cell_exit}"
         return "its cell has ended, or none ran there"
+
+    def _op_elsewhere(self, rank: int) -> str:
+        """Return the oldest op that `rank` has in flight in another group, for a text.
+
+        A rank that is blocked in an op of another group cannot enter the op of this
+        one: two groups may wait for each other.
+        """
+        view = self.views[rank]
+        entry = next(
+            (
+                entry
+                for entry in view.records
+                if entry["group_id"] != self.group.id and entry["state"] in _IN_FLIGHT
+            ),
+            None,
+        )
+        if entry is None:
+            return ""
+        same_name = entry["group"] == self.group.name
+        op = (
+            f"`{entry['op']}` #{sequence_number(entry)} of "
+            f"{'another ' * same_name}group {entry['group']!r}"
+        )
+        here = view.location.startswith(entry["frame"]["source"])
+        return f" in {op}" if here else f", with {op} in flight"
 
     # -- verdicts ------------------------------------------------------------
 

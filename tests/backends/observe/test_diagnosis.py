@@ -295,6 +295,40 @@ def test_groups_that_share_a_name_and_a_rank_are_told_apart() -> None:
     assert diagnose(works, 0, views, 5) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "location", "words"),
+    [
+        (
+            "tp",
+            "cell 7 line 3",
+            "it is at cell 7 line 3 in `all_reduce` #1 of group 'tp'; rank 0 waits",
+        ),
+        (
+            "tp",
+            "cell 7 line 9",
+            "it is at cell 7 line 9, with `all_reduce` #1 of group 'tp' in flight; ",
+        ),
+        ("default", "cell 7 line 3", "in `all_reduce` #1 of another group 'default'"),
+        ("tp", "", "its cell has ended"),
+    ],
+)
+def test_a_rank_in_an_op_of_another_group_is_named_with_that_op(
+    name: str, location: str, words: str
+) -> None:
+    ranks = [Simulated(0, 3), Simulated(1, 3), Simulated(2, 3)]
+    ranks[0].issue(OpType.BARRIER, 5)
+    ranks[2].issue(OpType.BARRIER, 5, done=True)
+    other = GroupKey(name, (1, 2))
+    elsewhere = Simulated(1, 3)
+    elsewhere.status = GroupCounters(other.name, 1, 0, other.ranks, other.id)
+    elsewhere.issue(OpType.ALL_REDUCE, 3)
+    elsewhere.extra["location"] = location
+    ranks[1] = elsewhere
+    verdict = only(ranks)
+    assert verdict.culprits == (1,)
+    assert words in str(verdict)
+
+
 def test_a_rank_nothing_is_known_of_is_missing(ranks: list[Simulated]) -> None:
     for rank in (0, 1, 3):
         ranks[rank].issue(OpType.ALL_REDUCE, 5)
