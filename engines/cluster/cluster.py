@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import ipyparallel
 
@@ -30,6 +30,7 @@ from .ranks import Chosen, Ranks
 __all__ = ["Cluster"]
 
 Progress = Callable[[str], None]
+C = TypeVar("C")
 
 #: Launchers whose engines run with the libraries of this process.
 _IN_THIS_ENVIRONMENT = ("local", "mpi")
@@ -38,6 +39,13 @@ _IN_THIS_ENVIRONMENT = ("local", "mpi")
 LAST_STATUS_WAIT = 0.3
 #: Seconds that a controller gets to acknowledge its shutdown.
 HUB_WAIT = 5.0
+
+
+class _TheClass:
+    """An attribute whose value is the class: another name for calling it."""
+
+    def __get__(self, instance: object, owner: type[C]) -> type[C]:
+        return owner
 
 
 class Cluster(Ranks):
@@ -163,36 +171,8 @@ class Cluster(Ranks):
         super().__init__(client, **options)
         atexit.register(self._at_exit)
 
-    @classmethod
-    def start(
-        cls,
-        n: int,
-        *,
-        engines: str | None = None,
-        backend: str | None = None,
-        timeout: float | None = None,
-        keep: bool = False,
-        profile: str | None = None,
-        cluster_id: str | None = None,
-        devices: str | int | Sequence[int] = (),
-        share_gpu: bool = False,
-        start_timeout: float = 120,
-        progress: Progress | None = None,
-    ) -> Cluster:
-        """Start `n` ranks: ``Cluster(n)``, whose options it has."""
-        return cls(
-            n,
-            engines=engines,
-            backend=backend,
-            timeout=timeout,
-            keep=keep,
-            profile=profile,
-            cluster_id=cluster_id,
-            devices=devices,
-            share_gpu=share_gpu,
-            start_timeout=start_timeout,
-            progress=progress,
-        )
+    #: ``Cluster.start(n)`` is ``Cluster(n)``, with the same options.
+    start = _TheClass()
 
     @classmethod
     def attach(

@@ -85,7 +85,7 @@ class Owner:
 @pytest.mark.usefixtures("no_leaks")
 class TestBadInput:
     def test_the_class_and_start_take_the_same_options(self) -> None:
-        called, start = map(inspect.signature, (Cluster, Cluster.start))
+        called, start = inspect.signature(Cluster), inspect.signature(Cluster.start)
         assert called.parameters == start.parameters
 
     @pytest.mark.parametrize("n", [0, -1, 1.5, "4", True, None])
