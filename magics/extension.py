@@ -128,6 +128,8 @@ class RankscopeMagics:
                 f"{name_ranks(ranks)} restarted in {took:.1f} s, their variables are "
                 "lost; %dist_rebuild makes aborted groups usable"
             )
+        if cluster.advice:
+            print(cluster.advice)
 
     def dist_status(self, line: str) -> None:
         """Show what every rank is doing."""

@@ -47,6 +47,19 @@ class BackendConfig:
     def __init__(self, backend: str | None = None) -> None:
         self.device_backend_map: dict[str, str] = _parse(backend or _default())
 
+    @classmethod
+    def from_peer(cls, text: str) -> BackendConfig:
+        """Return the config that is `text` on another rank, where it was checked.
+
+        A backend need not be known here: it is looked up at the first op that needs it.
+        """
+        config = cls.__new__(cls)
+        config.device_backend_map = {}
+        for part in text.split(","):
+            device, _, name = part.partition(":")
+            config.device_backend_map[device] = name
+        return config
+
     def get_device_backend_map(self) -> dict[str, str]:
         """Return the mapping from device type to backend name, in order of mention."""
         return dict(self.device_backend_map)

@@ -12,7 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ..errors import DistError
-from ..interface.registry import registrations_at_init
+from ..interface.registry import (
+    note_registered_elsewhere,
+    registering_modules,
+    registrations_at_init,
+)
 from ..rank_sets import name_ranks
 from ..stores.base import Store
 from ..stores.prefix import PrefixStore
@@ -299,7 +303,13 @@ class World:
     def export_groups(self) -> dict[str, Any]:
         """Return the state that a fresh process needs to join the same groups."""
         with self._lock:
+            backends = {
+                name
+                for one in self.groups()
+                for name in one.config.device_backend_map.values()
+            }
             return {
+                "modules": registering_modules(backends),
                 "uses": [(*key, count) for key, count in self._uses.items()],
                 "groups": [
                     {
@@ -314,7 +324,11 @@ class World:
             }
 
     def import_groups(self, exported: dict[str, Any]) -> list[str]:
-        """Make this rank's groups from another rank's `export_groups`; return names."""
+        """Make this rank's groups from another rank's `export_groups`; return names.
+
+        The backends of a group need not be registered here: see `registry.resolve`.
+        """
+        note_registered_elsewhere(exported["modules"])
         with self._lock:
             made = []
             for one in exported["groups"]:
@@ -323,7 +337,7 @@ class World:
                     self._add(
                         one["name"],
                         one["ranks"],
-                        BackendConfig(one["backend"]),
+                        BackendConfig.from_peer(one["backend"]),
                         one["timeout"],
                         one["generation"],
                     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..did_you_mean import did_you_mean
@@ -16,7 +17,10 @@ __all__ = [
     "build",
     "builtin_devices",
     "known_backends",
+    "note_registered_elsewhere",
     "outdated",
+    "registered_by_cells",
+    "registering_modules",
     "registrations_at_init",
     "resolve",
     "unavailable_reason",
@@ -41,6 +45,13 @@ _BUILTIN = {
 }
 
 
+#: The module of a cell's code.
+_CELLS = "__main__"
+
+#: Of backends that other ranks of a group have registered: the module of the creator.
+_registered_elsewhere: dict[str, str] = {}
+
+
 def builtin_devices() -> dict[str, tuple[str, ...]]:
     """Return the device types of each backend that comes with Rankscope, by name."""
     return {name: builtin.devices for name, builtin in _BUILTIN.items()}
@@ -59,21 +70,78 @@ def registrations_at_init() -> list[Registration]:
 
 
 def known_backends() -> list[str]:
-    """Return the names a config may use: built in, registered, or declared."""
-    return sorted({*_BUILTIN, *Backend.registry, *entry_points.declared()})
+    """Return the names a config may use: built in, registered, or declared.
+
+    And those that `resolve` registers by an import, as other ranks have done.
+    """
+    elsewhere = (
+        name for name, module in _registered_elsewhere.items() if module != _CELLS
+    )
+    declared = entry_points.declared()
+    return sorted({*_BUILTIN, *Backend.registry, *declared, *elsewhere})
 
 
 def resolve(name: str) -> Registration:
     """Return the registration of `name`; import the module that registers it first.
 
-    Raises `DistBackendError` as `entry_points.load` does.
+    Raises `DistBackendError`, with the remedy, where nothing registers `name`; and as
+    `entry_points.load` does.
     """
     if name not in Backend.registry:
         if name in _BUILTIN:
             importlib.import_module(_BUILTIN[name].module)
+        elif name in _registered_elsewhere and name not in entry_points.declared():
+            _register_as_elsewhere(name, _registered_elsewhere[name])
         else:
             entry_points.load(name, Backend.registry)
     return Backend.registry[name]
+
+
+def registering_modules(names: Iterable[str]) -> dict[str, str]:
+    """Return the module of the creator of each backend in `names` that has one.
+
+    For `note_registered_elsewhere` in a process that joins the groups of this one.
+    The backends are those that this process has registered and that do not come with
+    Rankscope.
+    """
+    modules = {
+        name: getattr(Backend.registry[name].creator, "__module__", None)
+        for name in names
+        if name in Backend.registry and name not in _BUILTIN
+    }
+    return {name: module for name, module in modules.items() if module}
+
+
+def note_registered_elsewhere(modules: Mapping[str, str]) -> None:
+    """Note the `registering_modules` of another rank, for `resolve`."""
+    _registered_elsewhere.update(modules)
+
+
+def registered_by_cells(modules: Mapping[str, str]) -> list[str]:
+    """Return the backends of `modules` that no import registers, but a cell."""
+    return [name for name, module in modules.items() if module == _CELLS]
+
+
+def _register_as_elsewhere(name: str, module: str) -> None:
+    """Import `module`, which registered backend `name` on other ranks."""
+    failure = f"no backend {name!r} is registered on this rank"
+    if module == _CELLS:
+        raise DistBackendError(
+            f"{failure}: a cell registered it on the other ranks; run that cell on "
+            "this rank, too"
+        )
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        raise DistBackendError(
+            f"{failure}, and the module that registered it on the other ranks cannot "
+            f"be imported here: {type(error).__name__}: {error}"
+        ) from error
+    if name not in Backend.registry:
+        raise DistBackendError(
+            f"{failure}: importing {module!r} does not register it; run the code that "
+            "registered it on the other ranks on this rank, too"
+        )
 
 
 def build(

@@ -6,7 +6,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rankscope.backends import BackendConfig
 from rankscope.backends.groups.key import GroupKey
+from rankscope.backends.interface.registry import registered_by_cells
 from rankscope.backends.rank_sets import name_ranks
 
 from ..errors import ClusterError
@@ -222,13 +224,16 @@ def export_groups(
     exports = registry.ask(ExportGroups(), others).all().values()
     uses: dict[GroupKey, int] = {}
     groups: dict[GroupKey, dict[str, Any]] = {}
+    modules: dict[str, str] = {}
     for export in exports:
+        modules.update(export["modules"])
         for name, ranks, count in export["uses"]:
             key = GroupKey(name, tuple(ranks))
             uses[key] = max(count, uses.get(key, 0))
         for group in export["groups"]:
             groups.setdefault(GroupKey(group["name"], tuple(group["ranks"])), group)
     return {
+        "modules": modules,
         "uses": [(*key, count) for key, count in uses.items()],
         "groups": list(groups.values()),
     }
@@ -272,6 +277,29 @@ def _resume_groups(
     registry.ask(InitGroup(default["backend"], default["timeout"]), ranks).all()
     registry.ask(ImportGroups(exported), ranks).all()
     registry.ask(Abort(None, reason, "the notebook"), ranks).all()
+    _advise_on_cells(registry, ranks, exported)
+
+
+def _advise_on_cells(
+    registry: EngineRegistry, ranks: Sequence[int], exported: ExportedGroups
+) -> None:
+    """Add advice on backends that fresh `ranks` lack until they have run a cell."""
+    for name in registered_by_cells(exported["modules"]):
+        groups = [group["ranks"] for group in exported["groups"] if _uses(group, name)]
+        users = [rank for rank in ranks if any(rank in members for members in groups)]
+        if users:
+            verb = "has" if len(users) == 1 else "have"
+            registry.advice.append(
+                f"{name_ranks(users)} {verb} no backend {name!r}, which a cell "
+                "registered on the other ranks: run that cell there, too "
+                f"(%%distributed -r {','.join(map(str, users))})"
+            )
+
+
+def _uses(group: Mapping[str, Any], backend: str) -> bool:
+    """Return whether an exported group has `backend` for a device type."""
+    config = BackendConfig.from_peer(group["backend"])
+    return backend in config.device_backend_map.values()
 
 
 def rebuild(

@@ -95,11 +95,13 @@ def test_a_killed_engine_in_an_all_reduce(cluster: Cluster, victim: int) -> None
 
 
 #: A group over sockets, whose ranks notice at once that one of them is gone.
-SOCKETS = f"""
+REGISTER = f"""
 import sys, threading
 sys.path.insert(0, {str(ROOT)!r})
 from tests.backends import socket_backend
 socket_backend.register()
+"""
+SOCKETS = f"""{REGISTER}
 direct = dist.new_group(backend="sockets", group_desc="direct")
 dist.barrier(group=direct)
 """
@@ -126,10 +128,56 @@ def test_a_killed_engine_whose_connections_close_at_once(cluster: Cluster) -> No
         dead = f"killed by SIGKILL (engine {cluster.engine_ids[2]}, pid {pid}"
         assert f"rank 2 is dead: {dead}" in reason
         assert culprits == (2,)
-    # A fresh engine does not know the backend that a cell registered.
-    cluster.execute("dist.destroy_process_group(direct)", ranks=survivors).result(WAIT)
+    # A fresh engine has the group, and has not run what the cell called.
     cluster.restart([2])
     cluster.rebuild()
+    refused = cluster.execute("dist.barrier()", ranks=2, group="direct")
+    assert refused.wait(WAIT)
+    assert (
+        "barrier in group 'direct' on rank 2: no backend 'sockets' is registered on "
+        "this rank: importing 'tests.backends.socket_backend' does not register it; "
+        "run the code that registered it on the other ranks on this rank, too"
+    ) in refused.errors[2].evalue
+    cluster.execute(REGISTER, ranks=2).result(WAIT)
+    cluster.execute("dist.barrier()", group="direct").result(WAIT)
+    cluster.execute(DESTROY.format("direct")).result(WAIT)
+
+
+DESTROY = """
+from rankscope.backends.groups.world import world
+dist.destroy_process_group(world.get_group("{}"))
+"""
+CELL_BACKEND = """
+class Nothing(dist.Backend):
+    interface_version = 1
+
+    def barrier(self):
+        work = dist.Work()
+        work.mark_started()
+        work.mark_completed()
+        return work
+
+dist.Backend.register_backend("nothing", lambda s, r, n, t: Nothing(r, n), "cpu")
+"""
+
+
+def test_a_fresh_engine_lacks_a_backend_that_only_a_cell_registered(
+    cluster: Cluster,
+) -> None:
+    group = 'dist.new_group([1, 2], backend="cpu:nothing", group_desc="cells")\n'
+    cluster.execute(CELL_BACKEND + group).result(WAIT)
+    cluster.restart([1, 3])
+    assert cluster.advice == (
+        "rank 1 has no backend 'nothing', which a cell registered on the other ranks: "
+        "run that cell there, too (%%distributed -r 1)"
+    )
+    cluster.rebuild()
+    refused = cluster.execute("dist.barrier()", ranks=1, group="cells")
+    assert refused.wait(WAIT)
+    assert "run that cell on this rank, too" in refused.errors[1].evalue
+    cluster.execute(CELL_BACKEND, ranks=1).result(WAIT)
+    cluster.execute("dist.barrier()", group="cells").result(WAIT)
+    cluster.execute(DESTROY.format("cells"), ranks=[1, 2]).result(WAIT)
 
 
 def all_in(cluster: Cluster, group: str, ranks: Sequence[int]) -> bool:
