@@ -7,6 +7,7 @@ samples from the ranks.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -65,8 +66,9 @@ def chrome_trace(
     a rank that is not in `offsets_ns` has the reference clock.
 
     The trace has one process per rank, with one track per group and one track for
-    the group's sends and receives. The bar of an op extends from its start to
-    its end; an op in flight is left open. An op that has not started, or ended
+    the group's sends and receives, named by the group; by its id where groups share
+    a name. The bar of an op extends from its start to its end; an op in flight is left
+    open. An op that has not started, or ended
     without a start, is in a track ``… queued``; the arguments of the other ops
     state how long each was queued. Ops that overlap and do not nest take
     further tracks. A failure, a timeout or an abort is an instant event with its
@@ -83,9 +85,10 @@ def chrome_trace(
         ),
         default=0,
     )
+    labels = _labels(record for records in dumps.values() for record in records)
     events: list[dict[str, Any]] = []
     for rank in sorted(dumps):
-        events += _process(rank, dumps[rank], origin + offsets_ns.get(rank, 0))
+        events += _process(rank, dumps[rank], origin + offsets_ns.get(rank, 0), labels)
     return {
         "traceEvents": events,
         "displayTimeUnit": "ns",
@@ -96,13 +99,23 @@ def chrome_trace(
     }
 
 
+def _labels(records: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return group id → its name; the id of a group that shares its name."""
+    names = {record["group_id"]: record["group"] for record in records}
+    uses = Counter(names.values())
+    return {key: name if uses[name] == 1 else key for key, name in names.items()}
+
+
 def _process(
-    rank: int, records: Sequence[Mapping[str, Any]], origin: int
+    rank: int,
+    records: Sequence[Mapping[str, Any]],
+    origin: int,
+    labels: Mapping[str, str],
 ) -> Iterator[dict[str, Any]]:
     """Yield the events of one rank, whose clock was at `origin` (ns) at time 0."""
     yield _name("process_name", rank, 0, f"rank {rank}")
     yield {**_name("process_sort_index", rank, 0, ""), "args": {"sort_index": rank}}
-    spans = [_span(run) for run in backend_calls(records)]
+    spans = [_span(run, labels) for run in backend_calls(records)]
     thread = 0
     for name in sorted({span.track for span in spans}):
         tracks = _nest([span for span in spans if span.track == name])
@@ -120,9 +133,9 @@ def _name(kind: str, rank: int, thread: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": kind, "pid": rank, "tid": thread, "args": {"name": name}}
 
 
-def _span(records: list[Mapping[str, Any]]) -> _Span:
+def _span(records: list[Mapping[str, Any]], labels: Mapping[str, str]) -> _Span:
     first = records[0]
-    track = first["group"] + (" p2p" if first["is_p2p"] else "")
+    track = labels[first["group_id"]] + (" p2p" if first["is_p2p"] else "")
     start, end = first["time_started_ns"], first["time_ended_ns"]
     if not start:
         start = first["time_created_ns"]

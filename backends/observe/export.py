@@ -57,16 +57,19 @@ def local_dump(last: int | None = None) -> dict[str, Any]:
 
     `last` limits the records to the newest `last` ones.
 
-    The keys are the arguments of :func:`flight_recorder`: ``rank``, ``groups`` (name →
-    global ranks) and ``records`` (`Record.as_dict`, oldest first). Any thread
-    may call this function while the main thread is blocked. Raises `ValueError`
-    if this process has no rank yet.
+    The keys are the arguments of :func:`flight_recorder`: ``rank``, ``groups`` (id →
+    ``name`` and global ``ranks``) and ``records`` (`Record.as_dict`, oldest first).
+    Any thread may call this function while the main thread is blocked. Raises
+    `ValueError` if this process has no rank yet.
     """
     records = recorder.records()
     if last is not None:
         records = records[max(0, len(records) - last) :]
-    groups = {record.group: record.status.ranks for record in records}
-    groups.update({group.name: group.ranks for group in world.groups()})
+    groups = {
+        record.status.group_id: (record.group, record.status.ranks)
+        for record in records
+    }
+    groups.update({group.key.id: (group.name, group.ranks) for group in world.groups()})
     rank = world.rank
     if rank is None and records:  # the groups have been destroyed
         rank = records[-1].status.rank
@@ -77,7 +80,10 @@ def local_dump(last: int | None = None) -> dict[str, Any]:
         )
     return {
         "rank": rank,
-        "groups": {name: list(ranks) for name, ranks in groups.items()},
+        "groups": {
+            group_id: {"name": name, "ranks": list(ranks)}
+            for group_id, (name, ranks) in groups.items()
+        },
         "records": [record.as_dict() for record in records],
     }
 

@@ -29,7 +29,7 @@ def backend_calls(records: Iterable[Record]) -> Iterator[list[Record]]:
 def _one_call(record: Record) -> tuple[Any, ...]:
     """Return a key that is equal for the ops of a batch that one call ran."""
     return (
-        record["group"],
+        record["group_id"],
         record["generation"],
         record["op"],
         sequence_number(record),

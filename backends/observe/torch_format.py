@@ -7,6 +7,8 @@ PyTorch's processes dump their records as a pickled dict, one file per rank
 of all ranks and reports the collective that did not match. The format lacks some
 of our concepts, which are mapped like this:
 
+- Groups may share a name, so the name of a process group is the id of our group
+  (``tp/8dd1a2e0``), and its description our name. The default group is ``default``.
 - A rebuilt group restarts its sequence numbers, so each generation of a group is
   a process group of its own. The sends and receives of a generation are another
   one: the analyser treats neighbours in a process group that have the same number
@@ -72,12 +74,13 @@ Arrays = list[tuple[list[int], str]]
 
 
 def flight_recorder(
-    rank: int, groups: Mapping[str, Sequence[int]], records: Sequence[Record]
+    rank: int, groups: Mapping[str, Mapping[str, Any]], records: Sequence[Record]
 ) -> dict[str, Any]:
     """Return PyTorch's Flight Recorder dump (version 2.10) of one rank's records.
 
-    `groups` maps the names of groups to their global ranks; `records` are
-    `Record.as_dict`, oldest first. Times remain ``time.time_ns``.
+    `groups` maps the ids of groups to their names and global ranks, as `local_dump`
+    returns them; `records` are `Record.as_dict`, oldest first. Times
+    remain ``time.time_ns``.
     """
     batches = Counter(_number(record) for record in records)
     config: dict[str, dict[str, str]] = {}
@@ -85,7 +88,7 @@ def flight_recorder(
     entries = []
     for run in _runs(records):
         name, description = _process_group(run[0])
-        ranks = list(groups[run[0]["group"]])
+        ranks = list(groups[run[0]["group_id"]]["ranks"])
         if name not in config:
             config[name] = {"name": name, "desc": description, "ranks": str(ranks)}
         pg_id = list(config).index(name)
@@ -116,7 +119,7 @@ def flight_recorder(
 def _number(record: Record) -> tuple[str, int, bool, int]:
     """Return a key that is equal for the ops of one coalesced batch."""
     kind = "p2p_seq_id" if record["is_p2p"] else "collective_seq_id"
-    return record["group"], record["generation"], record["is_p2p"], record[kind]
+    return record["group_id"], record["generation"], record["is_p2p"], record[kind]
 
 
 def _runs(records: Iterable[Record]) -> list[list[Record]]:
@@ -133,10 +136,15 @@ def _runs(records: Iterable[Record]) -> list[list[Record]]:
 
 
 def _process_group(record: Record) -> tuple[str, str]:
-    """Return name and description; one group has one description."""
-    name = record["group"]
-    # PyTorch's name of the default group, which some of its tools search for.
-    description = "default_pg" if name == DEFAULT else name
+    """Return name and description; one group has one description.
+
+    The name is the id: several groups of a rank may share their description.
+    """
+    if record["group"] == DEFAULT:
+        # PyTorch's name of the default group, which some of its tools search for.
+        name, description = DEFAULT, "default_pg"
+    else:
+        name, description = record["group_id"], record["group"]
     if record["generation"]:
         name += f" (generation {record['generation']})"
     return (f"{name} p2p" if record["is_p2p"] else name), description

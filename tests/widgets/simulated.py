@@ -139,7 +139,8 @@ def ring(
         at = max(arrivals) + 2_400_000
     if absent is not False:
         records.append(record(count + 1, at, at + 20_000, 0, state="started"))
-    return {"rank": rank, "groups": {"default": list(range(size))}, "records": records}
+    groups = {"default": {"name": "default", "ranks": list(range(size))}}
+    return {"rank": rank, "groups": groups, "records": records}
 
 
 def record(
@@ -149,6 +150,7 @@ def record(
     return {
         "record_id": seq,
         "group": "default",
+        "group_id": "default",
         "generation": 0,
         "collective_seq_id": seq,
         "p2p_seq_id": 0,

@@ -103,15 +103,14 @@ def timeline(
 
 
 def _lanes(rank: int, dump: Mapping[str, Any], offset: int, limit: int) -> list[_Lane]:
-    members: Mapping[str, Sequence[int]] = dump["groups"]
-    lanes: dict[str, _Lane] = {
-        name: _Lane(rank, text(name, 60), tuple(ranks))
-        for name, ranks in members.items()
+    lanes = {
+        group_id: _Lane(rank, text(group["name"], 60), tuple(group["ranks"]))
+        for group_id, group in dump["groups"].items()
     }
     for batch in backend_calls(dump["records"]):
         first = batch[0]
         lane = lanes.setdefault(
-            first["group"], _Lane(rank, text(first["group"], 60), ())
+            first["group_id"], _Lane(rank, text(first["group"], 60), ())
         )
         lane.works.append(
             _Work(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import rankscope as dist
 from rankscope.backends import OpType, WorkState
+from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.chrome_trace import chrome_trace, estimate_offset
 from rankscope.backends.work.flight_recorder import GroupCounters, Record, recorder
 from tests.backends.manual import Manual
@@ -97,6 +98,23 @@ def test_ranks_are_processes_and_groups_are_lanes(two_ranks: dict[str, Any]) -> 
         (rank, name)
         for rank in (0, 1)
         for name in (f"rank {rank}", "default", "default p2p", "default queued")
+    ]
+
+
+def test_groups_of_one_name_have_lanes_of_their_own() -> None:
+    records = []
+    for key in (GroupKey("tp", (0, 1)), GroupKey("tp", (0, 2)), GroupKey("dp", (0,))):
+        status = GroupCounters(key.name, 0, 0, key.ranks, key.id)
+        one = Record(status, OpType.BARRIER, [], None, 1.0)
+        one.number()
+        records.append(one.as_dict())
+    trace = chrome_trace({0: records[:1], 1: records[1:]}, {})
+    check(trace)
+    lanes = [lane(trace, event) for event in of(trace, "B")]
+    assert lanes == [
+        f"{GroupKey('tp', (0, 1)).id} queued",
+        "dp queued",
+        f"{GroupKey('tp', (0, 2)).id} queued",
     ]
 
 

@@ -128,7 +128,7 @@ def test_bandwidths_are_those_of_the_row(rotate: OpType) -> None:
 
 def test_pytorchs_names_are_those_of_the_row(rotate: OpType) -> None:
     def dumped(*runs: list[tuple[int, ...]]) -> dict[str, Any]:
-        groups = {"default": [0, 1]}
+        groups = {GROUP.id: {"name": GROUP.name, "ranks": GROUP.ranks}}
         (entry,) = flight_recorder(0, groups, entries(rotate, *runs))["entries"]
         return {**entry, "profiling_name": entry["profiling_name"][5:]}
 

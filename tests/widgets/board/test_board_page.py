@@ -375,9 +375,8 @@ class TestTimeline:
         assert json.loads(download.value.path().read_text()) == {"traceEvents": []}
 
     def test_a_ring_that_is_empty(self, scene: Scene) -> None:
-        rings = {
-            n: {"groups": {"default": [0, 1, 2, 3]}, "records": []} for n in range(4)
-        }
+        groups = {"default": {"name": "default", "ranks": [0, 1, 2, 3]}}
+        rings = {n: {"groups": groups, "records": []} for n in range(4)}
         self.open(scene, {"type": "timeline", "now": 100.0, **timeline(rings, {}, 5)})
         scene.page.board().locator("canvas.lanes").press("ArrowRight")
 

@@ -123,7 +123,7 @@ class Timeline {
 
   find(lane, work) {
     const twin = this.lanes.find(
-      (other) => other.rank === lane.rank && other.group === lane.group,
+      (other) => other.rank === lane.rank && sameGroup(other, lane),
     );
     const same = (other) =>
       other[W.seq] === work[W.seq] && other[W.generation] === work[W.generation];
@@ -425,7 +425,7 @@ class Timeline {
   firstOf(lane, work) {
     let first = work[W.created];
     for (const other of this.lanes) {
-      if (other.group !== lane.group || other.ranks.join() !== lane.ranks.join()) continue;
+      if (!sameGroup(other, lane)) continue;
       const twin = this.find(other, work);
       if (twin) first = Math.min(first, twin.work[W.created]);
     }
@@ -452,6 +452,11 @@ class Timeline {
       else this.store.notifyViews({ trouble: answer.text, rows: new Map() });
     });
   }
+}
+
+/** Whether two lanes are of one group: groups may share a name. */
+function sameGroup(one, other) {
+  return one.group === other.group && one.ranks.join() === other.ranks.join();
 }
 
 function pad(from, to) {
