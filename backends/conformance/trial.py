@@ -105,7 +105,8 @@ class Options:
     timeout: float = 20.0
     #: Seconds from an abort to the end of every wait on the same rank.
     abort_seconds: float = 1.0
-    #: Seconds within which a start, an end and a callback are reported.
+    #: Seconds within which a start, an end and a callback are reported, and a call
+    #: returns while a rank is absent.
     report_seconds: float = 5.0
     #: Seconds within which descriptors, threads and processes of a group are gone.
     leak_seconds: float = 10.0

@@ -135,19 +135,16 @@ class SilentStart(StoreBackend):
     """Reports no start."""
 
     def _run(self, kind: OpType, function: Callable[..., Any], *args: Any) -> Work:
-        self._ops += 1
-        number, work = self._ops, Work(kind)
+        inner, silent = super()._run(kind, function, *args), Work(kind)
 
-        def run() -> None:
-            try:
-                function(number, *args)
-            except Exception as error:  # noqa: BLE001 - it is the Work's
-                work.mark_failed(error)
+        def end(done: Work) -> None:
+            if done._exception is None:
+                silent.mark_completed()
             else:
-                work.mark_completed()
+                silent.mark_failed(done._exception)
 
-        self._thread.submit(run)
-        return work
+        inner.add_done_callback(end)
+        return silent
 
 
 class _LazyWork(Work):
