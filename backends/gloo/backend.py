@@ -22,6 +22,7 @@ from ..errors import DistError
 from ..interface.base import Backend
 from ..stores.base import Store
 from ..work.composite import chain
+from ..work.futures import completed_work
 from ..work.op_type import OpType
 from ..work.reduce_op import ReduceOp
 from ..work.work import Work
@@ -138,7 +139,7 @@ class GlooBackend(Backend):
         store: bool = True,
     ) -> Work:
         if self._side is None:
-            return _done(op_type, tensor)
+            return completed_work(op_type, tensor)
         work = GlooWork(op_type, tensor, self._side.reader)
         operation: Operation
         if (
@@ -179,7 +180,7 @@ class GlooBackend(Backend):
     ) -> Work:
         if self._side is None:
             copy(regions[0], whole(output))
-            return _done(op_type, output)
+            return completed_work(op_type, output)
         target = self._widened(output, op, load=False)
 
         def build(operation: PlacedOperation) -> bytes:
@@ -281,7 +282,7 @@ class GlooBackend(Backend):
             for _, source, target in moves:
                 if source is not None and target is not None:
                     copy(source, target)
-            return _done(op_type, result)
+            return completed_work(op_type, result)
 
         def build(operation: PlacedOperation) -> bytes:
             return Command(
@@ -299,7 +300,7 @@ class GlooBackend(Backend):
     def barrier(self) -> Work:
         """End when every rank has entered."""
         if self._side is None:
-            return _done(OpType.BARRIER, None)
+            return completed_work(OpType.BARRIER, None)
         buffers = self._side.eager_buffers
         size_class = buffers.size_class(0)
         if size_class is None:
@@ -419,13 +420,6 @@ def _narrowed(
             tensor.reshape(-1)[:] = wide
 
     return chain(work, work.op_type, narrow, tensor)
-
-
-def _done(op_type: OpType, result: object) -> Work:
-    work = Work(op_type, result)
-    work.mark_started()
-    work.mark_completed()
-    return work
 
 
 def _create(store: Store, rank: int, size: int, timeout: float) -> Backend:

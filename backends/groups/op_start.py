@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from ..errors import ConnectionLostError, DistBackendError, DistError
 from ..interface.op import Op, fuse
 from ..work.flight_recorder import Batch, Record
+from ..work.futures import completed_work
 from ..work.state import WorkState
 from ..work.work import Work
 from .capture import PendingOp
@@ -35,9 +36,7 @@ def start(current: Generation, record: Record | Batch, op: Op) -> Work:
     if arrays and not arrays[0].size and op.is_empty:
         # Arrays of other ranks may have elements: they need the connection.
         op.backend.prepare(op.arrays)
-        work = Work(op.kind, op.result)
-        work.mark_started()
-        work.mark_completed()
+        work = completed_work(op.kind, op.result)
         work.bind(record)
         return work
     if current.loss is not None:

@@ -1,4 +1,4 @@
-"""Works of backends written in plain Python: from a future, or from a call."""
+"""Works made of what happens elsewhere: of a future, a call, or an op that is over."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from .op_type import OpType
 from .state import WorkState
 from .work import Work
 
-__all__ = ["create_work_from_call", "create_work_from_future"]
+__all__ = ["completed_work", "create_work_from_call", "create_work_from_future"]
+
+
+def completed_work(op_type: OpType, result: Any = None) -> Work:
+    """Return the Work of an op that has nothing to wait for."""
+    work = Work(op_type, result)
+    work.mark_started()
+    work.mark_completed()
+    return work
 
 
 def create_work_from_future(
