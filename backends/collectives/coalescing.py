@@ -18,6 +18,7 @@ from ..work.reduce_op import ReduceOp
 from ..work.work import Work
 from .arguments import Array
 from .data_movement import all_gather_into_tensor
+from .documentation import documented
 from .point_to_point import irecv, isend
 from .reductions import all_reduce, reduce_scatter_tensor
 
@@ -82,7 +83,37 @@ def coalescing_manager(
     the block waits. What an op inside returns with ``async_op=True`` may be
     waited for after the block. If the body raises, nothing is issued. A block
     inside a block on the same group joins it; ops on another group go their
-    usual way. `device` is accepted for c10d's signature.
+    usual way.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        The group; ``None`` is the default group.
+    device : object, optional
+        Not used: accepted for c10d's signature.
+    async_ops : bool, default False
+        Whether the end of the block returns at once, before the batch is over.
+
+    Yields
+    ------
+    CoalescingManager
+        The batch: ``wait()``, ``is_completed()``, and the Works after the block.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError
+        At the line of an op that is wrong, as the op raises it. Nothing is issued.
+    DistTimeoutError, DistAbortedError, DistBackendError
+        At the end of the block, or from ``cm.wait()``: the batch failed.
+
+    Examples
+    --------
+    >>> x, y = np.ones(2), np.ones(3)
+    >>> with dist.coalescing_manager() as cm:
+    ...     _ = dist.all_reduce(x, async_op=True)
+    ...     _ = dist.all_reduce(y, async_op=True)
+    >>> x, y, len(cm.works)
+    (array([1., 1.]), array([1., 1., 1.]), 1)
     """
     pg = resolve_group(group, "coalescing_manager")
     manager = CoalescingManager(pg)
@@ -127,11 +158,24 @@ class P2POp:
         return f"<P2POp {self.op.__name__} {peer}, tag {self.tag}>"
 
 
+@documented
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
-    """Issue sends and receives of one group as one batch; return its Works.
+    """Issue sends and receives of one group as one batch.
 
-    When ``wait()`` of every Work returned has returned, the data is there.
-    Their order does not matter: a batch cannot deadlock with the peers'.
+    Parameters
+    ----------
+    p2p_op_list : sequence of P2POp
+        At least one; all of one group. Their order does not matter: a batch cannot
+        deadlock with those of the peers.
+
+    Returns
+    -------
+    list of Work
+        The data is there when ``wait()`` of each of them has returned.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.batch_isend_irecv``.
     """
     ops = list(p2p_op_list)
     if not ops or not all(isinstance(op, P2POp) for op in ops):
@@ -150,32 +194,71 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     return manager.works
 
 
+@documented
 def all_reduce_coalesced(
     tensors: Sequence[Array],
     op: ReduceOp = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None:
-    """:func:`all_reduce` of each of `tensors`, in one call; all are of one device."""
+    """Reduce each of `tensors` over all ranks, in one call of the backend.
+
+    Parameters
+    ----------
+    tensors : sequence of arrays
+        Read and written in place, as by `all_reduce`; on one device. Dtypes may
+        differ. Every rank has the same sizes and dtypes, in the same order.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.all_reduce_coalesced``.
+
+    Examples
+    --------
+    >>> x, y = np.ones(2), np.ones(3, np.int64)
+    >>> dist.all_reduce_coalesced([x, y])
+    >>> x, y
+    (array([1., 1.]), array([1, 1, 1]))
+    """
     with coalescing_manager(group, async_ops=True) as manager:
         for tensor in tensors:
             all_reduce(tensor, op, group, async_op=True)
     return manager.work.finish(async_op)
 
 
+@documented
 def all_gather_into_tensor_coalesced(
     output_tensors: Sequence[Array],
     input_tensors: Sequence[Array],
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None:
-    """:func:`all_gather_into_tensor` of each pair, in one call."""
+    """Gather each input into the output beside it, in one call of the backend.
+
+    Parameters
+    ----------
+    output_tensors, input_tensors : sequences of arrays
+        Pairs, as for `all_gather_into_tensor`; all on one device. Every rank has the
+        same sizes and dtypes, in the same order.
+
+    Notes
+    -----
+    ``torch.distributed.all_gather_into_tensor`` in a ``_coalescing_manager``.
+
+    Examples
+    --------
+    >>> whole = np.zeros(2 * dist.get_world_size())
+    >>> dist.all_gather_into_tensor_coalesced([whole], [np.ones(2)])
+    >>> whole
+    array([1., 1.])
+    """
     with coalescing_manager(group, async_ops=True) as manager:
         for output, tensor in zip(output_tensors, input_tensors, strict=True):
             all_gather_into_tensor(output, tensor, group, async_op=True)
     return manager.work.finish(async_op)
 
 
+@documented
 def reduce_scatter_tensor_coalesced(
     output_tensors: Sequence[Array],
     input_tensors: Sequence[Array],
@@ -183,7 +266,26 @@ def reduce_scatter_tensor_coalesced(
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None:
-    """:func:`reduce_scatter_tensor` of each pair, in one call."""
+    """Reduce and scatter each input into the output beside it, in one call.
+
+    Parameters
+    ----------
+    output_tensors, input_tensors : sequences of arrays
+        Pairs, as for `reduce_scatter_tensor`; all on one device. Every rank has the
+        same sizes and dtypes, in the same order.
+
+    Notes
+    -----
+    ``torch.distributed.reduce_scatter_tensor`` in a ``_coalescing_manager``.
+
+    Examples
+    --------
+    >>> part = np.zeros(2)
+    >>> whole = np.ones(2 * dist.get_world_size())
+    >>> dist.reduce_scatter_tensor_coalesced([part], [whole])
+    >>> part
+    array([1., 1.])
+    """
     with coalescing_manager(group, async_ops=True) as manager:
         for output, tensor in zip(output_tensors, input_tensors, strict=True):
             reduce_scatter_tensor(output, tensor, op, group, async_op=True)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-__all__ = ["documented"]
+__all__ = ["documented", "documented_objects"]
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -49,6 +49,14 @@ _PARAMETERS_OF_MESSAGES = {
 group : ProcessGroup, optional
     The group of both ranks; ``None`` is the default group.""",
 }
+# The ops of objects are made of array ops, and block.
+_PARAMETERS_OF_OBJECTS = {
+    "device": """\
+device : str or torch.device, optional
+    The device type of the group whose backend carries the bytes, the same on all
+    ranks, as ``"cpu"`` or ``"cuda:1"``; ``None`` is host memory where the group has a
+    backend for it, else its first device type.""",
+}
 _RETURNS = """\
 Work or None
     The Work with ``async_op=True``, else ``None`` after the op has ended. On a GPU
@@ -63,6 +71,16 @@ NotImplementedError
 DistTimeoutError, DistAbortedError, DistBackendError
     The op failed. The message names rank, op and sequence number; the error has them
     as attributes. With ``async_op=True`` the Work raises the error."""
+_RAISES_OF_OBJECTS = """\
+TypeError, ValueError
+    An argument is wrong, or an object cannot be pickled. Nothing was sent; the group
+    stays usable. The lengths of two ranks' lists are compared after the transfer.
+DistError
+    An object cannot be unpickled here, or this rank refuses pickles
+    (`refuse_pickles`). The op has ended on all ranks.
+DistTimeoutError, DistAbortedError, DistBackendError
+    The op failed. The message names rank, op and sequence number; the error has them
+    as attributes."""
 _ORDER = ("Parameters", "Returns", "Raises", "Notes", "Examples")
 _HEADING = re.compile(rf"^({'|'.join(_ORDER)})\n-+\n", re.MULTILINE)
 
@@ -73,6 +91,15 @@ def documented(function: F) -> F:
     Parameters that the docstring leaves out get the text that all ops share, in the
     order of the signature; *Returns* and *Raises* are added where they are missing.
     """
+    return _complete(function, {}, _RAISES)
+
+
+def documented_objects(function: F) -> F:
+    """Do the same for an op that sends pickled objects."""
+    return _complete(function, _PARAMETERS_OF_OBJECTS, _RAISES_OF_OBJECTS)
+
+
+def _complete(function: F, texts_of_kind: Mapping[str, str], raises: str) -> F:
     if function.__doc__ is None:  # python -OO
         return function
     start, *rest = _HEADING.split(inspect.cleandoc(function.__doc__))
@@ -82,14 +109,15 @@ def documented(function: F) -> F:
     described = re.findall(r"^(\w[\w, ]*?) :", sections.get("Parameters", ""), re.M)
     own = {name.strip() for names in described for name in names.split(",")}
     parameters = inspect.signature(function).parameters
-    texts = {**_PARAMETERS, **(_PARAMETERS_OF_MESSAGES if "tag" in parameters else {})}
+    of_messages = _PARAMETERS_OF_MESSAGES if "tag" in parameters else {}
+    texts = {**_PARAMETERS, **of_messages, **texts_of_kind}
     shared = [texts[name] for name in parameters if name not in own and name in texts]
     sections["Parameters"] = "\n".join(
         filter(None, [sections.get("Parameters", ""), *shared])
     )
     if "async_op" in parameters:
         sections.setdefault("Returns", _RETURNS)
-    sections.setdefault("Raises", _RAISES)
+    sections.setdefault("Raises", raises)
     blocks = [
         f"{title}\n{'-' * len(title)}\n{sections[title]}"
         for title in _ORDER

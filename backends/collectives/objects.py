@@ -7,10 +7,9 @@ then every object sent to that rank raises there once the op has ended on all ra
 
 The bytes travel through host memory where the group has a backend for it, else
 through arrays on the group's first device type. A parameter `device` selects
-another device type of the group, the same on all ranks: ``'cpu'``, ``'cuda'``,
-``'cuda:1'``, a ``torch.device``. A device without a backend in the group raises
-`ValueError`. A device without an index is the device of the group's first op,
-else the current device. Every error names the public function that was called.
+another device type of the group. A device without an index is the device of the
+group's first op, else the current device. Every error names the public function
+that was called.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from ..groups.membership import Group, resolve_group
 from ..groups.process_group import ProcessGroup
 from ..work.op_type import OpType
 from .arguments import Place, check_tag, take_peer
+from .documentation import documented_objects
 from .object_transport import ObjectTransport
 
 __all__ = [
@@ -48,13 +48,44 @@ _refused = False
 
 
 def refuse_pickles(refuse: bool = True) -> None:
-    """Refuse to unpickle objects of other ranks on this rank, or allow it again."""
+    """Refuse to unpickle objects of other ranks on this rank, or allow it again.
+
+    Parameters
+    ----------
+    refuse : bool, default True
+        Whether an object that arrives raises `DistError` instead of being unpickled.
+
+    Notes
+    -----
+    Unpickling runs code that the sender chose. ``torch.distributed`` has no such
+    function.
+    """
     global _refused
     _refused = refuse
 
 
+@documented_objects
 def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> None:
-    """Set ``object_list[r]`` to `obj` of rank r; the list has world-size entries."""
+    """Set ``object_list[r]`` to `obj` of rank r, on every rank.
+
+    Parameters
+    ----------
+    object_list : list
+        Written in place: one entry for each rank of the group.
+    obj : object
+        Picklable. The own entry is `obj` itself, not a copy.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.all_gather_object``.
+
+    Examples
+    --------
+    >>> objects = [None] * dist.get_world_size()
+    >>> dist.all_gather_object(objects, {"loss": 0.5})
+    >>> objects
+    [{'loss': 0.5}]
+    """
     pg = resolve_group(group, "all_gather_object")
     where = Place("all_gather_object", pg)
     check_list(object_list, "object_list", pg.size(), where)
@@ -69,6 +100,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> 
     ]
 
 
+@documented_objects
 def broadcast_object_list(
     object_list: list[Any],
     src: int | None = None,
@@ -76,9 +108,26 @@ def broadcast_object_list(
     device: Any = None,
     group_src: int | None = None,
 ) -> None:
-    """Replace the entries of `object_list` by those of rank `src` (default 0).
+    """Replace the entries of `object_list` by those of rank `src`.
 
-    The list has the same length on all ranks. `device`: see this module.
+    Parameters
+    ----------
+    object_list : list
+        Picklable objects, read on `src` and replaced in place on the other ranks; of
+        the same length, at least 1, on all ranks.
+    src : int, default 0
+        The source, as its rank in the world.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.broadcast_object_list``.
+
+    Examples
+    --------
+    >>> settings = ["adam", {"lr": 0.1}] if dist.get_rank() == 0 else [None, None]
+    >>> dist.broadcast_object_list(settings)
+    >>> settings
+    ['adam', {'lr': 0.1}]
     """
     pg = resolve_group(group, "broadcast_object_list")
     where = Place("broadcast_object_list", pg)
@@ -98,6 +147,7 @@ def broadcast_object_list(
     _fill(object_list, data, count, root, pg, where)
 
 
+@documented_objects
 def gather_object(
     obj: Any,
     object_gather_list: list[Any] | None = None,
@@ -105,7 +155,30 @@ def gather_object(
     group: Group = None,
     group_dst: int | None = None,
 ) -> None:
-    """Set ``object_gather_list[r]`` on rank `dst` (default 0) to `obj` of rank r."""
+    """Set ``object_gather_list[r]`` on rank `dst` to `obj` of rank r.
+
+    Parameters
+    ----------
+    obj : object
+        Picklable. On `dst` the own entry is `obj` itself, not a copy.
+    object_gather_list : list, optional
+        On `dst` one entry for each rank of the group, written in place; not used on
+        the other ranks.
+    dst : int, default 0
+        The destination, as its rank in the world.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.gather_object``. Every rank sends
+    as many bytes as the largest pickle has.
+
+    Examples
+    --------
+    >>> objects = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    >>> dist.gather_object("from rank 0", objects)
+    >>> objects
+    ['from rank 0']
+    """
     pg = resolve_group(group, "gather_object")
     where = Place("gather_object", pg)
     root = take_peer(pg, dst, group_dst, "dst", "gather_object", default=0)
@@ -129,6 +202,7 @@ def gather_object(
         ]
 
 
+@documented_objects
 def scatter_object_list(
     scatter_object_output_list: list[Any],
     scatter_object_input_list: Sequence[Any] | None = None,
@@ -138,8 +212,27 @@ def scatter_object_list(
 ) -> None:
     """Set the first entry of the output list to entry `rank` of `src`'s input list.
 
-    `scatter_object_input_list` has world-size entries and is read on `src` alone
-    (default 0); the output list has at least one entry.
+    Parameters
+    ----------
+    scatter_object_output_list : list
+        Its first entry is written in place; at least one entry.
+    scatter_object_input_list : sequence, optional
+        On `src` one picklable object for each rank of the group; not used on the
+        other ranks.
+    src : int, default 0
+        The source, as its rank in the world.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.scatter_object_list``. Every rank
+    receives as many bytes as the largest pickle has.
+
+    Examples
+    --------
+    >>> mine = [None]
+    >>> dist.scatter_object_list(mine, [{"shard": 0}])
+    >>> mine
+    [{'shard': 0}]
     """
     pg = resolve_group(group, "scatter_object_list")
     where = Place("scatter_object_list", pg)
@@ -174,6 +267,7 @@ def scatter_object_list(
         scatter_object_output_list[0] = _unpack(data, pg.ranks[root], where)
 
 
+@documented_objects
 def send_object_list(
     object_list: Sequence[Any],
     dst: int | None = None,
@@ -182,7 +276,17 @@ def send_object_list(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> None:
-    """Send the entries of `object_list` to rank `dst`. `device`: see this module."""
+    """Send the entries of `object_list` to rank `dst`.
+
+    Parameters
+    ----------
+    object_list : sequence
+        Picklable objects, at least one; the receiver's list has as many entries.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.send_object_list``.
+    """
     pg = resolve_group(group, "send_object_list")
     where = Place("send_object_list", pg)
     peer = take_peer(pg, dst, group_dst, "dst", "send_object_list", itself=False)
@@ -195,6 +299,7 @@ def send_object_list(
     transport.send(data, peer, tag)
 
 
+@documented_objects
 def recv_object_list(
     object_list: list[Any],
     src: int | None = None,
@@ -203,9 +308,24 @@ def recv_object_list(
     tag: int = 0,
     group_src: int | None = None,
 ) -> int:
-    """Receive into `object_list` from rank `src` (default: any); return its rank.
+    """Receive into `object_list` from rank `src`.
 
-    NCCL cannot receive from any rank and has no tags. `device`: see this module.
+    Parameters
+    ----------
+    object_list : list
+        Its entries are replaced in place; as many as the sender's list has.
+    src : int, optional
+        The source, as its rank in the world; ``None``, where `group_src` is ``None``
+        too, receives from any rank, which NCCL cannot do.
+
+    Returns
+    -------
+    int
+        The sender, as its rank in the world.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.recv_object_list``.
     """
     pg = resolve_group(group, "recv_object_list")
     where = Place("recv_object_list", pg)
