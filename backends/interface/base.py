@@ -131,7 +131,11 @@ class Backend:
     ) -> None:
         """Make `name` usable in a `BackendConfig`, for the device types `devices`.
 
-        Registering a name again replaces it for groups made from then on.
+        Registering a name again replaces it for groups made from then on. It is known
+        in this process only. A rank that ``%dist_restart`` replaces joins the groups
+        of the others, and at the first op of a group imports the module of `creator`:
+        one that registers when it is imported, or an entry point, needs no more. What
+        a cell has registered, the cell has to register there again.
 
         Parameters
         ----------
