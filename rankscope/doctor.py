@@ -1,8 +1,8 @@
-"""``python -m rankscope doctor``: what can be used here, and what is in the way.
+"""``python -m rankscope doctor``: what can be used here, and what is missing.
 
-Each check is a function that yields findings. A finding is a fact (``ok``), something
-that is not there and need not be (``none``), something to know (``note``) or a fault
-(``fault``), which is what the exit status reports.
+Each check is a function that yields findings. A finding is a fact (``ok``), an optional
+part that is missing (``none``), advice (``note``) or a fault (``fault``), on which the
+exit status depends.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from rankscope.backends.interface.registry import known_backends, resolve
 __all__ = ["CHECKS", "DESCRIPTION", "EXIT", "Finding", "examine", "main"]
 
 DESCRIPTION = """
-Tell what Rankscope finds on this machine: Python and platform, the backends that can
+Report what Rankscope finds on this machine: Python and platform, the backends that can
 be used and why others cannot, gloo's library and its self-test, MPI and its launcher,
 GPUs and NCCL, the versions of the Jupyter packages, and the limits of this machine.
 """
 
 EXIT = """
-exit status: 0 ranks can be started and numpy arrays sent between them, 1 something
-that this needs is missing or broken: the lines marked "fault".
+exit status: 0 ranks can be started and can exchange numpy arrays, 1 a requirement is
+missing or broken: the lines marked "fault".
 """
 
 #: The Pythons that the tests run on; CPython 3.15 and later may lack gloo.
@@ -89,9 +89,7 @@ def check_python() -> Iterator[Finding]:
             "the ordinary build",
         )
     elif not SUPPORTED[0] <= here <= SUPPORTED[1]:
-        yield Finding(
-            "note", "Python", f"{found}: tested are {least} to {most}, not this one"
-        )
+        yield Finding("note", "Python", f"{found}: the tests run on {least} to {most}")
     else:
         yield Finding("ok", "Python", f"{found}, {sys.executable}")
     libc = " ".join(platform.libc_ver()).strip()
@@ -124,7 +122,7 @@ def check_backends() -> Iterator[Finding]:
         yield Finding(
             "fault",
             "numpy arrays",
-            "no backend for them can be used: install what is named above",
+            "no backend for them can be used: the lines above name the remedies",
         )
     elif "gloo" not in host:
         yield Finding(
@@ -136,7 +134,7 @@ def check_backends() -> Iterator[Finding]:
 
 
 def check_gloo() -> Iterator[Finding]:
-    """Check gloo's library, the network that it uses, and that it works."""
+    """Check gloo's library, its network interface, and its self-test."""
     if unavailable_reason("gloo") is not None:
         return
     info = gloo_info()
@@ -185,8 +183,8 @@ def check_mpi() -> Iterator[Finding]:
             "no mpiexec beside this Python or on PATH: pip install 'rankscope[mpi]'",
         )
         return
-    said = (_run(mpiexec, "--version").stdout.strip().splitlines() or [""])[0]
-    yield Finding("ok", "launcher", f"{mpiexec} ({said or 'it tells no version'})")
+    reported = (_run(mpiexec, "--version").stdout.strip().splitlines() or [""])[0]
+    yield Finding("ok", "launcher", f"{mpiexec} ({reported or 'no version reported'})")
 
 
 def _mpiexec() -> str | None:
@@ -211,7 +209,7 @@ _CUDA = (
 
 
 def check_gpus() -> Iterator[Finding]:
-    """Check the GPUs, and the packages around NCCL; none of them has to be there."""
+    """Check the GPUs and the packages for NCCL; all of them are optional."""
     from rankscope.engines.agent.gpus import has_driver
 
     if not has_driver():
@@ -220,7 +218,7 @@ def check_gpus() -> Iterator[Finding]:
         for line in _run("nvidia-smi", "-L").stdout.splitlines():
             yield Finding("ok", "GPU", line.partition(" (UUID")[0])
     else:
-        yield Finding("ok", "GPU", "there is a driver, and no nvidia-smi to ask")
+        yield Finding("ok", "GPU", "a driver is installed, nvidia-smi is not")
     for package in _CUDA:
         version = _version(package)
         if version is not None:
@@ -234,7 +232,7 @@ _NO_SUBSHELLS = (
     "excepted"
 )
 
-#: Package, the versions to be told about, the level, and what is to be known.
+#: Package, whether a version is affected, the level, and the advice.
 _KNOWN: tuple[tuple[str, Callable[[tuple[int, ...]], bool], str, str], ...] = (
     (
         "ipykernel",
@@ -272,7 +270,7 @@ _OPTIONAL = ("jupyterlab", "notebook")
 
 
 def check_jupyter() -> Iterator[Finding]:
-    """Check the versions of what notebooks and engines run on."""
+    """Check the versions of the packages of notebooks and engines."""
     needed = ("ipyparallel", "ipykernel", "IPython", "ipywidgets", "anywidget")
     for name in (*needed, *_OPTIONAL):
         version = _version(name)
@@ -346,7 +344,7 @@ def check_limits() -> Iterator[Finding]:
             "note" if small else "ok",
             "/dev/shm",
             f"{_size(free)} free"
-            + ("; MPI and NCCL want more (docker run --shm-size)" if small else ""),
+            + ("; MPI and NCCL need more (docker run --shm-size)" if small else ""),
         )
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = soft != resource.RLIM_INFINITY and soft < DESCRIPTORS
@@ -399,7 +397,7 @@ def examine(check: Check) -> list[Finding]:
     try:
         for finding in check():
             found.append(finding)
-    except Exception as error:  # noqa: BLE001 - what is broken here is not known before
+    except Exception as error:  # noqa: BLE001 - any part of the machine may be broken
         found.append(Finding("fault", "this check", f"{type(error).__name__}: {error}"))
     return found
 
@@ -417,7 +415,7 @@ def main() -> int:
             print(finding, flush=True)
         faults += [f"{heading}: {one.name}" for one in found if one.level == "fault"]
     if not faults:
-        print("\nNothing is in the way: %dist_init -n 4 starts ranks here.")
+        print("\nNo faults: %dist_init -n 4 starts ranks here.")
         return 0
     print(f"\n{len(faults)} fault{'s' * (len(faults) > 1)}: {'; '.join(faults)}")
     return 1

@@ -47,7 +47,7 @@ def test_it_reports_what_is_here() -> None:
     headings = [heading for heading, _ in doctor.CHECKS]
     printed = re.findall(r"^(\S.*)$", done.stdout, re.MULTILINE)
     assert [line for line in printed if line in headings] == headings
-    assert printed[-1] == "Nothing is in the way: %dist_init -n 4 starts ranks here."
+    assert printed[-1] == "No faults: %dist_init -n 4 starts ranks here."
     found = _lines(done.stdout)
     info = dist.gloo_info()
     assert (
