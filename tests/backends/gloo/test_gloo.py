@@ -358,6 +358,8 @@ def disagree(me: Rank, attempt: int) -> None:
         # Nobody mixed anything up, nobody died: they wait for each other.
         assert work.state is WorkState.STARTED
         assert psutil.pid_exists(side_pid(made))
+        # Over tcp the end of one side process ends the op of the other.
+        me.meet("looked")
         made.abort("over")
         made.abort("again")
         made.shutdown()
