@@ -20,11 +20,12 @@ from rankscope.backends.conformance.checker import Checker
 from rankscope.backends.conformance.ranks import Rank, Ranks, run_ranks
 from rankscope.backends.conformance.trial import HostArrays
 from rankscope.backends.conformance.waiting import until
+from rankscope.backends.gloo.library import gloo_options, installed
 from rankscope.backends.groups.world import world as groups
 from tests.backends.scripts import script
 
 pytestmark = pytest.mark.skipif(
-    not dist.is_gloo_available(), reason="pygloo has no wheel for this Python"
+    not dist.is_gloo_available(), reason="no gloo library for this Python"
 )
 
 
@@ -224,22 +225,45 @@ def test_ops_of_a_group_run_in_the_order_of_issue() -> None:
 LATE = 45.0
 
 
-def patient(me: Rank, late: float) -> float:
-    with world(timeout=300):
-        dist.barrier()
+# An all_reduce by eager buffers, by gloo's BCUBE and by its ring.
+PATIENT = [1000, 50_000, 1 << 20]
+
+
+def patient(me: Rank, late: float, library: str) -> list[float]:
+    """Each op in a group of its own, as the ops of one group wait for each other."""
+    with world(timeout=300), gloo_options(library=library):
+        members = [dist.new_group([0, 1]) for _ in PATIENT]
+        for group in (None, *members):
+            dist.barrier(group=group)
         if me.rank == 1:
             threading.Event().wait(late)
-        x, began = np.ones(1000), time.monotonic()
-        dist.all_reduce(x)
-        assert x[0] == 2.0
-        return time.monotonic() - began
+        began = time.monotonic()
+        arrays = [np.ones(size) for size in PATIENT]
+        works = [
+            dist.all_reduce(x, group=group, async_op=True)
+            for x, group in zip(arrays, members, strict=True)
+        ]
+        y = np.full(30_000, float(me.rank))
+        works.append(dist.irecv(y, 1) if me.rank == 0 else dist.isend(y, 0))
+        seconds = []
+        for work in works:
+            work.wait()
+            seconds.append(time.monotonic() - began)
+        assert all((x == 2.0).all() for x in arrays)
+        assert (y == 1.0).all()
+        return seconds
 
 
 @pytest.fixture(scope="module", autouse=True)
-def waiting_for_a_late_rank(_module_leaves_nothing: None) -> Iterator[Ranks]:
-    """Two ranks of the last test here; they wait while the other tests run."""
-    with Ranks(2, patient, LATE, timeout=600) as ranks:
-        yield ranks
+def waiting_for_a_late_rank(
+    _module_leaves_nothing: None,
+) -> Iterator[dict[str, Ranks]]:
+    """Two ranks per library of the last test here; they wait during the other tests."""
+    with contextlib.ExitStack() as end:
+        yield {
+            library: end.enter_context(Ranks(2, patient, LATE, library, timeout=600))
+            for library in installed()
+        }
 
 
 def impatient(me: Rank) -> tuple[float, str]:
@@ -500,8 +524,11 @@ def test_the_ranks_that_are_left_go_on_in_a_smaller_group() -> None:
         assert ranks.wait() == [4.0, 0.0, 4.0]
 
 
+@pytest.mark.parametrize("library", list(installed()))
 def test_a_rank_that_comes_45_s_late_is_waited_for(
-    waiting_for_a_late_rank: Ranks,
+    waiting_for_a_late_rank: dict[str, Ranks], library: str
 ) -> None:
-    waited, _ = waiting_for_a_late_rank.wait()
-    assert waited > LATE - 1
+    # gloo gives up after 30 s unless it is told to wait.
+    waited, _ = waiting_for_a_late_rank[library].wait()
+    assert len(waited) == len(PATIENT) + 1
+    assert min(waited) > LATE - 1
