@@ -62,8 +62,9 @@ def nccl_options(**chosen: Any) -> Iterator[None]:
     ``min_ctas``, ``max_ctas``, ``cga_cluster_size``, ``net_name`` and others; NCCL's
     documentation of ``ncclConfig_t`` describes each field. The first use of a group
     creates the group's backend, so the first use belongs in the block. A nested block
-    adds to the options of the outer block. Raises `ValueError` for an unknown name or
-    a number out of range, `TypeError` for a value of another type.
+    adds to the options of the outer block. Raises `ValueError` for an unknown name, a
+    number out of range or a ``min_ctas`` without ``max_ctas``, which NCCL refuses, and
+    `TypeError` for a value of another type.
     """
     for name, value in chosen.items():
         if name not in _KINDS:
@@ -76,12 +77,7 @@ def nccl_options(**chosen: Any) -> Iterator[None]:
         if kind is int:
             _check_range(name, chosen[name])
     together = {**options(), **chosen}
-    least, most = together.get("min_ctas"), together.get("max_ctas")
-    if least is not None and most is not None and least > most:
-        raise ValueError(
-            f"nccl_options: min_ctas={least} is more than max_ctas={most}; expected "
-            "min_ctas of at most max_ctas"
-        )
+    _check_ctas(together)
     token = _chosen.set(together)
     try:
         yield
@@ -95,6 +91,24 @@ def _check_range(name: str, value: int) -> None:
     if value < least or (most is not None and value > most):
         wanted = f"at least {least}" if most is None else f"{least} to {most}"
         raise ValueError(f"nccl_options: {name}={value}; expected {wanted}")
+
+
+def _check_ctas(together: dict[str, Any]) -> None:
+    """Raise `ValueError` if NCCL would refuse this pair of min_ctas and max_ctas."""
+    least, most = together.get("min_ctas"), together.get("max_ctas")
+    if least is None:
+        return
+    if most is None:
+        # parseCommConfig compares the two before it sets the default of max_ctas.
+        raise ValueError(
+            f"nccl_options: min_ctas={least} without max_ctas, which NCCL refuses; "
+            f"give both, for instance min_ctas={least}, max_ctas={max(least, 32)}"
+        )
+    if least > most:
+        raise ValueError(
+            f"nccl_options: min_ctas={least} is more than max_ctas={most}; expected "
+            "min_ctas of at most max_ctas"
+        )
 
 
 def nonblocking() -> bool:

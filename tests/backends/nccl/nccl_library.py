@@ -197,10 +197,10 @@ def test_every_op_gets_through(group: ProcessGroup, stub: Stub) -> None:
 def test_communicators_are_nonblocking_and_take_options(
     group: ProcessGroup, stub: Stub
 ) -> None:
-    with dist.nccl_options(min_ctas=3):
+    with dist.nccl_options(min_ctas=3, max_ctas=5):
         dist.all_reduce(array(group, [1]), group=group)
     assert stub.blocking == 0
-    assert stub.min_ctas == 3
+    assert (stub.min_ctas, stub.max_ctas) == (3, 5)
     with (
         pytest.raises(ValueError, match="there is no 'min_cta'"),
         dist.nccl_options(min_cta=3),

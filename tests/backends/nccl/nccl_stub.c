@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 typedef int result_t;
-enum { SUCCESS = 0, SYSTEM_ERROR = 2, IN_PROGRESS = 7 };
+enum { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, IN_PROGRESS = 7 };
 typedef struct { char bytes[128]; } unique_id_t;
 typedef struct { int size, rank, aborted; } comm_t;
 
@@ -24,7 +24,7 @@ volatile int stub_abort_ms = 0;
 volatile int stub_inits, stub_aborts, stub_destroys, stub_calls, stub_groups;
 volatile int stub_in_call;
 volatile int stub_splits, stub_shrinks, stub_excluded, stub_shrink_flags;
-int stub_blocking, stub_min_ctas;
+int stub_blocking, stub_min_ctas, stub_max_ctas;
 double stub_factor;
 
 static comm_t comms[256];
@@ -54,10 +54,14 @@ const char *ncclGetLastError(void *comm) { (void)comm; return "the stub's last e
 result_t ncclCommInitRankScalable(comm_t **comm, int size, int rank, int ids,
                                   unique_id_t *id, int *config) {
   (void)ids; (void)id;
-  /* ncclConfig_t: size, magic, version, then blocking, cgaClusterSize, minCTAs. */
+  /* ncclConfig_t: size (of 8 bytes), magic, version, then these. */
+  enum { BLOCKING = 4, MIN_CTAS = 6, MAX_CTAS = 7 };
   if (config) {
-    stub_blocking = config[4];
-    stub_min_ctas = config[6];
+    stub_blocking = config[BLOCKING];
+    stub_min_ctas = config[MIN_CTAS];
+    stub_max_ctas = config[MAX_CTAS];
+    /* As NCCL does: before the defaults are set, what is not set is INT_MIN. */
+    if (stub_min_ctas > stub_max_ctas) return INVALID_ARGUMENT;
   }
   *comm = &comms[stub_inits++ % 256];
   **comm = (comm_t){size, rank, 0};
@@ -94,7 +98,7 @@ result_t ncclCommShrink(comm_t *parent, int *excluded, int count, comm_t **comm,
 }
 
 result_t ncclCommGetAsyncError(comm_t *comm, result_t *result) {
-  if (!comm) return 4;
+  if (!comm) return INVALID_ARGUMENT;
   if (born && stub_async == SUCCESS) {
     *born = &comms[stub_inits++ % 256];
     born = NULL;

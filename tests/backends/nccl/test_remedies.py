@@ -135,6 +135,11 @@ def test_a_missing_library_is_named_for_the_cuda_that_is_there(
         ({"min_ctas": 0}, "min_ctas=0; expected at least 1"),
         ({"max_ctas": -4}, "max_ctas=-4; expected at least 1"),
         ({"min_ctas": 5, "max_ctas": 4}, "min_ctas=5 is more than max_ctas=4"),
+        (
+            {"min_ctas": 4},
+            "min_ctas=4 without max_ctas, which NCCL refuses; give both, for instance "
+            "min_ctas=4, max_ctas=32",
+        ),
         ({"cga_cluster_size": -1}, "cga_cluster_size=-1; expected 0 to 8"),
         ({"cga_cluster_size": 9}, "cga_cluster_size=9; expected 0 to 8"),
         ({"nvls_ctas": 0}, "nvls_ctas=0; expected at least 1"),
