@@ -395,7 +395,7 @@ class Generation:
             left = record.timeout - (now - begun) / 1e9
             if left > 0:
                 nearest = min(nearest, left)
-            elif not work.is_completed():
+            elif not work.poll():
                 if loss is not None:
                     self._abort(loss.reason, publish=True)
                 else:

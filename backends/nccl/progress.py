@@ -57,6 +57,8 @@ class Progress:
         self._open: collections.Counter[Queue] = collections.Counter()
         self._busy: set[Queue] = set()
         self._tasks: collections.deque[Callable[[], None]] = collections.deque()
+        # Set after the next time that every busy queue was advanced.
+        self._waiting: collections.deque[threading.Event] = collections.deque()
         self._lock = threading.Lock()
         self._nap, self._used = _NAP, 0.0
         self._asleep = False
@@ -96,6 +98,16 @@ class Progress:
         self._tasks.append(task)
         self._loop.kick()
 
+    def poll(self, seconds: float) -> bool:
+        """Have the busy queues advanced once, now; return whether within `seconds`.
+
+        The progress thread does it: the caller, the watchdog, must not call CUDA, which
+        may block while a kernel hangs.
+        """
+        advanced = threading.Event()
+        self._waiting.append(advanced)
+        return self._loop.kick() and advanced.wait(seconds)
+
     def stuck_for(self) -> float:
         """Return the seconds that a thread has been stuck in a call; 0 if none is."""
         now = time.monotonic()
@@ -108,8 +120,11 @@ class Progress:
         moved = False
         while self._tasks:
             self._tasks.popleft()()
+        waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]
         for queue in list(self._busy):
             moved = self._advance(queue) or moved
+        for advanced in waiting:
+            advanced.set()
         now = time.monotonic()
         with self._lock:
             self._busy = {queue for queue in self._busy if queue.busy}

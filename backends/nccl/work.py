@@ -28,6 +28,9 @@ Call = Callable[[Any, int], None]
 # its timeout: what delays it, such as the creation of its communicator, may end with
 # an error that says more.
 _GRACE = 1_000_000_000
+# Seconds that the watchdog waits for the progress thread's look at an overdue op; the
+# thread may be stuck in a call.
+_LOOK = 0.05
 
 
 class IssuingStream(Protocol):
@@ -127,6 +130,13 @@ class NCCLWork(Work):
             progress.call(run)
         else:
             run()
+
+    def poll(self) -> bool:
+        # The device may have finished the op while no thread could look: code of the
+        # user's that keeps the GIL delays the progress thread and the watchdog alike.
+        if not self.is_completed():
+            progress.poll(_LOOK)
+        return self.is_completed()
 
     def begun_ns(self, oldest: bool) -> int:
         if self.started_ns:

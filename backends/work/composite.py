@@ -39,6 +39,11 @@ class _Composite(Work):
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         return super()._block(left)
 
+    def poll(self) -> bool:
+        for part in self.parts:
+            part.poll()
+        return super().poll()
+
     def detach(self) -> None:
         for part in self.parts:
             part.detach()

@@ -190,6 +190,13 @@ class Work:
         """
         self.wait()
 
+    def poll(self) -> bool:
+        """Return whether the op is over; a backend that polls looks once more first.
+
+        The watchdog calls this before it times the op out. May block for a moment.
+        """
+        return self.is_completed()
+
     def begun_ns(self, oldest: bool) -> int:
         """Return when the op's timeout began to count (``time.time_ns``); 0: not yet.
 

@@ -20,6 +20,7 @@ import rankscope as dist
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.devices import cuda_device
 from rankscope.backends.errors import LibraryFailure
+from rankscope.backends.nccl import progress as progress_module
 from rankscope.backends.nccl.progress import progress
 from rankscope.backends.work.async_errors import take_async_error
 from rankscope.backends.work.state import WorkState
@@ -442,6 +443,30 @@ def test_a_communicator_that_stays_busy_is_timed_out(
     with pytest.raises(dist.DistTimeoutError, match="all_reduce #2"):
         work.synchronize()
     simulation.in_progress.clear()
+
+
+def test_an_op_that_ended_unseen_is_not_timed_out(
+    ranks: Ranks, simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the user's code keeps the GIL for longer than the timeout."""
+    ranks.start(1, timeout=0.5)
+    (r,) = ranks.ranks
+    dist.barrier(group=r.pg)
+    # From here on the progress thread looks once a minute.
+    for name in ("_NAP", "_NAP_MAX"):
+        monkeypatch.setattr(progress_module, name, 60.0)
+    monkeypatch.setattr(progress, "_nap", 60.0)
+    over = threading.Event()
+    simulation.compute(0, lambda: (over.wait(20), None)[1])
+    work = r.all_reduce()
+    stream = stream_of(r)
+    until(lambda: bool(stream.in_flight))
+    work.mark_started()
+    over.set()
+    simulation.streams[stream.cuda_stream].synchronize()
+    until(work.is_completed)
+    assert work.is_success(), r.pg.aborted
+    assert r.pg.aborted is None
 
 
 def test_a_store_that_does_not_answer_holds_up_no_timeout(
