@@ -94,6 +94,9 @@ class Generation:
         #: The op that is being handed to its backend, and since when. It takes a
         #: moment unless a call of the library is stuck.
         self.handing_over: tuple[Record, float] | None = None
+        # Of the ops in flight: when they began, as `begun_ns` says and by the monotonic
+        # clock.
+        self._begun_at: dict[Work, tuple[int, float]] = {}
         self._abort_lock = threading.Lock()
         # Set when `aborted` is.
         self._ended = threading.Event()
@@ -375,10 +378,11 @@ class Generation:
     def expire(self) -> float:
         """Time out overdue ops; return the seconds to the next deadline."""
         if self._abort_if_stuck() or not self.status.in_flight:
+            self._begun_at.clear()
             return float("inf")
         self.refresh()
         self._note_withheld()
-        now = time.time_ns()
+        begun_at, self._begun_at = self._begun_at, {}
         loss, nearest = self.loss, float("inf")
         if loss is not None:
             nearest = loss.left
@@ -389,10 +393,16 @@ class Generation:
             record = work.record
             if record is None:
                 continue
-            begun = work.begun_ns(oldest=not place)
-            if not begun:
+            begun_ns = work.begun_ns(oldest=not place)
+            if not begun_ns:
                 continue
-            left = record.timeout - (now - begun) / 1e9
+            # The wall clock may be set while the op runs.
+            known = begun_at.get(work)
+            if known is None or known[0] != begun_ns:
+                ran = (time.time_ns() - begun_ns) / 1e9
+                known = begun_ns, time.monotonic() - ran
+            self._begun_at[work] = known
+            left = known[1] + record.timeout - time.monotonic()
             if left > 0:
                 nearest = min(nearest, left)
             elif not work.poll():

@@ -90,6 +90,24 @@ def test_a_group_that_fails_does_not_stop_the_watchdog(
     assert "the watchdog failed on" in caplog.text
 
 
+@pytest.mark.parametrize("hours", [1, -1])
+def test_a_wall_clock_that_is_set_times_no_op_out(
+    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    made = dist.new_group([0, 1], group_desc="half", timeout=60)
+    assert isinstance(made, dist.ProcessGroup)
+    work = dist.all_reduce(np.ones(3), async_op=True, group=made)
+    assert work is not None
+    work.mark_started()
+    made.current.expire()
+    wall_clock = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: wall_clock() + hours * 3600 * 10**9)
+    assert 0 < made.current.expire() < 60
+    assert made.aborted is None
+    work.mark_completed()
+    dist.destroy_process_group(made)
+
+
 def test_an_op_that_keeps_its_own_deadline_is_not_timed_out(
     group: dist.ProcessGroup,
 ) -> None:
