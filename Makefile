@@ -71,7 +71,7 @@ format: environment ## format the code and mend what the linter can mend
 	@$(BIN)/ruff check --fix $(SOURCES)
 	@$(BIN)/ruff format $(SOURCES)
 
-bench: environment ## measure against pygloo, torch.distributed and ipyparallel (BENCH_ARGS=--quick)
+bench: environment ## measure against bare gloo, torch.distributed and ipyparallel (BENCH_ARGS=--quick)
 	@$(BIN)/python -m bench $(BENCH_ARGS)
 
 other-environments: environment ## make .venv-torch, -mpich, -notebook and -nccl, for bench and tests

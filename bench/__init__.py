@@ -1,1 +1,1 @@
-"""``make bench``: Rankscope against pygloo, torch.distributed and ipyparallel."""
+"""``make bench``: Rankscope against gloo, torch.distributed and ipyparallel."""

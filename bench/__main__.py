@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from rankscope.backends import is_gloo_available
+from rankscope.backends.gloo.library import installed
 from tools.other_environments import TORCH, torch_python
 
 from . import (
@@ -44,9 +46,10 @@ EXPLANATION = (
     "Medians, with the 99th percentile in parentheses. All contenders take turns, "
     "round by round; a ratio is the median over the rounds, so that what slows the "
     "machine down for a while slows both sides. all_reduce is in place on float32; "
-    "its time is the mean over the ranks. pygloo runs over the same transport (uv), "
-    "with the faster of RING and BCUBE at each size. Of the times to a verdict, an "
-    "end and a new start the worst is in parentheses, and is what the budget is for."
+    "its time is the mean over the ranks. The gloo library in-process runs over the "
+    "same transport, with the faster of RING and BCUBE at each size. Of the times to "
+    "a verdict, an end and a new start the worst is in parentheses, and is what the "
+    "budget is for."
 )
 
 
@@ -58,11 +61,13 @@ def _say(text: str) -> None:
 
 
 def _all_reduce(quick: bool, versions: dict[str, str], note: Say) -> list[Row]:
-    if importlib.util.find_spec("pygloo") is None:
+    if not is_gloo_available():
         note("all_reduce: gloo is not available in this environment")
         return []
-    here = sys.executable
-    pythons = {"rankscope": here, "rankscope-copies": here, "pygloo": here}
+    contenders = ["rankscope", "rankscope-copies", *installed()]
+    if len(installed()) > 1:
+        contenders.append("rankscope-xoscar")
+    pythons = dict.fromkeys(contenders, sys.executable)
     torch = torch_python(_say, note)
     if torch is not None:
         pythons["torch"] = torch
@@ -73,7 +78,7 @@ def _all_reduce(quick: bool, versions: dict[str, str], note: Say) -> list[Row]:
 
 
 def _coalescing(quick: bool, versions: dict[str, str], note: Say) -> list[Row]:
-    if importlib.util.find_spec("pygloo") is None:
+    if not is_gloo_available():
         note("coalescing: gloo is not available in this environment")
         return []
     pythons = {"coalescing": sys.executable}

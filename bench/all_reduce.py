@@ -1,4 +1,4 @@
-"""all_reduce: Rankscope's gloo, pygloo in-process and torch.distributed's gloo."""
+"""all_reduce: Rankscope's gloo, its gloo library in-process, and torch's gloo."""
 
 from __future__ import annotations
 
@@ -21,16 +21,24 @@ BLOCKS = {
 }
 ALGORITHMS = ("BCUBE", "RING")
 
-# (contender, reference, budget): DESIGN §7.
-COMPARISONS = (
-    ("rankscope", "torch", 1.0),
-    ("rankscope-copies", "torch", 1.2),
-    ("rankscope", "pygloo", 1.15),
-)
+#: Contenders that run a gloo library in the rank's own process.
+BARE = ("pygloo", "xoscar")
+# (contender, reference): budget at 4 B, from 1 KiB up. At 4 B torch's time is out of
+# reach of a second process, and from 1 KiB up torch is the reference.
+COMPARISONS: dict[tuple[str, str], tuple[float | None, float | None]] = {
+    ("rankscope", "torch"): (None, 1.0),
+    ("rankscope-copies", "torch"): (None, 1.5),
+    ("rankscope", "pygloo"): (1.3, None),
+    ("rankscope", "xoscar"): (1.3, None),
+    ("rankscope-xoscar", "torch"): (None, 1.0),
+    ("rankscope-xoscar", "xoscar"): (1.3, None),
+}
 NAMES = {
     "rankscope": "zero-copy",
     "rankscope-copies": "with copies",
+    "rankscope-xoscar": "zero-copy over xoscar's gloo",
     "pygloo": "pygloo in-process",
+    "xoscar": "xoscar's gloo in-process",
     "torch": "torch.distributed gloo",
 }
 
@@ -60,7 +68,7 @@ def measure(
             for nbytes, iterations in BLOCKS.items():
                 say(f"  all_reduce, {size} ranks, {size_name(nbytes)}")
                 samples = _size(contenders, nbytes, iterations, rounds, left_out)
-                rows += _rows(samples, f"all_reduce {size_name(nbytes)}, {size} ranks")
+                rows += _rows(samples, nbytes, size)
         finally:
             for ranks in contenders.values():
                 ranks.close()
@@ -106,8 +114,8 @@ def _size(
 
 
 def _better_variant(ranks: Ranks, nbytes: int, iterations: int) -> str:
-    """pygloo leaves the algorithm to its caller: take the faster one here."""
-    if ranks.name != "pygloo":
+    """The bare libraries leave the algorithm to the caller: take the faster one."""
+    if ranks.name not in BARE:
         ranks.prepare(nbytes)
         ranks.times(min(iterations, 20))
         return ""
@@ -118,14 +126,18 @@ def _better_variant(ranks: Ranks, nbytes: int, iterations: int) -> str:
     return min(medians, key=medians.__getitem__)
 
 
-def _rows(samples: dict[str, Sample], what: str) -> list[Row]:
+def _rows(samples: dict[str, Sample], nbytes: int, size: int) -> list[Row]:
+    what = f"all_reduce {size_name(nbytes)}, {size} ranks"
     return [
         Row.compare(
             f"{what}, {NAMES[ours]}, against {NAMES[reference]}",
             samples[ours],
             samples[reference],
-            budget,
+            budgets[nbytes >= 1 << 10],
         )
-        for ours, reference, budget in COMPARISONS
-        if ours in samples and reference in samples
+        for (ours, reference), budgets in COMPARISONS.items()
+        if ours in samples
+        and reference in samples
+        # Over one and the same library only.
+        and (ours != "rankscope" or reference != "xoscar" or "pygloo" not in samples)
     ]

@@ -116,7 +116,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 def machine(extra_versions: dict[str, str], load: float) -> str:
     """Return the machine, the versions and the `load` at the start, as a paragraph."""
-    names = ("numpy", "pygloo", "ipyparallel", "ipykernel", "pyzmq")
+    names = ("numpy", "pygloo", "xoscar", "ipyparallel", "ipykernel", "pyzmq")
     versions = {"Python": platform.python_version()}
     for name in names:
         try:

@@ -63,12 +63,15 @@ class Rankscope(Contender):
     """Rankscope's gloo backend, on arrays that lie in its shared memory."""
 
     zero_copy = True
+    #: The gloo library; "" is the default one of this Python.
+    library = ""
 
     def __init__(self, rank: int, size: int, folder: str) -> None:
         super().__init__(rank, size, folder)
         import rankscope as dist
 
         self.dist = dist
+        os.environ["RANKSCOPE_GLOO"] = self.library
         dist.init_process_group(
             "cpu:gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size
         )
@@ -91,6 +94,12 @@ class RankscopeCopies(Rankscope):
     zero_copy = False
 
 
+class RankscopeXoscar(Rankscope):
+    """Rankscope's gloo backend over xoscar's library, where pygloo is the default."""
+
+    library = "xoscar"
+
+
 class Pygloo(Contender):
     """pygloo in this process, over libuv; the variant is its algorithm."""
 
@@ -98,29 +107,45 @@ class Pygloo(Contender):
         super().__init__(rank, size, folder)
         import pygloo
 
-        self.pygloo = pygloo
-        path = f"{folder}/pygloo"
+        transport = pygloo.transport.uv
+        self.gloo, self.algorithms = pygloo, pygloo.allreduceAlgorithm
+        self.float32 = pygloo.glooDataType_t.glooFloat32
+        self.connect(transport.CreateDevice(transport.attr("127.0.0.1")))
+
+    def connect(self, device: Any) -> None:
+        """Connect the ranks through `device`."""
+        path = f"{self.folder}/gloo"
         os.makedirs(path, exist_ok=True)
-        self.context = pygloo.rendezvous.Context(rank, size)
-        device = pygloo.transport.uv.CreateDevice(pygloo.transport.uv.attr("127.0.0.1"))
-        store = pygloo.rendezvous.FileStore(path)
-        self.context.connectFullMesh(
-            pygloo.rendezvous.PrefixStore("bench", store), device
-        )
+        rendezvous = self.gloo.rendezvous
+        self.context = rendezvous.Context(self.rank, self.size)
+        store = rendezvous.PrefixStore("bench", rendezvous.FileStore(path))
+        self.context.connectFullMesh(store, device)
 
     def op(self, variant: str) -> Callable[[], object]:
-        gloo, array = self.pygloo, self.array
-        address = array.ctypes.data
-        algorithm = getattr(gloo.allreduceAlgorithm, variant)
-        return lambda: gloo.allreduce(
+        gloo, array, context, float32 = (
+            self.gloo,
+            self.array,
             self.context,
-            address,
-            address,
-            array.size,
-            gloo.glooDataType_t.glooFloat32,
-            gloo.ReduceOp.SUM,
-            algorithm,
+            self.float32,
         )
+        address, count, total = array.ctypes.data, array.size, gloo.ReduceOp.SUM
+        algorithm = getattr(self.algorithms, variant)
+        return lambda: gloo.allreduce(
+            context, address, address, count, float32, total, algorithm
+        )
+
+
+class Xoscar(Pygloo):
+    """xoscar's gloo in this process, over TCP; the variant is its algorithm."""
+
+    def __init__(self, rank: int, size: int, folder: str) -> None:
+        Contender.__init__(self, rank, size, folder)
+        from xoscar.collective import xoscar_pygloo
+
+        transport = xoscar_pygloo.transport.tcp
+        self.gloo, self.algorithms = xoscar_pygloo, xoscar_pygloo.AllreduceAlgorithm
+        self.float32 = xoscar_pygloo.GlooDataType_t.glooFloat32
+        self.connect(transport.CreateDevice(transport.attr("127.0.0.1")))
 
 
 class Torch(Contender):
@@ -293,7 +318,9 @@ class BareMPI(MPI):
 CONTENDERS: dict[str, type[Contender]] = {
     "rankscope": Rankscope,
     "rankscope-copies": RankscopeCopies,
+    "rankscope-xoscar": RankscopeXoscar,
     "pygloo": Pygloo,
+    "xoscar": Xoscar,
     "torch": Torch,
     "coalescing": Coalescing,
     "torch-coalescing": TorchCoalescing,
