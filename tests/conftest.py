@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import tempfile
@@ -87,6 +88,15 @@ def _patience(item: pytest.Item) -> float:
     if (limit := item.get_closest_marker("timeout")) is not None and limit.args:
         return float(limit.args[0])
     return 180.0 if item.get_closest_marker("processes") is not None else 0.0
+
+
+def pytest_collection_finish() -> None:
+    """Take what the imports and the collection made out of each garbage collection.
+
+    It lives as long as the run does, and the leak checks collect often.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 # The first of all, so that waiting for a turn is not counted by pytest-timeout.

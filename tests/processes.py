@@ -58,16 +58,34 @@ def starts_processes(item: pytest.Function) -> bool:
     return reaches_a_starter(*roots)
 
 
+#: What is known to reach no starter, by id; held, so that no id is used again.
+_reaching_none: dict[int, object] = {}
+#: The roots that are known to reach one.
+_reaching: dict[int, object] = {}
+
+
 def reaches_a_starter(*roots: object) -> bool:
     """Return whether the code of `roots`, or what that code uses, names a starter."""
-    seen: set[int] = set()
-    return any(_reaches(root, seen) for root in roots)
+    return any(_root_reaches(root) for root in roots)
 
 
-def _reaches(thing: object, seen: set[int]) -> bool:
-    if id(thing) in seen:
+def _root_reaches(root: object) -> bool:
+    if id(root) in _reaching:
+        return True
+    seen: dict[int, object] = {}
+    found = _reaches(root, seen)
+    if found:
+        _reaching[id(root)] = root
+    else:
+        # The whole of what the root uses has been seen.
+        _reaching_none.update(seen)
+    return found
+
+
+def _reaches(thing: object, seen: dict[int, object]) -> bool:
+    if id(thing) in seen or id(thing) in _reaching_none:
         return False
-    seen.add(id(thing))
+    seen[id(thing)] = thing
     if _is_starter(thing):
         return True
     return any(_reaches(used, seen) for used in _uses(thing))
