@@ -20,8 +20,12 @@ ifeq ($(shell test -n "$$HOME" -a -d "$$HOME" -a -w "$$HOME" && echo usable),)
 export HOME := $(CURDIR)/build/home
 endif
 
-# Two workers for two cores; PYTEST_ARGS="-n 0" for none, as --pdb wants it.
-PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+# Three workers for two cores, as tests also wait; PYTEST_ARGS="-n 0" for none, as
+# --pdb wants it. Tests of one file share what its fixtures start; those of make check
+# start nothing.
+WORKERS := -n 3
+BY_FILE := $(WORKERS) --dist loadfile --no-loadscope-reorder
+BY_TEST := $(WORKERS) --dist worksteal
 
 .PHONY: help demo lab check test test-pythons retest soak lint style contracts types format bench clean distclean environment \
     other-environments typing
@@ -38,17 +42,17 @@ lab: environment ## open the notebooks in JupyterLab (LAB_ARGS="--no-browser --p
 	    $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_ARGS)
 
 check: lint ## all of lint, and the tests that start no process: in a minute (PYTEST_ARGS)
-	@$(BIN)/python -m pytest --no-processes $(PARALLEL) $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest --no-processes $(BY_TEST) $(PYTEST_ARGS)
 
 test: lint ## linter, type checker and tests (PYTEST_ARGS="-k gloo" for some)
-	@$(BIN)/python -m pytest -m "not soak" $(PARALLEL) $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not soak" $(BY_FILE) $(PYTEST_ARGS)
 
 retest: environment ## run what failed last once more, a test at a time
 	@echo "== once more, one at a time: the tests that failed. What passes now is flaky; mend it."
 	@$(BIN)/python -m pytest --last-failed --last-failed-no-failures none -n 0 -v $(PYTEST_ARGS)
 
-soak: environment ## the tests that take minutes: faults in a row, 20,000 ops, the MPI tests on MPICH
-	@$(BIN)/python -m pytest -m soak $(PARALLEL) $(PYTEST_ARGS)
+soak: environment ## the long tests: faults in a row, leaks, two hosts, other front ends, MPICH
+	@$(BIN)/python -m pytest -m soak $(BY_FILE) $(PYTEST_ARGS)
 
 test-pythons: environment ## install the wheel for every other Python found; run demo and some tests there
 	@$(BIN)/python -m tools.other_pythons $(PYTHONS)

@@ -92,12 +92,13 @@ def test_what_fails_twice_is_red(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("fails", "made", "green"),
     [
-        ("", "lint test soak", True),
+        ("", "lint test soak test-pythons", True),
         ("lint", "lint", False),
-        ("test", "lint test retest soak", True),
-        ("soak", "lint test soak retest", True),
+        ("test", "lint test retest soak test-pythons", True),
+        ("soak", "lint test soak retest test-pythons", True),
         ("test retest", "lint test retest", False),
         ("soak retest", "lint test soak retest", False),
+        ("test-pythons", "lint test soak test-pythons", False),
     ],
 )
 def test_the_targets_of_a_ci_run(

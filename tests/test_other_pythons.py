@@ -44,6 +44,22 @@ def test_a_python_that_fails_fails_the_target(
     assert other_pythons.main(["3.11"]) == 0
 
 
+@pytest.mark.parametrize("second", [True, False])
+def test_tests_that_fail_run_once_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, second: bool
+) -> None:
+    run: list[str] = []
+
+    def step(version: str, name: str, command: object) -> bool:
+        run.append(name)
+        return name != "tests" and (second or name != "retest")
+
+    monkeypatch.setattr(other_pythons.subprocess, "run", lambda *_, **__: None)
+    monkeypatch.setattr(other_pythons, "_step", step)
+    assert other_pythons._try("3.11", "/python3.11", tmp_path / "a.whl") == second
+    assert run == ["install", "doctor", "demo", "tests", "retest"]
+
+
 def test_the_python_that_is_found_is_of_that_version() -> None:
     python = interpreters.find(HERE)
     assert python is not None

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -111,8 +112,32 @@ _MACHINES = ("x86_64", "aarch64")
 _OFFLINE = re.compile(r"Failed to fetch|error sending request|dns error", re.IGNORECASE)
 
 
-def _resolve(wheel: Path, minor: int, platform: str, extra: str = "") -> dict[str, str]:
-    """Return name -> version of what pip would install for `platform`, from wheels.
+Resolved = dict[tuple[int, str, str], dict[str, str]]
+#: Python's minor version, platform and extras of each resolution.
+_TARGETS = [
+    *(
+        (minor, f"{machine}-manylinux_2_28", "")
+        for minor in _MINORS
+        for machine in _MACHINES
+    ),
+    (10, "x86_64-manylinux_2_28", "[xoscar]"),
+    (12, "aarch64-apple-darwin", ""),
+]
+
+
+@pytest.fixture(scope="module")
+def resolved(wheel: Path) -> Resolved:
+    """Name -> version of what pip would install, by Python, platform and extra.
+
+    Most of the time is the package index's: all are asked for at once.
+    """
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        found = pool.map(lambda one: _resolve(wheel, *one), _TARGETS)
+        return dict(zip(_TARGETS, found, strict=True))
+
+
+def _resolve(wheel: Path, minor: int, platform: str, extra: str) -> dict[str, str]:
+    """Return what one resolution chooses, from wheels.
 
     pip evaluates the markers of the running interpreter alone, and uv those of the
     target.
@@ -141,9 +166,9 @@ def _resolve(wheel: Path, minor: int, platform: str, extra: str = "") -> dict[st
 @pytest.mark.parametrize("machine", _MACHINES)
 @pytest.mark.parametrize("minor", _MINORS)
 def test_every_python_gets_one_library_of_gloo(
-    wheel: Path, minor: int, machine: str
+    resolved: Resolved, minor: int, machine: str
 ) -> None:
-    found = _resolve(wheel, minor, f"{machine}-manylinux_2_28")
+    found = resolved[minor, f"{machine}-manylinux_2_28", ""]
     libraries = {name: found[name] for name in ("pygloo", "xoscar") if name in found}
     if (minor, machine) == (10, "x86_64"):
         assert libraries == {"pygloo": "0.2.1"}
@@ -153,12 +178,12 @@ def test_every_python_gets_one_library_of_gloo(
     assert "mpi4py" not in found
 
 
-def test_both_libraries_of_gloo_can_be_had_side_by_side(wheel: Path) -> None:
-    found = _resolve(wheel, 10, "x86_64-manylinux_2_28", "[xoscar]")
+def test_both_libraries_of_gloo_can_be_had_side_by_side(resolved: Resolved) -> None:
+    found = resolved[10, "x86_64-manylinux_2_28", "[xoscar]"]
     assert (found["pygloo"], found["xoscar"]) == ("0.2.1", "0.12.2")
 
 
-def test_other_platforms_get_neither(wheel: Path) -> None:
+def test_other_platforms_get_neither(resolved: Resolved) -> None:
     """They install: `unavailable_reason` tells there why gloo is missing."""
-    found = _resolve(wheel, 12, "aarch64-apple-darwin")
+    found = resolved[12, "aarch64-apple-darwin", ""]
     assert not {"pygloo", "xoscar"} & found.keys()

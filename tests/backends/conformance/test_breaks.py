@@ -211,6 +211,7 @@ def test_every_rule_of_the_contract_has_a_backend_that_breaks_it() -> None:
 # -- recover -------------------------------------------------------------------
 
 
+@pytest.mark.soak
 @pytest.mark.processes  # where no session is named
 @pytest.mark.parametrize("half", HALVES, ids=lambda half: half.__name__)
 def test_an_op_that_does_not_recover_fails_its_rule_and_no_other(

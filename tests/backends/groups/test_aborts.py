@@ -62,6 +62,7 @@ def test_an_op_that_all_ranks_are_in(backend: str) -> None:
     assert result.notes["aborted_while_running"] > 0
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_hundred_cycles_leak_nothing(backend: str) -> None:
     # In every second cycle an op is aborted.

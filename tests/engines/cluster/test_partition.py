@@ -18,6 +18,8 @@ from rankscope.backends import is_gloo_available
 from tests.engines.cluster import two_hosts
 from tests.engines.cluster.cable import TUN
 
+pytestmark = pytest.mark.soak
+
 _ROOT = Path(__file__).resolve().parents[3]
 
 #: A network and a hostname of its own, as root of its own if we are not root.

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tests.widgets.lab import FrontEnd, Lab
 
 pytestmark = [
+    pytest.mark.soak,
     pytest.mark.timeout(600),
     pytest.mark.skipif(
         not is_gloo_available(),
