@@ -54,7 +54,7 @@ def test_tests_that_fail_run_once_more(
         run.append(name)
         return name != "tests" and (second or name != "retest")
 
-    monkeypatch.setattr(other_pythons.subprocess, "run", lambda *_, **__: None)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: None)
     monkeypatch.setattr(other_pythons, "_step", step)
     assert other_pythons._try("3.11", "/python3.11", tmp_path / "a.whl") == second
     assert run == ["install", "doctor", "demo", "tests", "retest"]

@@ -103,7 +103,7 @@ def _try(version: str, python: str, wheel: Path) -> bool:
             *("--no-loadscope-reorder", *TESTS),
         ],
     }
-    retest = [*pytest, "--last-failed", "--last-failed-no-failures", "none", "-n", "0"]
+    retest = (*pytest, "--last-failed", "--last-failed-no-failures", "none", "-n", "0")
     subprocess.run([*uv, "venv", "--python", python, environment], check=True)
     print(f"Python {version} ({python}):", flush=True)
     for name, command in steps.items():
