@@ -17,6 +17,7 @@ FILES = (
     "text.js",
     "store.js",
     "table.js",
+    "works.js",
     "draw.js",
     "timeline.js",
     "actions.js",

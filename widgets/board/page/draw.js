@@ -115,8 +115,8 @@ function drawLane(view, look, pen, place) {
   const gap = view.pitch >= 20 ? 4 : view.pitch >= 12 ? 3 : 1.5;
   let covered = -1; // the pixel up to which narrow bars were drawn
   for (const work of lane.works) {
-    const begun = view.begin(work);
-    const ended = view.end(work, now);
+    const begun = work[W.created];
+    const ended = endOf(work, now);
     if (ended < from || begun > to) continue;
     const x = Math.max(GUTTER, view.xOf(begun));
     const right = Math.min(view.width, Math.max(view.xOf(ended), x + 1));
@@ -129,7 +129,7 @@ function drawLane(view, look, pen, place) {
 function drawBar(view, look, pen, work, x, right, top, height, now) {
   const state = view.words[work[W.state]];
   const bad = state === "failed" || state === "timed_out" || state === "aborted";
-  const running = view.running(work);
+  const running = isRunning(work);
   const colour = bad ? look.bad : running ? look.late : look.accent;
   const waits = work[W.gathered] < 0 && running ? now : work[W.gathered];
   const turn = Math.min(right, Math.max(x, view.xOf(waits)));

@@ -5,14 +5,7 @@
 const GUTTER = 84; // px for the names of the lanes
 const AXIS = 20; // px for the times above
 const TALLEST = 360; // px of lanes before they scroll
-const NEAREST = 2_000; // ns; the highest zoom
 const STEP = 1.4; // the factor of one zoom step
-
-// The places in a work's list; see timeline.py.
-const W = {
-  created: 0, started: 1, ended: 2, gathered: 3, op: 4, seq: 5, generation: 6,
-  state: 7, line: 8, count: 9, size: 10, peer: 11, error: 12,
-};
 
 class Timeline {
   constructor(store, goTo) {
@@ -42,7 +35,7 @@ class Timeline {
       ["out", "−", "zoom out (−)", () => this.zoom(STEP)],
       ["in", "+", "zoom in (+)", () => this.zoom(1 / STEP)],
       ["last", "Last", "show what was last (0)", () => this.look(null)],
-      ["all", "All", "show everything there is (a)", () => this.look(this.extent())],
+      ["all", "All", "show everything there is (a)", () => this.lookAtAll()],
       ["export", "Export", "save as a Perfetto trace (JSON)", () => this.export()],
     ]) {
       const button = make("button", "small", label, { type: "button", title: about });
@@ -107,7 +100,7 @@ class Timeline {
       setText(this.summary, data.summary);
     }
     // The same work in the new data, if it is still there.
-    this.chosen = chosen && this.find(chosen.lane, chosen.work);
+    this.chosen = chosen && twinOf(this.lanes, chosen.lane, chosen.work);
     this.layOut();
     this.request();
     if (data && !this.looked) this.reveal(data.straggler ?? data.missing[0]?.ranks[0]);
@@ -121,69 +114,14 @@ class Timeline {
     this.scroll.scrollTop = (place + 0.5) * this.pitch - TALLEST / 2;
   }
 
-  find(lane, work) {
-    const twin = this.lanes.find(
-      (other) => other.rank === lane.rank && sameGroup(other, lane),
-    );
-    const same = (other) =>
-      other[W.seq] === work[W.seq] && other[W.generation] === work[W.generation];
-    const found = twin?.works.find(same);
-    return found ? { lane: twin, work: found } : null;
-  }
-
   /** The present on the timeline's clock. */
   clock() {
     const data = this.store.timeline;
     return data.clock + (this.store.now() - data.now) * 1e9;
   }
 
-  begin(work) {
-    return work[W.created];
-  }
-
-  end(work, now) {
-    return work[W.ended] >= 0 ? work[W.ended] : Math.max(now, this.begin(work));
-  }
-
-  running(work) {
-    return work[W.ended] < 0;
-  }
-
   get moving() {
-    return this.open && this.lanes.some((lane) => lane.works.some(this.running));
-  }
-
-  extent() {
-    const now = this.clock();
-    let from = Infinity;
-    let to = -Infinity;
-    for (const lane of this.lanes) {
-      for (const work of lane.works) {
-        from = Math.min(from, this.begin(work));
-        to = Math.max(to, this.end(work, now));
-      }
-    }
-    return from < to ? pad(from, to) : [0, 1e9];
-  }
-
-  /** The works since the last longer pause. */
-  recent() {
-    const now = this.clock();
-    const spans = [];
-    for (const lane of this.lanes) {
-      for (const work of lane.works) {
-        spans.push([this.begin(work), this.end(work, now)]);
-      }
-    }
-    if (spans.length === 0) return [0, 1e9];
-    spans.sort((a, b) => b[1] - a[1]);
-    const to = spans[0][1];
-    let from = spans[0][0];
-    for (const [begun, ended] of spans) {
-      if (from - ended > Math.max(0.5e9, 3 * (to - from))) break;
-      from = Math.min(from, begun);
-    }
-    return pad(from, Math.max(to, from + NEAREST));
+    return this.open && this.lanes.some((lane) => lane.works.some(isRunning));
   }
 
   // -- view ---------------------------------------------------------------
@@ -194,9 +132,13 @@ class Timeline {
     this.request();
   }
 
+  lookAtAll() {
+    this.look(extentOf(this.lanes, this.clock()));
+  }
+
   /** The visible part; computed once per frame, not for each bar. */
   get shown() {
-    this.span ??= this.window ?? this.recent();
+    this.span ??= this.window ?? recentOf(this.lanes, this.clock());
     return this.span;
   }
 
@@ -255,7 +197,7 @@ class Timeline {
     const time = this.timeAt(x);
     let best = null;
     for (const work of lane.works) {
-      const miss = Math.max(this.begin(work) - time, time - this.end(work, now), 0);
+      const miss = Math.max(work[W.created] - time, time - endOf(work, now), 0);
       if (miss <= reach && (best === null || miss < best.miss)) {
         best = { lane, work, miss };
       }
@@ -328,7 +270,7 @@ class Timeline {
     else if (event.key === "+" || event.key === "=") this.zoom(1 / STEP);
     else if (event.key === "-") this.zoom(STEP);
     else if (event.key === "0") this.look(null);
-    else if (event.key === "a") this.look(this.extent());
+    else if (event.key === "a") this.lookAtAll();
     else if (event.key === "Enter" && this.chosen) {
       this.goTo(this.words[this.chosen.work[W.line]]);
     } else if (event.key === "Escape") this.choose(null);
@@ -347,8 +289,8 @@ class Timeline {
     let index = lane.works.length - 1;
     if (this.chosen && lanes !== 0) {
       // The same collective there, or the work nearest to it.
-      const time = this.begin(this.chosen.work);
-      const twin = this.find(lane, this.chosen.work);
+      const time = this.chosen.work[W.created];
+      const twin = twinOf(this.lanes, lane, this.chosen.work);
       index = twin ? lane.works.indexOf(twin.work) : nearest(lane.works, time);
     } else if (this.chosen) {
       index = lane.works.indexOf(this.chosen.work) + works;
@@ -361,7 +303,7 @@ class Timeline {
   bringIn() {
     const { lane, work } = this.chosen;
     const [from, to] = this.shown;
-    const begun = this.begin(work);
+    const begun = work[W.created];
     if (begun < from || begun > to) {
       const span = to - from;
       this.look([begun - span / 3, begun + (span * 2) / 3]);
@@ -393,43 +335,9 @@ class Timeline {
     this.request();
   }
 
-  describe({ lane, work }) {
-    const now = this.clock();
-    const count = work[W.count] > 1 ? `${work[W.count]} coalesced ` : "";
-    const state = this.words[work[W.state]].replace("_", " ");
-    const facts = [`rank ${lane.rank}`];
-    if (this.every) facts.push(`group ${lane.group}`);
-    const begun = work[W.started] >= 0 ? work[W.started] : work[W.created];
-    if (this.running(work)) {
-      facts.push(`${state}, for ${durationText(now - work[W.created])}`);
-    } else {
-      facts.push(`${state} in ${durationText(Math.max(0, work[W.ended] - begun))}`);
-    }
-    const gathered = work[W.gathered];
-    if (gathered === work[W.created] && lane.ranks.length > 1) {
-      const first = this.firstOf(lane, work);
-      if (first < gathered) {
-        facts.push(`entered last, ${durationText(gathered - first)} after the first`);
-      }
-    } else if (gathered > work[W.created]) {
-      facts.push(`waited ${durationText(gathered - work[W.created])} for the last rank`);
-    }
-    const size = this.words[work[W.size]];
-    if (size) facts.push(size);
-    if (work[W.peer] !== null) facts.push(`rank ${work[W.peer]} is root or peer`);
-    facts.push(this.words[work[W.line]]);
-    if (work[W.error]) facts.push(work[W.error]);
-    return { title: `${count}${this.words[work[W.op]]} #${work[W.seq]}`, facts };
-  }
-
-  firstOf(lane, work) {
-    let first = work[W.created];
-    for (const other of this.lanes) {
-      if (!sameGroup(other, lane)) continue;
-      const twin = this.find(other, work);
-      if (twin) first = Math.min(first, twin.work[W.created]);
-    }
-    return first;
+  describe(found) {
+    const group = this.every ? found.lane.group : null;
+    return describeWork(found, this.lanes, this.words, this.clock(), group);
   }
 
   showTip(found, event) {
@@ -452,25 +360,6 @@ class Timeline {
       else this.store.notifyViews({ trouble: answer.text, rows: new Map() });
     });
   }
-}
-
-/** Whether two lanes are of one group: groups may share a name. */
-function sameGroup(one, other) {
-  return one.group === other.group && one.ranks.join() === other.ranks.join();
-}
-
-function pad(from, to) {
-  const by = (to - from) * 0.02;
-  return [from - by, to + by];
-}
-
-function nearest(works, time) {
-  let best = 0;
-  works.forEach((work, place) => {
-    const known = works[best];
-    if (Math.abs(work[W.created] - time) < Math.abs(known[W.created] - time)) best = place;
-  });
-  return best;
 }
 
 function saveFile(name, text, type) {

@@ -1,0 +1,114 @@
+// The works of the timeline: when they ran, which of two ranks belong together, and
+// their descriptions. Nothing here draws.
+
+const NEAREST = 2_000; // ns; the highest zoom
+
+// The places in a work's list; see timeline.py.
+const W = {
+  created: 0, started: 1, ended: 2, gathered: 3, op: 4, seq: 5, generation: 6,
+  state: 7, line: 8, count: 9, size: 10, peer: 11, error: 12,
+};
+
+function isRunning(work) {
+  return work[W.ended] < 0;
+}
+
+function endOf(work, now) {
+  return isRunning(work) ? Math.max(now, work[W.created]) : work[W.ended];
+}
+
+/** The time from the first work to the last, with a margin. */
+function extentOf(lanes, now) {
+  const works = lanes.flatMap((lane) => lane.works);
+  let from = Infinity;
+  let to = -Infinity;
+  for (const work of works) {
+    from = Math.min(from, work[W.created]);
+    to = Math.max(to, endOf(work, now));
+  }
+  return from < to ? pad(from, to) : [0, 1e9];
+}
+
+/** The time of the works since the last longer pause. */
+function recentOf(lanes, now) {
+  const spans = lanes.flatMap((lane) =>
+    lane.works.map((work) => [work[W.created], endOf(work, now)]),
+  );
+  if (spans.length === 0) return [0, 1e9];
+  spans.sort((a, b) => b[1] - a[1]);
+  const to = spans[0][1];
+  let from = spans[0][0];
+  for (const [begun, ended] of spans) {
+    if (from - ended > Math.max(0.5e9, 3 * (to - from))) break;
+    from = Math.min(from, begun);
+  }
+  return pad(from, Math.max(to, from + NEAREST));
+}
+
+/** Whether two lanes are of one group: groups may share a name. */
+function sameGroup(one, other) {
+  return one.group === other.group && one.ranks.join() === other.ranks.join();
+}
+
+/** The same op on the rank of `lane`, as {lane, work}; null if it is not there. */
+function twinOf(lanes, lane, work) {
+  const twin = lanes.find((other) => other.rank === lane.rank && sameGroup(other, lane));
+  const same = (other) =>
+    other[W.seq] === work[W.seq] && other[W.generation] === work[W.generation];
+  const found = twin?.works.find(same);
+  return found ? { lane: twin, work: found } : null;
+}
+
+/** When the first rank of the group entered the op. */
+function firstOf(lanes, lane, work) {
+  let first = work[W.created];
+  for (const other of lanes) {
+    if (!sameGroup(other, lane)) continue;
+    const twin = twinOf(lanes, other, work);
+    if (twin) first = Math.min(first, twin.work[W.created]);
+  }
+  return first;
+}
+
+/** A title and facts; with the name of the group, if it is given. */
+function describeWork({ lane, work }, lanes, words, now, group) {
+  const count = work[W.count] > 1 ? `${work[W.count]} coalesced ` : "";
+  const state = words[work[W.state]].replace("_", " ");
+  const facts = [`rank ${lane.rank}`];
+  if (group !== null) facts.push(`group ${group}`);
+  const begun = work[W.started] >= 0 ? work[W.started] : work[W.created];
+  if (isRunning(work)) {
+    facts.push(`${state}, for ${durationText(now - work[W.created])}`);
+  } else {
+    facts.push(`${state} in ${durationText(Math.max(0, work[W.ended] - begun))}`);
+  }
+  const gathered = work[W.gathered];
+  if (gathered === work[W.created] && lane.ranks.length > 1) {
+    const first = firstOf(lanes, lane, work);
+    if (first < gathered) {
+      facts.push(`entered last, ${durationText(gathered - first)} after the first`);
+    }
+  } else if (gathered > work[W.created]) {
+    facts.push(`waited ${durationText(gathered - work[W.created])} for the last rank`);
+  }
+  const size = words[work[W.size]];
+  if (size) facts.push(size);
+  if (work[W.peer] !== null) facts.push(`rank ${work[W.peer]} is root or peer`);
+  facts.push(words[work[W.line]]);
+  if (work[W.error]) facts.push(work[W.error]);
+  return { title: `${count}${words[work[W.op]]} #${work[W.seq]}`, facts };
+}
+
+function pad(from, to) {
+  const by = (to - from) * 0.02;
+  return [from - by, to + by];
+}
+
+function nearest(works, time) {
+  let best = 0;
+  works.forEach((work, place) => {
+    const known = works[best];
+    if (Math.abs(work[W.created] - time) < Math.abs(known[W.created] - time)) best = place;
+  });
+  return best;
+}
