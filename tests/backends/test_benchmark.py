@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from rankscope.backends import benchmark
 from rankscope.backends.benchmark import (
     BENCHMARKS,
     Measurement,
@@ -16,6 +15,7 @@ from rankscope.backends.benchmark import (
     parse_sizes,
     usual_device,
 )
+from rankscope.backends.benchmark_cases import array_module
 from rankscope.backends.conformance.ranks import Rank, run_ranks
 from rankscope.backends.errors import DistBackendError
 from rankscope.backends.work.bandwidth import payload
@@ -89,7 +89,7 @@ def test_without_cupy_there_are_no_arrays_on_a_gpu(
 ) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(DistBackendError, match=r"pip install 'rankscope\[cuda13\]'"):
-        benchmark._array_module("cuda")
+        array_module("cuda")
 
 
 def test_without_a_gpu_there_are_no_arrays_on_one(
@@ -105,7 +105,7 @@ def test_without_a_gpu_there_are_no_arrays_on_one(
     cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     with pytest.raises(DistBackendError, match=r"no GPU here .*NoDevice.*--device cpu"):
-        benchmark._array_module("cuda")
+        array_module("cuda")
 
 
 def _measure(me: Rank, backend: str, dtype: str) -> list[list[Measurement]]:

@@ -193,7 +193,7 @@ def test_no_module_but_the_transports_has_a_table_of_ops() -> None:
     names = ("gloo", "mpi", "nccl", "conformance")
     transports = {root / "backends" / name for name in names}
     # What makes the arrays and checks the result of each op that is measured.
-    benchmark = root / "backends" / "benchmark.py"
+    benchmark = root / "backends" / "benchmark_cases.py"
     found = [
         f"{file.relative_to(root)}:{line}"
         for room in ("backends", "engines", "magics", "widgets", "tools")
