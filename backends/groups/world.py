@@ -19,10 +19,10 @@ from ..interface.registry import (
 )
 from ..rank_sets import name_ranks
 from ..stores.base import Store
-from ..stores.prefix import PrefixStore
 from ..work.async_errors import take_async_error
 from ..work.flight_recorder import recorder
 from .config import BackendConfig
+from .goodbye import say_goodbye
 from .key import GroupKey
 from .non_member import NonGroupMember
 from .origin import Origin
@@ -36,8 +36,6 @@ _log = logging.getLogger(__name__)
 #: The name of the default group.
 DEFAULT = "default"
 
-# Seconds that rank 0, which hosts the store, waits until the others have left it.
-_GOODBYE_TIMEOUT = 5.0
 # Seconds that the end of a cell or script waits for the end of an abort.
 _SETTLE_WAIT = 2.0
 
@@ -408,18 +406,9 @@ class World:
                 _log.debug("%s: %s", group, failed)
 
     def _say_goodbye(self, store: Store, *, wait: bool = True) -> None:
-        """Leave the store in an orderly way; its host waits, so as to leave last."""
+        assert self.rank is not None
         assert self.size is not None
-        goodbye = PrefixStore("goodbye", store)
-        try:
-            store.withdraw()
-            if goodbye.add("count", 1) == self.size:
-                goodbye.set("all", b"1")
-            if self.rank == 0 and wait:
-                goodbye.wait(["all"], timeout=_GOODBYE_TIMEOUT)
-        except DistError as error:
-            # The host has ended, or another rank died: there is nothing left to do.
-            _log.debug("no goodbye: %s", error)
+        say_goodbye(store, self.rank, self.size, wait=wait)
 
 
 #: The groups of this process.
