@@ -1,9 +1,9 @@
 """Further virtual environments, made at their first use.
 
-PyTorch is a large download and runs on any Python; ``make test`` skips its tests
-where it cannot be installed. MPICH's wheel cannot be installed beside
-Open MPI's, nor ipykernel 6 beside ipykernel 7; nccl4py and cupy are large and of
-use on a GPU alone. Rankscope is in all of them.
+Each has Rankscope, and packages that the main environment cannot have: PyTorch, a
+large download, for whose tests any Python will do; MPICH, whose wheel excludes Open
+MPI's; ipykernel 6, which excludes ipykernel 7; nccl4py and cupy, large and of use on
+a GPU alone. Tests that need an environment are skipped where it cannot be made.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ __all__ = ["TORCH", "mpich_python", "nccl_python", "notebook_python", "torch_pyt
 ROOT = Path(__file__).resolve().parent.parent
 TORCH = "2.13.0"
 VERSIONS = ("3.11", "3.12", "3.13", "3.10")
-#: What ``import rankscope``, its stores and the tests of them need.
+#: The requirements of ``import rankscope``, its stores and their tests.
 NEEDED = ("numpy>=2.1", "psutil>=5.9", "pyzmq>=26", "pytest>=8")
-#: What the tests of MPI need besides.
+#: Further requirements of the tests of MPI.
 MPI_TESTS = (
     "mpi4py>=4",
     "mpich>=4",
@@ -34,8 +34,7 @@ MPI_TESTS = (
     "pytest-timeout>=2.3",
     "scipy>=1.13",
 )
-#: What the tests of the board need besides: another front end, the older kernel,
-#: and what the ranks talk with, where it can be had.
+#: Further requirements of the tests of the board: another front end, the older kernel.
 NOTEBOOK_TESTS = (
     "notebook>=7.4,<8",
     "ipykernel>=6.29,<7",
@@ -44,7 +43,7 @@ NOTEBOOK_TESTS = (
     "anywidget>=0.9",
 )
 
-#: What the tests of NCCL need besides; libnccl itself is a stub there.
+#: Further requirements of the tests of NCCL; libnccl itself is a stub there.
 NCCL_TESTS = (
     "nccl4py>=0.6",
     "cuda-bindings>=13,<14",
@@ -52,13 +51,14 @@ NCCL_TESTS = (
     "pytest-timeout>=2.3",
 )
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
-def torch_python(say: Tell, left_out: Tell) -> str | None:
+def torch_python(report: Report, report_missing: Report) -> str | None:
     """Return the Python of ``.venv-torch``, made if need be; ``None`` if it cannot be.
 
-    `left_out` is called with the reason if the environment cannot be made.
+    `report_missing` is called with the reason if the environment cannot be made, and
+    `report` before it is made, which takes long.
     """
     check = (
         "import rankscope, pytest, torch, torch.distributed as d;"
@@ -66,33 +66,35 @@ def torch_python(say: Tell, left_out: Tell) -> str | None:
     )
     base = next(filter(None, map(find, VERSIONS)), None)
     if base is None:
-        left_out(f"torch.distributed: no Python of {', '.join(VERSIONS)} found")
+        report_missing(f"torch.distributed: no Python of {', '.join(VERSIONS)} found")
         return None
-    say_so = f"PyTorch {TORCH} (once; a large download)"
+    what = f"PyTorch {TORCH} (once; a large download)"
     wanted = (f"torch=={TORCH}", *NEEDED)
-    return _environment(".venv-torch", base, wanted, check, say_so, say, left_out)
+    return _environment(
+        ".venv-torch", base, wanted, check, what, report, report_missing
+    )
 
 
-def mpich_python(say: Tell, left_out: Tell) -> str | None:
+def mpich_python(report: Report, report_missing: Report) -> str | None:
     """Return the Python of ``.venv-mpich``, of our own version; see `torch_python`."""
     check = "import rankscope, ipyparallel, pytest_timeout, scipy, mpi4py"
     wanted = (*NEEDED, *MPI_TESTS)
     base = getattr(sys, "_base_executable", sys.executable)
     return _environment(
-        ".venv-mpich", base, wanted, check, "MPICH (once)", say, left_out
+        ".venv-mpich", base, wanted, check, "MPICH (once)", report, report_missing
     )
 
 
-def nccl_python(say: Tell, left_out: Tell) -> str | None:
+def nccl_python(report: Report, report_missing: Report) -> str | None:
     """Return the Python of ``.venv-nccl``, of our own version; see `torch_python`."""
     check = "import rankscope, pytest_timeout, cupy, nccl.core, cuda.bindings"
     wanted = (*NEEDED, *NCCL_TESTS)
     base = getattr(sys, "_base_executable", sys.executable)
-    say_so = "nccl4py and cupy (once; a large download)"
-    return _environment(".venv-nccl", base, wanted, check, say_so, say, left_out)
+    what = "nccl4py and cupy (once; a large download)"
+    return _environment(".venv-nccl", base, wanted, check, what, report, report_missing)
 
 
-def notebook_python(say: Tell, left_out: Tell) -> str | None:
+def notebook_python(report: Report, report_missing: Report) -> str | None:
     """Return the Python of ``.venv-notebook``, of our own version; see `torch_python`.
 
     It has Notebook 7 and ipykernel 6.
@@ -102,13 +104,13 @@ def notebook_python(say: Tell, left_out: Tell) -> str | None:
         "assert notebook.version_info[0] == 7 and ipykernel.version_info[0] == 6;"
         "assert rankscope.backends.is_gloo_available()"
     )
-    # The library that the ranks talk with, without what its package requires.
-    ranks = tuple(f"{one.name}=={one.version}" for one in installed().values())
+    # The libraries of gloo, without the requirements of their packages.
+    gloo = tuple(f"{one.name}=={one.version}" for one in installed().values())
     wanted = (*NEEDED, *NOTEBOOK_TESTS)
     base = getattr(sys, "_base_executable", sys.executable)
-    say_so = "Notebook 7 and ipykernel 6 (once)"
+    what = "Notebook 7 and ipykernel 6 (once)"
     return _environment(
-        ".venv-notebook", base, wanted, check, say_so, say, left_out, alone=ranks
+        ".venv-notebook", base, wanted, check, what, report, report_missing, alone=gloo
     )
 
 
@@ -118,37 +120,46 @@ def _environment(
     wanted: Sequence[str],
     check: str,
     what: str,
-    say: Tell,
-    left_out: Tell,
+    report: Report,
+    report_missing: Report,
     *,
     alone: Sequence[str] = (),
 ) -> str | None:
     """Return the Python of the environment `name`, in which `check` runs.
 
-    The packages `alone` are installed without what they require.
+    Parameters
+    ----------
+    name, base
+        The folder of the environment, and the Python that makes it.
+    wanted, alone
+        Packages to install, and packages to install without their requirements.
+    check
+        Python code that succeeds in an environment which is complete.
+    what
+        What the environment is made for, in the report.
     """
     with _locked(name):
         folder = ROOT / name
         python = folder / "bin" / "python"
         if succeeds(python, check):
             return str(python)
-        say(f"  making {name} with {what}")
+        report(f"  making {name} with {what}")
         shutil.rmtree(folder, ignore_errors=True)
         install: list[str | Path] = [python, "-m", "pip", "install", "--quiet"]
         commands: list[Sequence[str | Path]] = [
             [base, "-m", "venv", folder],
             [*install, *wanted],
-            # What it needs is there, and what it needs elsewhere would take long.
+            # The tests need the requirements in `wanted`; the others take long.
             [*install, "--no-deps", *alone, "--editable", ROOT],
         ]
         for command in commands:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-                left_out(f"{name}: {' '.join(map(str, command))}: {last}")
+                report_missing(f"{name}: {' '.join(map(str, command))}: {last}")
                 return None
         if not succeeds(python, check):
-            left_out(f"{name}: {what.partition(' (')[0]} does not load there")
+            report_missing(f"{name}: {what.partition(' (')[0]} does not load there")
             return None
         return str(python)
 

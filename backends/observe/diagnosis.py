@@ -135,24 +135,24 @@ class _Case:
     ) -> Verdict:
         stuck = self.waiting or self.point_to_point
         example = entry or next(iter(stuck.values()), None)
-        guilty = tuple(sorted(culprits))
+        at_fault = tuple(sorted(culprits))
         return Verdict(
             fault,
             self.group,
-            guilty,
-            tuple(sorted(set(stuck) - set(guilty))),
+            at_fault,
+            tuple(sorted(set(stuck) - set(at_fault))),
             example["op"] if example else "",
             sequence_number(example) if example else 0,
             text,
             certain,
         )
 
-    def _they_wait(self, guilty: Iterable[int] = ()) -> str:
+    def _they_wait(self, culprits: Iterable[int] = ()) -> str:
         """Return ``ranks 0–1, 3 wait in cell 7 line 5 all_reduce #14``, or ``""``."""
         others = {
             rank: entry
             for rank, entry in (self.waiting or self.point_to_point).items()
-            if rank not in set(guilty)
+            if rank not in set(culprits)
         }
         if not others:
             return ""
