@@ -99,7 +99,7 @@ def _mpi(quick: bool, note: Say) -> list[Row]:
 
 
 def _nccl(quick: bool, versions: dict[str, str], note: Say) -> list[Row]:
-    rows = nccl.measure(rounds=3 if quick else 9, note=note)
+    rows = nccl.measure(rounds=3 if quick else 9, note=note, say=_say)
     if rows:
         versions |= nccl.versions()
     return rows

@@ -1,4 +1,4 @@
-"""NCCL: what an op costs the host, coalescing, aborts; on one GPU.
+"""NCCL: what an op costs the host, coalescing, aborts, rebuilds; on one GPU.
 
 With one rank NCCL launches nothing for a sum in place, and an average op by op,
 also in a group: what is compared there is the host's part. Two ranks that share
@@ -20,7 +20,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -45,8 +45,9 @@ OURS, BARE, TORCHS = "rankscope", "nccl4py called bare", "torch's ProcessGroupNC
 #: Timeout in seconds of the two ranks, for all their measurements.
 RANKS_TIMEOUT = 180
 #: DESIGN §7, where a group is one launch: the CPU of single ops, the time of a
-#: flat one; and the seconds in which an abort has ended what hung.
-CPU_BUDGET, TIME_BUDGET, ABORT_BUDGET = 0.25, 1.1, 1.0
+#: flat one; and the seconds in which an abort has ended what hung, and in which a
+#: rebuilt group has done an op.
+CPU_BUDGET, TIME_BUDGET, ABORT_BUDGET, REBUILD_BUDGET = 0.25, 1.1, 1.0, 2.0
 
 
 def versions() -> dict[str, str]:
@@ -81,8 +82,18 @@ def _driver() -> str:
     return number[0] if number else "unknown"
 
 
-def measure(rounds: int, note: Callable[[str], None]) -> list[Row]:
-    """Return all rows, or no row and a note of the reason."""
+def measure(
+    rounds: int, note: Callable[[str], None], say: Callable[[str], None]
+) -> list[Row]:
+    """Return all rows, or no row and a note of the reason; `say` each when measured."""
+    rows: list[Row] = []
+
+    def add(measured: Iterable[Row]) -> None:
+        for row in measured:
+            rows.append(row)
+            shown = (row.what, row.ours, row.ratio, row.budget, row.verdict)
+            say("  " + "; ".join(filter(None, shown)))
+
     reason = dist.unavailable_reason("nccl")
     if reason is not None:
         note(f"nccl: {reason}")
@@ -91,18 +102,17 @@ def measure(rounds: int, note: Callable[[str], None]) -> list[Row]:
         store = dist.FileStore(os.path.join(folder, "store"), 1)
         group = ProcessGroup("b", [0], 0, BackendConfig("cuda:nccl"), store, 60)
         try:
-            rows = _host(group, rounds, note)
-            rows += _coalescing("1 rank", group, rounds, None, None)
+            add(_host(group, rounds, note))
+            add(_coalescing("1 rank", group, rounds, None, None))
         finally:
             group.shutdown()
-        rows.append(_idle_aborts(store))
+        add([_idle_aborts(store)])
         store.close()
     try:
-        coalescing, hangs = run_ranks(2, two_ranks, rounds, timeout=RANKS_TIMEOUT)[0]
+        add(run_ranks(2, two_ranks, rounds, timeout=RANKS_TIMEOUT)[0])
     except RankFailure as failure:
         note(f"nccl, 2 ranks on one GPU: {failure}")
-        return rows
-    return [*rows, *coalescing, hangs]
+    return rows
 
 
 # -- the host's part of an op -------------------------------------------------
@@ -269,20 +279,21 @@ def _idle_aborts(store: dist.FileStore) -> Row:
         began = time.perf_counter()
         group.abort("measured")
         took.append(time.perf_counter() - began)
-    return _worst(f"NCCL: abort of an idle communicator, 1 rank, {ABORTS} times", took)
+    what = f"NCCL: abort of an idle communicator, 1 rank, {ABORTS} times"
+    return _worst(what, took, ABORT_BUDGET)
 
 
-def two_ranks(me: Rank, rounds: int) -> tuple[list[Row], Row]:
-    """Return the rows of coalescing, and that of hangs, on a rank of two on one GPU."""
+def two_ranks(me: Rank, rounds: int) -> list[Row]:
+    """Return the rows of coalescing, hangs and rebuilds; two ranks share one GPU."""
     where = "2 ranks on one GPU"
     with world(me) as cupy:
         group = groups.get_group()
         rows = _coalescing(where, group, rounds, CPU_BUDGET, TIME_BUDGET)
-        took = []
+        took, rebuilt = list[float](), list[float]()
+        x = cupy.ones(1000)
+        dist.all_reduce(x)
+        cupy.cuda.Device().synchronize()
         for _ in range(HANGS):
-            x = cupy.ones(1000)
-            dist.all_reduce(x)
-            cupy.cuda.Device().synchronize()
             if me.rank == 0:
                 with aborted_meanwhile(group, "measured") as began:
                     dist.all_reduce(x)
@@ -291,12 +302,21 @@ def two_ranks(me: Rank, rounds: int) -> tuple[list[Row], Row]:
             else:
                 until(lambda: group.aborted is not None, 60)
                 took.append(0.0)
+            began_rebuild = time.monotonic()
             dist.rebuild_process_group()
-    what = "NCCL: abort of an op that hangs → synchronize() is back"
-    return rows, _worst(f"{what}, {where}, {HANGS} times", took)
+            dist.all_reduce(x)
+            cupy.cuda.Device().synchronize()
+            rebuilt.append(time.monotonic() - began_rebuild)
+    hang = "NCCL: abort of an op that hangs → synchronize() is back"
+    rebuild = "NCCL: rebuild → the first all_reduce is done, communicator included"
+    return [
+        *rows,
+        _worst(f"{hang}, {where}, {HANGS} times", took, ABORT_BUDGET),
+        _worst(f"{rebuild}, {where}, {HANGS} times", rebuilt, REBUILD_BUDGET),
+    ]
 
 
-def _worst(what: str, took: list[float]) -> Row:
+def _worst(what: str, took: list[float], budget: float) -> Row:
     """Return a row of the median and the maximum; the budget is for the maximum."""
     took = sorted(took)
     return Row(
@@ -304,6 +324,6 @@ def _worst(what: str, took: list[float]) -> Row:
         f"{duration(took[len(took) // 2])} ({duration(took[-1])})",
         "",
         "",
-        f"≤ {duration(ABORT_BUDGET)}",
-        took[-1] <= ABORT_BUDGET,
+        f"≤ {duration(budget)}",
+        took[-1] <= budget,
     )
