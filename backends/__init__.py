@@ -69,6 +69,7 @@ from .groups.api import (
     new_group,
     rebuild_process_group,
     shrink_group,
+    split_group,
 )
 from .groups.config import BackendConfig
 from .groups.membership import (
@@ -190,6 +191,7 @@ __all__ = [
     "send",
     "send_object_list",
     "shrink_group",
+    "split_group",
     "unavailable_reason",
     "zeros",
 ]

@@ -40,6 +40,7 @@ __all__ = [
     "new_group",
     "rebuild_process_group",
     "shrink_group",
+    "split_group",
 ]
 
 #: Flags of `shrink_group`: leave the group as it is, or abort it.
@@ -204,6 +205,49 @@ def shrink_group(
     if shrink_flags == SHRINK_ABORT:
         acknowledge(pg.status)
     return world.shrink(pg, excluded, abort=shrink_flags == SHRINK_ABORT)
+
+
+def split_group(
+    parent_pg: Group = None,
+    split_ranks: Sequence[Sequence[int]] | None = None,
+    timeout: float | timedelta | None = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+) -> ProcessGroup | None:
+    """Make disjoint groups of ranks of `parent_pg`; return this rank's one.
+
+    `split_ranks` has the ranks of each new group, as ranks in `parent_pg`, the same
+    lists on every rank of it; each is sorted, as in c10d. A rank in none of the lists
+    gets ``None`` (``NCCL_SPLIT_NOCOLOR``) and need not call this function. Backend
+    string and timeout default to those of `parent_pg`. Returns at once, and works with
+    every backend: the communicators of the new groups are made at their first use, from
+    a unique id of their own. `pg_options` is accepted for c10d's signature.
+
+    Raises `ValueError` for lists that are empty, overlap, or name a rank that is not in
+    the group.
+    """
+    pg = resolve_group(parent_pg, "split_group")
+    lists = [sorted(ranks) for ranks in split_ranks or ()]
+    named = [rank for ranks in lists for rank in ranks]
+    if (
+        not lists
+        or not all(lists)
+        or len(set(named)) < len(named)
+        or not set(named) <= set(range(pg.size()))
+    ):
+        raise ValueError(
+            f"split_group on {pg.describe()}: split_ranks={split_ranks}; expected "
+            "lists of distinct ranks of the group, none of them empty and no rank in "
+            f"two, each from 0 to {pg.size() - 1}"
+        )
+    if pg.rank not in named:
+        return None
+    mine = next(ranks for ranks in lists if pg.rank in ranks)
+    seconds = pg.timeout if timeout is None else as_seconds(timeout, "split_group")
+    chosen = [pg.ranks[rank] for rank in mine]
+    made = world.new_group(chosen, group_desc, pg.config, seconds)
+    assert isinstance(made, ProcessGroup)
+    return made
 
 
 def destroy_process_group(group: Group = None) -> None:

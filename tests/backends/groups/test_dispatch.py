@@ -430,6 +430,20 @@ def test_a_shrunken_group(group: dist.ProcessGroup) -> None:
     assert group.aborted is None
 
 
+def test_a_group_that_is_split(group: dist.ProcessGroup) -> None:
+    three = dist.new_group([0, 2, 3], timeout=9)
+    # Ranks of the group that is split, in any order.
+    made = dist.split_group(three, [[1], [2, 0]], group_desc="half")
+    assert made is not None
+    assert (made.name, made.ranks, made.timeout) == ("half", [0, 3], 9)
+    assert str(made.config) == "cpu:manual,cuda:manual"
+    again = dist.split_group(split_ranks=[[3, 0, 2]], timeout=5)
+    assert again is not None
+    assert (again.name, again.timeout) == ("ranks 0,2,3 (2)", 5)
+    # This rank has no colour.
+    assert dist.split_group(three, [[1, 2]]) is None
+
+
 def test_a_rank_that_is_not_in_the_group_is_told_so_by_every_op(
     group: dist.ProcessGroup,
 ) -> None:
@@ -683,6 +697,22 @@ BAD_CALLS: dict[str, tuple[Any, type[Exception], str]] = {
         lambda: dist.shrink_group([1], shrink_flags=2),
         ValueError,
         "shrink_flags=2; expected SHRINK_DEFAULT or SHRINK_ABORT",
+    ),
+    "split_group into nothing": (lambda: dist.split_group(), ValueError, "None; exp"),
+    "split_group with an empty list": (
+        lambda: dist.split_group(split_ranks=[[0], []]),
+        ValueError,
+        r"split_ranks=\[\[0\], \[\]\]; expected lists of distinct ranks",
+    ),
+    "split_group with an overlap": (
+        lambda: dist.split_group(split_ranks=[[0, 1], [1, 2]]),
+        ValueError,
+        "no rank in two",
+    ),
+    "split_group of strangers": (
+        lambda: dist.split_group(split_ranks=[[0, 4]]),
+        ValueError,
+        "each from 0 to 3",
     ),
     "new_group timeout": (
         lambda: dist.new_group([0], timeout=0),
