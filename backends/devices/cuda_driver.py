@@ -24,7 +24,7 @@ Handle = Any
 
 
 class Cuda(Protocol):
-    """The calls of CUDA that the backend uses; no call waits for the device.
+    """The calls of CUDA that the backend uses; one of them waits for the device.
 
     Streams and addresses are integers. A failed call raises `LibraryFailure`.
     """
@@ -50,8 +50,11 @@ class Cuda(Protocol):
     def capturing(self, stream: int) -> bool:
         """Return whether a CUDA graph is being captured on `stream`."""
 
-    def new_stream(self) -> int:
-        """Create a stream that is not synchronized with the legacy default stream."""
+    def new_stream(self, *, high_priority: bool = False) -> int:
+        """Create a stream that is not synchronized with the legacy default stream.
+
+        With `high_priority` the stream has the highest priority of the device.
+        """
 
     def free_stream(self, stream: int) -> None: ...
 
@@ -84,6 +87,13 @@ class Cuda(Protocol):
     def scratch(self) -> Any:
         """Return a new array of one float32 on the current device; any value."""
 
+    def has_more(self, array: Any, unsigned: str, mask: int, most: int) -> bool:
+        """Return whether an element's bits in `mask` are a number of more than `most`.
+
+        `unsigned` is the dtype of the bits. The only call that waits for the device:
+        for what the current streams have been given so far.
+        """
+
 
 class CudaLibrary(CudaContexts):
     """`Cuda` implemented with cupy and cuda-bindings; `Cuda` documents the methods."""
@@ -108,8 +118,14 @@ class CudaLibrary(CudaContexts):
         (status,) = self.check(self._driver.cuStreamIsCapturing(stream))
         return bool(status != self._driver.CUstreamCaptureStatus(0))
 
-    def new_stream(self) -> int:
-        (stream,) = self.check(self._driver.cuStreamCreate(_NON_BLOCKING))
+    def new_stream(self, *, high_priority: bool = False) -> int:
+        driver = self._driver
+        if not high_priority:
+            (stream,) = self.check(driver.cuStreamCreate(_NON_BLOCKING))
+            return int(stream)
+        _, highest = self.check(driver.cuCtxGetStreamPriorityRange())
+        made = driver.cuStreamCreateWithPriority(_NON_BLOCKING, highest)
+        (stream,) = self.check(made)
         return int(stream)
 
     def free_stream(self, stream: int) -> None:
@@ -151,3 +167,10 @@ class CudaLibrary(CudaContexts):
 
     def scratch(self) -> Any:
         return self._cupy.zeros(1, self._cupy.float32)
+
+    def has_more(self, array: Any, unsigned: str, mask: int, most: int) -> bool:
+        # The array may have been computed on torch's stream.
+        for stream in self.current_streams(self.device_of(array)):
+            self.check(self._driver.cuStreamSynchronize(stream))
+        bits = array.view(unsigned)
+        return bool(((bits & bits.dtype.type(mask)) > most).any())

@@ -34,8 +34,9 @@ from .dtypes import (
 from .interface import GpuApi
 from .launch_queue import queue_of_device
 from .loader import load
+from .nan_check import refuse_nan
 from .nccl4py import unavailable_reason
-from .options import options
+from .options import blocking_wait, nan_check, options, take_high_priority
 from .split import CommSplit
 from .stream import NCCLStream, abort_streams
 from .work import Call, NCCLWork
@@ -66,6 +67,8 @@ class NCCLBackend(Backend):
         self._calls = Calls(self._api)
         self._store, self._timeout = store, timeout
         self._options = options()
+        self._high_priority = take_high_priority(self._options)
+        self._blocking_wait, self._nan_check = blocking_wait(), nan_check()
         self._streams: dict[int, NCCLStream] = {}
         self._batch: Batch | None = None
         self._split: Callable[[int], CommSplit] | None = None
@@ -109,7 +112,9 @@ class NCCLBackend(Backend):
             self._options,
             self._split(device) if self._split is not None else None,
         )
-        stream = NCCLStream(self._api, queue, comm, self._failed)
+        stream = NCCLStream(
+            self._api, queue, comm, self._failed, high_priority=self._high_priority
+        )
         self._streams[device] = stream
         comm.open()
         return stream
@@ -173,9 +178,17 @@ class NCCLBackend(Backend):
             self.on_failure(reason)
 
     def _start(
-        self, kind: OpType, arrays: Sequence[Array], calls: Sequence[Call]
+        self,
+        kind: OpType,
+        arrays: Sequence[Array],
+        calls: Sequence[Call],
+        *,
+        reads: bool = True,
     ) -> NCCLWork:
-        """Issue an op on `arrays`; raise `ValueError` if they are on two devices."""
+        """Issue an op on `arrays`; raise `ValueError` if they are on two devices.
+
+        `reads`: whether `arrays` have inputs on this rank.
+        """
         devices = sorted({self._api.cuda.device_of(array) for array in arrays})
         if len(devices) > 1:
             raise ValueError(
@@ -188,9 +201,12 @@ class NCCLBackend(Backend):
                 f"and its communicator is on device {self._prepared}; say which one "
                 "this process uses: init_process_group(device_id=...)"
             )
+        if self._nan_check and reads:
+            refuse_nan(self._api.cuda, kind, arrays)
         self._prepared, self._used = None, True
         work = NCCLWork(kind)
         work.timed = self.timing
+        work.blocking = self._blocking_wait
         stream = self._stream_for(devices[0])
         if not calls:
             # Nothing to move: the op ends when the preceding ops have ended.
@@ -268,7 +284,8 @@ class NCCLBackend(Backend):
     def broadcast(self, tensor: Array, src: int) -> Work:
         """Issue ``ncclBroadcast`` from rank `src`, in place."""
         call = self._calls.broadcast(tensor, src)
-        return self._start(OpType.BROADCAST, [tensor], [call])
+        reads = self.rank == src
+        return self._start(OpType.BROADCAST, [tensor], [call], reads=reads)
 
     def reduce(self, tensor: Array, dst: int, op: Reduction) -> Work:
         """Issue ``ncclReduce``, in place on rank `dst`."""

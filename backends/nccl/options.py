@@ -1,7 +1,8 @@
-"""Options of new communicators.
+"""Options of new communicators and streams, and switches in the environment.
 
-They are the fields of nccl4py's ``NCCLConfig``, by name, and one environment variable:
-whether communicators are non-blocking.
+The options are the fields of nccl4py's ``NCCLConfig``, by name, and ``high_priority``.
+Each switch is a variable of Rankscope; if it is not set, torch's variable of the same
+meaning is read.
 """
 
 from __future__ import annotations
@@ -12,18 +13,37 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from ..did_you_mean import did_you_mean
 from ..errors import DistBackendError
 
-__all__ = ["SWITCH", "nccl_options", "nonblocking", "options"]
+__all__ = [
+    "HIGH_PRIORITY",
+    "SWITCH",
+    "blocking_wait",
+    "nan_check",
+    "nccl_options",
+    "nonblocking",
+    "options",
+    "take_high_priority",
+]
 
-#: The environment variable for non-blocking communicators; if it is not set,
-#: ``TORCH_NCCL_USE_COMM_NONBLOCKING`` of torch is read.
+#: The environment variable for non-blocking communicators.
 SWITCH = "RANKSCOPE_NCCL_USE_COMM_NONBLOCKING"
+#: The option that is no field of ``NCCLConfig``.
+HIGH_PRIORITY = "high_priority"
 #: The values that turn a switch on and off, the same as in torch.
-_ON, _OFF = ("1", "true", "yes", "y", "on", ""), ("0", "false", "no", "n", "off")
+_ON, _OFF = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n", "off")
 
-# split_share and shrink_share are left out: with these options, communicators share
-# resources, and an abort of one communicator would end the ops of another.
+# The fields of NCCLConfig that are no options, and why.
+_SHARED = (
+    "communicators would share resources, and an abort of one would end the ops of the "
+    "other"
+)
+_REFUSED = {
+    "split_share": _SHARED,
+    "shrink_share": _SHARED,
+    "blocking": f"the environment variable {SWITCH} is for that",
+}
 _KINDS: dict[str, type] = {
     "min_ctas": int,
     "max_ctas": int,
@@ -36,13 +56,24 @@ _KINDS: dict[str, type] = {
     "nvls_ctas": int,
     "n_channels_per_net_peer": int,
     "nvlink_centric_sched": bool,
+    "graph_usage_mode": int,
+    "num_rma_ctx": int,
+    "max_p2p_peers": int,
+    "graph_stream_ordering": int,
+    "launch_order_implicit": bool,
+    "num_rma_sig": int,
+    "rma_eager_init": bool,
+    "host_cft_mode": int,
+    "nvls_host_mode": int,
+    HIGH_PRIORITY: bool,
 }
 
 # The bounds that parseCommConfig in NCCL's init.cc checks; the bound of
 # cga_cluster_size is from the documentation of ncclConfig_t. An int option without an
 # entry in _LEAST is at least 0.
 _LEAST = {"min_ctas": 1, "max_ctas": 1, "nvls_ctas": 1, "n_channels_per_net_peer": 1}
-_MOST = {"cga_cluster_size": 8}
+_LEAST |= {"num_rma_ctx": 1, "max_p2p_peers": 1}
+_MOST = {"cga_cluster_size": 8, "graph_usage_mode": 2, "graph_stream_ordering": 1}
 
 _chosen: contextvars.ContextVar[dict[str, Any] | None] = contextvars.ContextVar(
     "rankscope_nccl_options", default=None
@@ -60,7 +91,8 @@ def nccl_options(**chosen: Any) -> Iterator[None]:
 
     The options are the fields of ``ncclConfig_t`` in nccl4py's spelling:
     ``min_ctas``, ``max_ctas``, ``cga_cluster_size``, ``net_name`` and others; NCCL's
-    documentation of ``ncclConfig_t`` describes each field. The first use of a group
+    documentation of ``ncclConfig_t`` describes each field. With ``high_priority`` the
+    ops run on a CUDA stream of the highest priority. The first use of a group
     creates the group's backend, so the first use belongs in the block. A nested block
     adds to the options of the outer block. Raises `ValueError` for an unknown name, a
     number out of range or a ``min_ctas`` without ``max_ctas``, which NCCL refuses, and
@@ -68,8 +100,7 @@ def nccl_options(**chosen: Any) -> Iterator[None]:
     """
     for name, value in chosen.items():
         if name not in _KINDS:
-            known = ", ".join(sorted(_KINDS))
-            raise ValueError(f"nccl_options: there is no {name!r}; there are {known}")
+            raise ValueError(f"nccl_options: {_unknown(name)}")
         kind = _KINDS[name]
         # isinstance(True, int) holds, and NCCL would read True as 1.
         if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
@@ -111,13 +142,50 @@ def _check_ctas(together: dict[str, Any]) -> None:
         )
 
 
+def _unknown(name: str) -> str:
+    """Return why `name` is no option."""
+    if name in _REFUSED:
+        return f"{name} is not offered: {_REFUSED[name]}"
+    known = ", ".join(sorted(_KINDS))
+    return f"there is no {name!r}{did_you_mean(name, _KINDS)}; there are {known}"
+
+
+def take_high_priority(chosen: dict[str, Any]) -> bool:
+    """Remove ``high_priority`` from options; return whether it is on.
+
+    Without the option, the switch ``RANKSCOPE_NCCL_HIGH_PRIORITY`` counts.
+    """
+    wanted = chosen.pop(HIGH_PRIORITY, None)
+    return _switch("HIGH_PRIORITY", False) if wanted is None else bool(wanted)
+
+
 def nonblocking() -> bool:
     """Return whether communicators are non-blocking, which is the default.
 
     Raises `DistBackendError` for an environment variable of another value.
     """
-    name = SWITCH if SWITCH in os.environ else "TORCH_NCCL_USE_COMM_NONBLOCKING"
-    value = os.environ.get(name, "1").strip().lower()
+    return _switch("USE_COMM_NONBLOCKING", True)
+
+
+def blocking_wait() -> bool:
+    """Return whether ``wait()`` blocks the host until the op has ended."""
+    return _switch("BLOCKING_WAIT", False)
+
+
+def nan_check() -> bool:
+    """Return whether the inputs of ops are searched for NaN before the op starts."""
+    return _switch("NAN_CHECK", False)
+
+
+def _switch(switch: str, default: bool) -> bool:
+    """Return the value of a switch in the environment."""
+    name = f"RANKSCOPE_NCCL_{switch}"
+    if name not in os.environ:
+        name = f"TORCH_NCCL_{switch}"
+    value = os.environ.get(name, "").strip().lower()
+    if not value:
+        return default
     if value not in (*_ON, *_OFF):
-        raise DistBackendError(f"{name}={value}: expected 1 (the default) or 0")
+        on, off = ("1 (the default)", "0") if default else ("1", "0 (the default)")
+        raise DistBackendError(f"{name}={value}: expected {on} or {off}")
     return value in _ON

@@ -35,8 +35,9 @@ _NAP, _NAP_MAX = 1e-5, 5e-4
 class NCCLStream:
     """The communicator of one group on one device, and a CUDA stream for its ops.
 
-    `fail` aborts the group, with a reason. `try_launch`, `collect_completed` and
-    `discard` are called by the `DeviceQueue` with its lock held.
+    `fail` aborts the group, with a reason; with `high_priority` the CUDA stream has
+    the device's highest priority. The `DeviceQueue` calls `try_launch`,
+    `collect_completed` and `discard` with its lock held.
     """
 
     def __init__(
@@ -45,13 +46,15 @@ class NCCLStream:
         queue: DeviceQueue,
         comm: NCCLComm,
         fail: Callable[[str], None],
+        *,
+        high_priority: bool = False,
     ) -> None:
         self.comm, self.queue = comm, queue
         self._api, self._fail = api, fail
         # Whether callers issue their ops to NCCL: a blocking call may not return.
         self._callers_advance = comm.nonblocking
         with api.cuda.device(comm.device):
-            self.cuda_stream = api.cuda.new_stream()
+            self.cuda_stream = api.cuda.new_stream(high_priority=high_priority)
         self.in_flight: collections.deque[Launch] = collections.deque()
         # Launches that will not be launched, but may be half-way: kept for the abort.
         self._discarded: list[Launch] = []

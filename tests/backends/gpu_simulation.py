@@ -201,7 +201,12 @@ class SimulatedCuda:
                 self._simulation.streams[index] = Stream(f"default-{index}")
         return (index,)
 
-    def new_stream(self) -> int:
+    def has_more(self, array: Any, unsigned: str, mask: int, most: int) -> bool:
+        self._simulation.synchronize(self.device_of(array))
+        bits = array.view(unsigned)
+        return bool(((bits & bits.dtype.type(mask)) > most).any())
+
+    def new_stream(self, *, high_priority: bool = False) -> int:
         with self._simulation.lock:
             number = 1000 + len(self._simulation.streams)
             self._simulation.streams[number] = Stream(f"stream-{number}")

@@ -24,7 +24,7 @@ volatile int stub_query = SUCCESS;  /* of every event that was recorded */
 volatile int stub_query_ms = 0;     /* every query takes so long */
 volatile int stub_capturing = 0;    /* CUstreamCaptureStatus of every stream */
 /* What a test is told. */
-volatile int stub_streams, stub_events, stub_stream_flags, stub_waits;
+volatile int stub_streams, stub_events, stub_stream_flags, stub_waits, stub_priority;
 volatile int stub_contexts;         /* bit n: device n has its primary context */
 volatile int stub_switches;         /* calls that changed a thread's context */
 
@@ -127,6 +127,18 @@ result_t cuStreamCreate(void **stream, unsigned flags) {
   stub_stream_flags = (int)flags;
   __atomic_add_fetch(&stub_streams, 1, __ATOMIC_SEQ_CST);
   return SUCCESS;
+}
+
+result_t cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+  if (!current) return INVALID_CONTEXT;
+  *least = 0;
+  *greatest = -5;
+  return SUCCESS;
+}
+
+result_t cuStreamCreateWithPriority(void **stream, unsigned flags, int priority) {
+  stub_priority = priority;
+  return cuStreamCreate(stream, flags);
 }
 
 result_t cuStreamDestroy_v2(void *stream) {

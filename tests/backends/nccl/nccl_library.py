@@ -11,6 +11,7 @@ tables: `HalfCuda` replaces the part of cupy, which is arrays and current stream
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import os
 import sys
 import threading
@@ -35,7 +36,7 @@ from rankscope.backends.groups.origin import Origin
 from rankscope.backends.groups.process_group import ProcessGroup
 from rankscope.backends.groups.watchdog import watchdog
 from rankscope.backends.interface import staging
-from rankscope.backends.nccl import loader
+from rankscope.backends.nccl import loader, options
 from rankscope.backends.nccl import nccl4py as nccl_library
 from rankscope.backends.nccl.interface import GpuApi
 from rankscope.backends.nccl.nccl4py import NcclLibrary
@@ -206,6 +207,32 @@ def test_communicators_are_nonblocking_and_take_options(
         dist.nccl_options(min_cta=3),
     ):
         pass
+
+
+def test_the_options_are_the_fields_of_the_config(stub: Stub) -> None:
+    """A field that a new nccl4py adds has to become an option, or be refused."""
+    from nccl import core
+
+    fields = {one.name for one in dataclasses.fields(core.NCCLConfig)}
+    offered = set(options._KINDS) - {options.HIGH_PRIORITY}
+    assert offered | options._REFUSED.keys() == fields
+    # Each value is one that the package passes on.
+    nccl = NcclLibrary()
+    values: dict[type, Any] = {int: 1, bool: True, str: "x"}
+    chosen = {name: values[options._KINDS[name]] for name in offered}
+    nccl.init(1, 0, nccl.unique_id(), chosen)
+    assert (stub.min_ctas, stub.max_ctas) == (1, 1)
+
+
+def test_a_stream_of_high_priority(group: ProcessGroup, cuda_stub: Stub) -> None:
+    dist.all_reduce(array(group, [1]), group=group)
+    assert cuda_stub.priority == 0
+    other = ProcessGroup("h", [0], 0, group.config, group.store, 30)
+    with dist.nccl_options(high_priority=True):
+        dist.all_reduce(array(group, [1]), group=other)
+    # The highest of the range that the stub gives, and not ordered with stream 0.
+    assert (cuda_stub.priority, cuda_stub.stream_flags) == (-5, 1)
+    other.shutdown()
 
 
 @pytest.mark.parametrize("name", ["RANKSCOPE", "TORCH"])
