@@ -22,11 +22,18 @@ import rankscope as dist
 from rankscope.backends import OpType
 from rankscope.backends.conformance.ranks import Rank, run_ranks
 from rankscope.backends.conformance.waiting import until
+from rankscope.backends.groups.watchdog import watchdog
 from rankscope.backends.groups.world import world
-from rankscope.backends.observe.export import local_dump
+from rankscope.backends.nccl import loader
+from rankscope.backends.observe.export import local_dump, save_flight_recorder
 from rankscope.backends.observe.torch_format import flight_recorder
+from rankscope.backends.work.async_errors import take_async_error
 from rankscope.backends.work.flight_recorder import GroupCounters, Record, recorder
+from rankscope.backends.work.state import WorkState
 from tests.backends import store_backend
+from tests.backends.gpu_ranks import Rank as GpuRank
+from tests.backends.gpu_ranks import Ranks
+from tests.backends.gpu_simulation import Simulation
 from tests.backends.manual import Manual
 from tools.other_environments import torch_python
 
@@ -481,6 +488,65 @@ def run_scenarios(me: Rank, folder: str) -> None:
     dist.destroy_process_group()
 
 
+def nccl_dumps(scenario: str, folder: Path) -> None:
+    """Dump what three ranks recorded over NCCL on simulated GPUs.
+
+    The ranks are threads: the records of all of them are in one flight recorder, which
+    numbers the records of each process.
+    """
+    recorder.clear()
+    simulation = Simulation()
+    loader.set_loader_for_tests(lambda: simulation.api)
+    ranks = Ranks(simulation, folder).start(3, name=scenario)
+    try:
+        ranks(nccl_missing if scenario == "nccl_missing" else nccl_everything)
+        everything = recorder.records()
+        for rank in range(3):
+            mine = [one.as_dict() for one in everything if one.status.rank == rank]
+            records = [{**one, "record_id": n} for n, one in enumerate(mine)]
+            groups = {mine[0]["group_id"]: {"name": scenario, "ranks": [0, 1, 2]}}
+            dump = flight_recorder(rank, groups, records)
+            save_flight_recorder(dump, str(folder / scenario) + os.sep, rank)
+    finally:
+        ranks.ranks[0].pg.abort("the scenario is over")
+        ranks.close()
+        simulation.close()
+        loader.set_loader_for_tests(None)
+        watchdog.stop()
+        take_async_error()
+
+
+def nccl_everything(me: GpuRank) -> None:
+    """Ops of one call and of several, and a batch, which ends as one."""
+
+    def ones(count: int = 3) -> Any:
+        return me.array(np.ones(count, F4))
+
+    pg = me.pg
+    dist.all_reduce(ones(), group=pg)
+    dist.broadcast(ones(), 1, pg)
+    dist.all_gather([ones() for _ in range(3)], ones(), group=pg)
+    dist.all_gather_into_tensor(ones(9), ones(), pg)
+    dist.reduce_scatter_tensor(ones(1), ones(), group=pg)
+    dist.all_to_all_single(ones(), ones(), group=pg)
+    dist.barrier(pg)
+    with dist.coalescing_manager(pg):
+        for count in range(1, 4):
+            dist.all_reduce(ones(count), group=pg)
+    me.synchronize()
+    until(lambda: not pg.status.in_flight)
+
+
+def nccl_missing(me: GpuRank) -> None:
+    """Rank 1 stays away from the second all_reduce, which hangs on the device."""
+    dist.all_reduce(me.array([1.0]), group=me.pg)
+    me.synchronize()
+    until(lambda: not me.pg.status.in_flight)
+    if me.rank != 1:
+        work = me.all_reduce()
+        until(lambda: work.state is WorkState.STARTED)
+
+
 @pytest.fixture(scope="module")
 def analysed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What PyTorch's own dumps look like, and its verdict on each scenario."""
@@ -492,6 +558,9 @@ def analysed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     run_ranks(4, run_scenarios, str(folder))
     script = Path(__file__).with_name("fr_trace.py")
     folders = [folder / scenario.__name__ for scenario in SCENARIOS]
+    for name in ("nccl_everything", "nccl_missing"):
+        nccl_dumps(name, folder)
+        folders.append(folder / name)
     done = subprocess.run(
         [python, script, *folders], capture_output=True, text=True, check=False
     )
@@ -569,6 +638,36 @@ def test_the_analyser_names_the_rank_that_differs(
     assert ranks in ({culprit}, set(range(4)) - {culprit})
     for said in wrong["culprits"].values():
         assert re.search(error, said)
+
+
+def test_the_analyser_takes_the_dumps_of_nccl_groups(
+    analysed: dict[str, Any],
+) -> None:
+    found = analysed["nccl_everything"]
+    assert unmatched(found) == []
+    assert [one["op"] for one in found] == [
+        "nccl:all_reduce",
+        "nccl:broadcast",
+        "nccl:all_gather",
+        "nccl:_all_gather_base",
+        "nccl:_reduce_scatter_base",
+        "nccl:all_to_all",
+        "nccl:barrier",
+        "nccl:allreduce_coalesced",
+    ]
+    (wrong,) = unmatched(analysed["nccl_missing"])
+    assert (wrong["op"], wrong["seq"]) == ("nccl:all_reduce", 2)
+    assert wrong["missing"] == [1]
+
+
+def test_a_duration_is_that_of_the_device(tmp_path: Path) -> None:
+    nccl_dumps("nccl_everything", tmp_path)
+    for file in sorted((tmp_path / "nccl_everything").iterdir()):
+        dump = pickle.loads(file.read_bytes())
+        assert len(dump["entries"]) == 8
+        for entry in dump["entries"]:
+            assert entry["state"] == "completed"
+            assert entry["duration_ms"] >= 0
 
 
 def test_the_analyser_knows_all_names(analysed: dict[str, Any]) -> None:
