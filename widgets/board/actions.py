@@ -155,8 +155,9 @@ class BoardActions:
         return {"text": f"Group {group.name!r} rebuilt."}
 
     def _restart(self, request: Message) -> Message:
-        """Give the dead ranks fresh engines, then rebuild all their groups."""
-        dead = self._get_model().head.get("dead", [])
+        """Give the dead and frozen ranks fresh engines, then rebuild all groups."""
+        head = self._get_model().head
+        dead = sorted({*head.get("dead", []), *head.get("frozen", [])})
         if not dead:
             return self._rebuild(request)
         self._cluster.restart(dead)

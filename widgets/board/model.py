@@ -30,6 +30,8 @@ Message = dict[str, Any]
 
 #: Seconds by which two reports of one start may differ: the latency of a message.
 JITTER = 0.5
+#: Seconds without a heartbeat after which one is overdue: its period and some.
+LATE = 1.25
 
 
 class BoardModel:
@@ -42,6 +44,8 @@ class BoardModel:
         self.verdicts: tuple[Verdict, ...] = ()
         self.head: dict[str, Any] = {}
         self.now = 0.0
+        # Rank → when its last heartbeat came.
+        self._heard: dict[int, float] = {}
         self._created = 0
         self._known: dict[GroupKey, Group] = {}
         self._dirty: set[tuple[str, int]] = set()
@@ -87,6 +91,8 @@ class BoardModel:
     def _update_rank(self, rank: RankStatus, now: float) -> None:
         number = rank.rank
         self.ranks[number] = rank
+        if rank.heartbeat_age is not None:
+            self._heard[number] = now - rank.heartbeat_age
         places: list[tuple[Group, GroupStatus | None]] = [
             (self._group(one.key), one) for one in rank.groups
         ]
@@ -178,15 +184,33 @@ class BoardModel:
         if verdict.fault is Fault.RANK_DEAD:
             return any(row["state"] == "dead" for row in rows)
         if verdict.fault is Fault.RANK_NOT_RESPONDING:
-            return any(row["state"] in ("silent", "no answer") for row in rows)
+            return any(map(self._is_late, verdict.culprits)) or any(
+                row["state"] in ("silent", "no answer") for row in rows
+            )
         number = f"#{verdict.seq}"
         return any(
             row["mood"] == "working" and row.get("seq") == number for row in rows
         )
 
+    def _is_late(self, rank: int) -> bool:
+        """Return whether a heartbeat of `rank` is overdue.
+
+        A verdict may come before the rank counts as silent.
+        """
+        heard = self._heard.get(rank)
+        return heard is not None and self.now - heard > LATE
+
     def _compare(self) -> None:
         """Compare the ranks again: verdicts and lags."""
         self.verdicts = tuple(filter(self._holds, self.verdicts))
+        frozen = {
+            rank
+            for verdict in self.verdicts
+            if verdict.fault is Fault.RANK_NOT_RESPONDING and verdict.certain
+            for rank in verdict.culprits
+        }
+        if self.head:
+            self.head = {**self.head, "frozen": sorted(frozen)}
         for group in self.groups:
             extra: dict[int, Cells] = {
                 rank: {"lag": lag} for rank, lag in group.behind(self.now).items()

@@ -285,6 +285,45 @@ class TestBanner:
         assert found.verdicts == ()
         assert found.banner().title == "Idle"
 
+    def test_a_frozen_rank_is_shown_before_it_counts_as_silent(self) -> None:
+        now = simulated.op(14, state="started", elapsed=1.0)
+        busy = {"state": "busy", "cell": 7}
+        waits = group(oldest=now, in_flight=1)
+        found = model(rank(0, waits, **busy), rank(1, waits, heartbeat_age=1.5, **busy))
+        frozen = Verdict(
+            Fault.RANK_NOT_RESPONDING,
+            waits.key,
+            (1,),
+            (),
+            "",
+            0,
+            "rank 1 has not answered for 2.4 s: its process is stopped",
+            certain=True,
+        )
+        found.show_verdicts([frozen])
+        delta = found.delta()
+        assert delta is not None
+        assert delta["head"]["frozen"] == [1]
+        assert found.groups[0].row(1)["verdict"] == "no answer"
+        assert found.banner().title == "Rank not responding"
+        # Until the next heartbeat.
+        found.update(cluster(rank(1, waits, heartbeat_age=2.5, **busy)), 101.0, 2)
+        found.delta()
+        assert found.verdicts == (frozen,)
+        found.update(cluster(rank(1, waits, heartbeat_age=0.1, **busy)), 102.0, 2)
+        found.delta()
+        assert found.verdicts == ()
+        assert found.head["frozen"] == []
+
+    def test_a_rank_that_cannot_be_reached_is_not_restarted(self) -> None:
+        found = model(rank(0, group(), state="unreachable", heartbeat_age=9))
+        found.show_verdicts(
+            [Verdict(Fault.RANK_NOT_RESPONDING, group().key, (0,), (), "", 0, "why")]
+        )
+        found.delta()
+        assert found.verdicts
+        assert found.head["frozen"] == []
+
     def test_death_and_what_to_do(self) -> None:
         found = model(
             rank(0, group()), rank(1, state="dead", reason="rank 1 was killed")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankscope.backends.conformance.waiting import until
-from rankscope.backends.observe.verdicts import Verdict
+from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.engines import ClusterStatus
 from rankscope.widgets.board.html import board_html
 from rankscope.widgets.board.model import BoardModel
@@ -223,6 +223,22 @@ class TestButtons:
         scene.button("Restart and rebuild").click()
         assert scene.texts("what") == ["Restart rank 3?"]
         assert scene.page.sent() == []
+
+    def test_a_frozen_rank_is_restarted_if_one_says_so(self, scene: Scene) -> None:
+        silent = statuses.rank(2, statuses.group(), state="busy", heartbeat_age=2.5)
+        verdict = Verdict(
+            Fault.RANK_NOT_RESPONDING,
+            statuses.group().key,
+            (2,),
+            (),
+            "",
+            0,
+            "rank 2 has not answered for 2.5 s: its process is stopped",
+            certain=True,
+        )
+        scene.take(statuses.cluster(silent), [verdict])
+        scene.button("Restart and rebuild").click()
+        assert scene.texts("what") == ["Restart rank 2?"]
 
     def test_dead_ranks_are_named_as_everywhere(self, scene: Scene) -> None:
         group = statuses.group()

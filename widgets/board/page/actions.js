@@ -70,7 +70,10 @@ class Action {
 function makeActions(board) {
   const { store } = board;
   const running = () => store.live && store.head.state === "running";
-  const dead = () => store.head.dead ?? [];
+  // A frozen rank, too, is replaced by a restart only.
+  const dead = () => [
+    ...new Set([...(store.head.dead ?? []), ...(store.head.frozen ?? [])]),
+  ];
   const group = () => board.tab();
   const real = () => running() && Boolean(group()?.facts.length);
   const name = () => group()?.label ?? "";
