@@ -9,6 +9,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from ..errors import DistError
@@ -246,7 +248,7 @@ class World:
         by: str = "",
         culprits: Sequence[int] = (),
     ) -> list[str]:
-        """Abort groups; return their names.
+        """Abort groups, all at once; return their names.
 
         Parameters
         ----------
@@ -263,8 +265,17 @@ class World:
             Where this rank is not in one of `groups`; then none is aborted.
         """
         chosen = self.groups() if groups is None else list(map(self.get_group, groups))
-        for one in chosen:
-            one.abort(reason, by=by, culprits=culprits)
+        # At once: a backend waits up to a second for its library to end a group.
+        aborts = [
+            partial(one.abort, reason, by=by, culprits=culprits) for one in chosen
+        ]
+        if len(aborts) < 2:
+            for abort in aborts:
+                abort()
+        else:
+            with ThreadPoolExecutor(len(aborts), "rankscope-abort") as pool:
+                for done in [pool.submit(abort) for abort in aborts]:
+                    done.result()
         return [one.name for one in chosen]
 
     def rebuild(

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 __all__ = [
+    "ABORT_EACH",
     "ABORT_WAIT",
     "CLOSE_WAIT",
     "MUTEX_WAIT",
@@ -17,6 +18,10 @@ __all__ = [
 #: Seconds that an abort, and an orderly end, may take before the caller goes on.
 ABORT_WAIT = 0.8
 CLOSE_WAIT = 5.0
+#: Seconds after which an abort counts as stuck, for each communicator of the device
+#: that is being aborted: ncclCommAbort takes up to 1 s, and the driver does parts of
+#: several aborts one after the other.
+ABORT_EACH = 2.0
 #: Seconds for which an abort waits for the mutex of a communicator, whose holder
 #: may be stuck in the very call that the abort is to end.
 MUTEX_WAIT = 0.2

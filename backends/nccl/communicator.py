@@ -21,6 +21,7 @@ from ..rank_sets import name_ranks
 from ..stores.base import Store
 from ..work.sigint import defer_sigint
 from .bounded import (
+    ABORT_EACH,
     ABORT_WAIT,
     CLOSE_WAIT,
     MUTEX_WAIT,
@@ -94,8 +95,8 @@ class NCCLComm:
         self.state = CommState.INIT
         self.mutex = mutex
         self.nonblocking = nonblocking()
-        #: `aborting`: an ncclCommAbort is in progress; `stuck`: for longer than
-        #: `ABORT_WAIT`.
+        #: `aborting`: an ncclCommAbort is in progress; `stuck`: for longer than it may
+        #: take, see `ABORT_EACH`.
         self.aborting = self.stuck = False
         self._api, self._store = api, store
         self._timeout, self.options, self._derivation = timeout, options, derivation
@@ -270,8 +271,12 @@ class NCCLComm:
         def abort() -> None:
             if handle is not None:
                 self.aborting = True
-                self._free(handle)
-                self.aborting = self.stuck = False
+                _aborting.add(self)
+                try:
+                    self._free(handle)
+                finally:
+                    _aborting.discard(self)
+                    self.aborting = self.stuck = False
             self._mark_freed()
             if self._derivation is not None:
                 self._derivation.cancel(reason)
@@ -355,7 +360,13 @@ class NCCLComm:
 
     def describe(self) -> str:
         """Return the state of the communicator as text, for the board."""
-        return "abort does not return" if self.stuck else self.state.value
+        if self.stuck:
+            return "abort does not return"
+        return "aborting" if self.aborting else self.state.value
+
+
+# The communicators that are in ncclCommAbort.
+_aborting: set[NCCLComm] = set()
 
 
 def abort_together(
@@ -379,16 +390,45 @@ def abort_together(
                 thread.join()
         then()
 
-    if run_bounded("abort", run, ABORT_WAIT):
+    began = time.monotonic()
+    thread = start_thread("rankscope-nccl-abort", run)
+    if thread is None:
         return True
-    for comm in comms:
-        if comm.aborting:
-            comm.stuck = True
-            _log.warning(
-                "%s: NCCL has not returned from its abort after %g s; its memory on "
-                "the GPU stays taken until it returns. A restart of this rank "
-                "(%%dist_restart) always ends it",
-                comm.name,
-                ABORT_WAIT,
-            )
+    thread.join(ABORT_WAIT)
+    if not thread.is_alive():
+        return True
+    start_thread(
+        "rankscope-nccl-abort-overdue", lambda: _warn_if_stuck(thread, comms, began)
+    )
     return False
+
+
+def _abort_budget(device: int) -> float:
+    """Return the seconds that an abort may take beside the other ones of `device`."""
+    together = sum(comm.device == device for comm in list(_aborting))
+    return ABORT_EACH * max(1, together)
+
+
+def _warn_if_stuck(
+    thread: threading.Thread, comms: Sequence[NCCLComm], began: float
+) -> None:
+    """Warn of the aborts that `thread` does if they exceed their budget."""
+    budget = 0.0
+    while thread.is_alive():
+        # The largest one: aborts that have ended took their part of the time.
+        budget = max(budget, *(_abort_budget(comm.device) for comm in comms))
+        left = began + budget - time.monotonic()
+        if left > 0:
+            thread.join(min(left, 0.1))
+            continue
+        for comm in comms:
+            if comm.aborting:
+                comm.stuck = True
+                _log.warning(
+                    "%s: NCCL has not returned from its abort after %.1f s; its memory "
+                    "on the GPU stays taken until it returns. A restart of this rank "
+                    "(%%dist_restart) always ends it",
+                    comm.name,
+                    budget,
+                )
+        return

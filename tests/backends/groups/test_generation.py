@@ -9,6 +9,7 @@ import pytest
 
 import rankscope as dist
 from rankscope.backends.conformance.waiting import until
+from rankscope.backends.groups.world import world
 from tests.backends.manual import Manual
 
 
@@ -108,3 +109,18 @@ def test_the_watches_of_an_ended_generation_are_cancelled(
     group.store.set("build/cpu", b"1")
     until(lambda: "cpu" in group.current.backends, 10)
     assert first.backends == {}
+
+
+def test_all_groups_are_aborted_at_once(
+    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library may take a second for each."""
+    other = dist.new_group([0, 1], group_desc="other")
+    assert isinstance(other, dist.ProcessGroup)
+    for one in (group, other):
+        dist.all_reduce(np.ones(1), group=one, async_op=True)
+    together = threading.Barrier(2)
+    monkeypatch.setattr(Manual, "abort", lambda self, reason: together.wait(20))
+    assert world.abort(None, "enough") == ["default", "other"]
+    assert not together.broken
+    assert str(group.aborted) == str(other.aborted)

@@ -19,8 +19,9 @@ import pytest
 
 import rankscope as dist
 from rankscope.backends.conformance.waiting import until
+from rankscope.backends.nccl import communicator
 from rankscope.backends.nccl.backend import NCCLBackend
-from rankscope.backends.nccl.bounded import ABORT_WAIT
+from rankscope.backends.nccl.bounded import ABORT_EACH, ABORT_WAIT
 from rankscope.backends.nccl.stream import NCCLStream
 from rankscope.backends.work.state import WorkState
 from tests.backends.gpu_ranks import Rank, Ranks
@@ -625,7 +626,7 @@ def test_an_abort_that_does_not_come_back_is_said_and_waited_for_no_longer(
         assert time.monotonic() - began < ABORT_WAIT + 10
         with pytest.raises(dist.DistAbortedError, match="enough"):
             work.synchronize()
-        assert "abort does not return" in r.pg.summary()["devices"]["cuda"]
+        until(lambda: "abort does not return" in r.pg.summary()["devices"]["cuda"])
 
     ranks(body)
     assert "has not returned from its abort" in caplog.text
@@ -634,6 +635,52 @@ def test_an_abort_that_does_not_come_back_is_said_and_waited_for_no_longer(
     until(
         lambda: "aborted" in ranks.ranks[0].pg.summary()["devices"]["cuda"],
     )
+
+
+def test_an_abort_that_takes_its_time_is_no_stuck_one(
+    ranks: Ranks,
+    simulation: Simulation,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(communicator, "ABORT_EACH", 60.0)
+    slow = simulation.abort_waits[0] = threading.Event()
+    ranks.start(1)
+    (r,) = ranks.ranks
+    dist.barrier(group=r.pg)
+    # The caller goes on after ABORT_WAIT, and nothing is reported yet.
+    r.pg.abort("enough")
+    assert r.pg.summary()["devices"]["cuda"] == "nccl (device 0: aborting)"
+    slow.set()
+    until(
+        lambda: r.pg.summary()["devices"]["cuda"] == "nccl (device 0: aborted)",
+    )
+    assert "has not returned from its abort" not in caplog.text
+
+
+def test_the_budget_of_an_abort_grows_with_the_communicators_of_the_device(
+    simulation: Simulation, tmp_path: Path
+) -> None:
+    groups = [Ranks(simulation, tmp_path).start(2, name=name) for name in "abc"]
+    released = simulation.abort_waits[0] = threading.Event()
+    try:
+        for ranks in groups:
+            ranks(lambda r: dist.barrier(group=r.pg))
+        threads = [
+            threading.Thread(target=ranks.ranks[0].pg.abort, args=("enough",))
+            for ranks in groups
+        ]
+        for thread in threads:
+            thread.start()
+        until(lambda: simulation.calls.count(("abort", 0)) == 3)
+        budgets = {device: communicator._abort_budget(device) for device in (0, 7)}
+        for thread in threads:
+            thread.join()
+        assert budgets == {0: 3 * ABORT_EACH, 7: ABORT_EACH}
+    finally:
+        released.set()
+        for ranks in groups:
+            ranks.close()
 
 
 def test_an_abort_goes_round_a_call_that_is_stuck(
