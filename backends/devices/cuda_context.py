@@ -9,6 +9,7 @@ null on such a thread, and null is restored without a context.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 from uuid import UUID
 
@@ -28,6 +29,9 @@ class CudaContexts:
         self._driver = driver
         self._get_current = driver.cuCtxGetCurrent
         self._success = driver.CUresult.CUDA_SUCCESS
+        self._relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        # What was set on the calling thread.
+        self._thread = threading.local()
         self._primary: dict[int, tuple[int, Any]] = {}
         self.check(driver.cuInit(0))
 
@@ -46,8 +50,13 @@ class CudaContexts:
     def use(self, index: int) -> None:
         """Make `index` the current device of the calling thread, with no way back.
 
-        For threads of the backend, whose device the user's code does not see.
+        For threads of the backend, whose device the user's code does not see. Their
+        calls do not break the capture of a CUDA graph on another thread: by default a
+        query of an event, for instance, invalidates every capture of the process.
         """
+        if not getattr(self._thread, "relaxed", False):
+            self.check(self._driver.cuThreadExchangeStreamCaptureMode(self._relaxed))
+            self._thread.relaxed = True
         self.enter(index)
 
     def device_count(self) -> int:

@@ -41,7 +41,8 @@ class Cuda(Protocol):
     def use(self, index: int) -> None:
         """Make `index` the current device of the calling thread, with no way back.
 
-        For threads of the backend, whose device the user's code does not see.
+        For threads of the backend, whose device the user's code does not see. Their
+        calls do not break the capture of a CUDA graph on another thread.
         """
 
     def current_streams(self, index: int) -> tuple[int, ...]:

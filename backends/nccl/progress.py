@@ -17,7 +17,11 @@ from typing import Any, Protocol
 from ..errors import DistError
 from ..work.background_loop import BackgroundLoop
 
-__all__ = ["Progress", "progress"]
+__all__ = ["LOOK_WAIT", "Progress", "progress"]
+
+#: Seconds to wait, in `Progress.poll`, for a look at the ops in flight: the thread may
+#: be stuck in a call.
+LOOK_WAIT = 0.05
 
 # Seconds between two polls: _NAP after progress, growing to _NAP_MAX without progress.
 _NAP, _NAP_MAX = 5e-5, 2e-3
@@ -101,8 +105,8 @@ class Progress:
     def poll(self, seconds: float) -> bool:
         """Have the busy queues advanced once, now; return whether within `seconds`.
 
-        The progress thread does it: the caller, the watchdog, must not call CUDA, which
-        may block while a kernel hangs.
+        The progress thread does it: the caller, such as the watchdog, must not call
+        CUDA, which may block while a kernel hangs.
         """
         advanced = threading.Event()
         self._waiting.append(advanced)

@@ -114,8 +114,8 @@ class CommSplit:
                     if made is not None:
                         # NCCL may write the handle until the parent is freed, so the
                         # new communicator is aborted only after that.
-                        abort = partial(api.nccl.abort, made)
-                        parent.comm.when_freed(abort)
+                        device = parent.comm.device
+                        parent.comm.when_freed(partial(_abort, api, device, made))
                 raise
             return made
         finally:
@@ -146,6 +146,16 @@ class CommSplit:
             if self._excluded:
                 return nccl.shrink(parent.handle, self._excluded, abort=self._abort)
             return nccl.split(parent.handle, rank)
+
+
+def _abort(api: GpuApi, device: int, made: Handle) -> None:
+    """Abort `made`, on a thread of the backend.
+
+    NCCL restores the thread's device after the call: without `device`, that would
+    create a context on device 0.
+    """
+    api.cuda.use(device)
+    api.nccl.abort(made)
 
 
 def _await_ready(api: GpuApi, parent: NCCLComm, made: Handle, deadline: float) -> None:

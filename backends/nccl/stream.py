@@ -20,7 +20,7 @@ from .bounded import CLOSE_WAIT, MUTEX_WAIT, start_thread
 from .communicator import CommState, NCCLComm, abort_together
 from .interface import GpuApi
 from .launch_queue import Completed, DeviceQueue
-from .progress import progress
+from .progress import LOOK_WAIT, progress
 from .stream_state import StreamEvent, StreamState, transition
 from .work import Call, Launch, NCCLWork
 
@@ -346,6 +346,12 @@ class NCCLStream:
         """Accept no more ops: those in flight will be aborted."""
         self._apply(StreamEvent.CLOSE)
 
+    def use_device(self) -> None:
+        """Make the device that of the calling thread, which is the backend's."""
+        with contextlib.suppress(DistError):
+            # A lost device: `free` reports it.
+            self._api.cuda.use(self.comm.device)
+
     def free(self) -> None:
         """Free the CUDA stream and the events: the device is done with them."""
         cuda = self._api.cuda
@@ -379,14 +385,18 @@ def abort_streams(streams: Sequence[NCCLStream], reason: str) -> bool:
     Arrays and events of ops in flight are kept until their kernels have ended. `reason`
     is that of the abort.
     """
+    # An op that has ended by now went well; its caller may know from its stream. The
+    # progress thread looks: here, a call of CUDA could block before the abort, or break
+    # the capture of a CUDA graph.
+    if any(stream.busy for stream in streams) and not progress.stuck_for():
+        progress.poll(LOOK_WAIT)
     for stream in streams:
-        # An op that has ended by now went well; its caller may know from its stream.
-        if not progress.stuck_for():
-            stream.queue.advance(callbacks_later=True)
         stream.close_submission()
 
     def free() -> None:
+        # On the thread of the abort.
         for stream in streams:
+            stream.use_device()
             stream.free()
 
     return abort_together([stream.comm for stream in streams], reason, free)

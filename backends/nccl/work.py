@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from ..work.async_errors import acknowledge, record_async_error
 from ..work.op_type import OpType
 from ..work.work import Work
-from .progress import progress
+from .progress import LOOK_WAIT, progress
 
 __all__ = ["Call", "Launch", "NCCLWork"]
 
@@ -28,9 +28,6 @@ Call = Callable[[Any, int], None]
 # its timeout: what delays it, such as the creation of its communicator, may end with
 # an error that says more.
 _GRACE = 1_000_000_000
-# Seconds that the watchdog waits for the progress thread's look at an overdue op; the
-# thread may be stuck in a call.
-_LOOK = 0.05
 
 
 class IssuingStream(Protocol):
@@ -135,7 +132,7 @@ class NCCLWork(Work):
         # The device may have finished the op while no thread could look: code of the
         # user's that keeps the GIL delays the progress thread and the watchdog alike.
         if not self.is_completed():
-            progress.poll(_LOOK)
+            progress.poll(LOOK_WAIT)
         return self.is_completed()
 
     def begun_ns(self, oldest: bool) -> int:

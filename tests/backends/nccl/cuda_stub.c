@@ -15,7 +15,7 @@
 
 typedef int result_t;
 enum { SUCCESS = 0, INVALID_DEVICE = 101, INVALID_CONTEXT = 201 };
-enum { INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600 };
+enum { INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, BREAKS_CAPTURE = 900 };
 enum { FREE, STREAM, EVENT, TIMED_EVENT };
 enum { DEVICES = 4 };
 
@@ -23,9 +23,11 @@ enum { DEVICES = 4 };
 volatile int stub_query = SUCCESS;  /* of every event that was recorded */
 volatile int stub_query_ms = 0;     /* every query takes so long */
 volatile int stub_capturing = 0;    /* CUstreamCaptureStatus of every stream */
+volatile int stub_global_capture = 0; /* another thread captures in global mode */
 /* What a test is told. */
 volatile int stub_streams, stub_events, stub_stream_flags, stub_waits, stub_priority;
 volatile int stub_contexts;         /* bit n: device n has its primary context */
+volatile int stub_broken_captures;  /* unsafe calls of threads that may not */
 volatile int stub_switches;         /* calls that changed a thread's context */
 
 static struct { int kind, recorded; } things[4096];
@@ -77,6 +79,23 @@ result_t cuGetErrorString(result_t result, const char **text) {
   *text = result == INVALID_HANDLE ? "a handle that the stub does not know"
                                    : "a result of the stub";
   return SUCCESS;
+}
+
+/* CUstreamCaptureMode of a thread: GLOBAL unless it says RELAXED, which is 2. */
+static __thread int capture_mode;
+
+result_t cuThreadExchangeStreamCaptureMode(int *mode) {
+  int before = capture_mode;
+  capture_mode = *mode;
+  *mode = before;
+  return SUCCESS;
+}
+
+/* As the driver does: a potentially unsafe call ends the capture. */
+static int breaks_capture(void) {
+  if (!stub_global_capture || capture_mode == 2) return 0;
+  __atomic_add_fetch(&stub_broken_captures, 1, __ATOMIC_SEQ_CST);
+  return 1;
 }
 
 result_t cuDeviceGetCount(int *count) { *count = DEVICES; return SUCCESS; }
@@ -142,6 +161,7 @@ result_t cuStreamCreateWithPriority(void **stream, unsigned flags, int priority)
 }
 
 result_t cuStreamDestroy_v2(void *stream) {
+  if (breaks_capture()) return BREAKS_CAPTURE;
   if (!stream || !is_stream(stream)) return INVALID_HANDLE;
   things[(size_t)stream].kind = FREE;
   __atomic_sub_fetch(&stub_streams, 1, __ATOMIC_SEQ_CST);
@@ -169,6 +189,7 @@ result_t cuEventCreate(void **event, unsigned flags) {
 }
 
 result_t cuEventDestroy_v2(void *event) {
+  if (breaks_capture()) return BREAKS_CAPTURE;
   if (!is_event(event)) return INVALID_HANDLE;
   things[(size_t)event].kind = FREE;
   __atomic_sub_fetch(&stub_events, 1, __ATOMIC_SEQ_CST);
@@ -182,6 +203,7 @@ result_t cuEventRecord(void *event, void *stream) {
 }
 
 result_t cuEventQuery(void *event) {
+  if (breaks_capture()) return BREAKS_CAPTURE;
   if (!is_event(event) || !things[(size_t)event].recorded) return INVALID_HANDLE;
   if (stub_query_ms) usleep(stub_query_ms * 1000);
   return stub_query;

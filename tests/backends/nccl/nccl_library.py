@@ -119,14 +119,18 @@ def stub(library: ctypes.CDLL) -> Iterator[Stub]:
     yield from told(
         library,
         {"version": 22800, "async": 0, "call": 0, "slow_ms": 0, "abort_ms": 0},
-        ("inits", "aborts", "destroys", "calls", "groups", "splits", "shrinks"),
+        (
+            *("inits", "aborts", "destroys", "calls", "groups", "splits", "shrinks"),
+            "homeless",
+        ),
     )
 
 
 @pytest.fixture
 def cuda_stub(driver: ctypes.CDLL) -> Iterator[Stub]:
-    counters = ("waits", "contexts", "switches")
-    yield from told(driver, {"query": 0, "query_ms": 0}, counters)
+    counters = ("waits", "contexts", "switches", "broken_captures")
+    knobs = {"query": 0, "query_ms": 0, "global_capture": 0}
+    yield from told(driver, knobs, counters)
 
 
 @pytest.fixture
@@ -140,7 +144,10 @@ def simulation() -> Iterator[Simulation]:
 def group(
     stub: Stub, cuda_stub: Stub, simulation: Simulation, tmp_path: Path
 ) -> Iterator[ProcessGroup]:
-    """Yield a group of one rank; check that it frees its streams and events."""
+    """Yield a group of one rank; check what it leaves, and where it called NCCL.
+
+    It frees its streams and events, and calls NCCL on its device alone.
+    """
     before = (cuda_stub.streams, cuda_stub.events)
     loader.set_loader_for_tests(lambda: GpuApi(NcclLibrary(), HalfCuda(simulation)))
     store = dist.FileStore(str(tmp_path / "store"), 1)
@@ -150,6 +157,7 @@ def group(
     cuda_stub.query = 0
     made.shutdown()
     until(lambda: (cuda_stub.streams, cuda_stub.events) == before)
+    assert stub.homeless == 0
     store.close()
     loader.set_loader_for_tests(None)
     watchdog.stop()
@@ -368,6 +376,28 @@ def test_the_memory_of_the_board_needs_no_context(
     stub.lost = 0
     assert GpuMemory(3).read() is None  # unknown to NVML
     assert (cuda_stub.contexts, cuda_stub.switches) == (0, 0)
+
+
+@pytest.mark.parametrize("end", ["wait", "abort"])
+def test_no_thread_of_the_backend_breaks_a_capture_of_the_users(
+    group: ProcessGroup, cuda_stub: Stub, end: str
+) -> None:
+    x = array(group, [1])
+    dist.all_reduce(x, group=group)
+    cuda_stub.query = 600
+    work = dist.all_reduce(x, group=group, async_op=True)
+    streams = cuda_stub.streams
+    cuda_stub.global_capture = 1
+    if end == "wait":
+        # The progress thread alone looks: is_completed() calls nothing of CUDA.
+        cuda_stub.query = 0
+        until(work.is_completed)
+    else:
+        # An abort button's: no thread that captures.
+        on_thread(lambda: group.abort("enough"))
+        until(lambda: cuda_stub.streams == streams - 1)
+    cuda_stub.global_capture = 0
+    assert cuda_stub.broken_captures == 0
 
 
 def test_what_was_freed_is_not_used(group: ProcessGroup) -> None:

@@ -3,6 +3,8 @@
  * It is no NCCL. It takes the calls that nccl4py makes, does what they mean for
  * one rank on host memory, and lets a test say what the next ones return.
  */
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -24,13 +26,23 @@ volatile int stub_abort_ms = 0;
 volatile int stub_inits, stub_aborts, stub_destroys, stub_calls, stub_groups;
 volatile int stub_in_call;
 volatile int stub_splits, stub_shrinks, stub_excluded, stub_shrink_flags;
+volatile int stub_homeless;  /* calls of threads without a CUDA context */
 int stub_blocking, stub_min_ctas, stub_max_ctas;
 double stub_factor;
 
 static comm_t comms[256];
 static const size_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
 
+/* NCCL restores the device of the thread, which without a context is device 0. */
+static void need_context(void) {
+  int (*get)(void **) = (int (*)(void **))dlsym(RTLD_DEFAULT, "cuCtxGetCurrent");
+  void *context = NULL;
+  if (!get || get(&context) || !context)
+    __atomic_add_fetch(&stub_homeless, 1, __ATOMIC_SEQ_CST);
+}
+
 static result_t called(void) {
+  need_context();
   stub_in_call = 1;
   stub_calls++;
   if (stub_slow_ms) usleep(stub_slow_ms * 1000);
@@ -53,6 +65,7 @@ const char *ncclGetLastError(void *comm) { (void)comm; return "the stub's last e
 
 result_t ncclCommInitRankScalable(comm_t **comm, int size, int rank, int ids,
                                   unique_id_t *id, int *config) {
+  need_context();
   (void)ids; (void)id;
   /* ncclConfig_t: size (of 8 bytes), magic, version, then these. */
   enum { BLOCKING = 4, MIN_CTAS = 6, MAX_CTAS = 7 };
@@ -73,6 +86,7 @@ result_t ncclCommInitRankScalable(comm_t **comm, int size, int rank, int ids,
 static comm_t **born;
 
 static result_t descend(comm_t *parent, comm_t **comm, int size) {
+  need_context();
   *comm = NULL;
   born = comm;
   stub_async = IN_PROGRESS;
@@ -108,14 +122,26 @@ result_t ncclCommGetAsyncError(comm_t *comm, result_t *result) {
 }
 
 result_t ncclCommAbort(comm_t *comm) {
+  need_context();
   if (stub_abort_ms) usleep(stub_abort_ms * 1000);
   comm->aborted = 1;
   stub_aborts++;
   return SUCCESS;
 }
 
-result_t ncclCommFinalize(comm_t *comm) { (void)comm; return SUCCESS; }
-result_t ncclCommDestroy(comm_t *comm) { (void)comm; stub_destroys++; return SUCCESS; }
+result_t ncclCommFinalize(comm_t *comm) {
+  (void)comm;
+  need_context();
+  return SUCCESS;
+}
+
+result_t ncclCommDestroy(comm_t *comm) {
+  (void)comm;
+  need_context();
+  stub_destroys++;
+  return SUCCESS;
+}
+
 result_t ncclGroupStart(void) { return SUCCESS; }
 result_t ncclGroupEnd(void) { stub_groups++; return SUCCESS; }
 
