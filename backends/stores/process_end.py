@@ -16,6 +16,8 @@ import struct
 
 __all__ = ["ProcessEnd", "describe_exit_code", "own_process", "process_end"]
 
+# The field exit_code of /proc/PID/stat, counted from the one behind the name.
+_EXIT_CODE = 49
 # struct pidfd_info of linux/pidfd.h: a mask of 8 bytes, and the status at byte 60.
 _INFO_BYTES, _STATUS_AT = 64, 60
 _PIDFD_INFO_EXIT = 1 << 3
@@ -57,7 +59,7 @@ class ProcessEnd:
         except OSError:
             return 0
         # The kernel writes 0 as the status of a process of another user.
-        return int(fields[-1])
+        return int(fields[_EXIT_CODE])
 
     def _status_of_reaped(self) -> int | None:
         info = bytearray(struct.pack("=Q", _PIDFD_INFO_EXIT).ljust(_INFO_BYTES, b"\0"))

@@ -32,7 +32,7 @@ _REFUSALS = 3
 
 # Seconds from the loss of the connection to the end of the process that served it: the
 # kernel closes the sockets of a process before it ends the process.
-_END_WAIT = 0.1
+_END_WAIT = 0.5
 
 
 class Request:
