@@ -343,7 +343,7 @@ def is_backend_available(backend: str) -> bool:
 
 
 def is_gloo_available() -> bool:
-    """Return whether the gloo backend (pygloo) can be used here."""
+    """Return whether the gloo backend (pygloo or xoscar) can be used here."""
     return is_backend_available("gloo")
 
 
