@@ -28,7 +28,7 @@ from . import (
 from .table import Row, machine, markdown
 
 ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- make bench: begin -->", "<!-- make bench: end -->"
 PARTS = (
     "all_reduce",
@@ -106,13 +106,13 @@ def _nccl(quick: bool, versions: dict[str, str], note: Say) -> list[Row]:
 
 
 def _publish(text: str) -> None:
-    readme = README.read_text(encoding="utf-8")
-    before, begin, rest = readme.partition(BEGIN)
+    page = PAGE.read_text(encoding="utf-8")
+    before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        sys.exit(f"{README.name} lacks the lines {BEGIN} and {END}")
-    README.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
-    _say(f"Written into {README.name}.")
+        sys.exit(f"{PAGE.name} lacks the lines {BEGIN} and {END}")
+    PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+    _say(f"Written into {PAGE.name}.")
 
 
 def main() -> None:
@@ -121,12 +121,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rounds, rougher")
     parser.add_argument("--only", choices=PARTS, action="append", metavar="PART")
     parser.add_argument(
-        "--readme", action="store_true", help="put the table into README.md as well"
+        "--publish",
+        action="store_true",
+        help=f"put the table into docs/{PAGE.name} as well",
     )
     options = parser.parse_args()
     quick: bool = options.quick
-    if options.readme and (quick or options.only):
-        parser.error("--readme wants the whole, unhurried table")
+    if options.publish and options.only:
+        parser.error("--publish wants the whole table")
 
     versions: dict[str, str] = {}
     notes: list[str] = []
@@ -155,13 +157,15 @@ def main() -> None:
             _say(f"{name} ...")
             rows += parts[name]()
     _say(f"took {time.perf_counter() - start:.0f} s")
-    paragraphs = [machine(versions, load), EXPLANATION, markdown(rows), *notes]
+    rounds = "With --quick: few rounds." if quick else ""
+    head = f"{machine(versions, load)} {rounds}".rstrip()
+    paragraphs = [head, EXPLANATION, markdown(rows), *notes]
     text = "\n\n".join(paragraphs)
     print(text)
     over = sum(row.passed is False for row in rows)
     judged = sum(row.passed is not None for row in rows)
     print(f"\n{judged - over} of {judged} within their budget.")
-    if options.readme:
+    if options.publish:
         _publish(text)
 
 

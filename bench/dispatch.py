@@ -17,7 +17,7 @@ from .table import Row, duration
 
 __all__ = ["measure"]
 
-BUDGET = 10e-6
+BUDGET = 5e-6
 OPS = 5_000
 
 
