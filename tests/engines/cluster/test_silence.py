@@ -72,7 +72,9 @@ def cause(child: tuple[subprocess.Popen[str], int]) -> Cause | None:
 def test_a_process_that_beats_has_no_cause(
     child: tuple[subprocess.Popen[str], int],
 ) -> None:
-    assert cause(child) is None
+    # A busy machine may let it wait for a CPU, which is not taken for the GIL.
+    assert cause(child) in (None, Cause.STARVED)
+    until(lambda: cause(child) is None)
 
 
 def test_a_process_that_is_stopped(child: tuple[subprocess.Popen[str], int]) -> None:
