@@ -137,7 +137,14 @@ def resolved(wheel: Path) -> Resolved:
 
 
 def _resolve(wheel: Path, minor: int, platform: str, extra: str) -> dict[str, str]:
-    """Return what one resolution chooses, from wheels.
+    """Return what one resolution chooses, from wheels."""
+    return _compile(f"rankscope{extra} @ {wheel.as_uri()}", minor, platform)
+
+
+def _compile(
+    requirements: str, minor: int, platform: str, *options: str
+) -> dict[str, str]:
+    """Return what one resolution of `requirements` chooses, from wheels.
 
     pip evaluates the markers of the running interpreter alone, and uv those of the
     target.
@@ -145,10 +152,10 @@ def _resolve(wheel: Path, minor: int, platform: str, extra: str) -> dict[str, st
     done = subprocess.run(
         [
             *(sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header"),
-            *("--no-annotate", "--only-binary", ":all:", "--no-config"),
+            *("--no-annotate", "--only-binary", ":all:", "--no-config", *options),
             *("--python-version", f"3.{minor}", "--python-platform", platform, "-"),
         ],
-        input=f"rankscope{extra} @ {wheel.as_uri()}\n",
+        input=f"{requirements}\n",
         capture_output=True,
         text=True,
         check=False,
@@ -187,3 +194,33 @@ def test_other_platforms_get_neither(resolved: Resolved) -> None:
     """They install: `unavailable_reason` tells there why gloo is missing."""
     found = resolved[12, "aarch64-apple-darwin", ""]
     assert not {"pygloo", "xoscar"} & found.keys()
+
+
+# -- the packages for GPUs ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("minor", [10, 14])
+@pytest.mark.parametrize(("cuda", "bindings"), [(12, "12.9.6"), (13, "13.2.0")])
+def test_the_lowest_versions_for_gpus_go_together(
+    wheel: Path, cuda: int, bindings: str, minor: int
+) -> None:
+    """With them, the tests over stubs of the libraries pass (test_nccl_library)."""
+    (name,) = (one for one in zipfile.ZipFile(wheel).namelist() if "METADATA" in one)
+    metadata = zipfile.ZipFile(wheel).read(name).decode()
+    needed = re.findall(
+        rf"^Requires-Dist: (.*); extra == .cuda{cuda}.$", metadata, re.M
+    )
+    found = _compile(
+        "\n".join(needed),
+        minor,
+        "x86_64-manylinux_2_28",
+        *("--resolution", "lowest-direct"),
+    )
+    lowest = {
+        "nccl4py": "0.6.0",
+        "cuda-core": "1.0.0",
+        "cuda-pathfinder": "1.5.4",
+        "cuda-bindings": bindings,
+    }
+    assert {package: found[package] for package in lowest} == lowest
+    assert found[f"nvidia-nccl-cu{cuda}"].startswith("2.28.")

@@ -46,7 +46,7 @@ NOTEBOOK_TESTS = (
 #: Further requirements of the tests of NCCL; libnccl itself is a stub there.
 NCCL_TESTS = (
     "nccl4py>=0.6",
-    "cuda-bindings>=13,<14",
+    "cuda-bindings>=13.2,<14",
     "cupy-cuda13x>=14",
     "pytest-timeout>=2.3",
 )
