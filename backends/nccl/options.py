@@ -164,6 +164,10 @@ def nonblocking() -> bool:
 
     Raises `DistBackendError` for an environment variable of another value.
     """
+    # NCCL prefers this variable to what a communicator's config says.
+    forced = os.environ.get("NCCL_COMM_BLOCKING", "").strip()
+    if forced in ("0", "1"):
+        return forced == "0"
     return _switch("USE_COMM_NONBLOCKING", True)
 
 

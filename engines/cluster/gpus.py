@@ -34,6 +34,7 @@ class Gpus:
             # The ranks are on one host all the same. Loopback always connects them,
             # so the user's settings for networks are replaced; NVLink between hosts
             # would count their one GPU as two.
+            env["NCCL_NET"] = "Socket"
             env["NCCL_SOCKET_IFNAME"] = "lo"
             env["NCCL_IB_DISABLE"] = "1"
             env["NCCL_MNNVL_ENABLE"] = "0"

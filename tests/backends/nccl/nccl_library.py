@@ -243,11 +243,22 @@ def test_a_stream_of_high_priority(group: ProcessGroup, cuda_stub: Stub) -> None
     other.shutdown()
 
 
-@pytest.mark.parametrize("name", ["RANKSCOPE", "TORCH"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("RANKSCOPE_NCCL_USE_COMM_NONBLOCKING", "0"),
+        ("TORCH_NCCL_USE_COMM_NONBLOCKING", "0"),
+        ("NCCL_COMM_BLOCKING", "1"),
+    ],
+)
 def test_blocking_is_the_opt_out(
-    name: str, group: ProcessGroup, stub: Stub, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    value: str,
+    group: ProcessGroup,
+    stub: Stub,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(f"{name}_NCCL_USE_COMM_NONBLOCKING", "0")
+    monkeypatch.setenv(name, value)
     dist.all_reduce(array(group, [1]), group=group)
     assert stub.blocking == 1
 

@@ -314,6 +314,8 @@ def test_a_backend_that_was_named_and_cannot_be_used(simulated: Cluster) -> None
 def test_sharing_tells_nccl_that_the_hosts_differ() -> None:
     one, two = (Gpus(share=True).environment(rank) for rank in (0, 1))
     assert one["NCCL_HOSTID"] != two["NCCL_HOSTID"]
+    # A network plugin (AWS's, Google's) would come before the sockets.
+    assert one["NCCL_NET"] == "Socket"
     assert one["NCCL_SOCKET_IFNAME"] == "lo"
     assert one["NCCL_MNNVL_ENABLE"] == "0"
 
