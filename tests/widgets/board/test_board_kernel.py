@@ -215,6 +215,7 @@ def test_what_cannot_be_done_is_said(
 
 
 def test_the_timeline_has_what_was_done(page: FrontEnd) -> None:
+    page.wait(page.run("%%distributed\ndist.all_reduce(np.ones(4))"))
     page.send(do="records", id="records")
     lanes = page.reported("timeline")["lanes"]
     assert [lane["rank"] for lane in lanes] == [0, 1, 2, 3]
