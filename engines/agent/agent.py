@@ -14,11 +14,13 @@ import platform
 import secrets
 import signal
 import socket
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Mapping
 from contextlib import ExitStack
+from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -336,8 +338,11 @@ class Agent:
         self._cell = self._cell_began = None
         self._publisher.note_change()
 
-    def _on_sigint(self, signum: int, frame: Any) -> None:
-        if self._interruptible:
+    def _on_sigint(self, signum: int, frame: FrameType | None) -> None:
+        # A notebook interrupts again what has not ended. While IPython shows where the
+        # first interrupt came, a second one would end that, or be reported as ignored.
+        shown = isinstance(sys.exc_info()[1], KeyboardInterrupt)
+        if self._interruptible and not (shown and not self._source.is_in_cell(frame)):
             raise KeyboardInterrupt
 
     # -- status ------------------------------------------------------------

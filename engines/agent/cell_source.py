@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from types import FrameType
 from typing import Any
 
 __all__ = ["CellSource"]
@@ -30,6 +31,13 @@ class CellSource:
     def is_cell(self, filename: str | None) -> bool:
         """Whether IPython compiled a cell as `filename`."""
         return filename is not None and self.name_of(filename) is not None
+
+    def is_in_cell(self, frame: FrameType | None) -> bool:
+        """Whether `frame`, or one that called it, is of a cell."""
+        frames = (one for one, _ in traceback.walk_stack(frame))
+        return frame is not None and any(
+            self.is_cell(one.f_code.co_filename) for one in frames
+        )
 
     def describe(self, filename: str, line: int) -> str:
         """Return ``cell 7 line 3``, or ``train.py line 3`` for a line of a file."""

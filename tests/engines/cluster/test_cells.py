@@ -18,6 +18,19 @@ from rankscope.engines import Cluster, ClusterError, Execution, ExecutionError
 from tests.engines.cluster.faults import WAIT, until_at
 
 #: Runs until the file is there; keeps the main thread in a C call each time.
+#: Has the next traceback take a second.
+SLOW_TRACEBACK = """
+import pathlib, time
+shell = get_ipython()
+def slow(*arguments, **options):
+    del shell.showtraceback
+    file = pathlib.Path(folder, str(rank))
+    file.touch()
+    time.sleep(1)
+    shell.showtraceback(*arguments, **options)
+    file.write_text("shown")
+shell.showtraceback = slow
+"""
 UNTIL_FILE = "import os, time\nwhile not os.path.exists({!r}):\n    time.sleep(0.01)\n"
 
 
@@ -361,6 +374,25 @@ class TestInterrupt:
             assert cluster.interrupt() == []
         assert texts(run(cluster, "rank"), 3) == ["3"]
         assert cluster.pids == before
+
+    def test_a_second_interrupt_lets_the_first_be_shown(
+        self, cluster: Cluster, tmp_path: Path
+    ) -> None:
+        # Not a function of a cell, whose lines can be interrupted.
+        run(cluster, f"exec(compile({SLOW_TRACEBACK!r}, 'slow.py', 'exec'))")
+        run(cluster, f"folder = {str(tmp_path)!r}")
+        cell = cluster.execute("import time\ntime.sleep(60)", cell=43)
+        until_at(cluster, cluster.ranks, 43, 2)
+        cluster.interrupt()
+        shown = [tmp_path / str(rank) for rank in cluster.ranks]
+        until(lambda: all(file.exists() for file in shown), WAIT, "the tracebacks")
+        cluster.interrupt()
+        assert cell.wait(WAIT)
+        until(
+            lambda: all(file.read_text() == "shown" for file in shown), WAIT, "the end"
+        )
+        assert {one.ename for one in cell.errors.values()} == {"KeyboardInterrupt"}
+        assert texts(run(cluster, "rank + 1"), 1) == ["2"]
 
     def test_a_storm_of_interrupts_leaves_the_engines_alive(
         self, cluster: Cluster
