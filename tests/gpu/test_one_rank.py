@@ -1,16 +1,22 @@
-"""Tests of every op and dtype on one rank of a real GPU, compared with cupy."""
+"""Tests of every op and dtype on one rank of a real GPU, compared with cupy.
+
+Each test runs in a process of its own: the process of the tests would keep the CUDA
+context, and its descriptors and memory would count as leaks of the module.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import inspect
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import rankscope as dist
+from rankscope.backends.conformance.ranks import Rank, run_ranks
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.groups.config import BackendConfig
 from rankscope.backends.groups.process_group import ProcessGroup
@@ -20,6 +26,8 @@ from tools import support_table
 
 OP = dist.ReduceOp
 MORE = ("bfloat16",)
+# Seconds that a test may take; the rank imports cupy, and CUDA loads its modules.
+WAIT = 120
 
 
 def dtype_of(name: str) -> Any:
@@ -30,13 +38,32 @@ def dtype_of(name: str) -> Any:
     return np.dtype(getattr(ml_dtypes, name))
 
 
-@pytest.fixture(scope="module")
-def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessGroup]:
-    store = dist.FileStore(str(tmp_path_factory.mktemp("store") / "store"), 1)
-    made = ProcessGroup("g", [0], 0, BackendConfig("cuda:nccl"), store, 60)
-    yield made
-    made.shutdown()
-    store.close()
+def ran(me: Rank, name: str, arguments: dict[str, Any]) -> str:
+    """Run the body of the test `name` on a group of one; return why it was skipped."""
+    body = globals()[name].__wrapped__
+    with me.store() as store:
+        group = ProcessGroup("g", [0], 0, BackendConfig("cuda:nccl"), store, 60)
+        try:
+            body(group, **arguments)
+        except pytest.skip.Exception as skipped:
+            return str(skipped)
+        finally:
+            group.shutdown()
+    return ""
+
+
+def in_a_rank(body: Callable[..., None]) -> Callable[..., None]:
+    """Return the test that runs `body`, whose first argument is a group, in a rank."""
+
+    @functools.wraps(body)
+    def test(**arguments: Any) -> None:
+        (skipped,) = run_ranks(1, ran, body.__name__, arguments, timeout=WAIT)
+        if skipped:
+            pytest.skip(skipped)
+
+    _, *others = inspect.signature(body).parameters.values()
+    test.__signature__ = inspect.Signature(others)  # type: ignore[attr-defined]
+    return test
 
 
 def array(name: str, count: int = 1000) -> Any:
@@ -59,6 +86,7 @@ def same(one: Any, other: Any) -> None:
 
 
 @pytest.mark.parametrize("name", [*support_table.DTYPES, *MORE])
+@in_a_rank
 def test_every_op_leaves_what_it_should(group: ProcessGroup, name: str) -> None:
     import cupy
 
@@ -92,6 +120,7 @@ def test_every_op_leaves_what_it_should(group: ProcessGroup, name: str) -> None:
 
 @pytest.mark.parametrize("op", [OP.SUM, OP.PRODUCT, OP.MIN, OP.MAX, OP.AVG])
 @pytest.mark.parametrize("name", ["float32", "int64", "float16"])
+@in_a_rank
 def test_every_reduction(group: ProcessGroup, name: str, op: dist.ReduceOp) -> None:
     x = array(name)
     before = x.copy()
@@ -99,17 +128,20 @@ def test_every_reduction(group: ProcessGroup, name: str, op: dist.ReduceOp) -> N
     same(x, before)
 
 
+@in_a_rank
 def test_premul_sum(group: ProcessGroup) -> None:
     x = array("float32")
     dist.all_reduce(x, dist.make_nccl_premul_sum(0.5), group=group)
     np.testing.assert_array_equal(x.get(), (np.arange(1000) % 5) * 0.5)
 
 
+@in_a_rank
 def test_strided_arrays_are_refused(group: ProcessGroup) -> None:
     with pytest.raises(ValueError, match="not C-contiguous"):
         dist.all_reduce(array("float32").reshape(10, 100)[:, ::2], group=group)
 
 
+@in_a_rank
 def test_a_tensor_of_torch(group: ProcessGroup) -> None:
     torch = pytest.importorskip("torch")
     with torch.cuda.stream(torch.cuda.Stream()):
@@ -122,6 +154,7 @@ def test_a_tensor_of_torch(group: ProcessGroup) -> None:
 
 
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+@in_a_rank
 def test_a_float8_of_torch(group: ProcessGroup, name: str) -> None:
     torch = pytest.importorskip("torch")
     x = torch.arange(8, device="cuda").to(getattr(torch, name))
@@ -134,6 +167,7 @@ def test_a_float8_of_torch(group: ProcessGroup, name: str) -> None:
     assert x.float().tolist() == [2.0 * i for i in range(8)]
 
 
+@in_a_rank
 def test_durations_come_from_the_device(group: ProcessGroup) -> None:
     import cupy
 
@@ -152,14 +186,14 @@ def _idle(group: ProcessGroup) -> bool:
     return not group.status.in_flight
 
 
-def test_the_memory_of_the_gpu_is_given_back(tmp_path: Path) -> None:
+@in_a_rank
+def test_the_memory_of_the_gpu_is_given_back(group: ProcessGroup) -> None:
     import cupy
 
-    store = dist.FileStore(str(tmp_path / "store"), 1)
     taken = []
     for generation in range(24):
         made = ProcessGroup(
-            f"g{generation}", [0], 0, BackendConfig("cuda:nccl"), store, 60
+            f"g{generation}", [0], 0, BackendConfig("cuda:nccl"), group.store, 60
         )
         dist.all_reduce(cupy.ones(1000), group=made)
         cupy.cuda.get_current_stream().synchronize()
@@ -168,7 +202,6 @@ def test_the_memory_of_the_gpu_is_given_back(tmp_path: Path) -> None:
             made.abort("the test is over")
         made.shutdown()
         taken.append(used(cupy))
-    store.close()
     # The first generations make CUDA load modules, which stay loaded; a leak would
     # grow in every later generation too.
     assert taken[-1] - taken[3] <= SLACK, taken
