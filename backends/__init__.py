@@ -93,6 +93,7 @@ from .nccl.options import nccl_options
 from .observe.export import dump_flight_recorder
 from .stores.base import Store
 from .stores.file import FileStore
+from .stores.hash import HashStore
 from .stores.prefix import PrefixStore
 from .stores.tcp import TCPStore
 from .work.futures import create_work_from_call, create_work_from_future
@@ -120,6 +121,7 @@ __all__ = [
     "FileStore",
     "GlooInfo",
     "GroupMember",
+    "HashStore",
     "NonGroupMember",
     "OpType",
     "P2POp",

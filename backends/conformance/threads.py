@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
@@ -12,8 +11,8 @@ from typing import Any
 from ..groups.config import BackendConfig
 from ..groups.process_group import ProcessGroup
 from ..rank_sets import name_ranks
+from ..stores.hash import HashStore
 from ..stores.prefix import PrefixStore
-from ..stores.tcp import TCPStore
 from .ranks import RankFailure
 from .session import GRACE, LaunchError, Setup
 from .trial import (
@@ -48,18 +47,14 @@ class Threads:
     ) -> None:
         self.setup, self.size = setup, size
         self._arrays, self._around = arrays or setup.make_arrays, around
-        self._stores: list[TCPStore] = []
+        self._stores: list[HashStore] = []
         self._pool: ThreadPoolExecutor | None = None
         self._groups: list[ProcessGroup] = []
         self._number = 0
 
     def _start(self) -> ThreadPoolExecutor:
-        key = uuid.uuid4().bytes
-        timeout, port = self.setup.options.timeout, 0
-        for rank in range(self.size):
-            store = TCPStore("127.0.0.1", port, None, rank == 0, timeout, key=key)
-            port = store.port
-            self._stores.append(store)
+        first = HashStore(self.setup.options.timeout)
+        self._stores = [first, *(first.clone() for _ in range(1, self.size))]
         self._pool = ThreadPoolExecutor(self.size, thread_name_prefix="conformance")
         try:
             self._make_backend(self._pool)

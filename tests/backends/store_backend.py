@@ -7,6 +7,7 @@ communication library.
 from __future__ import annotations
 
 import pickle
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +39,8 @@ class StoreBackend(dist.Backend):
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: float) -> None:
         super().__init__(rank, size)
         self._store = store
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store-backend")
+        self._name = f"store-backend-{id(self):x}"
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=self._name)
         self._ops = 0
         self._messages: Counter[str] = Counter()
 
@@ -161,7 +163,10 @@ class StoreBackend(dist.Backend):
 
     def abort(self, reason: str) -> None:
         self._store.close()  # ends every wait on it
-        self._thread.shutdown(wait=False)
+        # An op that waits no longer may write yet, and its Work ends after this call.
+        # A callback of a Work runs on the thread itself.
+        inside = threading.current_thread().name.startswith(self._name)
+        self._thread.shutdown(wait=not inside, cancel_futures=True)
 
     def shutdown(self) -> None:
         self._thread.shutdown()

@@ -25,6 +25,7 @@ from rankscope.backends.errors import (
 )
 from rankscope.backends.stores.base import Store
 from rankscope.backends.stores.file import FileStore
+from rankscope.backends.stores.hash import HashStore
 from rankscope.backends.stores.key_table import KeyTable
 from rankscope.backends.stores.prefix import PrefixStore
 from rankscope.backends.stores.tcp import TCPStore
@@ -40,6 +41,8 @@ _CONNECT = {
 _CONNECT |= {
     f"prefix-{kind}": f"PrefixStore('p', {code})" for kind, code in _CONNECT.items()
 }
+# Within one process only.
+_CLONE = {"hash": "first.clone()", "prefix-hash": "PrefixStore('p', first.clone())"}
 
 
 class Site:
@@ -49,6 +52,7 @@ class Site:
         self.kind = kind
         self.opened: list[Store] = []
         self.master: TCPStore | None = None
+        self.first = HashStore(timeout=20)
         if kind.endswith("tcp"):
             self.master = TCPStore("127.0.0.1", 0, is_master=True, timeout=20, key=KEY)
             self.where: int | str = self.master.port
@@ -57,10 +61,11 @@ class Site:
 
     @property
     def code(self) -> str:
-        return _CONNECT[self.kind].format(where=self.where)
+        return {**_CONNECT, **_CLONE}[self.kind].format(where=self.where)
 
     def open(self) -> Store:
         names = {
+            "first": self.first,
             "FileStore": FileStore,
             "TCPStore": TCPStore,
             "PrefixStore": PrefixStore,
@@ -90,19 +95,30 @@ class Site:
             store.close()
             if isinstance(store, PrefixStore):
                 store.underlying_store.close()
+        self.first.close()
         if self.master is not None:
             self.master.close()
 
 
-@pytest.fixture(params=list(_CONNECT))
-def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+def _site(kind: str, directory: Path) -> Iterator[Site]:
     process = psutil.Process()
     threads, files = threading.active_count(), process.num_fds()
-    site = Site(request.param, tmp_path)
+    site = Site(kind, directory)
     yield site
     site.close()
     assert threading.active_count() == threads
     assert process.num_fds() == files
+
+
+@pytest.fixture(params=[*_CONNECT, *_CLONE])
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    yield from _site(request.param, tmp_path)
+
+
+@pytest.fixture(params=list(_CONNECT))
+def far_site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    """A store that other processes reach as well."""
+    yield from _site(request.param, tmp_path)
 
 
 @pytest.fixture
@@ -330,13 +346,15 @@ def test_a_dropped_store_is_closed(tmp_path: Path) -> None:
     before = threading.active_count()
     TCPStore("127.0.0.1", 0, is_master=True, key=KEY)
     FileStore(tmp_path / "f").watch("k", print)
+    HashStore().watch("k", print)
     assert threading.active_count() == before
 
 
 # -- several processes -------------------------------------------------------
 
 
-def test_processes_share_it(site: Site, store: Store) -> None:
+def test_processes_share_it(far_site: Site) -> None:
+    site, store = far_site, far_site.open()
     body = (
         "for _ in range(50): store.add('count', 1)\n"
         "store.set('done', 'x')\n"
@@ -354,7 +372,8 @@ def test_processes_share_it(site: Site, store: Store) -> None:
         process.stdout.close()
 
 
-def test_a_rank_that_dies_harms_nobody(site: Site, store: Store) -> None:
+def test_a_rank_that_dies_harms_nobody(far_site: Site) -> None:
+    site, store = far_site, far_site.open()
     process = site.run(
         "store.set('a', 'kept')\n"
         "import threading\n"

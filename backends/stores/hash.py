@@ -1,0 +1,220 @@
+"""HashStore: the keys of one process, for ranks that are its threads."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+from ..errors import DistStoreError
+from .base import Store, missing_keys_error, remaining, to_bytes, to_seconds
+from .key_table import KeyTable, Ticket
+
+__all__ = ["HashStore"]
+
+_log = logging.getLogger(__name__)
+
+
+class _Wait:
+    """A request that waits for its keys, and its answer."""
+
+    __slots__ = ("callback", "done", "payload", "status")
+
+    def __init__(self, callback: Callable[[bytes], object] | None = None) -> None:
+        self.callback = callback
+        self.done = threading.Event()
+        self.status = b""
+        self.payload: Sequence[bytes] = ()
+
+
+class _Shared:
+    """What a store and its clones have in common; used with the lock held."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.table = KeyTable(self._answer)
+        self.waits: dict[Ticket, _Wait] = {}
+        self.clients = itertools.count()
+
+    def drop(self, ticket: Ticket) -> None:
+        """Give up a request; without an answer yet, it gets the keys it misses."""
+        self.table.handle(ticket, b"drop", [ticket[1]])
+
+    def _answer(self, ticket: Ticket, status: bytes, payload: Sequence[bytes]) -> None:
+        wait = self.waits.pop(ticket)
+        wait.status, wait.payload = status, payload
+        wait.done.set()
+        if wait.callback is not None and status == b"ok":
+            wait.callback(payload[0])
+
+
+class HashStore(Store):
+    """A store in the memory of this process, for ranks that are its threads.
+
+    Parameters
+    ----------
+    timeout
+        Seconds, or a `timedelta`: the default of every wait.
+
+    Notes
+    -----
+    Named after ``torch.distributed.HashStore``. `clone` returns a store of the same
+    keys that is closed by itself: each thread that is a rank has its own.
+
+    Examples
+    --------
+    >>> from rankscope import HashStore
+    >>> store = HashStore(timeout=5)
+    >>> other = store.clone()
+    >>> other.set("key", "value")
+    >>> store.get("key")
+    b'value'
+    """
+
+    def __init__(self, timeout: float | timedelta = 300.0) -> None:
+        self.timeout = to_seconds(timeout, 300.0)
+        self._open_on(_Shared())
+
+    def _open_on(self, shared: _Shared) -> None:
+        self._shared = shared
+        self._name = b"%d" % next(shared.clients)
+        self._numbers = itertools.count()
+        self._closed = False
+        # Its thread starts with the first watch that is called.
+        self._callbacks = ThreadPoolExecutor(1, "rankscope-hash-store")
+        self._calling: int | None = None
+
+    def clone(self) -> HashStore:
+        """Return another store of the same keys."""
+        with self._shared.lock:
+            self._check_open()
+        other = HashStore.__new__(HashStore)
+        other.timeout = self.timeout
+        other._open_on(self._shared)
+        return other
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Set `key`, replacing what was there."""
+        self._call(b"set", key.encode(), to_bytes(value))
+
+    def get(self, key: str, timeout: float | timedelta | None = None) -> bytes:
+        """Return the value of `key`, waiting for it to be set."""
+        return self._await([key], timeout)[0]
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to the integer at `key` (absent: 0), atomically; return the sum."""
+        return int(self._call(b"add", key.encode(), b"%d" % amount)[0])
+
+    def compare_set(
+        self, key: str, expected: bytes | str, desired: bytes | str
+    ) -> bytes:
+        """Set `key` to `desired` if it is `expected`; return what it holds."""
+        frames = key.encode(), to_bytes(expected), to_bytes(desired)
+        return self._call(b"swap", *frames)[0]
+
+    def wait(
+        self, keys: Sequence[str], timeout: float | timedelta | None = None
+    ) -> None:
+        """Block until all of `keys` are set."""
+        if keys:
+            self._await(keys, timeout)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Return whether all of `keys` are set, without waiting."""
+        return self._call(b"check", *(key.encode() for key in keys))[0] == b"1"
+
+    def delete_key(self, key: str) -> bool:
+        """Remove `key`; return whether it was set."""
+        return self._call(b"delete", key.encode())[0] == b"1"
+
+    def num_keys(self) -> int:
+        """Return how many keys are set."""
+        return int(self._call(b"count")[0])
+
+    def watch(self, key: str, callback: Callable[[bytes], None]) -> Callable[[], None]:
+        """Call ``callback(value)`` once, when `key` is set; return a cancel function.
+
+        The thread that sets the key has a thread of this store make the call.
+        """
+        wait = _Wait(
+            lambda value: self._callbacks.submit(self._notify, callback, value)
+        )
+        with self._shared.lock:
+            self._check_open()
+            ticket, reply = self._request(wait, [key])
+            if reply is not None:
+                self._callbacks.submit(self._notify, callback, reply[0])
+        return lambda: self._drop(ticket)
+
+    def close(self) -> None:
+        """End every wait of this store; its clones keep the keys."""
+        with self._shared.lock:
+            self._closed = True
+            for ticket in [one for one in self._shared.waits if one[0] == self._name]:
+                self._shared.drop(ticket)
+        inside = self._calling == threading.get_ident()
+        self._callbacks.shutdown(wait=not inside, cancel_futures=True)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise DistStoreError("the hash store was closed")
+
+    def _call(self, op: bytes, *args: bytes) -> Sequence[bytes]:
+        with self._shared.lock:
+            self._check_open()
+            reply = self._shared.table.handle((self._name, b""), op, list(args))
+        assert reply is not None
+        return reply[1]
+
+    def _await(
+        self, keys: Sequence[str], timeout: float | timedelta | None
+    ) -> Sequence[bytes]:
+        limit = to_seconds(timeout, self.timeout)
+        deadline = time.monotonic() + limit
+        wait = _Wait()
+        with self._shared.lock:
+            self._check_open()
+            ticket, reply = self._request(wait, keys)
+        if reply is not None:
+            return reply
+        try:
+            wait.done.wait(remaining(deadline))
+        finally:
+            self._drop(ticket)
+        if wait.status == b"ok":
+            return wait.payload
+        self._check_open()
+        raise missing_keys_error([key.decode() for key in wait.payload], limit)
+
+    def _request(
+        self, wait: _Wait, keys: Sequence[str]
+    ) -> tuple[Ticket, Sequence[bytes] | None]:
+        """Ask for `keys`; return the ticket, and the values if all keys are set."""
+        ticket = self._name, b"%d" % next(self._numbers)
+        self._shared.waits[ticket] = wait
+        frames = [key.encode() for key in keys]
+        reply = self._shared.table.handle(ticket, b"get", frames)
+        if reply is None:
+            return ticket, None
+        del self._shared.waits[ticket]
+        return ticket, reply[1]
+
+    def _drop(self, ticket: Ticket) -> None:
+        with self._shared.lock:
+            self._shared.drop(ticket)
+
+    def _notify(self, callback: Callable[[bytes], None], value: bytes) -> None:
+        self._calling = threading.get_ident()
+        try:
+            callback(value)
+        except Exception:  # noqa: BLE001 - whatever a callback raises
+            _log.exception("a callback of a store's watch failed")
+        finally:
+            self._calling = None
+
+    def __repr__(self) -> str:
+        return f"<HashStore {'closed' if self._closed else f'{self.num_keys()} keys'}>"
