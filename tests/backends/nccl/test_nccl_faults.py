@@ -154,7 +154,7 @@ def test_groups_of_one_device_keep_the_order_of_issue(
 # -- interrupts ----------------------------------------------------------------------
 
 INTERRUPTED = """
-import os, subprocess, sys, threading
+import os, signal, subprocess, sys, threading
 import rankscope as dist
 from rankscope.backends.nccl import loader
 from rankscope.backends.groups.config import BackendConfig
@@ -177,6 +177,14 @@ for _ in range(300):
     time.sleep(generator.uniform(0.001, 0.008))
     os.kill(int(sys.argv[1]), 2)
 '''
+# One that comes outside of the block below has nobody to catch it.
+def interrupt(*_):
+    global armed
+    if armed:
+        armed = False
+        raise KeyboardInterrupt
+armed = False
+signal.signal(signal.SIGINT, interrupt)
 caught, works = 0, []
 before, numbered = given(), pg.status.collective_seq
 storm = subprocess.Popen([sys.executable, "-c", STORM, str(os.getpid())])
@@ -186,6 +194,7 @@ over = threading.Event()
 threading.Thread(target=lambda: (storm.wait(), over.set()), daemon=True).start()
 while True:
     try:
+        armed = True
         while not over.is_set():
             works.append(dist.all_reduce(x, group=pg, async_op=True))
             works[-1].synchronize()
