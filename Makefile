@@ -20,6 +20,9 @@ ifeq ($(shell test -n "$$HOME" -a -d "$$HOME" -a -w "$$HOME" && echo usable),)
 export HOME := $(CURDIR)/build/home
 endif
 
+# Hundreds of processes of a run import the same modules: each compiled them anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Three workers for two cores, as tests also wait; PYTEST_ARGS="-n 0" for none, as
 # --pdb wants it. Tests of one file share what its fixtures start; those of make check
 # start nothing.
