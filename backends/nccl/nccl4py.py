@@ -68,6 +68,9 @@ class NcclLibrary:
         library = core.get_version().libnccl
         assert library is not None
         self._version = library.version
+        # NCCL keeps the pointers to names in a config, in communicators that are split
+        # off as well: a config lives as long as the process.
+        self._configs: dict[frozenset[tuple[str, Any]], Any] = {}
         self.can_shrink = self._version.release[:2] >= _SHRINKS
         # These bindings accept addresses, so a wrapper would only convert errors and
         # cost time in each op: `_call` does that. The C prototypes (result omitted):
@@ -116,10 +119,16 @@ class NcclLibrary:
     def init(
         self, size: int, rank: int, unique_id: bytes, options: dict[str, Any]
     ) -> Any:
-        config = self._core.NCCLConfig(**options)
-        made = self._core.UniqueId.from_bytes(unique_id)
-        communicator = self._core.Communicator.init(size, rank, made, config)
-        return self._calls.Comm(communicator.ptr)
+        key = frozenset(options.items())
+        if (config := self._configs.get(key)) is None:
+            config = self._calls.Config()
+            for name, value in options.items():
+                setattr(config, name, value)
+            self._configs[key] = config
+        made = self._calls.comm_init_rank_scalable(
+            size, rank, 1, bytearray(unique_id), config.ptr
+        )
+        return self._calls.Comm(int(made))
 
     # `split` and `shrink` return a cell: a non-blocking call returns before the new
     # communicator exists, and NCCL writes its handle into the cell later.

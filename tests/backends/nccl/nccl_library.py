@@ -232,6 +232,18 @@ def test_the_options_are_the_fields_of_the_config(stub: Stub) -> None:
     assert (stub.min_ctas, stub.max_ctas) == (1, 1)
 
 
+def test_the_name_of_a_communicator_outlives_the_call(
+    library: ctypes.CDLL, stub: Stub
+) -> None:
+    nccl = NcclLibrary()
+    name = "a name that the next objects of its size overwrite"
+    nccl.init(1, 0, nccl.unique_id(), {"comm_name": name})
+    kept = [b"x" * len(name) for _ in range(1000)]
+    kept += [bytes(bytearray(b"y" * len(name))) for _ in range(1000)]
+    told = ctypes.c_char_p.in_dll(library, "stub_comm_name").value
+    assert told == name.encode()
+
+
 def test_a_stream_of_high_priority(group: ProcessGroup, cuda_stub: Stub) -> None:
     dist.all_reduce(array(group, [1]), group=group)
     assert cuda_stub.priority == 0

@@ -28,6 +28,8 @@ volatile int stub_in_call;
 volatile int stub_splits, stub_shrinks, stub_excluded, stub_shrink_flags;
 volatile int stub_homeless;  /* calls of threads without a CUDA context */
 int stub_blocking, stub_min_ctas, stub_max_ctas;
+/* As NCCL does, the pointer is kept, not the text. */
+const char *stub_comm_name;
 double stub_factor;
 
 static comm_t comms[256];
@@ -68,11 +70,12 @@ result_t ncclCommInitRankScalable(comm_t **comm, int size, int rank, int ids,
   need_context();
   (void)ids; (void)id;
   /* ncclConfig_t: size (of 8 bytes), magic, version, then these. */
-  enum { BLOCKING = 4, MIN_CTAS = 6, MAX_CTAS = 7 };
+  enum { BLOCKING = 4, MIN_CTAS = 6, MAX_CTAS = 7, COMM_NAME = 12 };
   if (config) {
     stub_blocking = config[BLOCKING];
     stub_min_ctas = config[MIN_CTAS];
     stub_max_ctas = config[MAX_CTAS];
+    memcpy(&stub_comm_name, &config[COMM_NAME], sizeof stub_comm_name);
     /* As NCCL does: before the defaults are set, what is not set is INT_MIN. */
     if (stub_min_ctas > stub_max_ctas) return INVALID_ARGUMENT;
   }
