@@ -118,8 +118,10 @@ class Pygloo(Contender):
         os.makedirs(path, exist_ok=True)
         rendezvous = self.gloo.rendezvous
         self.context = rendezvous.Context(self.rank, self.size)
-        store = rendezvous.PrefixStore("bench", rendezvous.FileStore(path))
-        self.context.connectFullMesh(store, device)
+        # A variable of its own: pygloo's PrefixStore does not keep it alive.
+        store = rendezvous.FileStore(path)
+        prefixed = rendezvous.PrefixStore("bench", store)
+        self.context.connectFullMesh(prefixed, device)
 
     def op(self, variant: str) -> Callable[[], object]:
         gloo, array, context, float32 = (
