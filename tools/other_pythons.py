@@ -1,7 +1,7 @@
 """``make test-pythons``: install the wheel for every other Python found, and try it.
 
 The wheel is built once and installed, with what it needs, into an empty environment of
-each Python. There the demo runs, and the tests of gloo, of deaths and of the magics,
+each Python. There the demo runs, and the tests of gloo, deaths, aborts and the magics,
 in a folder that has no source of the package. Tests that fail run once more, alone, as
 in ``make retest``.
 """
@@ -32,7 +32,10 @@ PACKAGES = (
     *("nbclient>=0.10", "nbconvert>=7", "matplotlib>=3.8", "scipy>=1.13"),
     "ml_dtypes>=0.5",
 )
-TESTS = ("tests/backends/gloo", "tests/backends/groups/test_deaths.py", "tests/magics")
+TESTS = (
+    *("tests/backends/gloo", "tests/backends/groups/test_deaths.py"),
+    *("tests/backends/groups/test_aborts.py", "tests/magics"),
+)
 #: Seconds for one command on one Python.
 LIMIT = 600
 
