@@ -29,9 +29,14 @@ unexport PYTHONDONTWRITEBYTECODE
 WORKERS := -n 3
 BY_FILE := $(WORKERS) --dist loadfile --no-loadscope-reorder
 BY_TEST := $(WORKERS) --dist worksteal
+LAST_FAILED := --last-failed --last-failed-no-failures none -n 0 -v
+ONCE_MORE := == once more, one at a time: the tests that failed. What passes now is flaky; mend it.
 
-.PHONY: help demo lab check test test-pythons retest soak lint style contracts types format bench clean distclean environment \
-    other-environments typing
+# Those of PyTorch, in the environment that has it. A record of failures of its own.
+TORCH_TESTS := .venv-torch/bin/python -m pytest -o cache_dir=build/pytest-torch tests/with_torch
+
+.PHONY: help demo lab check test test-torch test-pythons retest retest-torch soak lint style contracts \
+    types format bench clean distclean environment other-environments torch-environment typing
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,8 +56,15 @@ test: lint ## linter, type checker and tests (PYTEST_ARGS="-k gloo" for some)
 	@$(BIN)/python -m pytest -m "not soak" $(BY_FILE) $(PYTEST_ARGS)
 
 retest: environment ## run what failed last once more, a test at a time
-	@echo "== once more, one at a time: the tests that failed. What passes now is flaky; mend it."
-	@$(BIN)/python -m pytest --last-failed --last-failed-no-failures none -n 0 -v $(PYTEST_ARGS)
+	@echo "$(ONCE_MORE)"
+	@$(BIN)/python -m pytest $(LAST_FAILED) $(PYTEST_ARGS)
+
+test-torch: torch-environment ## the tests with PyTorch, in .venv-torch, made at first use (PYTEST_ARGS)
+	@$(TORCH_TESTS) $(BY_FILE) $(PYTEST_ARGS)
+
+retest-torch: torch-environment ## make retest for make test-torch
+	@echo "$(ONCE_MORE)"
+	@$(TORCH_TESTS) $(LAST_FAILED) $(PYTEST_ARGS)
 
 soak: environment ## the long tests: faults in a row, leaks, two hosts, other front ends, MPICH
 	@$(BIN)/python -m pytest -m soak $(BY_FILE) $(PYTEST_ARGS)
@@ -83,6 +95,9 @@ bench: environment ## measure against bare gloo, torch.distributed and ipyparall
 
 other-environments: environment ## make .venv-torch, -mpich, -notebook and -nccl, for bench and tests
 	@$(BIN)/python -m tools.other_environments
+
+torch-environment: environment
+	@$(BIN)/python -m tools.other_environments torch
 
 clean: ## remove caches and everything built or written by the targets above
 	rm -rf build dist .artifacts .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -90,6 +90,7 @@ from .interface.base import Backend
 from .interface.registry import unavailable_reason
 from .interface.staging import register_staging
 from .nccl.options import nccl_options
+from .observe import explanation as _explanation  # noqa: F401 - explains timeouts
 from .observe.export import dump_flight_recorder
 from .stores.base import Store
 from .stores.file import FileStore

@@ -111,6 +111,10 @@ class ConnectionLostError(DistBackendError):
     peer
         Rank, in the group, of the other end of the connection; ``None`` where the
         backend cannot say which connection it was.
+    attributes
+        Those of `DistError`. With a `reason`, which is for a failure that may have
+        another cause than a connection, the group is aborted with that reason if no
+        rank's end turns out to be the cause.
     """
 
     peer: int | None = None

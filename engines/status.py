@@ -101,6 +101,8 @@ class GroupStatus:
     oldest: OpStatus | None
     #: How many collectives were issued on it in this generation.
     issued: int | None = None
+    #: The library that made the group, e.g. ``torch``; empty for our own groups.
+    library: str = ""
 
     @property
     def key(self) -> GroupKey:
@@ -186,3 +188,15 @@ class ClusterStatus:
     def find_groups(self, group: str | GroupKey) -> list[GroupKey]:
         """Return the groups that `group` means; see `find_groups`."""
         return find_groups(group, self.group_keys)
+
+    def library_of(self, key: GroupKey) -> str:
+        """Return the library that made a group, e.g. ``torch``; empty for our own."""
+        return next(
+            (
+                group.library
+                for rank in self.ranks
+                for group in rank.groups
+                if group.key == key
+            ),
+            "",
+        )

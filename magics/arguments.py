@@ -43,6 +43,11 @@ def check_init(values: Values) -> None:
         )
     if values["n"] is not None and values["connection_file"] is not None:
         DIST_INIT.fail("-n starts ranks, --connection-file attaches: give one of them")
+    if values["torch"] and values["backend"]:
+        DIST_INIT.fail(
+            "--backend is for Rankscope's default group, which --torch leaves out; for "
+            f"torch's group: --torch {values['backend']}"
+        )
     if values["n"] is None:
         for name in ("engines", "keep", "devices", "share_gpu"):
             if values[name]:

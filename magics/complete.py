@@ -31,7 +31,7 @@ from .language.commands import COMMANDS
 from .language.options import Command, Option
 from .session import session
 
-__all__ = ["candidates", "matcher"]
+__all__ = ["candidates", "kinds_of_values", "matcher"]
 
 _LINE = re.compile(r"\s*(%{1,2})(\w+)\s")
 
@@ -41,6 +41,9 @@ _SEPARATORS = {"ranks": ",-", "gpus": ",-", "backend": ",:", "backend_name": ","
 #: The dtypes offered; others may be typed.
 DTYPES = ("float32", "float64", "float16", "int32", "int64", "uint8")
 
+#: The backends of torch's default group that are offered; others may be typed.
+TORCH_BACKENDS = ("cpu:gloo,cuda:nccl", "gloo", "nccl")
+
 #: The folder of device files.
 DEV = Path("/dev")
 
@@ -49,19 +52,7 @@ Kinds = dict[str, Callable[[str], Iterable[str]]]
 
 def matcher(shell: InteractiveShell) -> Callable[[CompletionContext], Any]:
     """Return a matcher for `shell`, to be put among its `custom_matchers`."""
-    kinds: Kinds = {
-        "ranks": lambda text: _ranks(),
-        "group": lambda text: _groups(),
-        "backend": _backends,
-        "launcher": lambda text: launcher_names(),
-        "profile": lambda text: _profiles(),
-        "variable": lambda text: _variables(shell.user_ns),
-        "benchmark": lambda text: [*BENCHMARKS],
-        "backend_name": lambda text: _backend_names(),
-        "device": lambda text: ["cpu", "cuda"],
-        "dtype": lambda text: DTYPES,
-        "gpus": lambda text: _gpus(),
-    }
+    kinds = kinds_of_values(shell)
 
     @context_matcher(priority=100, identifier="rankscope")  # type: ignore[untyped-decorator]
     def rankscope_matcher(context: CompletionContext) -> SimpleMatcherResult:
@@ -77,6 +68,24 @@ def matcher(shell: InteractiveShell) -> Callable[[CompletionContext], Any]:
         )
 
     return rankscope_matcher
+
+
+def kinds_of_values(shell: InteractiveShell) -> Kinds:
+    """Return, for each kind of value, what makes the list of those there are."""
+    return {
+        "ranks": lambda text: _ranks(),
+        "group": lambda text: _groups(),
+        "backend": _backends,
+        "torch_backend": lambda text: TORCH_BACKENDS,
+        "launcher": lambda text: launcher_names(),
+        "profile": lambda text: _profiles(),
+        "variable": lambda text: _variables(shell.user_ns),
+        "benchmark": lambda text: [*BENCHMARKS],
+        "backend_name": lambda text: _backend_names(),
+        "device": lambda text: ["cpu", "cuda"],
+        "dtype": lambda text: DTYPES,
+        "gpus": lambda text: _gpus(),
+    }
 
 
 def candidates(line: str, number: int, kinds: Kinds) -> tuple[str, list[str]] | None:

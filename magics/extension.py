@@ -314,6 +314,7 @@ def _start(values: Values, progress: Callable[[str], None]) -> Cluster:
         "cluster_id": values["cluster_id"],
         "backend": values["backend"],
         "timeout": values["timeout"],
+        "torch": values["torch"] or False,
         "progress": progress,
     }
     if values["n"] is None:
@@ -334,10 +335,13 @@ def _size(cluster: Cluster) -> str:
 
 def _kind(cluster: Cluster) -> str:
     groups = [group for rank in cluster.status().ranks for group in rank.groups]
-    default = [group for group in groups if group.name == "default"]
-    if not default:
-        return f"{cluster.launcher} · no group"
-    return f"{default[0].backend} · group 'default'"
+    # Our own, or else torch's.
+    for name in ("default", "default_pg"):
+        for group in groups:
+            if group.name == name:
+                library = f" of {group.library}" if group.library else ""
+                return f"{group.backend} · group {name!r}{library}"
+    return f"{cluster.launcher} · no group"
 
 
 def _named(group: str | None) -> str:

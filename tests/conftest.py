@@ -8,6 +8,7 @@ import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ import zmq
 from rankscope.backends.conformance import leaks
 from tests.processes import Watch, starts_processes
 from tests.turns import Turns
+
+#: They run in an environment of their own: ``make test-torch``.
+collect_ignore = [] if find_spec("torch") else ["with_torch"]
 
 _WATCH = pytest.StashKey[Watch]()
 _TURNS = pytest.StashKey[Turns]()

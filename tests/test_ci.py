@@ -69,6 +69,21 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_make_test_leaves_the_tests_of_torch_out() -> None:
+    # The collection of the rooms takes long.
+    rooms = ("backends", "engines", "magics", "widgets", "notebooks")
+    others = [f"--ignore=tests/{room}" for room in rooms]
+    collected = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n", "0", *others],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "tests/test_ci.py::" in collected
+    assert "tests/with_torch/" not in collected
+
+
 def test_what_passes_the_second_time_is_named_and_green(folder: Path) -> None:
     (folder / "test_flaky.py").write_text(FLAKY)
     assert _run("test", folder)[0] == 1
@@ -92,13 +107,15 @@ def test_what_fails_twice_is_red(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("fails", "made", "green"),
     [
-        ("", "lint test soak test-pythons", True),
+        ("", "lint test test-torch soak test-pythons", True),
         ("lint", "lint", False),
-        ("test", "lint test retest soak test-pythons", True),
-        ("soak", "lint test soak retest test-pythons", True),
+        ("test", "lint test retest test-torch soak test-pythons", True),
+        ("test-torch", "lint test test-torch retest-torch soak test-pythons", True),
+        ("soak", "lint test test-torch soak retest test-pythons", True),
         ("test retest", "lint test retest", False),
-        ("soak retest", "lint test soak retest", False),
-        ("test-pythons", "lint test soak test-pythons", False),
+        ("test-torch retest-torch", "lint test test-torch retest-torch", False),
+        ("soak retest", "lint test test-torch soak retest", False),
+        ("test-pythons", "lint test test-torch soak test-pythons", False),
     ],
 )
 def test_the_targets_of_a_ci_run(

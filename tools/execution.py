@@ -18,7 +18,7 @@ from nbclient import NotebookClient
 
 from .kernelspec import ARGUMENT
 
-__all__ = ["CellRun", "execute", "text_of"]
+__all__ = ["CellRun", "execute", "outputs_of", "text_of"]
 
 _TERMINAL_CODES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
@@ -116,3 +116,17 @@ def execute(
     )
     # client.execute() would leave its event loop open.
     return asyncio.run(client.async_execute())
+
+
+def outputs_of(path: Path, patience: float) -> dict[str, str]:
+    """Run a notebook whose cells wait for a click; return cell id → its text.
+
+    Nobody clicks: its cell ``patience`` sets the deadline of the others.
+    """
+
+    def hurry(run: CellRun) -> None:
+        if run.cell.id == "patience":
+            run.cell.source = f"patience = {patience:g}"
+
+    notebook = execute(path, before=hurry)
+    return {c.id: text_of(c) for c in notebook.cells if c.cell_type == "code"}

@@ -13,7 +13,7 @@ import fcntl
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rankscope.backends.gloo.library import installed
@@ -33,6 +33,18 @@ MPI_TESTS = (
     "ipyparallel>=9",
     "pytest-timeout>=2.3",
     "scipy>=1.13",
+)
+#: Further requirements of the tests of torch's groups on the ranks of a cluster.
+TORCH_TESTS = (
+    "ipyparallel>=9",
+    "ipykernel>=6.29",
+    "ipywidgets>=8.1",
+    "anywidget>=0.9",
+    "accelerate>=1",
+    "nbclient>=0.10",
+    "matplotlib>=3.8",
+    "pytest-timeout>=2.3",
+    "pytest-xdist>=3.7",
 )
 #: Further requirements of the tests of the board: another front end, the older kernel.
 NOTEBOOK_TESTS = (
@@ -61,17 +73,22 @@ def torch_python(report: Report, report_missing: Report) -> str | None:
     `report` before it is made, which takes long.
     """
     check = (
-        "import rankscope, pytest, torch, torch.distributed as d;"
-        f"assert torch.__version__.startswith('{TORCH}') and d.is_gloo_available()"
+        "import rankscope.magics, rankscope.widgets.board.widget;"
+        "import pytest_timeout, xdist, nbclient, accelerate;"
+        "import torch, torch.distributed as d;"
+        f"assert torch.__version__.startswith('{TORCH}') and d.is_gloo_available();"
+        "assert rankscope.backends.is_gloo_available()"
     )
     base = next(filter(None, map(find, VERSIONS)), None)
     if base is None:
         report_missing(f"torch.distributed: no Python of {', '.join(VERSIONS)} found")
         return None
     what = f"PyTorch {TORCH} (once; a large download)"
-    wanted = (f"torch=={TORCH}", *NEEDED)
+    wanted = (f"torch=={TORCH}", *NEEDED, *TORCH_TESTS)
+    # gloo for Rankscope's own groups; the main environment has it on each Python.
+    xoscar = (f"xoscar=={installed()['xoscar'].version}",)
     return _environment(
-        ".venv-torch", base, wanted, check, what, report, report_missing
+        ".venv-torch", base, wanted, check, what, report, report_missing, alone=xoscar
     )
 
 
@@ -173,8 +190,15 @@ def _locked(name: str) -> Iterator[None]:
         yield
 
 
+#: By the names that the command line takes.
+_MAKERS: Mapping[str, Callable[[Report, Report], str | None]] = {
+    "torch": torch_python,
+    "mpich": mpich_python,
+    "notebook": notebook_python,
+    "nccl": nccl_python,
+}
+
 if __name__ == "__main__":
     # A list, so that one failure does not prevent the other environments.
-    makers = (torch_python, mpich_python, notebook_python, nccl_python)
-    made = [make(print, print) for make in makers]
+    made = [_MAKERS[name](print, print) for name in sys.argv[1:] or _MAKERS]
     sys.exit(0 if all(made) else 1)

@@ -139,13 +139,10 @@ def _command(process: psutil.Process) -> str:
 def wait_until_clean(before: Snapshot, seconds: float = 10) -> list[str]:
     """Wait until all resources newer than `before` are gone; return the rest."""
     deadline = time.monotonic() + seconds
-    while leaks := Snapshot.take().leaks(before):
+    while (leaks := Snapshot.take().leaks(before)) and time.monotonic() < deadline:
         # Descriptors whose owner is garbage in a cycle are no leak.
-        gc.collect()
-        leaks = Snapshot.take().leaks(before)
-        if not leaks or time.monotonic() > deadline:
-            break
-        time.sleep(0.05)
+        if not gc.collect():
+            time.sleep(0.05)
     return leaks
 
 

@@ -6,12 +6,14 @@ error message. `argument` is the name of the array's parameter.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from .cuda_context import cuda_contexts
 from .cuda_install import install_command
 from .float8 import Float8Array, float8_of
 
@@ -174,16 +176,31 @@ def _of_cupy(array: Any, argument: str, where: object) -> Any:
         ) from error
     float8 = float8_of(array) if _library_of(array) == "torch" else None
     try:
-        if float8 is not None:
-            as_bytes = array.view(sys.modules["torch"].uint8)
-            return Float8Array(cupy.from_dlpack(as_bytes), float8)
-        return cupy.from_dlpack(array)
+        with _on_device_of(array):
+            if float8 is not None:
+                as_bytes = array.view(sys.modules["torch"].uint8)
+                return Float8Array(cupy.from_dlpack(as_bytes), float8)
+            return cupy.from_dlpack(array)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         what = "torch tensor" if _library_of(array) == "torch" else type(array).__name__
         raise TypeError(
             f"{where}: {argument} (a {what} on CUDA) cannot be shared with cupy "
             f"through DLPack: {error}"
         ) from error
+
+
+def _on_device_of(array: Any) -> contextlib.AbstractContextManager[Any]:
+    """Make the device of `array` the calling thread's device within a block.
+
+    cupy.from_dlpack sets the device by the CUDA runtime and then restores the one
+    before: on a thread that chose none, this creates a context on device 0.
+    """
+    try:
+        contexts = cuda_contexts()
+    except (ImportError, RuntimeError):
+        # cupy alone is installed, or there is no driver, which cupy reports.
+        return contextlib.nullcontext()
+    return contexts.device(int(array.__dlpack_device__()[1]))
 
 
 def _is_read_only(array: Any) -> bool:

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from ..errors import LibraryFailure
 
-__all__ = ["CudaContexts", "cuda_contexts"]
+__all__ = ["CudaContexts", "cuda_contexts", "gpu_uuid"]
 
 
 class CudaContexts:
@@ -151,3 +151,12 @@ def cuda_contexts() -> CudaContexts:
 
         _contexts = CudaContexts(driver)
     return _contexts
+
+
+def gpu_uuid(index: int) -> str:
+    """Return the UUID of the CUDA device `index`; empty where it is not known."""
+    try:
+        return cuda_contexts().uuid(index)
+    except (ImportError, RuntimeError):
+        # There are no bindings of the driver, or there is no driver.
+        return ""

@@ -12,6 +12,7 @@ from .cuda_driver import Cuda
 
 __all__ = [
     "assign_device",
+    "bound_device",
     "chosen_device",
     "configured_device",
     "device_index",
@@ -39,6 +40,11 @@ def assign_device(index: int | None) -> None:
     """Store the device that the launcher assigned to this process."""
     global _assigned
     _assigned = index
+
+
+def bound_device() -> int | None:
+    """Return the index of `set_device`, if any: the choice of the user's own code."""
+    return _set
 
 
 def configured_device() -> int | None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from ..errors import DistBackendError, DistStoreTimeoutError
 from ..rank_sets import name_ranks
 from ..stores.base import Store
+from ..stores.process_end import host_id
 from .network import own_address
 from .side.wire import MESSAGE_BYTES
 
@@ -116,11 +117,8 @@ class Rendezvous:
 
 def _own_host() -> dict[str, str]:
     """Return an id of this machine, and an address at which others reach it."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        boot = file.read().strip()
-    # Containers on one machine share its boot id but not its loopback.
-    network = os.stat("/proc/self/ns/net").st_ino
-    return {"machine": f"{boot}/{network}", "address": own_address()}
+    # Ranks share a loopback in one network namespace only.
+    return {"machine": host_id("net"), "address": own_address()}
 
 
 def check_libraries(libraries: Sequence[str]) -> None:

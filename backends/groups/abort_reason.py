@@ -1,4 +1,4 @@
-"""AbortReason: who ended a group, when and why."""
+"""AbortReason: who ended a group, when and why; and why its ops hang meanwhile."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
-__all__ = ["REBUILD_HINT", "AbortReason"]
+__all__ = ["REBUILD_HINT", "AbortReason", "FoundCause"]
 
 REBUILD_HINT = "make it usable again with rebuild_process_group() or %dist_rebuild"
 
@@ -37,3 +37,21 @@ class AbortReason:
     def from_json(cls, text: str | bytes) -> AbortReason:
         """Return the reason that `to_json` wrote; without a time, it is now."""
         return cls(**json.loads(text))
+
+
+@dataclass(frozen=True)
+class FoundCause:
+    """Why ops of a group hang, as a diagnosis over all ranks found it.
+
+    `at` is when this rank was told (``time.monotonic()``), `culprits` are the global
+    ranks at fault.
+    """
+
+    text: str
+    culprits: Sequence[int] = ()
+    at: float = field(default_factory=time.monotonic)
+
+    def __str__(self) -> str:
+        told = time.time() - (time.monotonic() - self.at)
+        when = time.strftime("%H:%M:%S", time.localtime(told))
+        return f"diagnosis at {when}: {self.text}"

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from ..devices.cuda_device import device_index, set_device
+from ..devices.cuda_device import bound_device, device_index, set_device
 from ..errors import DistBackendError, DistError
 from ..interface.registry import unavailable_reason
 from ..stores.base import Store
+from ..stores.prefix import PrefixStore
 from ..work.async_errors import acknowledge, take_async_error
 from .config import BackendConfig
 from .exit_status import fail_on_async_error
@@ -95,6 +96,12 @@ def init_process_group(
             f"({world.get_group(DEFAULT)!r}); call destroy_process_group() first"
         )
     owns_store = store is None
+    if store is None and init_method is None and world.offered is not None:
+        owns_store = False
+        offered, rank, world_size = world.offered
+        # Of this process's default groups, each has keys of its own.
+        count = offered.add(f"init_process_group/{rank}", 1)
+        store = PrefixStore(f"init_process_group/{count}", offered)
     if store is None:
         store, rank, world_size = rendezvous(init_method, rank, world_size, seconds)
     elif init_method is not None:
@@ -130,7 +137,9 @@ def new_group(
     the group's name for display and look-up. No rank waits for another: all ranks
     may call this function, or only the members (`use_local_synchronization` is
     accepted and has no effect). Members make their common groups in the same
-    order. `device_id`: as in `init_process_group`.
+    order. `device_id`: as in `init_process_group`. If that function was given one, the
+    communicators of NCCL are begun there at once, in the background, as in c10d: an
+    error of theirs aborts the new group, and its first op raises it.
 
     Raises `ValueError` for ranks that are not in the world or given twice, and for
     a bad device.
@@ -155,9 +164,25 @@ def new_group(
     # With NCCL the communicators can then be split off those of the default group.
     origin = Origin(default) if chosen == default.ranks else None
     made = world.new_group(chosen, group_desc, config, seconds, origin)
+    if index is None:
+        index = _early_device(default, config)
     if index is not None and isinstance(made, ProcessGroup):
         made.connect(index)
     return made
+
+
+def _early_device(parent: ProcessGroup, config: BackendConfig) -> int | None:
+    """Return the device on which a new group with `config` is connected at once.
+
+    It is the ``device_id`` of `init_process_group`, which all ranks give: a connection
+    that some ranks begin and others never use would time out.
+    """
+    built = parent.built_backend("cuda")
+    name = parent.config.device_backend_map.get("cuda")
+    if built is None or not built.supports_split:
+        # Other backends are built as they are needed.
+        return None
+    return bound_device() if config.device_backend_map.get("cuda") == name else None
 
 
 def shrink_group(
@@ -220,8 +245,8 @@ def split_group(
     lists on every rank of it; each is sorted, as in c10d. A rank in none of the lists
     gets ``None`` (``NCCL_SPLIT_NOCOLOR``) and need not call this function. Backend
     string and timeout default to those of `parent_pg`. Returns at once, and works with
-    every backend: the communicators of the new groups are made at their first use, from
-    a unique id of their own. `pg_options` is accepted for c10d's signature.
+    every backend: communicators of the new groups are made when `new_group` would make
+    them, from a unique id of their own. `pg_options` is accepted for c10d's signature.
 
     Raises `ValueError` for lists that are empty, overlap, or name a rank that is not in
     the group.
@@ -240,13 +265,16 @@ def split_group(
             "lists of distinct ranks of the group, none of them empty and no rank in "
             f"two, each from 0 to {pg.size() - 1}"
         )
-    if pg.rank not in named:
+    mine = next((ranks for ranks in lists if pg.rank in ranks), None)
+    if mine is None:
         return None
-    mine = next(ranks for ranks in lists if pg.rank in ranks)
     seconds = pg.timeout if timeout is None else as_seconds(timeout, "split_group")
     chosen = [pg.ranks[rank] for rank in mine]
     made = world.new_group(chosen, group_desc, pg.config, seconds)
     assert isinstance(made, ProcessGroup)
+    index = _early_device(pg, pg.config)
+    if index is not None:
+        made.connect(index)
     return made
 
 

@@ -44,12 +44,14 @@ class ConnectionLoss:
 
 def _reason(error: ConnectionLostError, spec: GroupSpec) -> AbortReason:
     culprits = spec.global_ranks(error.culprits)
+    me = f"rank {spec.global_rank}"
+    if error.reason is not None:
+        return AbortReason(error.reason, me, culprits=culprits)
     peer = "a peer"
     if error.peer is not None:
         (rank,) = spec.global_ranks([error.peer])
         peer = f"rank {rank}"
         culprits = culprits or (rank,)
-    me = f"rank {spec.global_rank}"
     detail = f": {error}" if str(error) else ""
     return AbortReason(
         f"{me} lost the connection to {peer}{detail}", me, culprits=culprits

@@ -13,7 +13,6 @@ from ..errors import (
     ConnectionLostError,
     DistAbortedError,
     DistError,
-    DistTimeoutError,
 )
 from ..interface.base import Backend
 from ..interface.registration import Registration
@@ -28,6 +27,8 @@ from ..work.state import WorkState
 from ..work.work import Work
 from .abort_reason import REBUILD_HINT, AbortReason
 from .connection_loss import ConnectionLoss
+from .deadlines import Deadlines
+from .inquiry import Inquiry
 from .origin import Origin
 from .peer_watch import PeerWatch
 from .spec import GroupSpec
@@ -39,6 +40,8 @@ _log = logging.getLogger(__name__)
 
 #: Seconds that ops on a device get to end when their group is destroyed.
 DRAIN_WAIT = 10.0
+#: Seconds between two looks at an inquiry, which an error waits for.
+_INQUIRY_PERIOD = 0.02
 
 
 class _Op(Protocol):
@@ -94,15 +97,18 @@ class Generation:
         #: The op that is being handed to its backend, and since when. It takes a
         #: moment unless a call of the library is stuck.
         self.handing_over: tuple[Record, float] | None = None
-        # Of the ops in flight: when they began, as `begun_ns` says and by the monotonic
-        # clock.
-        self._begun_at: dict[Work, tuple[int, float]] = {}
         self._abort_lock = threading.Lock()
         # Set when `aborted` is.
         self._ended = threading.Event()
         self._origin = origin
+        inquiry = Inquiry(spec, number, self.store)
+        self.deadlines = Deadlines(spec, inquiry)
         self._peers = PeerWatch(
-            spec, self.store, self._abort_locally, self._build_for_peer
+            spec,
+            self.store,
+            self._abort_locally,
+            self._build_for_peer,
+            inquiry.answer,
         )
         self._peers.start()
         watchdog.register(self)
@@ -253,12 +259,11 @@ class Generation:
         by: str = "",
         culprits: Sequence[int] = (),
         publish: bool = True,
-        timed_out: tuple[Work, DistTimeoutError] | None = None,
     ) -> None:
         """Fail the ops in flight and stop the backends, here and on every rank.
 
-        Every Work in flight ends as ABORTED with `reason`, or `timed_out` with its
-        own error; ops issued later raise `reason`. Returns at once, whatever the
+        Every Work in flight ends as ABORTED with `reason`, or as TIMED_OUT if it is
+        overdue; ops issued later raise `reason`. Returns at once, whatever the
         backends hang in. Does nothing once the generation has ended.
 
         Parameters
@@ -267,7 +272,7 @@ class Generation:
         culprits : the global ranks that are the cause, as far as they are known.
         publish : whether the other ranks are to abort, too.
         """
-        self._abort(self._reason(reason, by, culprits), publish, timed_out)
+        self._abort(self._reason(reason, by, culprits), publish)
 
     def _reason(
         self, text: str, by: str = "", culprits: Sequence[int] = ()
@@ -287,12 +292,7 @@ class Generation:
         else:
             self.abort(reason)
 
-    def _abort(
-        self,
-        reason: AbortReason,
-        publish: bool,
-        timed_out: tuple[Work, DistTimeoutError] | None = None,
-    ) -> None:
+    def _abort(self, reason: AbortReason, publish: bool) -> None:
         with self._abort_lock:
             if self.aborted is not None:
                 return
@@ -304,8 +304,10 @@ class Generation:
             errors[work] = error = self.aborted_error(work)
             error.__cause__ = work.withheld
             work.fail_pending_as(error)
-        if timed_out is not None:
-            timed_out[0].fail_pending_as(timed_out[1], WorkState.TIMED_OUT)
+        overdue = self.deadlines.overdue
+        if overdue is not None:
+            late = self.deadlines.error(overdue, reason)
+            overdue.fail_pending_as(late, WorkState.TIMED_OUT)
         try:
             if publish:
                 self._peers.publish_abort(reason)
@@ -378,40 +380,25 @@ class Generation:
     def expire(self) -> float:
         """Time out overdue ops; return the seconds to the next deadline."""
         if self._abort_if_stuck() or not self.status.in_flight:
-            self._begun_at.clear()
             return float("inf")
         self.refresh()
         self._note_withheld()
-        begun_at, self._begun_at = self._begun_at, {}
-        loss, nearest = self.loss, float("inf")
+        nearest = self.deadlines.check(list(self.status.in_flight.values()))
+        loss, overdue = self.loss, self.deadlines.overdue
         if loss is not None:
-            nearest = loss.left
-            if nearest <= 0:
-                self._abort(loss.reason, publish=True)
-                return float("inf")
-        for place, work in enumerate(list(self.status.in_flight.values())):
-            record = work.record
-            if record is None:
-                continue
-            begun_ns = work.begun_ns(oldest=not place)
-            if not begun_ns:
-                continue
-            # The wall clock may be set while the op runs.
-            known = begun_at.get(work)
-            if known is None or known[0] != begun_ns:
-                ran = (time.time_ns() - begun_ns) / 1e9
-                known = begun_ns, time.monotonic() - ran
-            self._begun_at[work] = known
-            left = known[1] + record.timeout - time.monotonic()
-            if left > 0:
-                nearest = min(nearest, left)
-            elif not work.poll():
-                if loss is not None:
-                    self._abort(loss.reason, publish=True)
-                else:
-                    self._time_out(work, record.describe(), record.timeout)
-                return float("inf")
-        return nearest
+            if overdue is None and loss.left > 0:
+                return min(nearest, loss.left)
+            # The lost connection is the cause, also of what is overdue.
+            self.deadlines.overdue = None
+            self._abort(loss.reason, publish=True)
+        elif overdue is None:
+            return nearest
+        elif not self.deadlines.asked():
+            return _INQUIRY_PERIOD
+        else:
+            reason, culprits = self.deadlines.reason()
+            self.abort(reason, culprits=culprits)
+        return float("inf")
 
     def _note_withheld(self) -> None:
         """Look for the cause of a connection that a Work in flight has lost."""
@@ -433,17 +420,6 @@ class Generation:
             f"{op.timeout:g} s: a call of its library is stuck"
         )
         return True
-
-    def _time_out(self, work: Work, op: str, timeout: float) -> None:
-        whose = "the group's" if timeout == self.spec.timeout else "its own"
-        error = DistTimeoutError(
-            f"{work.describe()} was not done {timeout:g} s after it began "
-            f"({whose} timeout): not every rank entered it, or one is "
-            f"stuck. The group was aborted; {REBUILD_HINT}",
-            **work.identity(),
-            reason=f"not done {timeout:g} s after it began",
-        )
-        self.abort(f"{op} timed out after {timeout:g} s", timed_out=(work, error))
 
 
 def _stop(backend: Backend, reason: AbortReason) -> None:

@@ -1,9 +1,9 @@
 """PeerWatch: the messages of one generation of a group through the store.
 
-Each rank watches three things: the abort of another rank, the death of another
+Each rank watches four things: the abort of another rank, the death of another
 rank (its death notice, which the store writes as an abort, or the loss of the
-store itself), and the first send or receive of another rank, which needs the
-backend of every rank.
+store itself), the first send or receive of another rank, which needs the
+backend of every rank, and the question of another rank why its op does not end.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _STORE = "the store"
 class PeerWatch:
     """The store keys of one generation that concern its life, and their watches.
 
-    ``on_abort(reason)`` and ``on_build(device)`` are called on threads of the
-    store and must not use the store themselves.
+    ``on_abort(reason)``, ``on_build(device)`` and ``on_inquiry(asker)`` are called on
+    threads of the store and must not use the store themselves.
     """
 
     def __init__(
@@ -42,9 +42,11 @@ class PeerWatch:
         store: Store,
         on_abort: Callable[[AbortReason], None],
         on_build: Callable[[str], None],
+        on_inquiry: Callable[[bytes], None],
     ) -> None:
         self._spec, self._store = spec, store
         self._on_abort, self._on_build = on_abort, on_build
+        self._on_inquiry = on_inquiry
         self._lock = threading.Lock()
         self._closed = False
         self._cancels: list[Callable[[], None]] = []
@@ -55,6 +57,7 @@ class PeerWatch:
         if spec.size == 1:
             return
         self._keep(store.watch("abort", self._peer_aborted))
+        self._keep(store.watch("inquiry", self._on_inquiry))
         # Rank 0 serves the store, where the store reports deaths at all.
         if 0 in spec.ranks:
             self._keep(store.watch_loss(self._store_lost))

@@ -244,7 +244,13 @@ class ProcessGroup:
         op.check(backend)
         timeout = own_timeout() or self._spec.timeout
         record = Record(
-            current.status, op.kind, op.arrays, op.peer, timeout, backend.name
+            current.status,
+            op.kind,
+            op.arrays,
+            op.peer,
+            timeout,
+            backend.name,
+            op.reduce_op,
         )
         hooks = active_hooks()
         for hook in hooks:

@@ -8,10 +8,10 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import DistError
 from ..interface.registry import (
@@ -23,6 +23,7 @@ from ..rank_sets import name_ranks
 from ..stores.base import Store
 from ..work.async_errors import take_async_error
 from ..work.flight_recorder import recorder
+from .abort_reason import FoundCause
 from .config import BackendConfig
 from .goodbye import say_goodbye
 from .key import GroupKey
@@ -30,10 +31,13 @@ from .non_member import NonGroupMember
 from .origin import Origin
 from .process_group import ProcessGroup
 from .watchdog import watchdog
+from .watched import GroupSource, WatchedGroup
 
 __all__ = ["DEFAULT", "World", "world"]
 
 _log = logging.getLogger(__name__)
+
+G = TypeVar("G", bound="ProcessGroup | WatchedGroup")
 
 #: The name of the default group.
 DEFAULT = "default"
@@ -54,6 +58,9 @@ class World:
         self.size: int | None = None
         self.store: Store | None = None
         self._owns_store = False
+        #: The store, rank and world size of a launcher that made no default group, for
+        #: an `init_process_group` that names none.
+        self.offered: tuple[Store, int, int] | None = None
         # Groups may share a name if their ranks differ: a rank has no record of the
         # groups that it is not in.
         self._groups: dict[GroupKey, ProcessGroup] = {}
@@ -61,6 +68,8 @@ class World:
         self._uses: dict[GroupKey, int] = {}
         self._current: ProcessGroup | None = None
         self._lock = threading.RLock()
+        #: The libraries whose groups are watched on this rank.
+        self.sources: list[GroupSource] = []
 
     # -- making and finding groups -----------------------------------------
 
@@ -182,14 +191,16 @@ class World:
         if name is None and self._current is not None:
             # A short path: every op calls this method.
             return self._current
-        wanted = DEFAULT if name is None else name
-        groups = self.groups()
+        return self._find(DEFAULT if name is None else name, self.groups())
+
+    def _find(self, wanted: str, groups: Sequence[G]) -> G:
+        """Return the one of `groups` that has the id, or else the name, `wanted`."""
         found = [one for one in groups if one.key.id == wanted] or [
             one for one in groups if one.name == wanted
         ]
         if len(found) > 1:
             listed = "; ".join(
-                f"{name_ranks(one.ranks)} ({one.key.id!r})" for one in found
+                f"{name_ranks(one.key.ranks)} ({one.key.id!r})" for one in found
             )
             raise ValueError(
                 f"rank {self.rank} is in {len(found)} groups called {wanted!r}: "
@@ -228,17 +239,40 @@ class World:
 
     # -- for the agent ----------------------------------------------------
 
+    def watched_groups(self) -> list[WatchedGroup]:
+        """Return the groups of this rank that other libraries made."""
+        return [one for source in self.sources for one in source.groups()]
+
+    def _all_groups(self) -> list[ProcessGroup | WatchedGroup]:
+        return [*self.groups(), *self.watched_groups()]
+
     def summary(self) -> dict[str, Any]:
-        """Return the progress of this rank in each of its groups, as plain data."""
+        """Return the progress of this rank in each of its groups, as plain data.
+
+        The groups of other libraries follow our own.
+        """
+        known = [(self.rank, self.size)]
+        known += [(source.rank, source.world_size) for source in self.sources]
+        rank, size = next((one for one in known if one[0] is not None), (None, None))
         return {
-            "rank": self.rank,
-            "world_size": self.size,
-            "groups": [one.summary() for one in self.groups()],
+            "rank": rank,
+            "world_size": size,
+            "groups": [one.summary() for one in self._all_groups()],
         }
 
     def on_change(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call ``callback()`` at every transition; see `FlightRecorder.on_change`."""
         return recorder.on_change(callback)
+
+    def note_causes(self, found: Mapping[str, tuple[str, Sequence[int]]]) -> None:
+        """Keep why ops hang for the errors of those that time out.
+
+        `found` has the text and the ranks at fault, by the id of the group; what was
+        found earlier no longer holds.
+        """
+        for group in self.groups():
+            told = found.get(group.key.id)
+            group.current.deadlines.cause = None if told is None else FoundCause(*told)
 
     def abort(
         self,
@@ -264,7 +298,8 @@ class World:
         ValueError
             Where this rank is not in one of `groups`; then none is aborted.
         """
-        chosen = self.groups() if groups is None else list(map(self.get_group, groups))
+        known = self._all_groups()
+        chosen = known if groups is None else [self._find(one, known) for one in groups]
         # At once: a backend waits up to a second for its library to end a group.
         aborts = [
             partial(one.abort, reason, by=by, culprits=culprits) for one in chosen
@@ -304,9 +339,10 @@ class World:
         with self._lock:
             if store is not None:
                 self.store = store
-            chosen = self.groups() if group is None else [self.get_group(group)]
+            known = self._all_groups()
+            chosen = known if group is None else [self._find(group, known)]
             for one in chosen:
-                one.rebuild(generation, self.store)
+                one.rebuild(generation, store or self.store)
             return [one.name for one in chosen]
 
     def export_groups(self) -> dict[str, Any]:
@@ -330,6 +366,7 @@ class World:
                     }
                     for one in self.groups()
                 ],
+                "watched": [one.export() for one in self.watched_groups()],
             }
 
     def import_groups(self, exported: dict[str, Any]) -> list[str]:
@@ -351,6 +388,11 @@ class World:
                         one["generation"],
                     )
                     made.append(one["name"])
+            for one in exported["watched"]:
+                for source in self.sources:
+                    if source.library == one["library"]:
+                        source.import_group(one)
+                        made.append(one["name"])
             for base, ranks, count in exported["uses"]:
                 key = GroupKey(base, tuple(ranks))
                 self._uses[key] = max(count, self._uses.get(key, 0))

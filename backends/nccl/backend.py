@@ -11,10 +11,11 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from ..devices.cuda_device import chosen_device, local_device
-from ..errors import DistBackendError
+from ..errors import DistBackendError, DistError
 from ..interface.base import Array, Backend
 from ..stores.base import Store
 from ..stores.prefix import PrefixStore
@@ -172,7 +173,7 @@ class NCCLBackend(Backend):
             for device in streams:
                 self._stream_for(device)
 
-    def _failed(self, reason: str) -> None:
+    def _failed(self, reason: str | DistError) -> None:
         """Report the failure of a stream, unless the backend was aborted."""
         if not self._aborted:
             self.on_failure(reason)
@@ -414,7 +415,8 @@ class NCCLBackend(Backend):
         """Abort the communicators, and the groups that could block the abort.
 
         ``ncclCommAbort`` may block behind a kernel of another communicator on the same
-        device: the groups that have work in flight on the device are aborted as well.
+        device: where ``ncclCommRevoke`` does not end the kernels of this group first,
+        the groups that have work in flight on the device are aborted as well.
         """
         with self._lock:
             if self._aborted:
@@ -422,13 +424,10 @@ class NCCLBackend(Backend):
             self._aborted = True
         self._store.close()
         mine = list(self._streams.values())
-        try:
-            self._abort_beside({one.comm.device for one in mine if one.in_nccl}, reason)
-        finally:
-            if mine:
-                abort_streams(mine, reason)
+        if mine:
+            abort_streams(mine, reason, partial(self._abort_beside, reason))
 
-    def _abort_beside(self, devices: set[int], reason: str) -> None:
+    def _abort_beside(self, reason: str, devices: set[int]) -> None:
         """Abort the other groups that have work in flight on `devices`."""
         with _alive_lock:
             alive = list(_alive)

@@ -10,6 +10,7 @@ __all__ = [
     "ABORT_WAIT",
     "CLOSE_WAIT",
     "MUTEX_WAIT",
+    "REVOKE_WAIT",
     "STORE_WAIT",
     "run_bounded",
     "start_thread",
@@ -25,6 +26,9 @@ ABORT_EACH = 2.0
 #: Seconds for which an abort waits for the mutex of a communicator, whose holder
 #: may be stuck in the very call that the abort is to end.
 MUTEX_WAIT = 0.2
+#: Seconds that the kernels of a communicator get to end after ncclCommRevoke; then
+#: the communicator is aborted as if there were no ncclCommRevoke.
+REVOKE_WAIT = 0.5
 #: Seconds for which the store is asked which ranks are missing.
 STORE_WAIT = 1.0
 

@@ -25,6 +25,7 @@ from .bounded import (
     ABORT_WAIT,
     CLOSE_WAIT,
     MUTEX_WAIT,
+    REVOKE_WAIT,
     STORE_WAIT,
     run_bounded,
     start_thread,
@@ -35,6 +36,9 @@ from .options import SWITCH, nonblocking
 __all__ = ["CommState", "NCCLComm", "abort_together"]
 
 _log = logging.getLogger(__name__)
+
+# Seconds between two polls of a communicator that ends its kernels.
+_NAP = 1e-3
 
 
 class CommState(enum.Enum):
@@ -176,8 +180,8 @@ class NCCLComm:
         """Return whether the communicator is ready and its last call has finished.
 
         The caller holds the mutex. Raises the error of the creation,
-        `DistTimeoutError` if the creation exceeds the timeout, `LibraryFailure` for an
-        error of NCCL and `DistBackendError` if the communicator was aborted or closed.
+        `DistTimeoutError` if the creation exceeds the timeout, the errors that `Nccl`
+        documents, and `DistBackendError` if the communicator was aborted or closed.
         """
         if self._error is not None:
             raise self._error
@@ -244,6 +248,34 @@ class NCCLComm:
                 self.mutex.release()
 
     # -- its end -----------------------------------------------------------------
+
+    def revoke(self) -> bool:
+        """End the kernels in flight, and free nothing; return whether they have ended.
+
+        For a thread of the backend. Takes `REVOKE_WAIT` seconds and what the calls
+        of NCCL take. Whatever is returned, the communicator can only be retired.
+        """
+        nccl = self._api.nccl
+        if not nccl.can_revoke or not self.nonblocking:
+            # On a blocking communicator the call would not return before the end.
+            return False
+        deadline = time.monotonic() + REVOKE_WAIT
+        try:
+            self._api.cuda.use(self.device)
+            with self.locked(MUTEX_WAIT) as held:
+                if not held or self.state is not CommState.RUNNING:
+                    return False
+                nccl.revoke(self._handle)
+            while time.monotonic() < deadline:
+                with self.locked(MUTEX_WAIT) as held:
+                    if self._handle is None:
+                        return False
+                    if held and nccl.ready(self._handle):
+                        return True
+                time.sleep(_NAP)
+        except DistError as error:
+            _log.debug("%s: error of its revocation: %s", self.name, error)
+        return False
 
     def retire(self, reason: str) -> Callable[[], None]:
         """Make the communicator unusable for `reason`; return a call that aborts it.

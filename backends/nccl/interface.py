@@ -25,7 +25,8 @@ class Nccl(Protocol):
     Pointers and streams are addresses, `count` counts elements of `dtype`, an
     ncclDataType_t; `op` is an ncclRedOp_t or what `premul_sum` returned. Every
     call raises `LibraryFailure` for any result but ncclSuccess and ncclInProgress,
-    which `ready` alone reports.
+    which `ready` alone reports, and `ConnectionLostError` for a result of which the
+    end of a peer may be the cause.
     """
 
     def unique_id(self) -> bytes:
@@ -38,6 +39,9 @@ class Nccl(Protocol):
 
     #: Whether the library has `shrink`.
     can_shrink: bool
+
+    #: Whether the library has `revoke`.
+    can_revoke: bool
 
     def float8_lacks(self) -> str:
         """Return what the library lacks for reductions of float8; empty: nothing."""
@@ -56,6 +60,12 @@ class Nccl(Protocol):
 
     def ready(self, comm: Handle) -> bool:
         """Return whether the last call on `comm` is over (ncclCommGetAsyncError)."""
+
+    def revoke(self, comm: Handle) -> None:
+        """Begin to end the kernels of `comm`, which can only be aborted afterwards.
+
+        They have ended when `comm` is `ready`.
+        """
 
     def abort(self, comm: Handle) -> None:
         """End the kernels of `comm` and free it; may block until they have ended."""

@@ -6,7 +6,6 @@ Off by default: the search reads every input once more, and waits for the device
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ..devices.cuda_driver import Cuda
 from ..errors import DistBackendError
@@ -36,7 +35,7 @@ def refuse_nan(cuda: Cuda, kind: OpType, arrays: Sequence[Array]) -> None:
     `arrays` are in the order in which `NCCLBackend` gives the arrays of `kind`. Nothing
     is done while a CUDA graph is captured, which the backend refuses in any case.
     """
-    inputs = _inputs(kind, arrays)
+    inputs = kind.spec.read_of(arrays)
     if any(map(cuda.capturing, cuda.current_streams(cuda.device_of(arrays[0])))):
         return
     for place, array in enumerate(inputs):
@@ -49,22 +48,3 @@ def refuse_nan(cuda: Cuda, kind: OpType, arrays: Sequence[Array]) -> None:
                 f"(shape {tuple(array.shape)}, {array.dtype.name}); the op was not "
                 "started. RANKSCOPE_NCCL_NAN_CHECK or TORCH_NCCL_NAN_CHECK is on"
             )
-
-
-def _inputs(kind: OpType, arrays: Sequence[Any]) -> Sequence[Any]:
-    if kind in (OpType.RECV, OpType.BARRIER):
-        return ()
-    if kind is OpType.GATHER:
-        return arrays[:1]
-    if kind is OpType.ALL_GATHER:
-        return arrays[-1:]
-    if kind in (OpType.SCATTER, OpType.REDUCE_SCATTER):
-        return arrays[1:]
-    if kind in (
-        OpType.ALL_GATHER_INTO_TENSOR,
-        OpType.REDUCE_SCATTER_TENSOR,
-        OpType.ALL_TO_ALL,
-    ):
-        return arrays[len(arrays) // 2 :]
-    # In place, or sent.
-    return arrays

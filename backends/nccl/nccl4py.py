@@ -23,15 +23,19 @@ from ..devices.cuda_install import (
     for_cuda,
     install_command,
 )
-from ..errors import LibraryFailure
+from ..errors import ConnectionLostError, DistBackendError, LibraryFailure
 
 __all__ = ["NcclLibrary", "unavailable_reason"]
 
 #: The first NCCL version with ``ncclCommInitRankScalable``, by which nccl4py creates
 #: communicators.
 OLDEST = (2, 23)
-#: The first NCCL versions with ``ncclCommShrink`` and with the float8 dtypes.
-_SHRINKS, _FLOAT8 = (2, 27), (2, 24)
+#: The first NCCL versions with ``ncclCommShrink``, with ``ncclCommRevoke`` and with the
+#: float8 dtypes.
+_SHRINKS, _REVOKES, _FLOAT8 = (2, 27), (2, 28, 7), (2, 24)
+
+# ncclResult_t of errors for which a peer that died, or aborted, may be the cause.
+_SYSTEM_ERROR, _REMOTE_ERROR = 2, 6
 
 # The package that installs NCCL alone; the field is the CUDA version.
 _LIBRARY = "nvidia-nccl-cu{}"
@@ -42,15 +46,29 @@ _INSUFFICIENT_DRIVER, _NO_DEVICE = 35, 100
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def _failure(result: int, text: str) -> DistBackendError:
+    """Return the error for `result` of NCCL; `text` is NCCL's.
+
+    It is a `ConnectionLostError` where the end of a peer may be the cause.
+    """
+    said = f"NCCL reports: {text}"
+    if result == _REMOTE_ERROR:
+        return ConnectionLostError(said)
+    if result == _SYSTEM_ERROR:
+        # A failed call of a socket, or of anything else on this host.
+        return ConnectionLostError(said, reason=said)
+    return LibraryFailure(said)
+
+
 def _converts_errors(call: F) -> F:
-    """Return `call` with each error of NCCL turned into `LibraryFailure`."""
+    """Return `call` with each error of NCCL converted by `_failure`."""
 
     @functools.wraps(call)
     def method(self: NcclLibrary, *arguments: Any, **named: Any) -> Any:
         try:
             return call(self, *arguments, **named)
         except self.error as error:
-            raise LibraryFailure(f"NCCL reports: {error}") from error
+            raise _failure(error.status, str(error)) from error
 
     return method  # type: ignore[return-value]
 
@@ -63,7 +81,7 @@ class NcclLibrary:
         from nccl.bindings import nccl as bindings
 
         self._core, self._calls = core, bindings
-        self.error: type[Exception] = bindings.NCCLError
+        self.error: Any = bindings.NCCLError
         self._in_progress = int(bindings.Result.InProgress)
         library = core.get_version().libnccl
         assert library is not None
@@ -71,7 +89,8 @@ class NcclLibrary:
         # NCCL keeps the pointers to names in a config, in communicators that are split
         # off as well: a config lives as long as the process.
         self._configs: dict[frozenset[tuple[str, Any]], Any] = {}
-        self.can_shrink = self._version.release[:2] >= _SHRINKS
+        self.can_shrink = self._version.release >= _SHRINKS
+        self.can_revoke = self._version.release >= _REVOKES
         # These bindings accept addresses, so a wrapper would only convert errors and
         # cost time in each op: `_call` does that. The C prototypes (result omitted):
         # ncclBroadcast(const void* sendbuff, void* recvbuff, size_t count,
@@ -162,13 +181,18 @@ class NcclLibrary:
             return False
         if result:
             said = self._core.get_error_string(result)
-            raise LibraryFailure(f"NCCL reports: {said}; {self._last_error(comm)}")
+            raise _failure(result, f"{said}; {self._last_error(comm)}")
         return True
 
     # const char* ncclGetLastError(ncclComm_t comm)
     def _last_error(self, comm: Any) -> str:
         said = self._calls.get_last_error(comm)
         return said.strip() or "NCCL_DEBUG=WARN says more"
+
+    # ncclCommRevoke(ncclComm_t comm, int revokeFlags)
+    @_converts_errors
+    def revoke(self, comm: Any) -> None:
+        self._calls.comm_revoke(comm, 0)
 
     # ncclCommAbort(ncclComm_t comm)
     @_converts_errors
@@ -204,7 +228,7 @@ class NcclLibrary:
 
 
 def _call(library: NcclLibrary, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `call` with each error of NCCL turned into `LibraryFailure`.
+    """Return `call` with each error of NCCL converted by `_failure`.
 
     The returned function has positional arguments only, to be fast.
     """
@@ -214,7 +238,7 @@ def _call(library: NcclLibrary, call: Callable[..., Any]) -> Callable[..., Any]:
         try:
             call(*arguments)
         except failure as error:
-            raise LibraryFailure(f"NCCL reports: {error}") from error
+            raise _failure(error.status, str(error)) from error
 
     return run
 

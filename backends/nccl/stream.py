@@ -12,11 +12,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from ..errors import DistBackendError, DistError
+from ..errors import ConnectionLostError, DistBackendError, DistError
 from ..work.sigint import defer_sigint
-from .bounded import CLOSE_WAIT, MUTEX_WAIT, start_thread
+from .bounded import CLOSE_WAIT, MUTEX_WAIT, REVOKE_WAIT, start_thread
 from .communicator import CommState, NCCLComm, abort_together
 from .interface import GpuApi
 from .launch_queue import Completed, DeviceQueue
@@ -35,7 +36,8 @@ _NAP, _NAP_MAX = 1e-5, 5e-4
 class NCCLStream:
     """The communicator of one group on one device, and a CUDA stream for its ops.
 
-    `fail` aborts the group, with a reason; with `high_priority` the CUDA stream has
+    `fail` aborts the group, with a reason, or has it look for the cause of a
+    `ConnectionLostError` first; with `high_priority` the CUDA stream has
     the device's highest priority. The `DeviceQueue` calls `try_launch`,
     `collect_completed` and `discard` with its lock held.
     """
@@ -45,7 +47,7 @@ class NCCLStream:
         api: GpuApi,
         queue: DeviceQueue,
         comm: NCCLComm,
-        fail: Callable[[str], None],
+        fail: Callable[[str | DistError], None],
         *,
         high_priority: bool = False,
     ) -> None:
@@ -253,15 +255,22 @@ class NCCLStream:
         The abort ends every Work, with the failure as its reason.
         """
         error = self._failure
-        if self.state is StreamState.BROKEN and error is not None:
+        if self.state is not StreamState.BROKEN or error is None:
+            return
+        if isinstance(error, ConnectionLostError) and self.comm.size > 1:
+            self.abort_group(error)
+        else:
             self.abort_group(str(error) or type(error).__name__)
 
     def _on_comm_error(self, error: Exception) -> None:
         self.mark_broken(error)
         self.report_failure()
 
-    def abort_group(self, reason: str) -> None:
-        """Have the group aborted, on another thread."""
+    def abort_group(self, reason: str | DistError) -> None:
+        """Have the group aborted, on another thread.
+
+        A `ConnectionLostError` aborts it once the group knows the cause.
+        """
         start_thread(f"rankscope-failed-{self.comm.name}", lambda: self._fail(reason))
 
     # -- reservation for ncclCommSplit and ncclCommShrink ----------------------------
@@ -379,19 +388,31 @@ class NCCLStream:
                 _log.debug("%s: %s", self.comm.name, error)
 
 
-def abort_streams(streams: Sequence[NCCLStream], reason: str) -> bool:
+def abort_streams(
+    streams: Sequence[NCCLStream],
+    reason: str,
+    abort_beside: Callable[[set[int]], None],
+) -> bool:
     """Abort `streams`, all of one device; return whether NCCL returned in time.
 
     Arrays and events of ops in flight are kept until their kernels have ended. `reason`
-    is that of the abort.
+    is that of the abort. ``abort_beside(devices)`` aborts the other groups that have
+    work in flight on the devices of kernels that ncclCommRevoke did not end: an abort
+    may block behind the kernels of those groups.
     """
     # An op that has ended by now went well; its caller may know from its stream. The
     # progress thread looks: here, a call of CUDA could block before the abort, or break
     # the capture of a CUDA graph.
     if any(stream.busy for stream in streams) and not progress.stuck_for():
         progress.poll(LOOK_WAIT)
+    hanging = [stream for stream in streams if stream.in_nccl]
+    # NCCL itself ends what is in flight on the communicator that is being shrunk.
+    shrinking = {one for one in hanging if one.state is StreamState.SHRINKING}
     for stream in streams:
+        # Before the kernels end: an op that is ended has garbage in its arrays.
         stream.close_submission()
+    ended = _revoke([one for one in hanging if one not in shrinking])
+    abort_beside({one.comm.device for one in hanging if one not in ended})
 
     def free() -> None:
         # On the thread of the abort.
@@ -400,3 +421,22 @@ def abort_streams(streams: Sequence[NCCLStream], reason: str) -> bool:
             stream.free()
 
     return abort_together([stream.comm for stream in streams], reason, free)
+
+
+def _revoke(streams: Sequence[NCCLStream]) -> set[NCCLStream]:
+    """End the kernels of `streams` by ncclCommRevoke; return those that have ended."""
+    ended: set[NCCLStream] = set()
+
+    def revoke(stream: NCCLStream) -> None:
+        if stream.comm.revoke():
+            ended.add(stream)
+
+    deadline = time.monotonic() + MUTEX_WAIT + REVOKE_WAIT
+    threads = [
+        start_thread(f"rankscope-revoke-{one.comm.name}", partial(revoke, one))
+        for one in streams
+    ]
+    for thread in threads:
+        if thread is not None:
+            thread.join(max(0.0, deadline - time.monotonic()))
+    return set(ended)

@@ -13,6 +13,7 @@ from typing import Any
 from ..groups.key import GroupKey
 from ..rank_sets import name_ranks
 from ..work.op_type import OpType, spec_of
+from . import group_cycle
 from .records import Record as Entry
 from .records import sequence_number
 from .verdicts import Fault, RankView, Verdict
@@ -64,6 +65,7 @@ class _Case:
         self.group = group
         self.ranks = ranks
         self.views = {rank: views.get(rank, RankView(rank)) for rank in ranks}
+        self.everyone = {**views, **self.views}
         self.entries = {
             rank: [
                 entry
@@ -217,10 +219,17 @@ class _Case:
         }
         if not quiet:
             return []
+        # Ranks whose processes are not known share a clause.
+        alike: dict[tuple[str, str], list[int]] = {}
+        for rank, seconds in quiet.items():
+            view = self.views[rank]
+            what = f"not answered for {seconds:.1f} s: {view.silence or _UNEXPLAINED}"
+            alike.setdefault((what, view.process), []).append(rank)
         how = "; ".join(
-            f"{self._name(rank)} has not answered for {seconds:.1f} s: "
-            f"{self.views[rank].silence or _UNEXPLAINED}"
-            for rank, seconds in quiet.items()
+            f"{self._name(ranks[0])} has {what}"
+            if len(ranks) == 1
+            else f"{name_ranks(ranks)} have {what}"
+            for (what, _), ranks in alike.items()
         )
         text = _sentence(how, self._they_wait(quiet))
         certain = all(self.views[rank].silence for rank in quiet)
@@ -231,11 +240,15 @@ class _Case:
         checks: list[tuple[Fault, Callable[[Entry], Any]]] = [
             (Fault.OP_MISMATCH, lambda entry: entry["op"]),
             (Fault.ROOT_MISMATCH, lambda entry: entry["peer"]),
+            (Fault.REDUCE_OP_MISMATCH, lambda entry: entry.get("reduce_op")),
             (Fault.DTYPE_MISMATCH, _dtype),
             (Fault.SIZE_MISMATCH, _count),
         ]
         for fault, trait in checks:
             values = {rank: trait(entry) for rank, entry in self.there.items()}
+            if fault is Fault.REDUCE_OP_MISMATCH:
+                # Not every rank's record has it.
+                values = {rank: one for rank, one in values.items() if one is not None}
             if len(set(values.values())) > 1:
                 return [self._mismatch(fault, values)]
         return []
@@ -268,6 +281,8 @@ class _Case:
         """Return what differs in `entry`, if its op and line do not show it."""
         if fault is Fault.ROOT_MISMATCH:
             return f" with root {self._root(entry)}"
+        if fault is Fault.REDUCE_OP_MISMATCH:
+            return f" with reduce op {entry['reduce_op']}"
         if fault is Fault.DTYPE_MISMATCH:
             return f" of {_dtype(entry)}"
         if fault is Fault.SIZE_MISMATCH:
@@ -313,6 +328,10 @@ class _Case:
                     for rank in ranks
                 )
                 text = _sentence(how, self._they_wait())
+                cycles = (group_cycle.find_cycle(rank, self.everyone) for rank in ranks)
+                cycle = next(filter(None, cycles), None)
+                if cycle is not None:
+                    text = f"{text}; {group_cycle.describe(cycle)}"
                 verdicts.append(self._verdict(fault, ranks, text))
         return verdicts
 
@@ -379,7 +398,8 @@ def _where(entries: Iterable[Entry]) -> str:
     places: dict[str, None] = {}
     for entry in entries:
         text = f"{entry['frame']['source']} `{entry['op']}` #{sequence_number(entry)}"
-        places.setdefault(text)
+        # The line of an op of another library may not be known.
+        places.setdefault(text.lstrip())
     return " or ".join(places)
 
 

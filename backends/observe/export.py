@@ -55,7 +55,8 @@ def dump_flight_recorder(
 def local_dump(last: int | None = None) -> dict[str, Any]:
     """Return this rank's records, rank and groups as plain data (JSON-able).
 
-    `last` limits the records to the newest `last` ones.
+    The records of our own groups come first, then those of the groups that are watched.
+    `last` limits both to the newest `last` ones.
 
     The keys are the arguments of :func:`flight_recorder`: ``rank``, ``groups`` (id →
     ``name`` and global ``ranks``) and ``records`` (`Record.as_dict`, oldest first).
@@ -65,12 +66,19 @@ def local_dump(last: int | None = None) -> dict[str, Any]:
     records = recorder.records()
     if last is not None:
         records = records[max(0, len(records) - last) :]
+    watched = [one for source in world.sources for one in source.records()]
+    if last is not None:
+        watched = watched[max(0, len(watched) - last) :]
     groups = {
         record.status.group_id: (record.group, record.status.ranks)
         for record in records
     }
     groups.update({group.key.id: (group.name, group.ranks) for group in world.groups()})
-    rank = world.rank
+    groups.update(
+        {one.key.id: (one.name, one.key.ranks) for one in world.watched_groups()}
+    )
+    ranks = [world.rank, *(source.rank for source in world.sources)]
+    rank = next((one for one in ranks if one is not None), None)
     if rank is None and records:  # the groups have been destroyed
         rank = records[-1].status.rank
     if rank is None:
@@ -84,7 +92,7 @@ def local_dump(last: int | None = None) -> dict[str, Any]:
             group_id: {"name": name, "ranks": list(ranks)}
             for group_id, (name, ranks) in groups.items()
         },
-        "records": [record.as_dict() for record in records],
+        "records": [*(record.as_dict() for record in records), *watched],
     }
 
 

@@ -39,15 +39,15 @@ from typing import Any
 from ..groups.world import DEFAULT
 from ..work.op_type import spec_of
 
-__all__ = ["flight_recorder"]
+__all__ = ["DTYPES", "flight_recorder"]
 
 VERSION = "2.10"
 
 # Library names that the analyser accepts and that are names of our backends.
 _LIBRARIES = ("gloo", "nccl")
 
-# c10::toString of the dtypes whose numpy name differs.
-_DTYPES = {
+#: c10::toString of the dtypes whose numpy name differs.
+DTYPES = {
     "bool": "Bool",
     "uint8": "Byte",
     "int8": "Char",
@@ -230,7 +230,7 @@ def _arrays(run: Sequence[Record], coalesced: bool) -> tuple[Arrays, Arrays, str
 
 def _inputs_outputs(record: Record) -> tuple[Arrays, Arrays]:
     arrays = [
-        (list(shape), _DTYPES.get(dtype, dtype))
+        (list(shape), DTYPES.get(dtype, dtype))
         for shape, dtype in zip(record["sizes"], record["dtypes"], strict=True)
     ]
     spec = spec_of(record["op"])

@@ -6,14 +6,14 @@ The board and the cluster use these classes without the algorithm in `diagnosis`
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..groups.key import GroupKey
 from .records import Record as Entry
 
-__all__ = ["ConfirmTwice", "Fault", "RankView", "Verdict"]
+__all__ = ["ConfirmTwice", "Fault", "RankView", "Verdict", "in_one"]
 
 
 class Fault(enum.Enum):
@@ -24,6 +24,7 @@ class Fault(enum.Enum):
     OP_MISMATCH = "op mismatch"
     ORDER_MISMATCH = "order mismatch"
     ROOT_MISMATCH = "root mismatch"
+    REDUCE_OP_MISMATCH = "reduce op mismatch"
     DTYPE_MISMATCH = "dtype mismatch"
     SIZE_MISMATCH = "size mismatch"
     RANK_BUSY_ELSEWHERE = "rank busy elsewhere"
@@ -54,6 +55,8 @@ class RankView:
     #: The exception that ended the rank's last cell, if any:
     #: ``left cell 7 with ValueError at line 4``.
     last_cell_exit: str = ""
+    #: The global ranks of the rank's groups, by the id of the group.
+    groups: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,19 @@ class Verdict:
 
     def __str__(self) -> str:
         return f"{self.text}. {self.report}" if self.report else self.text
+
+
+def in_one(verdicts: Iterable[Verdict]) -> tuple[str, tuple[int, ...]]:
+    """Return the text of all `verdicts`, ``""`` if there is none, and the culprits."""
+    found = list(verdicts)
+    culprits = {
+        rank
+        for one in found
+        # There all ranks wait, and none is known to be the cause.
+        if one.fault is not Fault.EXECUTION_HANG
+        for rank in one.culprits
+    }
+    return "; ".join(dict.fromkeys(map(str, found))), tuple(sorted(culprits))
 
 
 class ConfirmTwice:

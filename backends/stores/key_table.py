@@ -1,12 +1,13 @@
-"""KeyTable: the keys of a TCP store and the requests that wait for them, no I/O."""
+"""KeyTable: the keys of a store and the requests that wait for them, no I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 
-from .base import MAX_DIGITS, UNKNOWN_END, sum_of
+from .base import MAX_DIGITS, UNKNOWN_END, Store, sum_of, to_bytes
 
-__all__ = ["KeyTable", "Reply", "Ticket"]
+__all__ = ["KeyTable", "Reply", "RequestStore", "Ticket"]
 
 #: A request: the routing id of its client and the number that the client gave it.
 Ticket = tuple[bytes, bytes]
@@ -119,3 +120,58 @@ class KeyTable:
             if not waiting:
                 del self._wanted[key]
         self._answer(ticket, b"missing", [key for key in keys if key in missing])
+
+
+class RequestStore(Store):
+    """A store whose methods are requests to a `KeyTable`, here or in another process.
+
+    A subclass brings the requests there, and the answers back.
+    """
+
+    def _call(self, op: bytes, *args: bytes) -> Sequence[bytes]:
+        """Return the answer to a request that does not wait for a key."""
+        raise NotImplementedError
+
+    def _await(
+        self, keys: Sequence[str], timeout: float | timedelta | None
+    ) -> Sequence[bytes]:
+        """Return the values of `keys` once all of them are set."""
+        raise NotImplementedError
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Set `key`, replacing what was there."""
+        self._call(b"set", key.encode(), to_bytes(value))
+
+    def get(self, key: str, timeout: float | timedelta | None = None) -> bytes:
+        """Return the value of `key`, waiting for it to be set."""
+        return self._await([key], timeout)[0]
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to the integer at `key` (absent: 0), atomically; return the sum."""
+        return int(self._call(b"add", key.encode(), b"%d" % amount)[0])
+
+    def compare_set(
+        self, key: str, expected: bytes | str, desired: bytes | str
+    ) -> bytes:
+        """Set `key` to `desired` if it is `expected`; return what it holds."""
+        frames = key.encode(), to_bytes(expected), to_bytes(desired)
+        return self._call(b"swap", *frames)[0]
+
+    def wait(
+        self, keys: Sequence[str], timeout: float | timedelta | None = None
+    ) -> None:
+        """Block until all of `keys` are set."""
+        if keys:
+            self._await(keys, timeout)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Return whether all of `keys` are set, without waiting."""
+        return self._call(b"check", *(key.encode() for key in keys))[0] == b"1"
+
+    def delete_key(self, key: str) -> bool:
+        """Remove `key`; return whether it was set."""
+        return self._call(b"delete", key.encode())[0] == b"1"
+
+    def num_keys(self) -> int:
+        """Return how many keys are set."""
+        return int(self._call(b"count")[0])

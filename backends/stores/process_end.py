@@ -14,7 +14,7 @@ import select
 import signal
 import struct
 
-__all__ = ["ProcessEnd", "describe_exit_code", "own_process", "process_end"]
+__all__ = ["ProcessEnd", "describe_exit_code", "host_id", "own_process", "process_end"]
 
 # The field exit_code of /proc/PID/stat, counted from the one behind the name.
 _EXIT_CODE = 49
@@ -86,15 +86,23 @@ def describe_exit_code(code: int) -> str:
         return f"killed by signal {-code}"
 
 
+def host_id(namespace: str) -> str:
+    """Return an id of this host and of this process' namespace, ``net`` or ``pid``.
+
+    Containers on one host share its boot id, but not their namespaces. Raises `OSError`
+    where the system is not Linux.
+    """
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        boot = file.read().strip()
+    return f"{boot}/{os.stat(f'/proc/self/ns/{namespace}').st_ino}"
+
+
 def own_process() -> bytes:
     """Return what names this process to others: host, pid namespace and pid."""
     try:
-        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
-            boot = file.read().strip()
-        namespace = os.stat("/proc/self/ns/pid").st_ino
+        return f"{host_id('pid')}/{os.getpid()}".encode()
     except OSError:
         return b""  # no Linux
-    return b"%s/%d/%d" % (boot, namespace, os.getpid())
 
 
 def process_end(other: bytes) -> ProcessEnd | None:

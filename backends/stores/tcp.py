@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from ..errors import DistStoreError
-from .base import Store, missing_keys_error, to_bytes, to_seconds
+from .base import missing_keys_error, to_bytes, to_seconds
+from .key_table import RequestStore
 from .process_end import own_process
 from .tcp_client import TCPStoreClient
 from .tcp_keys import curve_keys, shared_key
@@ -19,7 +20,7 @@ __all__ = ["TCPStore"]
 _GRACE = 5.0
 
 
-class TCPStore(Store):
+class TCPStore(RequestStore):
     """A store served over TCP by the process that has ``is_master=True``.
 
     `host_name` is the name or address of the master, which listens on that
@@ -74,44 +75,6 @@ class TCPStore(Store):
         # Threads refer to client and server, never to the store, so that a store
         # without close() is collected; it is closed here, at the latest at exit.
         self._finalizer = weakref.finalize(self, _close, self._client, self._server)
-
-    def set(self, key: str, value: bytes | str) -> None:
-        """Set `key`, replacing what was there."""
-        self._call(b"set", key.encode(), to_bytes(value))
-
-    def get(self, key: str, timeout: float | timedelta | None = None) -> bytes:
-        """Return the value of `key`, waiting for it to be set."""
-        return self._await([key], timeout)[0]
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to the integer at `key` (absent: 0), atomically; return the sum."""
-        return int(self._call(b"add", key.encode(), b"%d" % amount)[0])
-
-    def compare_set(
-        self, key: str, expected: bytes | str, desired: bytes | str
-    ) -> bytes:
-        """Set `key` to `desired` if it is `expected`; return what it holds."""
-        frames = key.encode(), to_bytes(expected), to_bytes(desired)
-        return self._call(b"swap", *frames)[0]
-
-    def wait(
-        self, keys: Sequence[str], timeout: float | timedelta | None = None
-    ) -> None:
-        """Block until all of `keys` are set."""
-        if keys:
-            self._await(keys, timeout)
-
-    def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all of `keys` are set, without waiting."""
-        return self._call(b"check", *(key.encode() for key in keys))[0] == b"1"
-
-    def delete_key(self, key: str) -> bool:
-        """Remove `key`; return whether it was set."""
-        return self._call(b"delete", key.encode())[0] == b"1"
-
-    def num_keys(self) -> int:
-        """Return how many keys are set."""
-        return int(self._call(b"count")[0])
 
     def watch(self, key: str, callback: Callable[[bytes], None]) -> Callable[[], None]:
         """Call ``callback(value)`` once, when `key` is set; return a cancel function.

@@ -15,6 +15,7 @@ from typing import Any
 
 from .bandwidth import payload
 from .op_type import OpType
+from .reduce_op import ReduceOp
 from .state import WorkState
 from .work import Work
 
@@ -59,7 +60,8 @@ class Record:
     are those of the inputs and the outputs, in this order. `peer` is the root
     of a rooted collective or the other side of a send or recv, as a rank in
     the group, else ``None``; of a recv from any rank, the sender, once it is
-    known. `backend` is the name of the backend that runs the op, if one does.
+    known. `backend` is the name of the backend that runs the op, if one does;
+    `reduce_op` the reduction, of an op that has one.
     """
 
     __slots__ = (
@@ -76,6 +78,7 @@ class Record:
         "p2p_seq_id",
         "peer",
         "record_id",
+        "reduce_op",
         "sizes",
         "started_ns",
         "state",
@@ -91,6 +94,7 @@ class Record:
         peer: int | None,
         timeout: float,
         backend: str = "",
+        reduce_op: ReduceOp | None = None,
     ) -> None:
         self.status = status
         self.generation = status.generation
@@ -99,6 +103,7 @@ class Record:
         self.sizes = [array.shape for array in arrays]
         self.dtypes = [array.dtype for array in arrays]
         self.peer = peer
+        self.reduce_op = reduce_op
         self.timeout = timeout
         self.backend = backend
         self.frame = user_frame()
@@ -194,6 +199,7 @@ class Record:
             "sizes": [list(size) for size in self.sizes],
             "dtypes": [dtype.name for dtype in self.dtypes],
             "peer": self.peer,
+            "reduce_op": self.reduce_op and self.reduce_op.name.lower(),
             "timeout": self.timeout,
             "time_created_ns": self.created_ns,
             "time_started_ns": self.started_ns,

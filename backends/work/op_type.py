@@ -11,10 +11,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 __all__ = ["Argument", "OpSpec", "OpType", "spec_of"]
 
 Counts = Sequence[int]
+A = TypeVar("A")
 
 
 class Argument(enum.Enum):
@@ -123,6 +125,25 @@ class OpSpec:
         if _READ_LIST in arguments:
             return arrays - (arrays // 2 if _WRITTEN_LIST in arguments else 1)
         return arrays
+
+    def read_of(self, arrays: Sequence[A]) -> Sequence[A]:
+        """Return those of `arrays`, in the order of `arguments`, that the op reads.
+
+        `arrays` may be those of several calls at once, argument by argument. What only
+        the root reads or has is taken as the caller gives it.
+        """
+        if not self.arguments or self.arguments == (_WRITTEN,):
+            return ()
+        if len(self.arguments) == 1:
+            return arrays
+        first, second = self.arguments
+        if first in (_READ, _WRITTEN) and second in (_READ_LIST, _WRITTEN_LIST):
+            place = 1
+        elif first in (_READ_LIST, _WRITTEN_LIST) and second in (_READ, _WRITTEN):
+            place = len(arrays) - 1
+        else:
+            place = len(arrays) // 2
+        return arrays[:place] if first in (_READ, _READ_LIST) else arrays[place:]
 
 
 class OpType(enum.Enum):

@@ -30,8 +30,11 @@ from rankscope import __version__
 from rankscope.backends import TCPStore, init_process_group
 from rankscope.backends.devices.cuda_device import assign_device
 from rankscope.backends.groups.exit_status import fail_on_async_error
+from rankscope.backends.groups.inquiry import Place, locate_with
 from rankscope.backends.groups.world import world
 from rankscope.backends.observe.export import local_dump
+from rankscope.backends.torch_watch.errors import explain
+from rankscope.backends.torch_watch.watch import watch
 from rankscope.backends.work.async_errors import take_async_error
 from rankscope.backends.work.flight_recorder import recorder
 
@@ -42,11 +45,11 @@ from ..wire.ipykernel_private import allow_top_level_await
 from ..wire.status_codec import pack
 from . import availability
 from .cell_source import CellSource
-from .gpus import Gpu, choose_device, load_cupy, must_share
+from .gpus import Gpu, choose_device, load_cupy, may_share
 from .nccl_report import NcclReports
 from .publisher import StatusPublisher
 
-__all__ = ["Agent", "install"]
+__all__ = ["Agent", "install", "installed"]
 
 #: Seconds that connecting to the ranks' store may take.
 STORE_TIMEOUT = 10.0
@@ -69,6 +72,12 @@ def install(version: str) -> str:
 
         _agent = Agent(IPKernelApp.instance().kernel)
     return json.dumps(_agent.hello())
+
+
+def installed() -> Agent:
+    """Return the agent of this engine."""
+    assert _agent is not None
+    return _agent
 
 
 class Agent:
@@ -114,6 +123,9 @@ class Agent:
                 requests.Interrupt.served_by(lambda _: self._interrupt()),
                 requests.IsStoreLost.served_by(lambda _: self._is_store_lost()),
                 requests.JoinStore.served_by(self._join_store),
+                requests.NoteCauses.served_by(
+                    lambda wanted: world.note_causes(wanted.found)
+                ),
                 requests.Rebuild.served_by(self._rebuild),
                 requests.SetEnvironment.served_by(
                     lambda wanted: os.environ.update(wanted.env)
@@ -126,12 +138,18 @@ class Agent:
         )
         allow_top_level_await(kernel)
         kernel.control_handlers[message_types.REQUEST] = self._serve
+        private.serve_signals(kernel)
         self.shell.input_transformers_cleanup.append(self._number_cell)
         self.shell.events.register("pre_run_cell", self._before_cell)
         self.shell.events.register("post_run_cell", self._after_cell)
         # In an engine the cells report asynchronous errors, not the exit status.
         atexit.unregister(fail_on_async_error)
+        # Torch is watched once a cell, or `torch_ranks`, imports it.
+        self._torch = watch()
+        self._show_traceback = self.shell.showtraceback
+        self.shell.showtraceback = self._show_explained
         recorder.set_source_namer(self._source.describe)
+        locate_with(self._place)
         world.on_change(self._publisher.note_change)
 
     # -- requests, on the control thread -----------------------------------
@@ -181,6 +199,7 @@ class Agent:
 
         names: dict[str, Any] = {
             "dist": rankscope,
+            "rankscope": rankscope,
             "np": np,
             "rank": wanted.assignment["rank"],
             "world_size": wanted.assignment["world_size"],
@@ -190,16 +209,19 @@ class Agent:
         index = choose_device(os.environ, count)
         if cupy is not None and index is not None:
             names["cp"] = cupy
-            self._gpu = Gpu(cupy, index)
-            assign_device(index)
-            # `_before_cell` makes it the main thread's current device.
-            self._new_gpu = self._gpu
+            self.use_gpu(Gpu.of_cupy(cupy, index))
         # Hidden, as IPython's own names are: %who lists the user's names only.
         self.shell.push(names, interactive=False)
         return {
             "gpu": "" if self._gpu is None else self._gpu.describe(),
-            "must_share": must_share(os.environ, count),
+            "uuid": "" if self._gpu is None else self._gpu.uuid,
+            "may_share": may_share(os.environ),
         }
+
+    def use_gpu(self, gpu: Gpu) -> None:
+        """Make `gpu` the rank's GPU, and its current device in the next cell."""
+        self._gpu = self._new_gpu = gpu
+        assign_device(gpu.index)
 
     def _host_store(self, wanted: requests.HostStore) -> requests.StoreAddress:
         """Open the store of all ranks here; return how to reach it."""
@@ -235,6 +257,10 @@ class Agent:
         if self._store is not None:
             self._store.close()
         self._store = store
+        if self._assignment is not None and self._assignment["torch"] is not None:
+            # No group of ours is made: a cell may make it.
+            assigned = self._assignment
+            world.offered = store, assigned["rank"], assigned["world_size"]
 
     def _init_group(self, wanted: requests.InitGroup) -> list[requests.Refusal]:
         """Make the default group; its backends are built at their first use.
@@ -277,6 +303,13 @@ class Agent:
         """Return the main thread's stack from the cell's frame on."""
         assert self._main.ident is not None
         return self._source.stack(self._main.ident, self._cell_began is not None)
+
+    def _place(self) -> Place:
+        """Return where the main thread is, for a rank that asks why its op waits."""
+        assert self._main.ident is not None
+        if self._cell_began is None:
+            return Place("", self._last_cell_exit)
+        return Place(self._source.innermost(self._main.ident))
 
     # -- cells, on the main thread -----------------------------------------
 
@@ -324,6 +357,9 @@ class Agent:
                 # The cell ran to its end on invalid results of an aborted op.
                 result.error_in_exec = late
                 self.shell.showtraceback((type(late), late, late.__traceback__))
+            if result.error_in_exec is not None:
+                # What the reply says: the traceback shows it already.
+                result.error_in_exec = explain(result.error_in_exec)
             error = result.error_before_exec or result.error_in_exec
         line = None if error is None else self._source.line_of(error)
         if error is not None:
@@ -336,7 +372,16 @@ class Agent:
         if private.request_metadata(self.kernel).get("rankscope") is not None:
             self._last_cell_exit = _describe_cell_exit(self._cell, error, line)
         self._cell = self._cell_began = None
+        # The last op of the cell may be younger than the last reading of torch.
+        self._torch.read()
         self._publisher.note_change()
+
+    def _show_explained(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
+        """Show the traceback of a cell; of torch's error, that it was aborted."""
+        error = (exc_tuple or sys.exc_info())[1]
+        if error is not None and (shown := explain(error)) is not error:
+            exc_tuple = (type(shown), shown, shown.__traceback__)
+        self._show_traceback(exc_tuple, *args, **kwargs)
 
     def _on_sigint(self, signum: int, frame: FrameType | None) -> None:
         # A notebook interrupts again what has not ended. While IPython shows where the

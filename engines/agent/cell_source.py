@@ -60,6 +60,14 @@ class CellSource:
         ]
         return lines[-1] if lines else None
 
+    def innermost(self, thread: int) -> str:
+        """Return the innermost line of a cell in the stack of a thread, or ``""``."""
+        frame = sys._current_frames().get(thread)
+        for one, line in traceback.walk_stack(frame) if frame is not None else ():
+            if self.is_cell(one.f_code.co_filename):
+                return self.describe(one.f_code.co_filename, line)
+        return ""
+
     def stack(self, thread: int, cell_runs: bool) -> str:
         """Return the stack of a thread, from the cell's frame on.
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
 from rankscope.backends import unavailable_reason
+from rankscope.backends.devices.cuda_context import gpu_uuid
 from rankscope.backends.devices.cuda_install import DRIVER_FILES
 from rankscope.backends.devices.gpu_memory import GpuMemory
 from rankscope.backends.interface.registry import builtin_devices
@@ -25,7 +26,7 @@ __all__ = [
     "choose_device",
     "has_driver",
     "load_cupy",
-    "must_share",
+    "may_share",
 ]
 
 #: One of these files exists where a GPU driver is loaded: NVIDIA's or AMD's.
@@ -56,11 +57,9 @@ def choose_device(env: Mapping[str, str], count: int) -> int | None:
     return devices[int(env["LOCAL_RANK"]) % len(devices)]
 
 
-def must_share(env: Mapping[str, str], count: int) -> bool:
-    """Return whether ranks of this host must share GPUs without being allowed to."""
-    devices = len(_wanted(env)) or count
-    allowed = env.get(SHARE_GPU, "").strip().lower() not in _NO
-    return 0 < devices < int(env["LOCAL_WORLD_SIZE"]) and not allowed
+def may_share(env: Mapping[str, str]) -> bool:
+    """Return whether the rank that `env` describes may share its GPU."""
+    return env.get(SHARE_GPU, "").strip().lower() not in _NO
 
 
 def _wanted(env: Mapping[str, str]) -> tuple[int, ...]:
@@ -104,16 +103,30 @@ def load_cupy() -> Any | None:
 class Gpu:
     """The GPU of this rank."""
 
-    def __init__(self, cupy: Any, index: int) -> None:
-        self._cupy, self.index = cupy, index
-        properties = cupy.cuda.runtime.getDeviceProperties(index)
-        self.name = properties["name"].decode()
+    def __init__(
+        self, index: int, name: str, use: Callable[[], object], uuid: str = ""
+    ) -> None:
+        self.index, self.name = index, name
+        #: Makes the GPU the calling thread's current device.
+        self.use = use
+        #: Empty where it is not known.
+        self.uuid = gpu_uuid(index) or uuid
         self._memory = GpuMemory(index)
         self._text, self._queried_at = "", -QUERY_PERIOD
 
-    def use(self) -> None:
-        """Make the GPU the calling thread's current device."""
-        self._cupy.cuda.Device(self.index).use()
+    @classmethod
+    def of_cupy(cls, cupy: Any, index: int) -> Gpu:
+        """Return the GPU `index` as cupy has it."""
+        name = cupy.cuda.runtime.getDeviceProperties(index)["name"].decode()
+        return cls(index, name, cupy.cuda.Device(index).use)
+
+    @classmethod
+    def of_torch(cls, torch: Any, index: int) -> Gpu:
+        """Return the GPU `index` as torch has it."""
+        properties = torch.cuda.get_device_properties(index)
+        # torch 2.5 and later tell the UUID without cuda-bindings.
+        uuid = str(getattr(properties, "uuid", ""))
+        return cls(index, properties.name, lambda: torch.cuda.set_device(index), uuid)
 
     def describe(self) -> str:
         """``GPU 0 · NVIDIA H200 · 1.2 of 139.8 GiB``, for the board.

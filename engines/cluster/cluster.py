@@ -6,9 +6,11 @@ import atexit
 import concurrent.futures
 import contextlib
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -21,7 +23,8 @@ from rankscope.backends.rank_sets import name_ranks
 from ..errors import ClusterError, ClusterStartError
 from ..wire import ipyparallel_private as private
 from ..wire.gpu_environment import parse_devices
-from . import launch, recovery
+from ..wire.torch_environment import TorchOptions
+from . import launch, recovery, torch_start
 from .gpus import Gpus
 from .launched import Launched
 from .rank_slots import check_ranks
@@ -33,7 +36,7 @@ Progress = Callable[[str], None]
 C = TypeVar("C")
 
 #: Launchers whose engines run with the libraries of this process.
-_IN_THIS_ENVIRONMENT = ("local", "mpi")
+_IN_THIS_ENVIRONMENT = ("local", launch.SPAWN, "mpi")
 
 #: Seconds that the ranks get to report their last status before they are ended.
 LAST_STATUS_WAIT = 0.3
@@ -63,6 +66,7 @@ class Cluster(Ranks):
         engines: str | None = None,
         backend: str | None = None,
         timeout: float | None = None,
+        torch: bool | str = False,
         keep: bool = False,
         profile: str | None = None,
         cluster_id: str | None = None,
@@ -80,10 +84,18 @@ class Cluster(Ranks):
         engines
             A launcher of ipyparallel: ``local``, ``mpi``, ``ssh``, ``slurm``, ...;
             ``None``: the launcher that `backend` needs (``mpi`` for MPI), else
-            ``local``.
+            ``local``. The ranks of ``local`` are forked from one process that has
+            imported what they need; ``spawn`` starts each from scratch instead.
         backend, timeout
             Config and timeout in seconds of the default group, as in
             ``init_process_group``.
+        torch
+            Whether cells begin with ``torch.distributed``: ``torch``, ``dist`` and
+            ``device`` are there, the environment is that of torchrun, and the default
+            group is torch's, with `timeout`. A text names its backends, as in
+            ``"gloo"`` or ``"cpu:gloo,cuda:nccl"``, the default where every rank has a
+            GPU. Then there is no group of Rankscope until a cell calls
+            ``rankscope.init_process_group()``, and `backend` is not given.
         keep
             Whether the cluster runs on when this process ends; `attach` finds it.
         profile, cluster_id
@@ -102,15 +114,16 @@ class Cluster(Ranks):
         Raises
         ------
         ValueError
-            For an invalid `backend` or `devices`.
+            For an invalid `backend`, `torch` or `devices`.
         ClusterStartError
-            If the library of every named backend is missing; and, with the last lines
-            of the logs, if the cluster is not ready in time or a process of it ended.
-            Nothing is left running then.
+            If the library of every named backend is missing, or torch; and, with the
+            last lines of the logs, if the cluster is not ready in time or a process of
+            it ended. Nothing is left running then.
         """
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             raise ClusterError(f"n={n!r}: the number of ranks, a whole number from 1")
         # Refused here, not seconds later on every engine.
+        options = _torch_options(torch, backend)
         config = BackendConfig(backend)
         try:
             gpus = Gpus(parse_devices(devices), share_gpu)
@@ -119,7 +132,10 @@ class Cluster(Ranks):
         if engines is None:
             engines = next(iter(launch.launchers_of(config)), "local")
         if engines in _IN_THIS_ENVIRONMENT:
-            _check_usable(n, backend)
+            if options is None:
+                _check_usable(n, backend)
+            else:
+                _check_torch()
         private.check()
         report = progress or _silent
         deadline = time.monotonic() + start_timeout
@@ -140,9 +156,10 @@ class Cluster(Ranks):
             connected = True
             self._watch_launched()
             self._registry.gpus = gpus
-            report("making the default group")
+            if options is not None:
+                self._registry.torch = options.of_run(self.cluster_id)
             self._store_host = recovery.assign_all(
-                self._registry, sorted(client.ids), backend, timeout, deadline
+                self._registry, sorted(client.ids), backend, timeout, deadline, report
             )
             self._registry.start_status()
             launched.update_orphan_reaper()
@@ -183,6 +200,7 @@ class Cluster(Ranks):
         connection_file: str | None = None,
         backend: str | None = None,
         timeout: float | None = None,
+        torch: bool | str = False,
         attach_timeout: float = 30,
         progress: Progress | None = None,
     ) -> Cluster:
@@ -198,8 +216,8 @@ class Cluster(Ranks):
             Where the cluster is: its `connection_file`, or its id in an IPython
             profile. Without both, the cluster of ``ipcluster start``, or the only one
             in the profile.
-        backend, timeout
-            Config and timeout in seconds of the default group, if it is made.
+        backend, timeout, torch
+            Of the default group, as for `start`, if it is made.
         attach_timeout
             Seconds that the engines get to answer.
         progress
@@ -211,6 +229,7 @@ class Cluster(Ranks):
             If the cluster does not run or has no engines, or if engines do not answer
             in time.
         """
+        options = _torch_options(torch, backend)
         private.check()
         report = progress or _silent
         report("looking for the cluster")
@@ -230,8 +249,14 @@ class Cluster(Ranks):
             if found.launched is not None:
                 self._watch_launched()
             report(f"requesting the ranks of {len(found.client.ids)} engines")
+            if options is not None:
+                self._registry.torch = options.of_run(self.cluster_id)
             self._store_host = recovery.find_or_assign(
-                self._registry, backend, timeout, time.monotonic() + attach_timeout
+                self._registry,
+                backend,
+                timeout,
+                time.monotonic() + attach_timeout,
+                report,
             )
             self._registry.start_status()
         except BaseException:
@@ -242,7 +267,9 @@ class Cluster(Ranks):
 
     def _watch_launched(self) -> None:
         assert self._launched is not None
-        self._registry.expect_exit_codes(self._launched.has_engine)
+        self._registry.use_launchers(
+            self._launched.has_engine, self._launched.signal_engine
+        )
         self._launched.watch(
             self._registry.on_engine_exit, self._registry.on_controller_exit
         )
@@ -322,10 +349,15 @@ class Cluster(Ranks):
                     why,
                     self.backend,
                     self.timeout,
+                    report,
                 )
             except BaseException:
                 held = self.engine_ids.values()
-                self._registry.kill(one for one in numbers if one not in held)
+                without_rank = [one for one in numbers if one not in held]
+                if launched.kill_engines(but=self.pids.values()):
+                    self._registry.unregister(without_rank)
+                else:
+                    self._registry.kill(without_rank)
                 raise
             finally:
                 launched.update_orphan_reaper()
@@ -401,6 +433,26 @@ def _check_usable(n: int, backend: str | None) -> None:
     named = "no backend for numpy arrays" if not backend else f"--backend {backend}"
     how = f"%dist_init -n {n} --backend cpu:mpi (Cluster.start({n}, backend='cpu:mpi'))"
     raise ClusterStartError(f"{named}: {unusable}{mpi_instead(backend, how)}")
+
+
+def _torch_options(torch: bool | str, backend: str | None) -> TorchOptions | None:
+    options = TorchOptions.parse(torch)
+    if options is not None and backend:
+        raise ValueError(
+            f"backend={backend!r} is for Rankscope's default group, which is not made "
+            "on ranks of torch: name the backend of torch's group, as in "
+            f"--torch {backend} (torch={backend!r})"
+        )
+    return options
+
+
+def _check_torch() -> None:
+    """Raise `ClusterStartError` where the ranks would find no torch."""
+    if find_spec("torch") is None:
+        raise ClusterStartError(
+            f"torch is not installed in {sys.executable}, which the ranks run on: "
+            f"{torch_start.INSTALL}"
+        )
 
 
 def _silent(text: str) -> None:

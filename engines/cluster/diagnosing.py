@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.diagnosis import diagnose
-from rankscope.backends.observe.verdicts import ConfirmTwice, RankView, Verdict
+from rankscope.backends.observe.verdicts import ConfirmTwice, RankView, Verdict, in_one
 
 from ..errors import ClusterError
 from ..status import ClusterStatus, RankStatus
@@ -21,7 +21,15 @@ from .flight_records import FlightRecords
 from .nccl_account import account_of_group
 from .rank_slots import SILENCE
 
-__all__ = ["STALL", "StallWatch", "diagnose_confirmed", "diagnose_once"]
+__all__ = [
+    "STALL",
+    "StallWatch",
+    "as_reason",
+    "causes_by_group",
+    "diagnose_confirmed",
+    "diagnose_once",
+    "explain",
+]
 
 #: Seconds in flight after which an op counts as stalled.
 STALL = 5.0
@@ -71,6 +79,9 @@ class Diagnosable(Protocol):
     def nccl_report(self, rank: int) -> NcclReport | None:
         """Return NCCL's own report about the job, or that it is pending."""
 
+    def tell_ranks(self, verdicts: Sequence[Verdict]) -> None:
+        """Have the errors of ops that time out say what `verdicts` found."""
+
 
 def diagnose_once(
     cluster: Diagnosable,
@@ -93,6 +104,7 @@ def diagnose_once(
     responding = [one.rank for one in status.ranks if one.alive and not _silent(one)]
     causes = {
         one.rank: silence.cause_of(before.get(one.rank), after.get(one.rank))
+        or silence.cause_elsewhere(one, status.ranks, responding)
         for one in status.ranks
         if one.alive and _silent(one)
     }
@@ -138,6 +150,33 @@ def diagnose_confirmed(
     return second.confirm(diagnose_once(cluster, stall, report_wait=REPORT_WAIT))
 
 
+def explain(
+    cluster: Diagnosable, groups: Collection[GroupKey] | None = None
+) -> list[Verdict]:
+    """Return why ops of `groups` (``None``: all) hang, for the error that ends them.
+
+    One diagnosis has to do: the ops are about to be aborted.
+    """
+    found = diagnose_once(cluster, REQUESTED_STALL)
+    return [one for one in found if groups is None or one.group in groups]
+
+
+def as_reason(reason: str, verdicts: Iterable[Verdict]) -> tuple[str, tuple[int, ...]]:
+    """Return `reason` with what `verdicts` say, and the ranks at fault."""
+    found, culprits = in_one(verdicts)
+    return f"{reason}; diagnosis: {found}" if found else reason, culprits
+
+
+def causes_by_group(
+    verdicts: Iterable[Verdict],
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the text and the ranks at fault of `verdicts`, by the id of the group."""
+    groups: dict[str, list[Verdict]] = {}
+    for one in verdicts:
+        groups.setdefault(one.group.id, []).append(one)
+    return {group: in_one(found) for group, found in groups.items()}
+
+
 def _view(
     one: RankStatus,
     records: FlightRecords,
@@ -155,10 +194,15 @@ def _view(
         now_ns=time.time_ns() + records.offsets_ns.get(one.rank, 0),
         death=None if one.alive else one.reason or f"rank {one.rank} is dead",
         silent_for=one.heartbeat_age if one.alive and _silent(one) else None,
-        silence=silence.describe(cause, one.rank, one.pid),
+        silence=silence.describe(cause, one.rank, one.pid, one.host),
         process=f"engine {one.engine_id}, pid {one.pid} on {one.host}",
         location=location,
         last_cell_exit=str(one.summary.get("last_cell_exit", "")),
+        groups=(
+            {group: info["ranks"] for group, info in dump["groups"].items()}
+            if dump
+            else {}
+        ),
     )
 
 
@@ -179,12 +223,12 @@ def _is_decided(one: RankStatus, cause: silence.Cause | None, patience: float) -
 def _is_suspicious(status: ClusterStatus, stall: float) -> bool:
     """Return whether a rank is dead or late, or has an op in flight for `stall` s."""
     for rank in status.ranks:
-        if rank.state in ("dead", "unreachable") or (rank.heartbeat_age or 0.0) > LATE:
+        age = rank.heartbeat_age or 0.0
+        if rank.state in ("dead", "unreachable") or age > LATE:
             return True
         for group in rank.groups:
-            # As of the rank's last summary: the age grows while the rank waits.
+            # As of the rank's last summary: the op goes on while the rank is silent.
             oldest = group.oldest
-            age = (rank.heartbeat_age or 0.0) if oldest is not None else 0.0
             if oldest is not None and (oldest.elapsed or 0.0) + age > stall:
                 return True
     return False
@@ -209,8 +253,9 @@ class StallWatch:
     """A thread that diagnoses ops which have been in flight for long.
 
     ``on_change(verdicts)`` is called when the verdicts change, with ``[]`` at the end
-    of a hang. The thread reads the last known status; requests are sent to the ranks
-    only while an op is stalled, or a rank is dead or silent.
+    of a hang; the ranks are told, for the errors of ops that time out. The thread
+    reads the last known status; requests are sent to the ranks only while an op is
+    stalled, or a rank is dead or silent.
     """
 
     def __init__(
@@ -250,4 +295,8 @@ class StallWatch:
             verdicts = second.confirm(found)
             if _contents(verdicts) != _contents(reported):
                 reported = verdicts
+                try:
+                    self._cluster.tell_ranks(verdicts)
+                except ClusterError:
+                    return
                 self._on_change(verdicts)

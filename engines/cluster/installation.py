@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import concurrent.futures
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
@@ -21,6 +20,9 @@ from ..wire.requests import GetHello, Hello
 
 __all__ = ["install_agents"]
 
+#: Seconds between two looks for engines that ended.
+PERIOD = 0.2
+
 _INSTALL = (
     "__import__('rankscope.engines.agent.agent', fromlist=['install']).install({!r})"
 )
@@ -31,6 +33,7 @@ def install_agents(
     channel: ControlChannel,
     engine_ids: Iterable[int],
     timeout: float,
+    check: Callable[[], None],
     *,
     attach: bool = False,
 ) -> dict[int, Hello]:
@@ -44,6 +47,8 @@ def install_agents(
         The engines.
     timeout
         Seconds that all engines get together.
+    check
+        Raises if an engine ended: such an engine will not answer.
     attach
         Whether an engine may have the agent: such an engine is described by its agent
         at once, also while a cell blocks the engine.
@@ -57,9 +62,7 @@ def install_agents(
     uuids = private.engine_uuids(client)
     uuids = {number: uuids[number] for number in engine_ids}
     installing = {
-        number: private.send(
-            client, "shell", "execute_request", _install_request(), uuid
-        )
+        number: private.evaluate(client, uuid, _INSTALL.format(__version__))
         for number, uuid in uuids.items()
     }
     greeting = {
@@ -88,7 +91,10 @@ def install_agents(
                 "cell running there? Try again when it is done"
             )
         if waiting:
-            concurrent.futures.wait(waiting, left, concurrent.futures.FIRST_COMPLETED)
+            check()
+            concurrent.futures.wait(
+                waiting, min(left, PERIOD), concurrent.futures.FIRST_COMPLETED
+            )
     for number, future in greeting.items():
         if not future.done():
             private.discard_request(client, future.msg_id)  # type: ignore[attr-defined]
@@ -96,30 +102,17 @@ def install_agents(
     return hellos
 
 
-def _install_request() -> dict[str, Any]:
-    return {
-        "code": "",
-        "silent": True,
-        "store_history": False,
-        # An expression leaves nothing in the user's namespace.
-        "user_expressions": {"hello": _INSTALL.format(__version__)},
-        "allow_stdin": False,
-        "stop_on_error": False,
-    }
-
-
 def _hello(engine_id: int, reply: Any) -> Hello:
     """Return the description in the reply of an engine to the installation."""
     if isinstance(reply, Exception):
         raise ClusterError(f"engine {engine_id}: {reply}")
-    answer = private.user_expressions(reply)["hello"]
-    if answer["status"] != "ok":
+    try:
+        hello: Hello = json.loads(private.evaluated(reply))
+    except private.EvaluationError as error:
         raise ClusterError(
-            f"engine {engine_id} cannot use rankscope {__version__}: "
-            f"{answer['ename']}: {answer['evalue']}; install the same version in the "
-            "environment that the engines run in"
-        )
-    hello: Hello = json.loads(ast.literal_eval(answer["data"]["text/plain"]))
+            f"engine {engine_id} cannot use rankscope {__version__}: {error}; install "
+            "the same version in the environment that the engines run in"
+        ) from None
     _check_version(engine_id, hello)
     return hello
 

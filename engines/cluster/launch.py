@@ -16,6 +16,7 @@ from typing import Any
 
 import ipyparallel
 import psutil
+from ipyparallel.cluster.launcher import LocalEngineSetLauncher
 from traitlets import TraitError
 from traitlets.config import Config
 
@@ -25,6 +26,7 @@ from rankscope.backends.interface.registry import resolve
 
 from ..errors import ClusterError, ClusterStartError
 from ..wire import ipyparallel_private as private
+from .fork_launcher import ForkedEngineSetLauncher
 from .launched import Launched
 
 __all__ = [
@@ -42,6 +44,9 @@ _log = logging.getLogger("rankscope.engines.cluster.launch")
 _log.propagate = False
 _log.addHandler(logging.NullHandler())
 
+#: For ``engines=``: engines of this machine, each started from scratch as ipyparallel
+#: does. With ``local`` one process imports, and the engines are forked from it.
+SPAWN = "spawn"
 #: Milliseconds between two heartbeats of the hub, which registers a new engine only
 #: after a heartbeat: with the default of 3,000 a start takes seconds longer.
 HEARTBEAT = 250
@@ -62,7 +67,7 @@ _CONTROLLER_ARGS: dict[str, object] = {
 def launcher_names() -> list[str]:
     """Return the names that ``engines=`` takes here."""
     found = entry_points(group="ipyparallel.engine_launchers")
-    return sorted({one.name for one in found})
+    return sorted({SPAWN, *(one.name for one in found)})
 
 
 def launchers_of(config: BackendConfig) -> list[str]:
@@ -102,7 +107,7 @@ def prepare(
     # One engine at a time, 0.1 s apart, is the default.
     config.LocalEngineSetLauncher.delay = 0
     options: dict[str, Any] = {
-        "engines": engines,
+        "engines": "local" if engines == SPAWN else engines,
         "cluster_id": cluster_id or f"rankscope-{secrets.token_hex(6)}",
         "config": config,
         "log": _log,
@@ -132,15 +137,33 @@ def prepare(
         except BaseException:
             launched.close()
             raise
+    if engines == "local" and _can_fork(cluster):
+        cluster.engine_launcher_class = ForkedEngineSetLauncher
+        cluster.config.ForkedEngineSetLauncher.keep = not guarded
     if "engine_args" not in cluster.config.EngineLauncher:
         # On a busy machine 5 s, the default, are too few for the controller.
-        cluster.config.EngineLauncher.engine_args = ["--IPEngine.timeout=60"]
+        arguments = ["--IPEngine.timeout=60"]
+        local = (LocalEngineSetLauncher, ForkedEngineSetLauncher)
+        if guarded and cluster.engine_launcher_class in local:
+            # A nanny sends signals to its engine and reports its end to the hub. This
+            # process does both, as long as the cluster is there. A third of a second of
+            # CPU time and 25 MiB for each rank.
+            arguments.append("--IPEngine.enable_nanny=False")
+        cluster.config.EngineLauncher.engine_args = arguments
     given = " ".join(cluster.controller_args)
     cluster.controller_args = [
         *(f"--{k}={v}" for k, v in _CONTROLLER_ARGS.items() if k not in given),
         *cluster.controller_args,
     ]
     return launched
+
+
+def _can_fork(cluster: ipyparallel.Cluster) -> bool:
+    """Whether the profile leaves it to ipyparallel how a local engine is started."""
+    launcher = cluster.engine_launcher_class
+    return launcher is LocalEngineSetLauncher and not any(
+        "engine_cmd" in cluster.config[one.__name__] for one in launcher.mro()[:-1]
+    )
 
 
 def _runs(cluster_file: Path) -> bool:

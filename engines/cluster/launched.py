@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import re
 import signal
 import threading
@@ -15,10 +14,23 @@ from typing import Any, TypeVar
 
 import ipyparallel
 import psutil
+from ipyparallel.cluster.launcher import (
+    LocalEngineLauncher,
+    LocalEngineSetLauncher,
+    MPIEngineSetLauncher,
+)
 
 from ..errors import ClusterStartError
 from ..wire import ipyparallel_private as private
+from .fork_launcher import ForkedEngineSetLauncher
 from .orphan_reaper import OrphanReaper
+from .processes import (
+    lives,
+    send_signal,
+    wait_gone,
+    wait_stopped,
+    with_descendants,
+)
 
 __all__ = ["Launched"]
 
@@ -33,7 +45,7 @@ LOG_LINES = 20
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
-_LOCAL = ("LocalEngineSetLauncher", "MPIEngineSetLauncher")
+_LOCAL = (LocalEngineSetLauncher, ForkedEngineSetLauncher, MPIEngineSetLauncher)
 
 OnExit = Callable[[int, int | None], None]
 
@@ -57,6 +69,8 @@ class Launched:
         self.orphan_reaper: OrphanReaper | None = None
         self._on_exit: OnExit | None = None
         self._on_controller_exit: OnExit | None = None
+        # What `_on_exit` was called with, by identity: pids are given again.
+        self._reported: dict[int, dict[str, Any]] = {}
         self._seen: dict[int, psutil.Process] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
@@ -171,7 +185,8 @@ class Launched:
                         f"only {len(here)} of {n} engines came up in time"
                         f"{self.last_log_lines(started)}"
                     )
-                registered.wait(0.2)
+                if not registered.wait(0.2):
+                    private.update_engines(client, registered.set)
         finally:
             cancel()
 
@@ -223,6 +238,12 @@ class Launched:
         self.processes()
 
         def watch() -> None:
+            for engine_set in self.cluster.engines.values():
+                # The launcher of an engine that ended is gone.
+                ended = (engine_set.stop_data or {}).get("engines", {})
+                for stop_data in ended.values():
+                    if id(stop_data) not in self._reported:
+                        self._on_engine_stop(stop_data)
             for launcher in self._engine_launchers():
                 if self._on_engine_stop not in launcher.stop_callbacks:
                     launcher.on_stop(self._on_engine_stop)
@@ -234,6 +255,7 @@ class Launched:
 
     def _on_engine_stop(self, stop_data: dict[str, Any]) -> None:
         assert self._on_exit is not None
+        self._reported[id(stop_data)] = stop_data
         self._on_exit(stop_data["pid"], _exit_code(stop_data))
 
     def _on_controller_stop(self, stop_data: dict[str, Any]) -> None:
@@ -244,10 +266,25 @@ class Launched:
         """The launchers that run one engine each, on this machine."""
         return [
             launcher
-            for engine_set in self.cluster.engines.values()
-            for launcher in getattr(engine_set, "launchers", {}).values()
-            if type(launcher).__name__ == "LocalEngineLauncher"
+            for engine_set in list(self.cluster.engines.values())
+            # A copy: the loop's thread removes the launcher of an engine that ended.
+            for launcher in list(getattr(engine_set, "launchers", {}).values())
+            if isinstance(launcher, LocalEngineLauncher)
         ]
+
+    def _fork_launchers(self) -> list[ForkedEngineSetLauncher]:
+        """The engine sets that have, or had, a fork server."""
+        cluster = getattr(self, "cluster", None)
+        return [
+            engine_set
+            for engine_set in (list(cluster.engines.values()) if cluster else ())
+            if isinstance(engine_set, ForkedEngineSetLauncher)
+        ]
+
+    def fork_servers(self) -> list[psutil.Process]:
+        """The processes that the engines were forked from; some may have ended."""
+        found = map(private.process_of, self._fork_launchers())
+        return [process for process in found if process is not None]
 
     def _launchers(self) -> list[Any]:
         """Every launcher: the controller's, engine sets' and engines'."""
@@ -261,12 +298,31 @@ class Launched:
         """Whether `pid` is an engine whose exit code `watch` will report."""
         return any(launcher.pid == pid for launcher in self._engine_launchers())
 
+    def signal_engine(self, pid: int, signum: int) -> bool:
+        """Send a signal to an engine of this machine; return whether `pid` is one."""
+        for launcher in self._engine_launchers():
+            if launcher.pid == pid:
+                send_signal(private.process_of(launcher), signum)
+                return True
+        return False
+
+    def kill_engines(self, but: Iterable[int]) -> bool:
+        """Send SIGKILL to the engines of this machine, except the pids `but`.
+
+        Returns whether the engines are on this machine, with a launcher each.
+        """
+        launchers, spared = self._engine_launchers(), set(but)
+        for launcher in launchers:
+            if launcher.pid not in spared:
+                send_signal(private.process_of(launcher), signal.SIGKILL)
+        return bool(launchers)
+
     @property
     def is_local(self) -> bool:
         """Whether everything that was started runs on this machine."""
         return (
             self.cluster.controller_launcher_class.__name__ == "LocalControllerLauncher"
-            and self.cluster.engine_launcher_class.__name__ in _LOCAL
+            and self.cluster.engine_launcher_class in _LOCAL
         )
 
     @property
@@ -278,9 +334,9 @@ class Launched:
         """The present processes of the cluster on this machine."""
         # Kept, since the children of a killed process cannot be found any more.
         self._seen.update(
-            _with_descendants([*self._started_here(), *self._seen.values()])
+            with_descendants([*self._started_here(), *self._seen.values()])
         )
-        self._seen = {pid: one for pid, one in self._seen.items() if _lives(one)}
+        self._seen = {pid: one for pid, one in self._seen.items() if lives(one)}
         return list(self._seen.values())
 
     def _started_here(self) -> list[psutil.Process]:
@@ -312,17 +368,30 @@ class Launched:
             self.close()
 
     def _kill_local(self) -> None:
+        # A controller that just starts would fork schedulers that nobody knows of.
+        controller = private.process_of(self.cluster.controller)
+        if controller is not None:
+            send_signal(controller, signal.SIGSTOP)
+            wait_stopped(controller, GRACE)
         everything = self.processes()
         leaders = set(self._started_here())
         leading = [one for one in everything if one in leaders]
         for process in leading:
-            _signal(process, signal.SIGTERM)
-        _wait_gone(leading, GRACE)
-        # The controller's schedulers end with it. The engines' nannies would try
-        # for seconds to notify a controller that is gone.
+            send_signal(process, signal.SIGTERM)
+        if controller is not None:
+            send_signal(controller, signal.SIGCONT)
+        wait_gone(leading, GRACE)
+        # The controller's schedulers end with it. The nannies of engines would try
+        # for seconds to notify a controller that is gone. A fork server ends by itself
+        # when it has collected the exit codes of its engines.
+        servers = self.fork_servers()
         for process in everything:
-            _signal(process, signal.SIGKILL)
-        _wait_gone(everything, GRACE)
+            if process not in servers:
+                send_signal(process, signal.SIGKILL)
+        if not wait_gone(everything, GRACE):
+            for process in everything:
+                send_signal(process, signal.SIGKILL)
+            wait_gone(everything, GRACE)
 
     def close(self) -> None:
         """End the loop and the threads; the processes that were started go on."""
@@ -336,6 +405,8 @@ class Launched:
         # ipyparallel would conclude that the cluster has ended too.
         for launcher in self._launchers():
             private.stop_waiting(launcher)
+        for fork_launcher in self._fork_launchers():
+            fork_launcher.release()
         self._loop.close()
 
 
@@ -346,47 +417,6 @@ def _left(deadline: float) -> float:
 def _exit_code(stop_data: dict[str, Any]) -> int | None:
     code = stop_data.get("exit_code")
     return code if isinstance(code, int) else None
-
-
-def _signal(process: psutil.Process, signum: int) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process.send_signal(signum)
-
-
-def _wait_gone(processes: Iterable[psutil.Process], timeout: float) -> bool:
-    """Wait at most `timeout` s until all `processes` ended; return whether they did."""
-    deadline = time.monotonic() + timeout
-    living = list(processes)
-    # Not psutil.wait_procs: it waits for each in turn, and without end for a
-    # zombie that its parent does not reap.
-    while living := [one for one in living if _lives(one)]:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def _with_descendants(roots: Iterable[psutil.Process]) -> dict[int, psutil.Process]:
-    children: dict[int, list[psutil.Process]] = {}
-    # One pass over all processes, however many roots there are.
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            children.setdefault(process.ppid(), []).append(process)
-    found: dict[int, psutil.Process] = {}
-    waiting = [process for process in roots if _lives(process)]
-    while waiting:
-        process = waiting.pop()
-        if process.pid not in found:
-            found[process.pid] = process
-            waiting += children.get(process.pid, ())
-    return found
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 async def _call(make: Callable[[], T]) -> T:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +12,12 @@ from rankscope.backends.stores.process_end import describe_exit_code
 
 from ..errors import ClusterError
 from ..status import GroupStatus, RankStatus
+from ..wire.requests import GpuAnswer, TorchAnswer
 from ..wire.status_codec import parse_summary
+from ..wire.torch_environment import TorchOptions, torchrun_variables
 from .gpus import Gpus
 
-__all__ = ["RankSlot", "check_ranks", "describe_exit", "environment"]
+__all__ = ["RankSlot", "check_ranks", "describe_exit", "environment", "note_gpus"]
 
 #: Seconds without a summary after which a rank is shown as unreachable.
 SILENCE = 5.0
@@ -38,6 +41,9 @@ class RankSlot:
     death: str | None = None
     #: The same without the rank, for messages that name it.
     death_cause: str | None = None
+    #: UUID of its GPU, and whether it may share it; empty: none, or not known.
+    gpu_uuid: str = ""
+    may_share_gpu: bool = False
     summary: dict[str, Any] = field(default_factory=dict)
     #: When the summary arrived, ``time.monotonic()``.
     summary_at: float | None = None
@@ -97,13 +103,44 @@ def describe_exit(exit_code: int | None) -> str:
     return describe_exit_code(exit_code)
 
 
-def environment(slots: Sequence[RankSlot], gpus: Gpus) -> dict[int, dict[str, str]]:
-    """Return rank → the variables that other frameworks read, such as ``RANK``."""
+def note_gpus(
+    slots: Sequence[RankSlot], answers: Mapping[int, GpuAnswer | TorchAnswer]
+) -> list[str]:
+    """Note the GPUs of the ranks of `answers`; return advice on those that are shared.
+
+    The numbers of GPUs do not tell: some launchers show each rank one GPU, as device 0.
+    """
+    for rank, answer in answers.items():
+        # A rank of torch has cupy's answer before; torch alone may know the GPU.
+        slots[rank].gpu_uuid = answer["uuid"] or slots[rank].gpu_uuid
+        slots[rank].may_share_gpu = answer["may_share"]
+    living = [slot for slot in slots if slot.alive and slot.gpu_uuid]
+    uses = Counter(slot.gpu_uuid for slot in living)
+    sharing = [
+        slot.rank
+        for slot in living
+        if uses[slot.gpu_uuid] > 1 and not slot.may_share_gpu
+    ]
+    if not sharing:
+        return []
+    return [
+        f"{name_ranks(sharing)} have to share GPUs, which NCCL refuses; "
+        "--share-gpu allows it, slowly, for learning"
+    ]
+
+
+def environment(
+    slots: Sequence[RankSlot], gpus: Gpus, torch: TorchOptions | None = None
+) -> dict[int, dict[str, str]]:
+    """Return rank → the variables that other frameworks read, such as ``RANK``.
+
+    With `torch` they are all that torchrun sets.
+    """
     hosts: dict[str, list[int]] = {}
     for slot in slots:
         hosts.setdefault(slot.host, []).append(slot.rank)
     first = slots[0]
-    return {
+    found = {
         slot.rank: {
             "RANK": str(slot.rank),
             "WORLD_SIZE": str(len(slots)),
@@ -115,6 +152,11 @@ def environment(slots: Sequence[RankSlot], gpus: Gpus) -> dict[int, dict[str, st
         }
         for slot in slots
     }
+    if torch is not None:
+        for slot in slots:
+            env = found[slot.rank]
+            env.update(torchrun_variables(torch, env, [*hosts], slot.host))
+    return found
 
 
 def check_ranks(ranks: Iterable[int] | int | None, size: int) -> list[int]:

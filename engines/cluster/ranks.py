@@ -127,16 +127,17 @@ class Ranks:
         cell
             The number of the cell in tracebacks and source lines.
         group
-            The group that ``group=None`` means inside the cell: a name or an id.
+            The group that ``group=None`` means inside the cell: a name or an id of a
+            group of Rankscope's.
 
         Raises
         ------
         ClusterError
-            For a rank or a group that does not exist, and for a name of several
-            groups that share a rank.
+            For a rank or a group that does not exist, for a name of several groups
+            that share a rank, and for a group of another library.
         """
         self._check_open()
-        groups = {} if group is None else self._ids(self._find_groups(group))
+        groups = {} if group is None else self._ids(self._find_own_groups(group))
         chosen = self._ranks_for(ranks, group, sorted(groups))
         execution = Execution(code, chosen, cell, group)
         self._cells.run(execution, groups)
@@ -168,6 +169,22 @@ class Ranks:
             self._registry.refresh(0.0, 1.0)
         return self._status().find_groups(group)
 
+    def _find_own_groups(self, group: str) -> list[GroupKey]:
+        """Return the groups that `group` means; refuse those of other libraries."""
+        found = self._find_groups(group)
+        status = self._status()
+        for key in found:
+            library = status.library_of(key)
+            if library:
+                ranks = ",".join(map(str, key.ranks))
+                raise ClusterError(
+                    f"group {key.name!r} is {library}'s, and a cell can have only a "
+                    f"group of Rankscope's as default group: choose its ranks with -r "
+                    f"{ranks} (ranks={list(key.ranks)}), and give the group to each "
+                    f"call of {library}"
+                )
+        return found
+
     @staticmethod
     def _ids(groups: Iterable[GroupKey]) -> dict[int, str]:
         """Return rank → the id of the one of disjoint `groups` that has the rank."""
@@ -182,10 +199,10 @@ class Ranks:
         chosen = check_ranks(ranks, self.n)
         answers = self._registry.ask(requests.Interrupt(), chosen, timeout=0.5)
         for rank in answers.errors:
-            # The agent is silent: the engine's nanny sends the signal.
+            # The agent is silent.
             slot = self._registry.slots[rank]
             if slot.alive:
-                self._registry.channel.signal(slot.uuid, signal.SIGINT)
+                self._registry.signal(slot, signal.SIGINT)
         return sorted(
             [rank for rank, ran in answers.results.items() if ran] + [*answers.errors]
         )
@@ -278,6 +295,20 @@ class Ranks:
         """
         self._check_open()
         return diagnosing.diagnose_confirmed(self, stall)
+
+    def explain(self) -> list[Verdict]:
+        """Return why ops hang, after one diagnosis: for the error that ends them."""
+        self._check_open()
+        return diagnosing.explain(self)
+
+    def tell_ranks(self, verdicts: Sequence[Verdict]) -> None:
+        """Have the errors of ops that time out say what `verdicts` found; no waiting.
+
+        What the ranks were told before no longer holds.
+        """
+        self._check_open()
+        found = diagnosing.causes_by_group(verdicts)
+        self._registry.post(requests.NoteCauses(found))
 
     # -- benchmarks --------------------------------------------------------
 
@@ -383,8 +414,9 @@ class Ranks:
         ranks: Chosen = None,
         *,
         by: str = "the notebook",
+        verdicts: Sequence[Verdict] | None = None,
     ) -> dict[int, list[str]]:
-        """Fail what is in flight on a group, at once.
+        """Fail what is in flight on a group, and say on every rank why it hung.
 
         Parameters
         ----------
@@ -394,6 +426,9 @@ class Ranks:
             Why, and the author of the abort: both are part of the errors on the ranks.
         ranks
             Ranks that get the request; the others are aborted through the store.
+        verdicts
+            What `diagnose` found, which the errors repeat; ``None``: it is found first,
+            in a moment where all ranks answer.
 
         Returns
         -------
@@ -408,11 +443,15 @@ class Ranks:
             same.
         """
         self._check_open()
-        ids = {} if group is None else self._ids(self._find_groups(group))
+        groups = None if group is None else self._find_groups(group)
+        ids = {} if groups is None else self._ids(groups)
         chosen = self._ranks_for(ranks, group, sorted(ids))
+        if verdicts is None:
+            verdicts = diagnosing.explain(self, groups)
+        said, culprits = diagnosing.as_reason(reason or "Cluster.abort()", verdicts)
         answers = self._registry.ask(
             lambda rank: requests.Abort(
-                [ids[rank]] if ids else None, reason or "Cluster.abort()", by
+                [ids[rank]] if ids else None, said, by, culprits
             ),
             chosen,
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rankscope.backends import BackendConfig
@@ -31,16 +32,22 @@ from ..wire.requests import (
     SetEnvironment,
 )
 from ..wire.status_codec import unpack
+from ..wire.torch_environment import TorchOptions
+from . import torch_start
 from .installation import install_agents
-from .rank_slots import environment
+from .rank_slots import environment, note_gpus
 from .registry import EngineRegistry
 
 __all__ = ["assign_all", "export_groups", "find_or_assign", "reassign", "rebuild"]
+
+Progress = Callable[[str], None]
 
 #: Seconds that engines get for the assignment of ranks: some import cupy then.
 ASSIGN_WAIT = 30.0
 #: Seconds that ranks get to host, or to connect to, the store.
 STORE_WAIT = 12.0
+#: Seconds that ranks get to make the groups of another library anew: they meet in it.
+WATCHED_WAIT = 45.0
 
 
 def assign_all(
@@ -49,13 +56,15 @@ def assign_all(
     backend: str | None,
     timeout: float | None,
     deadline: float,
+    report: Progress,
 ) -> int:
     """Assign ranks to engines in the order of their ids; return the store's host.
 
-    The ranks get the default group, with `backend` and `timeout`.
+    The ranks get the default group, with `backend` and `timeout`; where the registry
+    has options of torch, the default group is torch's.
     """
     hellos = _install(registry, engine_ids, deadline)
-    return _assign_fresh(registry, hellos, backend, timeout)
+    return _assign_fresh(registry, hellos, backend, timeout, deadline, report)
 
 
 def _assign_fresh(
@@ -63,12 +72,19 @@ def _assign_fresh(
     hellos: Mapping[int, Hello],
     backend: str | None,
     timeout: float | None,
+    deadline: float,
+    report: Progress,
 ) -> int:
     for rank, number in enumerate(sorted(hellos)):
         registry.assign(rank, number, hellos[number])
-    _assign_ranks(registry, range(len(hellos)))
+    ranks = range(len(hellos))
+    _assign_ranks(registry, ranks)
     host = _open_store(registry)
-    _new_groups(registry, backend, timeout)
+    if registry.torch is None:
+        report("making the default group")
+        _new_groups(registry, backend, timeout)
+    else:
+        torch_start.start(registry, ranks, timeout, deadline, report)
     return host
 
 
@@ -77,6 +93,7 @@ def find_or_assign(
     backend: str | None,
     timeout: float | None,
     deadline: float,
+    report: Progress,
 ) -> int | None:
     """Take over the ranks of a running cluster, or assign ranks to all its engines.
 
@@ -88,7 +105,7 @@ def find_or_assign(
     hellos = _install(registry, numbers, deadline, attach=True)
     if any(hello["assignment"] for hello in hellos.values()):
         return _find_assigned(registry, hellos)
-    return _assign_fresh(registry, hellos, backend, timeout)
+    return _assign_fresh(registry, hellos, backend, timeout, deadline, report)
 
 
 def reassign(
@@ -101,12 +118,15 @@ def reassign(
     why: str,
     backend: str | None,
     timeout: float | None,
+    report: Progress,
 ) -> int:
     """Give `ranks` fresh engines; return the store's host.
 
     The fresh ranks get the groups `exported` by the others, aborted with the reason
-    `why` as on the others.
+    `why` as on the others. Groups of torch they get when those are rebuilt.
     """
+    if registry.torch is not None:
+        registry.torch = registry.torch.restarted()
     hellos = _install(registry, engine_ids, deadline)
     # The controller may give the ids of ended engines again. In an MPI job the
     # ranks have to be those of the job, whatever the ids are.
@@ -115,6 +135,8 @@ def reassign(
         registry.assign(rank, number, hellos[number])
     _assign_ranks(registry, ranks)
     host = _join_store(registry, ranks, store_host)
+    if registry.torch is not None:
+        torch_start.start(registry, ranks, timeout, deadline, report)
     _resume_groups(registry, ranks, exported, why, backend, timeout)
     registry.start_status(ranks)
     return host
@@ -130,26 +152,29 @@ def _install(
     """Install the agent on engines until `deadline`, for at least 1 s."""
     timeout = max(1.0, deadline - time.monotonic())
     return install_agents(
-        registry.client, registry.channel, engine_ids, timeout, attach=attach
+        registry.client,
+        registry.channel,
+        engine_ids,
+        timeout,
+        registry.check_none_ended,
+        attach=attach,
     )
 
 
 def _assign_ranks(registry: EngineRegistry, ranks: Sequence[int]) -> None:
     """Send the engines of `ranks` their rank, and the others the new environment."""
-    env = environment(registry.slots, registry.gpus)
+    env = environment(registry.slots, registry.gpus, registry.torch)
     size = len(registry.slots)
+    torch = None if registry.torch is None else asdict(registry.torch)
     answers = registry.ask(
-        lambda rank: AssignRank({"rank": rank, "world_size": size}, env[rank]),
+        lambda rank: AssignRank(
+            {"rank": rank, "world_size": size, "torch": torch}, env[rank]
+        ),
         ranks,
         timeout=ASSIGN_WAIT,
     ).all()
-    sharing = [rank for rank, answer in answers.items() if answer["must_share"]]
     registry.advice.clear()
-    if sharing:
-        registry.advice.append(
-            f"{name_ranks(sharing)} have to share GPUs, which NCCL refuses; "
-            "--share-gpu allows it, slowly, for learning"
-        )
+    registry.advice += note_gpus(registry.slots, answers)
     others = set(registry.uuids()) - set(ranks)
     # MASTER_PORT moves with rank 0.
     registry.ask(lambda rank: SetEnvironment(env[rank]), others).all()
@@ -162,11 +187,16 @@ def _find_assigned(registry: EngineRegistry, hellos: Mapping[int, Hello]) -> int
     """
     holders: dict[int, int] = {}
     size = 0
+    registry.torch = None
     for number, hello in hellos.items():
         assignment = hello["assignment"]
         if assignment is not None:
             holders[assignment["rank"]] = number
             size = max(size, assignment["world_size"])
+            if assignment["torch"] is not None:
+                registry.torch = _latest(
+                    registry.torch, TorchOptions(**assignment["torch"])
+                )
     for rank in range(size):
         if rank in holders:
             registry.assign(rank, holders[rank], hellos[holders[rank]])
@@ -174,6 +204,11 @@ def _find_assigned(registry: EngineRegistry, hellos: Mapping[int, Hello]) -> int
             registry.vacate(rank)
     hosts = [rank for rank, one in holders.items() if hellos[one]["hosts_store"]]
     return hosts[0] if hosts else None
+
+
+def _latest(one: TorchOptions | None, other: TorchOptions) -> TorchOptions:
+    """Return those after more restarts: ranks that lived on have the earlier ones."""
+    return other if one is None or other.restarts > one.restarts else one
 
 
 def _open_store(registry: EngineRegistry) -> int:
@@ -224,6 +259,7 @@ def export_groups(
     exports = registry.ask(ExportGroups(), others).all().values()
     uses: dict[GroupKey, int] = {}
     groups: dict[GroupKey, dict[str, Any]] = {}
+    watched: dict[GroupKey, dict[str, Any]] = {}
     modules: dict[str, str] = {}
     for export in exports:
         modules.update(export["modules"])
@@ -232,10 +268,13 @@ def export_groups(
             uses[key] = max(count, uses.get(key, 0))
         for group in export["groups"]:
             groups.setdefault(GroupKey(group["name"], tuple(group["ranks"])), group)
+        for group in export["watched"]:
+            watched.setdefault(GroupKey(group["name"], tuple(group["ranks"])), group)
     return {
         "modules": modules,
         "uses": [(*key, count) for key, count in uses.items()],
         "groups": list(groups.values()),
+        "watched": list(watched.values()),
     }
 
 
@@ -265,10 +304,11 @@ def _resume_groups(
     """Make the groups of the other ranks on fresh `ranks`, aborted as on the others.
 
     `exported` are the groups of the ranks that lived on; ``None``: there is none, and
-    the default group is made anew, with `backend` and `timeout`.
+    the default group is made anew, with `backend` and `timeout`, unless it is torch's.
     """
     if exported is None:
-        registry.ask(InitGroup(backend, timeout), ranks).all()
+        if registry.torch is None:
+            registry.ask(InitGroup(backend, timeout), ranks).all()
         return
     found = {one["name"]: one for one in exported["groups"]}
     default = found.get("default")
@@ -357,8 +397,13 @@ def rebuild(
         reason = f"group {key.name!r} is being rebuilt"
         registry.ask(Abort([key.id], reason, "the notebook"), key.ranks).all()
     store_host = _restore_store(registry, store_host, generations)
+    watched = any(
+        one.get("library") for views in known.values() for one in views.values()
+    )
     rebuilt = registry.ask(
-        lambda rank: Rebuild(generations[rank]), generations, timeout=5.0
+        lambda rank: Rebuild(generations[rank]),
+        generations,
+        timeout=WATCHED_WAIT if watched else 5.0,
     )
     for rank, summary in rebuilt.results.items():
         registry.record_summary(rank, summary)

@@ -18,6 +18,7 @@ from ..wire import ipyparallel_private as private
 from ..wire.channel import Answers, ControlChannel
 from ..wire.requests import GetSummary, Hello, Request, Subscribe, Unsubscribe
 from ..wire.status_codec import unpack
+from ..wire.torch_environment import TorchOptions
 from .gpus import Gpus
 from .rank_slots import RankSlot, describe_exit
 
@@ -58,12 +59,17 @@ class EngineRegistry:
         self.slots: list[RankSlot] = []
         #: The GPUs of the ranks, also of those that are started later.
         self.gpus = Gpus()
+        #: How the ranks use torch; ``None``: cells begin without it.
+        self.torch: TorchOptions | None = None
         #: Advice about GPUs and backends of the ranks, one line each.
         self.advice: list[str] = []
         self._by_uuid: dict[str, RankSlot] = {}
         self._on_death = on_death
         self._on_status: tuple[OnStatus, ...] = ()
         self._reports_exit: Callable[[int], bool] = lambda pid: False
+        self._send_signal: Callable[[int, int], bool] = lambda pid, signum: False
+        # pid -> exit code of engines that ended before they had a rank.
+        self._ended: dict[int, int | None] = {}
         self._timers: set[threading.Timer] = set()
         self._lock = threading.RLock()
         self._deaths = threading.Condition(self._lock)
@@ -121,6 +127,7 @@ class EngineRegistry:
             port=hello["port"],
         )
         self._place(slot)
+        self.check_none_ended()
         return slot
 
     def vacate(self, rank: int) -> None:
@@ -138,15 +145,61 @@ class EngineRegistry:
 
     # -- deaths ------------------------------------------------------------
 
-    def expect_exit_codes(self, reports_exit: Callable[[int], bool]) -> None:
-        """Name the engines, by pid, whose exit code `on_engine_exit` will report."""
+    def use_launchers(
+        self,
+        reports_exit: Callable[[int], bool],
+        send_signal: Callable[[int, int], bool],
+    ) -> None:
+        """Use the launchers of the engines of this machine.
+
+        Parameters
+        ----------
+        reports_exit
+            Whether `on_engine_exit` will be called with the exit code of a pid.
+        send_signal
+            Sends a signal to a pid; returns whether that is an engine it launched.
+        """
+        with self._lock:
+            # A pid of before may be given to an engine that is new.
+            self._ended.clear()
         self._reports_exit = reports_exit
+        self._send_signal = send_signal
+
+    def signal(self, slot: RankSlot, signum: int) -> None:
+        """Send a signal to the engine of a slot: directly, else through its nanny."""
+        if not self._send_signal(slot.pid, signum):
+            self.channel.signal(slot.uuid, signum)
 
     def on_engine_exit(self, pid: int, exit_code: int | None) -> None:
         """Handle a launcher's report that the process `pid` ended."""
-        for slot in self.slots:
-            if slot.pid == pid and slot.alive:
+        with self._lock:
+            slots = [slot for slot in self.slots if slot.pid == pid]
+            if not slots:
+                self._ended[pid] = exit_code
+        for slot in slots:
+            if slot.alive:
                 self._mark_ended(slot, exit_code)
+            # Afterwards: the hub's notification comes without the exit code.
+            self.unregister([slot.engine_id])
+
+    def check_none_ended(self) -> None:
+        """Raise `ClusterError` if a fresh engine ended before it had its rank."""
+        with self._lock:
+            ended = list(self._ended.items())
+        if ended:
+            raise ClusterError(
+                "engines died before they had their ranks: "
+                + ", ".join(f"pid {pid} {describe_exit(code)}" for pid, code in ended)
+            )
+
+    def unregister(self, engine_ids: Iterable[int]) -> None:
+        """Report engines that ended to the hub, which tells all clients."""
+        for number in engine_ids:
+            try:
+                private.unregister(self.client, number)
+            except OSError:
+                # The client is closed: the cluster ends.
+                return
 
     def on_controller_exit(self, pid: int, exit_code: int | None) -> None:
         """Handle the end of the controller: no engine can be reached any more."""
@@ -208,7 +261,7 @@ class EngineRegistry:
     def terminate(self, ranks: Iterable[int], why: str) -> None:
         """End the engines of `ranks`: SIGTERM, then SIGKILL a second later.
 
-        The engines' nannies send the signals, so the engines may be on any host.
+        The engines may be on any host; see `signal`.
         """
         ending = [self.slots[rank] for rank in ranks if self.slots[rank].alive]
         for slot in ending:
@@ -216,7 +269,7 @@ class EngineRegistry:
         for signum, patience in ((signal.SIGTERM, 1.0), (signal.SIGKILL, 5.0)):
             for slot in ending:
                 if slot.alive:
-                    self.channel.signal(slot.uuid, signum)
+                    self.signal(slot, signum)
             with self._deaths:
                 self._deaths.wait_for(
                     lambda: not any(slot.alive for slot in ending), patience

@@ -4,7 +4,7 @@ A heartbeat is missed for four reasons: the process is stopped, a call holds the
 the host has no CPU time for it, or the connection is lost. `/proc` tells the first
 three apart, for the engines of this host: a thread that waits for the GIL wakes every
 few milliseconds (``sys.getswitchinterval``), and the scheduler counts the time that a
-thread waits for a CPU.
+thread waits for a CPU. Of another host it is known whether other engines there answer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +38,10 @@ class Cause(enum.Enum):
     STOPPED = "stopped"
     HOLDS_GIL = "holds the GIL"
     STARVED = "starved"
+    #: Others of its host answer.
+    ALONE = "alone"
+    #: It is on another host, and no engine of that host answers.
+    HOST = "host"
 
 
 @dataclass(frozen=True)
@@ -122,8 +126,23 @@ def cause_of(before: Sample | None, after: Sample | None) -> Cause | None:
     return Cause.HOLDS_GIL if wakes >= GIL_WAKES else None
 
 
-def describe(cause: Cause | None, rank: int, pid: int) -> str:
-    """Return the cause as a clause with what to do; empty if it is not known."""
+def cause_elsewhere(
+    one: RankStatus, ranks: Iterable[RankStatus], responding: Container[int]
+) -> Cause | None:
+    """Return why an engine of another host is silent; ``None`` for one of this host.
+
+    `responding` are those of `ranks` that answer.
+    """
+    if one.host == socket.gethostname():
+        return None
+    there = (other for other in ranks if other.host == one.host)
+    return (
+        Cause.ALONE if any(other.rank in responding for other in there) else Cause.HOST
+    )
+
+
+def describe(cause: Cause | None, rank: int, pid: int, host: str) -> str:
+    """Return the cause as a clause with what to do; empty if it is not certain."""
     replace = f"%dist_restart {rank} replaces it"
     if cause is Cause.STOPPED:
         return (
@@ -137,4 +156,10 @@ def describe(cause: Cause | None, rank: int, pid: int) -> str:
         )
     if cause is Cause.STARVED:
         return "its threads wait for a CPU: its host has too much to do"
+    if cause is Cause.ALONE:
+        return (
+            f"other ranks of {host} answer, so its process is stopped, gets no CPU, or "
+            "a call holds the GIL, e.g. inside CUDA "
+            f"(there: py-spy dump --native --pid {pid}): {replace}"
+        )
     return ""

@@ -62,7 +62,10 @@ class ControlChannel:
             self._pending.get(uuid, set()).discard(future)
 
     def signal(self, uuid: str, signum: int) -> Future[Any]:
-        """Have the nanny of an engine send it a signal."""
+        """Send a signal to an engine, through its nanny.
+
+        The agent serves the request where the engine has no nanny.
+        """
         return private.send(
             self._client, "control", "signal_request", {"sig": int(signum)}, uuid
         )

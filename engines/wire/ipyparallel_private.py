@@ -8,9 +8,11 @@ private names that both need are used in this file only. They are listed in
 
 from __future__ import annotations
 
+import ast
 import dis
 import inspect
 import logging
+import os
 import pkgutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -25,12 +27,15 @@ from ..errors import ClusterError
 from .message_types import REPLY, SUBSCRIPTION
 
 __all__ = [
+    "EvaluationError",
     "Message",
     "check",
     "connect",
     "controller_address",
     "discard_request",
     "engine_uuids",
+    "evaluate",
+    "evaluated",
     "finish_output",
     "io_thread",
     "listen",
@@ -43,13 +48,21 @@ __all__ = [
     "reply",
     "request_metadata",
     "send",
+    "serve_signals",
     "shutdown_hub",
+    "start_waiting",
     "stop_waiting",
-    "user_expressions",
+    "unregister",
+    "update_engines",
 ]
 
 #: A Jupyter message: header, parent_header, metadata, content, buffers.
 Message = dict[str, Any]
+
+
+class EvaluationError(ClusterError):
+    """An expression raised an error on an engine."""
+
 
 # A session numbers its messages without a lock, and many threads send.
 _numbering = threading.Lock()
@@ -132,15 +145,27 @@ def probe(client: Any, uuid: str) -> Future[Any]:
     The shell channel keeps the order: the reply arrives after the replies to all
     earlier requests, or not at all.
     """
-    nothing = {
+    return _execute(client, uuid, {})
+
+
+def evaluate(client: Any, uuid: str, expression: str) -> Future[Any]:
+    """Evaluate `expression` on the engine's main thread; see `evaluated`.
+
+    An expression leaves nothing in the user's namespace.
+    """
+    return _execute(client, uuid, {"value": expression})
+
+
+def _execute(client: Any, uuid: str, expressions: Mapping[str, str]) -> Future[Any]:
+    content = {
         "code": "",
         "silent": True,
         "store_history": False,
-        "user_expressions": {},
+        "user_expressions": dict(expressions),
         "allow_stdin": False,
         "stop_on_error": False,
     }
-    return send(client, "shell", "execute_request", nothing, uuid)
+    return send(client, "shell", "execute_request", content, uuid)
 
 
 def listen(
@@ -180,9 +205,16 @@ def finish_output(future: Any) -> None:
         output.set_result(None)
 
 
-def user_expressions(reply: Any) -> dict[str, Any]:
-    """Return the ``user_expressions`` out of what the client makes of a reply."""
-    return reply._content["user_expressions"]
+def evaluated(reply: Any) -> Any:
+    """Return the value out of what the client makes of a reply to `evaluate`.
+
+    The value travels as its repr. Raises `EvaluationError` with the name and the
+    message of the error that the expression raised.
+    """
+    answer = reply._content["user_expressions"]["value"]
+    if answer["status"] != "ok":
+        raise EvaluationError(f"{answer['ename']}: {answer['evalue']}")
+    return ast.literal_eval(answer["data"]["text/plain"])
 
 
 def engine_uuids(client: Any) -> dict[int, str]:
@@ -227,12 +259,47 @@ def registered_engines(client: Any) -> Future[Any]:
         return client._send(client._query_stream, "connection_request")
 
 
+def update_engines(client: Any, on_done: Callable[[], object]) -> None:
+    """Request the engines that the client does not know from the hub.
+
+    The hub announces an engine once. An engine that registers while the client
+    connects is missing in the hub's first reply, and its announcement comes before
+    the subscription to announcements.
+    """
+
+    def update(done: Future[Any]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            client._update_engines(done.result()["content"]["engines"])
+            on_done()
+
+    registered_engines(client).add_done_callback(update)
+
+
+def unregister(client: Any, engine_id: int) -> None:
+    """Report to the hub that an engine ended: the hub tells all clients.
+
+    An engine's nanny sends this request, but not every engine has a nanny. The hub
+    ignores the second report of one end, and gives the id to no other engine.
+    """
+    with _numbering:
+        future = client._send(
+            client._query_stream, "unregistration_request", content={"id": engine_id}
+        )
+    # The hub does not reply.
+    discard_request(client, future.msg_id)
+
+
 def shutdown_hub(client: Any) -> Future[Any]:
     """Have the controller end; return the Future of its reply."""
     # The client would close itself at the hub's notification, before the reply.
     client._notification_handlers["shutdown_notification"] = lambda message: None
     with _numbering:
         return client._send(client._query_stream, "shutdown_request")
+
+
+def start_waiting(launcher: Any) -> None:
+    """Have a local launcher wait for its process in a thread; see `stop_waiting`."""
+    launcher._start_waiting()
 
 
 def stop_waiting(launcher: Any) -> None:
@@ -276,6 +343,17 @@ def reply(
     kernel.session.send(stream, REPLY, dict(content), parent=request, ident=ident)
 
 
+def serve_signals(kernel: Any) -> None:
+    """Have an engine without a nanny serve the requests that a nanny serves."""
+
+    def serve(stream: Any, ident: Any, request: Message) -> None:
+        reply(kernel, stream, ident, request, {"status": "ok"})
+        os.kill(os.getpid(), request["content"]["sig"])
+
+    if not kernel.parent.enable_nanny:
+        kernel.control_handlers["signal_request"] = serve
+
+
 def request_metadata(kernel: Any) -> Message:
     """Return the metadata of the request that the main thread handles."""
     return kernel.get_parent("shell").get("metadata", {})
@@ -305,10 +383,12 @@ PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
         "_query_stream",
         "_registration_callbacks",
         "_send",
+        "_update_engines",
     ),
     "ipyparallel.client.client:ExecuteReply": ("_content",),
     "ipyparallel.cluster.launcher:LocalProcessLauncher": (
         "_popen_process",
+        "_start_waiting",
         "_stop_waiting",
         "_wait_thread",
     ),
@@ -318,9 +398,18 @@ PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
 UNDOCUMENTED_NAMES: Mapping[str, tuple[str, ...]] = {
     _CLIENT: ("create_message_futures", "curve_serverkey", "outstanding"),
     "ipyparallel.client.futures:MessageFuture": ("iopub_callbacks",),
+    "ipyparallel.cluster.launcher:LocalEngineSetLauncher": (
+        "launcher_class",
+        "launchers",
+    ),
     "ipyparallel.cluster.launcher:LocalProcessLauncher": (
+        "get_env",
         "get_output",
+        "identifier",
+        "notify_start",
+        "notify_stop",
         "on_stop",
+        "output_file",
         "process",
         "stop_callbacks",
         "stop_data",

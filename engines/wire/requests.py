@@ -33,6 +33,7 @@ __all__ = [
     "IsStoreLost",
     "JoinStore",
     "NcclReport",
+    "NoteCauses",
     "RankAssignment",
     "Rebuild",
     "Refusal",
@@ -41,6 +42,7 @@ __all__ = [
     "StoreAddress",
     "Subscribe",
     "Summary",
+    "TorchAnswer",
     "Unsubscribe",
 ]
 
@@ -60,6 +62,8 @@ class RankAssignment(TypedDict):
 
     rank: int
     world_size: int
+    #: The fields of `TorchOptions`; ``None`` where cells begin without torch.
+    torch: dict[str, Any] | None
 
 
 class Hello(TypedDict):
@@ -86,8 +90,25 @@ class GpuAnswer(TypedDict):
 
     #: As the board shows it; empty without a GPU.
     gpu: str
-    #: Whether ranks of the host have to share a GPU without having been allowed to.
-    must_share: bool
+    #: The GPU's own; empty without a GPU, or where it is not known.
+    uuid: str
+    #: Whether the rank may use a GPU that another rank uses.
+    may_share: bool
+
+
+class TorchAnswer(TypedDict):
+    """What a rank has of torch."""
+
+    version: str
+    #: CUDA devices that torch can use.
+    gpus: int
+    #: As in `GpuAnswer`.
+    uuid: str
+    may_share: bool
+    #: The port of the store that the rank hosts for torch's default group, or 0.
+    port: int
+    #: Why torch cannot be used, with the remedy; empty where it can.
+    missing: str
 
 
 class StoreAddress(TypedDict):
@@ -267,6 +288,17 @@ class JoinStore(Request[None]):
     host: str
     port: int
     key: str
+
+
+@dataclass(frozen=True)
+class NoteCauses(Request[None]):
+    """Keep why ops hang, for the errors of those that time out.
+
+    `found` has the text and the ranks at fault, by the id of the group.
+    """
+
+    op = "note_causes"
+    found: Mapping[str, tuple[str, Sequence[int]]]
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,7 @@ def _group(one: Any) -> GroupStatus:
         in_flight=_count("in_flight", one["in_flight"]),
         oldest=_op("oldest", one.get("oldest")),
         issued=_integer("issued", one.get("issued")),
+        library=_text("library", one.get("library", "")),
     )
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
+from rankscope.backends.observe.verdicts import in_one
 from rankscope.backends.rank_sets import format_ranks, name_ranks
 from rankscope.engines import Cluster, Execution
 
@@ -130,7 +131,8 @@ class CellRun:
     def _end(self, what: str) -> str:
         self._stream.close()
         running = self._execution.ranks_running
-        parts = [what, self._monitor.places()]
+        why, _ = in_one(self._monitor.verdicts)
+        parts = [what, why, self._monitor.places()]
         if running:
             parts.append(
                 f"{name_ranks(running)} did not stop: "

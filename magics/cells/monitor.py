@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rankscope.backends.groups.key import GroupKey
+from rankscope.backends.observe.verdicts import Verdict
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import (
     Cluster,
@@ -45,6 +46,8 @@ class CellMonitor:
         self._places: dict[int, str] = {}
         #: The groups that this monitor has aborted.
         self.groups: list[GroupKey] = []
+        #: Why ops hung when the ranks were stopped.
+        self.verdicts: list[Verdict] = []
 
     def tick(self, failures: Mapping[int, RankError]) -> None:
         """Abort groups in which ranks wait for one that raised; call it repeatedly."""
@@ -60,7 +63,8 @@ class CellMonitor:
         status = self._cluster.status()
         for stuck in stuck_on(status, failures, running, GRACE / 2):
             cause = _cause(failures, stuck.absent)
-            self._abort(stuck.group, cause)
+            # The cause is known: a diagnosis would repeat it.
+            self._abort(stuck.group, cause, ())
             self._notify(
                 f"{name_ranks(stuck.ranks)} in {name_op(stuck.op)}, which rank "
                 f"{stuck.absent} will not join: group {stuck.group.name!r} aborted"
@@ -72,6 +76,7 @@ class CellMonitor:
         Does not wait for them; their places are kept for `places`.
         """
         running = self._execution.ranks_running
+        self.verdicts = self._cluster.explain()
         status = self._cluster.status(fresh=True, timeout=ANSWER)
         self._places = {
             rank.rank: place
@@ -85,7 +90,8 @@ class CellMonitor:
             self._cluster.interrupt(free)
         for group in in_flight(status, running):
             # A rank that does not answer does not stop either: the caller reports it.
-            self._abort(group, reason, report=False)
+            verdicts = [one for one in self.verdicts if one.group == group]
+            self._abort(group, reason, verdicts, report=False)
 
     def places(self) -> str:
         """Return the places of the ranks when they were stopped, as text."""
@@ -160,11 +166,17 @@ class CellMonitor:
             hints.append(f"{_groups(uneven)} out of step: %dist_rebuild resets it")
         return hints
 
-    def _abort(self, group: GroupKey, reason: str, report: bool = True) -> None:
+    def _abort(
+        self,
+        group: GroupKey,
+        reason: str,
+        verdicts: Sequence[Verdict],
+        report: bool = True,
+    ) -> None:
         if group not in self.groups:
             self.groups.append(group)
         try:
-            self._cluster.abort(group, reason)
+            self._cluster.abort(group, reason, verdicts=verdicts)
         except ClusterError as error:
             # The group is aborted on the ranks that answered.
             if report:

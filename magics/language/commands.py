@@ -17,6 +17,7 @@ DIST_INIT = Command(
     "dist_init",
     "Start ranks, or attach to running ones, and build the default group.",
     "%dist_init -n 4\n%dist_init -n 4 --backend cpu:gloo,cuda:nccl --timeout 60\n"
+    "%dist_init -n 4 --torch\n"
     "%dist_init --cluster-id CLUSTER",
     "cluster = rankscope.Cluster.start(4), rankscope.Cluster.attach(cluster_id=…)",
     (
@@ -24,6 +25,11 @@ DIST_INIT = Command(
         Option(
             "backend", ("--backend",), "backends by device, e.g. cpu:gloo,cuda:nccl",
             "CONFIG", values.backend, "backend",
+        ),
+        Option(
+            "torch", ("--torch",), "begin with torch.distributed as dist, and its "
+            "default group over BACKEND: gloo, nccl, cpu:gloo,cuda:nccl",
+            "BACKEND", values.torch_backend, "torch_backend", implied=True,
         ),
         Option(
             "engines", ("--engines",), "launcher: local, mpi, ssh, slurm, …",

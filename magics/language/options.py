@@ -34,12 +34,19 @@ class Option:
     metavar: str | None = None
     parse: Callable[[str], Any] = str
     kind: str | None = None
+    #: The value where the command line has the flag alone; ``None``: it needs a text.
+    implied: Any = None
 
     @property
     def synopsis(self) -> str:
-        return (
-            self.flags[0] if self.metavar is None else f"{self.flags[0]} {self.metavar}"
-        )
+        return f"{self.flags[0]}{self.value_synopsis}"
+
+    @property
+    def value_synopsis(self) -> str:
+        """The value, with a blank before it; empty for a switch."""
+        if self.metavar is None:
+            return ""
+        return f" {self.metavar}" if self.implied is None else f" [{self.metavar}]"
 
 
 @dataclass(frozen=True)
@@ -106,8 +113,8 @@ class Command:
             else [(self.parameter.metavar, self.parameter.help)]
         )
         for option in self.all_options:
-            value = "" if option.metavar is None else f" {option.metavar}"
-            rows.append((", ".join(option.flags) + value, option.help))
+            flags = ", ".join(option.flags) + option.value_synopsis
+            rows.append((flags, option.help))
         width = max(len(left) for left, _ in rows)
         table = "\n".join(f"  {left:<{width}}  {right}" for left, right in rows)
         example = "\n".join(f"  {line}" for line in self.example.splitlines())
@@ -161,6 +168,9 @@ class Command:
                 continue
             if attached is None:
                 if position == len(words) or self._is_flag(words[position]):
+                    if option.implied is not None:
+                        values[option.name] = option.implied
+                        continue
                     self.fail(f"{flag} needs a value: {option.metavar}, {option.help}")
                 attached = words[position]
                 position += 1

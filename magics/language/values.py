@@ -17,6 +17,7 @@ from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines.cluster.launch import launcher_names
 from rankscope.engines.runs import parse_runs
 from rankscope.engines.wire.gpu_environment import parse_devices
+from rankscope.engines.wire.torch_environment import TorchOptions
 
 __all__ = [
     "backend",
@@ -30,6 +31,7 @@ __all__ = [
     "seconds",
     "sizes",
     "times",
+    "torch_backend",
 ]
 
 
@@ -102,6 +104,15 @@ def backend(text: str) -> str:
     except ValueError as error:
         # The caller puts the option and its text before the message.
         raise ValueError(str(error).removeprefix(f"backend {text!r}: ")) from None
+    return text
+
+
+def torch_backend(text: str) -> str:
+    """Return `text` if it names backends of torch; the `ValueError` says how."""
+    try:
+        TorchOptions.parse(text)
+    except ValueError as error:
+        raise ValueError(str(error).removeprefix(f"torch={text!r}: ")) from None
     return text
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.backends.errors import LibraryFailure
+from rankscope.backends.errors import DistError, LibraryFailure
 from rankscope.backends.nccl.interface import GpuApi
 
 _TYPES = [
@@ -109,6 +109,7 @@ class Comm:
         self.freed = False
         self.running = 0
         self.splits = 0
+        self.revoked = False
         #: The communicator of a split or shrink in progress.
         self.child: Comm | None = None
 
@@ -125,10 +126,10 @@ class Simulation:
         self.lock = threading.Lock()
         #: The name and the rank of each call of NCCL, in order.
         self.calls: list[tuple[str, int]] = []
-        # The faults, by rank: `fails` and `init_fails` are messages of errors of NCCL;
-        # an abort waits for the event of `abort_waits`, for 30 s at most; ranks of
-        # `in_progress` report ncclInProgress.
-        self.fails: dict[int, str] = {}
+        # The faults, by rank: `fails` and `init_fails` are errors of NCCL (a text is
+        # that of a `LibraryFailure`); an abort waits for the event of `abort_waits`,
+        # for 30 s at most; ranks of `in_progress` report ncclInProgress.
+        self.fails: dict[int, str | DistError] = {}
         self.init_fails: dict[int, str] = {}
         self.abort_waits: dict[int, threading.Event] = {}
         self.in_progress: set[int] = set()
@@ -289,7 +290,7 @@ class SimulatedNccl:
             comm = clique.comms[rank] = Comm(clique, rank)
         return comm
 
-    can_shrink = True
+    can_shrink = can_revoke = True
 
     def float8_lacks(self) -> str:
         return ""
@@ -326,9 +327,12 @@ class SimulatedNccl:
             if len(comm.child.clique.comms) < comm.child.clique.size:
                 return False
             comm.child = None
-        if comm.rank in self._simulation.fails:
-            raise LibraryFailure(self._simulation.fails[comm.rank])
+        failure = self._simulation.fails.get(comm.rank)
+        if failure is not None:
+            raise LibraryFailure(failure) if isinstance(failure, str) else failure
         if comm.rank in self._simulation.in_progress:
+            return False
+        if comm.revoked and comm.running:
             return False
         return len(comm.clique.comms) == comm.clique.size
 
@@ -336,6 +340,12 @@ class SimulatedNccl:
         with comm.clique.changed:
             comm.aborted = True
             comm.clique.changed.notify_all()
+
+    def revoke(self, comm: Comm) -> None:
+        self._note("revoke", comm.rank)
+        assert not comm.freed, "revoked after it was freed"
+        comm.revoked = True
+        self.stop(comm)
 
     def abort(self, comm: Comm) -> None:
         self._note("abort", comm.rank)
@@ -350,6 +360,7 @@ class SimulatedNccl:
 
     def finalize(self, comm: Comm) -> None:
         self._note("finalize", comm.rank)
+        assert not comm.revoked, "finalized after it was revoked"
 
     def destroy(self, comm: Comm) -> None:
         self._note("destroy", comm.rank)
@@ -373,6 +384,7 @@ class SimulatedNccl:
 
     def _issue(self, name: str, comm: Comm, stream: int, task: Any) -> None:
         assert not comm.freed, "called on a communicator that was freed"
+        assert not comm.revoked, "called on a communicator that was revoked"
         assert comm.rank not in self._simulation.in_progress, "called while in progress"
         self._note(name, comm.rank)
         stuck = self._simulation.calls_stuck.get(comm.rank)

@@ -100,7 +100,7 @@ def test_of_a_timeout(group: dist.ProcessGroup) -> None:
     work.mark_started()
     error = failed(work)
     assert isinstance(error, dist.DistTimeoutError)
-    assert facts(error) == (0, "default", "send", 1, ())
+    assert facts(error) == (0, "default", "send", 1, (1, 2, 3))
     assert error.reason == "not done 0.05 s after it began"
 
 

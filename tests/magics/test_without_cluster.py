@@ -11,7 +11,7 @@ from IPython.utils.capture import capture_output
 
 from rankscope.backends.interface.base import Backend
 from rankscope.backends.interface.registry import resolve
-from rankscope.engines.cluster import launch
+from rankscope.engines.cluster import cluster, launch
 from rankscope.magics import load_ipython_extension
 from rankscope.magics.output.failures import plain
 
@@ -73,6 +73,25 @@ def test_no_rank_is_started_where_gloo_is_missing(
     assert said.startswith(f"%dist_init: {named}: {reason} ")
     assert "%dist_init -n 3 --backend cpu:mpi" in said
     assert ".." not in said
+
+
+def test_no_rank_is_started_where_torch_is_missing(
+    ipython: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "find_spec", lambda name: None)
+    monkeypatch.setattr(launch, "prepare", None)
+    with capture_output() as seen:
+        result = ipython.run_cell("%dist_init -n 3 --torch")
+    assert result.error_in_exec is not None
+    assert plain(seen.stdout).startswith("%dist_init: torch is not installed in ")
+    assert "pip install torch" in plain(seen.stdout)
+
+
+def test_torch_and_backend_exclude_each_other(ipython: InteractiveShell) -> None:
+    with capture_output() as seen:
+        result = ipython.run_cell("%dist_init -n 3 --torch --backend gloo")
+    assert type(result.error_in_exec).__name__ == "UsageError"
+    assert "for torch's group: --torch gloo" in plain(seen.stderr)
 
 
 @pytest.mark.parametrize("name", ["dist_init", "dist_push", "dist_status"])

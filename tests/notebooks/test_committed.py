@@ -21,8 +21,9 @@ def test_is_valid_and_clean(path: Path) -> None:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_is_executed_by_a_test(path: Path) -> None:
-    """Each notebook has a module beside this one that runs it."""
-    tests = Path(__file__).parent.glob("test_*.py")
+    """Each notebook has a module that runs it, beside this one or in `with_torch`."""
+    here = Path(__file__).parent
+    tests = [*here.glob("test_*.py"), *(here.parent / "with_torch").glob("test_*.py")]
     assert any(path.name in test.read_text(encoding="utf-8") for test in tests)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.execution import CellRun, execute, text_of
+from tools.execution import outputs_of
 
 PATH = Path(__file__).parents[2] / "notebooks" / "05_hang.ipynb"
 
@@ -17,13 +17,7 @@ pytestmark = pytest.mark.timeout(400)
 @pytest.fixture(scope="module")
 def outputs() -> dict[str, str]:
     """Cell id → its text."""
-
-    def hurry(run: CellRun) -> None:
-        if run.cell.id == "patience":
-            run.cell.source = "patience = 2"
-
-    notebook = execute(PATH, before=hurry)
-    return {c.id: text_of(c) for c in notebook.cells if c.cell_type == "code"}
+    return outputs_of(PATH, patience=2)
 
 
 def test_a_deadline_ends_what_hangs(outputs: dict[str, str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import rankscope as dist
-from tools.execution import CellRun, execute, text_of
+from tools.execution import outputs_of
 
 PATH = Path(__file__).parents[2] / "notebooks" / "06_nccl.ipynb"
 
@@ -17,13 +17,7 @@ pytestmark = pytest.mark.timeout(400)
 @pytest.fixture(scope="module")
 def outputs() -> dict[str, str]:
     """Cell id → its text."""
-
-    def hurry(run: CellRun) -> None:
-        if run.cell.id == "patience":
-            run.cell.source = "patience = 3"
-
-    notebook = execute(PATH, before=hurry)
-    return {c.id: text_of(c) for c in notebook.cells if c.cell_type == "code"}
+    return outputs_of(PATH, patience=3)
 
 
 def test_the_host_does_its_part(outputs: dict[str, str]) -> None:

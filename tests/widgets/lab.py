@@ -9,7 +9,7 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -136,7 +136,8 @@ class Notebook:
 class Lab:
     """A server with a folder of its own; no token of it gets anywhere.
 
-    `python` is what the server runs on; `dark` chooses the theme of its pages.
+    `python` is what the server runs on; `dark` chooses the theme of its pages. Beside
+    its own kernels there are those of the Pythons `kernels`.
     """
 
     def __init__(
@@ -146,6 +147,7 @@ class Lab:
         front_end: FrontEnd = "lab",
         python: str = sys.executable,
         dark: bool = False,
+        kernels: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         self._browser = browser
@@ -164,7 +166,7 @@ class Lab:
             "JUPYTER_TOKEN": self._token,
         }
         # Before it starts: the server does not look again.
-        for one in {python, sys.executable}:
+        for one in {python, sys.executable, *kernels}:
             kernelspec.write(folder / "data", _kernel(one), one)
         self._log = (folder / "server.log").open("wb")
         self._server = subprocess.Popen(
@@ -215,10 +217,7 @@ class Lab:
         width: int = 1280,
         height: int = 900,
     ) -> Notebook:
-        """Open a copy of a notebook in a page of its own, with a kernel of `python`:
-
-        the server's, or the one that runs the tests.
-        """
+        """Open a copy of a notebook in a page of its own, with a kernel of `python`."""
         content = json.loads(notebook.read_text(encoding="utf-8"))
         name = _kernel(python)
         content["metadata"]["kernelspec"] = {"name": name, "display_name": name}
@@ -264,9 +263,10 @@ def lab(
     front_end: FrontEnd = "lab",
     python: str = sys.executable,
     dark: bool = False,
+    kernels: Sequence[str] = (),
 ) -> Iterator[Lab]:
     """A JupyterLab or Notebook that is gone afterwards."""
-    found = Lab(folder, browser, front_end, python, dark)
+    found = Lab(folder, browser, front_end, python, dark, kernels)
     try:
         yield found
     finally:

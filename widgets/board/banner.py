@@ -27,6 +27,7 @@ _BLAME = {
     Fault.OP_MISMATCH: "other op",
     Fault.ORDER_MISMATCH: "other order",
     Fault.ROOT_MISMATCH: "other root",
+    Fault.REDUCE_OP_MISMATCH: "other reduce op",
     Fault.DTYPE_MISMATCH: "other dtype",
     Fault.SIZE_MISMATCH: "other size",
     Fault.RANK_BUSY_ELSEWHERE: "busy elsewhere",

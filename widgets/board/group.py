@@ -34,6 +34,8 @@ class Group:
     key: GroupKey
     backend: str = ""
     timeout: float = 0.0
+    #: The library that made it; empty for Rankscope's own.
+    library: str = ""
     #: Rank → the cells made of its own status.
     base: dict[int, Cells] = field(default_factory=dict)
     #: Rank → the cells from comparing ranks: ``lag``, ``verdict``, ``blame``.

@@ -130,6 +130,7 @@ class BoardModel:
         if status is not None:
             group.statuses[number] = status
             group.backend, group.timeout = status.backend, status.timeout
+            group.library = text(status.library, 20)
             if status.state == "aborted":
                 group.reasons[number] = text(status.reason or "no reason given", 400)
             else:
@@ -160,14 +161,15 @@ class BoardModel:
     def tabs(self) -> list[dict[str, Any]]:
         """Return the data of the tabs, in order."""
         names = [group.name for group in self.groups]
-        return [
-            group.info(
-                group.name
-                if names.count(group.name) == 1
-                else f"{group.name} ({format_ranks(group.ranks)})"
-            )
-            for group in self.groups
-        ]
+        found = []
+        for group in self.groups:
+            label = group.name
+            if names.count(group.name) > 1:
+                label += f" ({format_ranks(group.ranks)})"
+            if group.library:
+                label += f" · {group.library}"
+            found.append(group.info(label))
+        return found
 
     def _holds(self, verdict: Verdict) -> bool:
         """Return whether a verdict still agrees with the status of the ranks.

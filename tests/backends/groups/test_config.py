@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.backends import (
@@ -165,6 +165,7 @@ def test_a_backend_string_must_be_a_string() -> None:
         BackendConfig(3)  # type: ignore[arg-type]
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="cpu:glo,m i"))
 def test_any_text_is_parsed_or_refused_with_the_grammar(text: str) -> None:
     try:

@@ -15,6 +15,7 @@ import rankscope as dist
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.groups import watchdog as module
 from rankscope.backends.groups.watchdog import Watchdog
+from rankscope.backends.groups.world import world
 from tests.backends.manual import Manual
 
 
@@ -128,3 +129,41 @@ def test_stop_ends_the_thread(watchdog: Watchdog) -> None:
     watchdog.stop()
     thread.join(30)
     assert not thread.is_alive()
+
+
+def test_an_op_that_times_out_repeats_what_a_diagnosis_found(
+    group: dist.ProcessGroup,
+) -> None:
+    world.note_causes({group.key.id: ("rank 9 was late for an earlier op", [9])})
+    with dist.op_timeout(0.5):
+        first = dist.all_reduce(np.ones(3), async_op=True)
+    assert first is not None
+    with pytest.raises(
+        dist.DistTimeoutError, match="ranks 1–3 have not answered"
+    ) as caught:
+        first.wait(30)
+    assert caught.value.culprits == (1, 2, 3)
+    group.rebuild()
+    with dist.op_timeout(0.5):
+        works = [dist.all_reduce(np.ones(3), async_op=True) for _ in range(2)]
+    world.note_causes(
+        {"another": ("no", [1]), group.key.id: ("rank 2 does not answer", [2])}
+    )
+    errors = []
+    for work in works:
+        assert work is not None
+        with pytest.raises(dist.DistError, match="rank 2 does not answer") as told:
+            work.wait(30)
+        errors.append(told.value)
+    assert "(its own timeout): diagnosis at " in str(errors[0])
+    assert "timed out after 0.5 s; diagnosis at " in str(errors[1])
+    assert [error.culprits for error in errors] == [(2,), (2,)]
+
+
+def test_a_diagnosis_that_no_longer_holds_is_not_repeated(
+    group: dist.ProcessGroup,
+) -> None:
+    world.note_causes({group.key.id: ("rank 2 does not answer", [2])})
+    assert group.current.deadlines.cause is not None
+    world.note_causes({})
+    assert group.current.deadlines.cause is None

@@ -27,10 +27,14 @@ import pytest
 
 import rankscope as dist
 from rankscope.backends.conformance.waiting import until
-from rankscope.backends.devices import cuda_context
+from rankscope.backends.devices import arrays, cuda_context
 from rankscope.backends.devices.cuda_driver import CudaLibrary
 from rankscope.backends.devices.gpu_memory import GpuMemory
-from rankscope.backends.errors import LibraryFailure
+from rankscope.backends.errors import (
+    ConnectionLostError,
+    DistBackendError,
+    LibraryFailure,
+)
 from rankscope.backends.groups.config import BackendConfig
 from rankscope.backends.groups.origin import Origin
 from rankscope.backends.groups.process_group import ProcessGroup
@@ -41,9 +45,9 @@ from rankscope.backends.nccl import nccl4py as nccl_library
 from rankscope.backends.nccl.interface import GpuApi
 from rankscope.backends.nccl.nccl4py import NcclLibrary
 from rankscope.backends.work.async_errors import take_async_error
-from tests.backends.gpu_simulation import Simulation
+from tests.backends.gpu_simulation import DeviceArray, Simulation
 
-IN_PROGRESS, SYSTEM_ERROR = 7, 2
+IN_PROGRESS, SYSTEM_ERROR, REMOTE_ERROR, INTERNAL_ERROR = 7, 2, 6, 3
 
 
 class Stub:
@@ -118,10 +122,10 @@ def told(
 def stub(library: ctypes.CDLL) -> Iterator[Stub]:
     yield from told(
         library,
-        {"version": 22800, "async": 0, "call": 0, "slow_ms": 0, "abort_ms": 0},
+        {"version": 22807, "async": 0, "call": 0, "slow_ms": 0, "abort_ms": 0},
         (
             *("inits", "aborts", "destroys", "calls", "groups", "splits", "shrinks"),
-            "homeless",
+            *("revokes", "homeless"),
         ),
     )
 
@@ -386,6 +390,50 @@ def test_staged_copies_create_contexts_on_the_device_of_the_array_alone(
     assert cuda_stub.contexts == 0b100
 
 
+class Tensor:
+    """An array of another library, on device 2."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 2
+
+    def __dlpack__(self, **_: Any) -> Any:
+        raise NotImplementedError("the module in place of cupy does not call it")
+
+
+def test_an_array_of_another_library_creates_a_context_on_its_device_alone(
+    cuda_stub: Stub, monkeypatch: pytest.MonkeyPatch, simulation: Simulation
+) -> None:
+    """Over a module in place of cupy that sets and restores the device as cupy does."""
+    cuda = HalfCuda(simulation)
+
+    def from_dlpack(array: Tensor) -> Any:
+        # For the CUDA runtime, device 0 is current on a thread that chose none.
+        before = cuda.current_device() or 0
+        cuda.use(array.__dlpack_device__()[1])
+        cuda.use(before)
+        return SimpleNamespace(shape=(1,), dtype=np.dtype("f4"), size=1)
+
+    fake = SimpleNamespace(from_dlpack=from_dlpack, ndarray=DeviceArray)
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    monkeypatch.setattr(cuda_context, "_contexts", None)
+
+    def visit() -> int | None:
+        assert arrays.native(Tensor(), "cuda", "tensor", "all_reduce").size == 1
+        return cuda.current_device()
+
+    assert on_thread(visit) is None
+    assert cuda_stub.contexts == 0b100
+
+
+def test_the_uuid_of_a_gpu_needs_no_context(
+    cuda_stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_context, "_contexts", None)
+    assert cuda_context.gpu_uuid(2) == "02020202-0202-0202-0202-020202020202"
+    assert cuda_context.gpu_uuid(9) == ""
+    assert (cuda_stub.contexts, cuda_stub.switches) == (0, 0)
+
+
 def test_the_memory_of_the_board_needs_no_context(
     cuda_stub: Stub, nvml: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -574,6 +622,29 @@ def test_shrink_gets_through(stub: Stub) -> None:
     assert not NcclLibrary().can_shrink
 
 
+def test_an_abort_revokes_what_is_in_flight_first(
+    group: ProcessGroup, stub: Stub, cuda_stub: Stub
+) -> None:
+    x = array(group, [1])
+    dist.all_reduce(x, group=group, async_op=True).synchronize()
+    cuda_stub.query = 600
+    dist.all_reduce(x, group=group, async_op=True)
+    group.abort("enough")
+    until(lambda: stub.aborts == 1)
+    assert stub.revokes == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "revokes"),
+    [(22706, False), (22803, False), (22807, True), (23003, True)],
+)
+def test_revoke_is_there_from_2_28_7_on(
+    stub: Stub, version: int, revokes: bool
+) -> None:
+    stub.version = version
+    assert NcclLibrary().can_revoke is revokes
+
+
 def test_an_old_library_is_refused_with_the_remedy(stub: Stub) -> None:
     assert nccl_library._no_library() is None
     stub.version = 21403
@@ -596,9 +667,35 @@ def test_a_result_of_nccl_is_one_of_ours(stub: Stub) -> None:
     nccl = NcclLibrary()
     comm = nccl.init(1, 0, nccl.unique_id(), {"blocking": False})
     assert nccl.ready(comm)
-    stub.call = SYSTEM_ERROR
+    stub.call = INTERNAL_ERROR
     with pytest.raises(LibraryFailure, match="NCCL reports"):
         nccl.all_reduce(0, 0, 0, 7, 0, comm, 0)
     stub.call = IN_PROGRESS
     nccl.all_reduce(0, 0, 0, 7, 0, comm, 0)
+    nccl.abort(comm)
+
+
+@pytest.mark.parametrize(
+    ("result", "kind", "alone"),
+    [
+        (REMOTE_ERROR, ConnectionLostError, False),
+        # NCCL's words alone: a socket, or something else on this host.
+        (SYSTEM_ERROR, ConnectionLostError, True),
+        (INTERNAL_ERROR, LibraryFailure, False),
+    ],
+)
+def test_an_error_that_a_dead_peer_may_cause_is_a_lost_connection(
+    stub: Stub, result: int, kind: type[DistBackendError], alone: bool
+) -> None:
+    nccl = NcclLibrary()
+    comm = nccl.init(2, 0, nccl.unique_id(), {"blocking": False})
+    setattr(stub, "async", result)
+    with pytest.raises(kind, match="the stub's last error") as polled:
+        nccl.ready(comm)
+    stub.call = result
+    with pytest.raises(kind, match="NCCL reports") as called:
+        nccl.all_reduce(0, 0, 0, 7, 0, comm, 0)
+    for caught in (polled, called):
+        assert type(caught.value) is kind
+        assert caught.value.reason == (str(caught.value) if alone else None)
     nccl.abort(comm)

@@ -17,12 +17,13 @@ typedef struct { char bytes[128]; } unique_id_t;
 typedef struct { int size, rank, aborted; } comm_t;
 
 /* What a test says. */
-volatile int stub_version = 22800;
+volatile int stub_version = 22807;
 volatile int stub_async = SUCCESS;   /* of every communicator */
 volatile int stub_call = SUCCESS;    /* of every op */
 volatile int stub_slow_ms = 0;       /* every op takes so long */
 volatile int stub_abort_ms = 0;
 /* What a test is told. */
+volatile int stub_revokes;
 volatile int stub_inits, stub_aborts, stub_destroys, stub_calls, stub_groups;
 volatile int stub_in_call;
 volatile int stub_splits, stub_shrinks, stub_excluded, stub_shrink_flags;
@@ -130,6 +131,14 @@ result_t ncclCommAbort(comm_t *comm) {
   comm->aborted = 1;
   stub_aborts++;
   return SUCCESS;
+}
+
+result_t ncclCommRevoke(comm_t *comm, int flags) {
+  (void)comm;
+  need_context();
+  if (flags) return INVALID_ARGUMENT;
+  stub_revokes++;
+  return stub_async == IN_PROGRESS ? IN_PROGRESS : SUCCESS;
 }
 
 result_t ncclCommFinalize(comm_t *comm) {

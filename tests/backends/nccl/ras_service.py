@@ -21,13 +21,19 @@ FINE = {
 }
 
 
-def rank(number: int, pid: int, all_reduces: int, **status: Any) -> dict[str, Any]:
+def _process(number: int, pid: int) -> dict[str, Any]:
     return {
         "rank": number,
         "host": "10.0.0.1",
         "pid": pid,
         "cuda_dev": number,
         "nvml_dev": number,
+    }
+
+
+def rank(number: int, pid: int, all_reduces: int, **status: Any) -> dict[str, Any]:
+    return {
+        **_process(number, pid),
         "status": {**FINE, **status},
         "collective_counts": {**dict.fromkeys(FUNCTIONS, 0), "AllReduce": all_reduces},
     }
@@ -35,11 +41,7 @@ def rank(number: int, pid: int, all_reduces: int, **status: Any) -> dict[str, An
 
 def missing(number: int, pid: int, *, unresponsive: bool, dead: bool) -> dict[str, Any]:
     return {
-        "rank": number,
-        "host": "10.0.0.1",
-        "pid": pid,
-        "cuda_dev": number,
-        "nvml_dev": number,
+        **_process(number, pid),
         "status": {"unresponsive": unresponsive, "considered_dead": dead},
     }
 

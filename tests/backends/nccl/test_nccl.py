@@ -722,32 +722,6 @@ def test_nccl_goes_on_in_the_background_while_the_host_does_too(
     ranks(body)
 
 
-def test_two_hung_groups_of_one_device_are_aborted_together(
-    simulation: Simulation, tmp_path: Path
-) -> None:
-    one, two = Ranks(simulation, tmp_path), Ranks(simulation, tmp_path)
-    try:
-        one.start(2, name="one")
-        two.start(2, name="two")
-        for ranks in (one, two):
-            ranks(lambda r: dist.barrier(group=r.pg))
-
-        def hang(r: Rank) -> Any:
-            if r.rank == 0:
-                return dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True)
-            return None
-
-        first, second = one(hang)[0], two(hang)[0]
-        one.ranks[0].pg.abort("the first one hangs")
-        with pytest.raises(dist.DistAbortedError, match="the first one hangs"):
-            first.synchronize()
-        with pytest.raises(dist.DistAbortedError, match="beside a communicator"):
-            second.synchronize()
-    finally:
-        one.close()
-        two.close()
-
-
 def test_the_end_frees_everything(ranks: Ranks, simulation: Simulation) -> None:
     ranks.start(2)
     ranks(lambda r: dist.all_reduce(r.array([1.0]), group=r.pg))

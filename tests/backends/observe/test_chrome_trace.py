@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rankscope as dist
@@ -223,6 +223,7 @@ def test_nothing_recorded_is_an_empty_trace() -> None:
 times = st.integers(0, 50)
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(
@@ -267,6 +268,7 @@ delays = st.integers(0, 10**8)
 offsets = st.integers(-(10**15), 10**15)
 
 
+@settings(deadline=None)
 @given(
     offsets,
     st.lists(st.tuples(st.integers(0, 10**10), delays, delays), min_size=1),
@@ -286,6 +288,7 @@ def test_the_offset_is_off_by_half_the_shortest_way_at_most(
     assert estimate_offset([(t0, t + 17, t1) for t0, t, t1 in samples]) == found + 17
 
 
+@settings(deadline=None)
 @given(offsets, st.lists(delays.filter(lambda delay: delay > 20)))
 def test_slow_samples_change_nothing(offset: int, slow: list[int]) -> None:
     quick = (ORIGIN, ORIGIN + 3 + offset, ORIGIN + 20)

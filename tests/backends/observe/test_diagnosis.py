@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.backends import OpType, Work
+from rankscope.backends import OpType, ReduceOp, Work
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.diagnosis import diagnose
 from rankscope.backends.observe.verdicts import ConfirmTwice, Fault, RankView, Verdict
@@ -47,10 +47,11 @@ class Simulated:
         size: int = 4,
         dtype: str = "f4",
         peer: int | None = None,
+        reduce_op: ReduceOp | None = None,
         done: bool = False,
     ) -> None:
         arrays = [] if op is OpType.BARRIER else [np.empty(size, dtype)]
-        record = Record(self.status, op, arrays, peer, 60.0)
+        record = Record(self.status, op, arrays, peer, 60.0, "", reduce_op)
         record.number()
         work = Work(op)
         work.bind(record)
@@ -172,6 +173,17 @@ def test_a_mismatch_of_the_arguments(
     assert verdict.fault is fault
     assert verdict.culprits == (1,)
     assert words in str(verdict)
+
+
+def test_a_mismatch_of_the_reduction(ranks: list[Simulated]) -> None:
+    for rank in (0, 2, 3):
+        ranks[rank].issue(OpType.ALL_REDUCE, 5, reduce_op=ReduceOp.SUM)
+    ranks[1].issue(OpType.ALL_REDUCE, 5, reduce_op=ReduceOp.MAX)
+    verdict = only(ranks)
+    assert verdict.fault is Fault.REDUCE_OP_MISMATCH
+    assert verdict.culprits == (1,)
+    assert "with reduce op max while" in str(verdict)
+    assert "with reduce op sum" in str(verdict)
 
 
 def test_sizes_that_may_differ_are_no_mismatch(ranks: list[Simulated]) -> None:
@@ -329,6 +341,62 @@ def test_a_rank_in_an_op_of_another_group_is_named_with_that_op(
     assert words in str(verdict)
 
 
+def test_groups_that_wait_for_each_other_are_named_with_the_cycle() -> None:
+    ranks = [Simulated(0, 3), Simulated(1, 3), Simulated(2, 3)]
+    keys = [everybody(3), GroupKey("tp", (1, 2)), GroupKey("dp", (0, 2))]
+    for rank, key in zip(ranks, keys, strict=True):
+        rank.status = GroupCounters(key.name, rank.rank, 0, key.ranks, key.id)
+        rank.issue(OpType.ALL_REDUCE, 3)
+        rank.extra["location"] = "cell 7 line 3"
+        rank.extra["groups"] = {
+            one.id: one.ranks for one in keys if rank.rank in one.ranks
+        }
+    views = {rank.rank: rank.view() for rank in ranks}
+    (verdict,) = diagnose(keys[1], 0, views, 5)
+    assert verdict.culprits == (2,)
+    assert (
+        "; the groups 'dp' and 'default' and 'tp' wait for each other: "
+        "rank 2 in `all_reduce` #1 of group 'dp' for rank 0, "
+        "rank 0 in `all_reduce` #1 of group 'default' for rank 1, "
+        "rank 1 in `all_reduce` #1 of group 'tp' for rank 2; "
+        "issue their ops in the same order on all ranks"
+    ) in str(verdict)
+
+
+def note_reduce_op(view: RankView, name: str) -> None:
+    record = view.records[-1]
+    assert isinstance(record, dict)
+    record["reduce_op"] = name
+
+
+@pytest.mark.parametrize("known", [(0, 1, 2, 3), (0, 1)])
+def test_reduce_ops_are_compared_where_both_ranks_know_theirs(
+    ranks: list[Simulated], known: tuple[int, ...]
+) -> None:
+    for rank in ranks:
+        rank.issue(OpType.ALL_REDUCE, 5)
+    views = {rank.rank: rank.view() for rank in ranks}
+    for number in known:
+        note_reduce_op(views[number], "max" if number == 1 else "sum")
+    (verdict,) = diagnose(DEFAULT, 0, views, 5)
+    assert verdict.fault is Fault.REDUCE_OP_MISMATCH
+    assert verdict.culprits == (1,)
+    assert "rank 1 is at cell 7 line 5 `all_reduce` #2 with reduce op max" in str(
+        verdict
+    )
+
+
+def test_a_reduce_op_that_one_rank_alone_knows_is_no_mismatch(
+    ranks: list[Simulated],
+) -> None:
+    for rank in ranks:
+        rank.issue(OpType.ALL_REDUCE, 5)
+    views = {rank.rank: rank.view() for rank in ranks}
+    note_reduce_op(views[1], "max")
+    (verdict,) = diagnose(DEFAULT, 0, views, 5)
+    assert verdict.fault is Fault.EXECUTION_HANG
+
+
 def test_a_rank_nothing_is_known_of_is_missing(ranks: list[Simulated]) -> None:
     for rank in (0, 1, 3):
         ranks[rank].issue(OpType.ALL_REDUCE, 5)
@@ -355,6 +423,7 @@ OPS = st.sampled_from(
 )
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.lists(st.tuples(OPS, st.booleans()), max_size=4), min_size=2, max_size=5

@@ -189,8 +189,9 @@ def _tables_of_ops(tree: ast.Module) -> Iterator[int]:
 
 def test_no_module_but_the_transports_has_a_table_of_ops() -> None:
     root = Path(rankscope.backends.__file__).parent.parent
-    # The conformance suite tries each op by itself.
-    names = ("gloo", "mpi", "nccl", "conformance")
+    # The conformance suite tries each op by itself; `torch_watch` has the methods of
+    # torch's own process groups.
+    names = ("gloo", "mpi", "nccl", "conformance", "torch_watch")
     transports = {root / "backends" / name for name in names}
     # What makes the arrays and checks the result of each op that is measured.
     benchmark = root / "backends" / "benchmark_cases.py"
@@ -214,3 +215,20 @@ def test_the_conformance_suite_tries_every_op_of_a_backend() -> None:
         "conformance/exact.py: WITH_REDUCE_OP, WITHOUT_REDUCE_OP and the methods of "
         "Checker are not the ops of OpType"
     )
+
+
+@pytest.mark.parametrize("op", OpType, ids=lambda op: op.value)
+def test_the_arrays_that_an_op_reads_are_told_by_its_arguments(op: OpType) -> None:
+    lists = (Argument.READ_LIST, Argument.WRITTEN_LIST)
+    arrays = [
+        (argument, place)
+        for argument in op.spec.arguments or ()
+        for place in range(3 if argument in lists else 1)
+    ]
+    read = [
+        one for one in arrays if one[0] not in (Argument.WRITTEN, Argument.WRITTEN_LIST)
+    ]
+    assert list(op.spec.read_of(arrays)) == read
+    # A barrier's array is the backend's own.
+    if op is OpType.BARRIER:
+        assert list(op.spec.read_of(["scratch"])) == []

@@ -8,7 +8,7 @@ import itertools
 import threading
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.backends import (
@@ -43,6 +43,7 @@ def test_nothing_goes_back_to_scheduled(state: WorkState) -> None:
         transition(state, WorkState.SCHEDULED)
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(EVENTS)))
 def test_the_first_outcome_is_the_outcome(events: list[WorkState]) -> None:
     state = WorkState.SCHEDULED

@@ -62,6 +62,32 @@ def test_a_busy_rank_is_named_with_both_lines(cluster: Cluster) -> None:
     assert execution.wait(30)
 
 
+def test_the_errors_of_an_abort_say_why_the_ranks_waited(cluster: Cluster) -> None:
+    execution = cluster.execute(HANG + "print('unreached')", cell=8)
+    until_at(cluster, [1], 8, 3)
+    until(lambda: cluster.diagnose(), what="the stall")
+    cluster.abort(reason="enough")
+    cluster.interrupt([1])
+    assert execution.wait(30)
+    for rank in (0, 2):
+        said = execution.errors[rank].evalue
+        assert "enough; diagnosis: rank 1 has not entered: it is at cell 8 line 3" in (
+            said
+        )
+        assert execution.errors[rank].culprits == (1,)
+    (state,) = {
+        group.reason for rank in cluster.status().ranks for group in rank.groups
+    }
+    assert state is not None
+    assert "rank 1 has not entered" in state
+
+
+def test_an_abort_before_any_op_waits_has_no_diagnosis(cluster: Cluster) -> None:
+    cluster.abort(reason="tidy")
+    reasons = {group.reason for rank in cluster.status().ranks for group in rank.groups}
+    assert not any("diagnosis" in str(one) for one in reasons)
+
+
 def test_a_rank_that_raised_is_named_with_its_error(cluster: Cluster) -> None:
     code = (
         "x = np.ones(3)\nif rank == 1:\n    raise ValueError('no')\ndist.all_reduce(x)"

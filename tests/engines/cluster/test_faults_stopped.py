@@ -133,6 +133,35 @@ def test_a_frozen_rank_is_named_within_seconds(
     assert cluster.pull("mine", [0, 1, 3]) == {0: 0, 1: 100, 3: 300}
 
 
+def test_the_errors_of_ops_that_time_out_name_the_stopped_rank(
+    cluster: Cluster, stopped: int
+) -> None:
+    cluster.execute(SUM).result(WAIT)
+    found: list[Verdict] = []
+    watch = StallWatch(cluster, found.extend)
+    try:
+        os.kill(cluster.pids[stopped], signal.SIGSTOP)
+        cell = cluster.execute(
+            "with dist.op_timeout(8):\n    dist.all_reduce(np.ones(3))",
+            ranks=[0, 2, 3],
+        )
+        until(lambda: found, WAIT, "a verdict")
+        assert cell.wait(WAIT)
+    finally:
+        watch.close()
+    enames = [cell.errors[rank].ename for rank in (0, 2, 3)]
+    assert "DistTimeoutError" in enames
+    for rank in (0, 2, 3):
+        error = cell.errors[rank]
+        assert "; diagnosis at" in error.evalue or ": diagnosis at" in error.evalue
+        assert "its process is stopped (SIGSTOP, or a debugger)" in error.evalue
+        assert error.culprits == (stopped,)
+    os.kill(cluster.pids[stopped], signal.SIGCONT)
+    until(lambda: _state(cluster, stopped) == "idle", WAIT, "rank 1 to be heard of")
+    cluster.rebuild()
+    cluster.execute(SUM).result(WAIT)
+
+
 def _state(cluster: Cluster, rank: int) -> str:
     return cluster.status().ranks[rank].state
 

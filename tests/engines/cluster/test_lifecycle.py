@@ -34,6 +34,8 @@ processes = cluster._launched.processes()
 print(json.dumps({
     "id": cluster.cluster_id,
     "pids": [p.pid for p in processes],
+    "engines": list(cluster.pids.values()),
+    "servers": [s.pid for s in cluster._launched.fork_servers()],
     "reaper": getattr(cluster._launched.orphan_reaper, "pid", None),
     "files": cluster._launched.files(),
 }), flush=True)
@@ -64,7 +66,11 @@ class Owner:
         line = self.process.stdout.readline()
         assert line, f"the owner ended with {self.process.wait()}"
         self.said: dict[str, Any] = json.loads(line)
-        self.born = {pid: process_start_time(pid) for pid in self.said["pids"]}
+        pids = set(self.said["pids"])
+        if options.get("keep"):
+            # The fork server of a kept cluster ends with its owner.
+            pids -= set(self.said["servers"])
+        self.born = {pid: process_start_time(pid) for pid in pids}
 
     def living(self) -> list[int]:
         """Which of the cluster's processes live."""
@@ -149,7 +155,7 @@ class TestTheEnd:
         launched = cluster._launched
         assert launched is not None
         born = {one.pid: process_start_time(one.pid) for one in launched.processes()}
-        assert len(born) >= 6  # controller, schedulers, two engines, two nannies
+        assert len(born) >= 6  # controller, schedulers, two engines
         running = cluster.execute("import threading\nthreading.Event().wait()")
         cluster.shutdown()
         assert [
@@ -168,6 +174,18 @@ class TestTheEnd:
         owner.leave()
         assert owner.living() == []
         assert [path for path in owner.said["files"] if Path(path).exists()] == []
+
+    def test_engines_end_with_a_killed_owner_that_has_no_reaper(self) -> None:
+        owner = Owner(2)
+        os.kill(owner.said["reaper"], signal.SIGKILL)
+        owner.kill()
+        engines = {*owner.said["engines"], *owner.said["servers"]}
+        until(lambda: not engines & {*owner.living()}, WAIT, "the engines to end")
+        # Nothing is left that would end the controller.
+        for pid in owner.living():
+            os.kill(pid, signal.SIGKILL)
+        for path in owner.said["files"]:
+            Path(path).unlink(missing_ok=True)
 
     def test_a_killed_owner_takes_its_cluster_along_and_no_other(self) -> None:
         owner = Owner()

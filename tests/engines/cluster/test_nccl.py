@@ -23,9 +23,11 @@ from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.engines import Cluster, ClusterError, ExecutionError, StallWatch
 from rankscope.engines.agent import availability, gpus
 from rankscope.engines.agent.availability import why_refused
-from rankscope.engines.agent.gpus import choose_device, must_share
+from rankscope.engines.agent.gpus import choose_device, may_share
 from rankscope.engines.cluster.gpus import Gpus
+from rankscope.engines.cluster.rank_slots import RankSlot, note_gpus
 from rankscope.engines.wire.gpu_environment import parse_devices
+from rankscope.engines.wire.requests import GpuAnswer
 from tests.backends.nccl.ras_service import Server, rank, report, service
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -170,11 +172,37 @@ def test_ranks_take_devices_in_turn(
 
 
 def test_ranks_that_have_to_share_are_found() -> None:
-    assert must_share(env(0, 2, Gpus()), 1)
-    assert must_share(env(0, 2, Gpus((1,))), 4)
-    assert not must_share(env(0, 2, Gpus(share=True)), 1)
-    assert not must_share(env(0, 2, Gpus()), 2)
-    assert not must_share(env(0, 2, Gpus()), 0)
+    assert not may_share(env(0, 2, Gpus()))
+    assert may_share(env(0, 2, Gpus(share=True)))
+
+
+def advice_on(*uuids: str, shares: bool = False, dead: int | None = None) -> list[str]:
+    """Return the advice for ranks of one host that have GPUs of these UUIDs."""
+    slots = [
+        RankSlot(rank, rank, f"e{rank}", 4000, "node", "127.0.0.1", 1)
+        for rank in range(len(uuids))
+    ]
+    if dead is not None:
+        slots[dead].death = f"rank {dead} is dead"
+    answers: dict[int, GpuAnswer] = {
+        rank: {"gpu": "GPU 0", "uuid": uuid, "may_share": shares}
+        for rank, uuid in enumerate(uuids)
+    }
+    first = note_gpus(slots, answers)
+    # A fresh rank alone is asked; the GPUs of the others are known.
+    assert note_gpus(slots, {0: answers[0]}) == first
+    return first
+
+
+def test_ranks_share_a_gpu_if_its_uuid_is_the_same() -> None:
+    # A launcher may show each rank one GPU, as device 0.
+    assert advice_on("a", "b") == []
+    (line,) = advice_on("a", "a", "b")
+    assert line.startswith("ranks 0–1 have to share GPUs, which NCCL refuses; ")
+    assert advice_on("a", "a", shares=True) == []
+    # Without a GPU, or where its UUID is not known.
+    assert advice_on("", "") == []
+    assert advice_on("a", "a", dead=1) == []
 
 
 def test_a_device_that_is_not_there() -> None:
@@ -243,8 +271,8 @@ def test_a_variable_that_makes_no_sense_is_named() -> None:
 
 @pytest.mark.parametrize("said", ["", "0", "false", "No", " off "])
 def test_sharing_is_not_meant_by_a_no(said: str) -> None:
-    assert must_share({**env(0, 2, Gpus()), "RANKSCOPE_SHARE_GPU": said}, 1)
-    assert not must_share({**env(0, 2, Gpus()), "RANKSCOPE_SHARE_GPU": "yes"}, 1)
+    assert not may_share({**env(0, 2, Gpus()), "RANKSCOPE_SHARE_GPU": said})
+    assert may_share({**env(0, 2, Gpus()), "RANKSCOPE_SHARE_GPU": "yes"})
 
 
 # -- which backends --------------------------------------------------------------

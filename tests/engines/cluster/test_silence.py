@@ -8,11 +8,21 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 
 from rankscope.backends.conformance.waiting import until
+from rankscope.backends.groups.key import GroupKey
+from rankscope.backends.observe.verdicts import Fault, Verdict
+from rankscope.engines import ClusterStatus
+from rankscope.engines.cluster.diagnosing import (
+    STALL,
+    causes_by_group,
+    diagnose_once,
+)
+from rankscope.engines.cluster.flight_records import FlightRecords
+from rankscope.engines.cluster.rank_slots import SILENCE
 from rankscope.engines.cluster.silence import (
     Cause,
     Sample,
@@ -21,6 +31,7 @@ from rankscope.engines.cluster.silence import (
     sample,
     take_samples,
 )
+from rankscope.engines.wire.requests import NcclReport
 from tests.widgets import statuses
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
@@ -117,7 +128,8 @@ def test_what_is_not_known_is_not_claimed() -> None:
     assert cause_of(at(0, 0), at(1, 49)) is None
     assert cause_of(at(0, None), at(1, 300)) is None
     assert cause_of(None, at(1, 300)) is None
-    assert describe(None, 2, 7) == ""
+    assert describe(None, 2, 7, "far") == ""
+    assert describe(Cause.HOST, 2, 7, "far") == ""
 
 
 def test_only_ranks_of_this_host_that_are_late_are_looked_at() -> None:
@@ -141,7 +153,75 @@ def test_only_ranks_of_this_host_that_are_late_are_looked_at() -> None:
         (Cause.STOPPED, "is stopped .*: kill -CONT 7 continues it, %dist_restart 2"),
         (Cause.HOLDS_GIL, "a call holds the GIL.* --pid 7 .*: %dist_restart 2"),
         (Cause.STARVED, "its threads wait for a CPU"),
+        (Cause.ALONE, "other ranks of far answer.* --pid 7.*: %dist_restart 2"),
     ],
 )
 def test_each_cause_is_described_with_what_to_do(found: Cause, text: str) -> None:
-    assert re.search(text, describe(found, 2, 7))
+    assert re.search(text, describe(found, 2, 7, "far"))
+
+
+class Ranks:
+    """A cluster of rank 0 on this host and ranks 1 and 2 on another one.
+
+    Rank 2 has not been heard of for `age` seconds; with `neighbour` rank 1 answers.
+    """
+
+    def __init__(self, age: float, neighbour: bool) -> None:
+        op = statuses.op(state="started", elapsed=0.1)
+        group = statuses.group(ranks=range(3), oldest=op, in_flight=1)
+        self.found = statuses.cluster(
+            statuses.rank(0, group, host=socket.gethostname(), pid=os.getpid()),
+            statuses.rank(
+                1, group, host="far", heartbeat_age=0.1 if neighbour else age
+            ),
+            statuses.rank(2, group, host="far", heartbeat_age=age),
+        )
+
+    def status(self, *, fresh: bool = False, timeout: float = 2.0) -> ClusterStatus:
+        return self.found
+
+    def glance(self) -> ClusterStatus:
+        return self.found
+
+    def flight_records(
+        self, ranks: Iterable[int], *, last: int | None = None
+    ) -> FlightRecords:
+        return FlightRecords()
+
+    def where(self, ranks: Iterable[int]) -> dict[int, str]:
+        return {}
+
+    def nccl_report(self, rank: int) -> NcclReport | None:
+        return None
+
+    def tell_ranks(self, verdicts: Sequence[Verdict]) -> None:
+        raise NotImplementedError("a diagnosis tells the ranks nothing")
+
+
+def test_a_rank_alone_silent_on_another_host_is_named_at_once() -> None:
+    (verdict,) = diagnose_once(Ranks(2.4, neighbour=True), STALL, SILENCE)
+    assert verdict.culprits == (2,)
+    # No second diagnosis is needed: it is there within 3 s.
+    assert verdict.certain
+    assert "other ranks of far answer, so its process is stopped" in verdict.text
+    assert diagnose_once(Ranks(1.9, neighbour=True), STALL, SILENCE) == []
+
+
+def test_a_silent_host_is_named_when_a_second_diagnosis_confirms_it() -> None:
+    (verdict,) = diagnose_once(Ranks(2.4, neighbour=False), STALL, SILENCE)
+    assert verdict.culprits == (1, 2)
+    assert not verdict.certain
+    assert "or its host is out of reach" in verdict.text
+
+
+def test_what_the_ranks_are_told_is_by_group() -> None:
+    one, two = GroupKey("one", (0, 1)), GroupKey("two", (0, 2))
+    found = [
+        Verdict(Fault.RANK_NOT_RESPONDING, one, (1,), (0,), "all_reduce", 1, "frozen"),
+        Verdict(Fault.MISSING_RANKS, two, (2,), (0,), "all_reduce", 1, "missing"),
+        Verdict(Fault.EXECUTION_HANG, two, (0, 2), (), "all_reduce", 1, "hangs"),
+    ]
+    assert causes_by_group(found) == {
+        one.id: ("frozen", (1,)),
+        two.id: ("missing; hangs", (2,)),
+    }

@@ -225,10 +225,15 @@ class Soak:
         return {"notebook": Usage.of(os.getpid()), **used}
 
     def processes(self) -> int:
-        """How many living processes the cluster has: controller, nannies, all."""
+        """How many living processes the cluster has: controller, engines, all.
+
+        Except fork servers: there is one for all ranks first, and one more for each
+        rank that was restarted alone and lives.
+        """
         launched = self.cluster._launched
         assert launched is not None
-        return len([one for one in launched.processes() if lives(one)])
+        servers = [one for one in launched.fork_servers() if lives(one)]
+        return len([one for one in launched.processes() if lives(one)]) - len(servers)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ KINDS = Request.__subclasses__()
 
 SAMPLES: list[Request[Any]] = [
     requests.Abort(["tp/12345678"], "enough", "the board"),
-    requests.AssignRank({"rank": 1, "world_size": 4}, {"RANK": "1"}),
+    requests.AssignRank({"rank": 1, "world_size": 4, "torch": None}, {"RANK": "1"}),
     requests.GetFlightRecord(None),
     requests.JoinStore("127.0.0.1", 1234, "00ff"),
     requests.Rebuild({"default/12345678": 2}),

@@ -11,6 +11,7 @@ import pytest
 
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.groups.key import GroupKey
+from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.engines import (
     Cluster,
     ClusterError,
@@ -34,12 +35,21 @@ class Told:
         self.calls: list[tuple[Any, ...]] = []
         self.restarts_together = False
         self.on_interrupt: Callable[[], None] = lambda: None
+        self.verdicts: list[Verdict] = []
+        #: What the errors on the ranks say.
+        self.told_why: list[Verdict] = []
 
     def status(self, *, fresh: bool = False, timeout: float = 1) -> ClusterStatus:
         return self.now
 
-    def abort(self, group: GroupKey, reason: str) -> None:
+    def explain(self) -> list[Verdict]:
+        return self.verdicts
+
+    def abort(
+        self, group: GroupKey, reason: str, *, verdicts: Sequence[Verdict]
+    ) -> None:
         self.calls.append(("abort", group.name, reason))
+        self.told_why += verdicts
 
     def rebuild(self, group: GroupKey) -> None:
         self.calls.append(("rebuild", group.name))
@@ -227,7 +237,7 @@ def test_ranks_that_do_not_answer_an_abort_are_told_of() -> None:
     assert monitor.restore(True) == "group 'default' aborted"
 
 
-def _refuse(group: GroupKey, reason: str) -> None:
+def _refuse(group: GroupKey, reason: str, **options: Any) -> None:
     raise ClusterError("rank 1: no answer")
 
 
@@ -278,6 +288,25 @@ def test_the_deadline_stops_the_ranks() -> None:
         "not done after 0.01 s; ranks 0–1 in all_reduce"
     )
     assert "group 'default' rebuilt" in str(caught.value)
+
+
+def test_the_deadline_says_why_the_ranks_waited_here_and_on_them() -> None:
+    told = Told(STUCK)
+    (key,) = STUCK.group_keys
+    other = GroupKey("tp", (0, 1))
+    why, elsewhere = (
+        Verdict(Fault.MISSING_RANKS, one, (2,), (0, 1), "all_reduce", 4, text)
+        for one, text in ((key, "rank 2 has not entered"), (other, "elsewhere"))
+    )
+    told.verdicts = [why, elsewhere]
+    execution, run = cell_on(told, limit=0.01)
+    told.on_interrupt = lambda: end(execution, "KeyboardInterrupt")
+    with pytest.raises(CellTimeout) as caught:
+        run.run()
+    assert str(caught.value).startswith(
+        "not done after 0.01 s; rank 2 has not entered; elsewhere; ranks 0–1 in"
+    )
+    assert told.told_why == [why]
 
 
 def test_ctrl_c_stops_the_ranks_and_says_where_they_were() -> None:

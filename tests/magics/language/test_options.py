@@ -29,6 +29,11 @@ def refused(name: str, line: str) -> str:
         ("-n 2 --engines slurm", {"engines": "slurm"}),
         ("-n 2 --engines my.own.Launcher", {"engines": "my.own.Launcher"}),
         ("-n 2 --timeout 0.5", {"timeout": 0.5}),
+        ("-n 2", {"torch": None}),
+        ("-n 2 --torch", {"torch": True}),
+        ("--torch -n 2", {"torch": True, "n": 2}),
+        ("-n 2 --torch gloo --keep", {"torch": "gloo", "keep": True}),
+        ("-n 2 --torch=cpu:gloo,cuda:nccl", {"torch": "cpu:gloo,cuda:nccl"}),
         ("-n 2 --devices 0,2-3", {"devices": (0, 2, 3)}),
         ("--cluster-id 'with blank'", {"cluster_id": "with blank", "n": None}),
     ],
@@ -71,6 +76,8 @@ def test_a_cell_line_is_read() -> None:
         ("dist_init", "-n 2 --backend glue", "unknown backend 'glue'"),
         ("dist_init", "-n 2 --backend cpu:gloo,cpu:mpi", "'cpu' is given twice"),
         ("dist_init", "-n 2 --backend ncll", "--backend ncll: unknown backend 'ncll'"),
+        ("dist_init", "-n 2 --torch GLOO", "--torch GLOO: expected a backend of torch "
+         "('gloo', 'nccl')"),
         ("dist_init", "-n 2 --devices 0,x", "--devices 0,x: 'x' is not a GPU"),
         ("dist_init", "-n 2 --devices 0,0", "GPU 0 is given twice"),
         ("dist_init", "-n 2 --devices 1-0", "the run 1-0 is empty; write 0-1"),
@@ -111,6 +118,11 @@ def test_help_has_usage_example_and_python_twin(name: str, flag: str) -> None:
     assert "in Python: cluster" in text or "rankscope.Cluster" in text
     for option in command.options:
         assert ", ".join(option.flags) in text
+
+
+def test_a_value_that_may_be_left_out_is_in_brackets() -> None:
+    assert "[--torch [BACKEND]]" in INIT.usage()
+    assert "--torch [BACKEND]  " in INIT.help()
 
 
 def test_the_help_of_a_benchmark_tells_of_gpus() -> None:

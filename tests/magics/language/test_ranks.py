@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.backends.rank_sets import format_ranks
@@ -53,6 +53,7 @@ def test_a_run_over_a_hole_names_the_rank_in_it() -> None:
         parse_ranks("0-2", [0, 2], of="group 'tp'")
 
 
+@settings(deadline=None)
 @given(st.sets(st.integers(0, 40), min_size=1))
 def test_text_and_ranks_are_inverse(ranks: set[int]) -> None:
     assert parse_ranks(format_ranks(ranks), range(41)) == sorted(ranks)

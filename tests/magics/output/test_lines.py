@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.magics.output.lines import LineBuffer
@@ -56,6 +56,7 @@ def test_the_partial_line_can_be_seen_before_it_ends() -> None:
     assert buffer.partial == " 60%|######"
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="ab\n\r\b\x1b[2Km", max_size=30), st.data())
 def test_the_cuts_do_not_matter(text: str, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
@@ -64,6 +65,7 @@ def test_the_cuts_do_not_matter(text: str, data: st.DataObject) -> None:
     assert lines(*pieces) == lines(text)
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(alphabet=st.characters(exclude_categories=["C"]))))
 def test_plain_text_comes_through_unchanged(rows: list[str]) -> None:
     assert lines("".join(f"{row}\n" for row in rows)) == rows

@@ -134,6 +134,16 @@ class TestGroups:
         found = model(rank(0, group("tp", (0, 1))), rank(2, group("tp", (2, 3))))
         assert [tab["label"] for tab in found.tabs()] == ["tp (0-1)", "tp (2-3)"]
 
+    def test_a_group_of_another_library_is_marked(self) -> None:
+        first = [
+            group("default_pg", library="torch"),
+            group("tp", [0], library="torch"),
+        ]
+        second = [group("default_pg", library="torch"), group("tp", [1])]
+        found = model(rank(0, *first), rank(1, *second))
+        labels = [tab["label"] for tab in found.tabs()]
+        assert labels == ["default_pg · torch", "tp (0) · torch", "tp (1)"]
+
     def test_a_rank_without_a_group_is_seen_all_the_same(self) -> None:
         found = model(rank(0, group()), rank(1))
         assert [tab["label"] for tab in found.tabs()] == ["default", "no group"]

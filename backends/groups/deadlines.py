@@ -1,0 +1,119 @@
+"""Deadlines: which op of a generation is overdue, and the error that says why."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from ..errors import DistTimeoutError
+from ..work.work import Work
+from .abort_reason import REBUILD_HINT, AbortReason, FoundCause
+from .inquiry import Inquiry
+from .spec import GroupSpec
+
+__all__ = ["Deadlines"]
+
+
+class Deadlines:
+    """The deadlines of the ops in flight of one generation, for the watchdog.
+
+    Parameters
+    ----------
+    spec
+        The group.
+    inquiry
+        Finds out why an overdue op did not end.
+    """
+
+    def __init__(self, spec: GroupSpec, inquiry: Inquiry) -> None:
+        self._spec, self._inquiry = spec, inquiry
+        # Of the ops in flight: when they began, as `begun_ns` says and by the monotonic
+        # clock.
+        self._begun_at: dict[Work, tuple[int, float]] = {}
+        #: Why the ops hang, if a diagnosis over all ranks has found it.
+        self.cause: FoundCause | None = None
+        #: The Work that is past its deadline, while its group lives on.
+        self.overdue: Work | None = None
+
+    def check(self, in_flight: Iterable[Work]) -> float:
+        """Look for an `overdue` op; return the seconds to the next deadline."""
+        begun_at, self._begun_at = self._begun_at, {}
+        was, self.overdue = self.overdue, None
+        nearest = float("inf")
+        for place, work in enumerate(in_flight):
+            record = work.record
+            if record is None:
+                continue
+            begun_ns = work.begun_ns(oldest=not place)
+            if not begun_ns:
+                continue
+            # The wall clock may be set while the op runs.
+            known = begun_at.get(work)
+            if known is None or known[0] != begun_ns:
+                ran = (time.time_ns() - begun_ns) / 1e9
+                known = begun_ns, time.monotonic() - ran
+            self._begun_at[work] = known
+            left = known[1] + record.timeout - time.monotonic()
+            if left > 0:
+                nearest = min(nearest, left)
+            elif self.overdue is None and not work.poll():
+                self.overdue = work
+        if was is not None and was is not self.overdue:
+            # The op has ended after all: what was found does not hold any more.
+            self._inquiry.discard()
+        return nearest
+
+    def asked(self) -> bool:
+        """Ask the ranks why the op is `overdue`; return whether they have answered.
+
+        Never blocks. True also where no answer is to be expected any more, and where
+        a diagnosis has found the cause.
+        """
+        return self._diagnosed() is not None or self._inquiry.ask()
+
+    def _diagnosed(self) -> FoundCause | None:
+        """Return what a diagnosis has found since the overdue op began."""
+        cause, overdue = self.cause, self.overdue
+        if cause is None or overdue is None:
+            return None
+        began = self._begun_at.get(overdue)
+        return cause if began is not None and cause.at > began[1] else None
+
+    def _found(self) -> tuple[str, tuple[int, ...]]:
+        """Return why the overdue op did not end, ``""`` if it is not known, and who."""
+        cause, found = self._diagnosed(), self._inquiry.found
+        if cause is not None:
+            return str(cause), tuple(cause.culprits)
+        if found is not None:
+            return f"diagnosis: {found.text}", found.culprits
+        return "", ()
+
+    def reason(self) -> tuple[str, tuple[int, ...]]:
+        """Return why the group ends for the `overdue` op, and the ranks at fault."""
+        assert self.overdue is not None
+        record = self.overdue.record
+        assert record is not None
+        found, culprits = self._found()
+        reason = f"{record.describe()} timed out after {record.timeout:g} s"
+        return f"{reason}; {found}" if found else reason, culprits
+
+    def error(self, work: Work, reason: AbortReason) -> DistTimeoutError:
+        """Return the error of `work`, which was overdue when its group was aborted."""
+        record = work.record
+        assert record is not None
+        timeout = record.timeout
+        found, _ = self._found()
+        whose = "the group's" if timeout == self._spec.timeout else "its own"
+        why = "not every rank entered it, or one is stuck"
+        if found:
+            why = found
+        elif reason.by != f"rank {self._spec.global_rank}":
+            # Another rank, or a person, was faster.
+            why = str(reason)
+        return DistTimeoutError(
+            f"{work.describe()} was not done {timeout:g} s after it began "
+            f"({whose} timeout): {why}. The group was aborted; {REBUILD_HINT}",
+            **work.identity(),
+            culprits=reason.culprits,
+            reason=f"not done {timeout:g} s after it began",
+        )

@@ -1,0 +1,204 @@
+"""Inquiry: why an op did not end, as the ranks of its group say themselves.
+
+A rank whose op has timed out asks the others through the store for their records and
+for the place of their main threads. The first one to ask compares the answers, and all
+ranks learn what it found before the group is aborted.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import sysconfig
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from ..errors import DistError, DistStoreError
+from ..stores.base import Store
+from ..work.flight_recorder import Record, recorder
+from .spec import GroupSpec
+
+__all__ = ["Explanation", "Inquiry", "Place", "explain_with", "locate_with"]
+
+_log = logging.getLogger(__name__)
+
+#: Seconds that the other ranks get to answer.
+ANSWER_WAIT = 0.9
+#: Seconds after which an error goes without an explanation: the store may not answer.
+LONGEST = 1.0
+#: Records of the group that a rank sends, the newest ones.
+RECORDS = 50
+
+_PACKAGE = f"{__name__.partition('.')[0]}."
+_LIBRARIES = tuple(
+    f"{sysconfig.get_path(name)}/" for name in ("stdlib", "purelib", "platlib")
+)
+
+
+class Place(NamedTuple):
+    """Where the main thread of a rank is."""
+
+    #: ``cell 7 line 3`` or ``train.py:31``; empty where no code of the user runs.
+    location: str
+    #: How the last cell ended, if none runs: ``left cell 7 at its end``.
+    last_cell_exit: str = ""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why an op of a group did not end."""
+
+    text: str
+    #: The global ranks at fault.
+    culprits: tuple[int, ...]
+
+
+#: Group rank → the answer of that rank, ``None`` if it did not answer.
+Answers = Mapping[int, "dict[str, Any] | None"]
+Explain = Callable[[GroupSpec, int, Answers], Explanation | None]
+
+
+def _main_thread_place() -> Place:
+    """Return the innermost line of the main thread that is no library's."""
+    ident = threading.main_thread().ident
+    frame = None if ident is None else sys._current_frames().get(ident)
+    for one, line in traceback.walk_stack(frame) if frame is not None else ():
+        name = one.f_globals.get("__name__", "")
+        file = one.f_code.co_filename
+        if not name.startswith(_PACKAGE) and not file.startswith((*_LIBRARIES, "<")):
+            return Place(recorder.name_source((file, line, one.f_code.co_name)))
+    return Place("")
+
+
+_explain: Explain = lambda spec, generation, answers: None  # noqa: E731
+_locate: Callable[[], Place] = _main_thread_place
+
+
+def explain_with(explain: Explain) -> None:
+    """Have ``explain(spec, generation, answers)`` compare the answers of the ranks."""
+    global _explain
+    _explain = explain
+
+
+def locate_with(locate: Callable[[], Place]) -> None:
+    """Have ``locate()`` say where the main thread of this process is."""
+    global _locate
+    _locate = locate
+
+
+class Inquiry:
+    """One generation's question to its ranks, and this rank's answer.
+
+    Parameters
+    ----------
+    spec, generation
+        The group, and the number of its generation.
+    store
+        The keys of the generation.
+    """
+
+    def __init__(self, spec: GroupSpec, generation: int, store: Store) -> None:
+        self._spec, self._generation, self._store = spec, generation, store
+        self._begun: float | None = None
+        self._done = threading.Event()
+        self._discarded = False
+        #: What was found; ``None`` before, and where nothing was.
+        self.found: Explanation | None = None
+
+    # -- the question --------------------------------------------------------
+
+    def ask(self) -> bool:
+        """Begin, at the first call; return whether there is nothing to wait for.
+
+        Never blocks. The answer is `found`.
+        """
+        if self._spec.size == 1:
+            return True
+        if self._begun is None:
+            self._begun = time.monotonic()
+            self._start(self._find)
+        return self._done.is_set() or time.monotonic() - self._begun > LONGEST
+
+    def discard(self) -> None:
+        """Forget what was found; nothing is found after that."""
+        self._discarded, self.found = True, None
+
+    def _find(self) -> None:
+        try:
+            found = self._ask_ranks()
+            if not self._discarded:
+                self.found = found
+        except DistError as error:
+            _log.warning(
+                "%s: the ranks could not be asked why an op did not end: %s",
+                self._spec.describe(),
+                error,
+            )
+        finally:
+            self._done.set()
+
+    def _ask_ranks(self) -> Explanation | None:
+        deadline = time.monotonic() + ANSWER_WAIT
+        me = str(self._spec.rank).encode()
+        if self._store.compare_set("inquiry", b"", me) != me:
+            found = json.loads(self._store.get("inquiry/found", timeout=LONGEST))
+            return None if found is None else Explanation(**found)
+        answers = {
+            rank: self._answer_of(rank, deadline) for rank in range(self._spec.size)
+        }
+        explanation = _explain(self._spec, self._generation, answers)
+        found = None if explanation is None else asdict(explanation)
+        self._store.set("inquiry/found", json.dumps(found))
+        return explanation
+
+    def _answer_of(self, rank: int, deadline: float) -> dict[str, Any] | None:
+        left = max(0.001, deadline - time.monotonic())
+        try:
+            return json.loads(self._store.get(f"inquiry/{rank}", timeout=left))
+        except DistStoreError:
+            return None
+
+    # -- the answer ----------------------------------------------------------
+
+    def answer(self, _asker: bytes) -> None:
+        """Answer the question of another rank; called on a thread of the store."""
+        self._start(self._answer)
+
+    def _answer(self) -> None:
+        place, records = _locate(), self._records()
+        answer = {
+            "now_ns": time.time_ns(),
+            "location": place.location,
+            "last_cell_exit": place.last_cell_exit,
+            "records": [one.as_dict() for one in records],
+            "groups": {one.status.group_id: list(one.status.ranks) for one in records},
+        }
+        try:
+            self._store.set(f"inquiry/{self._spec.rank}", json.dumps(answer))
+        except DistError as error:
+            _log.warning(
+                "%s: no answer to a rank that asks why an op does not end: %s",
+                self._spec.describe(),
+                error,
+            )
+
+    def _records(self) -> list[Record]:
+        """Return the newest records of the group, and what is in flight in others."""
+        group = self._spec.key.id
+        own, others = [], []
+        for record in recorder.records():
+            if record.status.group_id == group:
+                own.append(record)
+            elif not record.ended_ns:
+                others.append(record)
+        return [*others, *own[-RECORDS:]]
+
+    def _start(self, target: Callable[[], None]) -> None:
+        threading.Thread(
+            target=target, name=f"rankscope-inquiry-{self._spec.name}", daemon=True
+        ).start()

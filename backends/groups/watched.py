@@ -1,0 +1,76 @@
+"""Groups of other libraries, as the world, the agent and the board treat them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from ..stores.base import Store
+from .key import GroupKey
+
+__all__ = ["GroupSource", "WatchedGroup"]
+
+
+class WatchedGroup(Protocol):
+    """A process group that another library made and runs.
+
+    Its ops are not dispatched here. What is known of them has the form that our own
+    groups have, so that board, diagnosis and traces need no second code path.
+    """
+
+    @property
+    def key(self) -> GroupKey:
+        """Its name and global ranks: the same on every rank of the group."""
+
+    @property
+    def name(self) -> str:
+        """The name that a person reads."""
+
+    def summary(self) -> dict[str, Any]:
+        """Return the fields of `summary.summarize`, and ``library``; never block."""
+
+    def abort(self, reason: str, *, by: str = "", culprits: Sequence[int] = ()) -> None:
+        """Fail the ops in flight, here and on the other ranks; return at once.
+
+        Does nothing where the group is aborted already, or where `culprits` are known
+        and none of them is a rank of the group.
+        """
+
+    def rebuild(self, generation: int | None, store: Store | None) -> None:
+        """Make the library's group anew; its ranks meet in `store`."""
+
+    def export(self) -> dict[str, Any]:
+        """Return what a fresh process needs to join the group, as plain data.
+
+        With the entries ``library``, ``name`` and ``ranks``.
+        """
+
+
+class GroupSource(Protocol):
+    """The groups that a library has on this rank, and their flight records."""
+
+    #: The library's name, as the board shows it.
+    library: str
+
+    @property
+    def rank(self) -> int | None:
+        """The global rank that the library gave this process, if it did."""
+
+    @property
+    def world_size(self) -> int | None:
+        """The number of ranks of the library's default group, if there is one."""
+
+    def groups(self) -> Sequence[WatchedGroup]:
+        """Return the groups of this rank, the default one first."""
+
+    def records(self) -> Sequence[dict[str, Any]]:
+        """Return the records of the ops as `Record.as_dict` has them, oldest first.
+
+        Any thread may call this while the main thread is blocked in an op.
+        """
+
+    def import_group(self, exported: Mapping[str, Any]) -> None:
+        """Have a group that another rank exported among `groups`, until its rebuild.
+
+        Does nothing where this rank has it.
+        """

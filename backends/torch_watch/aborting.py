@@ -1,0 +1,164 @@
+"""Abort of one group of torch: its ops end with an error, nothing else is touched."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+from ..errors import DistAbortedError
+from ..groups.abort_reason import AbortReason
+from . import gloo_sockets
+from .creation import Made, backends_of, made_of
+
+__all__ = ["HINT", "abort", "aborted_error", "check"]
+
+_log = logging.getLogger(__name__)
+
+#: What a person types next, as errors say it.
+HINT = "make it usable again with %dist_rebuild"
+
+#: Seconds that torch's abort of NCCL may take before the log says that it hangs.
+NCCL_WAIT = 5.0
+
+# Seconds for which connections that gloo opens after the abort are ended as well, and
+# how often: a lazily connected group connects at its first op to each rank.
+_LAZY_WAIT = 2.0
+_LAZY_STEP = 0.02
+
+
+_lock = threading.Lock()
+
+
+def abort(
+    group: Any,
+    reason: AbortReason,
+    *,
+    op: str | None = None,
+    sequence_number: int | None = None,
+) -> bool:
+    """End the ops in flight of `group` with torch's own errors; return at once.
+
+    Any thread may call this while the main thread is blocked in an op. The other ranks'
+    ops end as well where they exchange data with this rank, but the others know the
+    reason only if the abort is called there too.
+
+    Parameters
+    ----------
+    group
+        A ``ProcessGroup`` of torch.
+    reason
+        What errors say; the first reason of a generation holds.
+    op, sequence_number
+        The op in flight on this rank, for the error that the user sees.
+
+    Returns
+    -------
+    bool
+        False where the group was aborted already: then nothing is done.
+    """
+    made = made_of(group)
+    with _lock:
+        if made.aborted is not None:
+            return False
+        made.aborted = reason
+        made.op, made.sequence_number = op, sequence_number
+    unable = made.unabortable
+    for device, backend in backends_of(group).items():
+        kind = backend.name()
+        if kind == "gloo":
+            _abort_gloo(made)
+        elif kind == "nccl":
+            _abort_in_thread(group, backend)
+        else:
+            backend.abort()
+            unable = (
+                f"torch's abort of the backend {kind!r} (device {device}) may do "
+                "nothing: interrupt the cell if its ops go on"
+            )
+    if unable:
+        # Part of the reason, so that the board shows it and errors say it.
+        made.aborted = replace(reason, text=f"{reason.text}; {unable}")
+        _log.warning("abort of group %r: %s", group.group_name, unable)
+    return True
+
+
+def check(group: Any, op: str) -> None:
+    """Raise `DistAbortedError` where `group` is aborted, before `op` is issued."""
+    made = made_of(group)
+    if made.aborted is not None:
+        raise aborted_error(group, made, op)
+
+
+def aborted_error(
+    group: Any,
+    made: Made,
+    op: str | None = None,
+    sequence_number: int | None = None,
+) -> DistAbortedError:
+    """Return the error of an op of the aborted `group`."""
+    from torch.distributed import distributed_c10d
+
+    assert made.aborted is not None
+    name = made.name or group.group_desc
+    rank = distributed_c10d.get_rank()
+    what = "" if op is None else f"{op} "
+    if sequence_number is not None:
+        what += f"(seq {sequence_number}) "
+    return DistAbortedError(
+        f"{what}on rank {rank}: torch's group {name!r} was aborted: {made.aborted}; "
+        f"{HINT}",
+        rank=rank,
+        group=name,
+        op=op,
+        sequence_number=sequence_number,
+        culprits=tuple(made.aborted.culprits),
+        reason=made.aborted.text,
+    )
+
+
+def _abort_gloo(made: Made) -> None:
+    ended = gloo_sockets.shut_down(made.listeners)
+    _log.debug("%d connections of gloo were shut down", ended)
+    if os.environ.get("TORCH_GLOO_LAZY_INIT", "0") not in ("", "0"):
+        threading.Thread(
+            target=_abort_late_connections,
+            args=(made,),
+            name="rankscope-torch-abort",
+            daemon=True,
+        ).start()
+
+
+def _abort_late_connections(made: Made) -> None:
+    deadline = time.monotonic() + _LAZY_WAIT
+    while time.monotonic() < deadline:
+        gloo_sockets.shut_down(made.listeners)
+        time.sleep(_LAZY_STEP)
+
+
+def _abort_in_thread(group: Any, backend: Any) -> None:
+    """Call torch's abort of NCCL, which may block, on a thread of its own."""
+
+    def run() -> None:
+        try:
+            backend.abort()
+        except RuntimeError:
+            _log.exception("torch's abort of group %r failed", group.group_name)
+        finally:
+            late.cancel()
+
+    def warn() -> None:
+        _log.warning(
+            "torch's abort of NCCL's group %r has not returned after %g s: restart the "
+            "rank if its op goes on",
+            group.group_name,
+            NCCL_WAIT,
+        )
+
+    late = threading.Timer(NCCL_WAIT, warn)
+    late.daemon = True
+    late.start()
+    threading.Thread(target=run, name="rankscope-nccl-abort", daemon=True).start()

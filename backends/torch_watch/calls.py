@@ -1,0 +1,308 @@
+"""The Python calls of torch's groups: what torch's Flight Recorder does not have.
+
+The methods of the class ``ProcessGroup`` are replaced by wrappers, through which each
+call passes that Python code makes. They note the user's line, the reduce op, the root,
+and the sends and receives over gloo, which torch does not record at all.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from ..work.flight_recorder import Frame, recorder
+from ..work.op_type import OpType
+from .frames import calling_frame
+from .private import Names
+
+__all__ = ["Call", "CallLog"]
+
+#: Method of ``ProcessGroup`` → op, and how many arguments are tensors.
+_METHODS: dict[str, tuple[OpType, int]] = {
+    "allreduce": (OpType.ALL_REDUCE, 1),
+    "allreduce_coalesced": (OpType.ALL_REDUCE, 1),
+    "broadcast": (OpType.BROADCAST, 1),
+    "reduce": (OpType.REDUCE, 1),
+    "allgather": (OpType.ALL_GATHER, 2),
+    "allgather_coalesced": (OpType.ALL_GATHER, 2),
+    "_allgather_base": (OpType.ALL_GATHER_INTO_TENSOR, 2),
+    "all_gather_single": (OpType.ALL_GATHER_INTO_TENSOR, 2),
+    "all_gather_single_coalesced": (OpType.ALL_GATHER_INTO_TENSOR, 2),
+    "allgather_into_tensor_coalesced": (OpType.ALL_GATHER_INTO_TENSOR, 2),
+    "gather": (OpType.GATHER, 2),
+    "scatter": (OpType.SCATTER, 2),
+    "reduce_scatter": (OpType.REDUCE_SCATTER, 2),
+    "_reduce_scatter_base": (OpType.REDUCE_SCATTER_TENSOR, 2),
+    "reduce_scatter_single": (OpType.REDUCE_SCATTER_TENSOR, 2),
+    "reduce_scatter_single_coalesced": (OpType.REDUCE_SCATTER_TENSOR, 2),
+    "reduce_scatter_tensor_coalesced": (OpType.REDUCE_SCATTER_TENSOR, 2),
+    "alltoall": (OpType.ALL_TO_ALL, 2),
+    "alltoall_base": (OpType.ALL_TO_ALL_SINGLE, 2),
+    "all_to_all_single": (OpType.ALL_TO_ALL_SINGLE, 2),
+    "barrier": (OpType.BARRIER, 0),
+    "monitored_barrier": (OpType.MONITORED_BARRIER, 0),
+    "send": (OpType.SEND, 1),
+    "recv": (OpType.RECV, 1),
+    "recv_anysource": (OpType.RECV, 1),
+}
+
+#: Backends whose Work ends `wait` when the op is over; NCCL's ends it at once.
+_BLOCKING = ("gloo", "mpi")
+
+# Calls that no poll has taken yet, at most.
+_KEPT = 4096
+
+
+class Call:
+    """One call of a group's method. Times are ``time.time_ns``; 0: not yet."""
+
+    __slots__ = (
+        "backend",
+        "began_ns",
+        "collective_seq",
+        "dtypes",
+        "ended_ns",
+        "error",
+        "frame",
+        "group",
+        "op_type",
+        "p2p_seq",
+        "peer",
+        "reduce_op",
+        "returned_ns",
+        "sizes",
+        "tag",
+        "thread",
+        "work",
+    )
+
+    def __init__(self, group: Any, op_type: OpType) -> None:
+        self.group = group
+        self.op_type = op_type
+        self.thread = threading.get_ident()
+        self.frame: Frame | None = None
+        self.backend = ""
+        #: Shapes and torch's dtypes of the inputs, then of the outputs.
+        self.sizes: list[list[int]] = []
+        self.dtypes: list[str] = []
+        #: The root, or the other side of a send or recv: a rank in the group.
+        self.peer: int | None = None
+        self.reduce_op: str | None = None
+        self.tag: int | None = None
+        self.collective_seq = 0
+        self.p2p_seq = 0
+        self.began_ns = 0
+        self.returned_ns = 0
+        self.ended_ns = 0
+        self.error: str | None = None
+        self.work: weakref.ref[Any] | None = None
+
+    @property
+    def is_p2p(self) -> bool:
+        """Whether it is a send or a recv."""
+        return self.op_type.is_p2p
+
+    @property
+    def over(self) -> bool:
+        """Whether its op has ended, as far as Python can tell."""
+        if self.ended_ns:
+            return True
+        if not self.returned_ns or self.backend not in _BLOCKING:
+            return False
+        work = self.work() if self.work is not None else None
+        # Nobody can wait for a Work that is gone. Only a wait ends one of a send.
+        if work is None or work.is_completed():
+            self.ended_ns = time.time_ns()
+        return bool(self.ended_ns)
+
+
+class CallLog:
+    """The calls of this process, from `install` on.
+
+    Attributes
+    ----------
+    guards
+        Each is called as ``guard(group, op)`` before a call; it may raise.
+    """
+
+    def __init__(self, names: Names) -> None:
+        self.guards: list[Callable[[Any, str], None]] = []
+        #: Whether a call began or ended since this was last set to False.
+        self.changed = False
+        self._names = names
+        self._new: deque[Call] = deque(maxlen=_KEPT)
+        self._of_work: dict[int, Call] = {}
+        self._backends: weakref.WeakKeyDictionary[Any, dict[str, str]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._p2p: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._replaced: list[tuple[type, str, Any, Any]] = []
+
+    def install(self) -> None:
+        """Put the wrappers into torch's classes."""
+        c10d: ModuleType = self._names.c10d
+        for name, (op_type, arrays) in _METHODS.items():
+            original = getattr(c10d.ProcessGroup, name, None)
+            if original is not None:
+                wrapper = self._wrap(original, op_type, arrays)
+                self._replace(c10d.ProcessGroup, name, original, wrapper)
+        self._replace(c10d.Work, "wait", c10d.Work.wait, self._wrap_wait())
+
+    def remove(self) -> None:
+        """Put torch's own methods back, where nobody else has replaced them since."""
+        for owner, name, original, wrapper in reversed(self._replaced):
+            if getattr(owner, name) is wrapper:
+                setattr(owner, name, original)
+        self._replaced.clear()
+
+    def take(self) -> list[Call]:
+        """Return the calls since the last `take`, oldest first."""
+        taken = []
+        while self._new:
+            taken.append(self._new.popleft())
+        return taken
+
+    def _replace(self, owner: type, name: str, original: Any, wrapper: Any) -> None:
+        setattr(owner, name, wrapper)
+        self._replaced.append((owner, name, original, wrapper))
+
+    # -- the wrappers --------------------------------------------------------
+
+    def _wrap(self, original: Any, op_type: OpType, arrays: int) -> Any:
+        @functools.wraps(original)
+        def method(group: Any, *args: Any, **kwargs: Any) -> Any:
+            for guard in self.guards:
+                guard(group, op_type.value)
+            call = self._begin(group, op_type, arrays, [*args, *kwargs.values()])
+            try:
+                work = original(group, *args, **kwargs)
+            except BaseException as error:
+                self._fail(call, error)
+                raise
+            call.returned_ns = time.time_ns()
+            self._returned(call, work)
+            return work
+
+        return method
+
+    def _wrap_wait(self) -> Any:
+        original = self._names.c10d.Work.wait
+
+        @functools.wraps(original)
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            call = self._of_work.get(id(work))
+            if call is None:
+                return original(work, *args, **kwargs)
+            try:
+                result = original(work, *args, **kwargs)
+            except BaseException as error:
+                self._fail(call, error)
+                raise
+            if call.backend in _BLOCKING:
+                if call.op_type is OpType.RECV and call.peer is None:
+                    call.peer = work._source_rank()
+                self._end(call)
+            return result
+
+        return wait
+
+    def _begin(
+        self, group: Any, op_type: OpType, arrays: int, arguments: Sequence[Any]
+    ) -> Call:
+        call = Call(group, op_type)
+        call.frame = calling_frame()
+        device = _note_arrays(call, arguments[:arrays])
+        rest = arguments[arrays:]
+        if op_type.is_p2p:
+            numbers = [one for one in rest if isinstance(one, int)]
+            call.tag = numbers[-1] if numbers else None
+            # `recv_anysource` has a tag alone.
+            call.peer = numbers[0] if len(numbers) > 1 else None
+            call.p2p_seq = self._p2p[group] = self._p2p.get(group, 0) + 1
+        else:
+            _note_options(call, rest)
+        call.backend = self._backend(group, device)
+        call.began_ns = time.time_ns()
+        self._new.append(call)
+        self._tell()
+        return call
+
+    def _backend(self, group: Any, device: str) -> str:
+        known = self._backends.get(group)
+        if known is None:
+            known = self._backends[group] = self._names.config(group)
+        if device in known:
+            return known[device]
+        # A barrier has no tensors.
+        return next(iter(known.values())) if len(set(known.values())) == 1 else ""
+
+    def _returned(self, call: Call, work: Any) -> None:
+        if work is None:
+            self._end(call)
+            return
+        if not call.is_p2p:
+            call.collective_seq = self._names.issued(call.group) or 0
+        number = id(work)
+
+        def forget(_: weakref.ref[Any]) -> None:
+            self._of_work.pop(number, None)
+
+        call.work = weakref.ref(work, forget)
+        self._of_work[number] = call
+
+    def _end(self, call: Call) -> None:
+        if not call.ended_ns:
+            call.ended_ns = time.time_ns()
+            self._tell()
+
+    def _tell(self) -> None:
+        self.changed = True
+        recorder.changed()
+
+    def _fail(self, call: Call, error: BaseException) -> None:
+        call.error = str(error) or type(error).__name__
+        self._end(call)
+
+
+def _note_arrays(call: Call, arguments: Sequence[Any]) -> str:
+    """Note shapes and dtypes, of a list as one stacked array; return the device.
+
+    The outputs are the first argument of torch's methods, here they come last.
+    """
+    device = ""
+    for argument in reversed(arguments):
+        first, stacked = argument, []
+        while isinstance(first, (list, tuple)):
+            if not first:
+                break
+            stacked.append(len(first))
+            first = first[0]
+        shape = getattr(first, "shape", None)
+        if shape is None:
+            continue
+        # The outer list has one element for each device, which is always one.
+        if isinstance(argument, (list, tuple)) and stacked[0] == 1:
+            stacked = stacked[1:]
+        call.sizes.append([*stacked, *shape])
+        call.dtypes.append(str(first.dtype).removeprefix("torch."))
+        device = first.device.type
+    return device
+
+
+def _note_options(call: Call, rest: Sequence[Any]) -> None:
+    """Note root and reduce op, from torch's options or from bare arguments."""
+    for one in rest:
+        # A bare number is the root: no other op of torch takes one.
+        root = one if type(one) is int else getattr(one, "rootRank", None)
+        if root is not None:
+            call.peer = int(root)
+        reduce_op = getattr(one, "reduceOp", one)
+        reduce_op = getattr(reduce_op, "op", reduce_op)
+        if type(reduce_op).__name__ == "RedOpType":
+            call.reduce_op = reduce_op.name.lower()

@@ -1,0 +1,209 @@
+"""What is known of each group of torch beyond torch's own registry: `Made`."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import itertools
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..groups.abort_reason import AbortReason
+from .gloo_sockets import listening_sockets
+
+__all__ = [
+    "Made",
+    "aborted_groups",
+    "backends_of",
+    "install",
+    "is_registered",
+    "made_of",
+    "note_rebuilt",
+]
+
+_log = logging.getLogger(__name__)
+
+#: The function of `distributed_c10d` that makes every group but those that are split
+#: from another group's communicator.
+MAKER = "_new_process_group_helper"
+
+_places = itertools.count()
+
+
+@dataclass(eq=False)
+class Made:
+    """A group of torch: how it was made, its generation, and whether it is aborted.
+
+    Attributes
+    ----------
+    place
+        Its place in the order in which this process made, or found, the groups.
+    arguments
+        The arguments of `MAKER`, by name; for a group that was made before the watch
+        began, or was split from another, what torch's registry says of it.
+    name
+        The name that a person reads, once the watch has given it one.
+    generation
+        The number of its rebuilds.
+    aborted
+        Why it was aborted; ``None`` while it is usable.
+    op, sequence_number
+        The op that the abort ended on this rank, if one was in flight.
+    listeners
+        The inodes of the listening sockets of its gloo backends.
+    unabortable
+        Why its gloo backends cannot be aborted; empty where they can.
+    """
+
+    arguments: Mapping[str, Any]
+    name: str = ""
+    generation: int = 0
+    aborted: AbortReason | None = None
+    op: str | None = None
+    sequence_number: int | None = None
+    listeners: frozenset[int] = frozenset()
+    unabortable: str = ""
+    place: int = field(default_factory=lambda: next(_places))
+
+
+_lock = threading.RLock()
+_made: weakref.WeakKeyDictionary[Any, Made] = weakref.WeakKeyDictionary()
+
+
+def made_of(group: Any) -> Made:
+    """Return what is known of `group`, a ``ProcessGroup`` that is in torch's registry.
+
+    Raises
+    ------
+    LookupError
+        Where `group` was destroyed, or is none of this process's groups.
+    """
+    with _lock:
+        known = _made.get(group)
+        if known is None:
+            if not is_registered(group):
+                raise LookupError(f"{group!r} is no group of this process any more")
+            known = _note(group, _arguments_of(group))
+        return known
+
+
+def aborted_groups() -> list[tuple[Any, Made]]:
+    """Return the groups of this process that are aborted, and what is known of them."""
+    with _lock:
+        return [
+            (group, made) for group, made in _made.items() if made.aborted is not None
+        ]
+
+
+def is_registered(group: Any) -> bool:
+    """Whether torch's registry has `group`: it was made, and not destroyed since."""
+    from torch.distributed import distributed_c10d
+
+    return group in distributed_c10d._world.pg_map
+
+
+def backends_of(group: Any) -> dict[str, Any]:
+    """Return the backend objects of `group` by the type of device; each one once."""
+    found: dict[str, Any] = {}
+    for device in group._device_types:
+        backend = group._get_backend(device)
+        if not any(backend is one for one in found.values()):
+            found[device.type] = backend
+    return found
+
+
+def install(distributed_c10d: Any) -> Callable[[], None]:
+    """Note each group that `distributed_c10d` makes from now on; return the undoing."""
+    original = getattr(distributed_c10d, MAKER)
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        group = result[0]
+        # A rank that is not in the group gets a number in place of a group, and a tag
+        # that was used before the group of that use.
+        if isinstance(group, distributed_c10d.ProcessGroup):
+            with _lock:
+                if group not in _made:
+                    _note(group, signature.bind(*args, **kwargs).arguments)
+        return result
+
+    setattr(distributed_c10d, MAKER, make)
+
+    def undo() -> None:
+        if getattr(distributed_c10d, MAKER) is make:
+            setattr(distributed_c10d, MAKER, original)
+
+    return undo
+
+
+def note_rebuilt(group: Any, before: Made, generation: int) -> None:
+    """Give `group` the place and the name of the group that it replaces."""
+    made = made_of(group)
+    made.place, made.name, made.generation = before.place, before.name, generation
+
+
+def _note(group: Any, arguments: Mapping[str, Any]) -> Made:
+    made = Made(dict(arguments))
+    kinds = {backend.name() for backend in backends_of(group).values()}
+    if "gloo" in kinds and group.size() > 1:
+        made.listeners = listening_sockets(_published(group))
+        if not made.listeners:
+            made.unabortable = (
+                f"the sockets of gloo's group {group.group_name!r} were not found, so "
+                "it cannot be aborted: interrupt the cell, or wait for its timeout"
+            )
+            _log.warning(made.unabortable)
+    _made[group] = made
+    return made
+
+
+def _published(group: Any) -> list[bytes]:
+    """Return what the gloo backends of this rank published in the group's store."""
+    from torch.distributed import distributed_c10d
+
+    store = distributed_c10d._world.pg_map[group][1]
+    values = []
+    # The backend of several types of device has the name of one of them in its keys.
+    for device in group._device_types:
+        for context in itertools.count():
+            key = f"{device.type}//{context}/{group.rank()}"
+            with contextlib.suppress(RuntimeError):
+                if store.check([key]):
+                    values.append(store.get(key))
+                    continue
+            break
+    return values
+
+
+def _arguments_of(group: Any) -> dict[str, Any]:
+    """Return the arguments of `MAKER` as torch's registry has them."""
+    from torch.distributed import distributed_c10d
+
+    world = distributed_c10d._world
+    ranks = world.pg_group_ranks[group]
+    known = {
+        "group_size": group.size(),
+        "group_rank": group.rank(),
+        "global_ranks_in_group": [] if group is world.default_pg else list(ranks),
+        "backend": world.pg_map[group][0],
+        "store": None,
+        "group_name": world.pg_names[group],
+        "device_id": group.bound_device_id,
+        "group_desc": group.group_desc,
+    }
+    for backend in backends_of(group).values():
+        options = getattr(backend, "options", None)
+        if options is not None:
+            known["timeout"] = options._timeout
+            if backend.name() == "nccl":
+                named = inspect.signature(getattr(distributed_c10d, MAKER)).parameters
+                name = "pg_options" if "pg_options" in named else "backend_options"
+                known[name] = options
+    return known

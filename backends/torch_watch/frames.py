@@ -1,0 +1,57 @@
+"""The user's line of an op: the innermost frame outside of torch and of Rankscope."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import FrameType
+
+from ..work.flight_recorder import Frame
+
+__all__ = ["calling_frame", "waiting_frame"]
+
+_PACKAGE = __name__.partition(".")[0]
+_LIBRARY = "torch"
+
+
+def calling_frame() -> Frame | None:
+    """Return the user's line that led to this call.
+
+    An op that a thread of autograd issues has no such line on that thread: it is the
+    line that the main thread waits at.
+    """
+    return _first_outside(sys._getframe(1)) or waiting_frame(
+        threading.main_thread().ident
+    )
+
+
+def waiting_frame(thread: int | None) -> Frame | None:
+    """Return the user's line at which `thread` waits inside of torch, if it does.
+
+    For ops that torch issues from C++, as DDP's reducer: the line that called
+    ``backward``. Torch's own record of the stack costs a second of CPU time when it is
+    first read. ``None`` where the thread is not inside of torch: its line then says
+    nothing about the op. A thread without Python code stands for the main thread.
+    """
+    frames = sys._current_frames()
+    frame = None if thread is None else frames.get(thread)
+    if frame is None:
+        main = threading.main_thread().ident
+        frame = None if main is None else frames.get(main)
+    if frame is None or _package_of(frame) not in (_LIBRARY, _PACKAGE):
+        return None
+    return _first_outside(frame)
+
+
+def _first_outside(frame: FrameType | None) -> Frame | None:
+    while frame is not None:
+        if _package_of(frame) not in (_LIBRARY, _PACKAGE):
+            code = frame.f_code
+            return code.co_filename, frame.f_lineno, code.co_name
+        frame = frame.f_back
+    return None
+
+
+def _package_of(frame: FrameType) -> str:
+    name: str = frame.f_globals.get("__name__", "")
+    return name.partition(".")[0]

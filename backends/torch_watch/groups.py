@@ -1,0 +1,172 @@
+"""The process groups of torch on this rank: their names and what they do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..errors import DistError
+from ..groups.abort_reason import AbortReason
+from ..groups.key import GroupKey
+from ..stores.base import Store
+from ..work.flight_recorder import recorder
+from . import aborting, rebuilding, rejoining
+from .creation import made_of
+from .private import Names
+from .records import Progress, TorchRecord
+
+__all__ = ["TorchGroup", "base_name"]
+
+#: What torch shows for a group without a description.
+_UNDESCRIBED = ("", "undefined")
+
+
+def base_name(group_name: str, description: str, ranks: Sequence[int]) -> str:
+    """Return the name of a group of torch: its description, if it has one.
+
+    The groups of a DeviceMesh have the names of its dimensions. A group without a
+    description has torch's number of it, or its ranks where torch made up a hash.
+    """
+    if description not in _UNDESCRIBED:
+        return description.removeprefix("mesh_")
+    if group_name.isdigit():
+        return f"group {group_name}"
+    return f"ranks {','.join(map(str, ranks))}"
+
+
+class TorchGroup:
+    """A ``ProcessGroup`` of torch as the world, the agent and the board treat it.
+
+    Parameters
+    ----------
+    group
+        The object of torch.
+    key
+        Its name, the same on all of its ranks, and its global ranks.
+    names
+        The private names of torch.
+    born_ns
+        The time at which it was made; 0 where the watch began later.
+    refresh
+        Reads what torch did since, if the last reading is old.
+    """
+
+    def __init__(
+        self,
+        group: Any,
+        key: GroupKey,
+        names: Names,
+        born_ns: int,
+        refresh: Callable[[], None],
+    ) -> None:
+        self.torch_group = group
+        self.torch_name: str = group.group_name
+        self.key = key
+        self.born_ns = born_ns
+        self.devices = names.config(group)
+        self.timeout = names.timeout(group) or 0.0
+        self.progress = Progress()
+        self.made = made_of(group)
+        self.made.name = key.name
+        self._names = names
+        self._refresh = refresh
+
+    @property
+    def name(self) -> str:
+        """The name that a person reads."""
+        return self.key.name
+
+    @property
+    def generation(self) -> int:
+        """The number of its rebuilds."""
+        return self.made.generation
+
+    @property
+    def aborted(self) -> AbortReason | None:
+        """Why it was aborted; ``None`` while it is usable."""
+        return self.made.aborted
+
+    def summary(self) -> dict[str, Any]:
+        """Return the fields of `groups.summary.summarize`, and ``library``."""
+        self._refresh()
+        progress = self.progress
+        oldest = next(iter(list(progress.in_flight.values())), None)
+        reason = self.aborted
+        return {
+            "name": self.name,
+            "ranks": list(self.key.ranks),
+            "backend": ",".join(f"{key}:{name}" for key, name in self.devices.items()),
+            "generation": self.generation,
+            "state": "ready" if reason is None else "aborted",
+            "reason": None if reason is None else str(reason),
+            "timeout": self.timeout,
+            "devices": dict(self.devices),
+            "enqueued": None
+            if progress.enqueued is None
+            else progress.enqueued.brief(),
+            "started": None if progress.started is None else progress.started.brief(),
+            "completed": _completed(progress.completed),
+            "issued": self._issued(),
+            "in_flight": len(progress.in_flight),
+            "oldest": _in_flight(oldest),
+            "library": "torch",
+        }
+
+    def abort(self, reason: str, *, by: str = "", culprits: Sequence[int] = ()) -> None:
+        """Fail the ops in flight of this rank, and of its peers; return at once.
+
+        Does nothing where `culprits` are known and none of them is in the group.
+        """
+        if culprits and not set(culprits) & set(self.key.ranks):
+            return
+        oldest = next(iter(list(self.progress.in_flight.values())), None)
+        rank = self.key.ranks[self.torch_group.rank()]
+        aborting.abort(
+            self.torch_group,
+            AbortReason(reason, by or f"rank {rank}", culprits=tuple(culprits)),
+            op=None if oldest is None else oldest.op_type.value,
+            sequence_number=None if oldest is None else oldest.seq,
+        )
+        recorder.changed()
+
+    def rebuild(self, generation: int | None, store: Store | None) -> None:
+        """Make the group anew; its ranks meet in `store`."""
+        if store is None:
+            raise DistError(
+                f"torch's group {self.name!r} cannot be rebuilt: its ranks need a "
+                "store to meet in, and this rank has none; in a notebook, %dist_init "
+                "makes it"
+            )
+        rebuilding.rebuild(self.torch_group, generation, store)
+        recorder.changed()
+
+    def export(self) -> dict[str, Any]:
+        """Return what a fresh process needs to join the group."""
+        return rejoining.export(self.torch_group, self.key)
+
+    def _issued(self) -> int:
+        issued = self._names.issued(self.torch_group)
+        enqueued = self.progress.enqueued
+        seen = 0 if enqueued is None else enqueued.collective_seq
+        return seen if issued is None else issued
+
+
+def _in_flight(record: TorchRecord | None) -> dict[str, Any] | None:
+    if record is None:
+        return None
+    begun = record.started_ns or record.created_ns
+    return {
+        **record.brief(),
+        "state": record.state,
+        "elapsed": (time.time_ns() - begun) / 1e9,
+        "timeout": record.timeout,
+        **record.traffic(),
+        "peer": record.peer,
+    }
+
+
+def _completed(record: TorchRecord | None) -> dict[str, Any] | None:
+    if record is None:
+        return None
+    return {**record.brief(), **record.traffic(), "duration": record.duration}

@@ -1,0 +1,170 @@
+"""What holds a group of torch: its references are moved to the group's successor."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from types import CellType, FrameType, FunctionType
+from typing import Any
+
+__all__ = ["data_parallel_modules", "move"]
+
+
+def move(old: Any, new: Any) -> list[str]:
+    """Replace `old` by `new` in variables, attributes and containers of the process.
+
+    Torch's own registry is not meant: it must not have `old` any more.
+
+    Returns
+    -------
+    list of str
+        What holds `old` still: tuples, which cannot be changed, and running functions.
+    """
+    left = []
+    running = _running_frames()
+    for module in data_parallel_modules(old):
+        # The reducer holds the group in C++, where no reference can be replaced.
+        if hasattr(module, "_update_process_group"):
+            module._update_process_group(new)
+        else:
+            left.append(
+                "a DistributedDataParallel (make it anew: "
+                "model = rankscope.torch.rewrap(model))"
+            )
+    for holder in _holders(old):
+        if isinstance(holder, dict):
+            _move_in_dict(holder, old, new)
+        elif isinstance(holder, list):
+            for place, one in enumerate(holder):
+                if one is old:
+                    holder[place] = new
+        elif isinstance(holder, set):
+            holder.discard(old)
+            holder.add(new)
+        elif isinstance(holder, CellType):
+            holder.cell_contents = new
+        elif isinstance(holder, FrameType):
+            # A frame that is over is held by a traceback, and nobody reads it.
+            if id(holder) not in running:
+                continue
+            code = holder.f_code
+            left.append(
+                f"a variable of {code.co_name}() in {code.co_filename}, line "
+                f"{holder.f_lineno}"
+            )
+        elif isinstance(holder, tuple):
+            left.append(f"a {type(holder).__name__} of {len(holder)} elements")
+        else:
+            _move_in_object(holder, old, new)
+            if _contains(gc.get_referents(holder), old):
+                left.append(f"an object of type {type(holder).__name__}")
+    return left
+
+
+def data_parallel_modules(group: Any) -> list[Any]:
+    """Return the live ``DistributedDataParallel`` modules over `group`."""
+    loaded = sys.modules.get("torch.nn.parallel.distributed")
+    if loaded is None:
+        return []
+    kind = loaded.DistributedDataParallel
+    # By type, since an instance may be a proxy that answers as another class.
+    return [
+        one
+        for one in _objects(lambda found: issubclass(found, kind))
+        if vars(one).get("process_group") is group
+    ]
+
+
+def _objects(wanted: Callable[[type], bool]) -> list[Any]:
+    """Return the objects whose type is `wanted`; it is asked once for each type."""
+    known: dict[type, bool] = {}
+    found = []
+    for one in gc.get_objects():
+        kind = type(one)
+        answer = known.get(kind)
+        if answer is None:
+            answer = known[kind] = wanted(kind)
+        if answer:
+            found.append(one)
+    return found
+
+
+def _holders(old: Any) -> Iterator[Any]:
+    """Yield what refers to `old`, but what this package knows of it."""
+    own = _own()
+    for holder in gc.get_referrers(old):
+        if id(holder) not in own:
+            yield holder
+    # The collector does not know the attributes of an object that have no references
+    # themselves: it does not track groups, nor a dict of things that it does not track.
+    for one in _objects(_may_have_small_dict):
+        for inner in gc.get_referents(one):
+            if (
+                type(inner) is dict
+                and id(inner) not in own
+                and not gc.is_tracked(inner)
+                and _contains(inner.values(), old)
+            ):
+                yield inner
+
+
+def _contains(values: Iterable[Any], wanted: Any) -> bool:
+    # A comprehension would keep its variable in a cell, which is a holder as well.
+    for one in values:  # noqa: SIM110
+        if one is wanted:
+            return True
+    return False
+
+
+def _may_have_small_dict(kind: type) -> bool:
+    # Functions and classes are most of the objects; nobody keeps groups in theirs.
+    return bool(kind.__dictoffset__) and kind not in (FunctionType, type)
+
+
+def _running_frames() -> set[int]:
+    """Return the ids of the frames that the threads of this process execute."""
+    running = set()
+    for innermost in sys._current_frames().values():
+        frame: FrameType | None = innermost
+        while frame is not None:
+            running.add(id(frame))
+            frame = frame.f_back
+    return running
+
+
+def _own() -> set[int]:
+    """Return the ids of this package's objects, of their containers and its frames."""
+    package = __name__.rpartition(".")[0]
+    own = set()
+    for one in _objects(lambda kind: str(kind.__module__).startswith(package)):
+        own.add(id(one))
+        for inner in gc.get_referents(one):
+            own.add(id(inner))
+            if type(inner) is dict:
+                own.update(id(value) for value in inner.values())
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__package__") == package:
+        own.add(id(frame))
+        frame = frame.f_back
+    return own
+
+
+def _move_in_dict(holder: dict[Any, Any], old: Any, new: Any) -> None:
+    for key, value in list(holder.items()):
+        if value is old:
+            holder[key] = new
+    if _contains(holder, old):
+        holder[new] = holder.pop(old)
+
+
+def _move_in_object(holder: Any, old: Any, new: Any) -> None:
+    """Replace `old` among the attributes of `holder`."""
+    attributes = getattr(holder, "__dict__", None)
+    if isinstance(attributes, dict):
+        _move_in_dict(attributes, old, new)
+    for kind in type(holder).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if getattr(holder, name, None) is old:
+                object.__setattr__(holder, name, new)

@@ -1,0 +1,505 @@
+"""The ops of torch's groups as flight records, from torch's recorder and our wrappers.
+
+Torch's Flight Recorder has an entry for each op that a backend ran, whoever issued it.
+`Tracker` turns the entries into the records that our own groups have. What an entry
+lacks comes from the Python call that issued the op: the user's line, the reduce op and
+the root. A call without an entry, as a send over gloo, gets a record of its own.
+
+For gloo, torch records neither start nor end. There an op starts when it is issued,
+and ends when ``Work.wait`` returns in Python; where no Python code waits, as for DDP's
+gradients, it ends at the first poll that sees it retired. Durations of such ops are
+too long by up to the interval of the polls.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from ..observe.torch_format import DTYPES
+from ..work.bandwidth import payload
+from ..work.flight_recorder import SIZES_SHOWN, Frame, recorder
+from ..work.op_type import OpType
+from .calls import Call
+from .frames import waiting_frame
+
+__all__ = ["Progress", "TorchRecord", "Tracker"]
+
+#: Seconds that an op without a known line is in flight before its line is looked up.
+FRAME_AFTER = 0.3
+
+# Records kept, as of our own groups.
+_KEPT = 2000
+
+_NUMPY = {torch: numpy for numpy, torch in DTYPES.items()}
+_ITEMSIZES = {
+    **dict.fromkeys(("bool", "uint8", "int8"), 1),
+    **dict.fromkeys(("int16", "uint16", "float16", "bfloat16"), 2),
+    **dict.fromkeys(("int32", "uint32", "float32"), 4),
+    **dict.fromkeys(("int64", "uint64", "float64", "complex64"), 8),
+    "complex128": 16,
+}
+
+#: Torch's name in a ``profiling_name``, without the library → op.
+_OPS = {
+    name: op
+    for op in OpType
+    for name in (
+        op.value,
+        op.spec.torch_name,
+        op.spec.torch_coalesced,
+        op.spec.torch_uneven,
+    )
+    if name
+}
+_OPS.update(
+    {
+        "all_to_all": OpType.ALL_TO_ALL,
+        "all_reduce_barrier": OpType.BARRIER,
+        "_broadcast_oop": OpType.BROADCAST,
+        "_reduce_oop": OpType.REDUCE,
+        "sparse_all_reduce": OpType.ALL_REDUCE,
+        "all_reduce_sparse": OpType.ALL_REDUCE,
+        "allreduce": OpType.ALL_REDUCE,
+        "allgather_into_tensor_coalesced": OpType.ALL_GATHER_INTO_TENSOR,
+    }
+)
+
+Entry = Mapping[str, Any]
+
+
+class Progress:
+    """One group on this rank: what it issued last, what it completed, what it runs."""
+
+    def __init__(self) -> None:
+        self.enqueued: TorchRecord | None = None
+        self.started: TorchRecord | None = None
+        self.completed: TorchRecord | None = None
+        #: By number of the record, oldest first.
+        self.in_flight: dict[int, TorchRecord] = {}
+
+    def note(self, record: TorchRecord) -> None:
+        """Take over the state that `record` has now."""
+        if self.enqueued is None or record.created_ns >= self.enqueued.created_ns:
+            self.enqueued = record
+        if record.started_ns and (
+            self.started is None or record.created_ns >= self.started.created_ns
+        ):
+            self.started = record
+        if not record.ended_ns:
+            self.in_flight[record.record_id] = record
+            return
+        self.in_flight.pop(record.record_id, None)
+        if record.state == "completed" and (
+            self.completed is None or record.created_ns >= self.completed.created_ns
+        ):
+            self.completed = record
+
+
+class TorchRecord:
+    """One op of one of torch's groups; `as_dict` has the form of our own records."""
+
+    def __init__(self, number: int, group: Any, op_type: OpType) -> None:
+        self.record_id = number
+        #: The group: ``name``, ``id``, ``generation``, ``ranks`` and ``progress``.
+        self.group = group
+        self.op_type = op_type
+        self.backend = ""
+        self.collective_seq = self.p2p_seq = 0
+        self.op_id = -1
+        self.sizes: list[list[int]] = []
+        self.dtypes: list[str] = []
+        self.peer: int | None = None
+        self.reduce_op: str | None = None
+        self.timeout = 0.0
+        self.frame: Frame | None = None
+        self.thread: int | None = None
+        self.state = "scheduled"
+        self.created_ns = self.started_ns = self.ended_ns = 0
+        self.error: str | None = None
+        self.call: Call | None = None
+
+    @property
+    def seq(self) -> int:
+        """Its p2p number if it is a send or recv, else its collective number."""
+        return self.p2p_seq if self.op_type.is_p2p else self.collective_seq
+
+    @property
+    def source(self) -> str:
+        """The user's line as people read it; empty where it is not known."""
+        return "" if self.frame is None else recorder.name_source(self.frame)
+
+    @property
+    def duration(self) -> float | None:
+        """Seconds from its start to its end, ``None`` if one is not known."""
+        if not self.started_ns or not self.ended_ns:
+            return None
+        return (self.ended_ns - self.started_ns) / 1e9
+
+    def join(self, call: Call) -> None:
+        """Take from `call` what torch's entry lacks."""
+        self.call = call
+        self.op_type = call.op_type
+        self.frame = call.frame
+        self.peer = call.peer
+        self.reduce_op = call.reduce_op
+        if not self.sizes:
+            self.sizes, self.dtypes = call.sizes, call.dtypes
+
+    def fill(self, call: Call, timeout: float) -> None:
+        """Take everything from `call`, whose op torch does not record."""
+        self.join(call)
+        self.backend = call.backend
+        self.collective_seq, self.p2p_seq = call.collective_seq, call.p2p_seq
+        self.created_ns = self.started_ns = call.began_ns
+        self.state = "started"
+        self.thread = call.thread
+        self.timeout = timeout
+
+    def end(self, state: str, ended_ns: int, error: str | None = None) -> None:
+        """Note that the op is over."""
+        self.state, self.ended_ns, self.error = state, ended_ns, error
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the keys of `Record.as_dict`."""
+        file, line, function = self.frame or ("", 0, "")
+        return {
+            "record_id": self.record_id,
+            "group": self.group.name,
+            "group_id": self.group.key.id,
+            "generation": self.group.generation,
+            "collective_seq_id": self.collective_seq,
+            "p2p_seq_id": self.p2p_seq,
+            "op_id": self.op_id,
+            "op": self.op_type.value,
+            "backend": self.backend,
+            "is_p2p": self.op_type.is_p2p,
+            "state": self.state,
+            "sizes": self.sizes,
+            "dtypes": self.dtypes,
+            "peer": self.peer,
+            "reduce_op": self.reduce_op,
+            "timeout": self.timeout,
+            "time_created_ns": self.created_ns,
+            "time_started_ns": self.started_ns,
+            "time_ended_ns": self.ended_ns,
+            "duration_ns": (
+                self.ended_ns - self.started_ns
+                if self.started_ns and self.ended_ns
+                else None
+            ),
+            "frame": {
+                "file": file,
+                "line": line,
+                "function": function,
+                "source": self.source,
+            },
+            "error": self.error,
+        }
+
+    def brief(self) -> dict[str, Any]:
+        """Sequence number, op and source line: what a status table shows."""
+        return {"seq": self.seq, "op": self.op_type.value, "source": self.source}
+
+    def traffic(self) -> dict[str, Any]:
+        """As `Record.traffic`."""
+        itemsize = _ITEMSIZES.get(self.dtypes[0], 1) if self.dtypes else 0
+        ranks = len(self.group.key.ranks)
+        return {
+            "bytes": payload(self.op_type.value, self.sizes, itemsize, ranks),
+            "sizes": self.sizes[:SIZES_SHOWN],
+            "dtypes": self.dtypes[:SIZES_SHOWN],
+        }
+
+
+class Tracker:
+    """The last records of this process, kept up to date from entries and calls."""
+
+    def __init__(self) -> None:
+        self._records: deque[TorchRecord] = deque(maxlen=_KEPT)
+        self._numbers = itertools.count()
+        #: The records that are not over, by the number of torch's entry.
+        self._open: dict[int, TorchRecord] = {}
+        #: The records that torch does not have, and that are not over.
+        self._own: list[TorchRecord] = []
+        self._last_entry = -1
+        #: Calls that have no record yet, by group.
+        self._calls: dict[Any, list[Call]] = {}
+        #: When torch's recorder was read last.
+        self.dumped_ns = 0
+        #: Whether torch's recorder has had an entry.
+        self.entries_seen = False
+        #: Whether a collective ran that torch's recorder should have, and has not.
+        self.blind = False
+
+    @property
+    def in_flight(self) -> int:
+        """How many ops are in flight."""
+        return len(self._open) + len(self._own)
+
+    def records(self, groups: Iterable[Any]) -> list[TorchRecord]:
+        """Return the records of `groups`, oldest first."""
+        living = {id(group) for group in groups}
+        kept = [one for one in self._records if id(one.group) in living]
+        return sorted(kept, key=lambda one: one.created_ns)
+
+    def update(
+        self,
+        entries: Sequence[Entry] | None,
+        calls: Iterable[Call],
+        groups: Mapping[Any, Any],
+        registered: Collection[Any] = (),
+    ) -> bool:
+        """Bring the records up to date; return whether one has changed.
+
+        Parameters
+        ----------
+        entries
+            Those of torch's recorder, oldest first; ``None``: none was read, and none
+            has changed.
+        calls
+            The calls since the last update.
+        groups
+            The watched groups of this process by torch's ``ProcessGroup``.
+        registered
+            All groups in torch's registry: those as well that are still being made.
+        """
+        now_ns = time.time_ns()
+        for call in calls:
+            self._calls.setdefault(call.group, []).append(call)
+        changed = self._forget(groups, registered)
+        if entries is not None:
+            changed |= self._read(entries, groups, now_ns)
+        changed |= self._add_unrecorded(groups, entries, now_ns)
+        changed |= self._end_by_calls()
+        self._find_frames(now_ns)
+        return changed
+
+    def _forget(self, groups: Mapping[Any, Any], registered: Collection[Any]) -> bool:
+        """Drop what belongs to groups that were destroyed."""
+        for group in list(self._calls):
+            if group not in groups and group not in registered:
+                del self._calls[group]
+        living = {id(group) for group in groups.values()}
+        gone = [k for k, one in self._open.items() if id(one.group) not in living]
+        for number in gone:
+            del self._open[number]
+        before = len(self._own)
+        self._own = [one for one in self._own if id(one.group) in living]
+        return bool(gone) or len(self._own) != before
+
+    # -- torch's entries ------------------------------------------------------
+
+    def _read(
+        self, entries: Sequence[Entry], groups: Mapping[Any, Any], now_ns: int
+    ) -> bool:
+        self.entries_seen |= bool(entries)
+        self.blind &= not self.entries_seen
+        named: dict[str, list[Any]] = {}
+        for group in groups.values():
+            named.setdefault(group.torch_name, []).append(group)
+        changed = False
+        seen = set()
+        for entry in entries:
+            number = entry["record_id"]
+            seen.add(number)
+            if number > self._last_entry:
+                self._last_entry = number
+                group = _owner(entry, named)
+                if group is None:
+                    continue
+                record = self._new_record(entry, group)
+                changed = True
+            else:
+                known = self._open.get(number)
+                if known is None:
+                    continue
+                record = known
+            changed |= self._advance(number, record, entry, now_ns)
+        # The ring has no place for the oldest entries any more.
+        for number in [one for one in self._open if one not in seen]:
+            record = self._open[number]
+            if record.call is None or record.call.over:
+                self._close(number, record, "completed", now_ns)
+                changed = True
+        return changed
+
+    def _new_record(self, entry: Entry, group: Any) -> TorchRecord:
+        library, _, name = entry["profiling_name"].partition(":")
+        # The names of sends and receives have the ranks: `nccl:recv 1<-0`.
+        name, _, path = name.partition(" ")
+        record = TorchRecord(next(self._numbers), group, _OPS.get(name, OpType.UNKNOWN))
+        record.backend = library
+        record.collective_seq = entry["collective_seq_id"]
+        record.p2p_seq = entry["p2p_seq_id"]
+        record.op_id = entry["op_id"]
+        record.timeout = entry.get("timeout_ms", 0) / 1e3
+        record.created_ns = entry["time_created_ns"]
+        record.thread = int(entry.get("thread_id") or 0) or None
+        if path:
+            peer = path.replace("<-", "->").partition("->")[2]
+            record.peer = int(peer) if peer.isdigit() else None
+        call = self._take_call(record, entry)
+        if call is not None:
+            record.join(call)
+        sizes, dtypes = _arrays(record.op_type, entry)
+        if sizes:
+            record.sizes, record.dtypes = sizes, dtypes
+        self._records.append(record)
+        return record
+
+    def _take_call(self, record: TorchRecord, entry: Entry) -> Call | None:
+        """Return the call that issued the op of `entry`, if Python code did."""
+        waiting = self._calls.get(record.group.torch_group, [])
+        created = entry["time_created_ns"]
+        later = bisect_right(waiting, created, key=lambda call: call.began_ns)
+        for place in range(later - 1, -1, -1):
+            call = waiting[place]
+            if record.thread not in (None, call.thread):
+                continue
+            # Not removed: one call may issue several ops.
+            issued = not call.returned_ns or call.returned_ns >= created
+            return call if issued else None
+        return None
+
+    def _advance(
+        self, number: int, record: TorchRecord, entry: Entry, now_ns: int
+    ) -> bool:
+        """Take over the state of `entry`; return whether it is another one."""
+        before = record.state
+        discovered = entry.get("time_discovered_started_ns")
+        timed = record.backend not in ("gloo", "mpi")
+        if discovered:
+            record.started_ns, record.state = discovered, "started"
+        elif not timed:
+            record.started_ns, record.state = record.created_ns, "started"
+        completed = entry["state"] == "completed"
+        if not (completed or entry.get("retired")):
+            self._open[number] = record
+            record.group.progress.note(record)
+            return record.state != before
+        call = record.call
+        ended = entry.get("time_discovered_completed_ns") or now_ns
+        if call is not None and call.ended_ns and not timed:
+            ended = min(call.ended_ns, ended)
+        if call is not None and call.error is not None:
+            self._close(number, record, "failed", ended, call.error)
+        elif completed or not timed:
+            self._close(number, record, "completed", ended)
+        else:
+            self._close(number, record, "failed", ended, "torch gave the op up")
+        return True
+
+    def _close(
+        self,
+        number: int,
+        record: TorchRecord,
+        state: str,
+        ended_ns: int,
+        error: str | None = None,
+    ) -> None:
+        self._open.pop(number, None)
+        _end(record, state, ended_ns, error)
+
+    # -- the calls of Python -----------------------------------------------------
+
+    def _add_unrecorded(
+        self, groups: Mapping[Any, Any], entries: Sequence[Entry] | None, now_ns: int
+    ) -> bool:
+        """Make records of the calls that torch's recorder has no entry of."""
+        taken = {id(one.call) for one in self._records if one.call is not None}
+        changed = False
+        for torch_group, calls in self._calls.items():
+            group = groups.get(torch_group)
+            if group is None:
+                continue
+            kept = []
+            for call in calls:
+                if id(call) in taken:
+                    # A call that still runs may issue more ops.
+                    if not call.returned_ns and not call.ended_ns:
+                        kept.append(call)
+                elif self._is_recorded(call, entries):
+                    # The entry comes with the next dump, or the ring has lost it.
+                    if entries is None or not 0 < call.returned_ns < now_ns:
+                        kept.append(call)
+                else:
+                    record = TorchRecord(next(self._numbers), group, call.op_type)
+                    record.fill(call, group.timeout)
+                    self._records.append(record)
+                    self._own.append(record)
+                    group.progress.note(record)
+                    changed = True
+            self._calls[torch_group] = kept
+        return changed
+
+    def _is_recorded(self, call: Call, entries: Sequence[Entry] | None) -> bool:
+        """Return whether torch has, or will have, an entry of the op of `call`."""
+        if call.backend == "gloo":
+            if call.is_p2p or call.op_type is OpType.MONITORED_BARRIER:
+                return False
+        elif call.backend not in ("nccl", "xccl"):
+            return False
+        # Where torch's recorder is off, or lacks gloo, it has no entry at all. The
+        # entry is made before the call returns.
+        read_later = entries is not None and 0 < call.returned_ns < self.dumped_ns
+        if read_later and not self.entries_seen:
+            self.blind = True
+        return not self.blind
+
+    def _end_by_calls(self) -> bool:
+        """End the records whose calls are known to be over."""
+        changed = False
+        for number, record in list(self._open.items()):
+            call = record.call
+            if call is None or not call.ended_ns:
+                continue
+            state = "completed" if call.error is None else "failed"
+            self._close(number, record, state, call.ended_ns, call.error)
+            changed = True
+        for record in list(self._own):
+            call = record.call
+            assert call is not None
+            record.peer = call.peer
+            record.collective_seq = call.collective_seq
+            if call.over:
+                state = "completed" if call.error is None else "failed"
+                _end(record, state, call.ended_ns, call.error)
+                self._own.remove(record)
+                changed = True
+        return changed
+
+    def _find_frames(self, now_ns: int) -> None:
+        """Look up the user's line of ops that wait, and that no Python call issued."""
+        for record in self._open.values():
+            age = (now_ns - record.created_ns) / 1e9
+            if record.frame is None and age > FRAME_AFTER:
+                record.frame = waiting_frame(record.thread)
+
+
+def _end(record: TorchRecord, state: str, ended_ns: int, error: str | None) -> None:
+    reason = record.group.aborted
+    if reason is not None and record.created_ns <= reason.at * 1e9 <= ended_ns:
+        state, error = "aborted", str(reason)
+    record.end(state, ended_ns, error)
+    record.group.progress.note(record)
+
+
+def _owner(entry: Entry, named: Mapping[str, Sequence[Any]]) -> Any:
+    """Return the group of `entry`; ``None`` if it was destroyed."""
+    name, created = entry["process_group"][0], entry["time_created_ns"]
+    groups = [one for one in named.get(name, ()) if one.born_ns <= created]
+    return groups[-1] if groups else None
+
+
+def _arrays(op_type: OpType, entry: Entry) -> tuple[list[list[int]], list[str]]:
+    sizes = [list(size) for size in entry["input_sizes"]]
+    dtypes = [_NUMPY.get(one, one.lower()) for one in entry["input_dtypes"]]
+    if not op_type.spec.in_place and not op_type.is_p2p:
+        sizes += [list(size) for size in entry["output_sizes"]]
+        dtypes += [_NUMPY.get(one, one.lower()) for one in entry["output_dtypes"]]
+    return sizes, dtypes

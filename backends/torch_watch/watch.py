@@ -1,0 +1,314 @@
+"""The watch of torch in this process: a thread that reads what torch's groups do."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import os
+import pickle
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from ..groups.key import GroupKey
+from ..groups.world import world
+from ..work.flight_recorder import recorder
+from . import aborting, creation
+from .calls import CallLog
+from .errors import install_excepthook
+from .groups import TorchGroup, base_name
+from .importing import when_imported
+from .private import C10D, RECORDER_SIZE, Names, probe
+from .records import Tracker
+from .rejoining import PendingGroup
+
+__all__ = ["TorchWatch", "watch"]
+
+_log = logging.getLogger(__name__)
+
+#: The entries of torch's Flight Recorder, where the user has not set their number: a
+#: reading costs 10 µs for each.
+ENTRIES = 256
+
+#: The advice where torch records nothing.
+RECORDER_OFF = (
+    "torch's Flight Recorder is off, or lacks gloo, so only ops that Python code "
+    "issues are shown, and none of DDP's gradients: set TORCH_FR_BUFFER_SIZE="
+    f"{ENTRIES} before torch makes its first group, or use a newer torch"
+)
+
+#: Seconds between two readings: with ops in flight, and without.
+ACTIVE = 0.1
+IDLE = 0.5
+#: The part of one core that the readings may take: they are seldom if they cost much.
+SHARE = 1 / 150
+
+#: Seconds after which ops in flight are read anew though torch's counters stand still.
+_STALE = 1.0
+# Seconds that a summary may be older than the last reading.
+_FRESH = 0.1
+
+
+class TorchWatch:
+    """The groups of torch in this process: a `GroupSource` of the world.
+
+    The watch begins when this process imports ``torch.distributed``, or at once if it
+    did. It never imports torch.
+    """
+
+    library = "torch"
+
+    def __init__(self) -> None:
+        self.names: Names | None = None
+        self.calls: CallLog | None = None
+        self._tracker = Tracker()
+        self._groups: dict[Any, TorchGroup] = {}
+        self._pending: list[PendingGroup] = []
+        self._born: dict[str, int] = {}
+        self._status: Any = None
+        self._lock = threading.RLock()
+        self._read_at = self._dumped_at = 0.0
+        #: What a person should change so that the watch sees all ops; mostly empty.
+        self.advice = ""
+        #: Mean CPU seconds of a reading.
+        self.cost = 0.0
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._undo: list[Callable[[], None]] = []
+        self._warned = False
+        self._sets_size = False
+
+    # -- start and stop -------------------------------------------------------------
+
+    def start(self) -> None:
+        """Watch from now on, or from the import of ``torch.distributed`` on."""
+        # Torch reads it when the first group is made.
+        self._sets_size = not any(name in os.environ for name in RECORDER_SIZE)
+        if self._sets_size:
+            os.environ[RECORDER_SIZE[0]] = str(ENTRIES)
+        self._undo.append(when_imported(C10D, self._install))
+
+    def stop(self) -> None:
+        """End the thread and take the wrappers out of torch."""
+        self._stopped.set()
+        while self._undo:
+            self._undo.pop()()
+        thread, self._thread = self._thread, None
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _install(self, c10d: ModuleType) -> None:
+        names = probe(c10d)
+        for sentence in names.missing:
+            _log.warning(sentence)
+        if self._sets_size and names.reads_old_size:
+            os.environ[RECORDER_SIZE[1]] = str(ENTRIES)
+        self.calls = CallLog(names)
+        self.calls.install()
+        self.calls.guards.append(aborting.check)
+        self._undo.append(self.calls.remove)
+        self._undo.append(creation.install(c10d))
+        self._undo.append(install_excepthook())
+        self._undo.append(self._note_births(c10d))
+        with self._lock:
+            self.names = names
+            self._discover()
+        self._thread = threading.Thread(
+            target=self._run, name="rankscope-torch-watch", daemon=True
+        )
+        self._thread.start()
+        # Torch must not be read while its library is taken down.
+        atexit.register(self.stop)
+        self._undo.append(lambda: atexit.unregister(self.stop))
+
+    def _note_births(self, c10d: ModuleType) -> Callable[[], None]:
+        """Note when each group is made: numbers and names are used again."""
+        original = getattr(c10d, "_register_process_group", None)
+        if original is None:
+            return lambda: None
+
+        @functools.wraps(original)
+        def register(name: str, group: Any) -> Any:
+            # The groups before it first: their order gives them their names.
+            with self._lock:
+                self._discover()
+                self._born[name] = time.time_ns()
+            result = original(name, group)
+            recorder.changed()
+            return result
+
+        def undo() -> None:
+            if c10d._register_process_group is register:
+                c10d._register_process_group = original  # type: ignore[attr-defined]
+
+        c10d._register_process_group = register  # type: ignore[attr-defined]
+        return undo
+
+    # -- GroupSource -------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int | None:
+        """The global rank of this process, if torch has a default group."""
+        default = self._default()
+        return None if default is None else int(default.rank())
+
+    @property
+    def world_size(self) -> int | None:
+        """The number of ranks of torch's default group, if there is one."""
+        default = self._default()
+        return None if default is None else int(default.size())
+
+    def groups(self) -> Sequence[TorchGroup | PendingGroup]:
+        """Return the groups of this rank, the default one first.
+
+        Those that a fresh process has yet to join are last.
+        """
+        with self._lock:
+            self._discover()
+            made = list(self._groups.values())
+            known = {one.key for one in made}
+            self._pending = [one for one in self._pending if one.key not in known]
+            return [*made, *self._pending]
+
+    def import_group(self, exported: Mapping[str, Any]) -> None:
+        """Have a group that other ranks exported, until its rebuild makes it here."""
+        with self._lock:
+            known = {one.key for one in self.groups()}
+            pending = PendingGroup(exported)
+            member = int(os.environ.get("RANK", "-1")) in pending.key.ranks
+            if member and pending.key not in known:
+                self._pending.append(pending)
+
+    def records(self) -> Sequence[dict[str, Any]]:
+        """Return the records of the ops of the groups there are, oldest first."""
+        with self._lock:
+            self.read()
+            return [
+                one.as_dict() for one in self._tracker.records(self._groups.values())
+            ]
+
+    def _default(self) -> Any:
+        return None if self.names is None else self.names.registry.default_pg
+
+    # -- reading torch ---------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Read torch, unless that was done a moment ago; note the ends of calls."""
+        with self._lock:
+            calls = self.calls
+            if time.monotonic() - self._read_at > max(_FRESH, self.cost / SHARE):
+                self.read()
+            elif calls is not None and calls.changed:
+                calls.changed = False
+                self._tracker.update(None, (), self._groups, self._registered())
+
+    def read(self) -> None:
+        """Read registry, recorder and calls; tell the listeners what has changed."""
+        began = time.thread_time()
+        with self._lock:
+            names, calls = self.names, self.calls
+            if names is None or calls is None:
+                return
+            changed = self._discover()
+            calls.changed = False
+            taken = calls.take()
+            entries = self._dump(names, bool(taken))
+            changed |= self._tracker.update(
+                entries, taken, self._groups, self._registered()
+            )
+            self._read_at = time.monotonic()
+            if self._tracker.blind and not self.advice:
+                self.advice = RECORDER_OFF
+                _log.warning(self.advice)
+            # A mean over the last ones: the first one is slow.
+            self.cost += 0.2 * (time.thread_time() - began - self.cost)
+        if changed:
+            recorder.changed()
+
+    def _registered(self) -> list[Any]:
+        return [] if self.names is None else self.names.groups()
+
+    def _discover(self) -> bool:
+        """Bring the groups up to date; return whether there are others."""
+        names = self.names
+        if names is None:
+            return False
+        living = names.groups()
+        if len(living) == len(self._groups) and all(
+            one in self._groups for one in living
+        ):
+            return False
+        self._groups = {
+            group: known for group, known in self._groups.items() if group in living
+        }
+        for group in living:
+            ranks = None if group in self._groups else names.ranks(group)
+            if ranks is not None:
+                self._groups[group] = TorchGroup(
+                    group,
+                    self._key(group, ranks),
+                    names,
+                    self._born.get(group.group_name, 0),
+                    self.refresh,
+                )
+        # A group that was rebuilt has the place of the one before.
+        in_order = sorted(self._groups.items(), key=lambda one: one[1].made.place)
+        self._groups = dict(in_order)
+        return True
+
+    def _key(self, group: Any, ranks: tuple[int, ...]) -> GroupKey:
+        """Return the first name that no other group of the same ranks has."""
+        base = base_name(group.group_name, group.group_desc, ranks)
+        used = {one.key for one in self._groups.values()}
+        key, count = GroupKey(base, ranks), 1
+        while key in used:
+            count += 1
+            key = GroupKey(f"{base} ({count})", ranks)
+        return key
+
+    def _dump(self, names: Names, called: bool) -> list[dict[str, Any]] | None:
+        """Return the entries of torch's recorder; ``None`` if none has changed."""
+        if names.dump is None:
+            return []
+        status = pickle.loads(names.dump(False, False, False)).get("pg_status")
+        now = time.monotonic()
+        stale = self._tracker.in_flight > 0 and now - self._dumped_at > _STALE
+        if status is not None and status == self._status and not called and not stale:
+            return None
+        self._status, self._dumped_at = status, now
+        self._tracker.dumped_ns = time.time_ns()
+        return pickle.loads(names.dump(True, False, False)).get("entries", [])
+
+    def _run(self) -> None:
+        interval = ACTIVE
+        while not self._stopped.wait(max(interval, self.cost / SHARE)):
+            try:
+                self.read()
+            except Exception:  # noqa: BLE001 - the thread goes on
+                # The next reading may succeed: torch's groups come and go.
+                if not self._warned:
+                    self._warned = True
+                    _log.exception("torch's groups could not be read")
+            interval = ACTIVE if self._tracker.in_flight else IDLE
+
+
+_watch: TorchWatch | None = None
+_lock = threading.Lock()
+
+
+def watch() -> TorchWatch:
+    """Watch the groups of ``torch.distributed`` in this process; return the watch.
+
+    The groups appear in `world.summary`, `local_dump` and on the board. Later calls
+    return the same watch. Torch is not imported: the watch begins when it is.
+    """
+    global _watch
+    with _lock:
+        if _watch is None:
+            _watch = TorchWatch()
+            world.sources.append(_watch)
+            _watch.start()
+        return _watch

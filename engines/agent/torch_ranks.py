@@ -1,0 +1,100 @@
+"""A rank of ``torch.distributed`` in an engine: its environment, device and group.
+
+The functions run on the engine's main thread, where the cells run: torch keeps the
+current CUDA device by thread, and an import of torch takes seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import timedelta
+from typing import Any
+
+from rankscope.backends.torch_watch.stores import host_store, join_store
+
+from ..wire.requests import TorchAnswer
+from .agent import installed
+from .gpus import Gpu, choose_device, may_share
+
+__all__ = ["init_group", "load"]
+
+#: Seconds that a request to the store of the default group may take.
+STORE_TIMEOUT = 30.0
+
+#: Set before torch is imported, where the user has not set them.
+DEFAULTS = {
+    # As torchrun does: the ranks of a host share its cores.
+    "OMP_NUM_THREADS": "1",
+    # A timeout or an error of NCCL ends the collective, not the process: 2 is
+    # CleanUpOnly. The heartbeat monitor would end the process of a rank that hangs.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+}
+
+# The store of the default group, if this rank hosts it, until the group has it.
+_hosted: Any = None
+
+
+def load(host: str | None) -> str:
+    """Import torch, which the agent watches, and set the cells' variables.
+
+    Parameters
+    ----------
+    host
+        The address at which to open the store of torch's default group; ``None`` on
+        the ranks that do not host it.
+
+    Returns
+    -------
+    str
+        A `TorchAnswer` as JSON, since the notebook gets the repr of the result.
+    """
+    global _hosted
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    import torch
+    import torch.distributed as dist
+
+    answer: TorchAnswer = {
+        "version": str(torch.__version__),
+        "gpus": torch.cuda.device_count(),
+        "uuid": "",
+        "may_share": may_share(os.environ),
+        "port": 0,
+        "missing": "",
+    }
+    if not dist.is_available():
+        answer["missing"] = f"torch {torch.__version__} was built without distributed"
+        return json.dumps(answer)
+    agent = installed()
+    index = choose_device(os.environ, answer["gpus"])
+    device = torch.device("cpu")
+    if index is not None:
+        device = torch.device("cuda", index)
+        gpu = Gpu.of_torch(torch, index)
+        answer["uuid"] = gpu.uuid
+        agent.use_gpu(gpu)
+    # Hidden, as the agent's own: %who lists the user's names only.
+    names = {"torch": torch, "dist": dist, "device": device}
+    agent.shell.push(names, interactive=False)
+    if host is not None:
+        _hosted, answer["port"] = host_store(host, STORE_TIMEOUT)
+    return json.dumps(answer)
+
+
+def init_group(
+    backend: str, timeout: float | None, host: str, port: int, rank: int, size: int
+) -> None:
+    """Make torch's default group over the store at `host` and `port`."""
+    import torch.distributed as dist
+
+    global _hosted
+    store, _hosted = _hosted or join_store(host, port, STORE_TIMEOUT), None
+    dist.init_process_group(
+        backend,
+        timeout=None if timeout is None else timedelta(seconds=timeout),
+        store=store,
+        rank=rank,
+        world_size=size,
+    )

@@ -1,0 +1,65 @@
+"""Signals to processes of this machine, and waiting for their ends."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable
+
+import psutil
+
+__all__ = ["lives", "send_signal", "wait_gone", "wait_stopped", "with_descendants"]
+
+
+def send_signal(process: psutil.Process, signum: int) -> None:
+    """Send a signal to a process that may have ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.send_signal(signum)
+
+
+def wait_stopped(process: psutil.Process, timeout: float) -> None:
+    """Wait at most `timeout` s until SIGSTOP has taken effect, which takes a moment."""
+    deadline = time.monotonic() + timeout
+    while lives(process) and time.monotonic() < deadline:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.status() == psutil.STATUS_STOPPED:
+                return
+        time.sleep(0.001)
+
+
+def wait_gone(processes: Iterable[psutil.Process], timeout: float) -> bool:
+    """Wait at most `timeout` s until all `processes` ended; return whether they did."""
+    deadline = time.monotonic() + timeout
+    living = list(processes)
+    # Not psutil.wait_procs: it waits for each in turn, and without end for a
+    # zombie that its parent does not reap.
+    while living := [one for one in living if lives(one)]:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def with_descendants(roots: Iterable[psutil.Process]) -> dict[int, psutil.Process]:
+    """Return pid → process of the living `roots` and their living descendants."""
+    children: dict[int, list[psutil.Process]] = {}
+    # One pass over all processes, however many roots there are.
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            children.setdefault(process.ppid(), []).append(process)
+    found: dict[int, psutil.Process] = {}
+    waiting = [process for process in roots if lives(process)]
+    while waiting:
+        process = waiting.pop()
+        if process.pid not in found:
+            found[process.pid] = process
+            waiting += children.get(process.pid, ())
+    return found
+
+
+def lives(process: psutil.Process) -> bool:
+    """Return whether a process runs and is no zombie."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

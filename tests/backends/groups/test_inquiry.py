@@ -1,0 +1,175 @@
+"""An op that times out: its error says what the ranks themselves know of the cause."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rankscope as dist
+from rankscope.backends.conformance.ranks import Rank, Ranks, run_ranks
+from rankscope.backends.conformance.waiting import until
+from rankscope.backends.groups.inquiry import Place, locate_with
+from tests.backends.store_backend import register
+
+TIMEOUT = 1.5
+
+
+def join() -> dist.ProcessGroup:
+    """Return a group whose ops time out; all ranks have arrived."""
+    register()
+    dist.init_process_group("cpu:store", timeout=60)
+    group = dist.new_group(timeout=TIMEOUT, group_desc="tp")
+    assert isinstance(group, dist.ProcessGroup)
+    dist.barrier()
+    return group
+
+
+def error_of(group: dist.ProcessGroup, op: str, *args: Any) -> dict[str, Any]:
+    """Run an op until its group times out; return what its error says."""
+    began = time.monotonic()
+    with pytest.raises(dist.DistTimeoutError) as caught:
+        getattr(dist, op)(np.ones(3), *args, group=group)
+    return {
+        "text": str(caught.value),
+        "culprits": tuple(caught.value.culprits),
+        "seconds": time.monotonic() - began,
+        "reason": str(group.aborted),
+    }
+
+
+def leave() -> None:
+    until(lambda: not asking())
+    dist.destroy_process_group()
+
+
+def asking() -> bool:
+    names = [one.name for one in threading.enumerate()]
+    return any(name.startswith("rankscope-inquiry") for name in names)
+
+
+def misses(me: Rank) -> dict[str, Any] | None:
+    group = join()
+    if me.rank == 2:
+        until(lambda: group.aborted)  # rank 2 is here
+        leave()
+        return None
+    said = error_of(group, "all_reduce")
+    leave()
+    return said
+
+
+def test_the_rank_that_did_not_enter_is_named_with_its_line() -> None:
+    first, second, _ = run_ranks(3, misses)
+    line = misses.__code__.co_firstlineno + 3
+    for said in (first, second):
+        assert (
+            "(the group's timeout): diagnosis: rank 2 has not entered" in said["text"]
+        )
+        assert f"it is at test_inquiry.py:{line}" in said["text"]
+        assert "ranks 0–1 wait in" in said["text"]
+        assert said["culprits"] == (2,)
+        assert "rank 2 has not entered" in said["reason"]
+        assert "%dist_rebuild" in said["text"]
+
+
+def both_receive(me: Rank) -> dict[str, Any]:
+    group = join()
+    said = error_of(group, "recv", 1 - me.rank)
+    leave()
+    return said
+
+
+def test_two_ranks_that_wait_for_each_other_are_both_named() -> None:
+    for said in run_ranks(2, both_receive):
+        assert "rank 1 has not issued the matching send" in said["text"]
+        assert "rank 0 has not issued the matching send" in said["text"]
+        assert said["culprits"] == (0, 1)
+
+
+def stops(me: Rank) -> dict[str, Any]:
+    group = join()
+    if me.rank == 1:
+        me.report(os.getpid())
+        me.listen()
+        leave()
+        return {}
+    me.listen()
+    said = error_of(group, "all_reduce")
+    leave()
+    return said
+
+
+def test_a_rank_that_does_not_answer_is_named_in_time() -> None:
+    with Ranks(2, stops) as ranks:
+        pid = ranks.next_report(1)
+        os.kill(pid, signal.SIGSTOP)
+        ranks.tell(0, "go")
+        until(lambda: ranks.ends_or_reports(0, 30))
+        os.kill(pid, signal.SIGCONT)
+        ranks.tell(1, "go")
+        said, _ = ranks.wait()
+    assert "rank 1 has not answered for 0.9 s" in said["text"]
+    assert said["culprits"] == (1,)
+    assert TIMEOUT <= said["seconds"] < TIMEOUT + 5
+
+
+def ends_late(me: Rank) -> tuple[float, str]:
+    group = join()
+    arrays = [np.ones(3), np.ones(3)]
+    if me.rank == 1:
+        # During the inquiry, which is void then: this rank answers it afterwards.
+        asked, entered = threading.Event(), threading.Event()
+
+        def locate() -> Place:
+            asked.set()
+            entered.wait(10)
+            return Place("")
+
+        locate_with(locate)
+        assert asked.wait(30)
+    dist.all_reduce(arrays[0], group=group)
+    if me.rank == 1:
+        entered.set()
+        until(lambda: group.aborted)
+        leave()
+        return arrays[0][0], ""
+    with pytest.raises(dist.DistTimeoutError) as caught:
+        dist.all_reduce(arrays[1], group=group)
+    leave()
+    return arrays[0][0], str(caught.value)
+
+
+def test_an_op_that_ends_during_the_inquiry_is_no_failure() -> None:
+    (total, said), (other, _) = run_ranks(2, ends_late)
+    assert total == other == 2
+    assert "all_reduce #2" in said
+
+
+def in_another_order(me: Rank) -> str:
+    first = join()
+    second = dist.new_group(timeout=60, group_desc="dp")
+    assert isinstance(second, dist.ProcessGroup)
+    if me.rank == 1:
+        dist.all_reduce(np.ones(3), group=second, async_op=True)
+        me.report("waits")
+        until(lambda: first.aborted)
+    else:
+        me.listen()
+        error_of(first, "all_reduce")
+    dist.abort_process_group(second, "the test is over")
+    leave()
+    return str(first.aborted)
+
+
+def test_two_groups_that_wait_for_each_other_are_named() -> None:
+    with Ranks(2, in_another_order) as ranks:
+        ranks.next_report(1)
+        ranks.tell(0, "go")
+        for said in ranks.wait():
+            assert "the groups 'dp' and 'tp' wait for each other" in said

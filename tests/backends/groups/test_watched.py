@@ -1,0 +1,117 @@
+"""Groups that another library made: the world shows, aborts and rebuilds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from rankscope.backends.groups.key import GroupKey
+from rankscope.backends.groups.world import World, world
+from rankscope.backends.observe.export import local_dump
+from rankscope.backends.stores.base import Store
+
+
+@dataclass
+class Group:
+    """A group of a library that does nothing but note what is requested."""
+
+    name: str
+    ranks: tuple[int, ...]
+    requests: list[tuple[Any, ...]] = field(default_factory=list)
+
+    @property
+    def key(self) -> GroupKey:
+        return GroupKey(self.name, self.ranks)
+
+    def summary(self) -> dict[str, Any]:
+        return {"name": self.name, "ranks": list(self.ranks), "library": "lib"}
+
+    def abort(self, reason: str, *, by: str = "", culprits: Sequence[int] = ()) -> None:
+        self.requests.append(("abort", reason, by, tuple(culprits)))
+
+    def rebuild(self, generation: int | None, store: Store | None) -> None:
+        self.requests.append(("rebuild", generation))
+
+    def export(self) -> dict[str, Any]:
+        return {"library": "lib", "name": self.name, "ranks": list(self.ranks)}
+
+
+@dataclass
+class Source:
+    """A library with two groups and two records."""
+
+    library: str = "lib"
+    rank: int | None = 1
+    world_size: int | None = 3
+    made: list[Group] = field(
+        default_factory=lambda: [Group("main", (0, 1, 2)), Group("tp", (1, 2))]
+    )
+
+    def groups(self) -> Sequence[Group]:
+        return self.made
+
+    def import_group(self, exported: Mapping[str, Any]) -> None:
+        self.made.append(Group(exported["name"], tuple(exported["ranks"])))
+
+    def records(self) -> Sequence[dict[str, Any]]:
+        return [{"group_id": one.key.id, "is_p2p": False} for one in self.made]
+
+
+@pytest.fixture
+def source() -> Iterator[Source]:
+    made = Source()
+    world.sources.append(made)
+    yield made
+    world.sources.remove(made)
+
+
+def test_the_summary_has_the_rank_and_the_groups_of_a_library(source: Source) -> None:
+    summary = world.summary()
+    assert (summary["rank"], summary["world_size"]) == (1, 3)
+    assert [(one["name"], one["library"]) for one in summary["groups"]] == [
+        ("main", "lib"),
+        ("tp", "lib"),
+    ]
+
+
+def test_a_watched_group_is_aborted_by_its_id_or_its_name(source: Source) -> None:
+    main, tp = source.made
+    assert world.abort([tp.key.id], "stuck", by="rank 0", culprits=[2]) == ["tp"]
+    assert world.abort(["main"], "stuck") == ["main"]
+    assert tp.requests == [("abort", "stuck", "rank 0", (2,))]
+    assert main.requests == [("abort", "stuck", "", ())]
+
+
+def test_all_groups_are_aborted_and_rebuilt(source: Source) -> None:
+    assert world.abort(None, "stuck") == ["main", "tp"]
+    assert world.rebuild(None, 2) == ["main", "tp"]
+    assert [one.requests[-1] for one in source.made] == [("rebuild", 2)] * 2
+
+
+def test_two_watched_groups_of_one_name_need_the_id(source: Source) -> None:
+    source.made.append(Group("tp", (0, 1)))
+    with pytest.raises(ValueError, match="tp"):
+        world.abort(["tp"], "stuck")
+    assert not any(one.requests for one in source.made)
+
+
+def test_the_dump_has_the_groups_and_records_of_a_library(source: Source) -> None:
+    dump = local_dump(last=1)
+    main, tp = source.made
+    assert dump["rank"] == 1
+    assert dump["groups"][main.key.id] == {"name": "main", "ranks": [0, 1, 2]}
+    assert dump["records"][-1]["group_id"] == tp.key.id
+
+
+def test_a_world_without_a_library_has_no_rank() -> None:
+    assert World().summary() == {"rank": None, "world_size": None, "groups": []}
+
+
+def test_a_fresh_process_imports_the_groups_of_the_library(source: Source) -> None:
+    exported = world.export_groups()
+    source.made.clear()
+    assert world.import_groups(exported) == ["main", "tp"]
+    assert [one.key.ranks for one in source.made] == [(0, 1, 2), (1, 2)]

@@ -1,0 +1,78 @@
+"""Engines of this machine have no nanny; what a nanny does is done all the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import ipyparallel
+import psutil
+import pytest
+
+from rankscope.backends.conformance.waiting import until
+from rankscope.engines import Cluster, ClusterError
+from rankscope.engines.cluster.installation import install_agents
+
+WAIT = 30
+
+
+def _nannies() -> int:
+    """Return the number of nannies among the descendants of this process."""
+    children = psutil.Process().children(recursive=True)
+    return sum("ipyparallel.engine.nanny" in one.cmdline() for one in children)
+
+
+@pytest.mark.usefixtures("no_leaks")
+class TestWithoutNanny:
+    def test_another_client_signals_an_engine_and_is_told_of_its_end(self) -> None:
+        with Cluster.start(2) as cluster:
+            assert _nannies() == 0
+            assert cluster._launched is not None
+            files = cluster._launched.cluster.controller.connection_files
+            other = ipyparallel.Client(files["client"])
+            try:
+                assert other.ids == [0, 1]
+                # Nobody's nanny serves this, but the agent of the engine.
+                other.send_signal(signal.SIGKILL, targets=[1])
+                until(lambda: other.ids == [0], WAIT, "the hub's notification")
+                until(lambda: cluster.status().dead == [1], WAIT, "the death")
+                reason = cluster.status().ranks[1].reason
+                assert reason is not None
+                assert reason.startswith("rank 1 is dead: killed by SIGKILL")
+                cluster.restart([1])
+                until(lambda: len(other.ids) == 2, WAIT, "the new engine")
+                cluster.execute("rank").result(WAIT)
+            finally:
+                other.close(linger=0)
+
+    def test_a_kept_cluster_has_nannies(self) -> None:
+        """Who attaches to it later may have no launcher of its engines."""
+        cluster = Cluster.start(1, keep=True)
+        try:
+            assert _nannies() == 1
+        finally:
+            cluster.shutdown()
+
+    @pytest.mark.timeout(90)
+    def test_an_engine_that_ends_before_it_has_its_rank(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its answer would be waited for until the end of `start_timeout`."""
+        killed = []
+
+        def install_after_a_death(client: Any, *args: Any, **options: Any) -> Any:
+            pid = client[1].apply_sync(os.getpid)
+            killed.append(pid)
+            os.kill(pid, signal.SIGKILL)
+            return install_agents(client, *args, **options)
+
+        monkeypatch.setattr(
+            "rankscope.engines.cluster.recovery.install_agents", install_after_a_death
+        )
+        with pytest.raises(ClusterError) as raised:
+            Cluster.start(2)
+        assert str(raised.value) == (
+            "engines died before they had their ranks: "
+            f"pid {killed[0]} killed by SIGKILL"
+        )

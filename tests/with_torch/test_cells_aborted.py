@@ -1,0 +1,77 @@
+"""A hang of torch in a cell: aborted, explained, rebuilt, trained on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rankscope.engines import Cluster, ExecutionError
+from tests.with_torch.cells import WAIT, run, values
+
+MODEL = """
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tp = dist.new_group([0, 1], group_desc="tp")
+    def train(steps):
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.ones(8, 4) * (rank + 1)).square().mean().backward()
+            optimizer.step()
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(_module_leaves_nothing: None) -> Iterator[Cluster]:
+    """Two ranks of torch, shared by the tests of this module."""
+    with Cluster.start(2, torch="gloo") as started:
+        run(started, MODEL)
+        yield started
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for `condition`."""
+    deadline = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def in_flight(cluster: Cluster, name: str, rank: int) -> bool:
+    """Whether `rank` has an op of a group in flight."""
+    known = cluster.status(fresh=True).ranks[rank].groups
+    return any(one.in_flight for one in known if one.name == name)
+
+
+def test_a_hang_in_backward_is_aborted_and_the_model_trains_on(
+    cluster: Cluster,
+) -> None:
+    run(cluster, "train(2)")
+    hanging = cluster.execute("if rank == 0:\n    train(1)")
+    until(lambda: in_flight(cluster, "default_pg", 0))
+    began = time.monotonic()
+    cluster.abort("default_pg", "a branch that rank 1 does not take")
+    with pytest.raises(ExecutionError) as caught:
+        hanging.result(WAIT)
+    assert time.monotonic() - began < 5.0
+    error = caught.value
+    assert "DistAbortedError" in str(error)
+    assert "a branch that rank 1 does not take" in str(error)
+    cluster.rebuild()
+    code = "train(2)\nx = torch.ones(1)\ndist.all_reduce(x, group=tp)"
+    found = values(
+        cluster, code, "[p.tolist() for p in model.parameters()]", "x.item()"
+    )
+    assert found[0] == found[1]
+    assert found[0][1] == 2.0
+
+
+def test_a_restarted_rank_joins_the_groups_of_the_others(cluster: Cluster) -> None:
+    run(cluster, "kept = rank + 10")
+    cluster.restart([1])
+    cluster.rebuild()
+    code = "x = torch.ones(1) * (rank + 1)\ndist.all_reduce(x)"
+    found = values(cluster, code, "x.item()", "globals().get('kept')")
+    assert found == {0: [3.0, 10], 1: [3.0, None]}

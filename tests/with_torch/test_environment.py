@@ -1,0 +1,32 @@
+"""The environment of ``make test-torch``: its versions, and that torch is optional."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import torch
+import torch.distributed
+
+from rankscope.backends import is_gloo_available
+from tools.other_environments import TORCH
+
+
+def test_the_environment_has_both_libraries() -> None:
+    assert torch.__version__.startswith(TORCH)
+    assert torch.distributed.is_gloo_available()
+    assert is_gloo_available()
+
+
+def test_rankscope_does_not_import_torch() -> None:
+    script = (
+        "import sys, rankscope, rankscope.magics, rankscope.engines\n"
+        "import rankscope.engines.agent.agent, rankscope.widgets.board.widget\n"
+        "rankscope.init_process_group\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "False"
