@@ -48,15 +48,16 @@ _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE")
 _FINALIZE_SECONDS = 10.0
 
 _init_lock = threading.Lock()
-# Not _init_lock, which is held while MPI_Init waits: an abort must not wait.
-_finalizer_lock = threading.Lock()
 _at_exit: list[Callable[[], None]] = []
 _making = 0
-_finalizer: _Finalizer | None = None
-_beginning_lock = threading.Lock()
-_beginning: threading.Thread | None = None
 # Whether MPI_Finalize waits for no other process.
 _finalize_is_local = False
+# Where it may wait.
+_finalizer: _Finalizer | None = None
+# Whether a group was aborted: the other ranks may be missing at exit.
+_aborted = False
+_beginning_lock = threading.Lock()
+_beginning: threading.Thread | None = None
 
 
 def unavailable_reason() -> str | None:
@@ -125,10 +126,8 @@ def making_communicator() -> Iterator[None]:
 
 def note_abort() -> None:
     """Note that a group was aborted: at exit, the other ranks may be missing."""
-    global _finalizer
-    with _finalizer_lock:
-        if _finalizer is None and not _finalize_is_local:
-            _finalizer = _Finalizer()
+    global _aborted
+    _aborted = True
 
 
 def begin() -> None:
@@ -168,7 +167,7 @@ def initialise() -> Any:
     Blocks, where the MPI library does, until every process of the job has
     called it: not for the main thread.
     """
-    global _finalize_is_local
+    global _finalizer, _finalize_is_local
     with _init_lock:
         try:
             if "mpi4py.MPI" not in sys.modules:
@@ -190,6 +189,8 @@ def initialise() -> Any:
             os.environ.setdefault("OMPI_MCA_async_mpi_finalize", "1")
             _init_thread(MPI)
             _finalize_is_local = MPI.get_vendor()[0] == "Open MPI"
+        if _finalizer is None and not _finalize_is_local:
+            _finalizer = _Finalizer()
         _finalize_at_exit()
     return MPI
 
@@ -233,7 +234,7 @@ def _finalize() -> None:
         return
     # By ctypes, as mpi4py's Finalize does not release the GIL.
     finalize = ctypes.CDLL(mpi.__file__).MPI_Finalize
-    if _finalizer is None:
+    if _finalizer is None or not _aborted:
         finalize()
     elif not _finalizer.run(finalize):
         _log.warning(
@@ -246,7 +247,8 @@ def _finalize() -> None:
 class _Finalizer:
     """A thread that calls MPI_Finalize where that may hang.
 
-    The thread is started early: at exit Python 3.12 refuses to.
+    The thread is started with MPI, as a group may be aborted while the interpreter
+    shuts down: Python 3.12 starts no thread then.
     """
 
     def __init__(self) -> None:
