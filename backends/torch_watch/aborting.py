@@ -66,6 +66,7 @@ def abort(
             return False
         made.aborted = reason
         made.op, made.sequence_number = op, sequence_number
+        made.used |= op is not None
     unable = made.unabortable
     for device, backend in backends_of(group).items():
         kind = backend.name()
@@ -89,6 +90,7 @@ def abort(
 def check(group: Any, op: str) -> None:
     """Raise `DistAbortedError` where `group` is aborted, before `op` is issued."""
     made = made_of(group)
+    made.used = True
     if made.aborted is not None:
         raise aborted_error(group, made, op)
 

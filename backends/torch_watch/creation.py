@@ -14,14 +14,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..groups.abort_reason import AbortReason
-from .gloo_sockets import listening_sockets
+from .gloo_sockets import count_connections, listening_sockets
+from .private import Names
 
 __all__ = [
     "Made",
-    "aborted_groups",
     "backends_of",
     "install",
     "is_registered",
+    "issued",
+    "known_groups",
     "made_of",
     "note_rebuilt",
 ]
@@ -54,8 +56,15 @@ class Made:
         Why it was aborted; ``None`` while it is usable.
     op, sequence_number
         The op that the abort ended on this rank, if one was in flight.
+    used
+        Whether Python code issued an op since the end of the last cell, or the abort
+        ended one.
+    issued_before
+        The number of its collectives at the end of the last cell.
     listeners
         The inodes of the listening sockets of its gloo backends.
+    connections
+        The number of their connections to other ranks when the group was noted.
     unabortable
         Why its gloo backends cannot be aborted; empty where they can.
     """
@@ -66,7 +75,10 @@ class Made:
     aborted: AbortReason | None = None
     op: str | None = None
     sequence_number: int | None = None
+    used: bool = False
+    issued_before: int = 0
     listeners: frozenset[int] = frozenset()
+    connections: int = 0
     unabortable: str = ""
     place: int = field(default_factory=lambda: next(_places))
 
@@ -92,12 +104,15 @@ def made_of(group: Any) -> Made:
         return known
 
 
-def aborted_groups() -> list[tuple[Any, Made]]:
-    """Return the groups of this process that are aborted, and what is known of them."""
+def known_groups() -> list[tuple[Any, Made]]:
+    """Return the groups of this process, and what is known of them."""
     with _lock:
-        return [
-            (group, made) for group, made in _made.items() if made.aborted is not None
-        ]
+        return list(_made.items())
+
+
+def issued(group: Any) -> int:
+    """Return how many collectives `group` has issued; 0 if its backend counts none."""
+    return Names.issued(group) or 0
 
 
 def is_registered(group: Any) -> bool:
@@ -154,6 +169,7 @@ def _note(group: Any, arguments: Mapping[str, Any]) -> Made:
     kinds = {backend.name() for backend in backends_of(group).values()}
     if "gloo" in kinds and group.size() > 1:
         made.listeners = listening_sockets(_published(group))
+        made.connections = count_connections(made.listeners)
         if not made.listeners:
             made.unabortable = (
                 f"the sockets of gloo's group {group.group_name!r} were not found, so "

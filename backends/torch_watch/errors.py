@@ -6,52 +6,93 @@ shows ours, with torch's as its cause.
 
 from __future__ import annotations
 
+import dis
 import sys
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 from ..errors import DistError
+from ..groups.connection_loss import VERDICT_WAIT
 from .aborting import aborted_error
-from .creation import aborted_groups
+from .creation import Made, issued, known_groups
+from .gloo_sockets import count_connections
 
-__all__ = ["explain", "install_excepthook"]
+__all__ = ["explain", "install_excepthook", "settle"]
 
 # Attribute of torch's error that holds ours: IPython asks for it more than once.
 _EXPLAINED = "__rankscope_explained__"
+_AS_IT_IS = object()
+
+# Seconds between two looks for the reason of a lost connection.
+_STEP = 0.01
 
 
 def explain(error: BaseException) -> BaseException:
     """Return the error to show for `error`, which left a cell or a script.
 
-    That is `error` itself, unless it is torch's and a group of torch was aborted: then
-    a `DistAbortedError` with `error` as its cause and with its traceback.
+    That is `error` itself, unless an op of an aborted group of torch raised it: then a
+    `DistAbortedError` with `error` as its cause and with its traceback.
     """
     known = getattr(error, _EXPLAINED, None)
-    if known is not None:
-        return known
-    if not _is_torchs(error):
-        return error
-    aborted = aborted_groups()
-    # An op was in flight in the group whose abort ended it.
-    aborted.sort(key=lambda one: (one[1].op is None, -_time(one[1])))
-    if not aborted:
-        return error
-    group, made = aborted[0]
-    made_error = aborted_error(group, made, made.op, made.sequence_number)
-    made_error.__cause__ = error
-    made_error.__traceback__ = error.__traceback__
-    setattr(error, _EXPLAINED, made_error)
-    return made_error
+    if known is None:
+        known = _explain(error) if _is_of_library(error) else error
+        # Not a reference of an error to itself.
+        setattr(error, _EXPLAINED, known if known is not error else _AS_IT_IS)
+    return error if known is _AS_IT_IS else known
 
 
-def _time(made: Any) -> float:
+def settle() -> None:
+    """Note that a cell is over: later errors come from the ops of later cells."""
+    for group, made in known_groups():
+        made.used, made.issued_before = False, issued(group)
+
+
+def _explain(error: BaseException) -> BaseException:
+    found = _group_of_error()
+    if found is None:
+        return error
+    group, made = found
+    shown = aborted_error(group, made, made.op, made.sequence_number)
+    shown.__cause__ = error
+    shown.__traceback__ = error.__traceback__
+    return shown
+
+
+def _group_of_error() -> tuple[Any, Made] | None:
+    """Return the aborted group, one of whose ops ended with an error just now."""
+    used = [one for one in known_groups() if _is_used(*one)]
+    deadline = time.monotonic() + VERDICT_WAIT
+    while True:
+        aborted = [one for one in used if one[1].aborted is not None]
+        if aborted:
+            # Of several, one whose op was in flight, and of these the last.
+            return max(aborted, key=lambda one: (one[1].op is not None, _time(one[1])))
+        # The abort of another rank ends the ops of this one, maybe before the reason
+        # of the abort has come here.
+        if time.monotonic() > deadline or not any(map(_lost_connection, used)):
+            return None
+        time.sleep(_STEP)
+
+
+def _is_used(group: Any, made: Made) -> bool:
+    """Whether an op of `group` may have ended in this cell, or in the script."""
+    return made.used or issued(group) > made.issued_before
+
+
+def _lost_connection(one: tuple[Any, Made]) -> bool:
+    made = one[1]
+    return count_connections(made.listeners) < made.connections
+
+
+def _time(made: Made) -> float:
     assert made.aborted is not None
-    return float(made.aborted.at)
+    return made.aborted.at
 
 
-def _is_torchs(error: BaseException) -> bool:
-    """Whether an op of torch may have raised `error` since its group was aborted.
+def _is_of_library(error: BaseException) -> bool:
+    """Whether torch's library may have raised `error`, and no line of Python did.
 
     gloo's errors are bare RuntimeErrors, NCCL's are subclasses that torch declares.
     """
@@ -60,20 +101,17 @@ def _is_torchs(error: BaseException) -> bool:
     kind = type(error)
     if kind is not RuntimeError and not kind.__module__.startswith("torch"):
         return False
-    text = str(error)
-    return kind is not RuntimeError or any(one in text for one in _SIGNS)
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None:
+        return True
+    code = last.tb_frame.f_code.co_code
+    return dis.opname[code[last.tb_lasti]] not in _RAISES
 
 
-#: What the messages of torch say where the connections of gloo ended.
-_SIGNS = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "failed to pass monitoredBarrier",
-    "Socket closed",
-    "gloo/transport",
-    "Timed out waiting",
-)
+# What a `raise` statement compiles to.
+_RAISES = ("RAISE_VARARGS", "RERAISE")
 
 
 def install_excepthook() -> Callable[[], None]:

@@ -17,7 +17,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-__all__ = ["listening_sockets", "shut_down"]
+__all__ = ["count_connections", "listening_sockets", "shut_down"]
 
 _DESCRIPTORS = Path("/proc/self/fd")
 _DETAILS = Path("/proc/self/fdinfo")
@@ -43,27 +43,38 @@ def listening_sockets(published: Iterable[bytes]) -> frozenset[int]:
     return frozenset(found)
 
 
+def _connections(listeners: Iterable[int]) -> Iterator[socket.socket]:
+    """Yield a copy of each connection of the event loops that wait for `listeners`."""
+    wanted = set(listeners)
+    for loop in _event_loops():
+        if wanted.isdisjoint(loop.values()):
+            continue
+        for descriptor, inode in loop.items():
+            with _duplicate(descriptor, inode) as copy:
+                if copy is not None and not _listens(copy):
+                    yield copy
+
+
+def count_connections(listeners: Iterable[int]) -> int:
+    """Return how many connections the event loops that wait for `listeners` have.
+
+    gloo closes a connection that the other end has closed: it does not count.
+    """
+    return sum(1 for _ in _connections(listeners))
+
+
 def shut_down(listeners: Iterable[int]) -> int:
     """Shut down the connections of the event loops that wait for `listeners`.
 
     Both ends see an end of file at once. The descriptors stay open: gloo closes them.
     Returns the number of connections.
     """
-    wanted = set(listeners)
     ended = 0
-    for loop in _event_loops():
-        if wanted.isdisjoint(loop.values()):
-            continue
-        for descriptor, inode in loop.items():
-            with _duplicate(descriptor, inode) as copy:
-                if copy is None or _listens(copy):
-                    continue
-                try:
-                    copy.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    # The other end was faster.
-                    continue
-                ended += 1
+    for connection in _connections(listeners):
+        # Else the other end was faster.
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+            ended += 1
     return ended
 
 

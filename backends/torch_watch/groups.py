@@ -120,6 +120,7 @@ class TorchGroup:
         """
         if culprits and not set(culprits) & set(self.key.ranks):
             return
+        self._refresh()
         oldest = next(iter(list(self.progress.in_flight.values())), None)
         rank = self.key.ranks[self.torch_group.rank()]
         aborting.abort(

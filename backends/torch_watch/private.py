@@ -88,7 +88,8 @@ class Names:
                 return limit.total_seconds()
         return None
 
-    def issued(self, group: Any) -> int | None:
+    @staticmethod
+    def issued(group: Any) -> int | None:
         """Return how many collectives `group` has issued, where its backend counts."""
         try:
             return int(group._get_sequence_number_for_group())

@@ -33,7 +33,7 @@ from rankscope.backends.groups.exit_status import fail_on_async_error
 from rankscope.backends.groups.inquiry import Place, locate_with
 from rankscope.backends.groups.world import world
 from rankscope.backends.observe.export import local_dump
-from rankscope.backends.torch_watch.errors import explain
+from rankscope.backends.torch_watch.errors import explain, settle
 from rankscope.backends.torch_watch.watch import watch
 from rankscope.backends.work.async_errors import take_async_error
 from rankscope.backends.work.flight_recorder import recorder
@@ -372,6 +372,7 @@ class Agent:
         if private.request_metadata(self.kernel).get("rankscope") is not None:
             self._last_cell_exit = _describe_cell_exit(self._cell, error, line)
         self._cell = self._cell_began = None
+        settle()
         # The last op of the cell may be younger than the last reading of torch.
         self._torch.read()
         self._publisher.note_change()

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.backends import TCPStore
 from rankscope.backends.groups.abort_reason import AbortReason
-from rankscope.backends.torch_watch import creation
+from rankscope.backends.torch_watch import creation, errors
 from rankscope.backends.torch_watch.aborting import abort
 from rankscope.backends.torch_watch.rebuilding import rebuild
 from rankscope.torch import rewrap
@@ -248,6 +248,39 @@ def rewrapped(rank: Rank) -> Any:
         "options": [made.find_unused_parameters, made._bucket_config.bucket_cap_mb],
         "reduced": torch.allclose(mean, 2 * parameters[0].grad),
     }
+
+
+def explained(rank: Rank) -> dict[str, Any]:
+    """Which errors are those of the abort: rank 1 aborts before rank 0 knows why."""
+    rank.init()
+    group = dist.group.WORLD
+    if rank.rank == 1:
+        abort(group, AbortReason("a branch not taken", "the test"))
+        return {}
+    errors.VERDICT_WAIT = WAIT  # type: ignore[attr-defined]
+    late = threading.Timer(
+        0.2, abort, (group, AbortReason("a branch not taken", "the test"))
+    )
+    try:
+        dist.all_reduce(torch.ones(4))
+    except RuntimeError as error:
+        late.start()
+        shown = errors.explain(error)
+        found = {
+            "error": [type(shown).__name__, str(shown)],
+            "once": errors.explain(error) is shown,
+            "cause": shown.__cause__ is error,
+        }
+    try:
+        raise RuntimeError("of the user")
+    except RuntimeError as error:
+        found["own"] = errors.explain(error) is error
+    errors.settle()
+    try:
+        torch.ones(2) + torch.ones(3)
+    except RuntimeError as error:
+        found["next cell"] = errors.explain(error) is error
+    return found
 
 
 def main() -> None:

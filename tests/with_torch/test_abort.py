@@ -64,3 +64,11 @@ def test_a_model_is_wrapped_anew_with_its_options() -> None:
         assert all(rank["parameters"])
         assert rank["options"] == [True, 3]
         assert rank["reduced"]
+
+
+def test_the_error_of_an_aborted_op_says_why_and_no_other_does() -> None:
+    found, _ = run("explained", 2)
+    kind, text = found.pop("error")
+    assert kind == "DistAbortedError"
+    assert "a branch not taken" in text
+    assert found == {"once": True, "cause": True, "own": True, "next cell": True}
