@@ -160,6 +160,7 @@ class MPIRanks(Ranks):
                     env=os.environ
                     | {
                         "RANKSCOPE_KEY": self._folder.name,
+                        "PRTE_MCA_prte_tmpdir_base": self._folder.name,
                         "OMPI_ALLOW_RUN_AS_ROOT": "1",
                         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                     },

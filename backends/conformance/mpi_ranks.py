@@ -60,41 +60,41 @@ class MPIRanks(Ranks):
         address = os.path.join(self._folder.name, "ranks")
         program = mpiexec()
         assert program is not None
-        with Listener(address) as listener, open(self._log(0), "wb") as log:
-            self._processes.append(
-                subprocess.Popen(
-                    [
-                        program,
-                        "-n",
-                        str(size),
-                        *(["--oversubscribe"] if is_open_mpi() else []),
-                        *options,
-                        sys.executable,
-                        "-m",
-                        PROGRAM,
-                        address,
-                    ],
+        command = [
+            *(program, "-n", str(size)),
+            *(["--oversubscribe"] if is_open_mpi() else []),
+            *options,
+            *(sys.executable, "-m", PROGRAM, address),
+        ]
+        try:
+            with Listener(address) as listener, open(self._log(0), "wb") as log:
+                process = subprocess.Popen(
+                    command,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     cwd=self._folder.name,
                     start_new_session=True,
-                    env={
-                        **os.environ,
-                        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-                        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-                        "MASTER_ADDR": "127.0.0.1",
-                        "MASTER_PORT": str(self._port.getsockname()[1]),
-                        "RANKSCOPE_KEY": uuid.uuid4().hex,
-                        **(env or {}),
-                    },
+                    env=self._environment() | dict(env or {}),
                 )
-            )
-            try:
+                self._processes.append(process)
                 self._meet(listener)
-            except BaseException:
-                self.__exit__()
-                raise
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            # A killed mpiexec leaves its session files, which one with the same pid
+            # fails on.
+            "PRTE_MCA_prte_tmpdir_base": self._folder.name,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self._port.getsockname()[1]),
+            "RANKSCOPE_KEY": uuid.uuid4().hex,
+        }
 
     def _meet(self, listener: Listener) -> None:
         pipes: dict[int, Connection] = {}

@@ -27,7 +27,7 @@ from rankscope.backends.interface.registry import resolve
 from ..errors import ClusterError, ClusterStartError
 from ..wire import ipyparallel_private as private
 from .fork_launcher import ForkedEngineSetLauncher
-from .launched import Launched
+from .launched import Launched, session_folder
 
 __all__ = [
     "Found",
@@ -133,7 +133,7 @@ def prepare(
         )
     if cluster.engine_launcher_class.__name__ == "MPIEngineSetLauncher":
         try:
-            _configure_mpi(cluster.config)
+            _configure_mpi(cluster.config, session_folder(cluster.cluster_id))
         except BaseException:
             launched.close()
             raise
@@ -292,10 +292,12 @@ def find_mpiexec() -> str | None:
     return shutil.which("mpiexec", path=path)
 
 
-def _configure_mpi(config: Config) -> None:
+def _configure_mpi(config: Config, folder: Path) -> None:
     """Find mpiexec, and set what Open MPI needs to run and to survive a death.
 
-    Settings of the profile's own ``ipcluster_config.py`` are kept.
+    Open MPI puts its session files into `folder`: a killed mpiexec leaves them, and a
+    later one that gets its pid does not start. Settings of the profile's own
+    ``ipcluster_config.py`` are kept.
     """
     launcher = config.MPILauncher
     if "mpi_cmd" not in launcher:
@@ -318,5 +320,6 @@ def _configure_mpi(config: Config) -> None:
         # The user of a container is often root. For other users this changes nothing.
         names = ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT")
         launcher.environment = {
-            name + end: "1" for name in names for end in ("", "_CONFIRM")
+            **{name + end: "1" for name in names for end in ("", "_CONFIRM")},
+            "PRTE_MCA_prte_tmpdir_base": str(folder),
         }

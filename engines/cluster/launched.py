@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import re
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable
@@ -24,6 +26,7 @@ from ..errors import ClusterStartError
 from ..wire import ipyparallel_private as private
 from .fork_launcher import ForkedEngineSetLauncher
 from .orphan_reaper import OrphanReaper
+from .orphan_reaper_main import remove
 from .processes import (
     lives,
     send_signal,
@@ -32,7 +35,7 @@ from .processes import (
     with_descendants,
 )
 
-__all__ = ["Launched"]
+__all__ = ["Launched", "session_folder"]
 
 T = TypeVar("T")
 
@@ -48,6 +51,15 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _LOCAL = (LocalEngineSetLauncher, ForkedEngineSetLauncher, MPIEngineSetLauncher)
 
 OnExit = Callable[[int, int | None], None]
+
+
+def session_folder(cluster_id: str) -> Path:
+    """Return the folder for the session files of Open MPI's mpiexec; it may not exist.
+
+    Not in the profile, which may lie on a network file system: memory that the ranks
+    share is mapped from it.
+    """
+    return Path(tempfile.gettempdir(), f"rankscope-mpi-{os.getuid()}-{cluster_id}")
 
 
 class Launched:
@@ -345,13 +357,14 @@ class Launched:
         return [process for process in found if process is not None]
 
     def files(self) -> list[str]:
-        """Return the files to remove with the cluster."""
+        """Return the files and folders to remove with the cluster."""
         controller = self.cluster.controller
         connection = controller.connection_files.values() if controller else ()
         # The hub writes this file, which is never read, and does not remove it.
         log_dir = Path(self.cluster.profile_dir, "log")
         engines = log_dir / f"engines{self.cluster.cluster_id}.json"
-        return [self.cluster.cluster_file, *connection, str(engines)]
+        mpi = session_folder(self.cluster.cluster_id)
+        return [self.cluster.cluster_file, *connection, str(engines), str(mpi)]
 
     # -- stopping ----------------------------------------------------------
 
@@ -364,7 +377,7 @@ class Launched:
             self.run(self.cluster.stop_cluster(), STOP_TIMEOUT)
         finally:
             for path in self.files():
-                Path(path).unlink(missing_ok=True)
+                remove(path)
             self.close()
 
     def _kill_local(self) -> None:

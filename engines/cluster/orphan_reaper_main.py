@@ -17,16 +17,18 @@ ended, unless a release came first.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from typing import Any
 
-__all__ = ["process_start_time"]
+__all__ = ["process_start_time", "remove"]
 
 #: Seconds between SIGTERM and SIGKILL.
 GRACE = 2.0
@@ -47,6 +49,15 @@ def process_start_time(pid: int) -> int | None:
     except OSError:
         return None
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def remove(path: str) -> None:
+    """Remove a file, or a folder with all that it contains, if it exists."""
+    if os.path.isdir(path):
+        shutil.rmtree(path)
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path)
 
 
 class _Reaper:
@@ -101,10 +112,7 @@ class _Reaper:
         self.processes.update(_descendants(self.processes))
         self.signal_all(signal.SIGKILL)
         for path in self.files:
-            try:
-                os.remove(path)
-            except FileNotFoundError:
-                pass
+            remove(path)
 
     def stop_on_other_machines(self, executable: str, cluster_file: str) -> None:
         code = (

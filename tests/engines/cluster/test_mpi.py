@@ -12,6 +12,7 @@ import pytest
 from rankscope.backends.conformance.mpi_ranks import is_open_mpi, mpiexec
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError
+from rankscope.engines.cluster.launched import session_folder
 
 WAIT = 60
 
@@ -42,7 +43,10 @@ assert (x == 4).all()
 @pytest.fixture(scope="module")
 def cluster(_module_leaves_nothing: None) -> Iterator[Cluster]:
     with Cluster.start(3, engines="mpi", backend="cpu:mpi") as started:
+        folder = session_folder(started.cluster_id)
+        assert folder.exists() == is_open_mpi()
         yield started
+    assert not folder.exists()
 
 
 def test_ranks_are_those_of_the_mpi_job(cluster: Cluster) -> None:
