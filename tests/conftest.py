@@ -16,6 +16,7 @@ import pytest
 import zmq
 
 from rankscope.backends.conformance import leaks
+from tests.in_order import InOrder
 from tests.processes import Watch, starts_processes
 from tests.turns import Turns
 
@@ -54,7 +55,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_FOLDER] = folder.name
     if config.getoption("--no-processes"):
         config.stash[_WATCH] = Watch()
-    if hasattr(config, "workerinput"):
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(InOrder(config), "in-order")
+    else:
         turns = config.stash[_TURNS] = Turns(Path(config.workerinput["turns"]))
         config.add_cleanup(turns.close)
 

@@ -26,6 +26,34 @@ def test_flaky():
 BROKEN = "def test_broken():\n    assert False\n"
 SOUND = "def test_sound():\n    pass\n"
 
+#: The second test builds on the first.
+STORY = """
+import pytest
+from pathlib import Path
+
+pytestmark = pytest.mark.in_order
+told = []
+
+def test_first():
+    told.append(1)
+
+def test_second():
+    assert told
+    ran = Path(__file__).with_name("ran")
+    before = ran.exists()
+    ran.touch()
+    assert before
+"""
+CONFTEST = f"""
+import sys
+
+def pytest_configure(config):
+    sys.path.insert(0, {str(ROOT)!r})
+    from tests.in_order import InOrder
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(InOrder(config))
+"""
+
 #: Stands in for make: notes its target, and ends as the test says.
 MAKE = """#!/bin/sh
 echo "$1" >>made
@@ -64,7 +92,7 @@ def _run(target: str, folder: Path) -> tuple[int, str]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder of tests of its own, one of which is sound."""
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = soak\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = soak\n  in_order\n")
     (tmp_path / "test_sound.py").write_text(SOUND)
     return tmp_path
 
@@ -92,6 +120,18 @@ def test_what_passes_the_second_time_is_named_and_green(folder: Path) -> None:
     assert re.search(r"^test_flaky.py::test_flaky PASSED", said, re.MULTILINE)
     assert "test_sound" not in said
     # No failure is recorded any more, and what failed is not known: red.
+    assert _run("retest", folder)[0] == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def test_a_test_that_builds_on_others_is_run_with_them(folder: Path) -> None:
+    (folder / "test_story.py").write_text(STORY)
+    (folder / "conftest.py").write_text(CONFTEST)
+    assert _run("test", folder)[0] == 1
+    status, said = _run("retest", folder)
+    assert status == 0, said
+    assert "test_first PASSED" in said
+    assert "test_second PASSED" in said
+    assert "test_sound" not in said
     assert _run("retest", folder)[0] == pytest.ExitCode.NO_TESTS_COLLECTED
 
 

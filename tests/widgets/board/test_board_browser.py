@@ -1,7 +1,7 @@
 """The board in a real JupyterLab, over real ranks: seen, understood, ended.
 
-The notebook on hangs, cell after cell, as a person goes through it. Each test
-leaves the ranks idle and the group usable. What was seen is in .artifacts.
+The notebook on hangs, cell after cell, as a person goes through it. What was seen is
+in .artifacts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.widgets.lab import Lab
     from tests.widgets.person import Person
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.in_order, pytest.mark.timeout(300)]
 
 NOTEBOOK = Path(__file__).parents[3] / "notebooks" / "05_hang.ipynb"
 
