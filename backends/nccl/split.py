@@ -182,12 +182,19 @@ def _meet(store: Store, key: str, size: int, deadline: float) -> None:
 
 
 def _vote(store: Store, vote: int | None, size: int, deadline: float) -> bool:
-    """Return whether all ranks vote for the same number; ``None`` is a vote against."""
-    ballot = f"votes/{'none' if vote is None else vote}"
+    """Return whether all ranks vote for the same number; ``None`` is a vote against.
+
+    A vote against decides at once: the other ranks hold back ops of the parent until
+    the vote is decided.
+    """
+    if vote is None:
+        store.set("votes/agreed", b"0")
+        return False
+    ballot = f"votes/{vote}"
     store.add(ballot, 1)
     if store.add("votes/count", 1) == size:
         # This rank is the last to vote: the ballots of all other ranks are counted.
-        agreed = vote is not None and store.add(ballot, 0) == size
+        agreed = store.add(ballot, 0) == size
         store.set("votes/agreed", b"1" if agreed else b"0")
     return store.get("votes/agreed", _left(deadline)) == b"1"
 

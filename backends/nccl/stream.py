@@ -146,6 +146,8 @@ class NCCLStream:
     def try_launch(self, launch: Launch) -> bool:
         """Issue `launch` to NCCL; return whether NCCL has launched it."""
         if self.state is not StreamState.OPEN:
+            if self.state is StreamState.RESERVED:
+                self._count_held_back(launch)
             return False
         # NCCL has to be done with the call before, which may still add to the CUDA
         # stream, before anything follows.
@@ -169,6 +171,16 @@ class NCCLStream:
         self._api.cuda.record(launch.end_event, self.cuda_stream)
         self.in_flight.append(launch)
         return True
+
+    def _count_held_back(self, launch: Launch) -> None:
+        """Count the time of an op that waits for a split, up to its own timeout.
+
+        The split ends with a timeout, too, but that of another group: it may be longer.
+        """
+        if not self._is_ready(launch):
+            launch.runnable_since_ns = 0
+        elif not launch.runnable_since_ns:
+            launch.runnable_since_ns = time.time_ns()
 
     def _is_ready(self, launch: Launch) -> bool:
         return all(self._api.cuda.reached(event) for event in launch.ready_events)

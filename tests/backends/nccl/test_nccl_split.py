@@ -17,7 +17,8 @@ from rankscope.backends.groups.config import BackendConfig
 from rankscope.backends.groups.origin import Origin
 from rankscope.backends.groups.process_group import ProcessGroup
 from rankscope.backends.groups.world import World
-from rankscope.backends.nccl.split import CommSplit
+from rankscope.backends.nccl.split import CommSplit, _vote
+from rankscope.backends.nccl.stream import NCCLStream
 from tests.backends.gpu_ranks import Rank, Ranks
 from tests.backends.gpu_simulation import Simulation
 
@@ -206,6 +207,44 @@ def test_a_rank_that_dies_in_between_ends_both(
         return total(r, groups[r.rank])
 
     assert worlds(again) == [3.0] * 2
+
+
+def test_an_op_held_back_by_a_split_is_timed_out(
+    worlds: Worlds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 does not vote: the old group does not wait as long as the new one."""
+    worlds.begin(2, timeout=1)
+    worlds(lambda r: dist.barrier(group=r.pg))
+    groups = worlds.new_groups(timeout=600)
+    reserve, held, votes = NCCLStream.reserve, threading.Event(), threading.Event()
+
+    def slow(stream: NCCLStream, options: Any, *, abort: bool) -> bool:
+        if stream.comm.rank == 1:
+            assert votes.wait(60)
+            return reserve(stream, options, abort=abort)
+        reserved = reserve(stream, options, abort=abort)
+        held.set()
+        return reserved
+
+    monkeypatch.setattr(NCCLStream, "reserve", slow)
+
+    def body(r: Rank) -> None:
+        # As new_group does after an init_process_group with a device_id.
+        groups[r.rank].connect(r.rank)
+        if r.rank == 0:
+            assert held.wait(30)
+            old = dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True)
+            with pytest.raises(dist.DistTimeoutError, match="1 s after it began"):
+                old.synchronize()
+            votes.set()
+        # The new one begins anew, as the old one was aborted.
+        assert total(r, groups[r.rank]) == 3.0
+
+    try:
+        worlds(body)
+    finally:
+        votes.set()
+    assert worlds.calls("split") == 0
 
 
 def test_shrink_to_the_ranks_that_are_well(worlds: Worlds) -> None:
@@ -457,6 +496,19 @@ def test_the_requests_of_a_meeting_grow_linearly(
     # The ranks that complete a meeting announce it, in two requests.
     assert max(many) <= max(few) + 4
     assert sum(many) <= 8 * sum(few) + 4
+
+
+def test_a_vote_against_a_split_does_not_wait_for_the_other_votes(
+    simulation: Simulation, tmp_path: Path
+) -> None:
+    """Until the vote is decided, the ranks hold back ops of the parent."""
+    stores = [dist.FileStore(str(tmp_path / "store"), 3) for _ in range(2)]
+    deadline = time.monotonic() + 30
+    # Rank 2 never votes.
+    for store, ordinal in zip(stores, [None, 0], strict=True):
+        assert not _vote(store, ordinal, 3, deadline)
+    for store in stores:
+        store.close()
 
 
 @pytest.mark.parametrize("ordinals", [[0, None, 0], [0, 0, 1], [None, None, None]])
