@@ -49,7 +49,7 @@ def check_init(values: Values) -> None:
             f"torch's group: --torch {values['backend']}"
         )
     if values["n"] is None:
-        for name in ("engines", "keep", "devices", "share_gpu"):
+        for name in ("engines", "keep", "devices", "share_gpu", "force"):
             if values[name]:
                 flag = name.replace("_", "-")
                 DIST_INIT.fail(f"--{flag} is for ranks that are started: -n is missing")

@@ -325,6 +325,7 @@ def _start(values: Values, progress: Callable[[str], None]) -> Cluster:
         keep=values["keep"],
         devices=values["devices"] or (),
         share_gpu=values["share_gpu"],
+        force=values["force"],
         **common,
     )
 

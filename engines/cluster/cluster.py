@@ -24,7 +24,7 @@ from ..errors import ClusterError, ClusterStartError
 from ..wire import ipyparallel_private as private
 from ..wire.gpu_environment import parse_devices
 from ..wire.torch_environment import TorchOptions
-from . import launch, recovery, torch_start
+from . import capacity, launch, recovery, torch_start
 from .gpus import Gpus
 from .launched import Launched
 from .rank_slots import check_ranks
@@ -72,6 +72,7 @@ class Cluster(Ranks):
         cluster_id: str | None = None,
         devices: str | int | Sequence[int] = (),
         share_gpu: bool = False,
+        force: bool = False,
         start_timeout: float = 120,
         progress: Progress | None = None,
     ) -> None:
@@ -106,6 +107,9 @@ class Cluster(Ranks):
         share_gpu
             Whether several ranks may use one GPU. NCCL then works over loopback
             sockets: for learning on a machine with one GPU, not for measuring.
+        force
+            Whether to start more ranks on this machine than its cores and its free
+            memory allow: 32 a core, 60 MB each.
         start_timeout
             Seconds that the start may take.
         progress
@@ -116,9 +120,10 @@ class Cluster(Ranks):
         ValueError
             For an invalid `backend`, `torch` or `devices`.
         ClusterStartError
-            If the library of every named backend is missing, or torch; and, with the
-            last lines of the logs, if the cluster is not ready in time or a process of
-            it ended. Nothing is left running then.
+            If the library of every named backend is missing, or torch; if `n` ranks
+            are too many for this machine; and, with the last lines of the logs, if the
+            cluster is not ready in time or a process of it ended. Nothing is left
+            running then.
         """
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             raise ClusterError(f"n={n!r}: the number of ranks, a whole number from 1")
@@ -136,6 +141,8 @@ class Cluster(Ranks):
                 _check_usable(n, backend)
             else:
                 _check_torch()
+            if not force:
+                capacity.check(n)
         private.check()
         report = progress or _silent
         deadline = time.monotonic() + start_timeout

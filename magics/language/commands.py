@@ -47,6 +47,9 @@ DIST_INIT = Command(
             "share_gpu", ("--share-gpu",), "let ranks share a GPU: slow, for learning",
         ),
         Option(
+            "force", ("--force",), "start more ranks than cores and memory allow",
+        ),
+        Option(
             "keep", ("--keep",), "keep the ranks running when the notebook ends",
         ),
         Option(

@@ -319,3 +319,18 @@ def test_the_end_of_the_controller_is_told() -> None:
         assert "the controller" in cell.errors[0].evalue
         assert "killed by SIGKILL" in cell.errors[0].evalue
         assert told.wait(WAIT)
+
+
+@pytest.mark.parametrize("engines", ["local", "spawn"])
+@pytest.mark.parametrize("step", ["starting 8 engines", "of 8 engines are registered"])
+def test_an_interrupt_ends_a_start_and_what_it_started(engines: str, step: str) -> None:
+    before = set(psutil.Process().children(recursive=True))
+
+    def progress(text: str) -> None:
+        if step in text:
+            # As Ctrl-C does, while the main thread waits.
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        Cluster(8, engines=engines, progress=progress)
+    until(lambda: set(psutil.Process().children(recursive=True)) <= before, WAIT)
