@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.soak
+
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("magics", "widgets", "engines", "backends")
 

@@ -245,6 +245,7 @@ def ranks(_module_leaves_nothing: None) -> Iterator[Ranks]:
         started.wait()
 
 
+@pytest.mark.soak
 @given(steps=st.lists(STEPS, min_size=1, max_size=12))
 @settings(
     max_examples=PROGRAMS,

@@ -112,6 +112,7 @@ def test_the_backend_in_python_of_the_notebook(
     assert {one.name for one in report.held} >= {"all_reduce", "all_gather", "barrier"}
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here")
 @pytest.mark.timeout(300)  # the first run compiles
 def test_the_backend_in_cpp_of_the_notebook(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,7 @@ def with_tensors(me: Rank) -> str:
     return str(torch.__version__)
 
 
+@pytest.mark.soak
 def test_tensors_are_reduced_and_gathered_in_place() -> None:
     reasons: list[str] = []
     python = torch_python(print, reasons.append)

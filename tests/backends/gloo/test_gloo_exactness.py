@@ -45,13 +45,14 @@ def everything(me: Rank, async_op: bool, shared: bool) -> int:
         return exact.check_everything(Checker(arrays, async_op=async_op))
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [1, 2, 3, pytest.param(4, marks=pytest.mark.soak)])
 def test_every_collective_is_exact(size: int) -> None:
     counts = run_ranks(size, everything, False, False, timeout=170)
     assert len(set(counts)) == 1
     assert counts[0] > 1000
 
 
+@pytest.mark.soak
 def test_every_collective_is_exact_when_asynchronous_and_without_a_copy() -> None:
     counts = run_ranks(3, everything, True, True, timeout=170)
     assert len(set(counts)) == 1
@@ -192,6 +193,7 @@ def rooted(checker: Checker, name: str, size: int, group: Any) -> None:
         np.testing.assert_array_equal(out, held + ranks[checker.rank])
 
 
+@pytest.mark.soak
 def test_a_thousand_mixed_collectives_leave_everything_as_it_was() -> None:
     for before, after in run_ranks(4, soak, 1000, timeout=170):
         assert after.pop("MiB") <= before.pop("MiB") + 40

@@ -67,13 +67,14 @@ def everything(me: Rank, async_op: bool) -> int:
         )
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [1, 2, 3, pytest.param(4, marks=pytest.mark.soak)])
 def test_every_collective_is_exact(size: int) -> None:
     counts = run_mpi_ranks(size, everything, False, timeout=170)
     assert len(set(counts)) == 1
     assert counts[0] > 1000
 
 
+@pytest.mark.soak
 def test_every_collective_is_exact_when_asynchronous() -> None:
     counts = run_mpi_ranks(3, everything, True, timeout=170)
     assert len(set(counts)) == 1

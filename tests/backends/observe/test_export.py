@@ -578,6 +578,7 @@ def unmatched(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [one for one in found if not one["matched"]]
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(1800)  # the first one may have to download PyTorch
 def test_the_analyser_finds_every_collective_matched(analysed: dict[str, Any]) -> None:
     found = analysed["everything"]
@@ -591,6 +592,7 @@ def test_the_analyser_finds_every_collective_matched(analysed: dict[str, Any]) -
     assert {"all_gather_v", "allreduce_coalesced", "all_to_all"} < set(ops)
 
 
+@pytest.mark.soak
 def test_the_analyser_keeps_groups_apart(analysed: dict[str, Any]) -> None:
     found = analysed["subgroups"]
     assert unmatched(found) == []
@@ -605,6 +607,7 @@ def test_the_analyser_keeps_groups_apart(analysed: dict[str, Any]) -> None:
     ]
 
 
+@pytest.mark.soak
 def test_sends_do_not_spoil_the_verdict_on_collectives(
     analysed: dict[str, Any],
 ) -> None:
@@ -614,12 +617,14 @@ def test_sends_do_not_spoil_the_verdict_on_collectives(
     assert unmatched(found) == []
 
 
+@pytest.mark.soak
 def test_the_analyser_names_the_missing_rank(analysed: dict[str, Any]) -> None:
     (wrong,) = unmatched(analysed["missing"])
     assert (wrong["op"], wrong["seq"]) == ("nccl:all_reduce", 3)
     assert wrong["missing"] == [3]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("scenario", "culprit", "error"),
     [
@@ -640,6 +645,7 @@ def test_the_analyser_names_the_rank_that_differs(
         assert re.search(error, said)
 
 
+@pytest.mark.soak
 def test_the_analyser_takes_the_dumps_of_nccl_groups(
     analysed: dict[str, Any],
 ) -> None:
@@ -670,6 +676,7 @@ def test_a_duration_is_that_of_the_device(tmp_path: Path) -> None:
             assert entry["duration_ms"] >= 0
 
 
+@pytest.mark.soak
 def test_the_analyser_knows_all_names(analysed: dict[str, Any]) -> None:
     # Those two are types of Works, never of records.
     for op in set(OpType) - {OpType.COALESCED, OpType.UNKNOWN}:
@@ -681,6 +688,7 @@ def test_the_analyser_knows_all_names(analysed: dict[str, Any]) -> None:
             assert name in analysed["collectives"]
 
 
+@pytest.mark.soak
 def test_our_dumps_have_the_fields_and_types_of_pytorchs(
     analysed: dict[str, Any],
 ) -> None:
