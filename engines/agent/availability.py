@@ -16,8 +16,9 @@ from .gpus import has_driver
 
 __all__ = ["refused", "why_refused"]
 
-#: Seconds that the check may take: loading an installed library takes long.
-CHECK_TIMEOUT = 0.2
+#: Seconds that the check may take: loading an installed library takes long, and is not
+#: lost, as the first op needs it.
+CHECK_TIMEOUT = 2.0
 
 
 def refused(backend: str | None) -> list[Refusal]:
