@@ -20,9 +20,11 @@ __all__ = ["CellRun", "follow"]
 
 #: Seconds between two checks of failures and deadlines while there is no output.
 TICK = 0.1
-#: Seconds for which a stop waits for the ranks, and between two interrupts: an
-#: `except` in the cell may have caught the first one.
+#: Seconds for which a stop waits for the ranks: these, and those for each rank, as the
+#: ranks of one machine stop one after the other.
 STOP = 1.5
+STOP_RANK = 0.3
+#: Seconds between two interrupts: an `except` in the cell may have caught the first.
 AGAIN = 0.5
 
 
@@ -123,10 +125,15 @@ class CellRun:
 
         # On a thread: a rank that does not answer must not block the notebook.
         threading.Thread(target=stop, name="rankscope-stop", daemon=True).start()
-        deadline = time.monotonic() + STOP
-        while not self._stream.done and time.monotonic() < deadline:
-            self._stream.pump(TICK)
-        over.set()
+        deadline = time.monotonic() + STOP + STOP_RANK * len(self._execution.ranks)
+        try:
+            while not self._stream.done and time.monotonic() < deadline:
+                self._stream.pump(TICK)
+        except KeyboardInterrupt:
+            # A second interrupt ends the wait; what is known is said.
+            pass
+        finally:
+            over.set()
 
     def _end(self, what: str) -> str:
         self._stream.close()
@@ -135,8 +142,9 @@ class CellRun:
         parts = [what, why, self._monitor.places()]
         if running:
             parts.append(
-                f"{name_ranks(running)} did not stop: "
-                f"%dist_restart {format_ranks(running)} replaces them"
+                f"{name_ranks(running)} did not stop yet: %dist_rebuild once they "
+                f"have (%dist_status); %dist_restart {format_ranks(running)} replaces "
+                "them, which loses their variables"
             )
         parts.append(self._monitor.restore(True))
         return "; ".join(filter(None, parts))

@@ -333,6 +333,7 @@ def test_ranks_that_do_not_stop_are_named_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("rankscope.magics.cells.cell.STOP", 0.5)
+    monkeypatch.setattr("rankscope.magics.cells.cell.STOP_RANK", 0.0)
     monkeypatch.setattr("rankscope.magics.cells.cell.AGAIN", 0.0)
     told = Told(IDLE)
     execution, run = cell_on(told, limit=0.01)
@@ -340,6 +341,27 @@ def test_ranks_that_do_not_stop_are_named_with_the_remedy(
     with pytest.raises(CellTimeout) as caught:
         run.run()
     message = str(caught.value)
-    assert "ranks 1–2 did not stop: %dist_restart 1-2 replaces them" in message
+    assert (
+        "ranks 1–2 did not stop yet: %dist_rebuild once they have (%dist_status); "
+        "%dist_restart 1-2 replaces them, which loses their variables"
+    ) in message
     # They were told more than once: a first interrupt may be caught.
     until(lambda: len(told.calls) > 1)
+
+
+def test_a_second_interrupt_ends_the_wait_for_ranks_that_do_not_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rankscope.magics.cells.cell.STOP", 3600.0)
+    told = Told(IDLE)
+    _, run = cell_on(told)
+    interrupts = iter([KeyboardInterrupt, KeyboardInterrupt])
+
+    def interrupted(timeout: float) -> None:
+        raise next(interrupts)
+
+    run._stream.pump = interrupted  # type: ignore[method-assign]
+    with pytest.raises(Interrupted, match="ranks 0–2 did not stop yet"):
+        run.run()
+    # Nothing interrupts the next cell.
+    until(lambda: not any(t.name == "rankscope-stop" for t in threading.enumerate()))
