@@ -58,7 +58,8 @@ class Generation:
     A rebuild replaces the object: ops, failures and store messages of an earlier
     generation hold that generation, and cannot touch a later one.
 
-    Locks, in the order in which one thread may take them:
+    Locks, in the order in which one thread may take them, after `suspend_lock`, which
+    is held while the generation is suspended or resumed:
 
     1. `issue_lock`, held while an op is given its number and handed to its backend,
        and while a backend is built: the order of the numbers is the order of the
@@ -93,6 +94,9 @@ class Generation:
         #: The lost connection whose cause is not known yet; the next op to fail, or to
         #: be issued, ends the generation.
         self.loss: ConnectionLoss | None = None
+        #: The suspended backends by device type: they get no ops.
+        self.suspended: dict[str, Backend] = {}
+        self.suspend_lock = threading.Lock()
         self.issue_lock = threading.Lock()
         #: The op that is being handed to its backend, and since when. It takes a
         #: moment unless a call of the library is stuck.

@@ -26,6 +26,7 @@ from .op_start import SelfTimedWork, start, start_run
 from .origin import Origin
 from .spec import GroupSpec
 from .summary import summarize
+from .suspension import memory_stats, refuse_if_suspended, resume, suspend
 from .watchdog import watchdog
 
 __all__ = ["ProcessGroup"]
@@ -225,6 +226,39 @@ class ProcessGroup:
             )
         return True
 
+    def suspend(self) -> None:
+        """Free the device memory that the group's communicators hold while it is idle.
+
+        Every rank of the group has to call it. Blocks until the ops in flight have
+        ended and every rank has come. Ops on a suspended device type raise
+        `DistBackendError` before they have a number, until `resume` on every rank.
+        The nccl backend can be suspended, with NCCL 2.29.7 or later; the other
+        backends of the group go on.
+
+        Raises `NotImplementedError`, which says what is lacking, if no backend of the
+        group can be suspended, and `DistBackendError` if the group is suspended.
+        `DistTimeoutError` names the ranks that did not come within the timeout; the
+        group is then aborted, as it is after an error of NCCL.
+        """
+        suspend(self._current)
+
+    def resume(self) -> None:
+        """Allocate what `suspend` freed, on every rank; the group takes ops again.
+
+        Blocks, and raises errors, as `suspend` does.
+        """
+        resume(self._current)
+
+    def memory_stats(self) -> dict[str, int]:
+        """Return how much device memory the group's communicators hold on this rank.
+
+        The names are those of c10d's ``Backend.memory_stats``: `suspend` is what
+        :meth:`suspend` can free, `persist` what it cannot, `total` both, in bytes;
+        `suspended` is the number of suspended communicators. Raises
+        `NotImplementedError` as `suspend` does.
+        """
+        return memory_stats(self._current)
+
     def shutdown(self) -> None:
         """Free the backends in good order; abort if ops are still in flight."""
         self._current.shutdown()
@@ -266,6 +300,8 @@ class ProcessGroup:
             current.handing_over = record, time.monotonic()
             try:
                 current.raise_if_aborted(op.kind)
+                if current.suspended:
+                    refuse_if_suspended(current, device, op.kind)
                 record.number()
                 recorder.add(record)
                 work = start(current, record, op)
@@ -314,6 +350,8 @@ class ProcessGroup:
             current.handing_over = batch[0].entry, time.monotonic()
             try:
                 current.raise_if_aborted(OpType.COALESCED)
+                for pending in batch if current.suspended else ():
+                    refuse_if_suspended(current, pending.op.device, pending.op_type)
                 seen: set[bool] = set()
                 for pending in batch:
                     is_p2p = pending.op_type.is_p2p

@@ -398,6 +398,31 @@ class Backend:
         be called, from any thread, once the parent is no longer needed.
         """
 
+    # -- memory while idle ---------------------------------------------------
+
+    def suspend_lacks(self) -> str:
+        """Return why the next three cannot be called, with the remedy; empty: they can.
+
+        They are called by every rank, in the same order among themselves and the ops.
+        """
+        return f"backend {self.name!r} does not implement suspend"
+
+    def suspend(self) -> None:
+        """Free device memory that only ops need; no op is issued before `resume`.
+
+        Blocks until the ops in flight have ended, and every rank has suspended, for
+        the timeout of the group. The group is aborted if this raises.
+        """
+        self._missing("suspend")
+
+    def resume(self) -> None:
+        """Allocate what `suspend` freed; blocks until every rank has resumed."""
+        self._missing("resume")
+
+    def memory_stats(self) -> dict[str, int]:
+        """Return sizes of device memory by name; see `ProcessGroup.memory_stats`."""
+        self._missing("memory_stats")
+
     # -- end of life -------------------------------------------------------
 
     def abort(self, reason: str) -> None:

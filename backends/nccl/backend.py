@@ -37,9 +37,18 @@ from .launch_queue import queue_of_device
 from .loader import load
 from .nan_check import refuse_nan
 from .nccl4py import unavailable_reason
-from .options import blocking_wait, nan_check, options, take_high_priority
+from .options import (
+    SWITCH,
+    blocking_wait,
+    nan_check,
+    nonblocking,
+    options,
+    take_high_priority,
+)
 from .split import CommSplit
 from .stream import NCCLStream, abort_streams
+from .stream_state import StreamState
+from .suspension import Suspension
 from .work import Call, NCCLWork
 
 __all__ = ["NCCLBackend"]
@@ -71,6 +80,7 @@ class NCCLBackend(Backend):
         self._high_priority = take_high_priority(self._options)
         self._blocking_wait, self._nan_check = blocking_wait(), nan_check()
         self._streams: dict[int, NCCLStream] = {}
+        self._suspension = Suspension(self._api, store, rank, size)
         self._batch: Batch | None = None
         self._split: Callable[[int], CommSplit] | None = None
         #: The device whose communicator was created before the first op; ``None``
@@ -406,10 +416,38 @@ class NCCLBackend(Backend):
 
     def state(self) -> str:
         """Return the communicators' states, for the board."""
+
+        def describe(stream: NCCLStream) -> str:
+            suspended = stream.state is StreamState.SUSPENDED
+            return "suspended" if suspended else stream.comm.describe()
+
         return ", ".join(
-            f"device {device}: {stream.comm.describe()}"
+            f"device {device}: {describe(stream)}"
             for device, stream in list(self._streams.items())
         )
+
+    def suspend_lacks(self) -> str:
+        """Return why the communicators cannot be suspended; empty if they can."""
+        if not nonblocking():
+            return (
+                "blocking communicators cannot be suspended, as nothing would end the "
+                f"wait for a rank that never comes: {SWITCH}=1 avoids this"
+            )
+        return self._api.nccl.suspend_lacks()
+
+    def suspend(self) -> None:
+        """Free the communicators' device memory, by ``ncclCommSuspend``."""
+        streams = list(self._streams.values())
+        self._suspension.suspend(streams, own_timeout() or self._timeout)
+
+    def resume(self) -> None:
+        """Allocate the communicators' device memory, by ``ncclCommResume``."""
+        streams = list(self._streams.values())
+        self._suspension.resume(streams, own_timeout() or self._timeout)
+
+    def memory_stats(self) -> dict[str, int]:
+        """Return the communicators' memory statistics, by ``ncclCommMemStats``."""
+        return self._suspension.memory_stats(list(self._streams.values()))
 
     def abort(self, reason: str) -> None:
         """Abort the communicators, and the groups that could block the abort.

@@ -13,10 +13,14 @@ from typing import Any, Protocol
 
 from ..devices.cuda_driver import Cuda
 
-__all__ = ["GpuApi", "Handle", "Nccl"]
+__all__ = ["MEMORY_STATS", "GpuApi", "Handle", "Nccl"]
 
 #: What the libraries return, opaque to the backend: a communicator, an event.
 Handle = Any
+
+#: The names of what `Nccl.memory_stats` returns, as in c10d. In bytes of device memory:
+#: what `suspend` frees, what it does not free, and both; "suspended" is 1 or 0.
+MEMORY_STATS = ("suspend", "suspended", "persist", "total")
 
 
 class Nccl(Protocol):
@@ -57,6 +61,21 @@ class Nccl(Protocol):
 
         With `abort`, the ops in flight on `comm` are aborted first; may wait for it.
         """
+
+    def suspend_lacks(self) -> str:
+        """Return what the library lacks for the next three; empty: nothing."""
+
+    def suspend(self, comm: Handle) -> None:
+        """Begin to free the device memory of `comm`, which is idle.
+
+        Over, on every rank, when `comm` is `ready`. No op may follow before `resume`.
+        """
+
+    def resume(self, comm: Handle) -> None:
+        """Begin to allocate what `suspend` freed; over when `comm` is `ready`."""
+
+    def memory_stats(self, comm: Handle) -> dict[str, int]:
+        """Return the `MEMORY_STATS` of `comm`, which may be suspended."""
 
     def ready(self, comm: Handle) -> bool:
         """Return whether the last call on `comm` is over (ncclCommGetAsyncError)."""

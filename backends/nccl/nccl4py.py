@@ -24,15 +24,16 @@ from ..devices.cuda_install import (
     install_command,
 )
 from ..errors import ConnectionLostError, DistBackendError, LibraryFailure
+from .interface import MEMORY_STATS
 
 __all__ = ["NcclLibrary", "unavailable_reason"]
 
 #: The first NCCL version with ``ncclCommInitRankScalable``, by which nccl4py creates
 #: communicators.
 OLDEST = (2, 23)
-#: The first NCCL versions with ``ncclCommShrink``, with ``ncclCommRevoke`` and with the
-#: float8 dtypes.
-_SHRINKS, _REVOKES, _FLOAT8 = (2, 27), (2, 28, 7), (2, 24)
+#: The first NCCL versions with ``ncclCommShrink``, with ``ncclCommRevoke``, with
+#: ``ncclCommSuspend`` and with the float8 dtypes.
+_SHRINKS, _REVOKES, _SUSPENDS, _FLOAT8 = (2, 27), (2, 28, 7), (2, 29, 7), (2, 24)
 
 # ncclResult_t of errors for which a peer that died, or aborted, may be the cause.
 _SYSTEM_ERROR, _REMOTE_ERROR = 2, 6
@@ -169,6 +170,39 @@ class NcclLibrary:
         if self._version.release[:2] >= _FLOAT8:
             return ""
         return f"NCCL {self._version} is here, {'.'.join(map(str, _FLOAT8))} is needed"
+
+    def suspend_lacks(self) -> str:
+        if self._version.release >= _SUSPENDS:
+            return ""
+        return (
+            f"NCCL {self._version} is here, {'.'.join(map(str, _SUSPENDS))} is needed: "
+            f"pip install --upgrade {for_cuda(_LIBRARY)}"
+        )
+
+    # ncclCommSuspend(ncclComm_t comm, int flags)
+    @_converts_errors
+    def suspend(self, comm: Any) -> None:
+        self._calls.comm_suspend(comm, int(self._core.CommSuspendFlag.MEM))
+
+    # ncclCommResume(ncclComm_t comm)
+    @_converts_errors
+    def resume(self, comm: Any) -> None:
+        self._calls.comm_resume(comm)
+
+    # ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t* value)
+    @_converts_errors
+    def memory_stats(self, comm: Any) -> dict[str, int]:
+        stat = self._calls.CommMemStat
+        stats = (
+            stat.GpuMemSuspend,
+            stat.GpuMemSuspended,
+            stat.GpuMemPersist,
+            stat.GpuMemTotal,
+        )
+        return {
+            name: int(self._calls.comm_mem_stats(comm, int(one)))
+            for name, one in zip(MEMORY_STATS, stats, strict=True)
+        }
 
     # ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* asyncError)
     # const char* ncclGetErrorString(ncclResult_t result)

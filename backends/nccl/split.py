@@ -20,7 +20,7 @@ from ..stores.base import Store
 from .communicator import NCCLComm
 from .interface import GpuApi, Handle
 
-__all__ = ["CommSplit"]
+__all__ = ["CommSplit", "meet"]
 
 # Seconds between two polls of a communicator that is being created.
 _NAP = 5e-4
@@ -89,7 +89,7 @@ class CommSplit:
         try:
             # NCCLComm reads these keys to name the ranks that have not joined.
             store.set(f"came/{rank}", b"1")
-            _meet(store, "met", size, deadline)
+            meet(store, "met", size, deadline)
             # As soon as the last rank has voted, another rank may call NCCL and
             # depend on this rank: set the flag before the vote.
             self.deriving = True
@@ -104,7 +104,7 @@ class CommSplit:
                 if self._abort:
                     # A rank frees the parent after this: wait until no other rank
                     # needs the parent either.
-                    _meet(store, "made", size, deadline)
+                    meet(store, "made", size, deadline)
             except BaseException as error:
                 if reserved and parent is not None:
                     parent.abort_group(
@@ -170,8 +170,8 @@ def _await_ready(api: GpuApi, parent: NCCLComm, made: Handle, deadline: float) -
         time.sleep(_NAP)
 
 
-def _meet(store: Store, key: str, size: int, deadline: float) -> None:
-    """Return when all `size` ranks have called `_meet` with this `key`: a barrier.
+def meet(store: Store, key: str, size: int, deadline: float) -> None:
+    """Return when all `size` ranks have called `meet` with this `key`: a barrier.
 
     A rank sends at most three requests, whatever `size` is, because one store serves
     all ranks.

@@ -310,6 +310,23 @@ class NCCLStream:
         """End the reservation: launch what was held back."""
         self._apply(StreamEvent.RELEASE)
 
+    # -- suspension --------------------------------------------------------------------
+
+    def suspend(self) -> bool:
+        """Accept no ops until `resume`; return whether that is possible now.
+
+        It is when nothing is in flight, and no split uses the communicator. Raises the
+        error of a communicator that has failed or was aborted.
+        """
+        with self.comm.locked(MUTEX_WAIT) as held:
+            if not held or not self.comm.poll() or self.busy:
+                return False
+            return self._apply(StreamEvent.SUSPEND)
+
+    def resume(self) -> None:
+        """Accept ops again."""
+        self._apply(StreamEvent.RESUME)
+
     # -- waiting -------------------------------------------------------------------
 
     def wait_for(self, done: Callable[[], bool], timeout: float | None) -> bool:

@@ -15,6 +15,9 @@ class StreamState(enum.Enum):
     #: Ops are accepted and held back: another communicator is split from this
     #: stream's one.
     RESERVED = "reserved"
+    #: The device memory of the communicator was freed, until a RESUME: no op is
+    #: accepted, and none is in flight.
+    SUSPENDED = "suspended"
     #: As RESERVED, but ncclCommShrink aborts the ops in flight: none is accepted.
     SHRINKING = "shrinking"
     #: NCCL, CUDA or the creation of the communicator failed. Ops are accepted, not
@@ -36,7 +39,7 @@ class StreamState(enum.Enum):
         # Attributes of the member: a look-up on the class costs a Python call
         # before 3.11.
         member.accepts = value in ("open", "reserved", "broken")
-        member.healthy = value in ("open", "reserved")
+        member.healthy = value in ("open", "reserved", "suspended")
         return member
 
 
@@ -47,6 +50,8 @@ class StreamEvent(enum.Enum):
     #: RESERVE for ncclCommShrink with NCCL_SHRINK_ABORT.
     SHRINK = "shrink"
     RELEASE = "release"
+    SUSPEND = "suspend"
+    RESUME = "resume"
     FAIL = "fail"
     CLOSE = "close"
     FREE = "free"
@@ -59,9 +64,13 @@ _NEXT = {
     (_S.OPEN, _E.SHRINK): _S.SHRINKING,
     (_S.RESERVED, _E.RELEASE): _S.OPEN,
     (_S.SHRINKING, _E.RELEASE): _S.CLOSED,
+    (_S.OPEN, _E.SUSPEND): _S.SUSPENDED,
+    (_S.SUSPENDED, _E.RESUME): _S.OPEN,
     (_S.OPEN, _E.FAIL): _S.BROKEN,
     (_S.RESERVED, _E.FAIL): _S.BROKEN,
+    (_S.SUSPENDED, _E.FAIL): _S.BROKEN,
     (_S.OPEN, _E.CLOSE): _S.CLOSED,
+    (_S.SUSPENDED, _E.CLOSE): _S.CLOSED,
     (_S.RESERVED, _E.CLOSE): _S.CLOSED,
     (_S.SHRINKING, _E.CLOSE): _S.CLOSED,
     (_S.BROKEN, _E.CLOSE): _S.CLOSED,

@@ -110,6 +110,8 @@ class Comm:
         self.running = 0
         self.splits = 0
         self.revoked = False
+        #: Number of calls of suspend and resume; odd: suspended.
+        self.suspensions = 0
         #: The communicator of a split or shrink in progress.
         self.child: Comm | None = None
 
@@ -314,12 +316,32 @@ class SimulatedNccl:
 
     def _derive(self, comm: Comm, key: bytes, rank: int, size: int) -> Comm:
         assert not comm.freed, "split off a communicator that was freed"
+        assert not comm.suspensions % 2, "split off a communicator that is suspended"
         assert not comm.running, "split off a communicator that is at something"
         with self._simulation.lock:
             clique = self._simulation.cliques[key]
             clique.size = size
             comm.child = clique.comms[rank] = Comm(clique, rank)
         return comm.child
+
+    def suspend_lacks(self) -> str:
+        return ""
+
+    def suspend(self, comm: Comm) -> None:
+        self._note("suspend", comm.rank)
+        assert not comm.running, "suspended while it is at something"
+        assert not comm.suspensions % 2, "suspended twice"
+        comm.suspensions += 1
+
+    def resume(self, comm: Comm) -> None:
+        self._note("resume", comm.rank)
+        assert comm.suspensions % 2, "resumed without a suspend"
+        comm.suspensions += 1
+
+    def memory_stats(self, comm: Comm) -> dict[str, int]:
+        assert not comm.freed, "asked of a communicator that was freed"
+        flag = comm.suspensions % 2
+        return {"suspend": 12, "suspended": flag, "persist": 4, "total": 16}
 
     def ready(self, comm: Comm) -> bool:
         assert not comm.freed, "asked of a communicator that was freed"
@@ -333,6 +355,8 @@ class SimulatedNccl:
         if comm.rank in self._simulation.in_progress:
             return False
         if comm.revoked and comm.running:
+            return False
+        if any(one.suspensions < comm.suspensions for one in _ranks(comm)):
             return False
         return len(comm.clique.comms) == comm.clique.size
 
@@ -385,6 +409,7 @@ class SimulatedNccl:
     def _issue(self, name: str, comm: Comm, stream: int, task: Any) -> None:
         assert not comm.freed, "called on a communicator that was freed"
         assert not comm.revoked, "called on a communicator that was revoked"
+        assert not comm.suspensions % 2, "called on a communicator that is suspended"
         assert comm.rank not in self._simulation.in_progress, "called while in progress"
         self._note(name, comm.rank)
         stuck = self._simulation.calls_stuck.get(comm.rank)
@@ -535,6 +560,10 @@ class SimulatedNccl:
 
     def free_op(self, op: int, comm: Comm) -> None:
         self._note("free_op", comm.rank)
+
+
+def _ranks(comm: Comm) -> list[Comm]:
+    return list(comm.clique.comms.values())
 
 
 def _at(address: int, count: int, dtype: int) -> np.ndarray:

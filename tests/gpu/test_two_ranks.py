@@ -20,7 +20,7 @@ from rankscope.backends.groups.world import world as groups
 from rankscope.backends.nccl import dtypes as nccl_types
 from rankscope.backends.nccl import loader
 from rankscope.backends.nccl.stream import NCCLStream
-from tests.gpu.ranks import world
+from tests.gpu.ranks import used, world
 from tools import support_table
 
 OP = dist.ReduceOp
@@ -299,3 +299,30 @@ def splits(me: Rank) -> bool:
 
 def test_a_group_of_all_ranks_is_split_off() -> None:
     assert run_ranks(2, splits, timeout=WAIT) == [True, True]
+
+
+def suspends(me: Rank) -> None:
+    """Free the memory of a group's communicator and use the group again."""
+    with world(me) as cupy:
+        group = groups.get_group()
+        x = cupy.full(1 << 20, me.rank + 1.0)
+        dist.all_reduce(x)
+        if loader.load().nccl.suspend_lacks():
+            with pytest.raises(NotImplementedError, match="is needed: pip install"):
+                group.suspend()
+            return
+        before = used(cupy)
+        stats = group.memory_stats()
+        group.suspend()
+        assert group.memory_stats()["suspended"] == 1
+        # Both ranks are on this GPU; neither allocates anything meanwhile.
+        print(f"suspend: {stats}; {before - used(cupy)} bytes were freed on the GPU")
+        with pytest.raises(dist.DistBackendError, match="is suspended"):
+            dist.all_reduce(x)
+        group.resume()
+        dist.all_reduce(x)
+        assert (x.get() == 6).all()
+
+
+def test_a_group_is_suspended_and_resumed() -> None:
+    run_ranks(2, suspends, timeout=WAIT)

@@ -55,6 +55,7 @@ def test_the_page_is_up_to_date() -> None:
 def test_the_base_class_adds_no_op_that_the_table_lacks() -> None:
     other = {
         *("register_backend", "refresh", "check", "coalescing", "scratch"),
+        *("suspend_lacks", "suspend", "resume", "memory_stats"),
         *(
             "state",
             "default_device",

@@ -645,6 +645,29 @@ def test_revoke_is_there_from_2_28_7_on(
     assert NcclLibrary().can_revoke is revokes
 
 
+def test_a_group_is_suspended_and_resumed(group: ProcessGroup, stub: Stub) -> None:
+    dist.all_reduce(array(group, [1]), group=group)
+    with pytest.raises(
+        NotImplementedError, match=r"2\.28\.7 is here, 2\.29\.7 is need"
+    ):
+        group.suspend()
+    stub.version = 22907
+    cuda = HalfCuda(group.simulation)  # type: ignore[attr-defined]
+    loader.set_loader_for_tests(lambda: GpuApi(NcclLibrary(), cuda))
+    other = ProcessGroup("h", [0], 0, group.config, group.store, 30)
+    dist.all_reduce(array(group, [1]), group=other)
+    sizes = {"suspend": 1000, "persist": 3000, "total": 4000}
+    assert other.memory_stats() == {**sizes, "suspended": 0}
+    other.suspend()
+    assert other.memory_stats() == {**sizes, "suspended": 1}
+    with pytest.raises(DistBackendError, match="is suspended"):
+        dist.all_reduce(array(group, [1]), group=other)
+    other.resume()
+    assert other.memory_stats()["suspended"] == 0
+    dist.all_reduce(array(group, [1]), group=other)
+    other.shutdown()
+
+
 def test_an_old_library_is_refused_with_the_remedy(stub: Stub) -> None:
     assert nccl_library._no_library() is None
     stub.version = 21403

@@ -12,9 +12,10 @@
 #include <unistd.h>
 
 typedef int result_t;
-enum { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, IN_PROGRESS = 7 };
+enum { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5,
+       IN_PROGRESS = 7 };
 typedef struct { char bytes[128]; } unique_id_t;
-typedef struct { int size, rank, aborted; } comm_t;
+typedef struct { int size, rank, aborted, suspended; } comm_t;
 
 /* What a test says. */
 volatile int stub_version = 22807;
@@ -81,7 +82,7 @@ result_t ncclCommInitRankScalable(comm_t **comm, int size, int rank, int ids,
     if (stub_min_ctas > stub_max_ctas) return INVALID_ARGUMENT;
   }
   *comm = &comms[stub_inits++ % 256];
-  **comm = (comm_t){size, rank, 0};
+  **comm = (comm_t){size, rank, 0, 0};
   return stub_async == IN_PROGRESS ? IN_PROGRESS : SUCCESS;
 }
 
@@ -94,7 +95,7 @@ static result_t descend(comm_t *parent, comm_t **comm, int size) {
   *comm = NULL;
   born = comm;
   stub_async = IN_PROGRESS;
-  comms[stub_inits % 256] = (comm_t){size, parent->rank, 0};
+  comms[stub_inits % 256] = (comm_t){size, parent->rank, 0, 0};
   return IN_PROGRESS;
 }
 
@@ -139,6 +140,28 @@ result_t ncclCommRevoke(comm_t *comm, int flags) {
   if (flags) return INVALID_ARGUMENT;
   stub_revokes++;
   return stub_async == IN_PROGRESS ? IN_PROGRESS : SUCCESS;
+}
+
+result_t ncclCommSuspend(comm_t *comm, int flags) {
+  need_context();
+  if (flags != 1) return INVALID_ARGUMENT; /* NCCL_SUSPEND_MEM */
+  if (comm->suspended) return INVALID_USAGE;
+  comm->suspended = 1;
+  return SUCCESS;
+}
+
+result_t ncclCommResume(comm_t *comm) {
+  need_context();
+  if (!comm->suspended) return INVALID_USAGE;
+  comm->suspended = 0;
+  return SUCCESS;
+}
+
+result_t ncclCommMemStats(comm_t *comm, int stat, uint64_t *value) {
+  need_context();
+  if (stat < 0 || stat > 3) return INVALID_ARGUMENT;
+  *value = stat == 1 ? (uint64_t)comm->suspended : 1000u * (stat + 1);
+  return SUCCESS;
 }
 
 result_t ncclCommFinalize(comm_t *comm) {

@@ -13,11 +13,15 @@ S, E = StreamState, StreamEvent
 CHANGES = {
     (S.OPEN, E.RESERVE): S.RESERVED,
     (S.OPEN, E.SHRINK): S.SHRINKING,
+    (S.OPEN, E.SUSPEND): S.SUSPENDED,
     (S.OPEN, E.FAIL): S.BROKEN,
     (S.OPEN, E.CLOSE): S.CLOSED,
     (S.RESERVED, E.RELEASE): S.OPEN,
     (S.RESERVED, E.FAIL): S.BROKEN,
     (S.RESERVED, E.CLOSE): S.CLOSED,
+    (S.SUSPENDED, E.RESUME): S.OPEN,
+    (S.SUSPENDED, E.FAIL): S.BROKEN,
+    (S.SUSPENDED, E.CLOSE): S.CLOSED,
     (S.SHRINKING, E.RELEASE): S.CLOSED,
     (S.SHRINKING, E.CLOSE): S.CLOSED,
     (S.BROKEN, E.CLOSE): S.CLOSED,
@@ -44,7 +48,8 @@ def test_only_a_closed_stream_is_freed(state: StreamState, event: StreamEvent) -
 
 def test_which_states_accept_ops_and_which_let_them_succeed() -> None:
     assert {state for state in S if state.accepts} == {S.OPEN, S.RESERVED, S.BROKEN}
-    assert {state for state in S if state.healthy} == {S.OPEN, S.RESERVED}
+    healthy = {S.OPEN, S.RESERVED, S.SUSPENDED}
+    assert {state for state in S if state.healthy} == healthy
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4])

@@ -1,0 +1,80 @@
+"""Durations of ops on a device, wherever they are shown: those of the CUDA events."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import rankscope as dist
+from rankscope.backends.conformance.waiting import until
+from rankscope.backends.observe.chrome_trace import chrome_trace
+from rankscope.backends.observe.torch_format import flight_recorder
+from rankscope.backends.work.flight_recorder import recorder
+from rankscope.engines.wire.status_codec import pack, parse_summary, unpack
+from rankscope.widgets.board.model import BoardModel
+from rankscope.widgets.board.text import board_text
+from tests.backends.gpu_ranks import Rank, Ranks
+from tests.backends.gpu_simulation import Simulation
+from tests.widgets import statuses
+
+
+@pytest.fixture
+def shown(ranks: Ranks, simulation: Simulation) -> Ranks:
+    """Two ranks that have done an all_reduce, of 2.5 ms as its events say.
+
+    The host saw it start on rank 0 long before it ended.
+    """
+    recorder.clear()
+    simulation.cuda.elapsed_ms = lambda start, end: 2.5  # type: ignore[method-assign]
+    ranks.start(2)
+    ranks(lambda r: r.all_reduce().synchronize())
+    first = ranks.ranks[0]
+
+    def body(r: Rank) -> None:
+        if r.rank == 1:
+            # The kernel of rank 0 waits for this one.
+            until(lambda: any(w.started_ns for w in first.pg.status.in_flight.values()))
+        work = dist.all_reduce(r.array(np.ones(1_000_000)), group=r.pg, async_op=True)
+        work.synchronize()
+        assert work.get_duration() == 2.5
+        until(lambda: not r.pg.status.in_flight)
+
+    ranks(body)
+    return ranks
+
+
+def test_the_status_and_the_board_show_the_duration_of_the_events(
+    shown: Ranks,
+) -> None:
+    cluster = []
+    for r in shown.ranks:
+        # As it comes from the engine of the rank.
+        summary = unpack(pack({"groups": [r.pg.summary()]}))
+        groups, *_ = parse_summary(summary)
+        done = groups[0].completed
+        assert done is not None
+        assert (done.seq, done.duration) == (2, 0.0025)
+        cluster.append(statuses.rank(r.rank, *groups))
+    status = statuses.cluster(*cluster)
+    model = BoardModel.of(status)
+    for r in shown.ranks:
+        row = model.groups[0].row(r.rank)
+        # 8 MB in 2.5 ms: of two ranks, busbw is algbw.
+        speeds = row["algbw"], row["busbw"]
+        assert (row["last"], *speeds) == ("2.50 ms", "3.20", "3.20")
+    assert board_text(model).count("2.50 ms") == 2
+
+
+def test_the_dumps_have_the_duration_of_the_events(shown: Ranks) -> None:
+    everything = recorder.records()
+    for r in shown.ranks:
+        mine = [one.as_dict() for one in everything if one.status.rank == r.rank]
+        assert [one["duration_ns"] for one in mine] == [2_500_000] * 2
+        groups = {mine[0]["group_id"]: {"name": "g", "ranks": [0, 1]}}
+        dump = flight_recorder(r.rank, groups, mine)
+        for entry in dump["entries"]:
+            assert entry["duration_ms"] == 2.5
+            ended = entry["time_discovered_completed_ns"]
+            assert ended - entry["time_discovered_started_ns"] == 2_500_000
+        bars = chrome_trace({r.rank: mine}, {})["traceEvents"]
+        assert [one["dur"] for one in bars if one["ph"] == "X"] == [2500.0] * 2
