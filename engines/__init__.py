@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from .cluster.benching import Bench, BenchResult, BenchRow
-from .cluster.cluster import Cluster
-from .cluster.diagnosing import StallWatch
-from .cluster.execution import Execution, Output
-from .cluster.flight_records import FlightRecords
-from .errors import ClusterError, ClusterStartError, ExecutionError, RankError
-from .status import ClusterStatus, GroupStatus, OpStatus, RankStatus
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .cluster.benching import Bench, BenchResult, BenchRow
+    from .cluster.cluster import Cluster
+    from .cluster.diagnosing import StallWatch
+    from .cluster.execution import Execution, Output
+    from .cluster.flight_records import FlightRecords
+    from .cluster.job import Job
+    from .cluster.observed_ranks import ObservedRanks
+    from .errors import ClusterError, ClusterStartError, ExecutionError, RankError
+    from .status import ClusterStatus, GroupStatus, OpStatus, RankStatus
 
 __all__ = [
     "Bench",
@@ -22,9 +28,34 @@ __all__ = [
     "ExecutionError",
     "FlightRecords",
     "GroupStatus",
+    "Job",
+    "ObservedRanks",
     "OpStatus",
     "Output",
     "RankError",
     "RankStatus",
     "StallWatch",
 ]
+
+_MODULES = {
+    "cluster.benching": ("Bench", "BenchResult", "BenchRow"),
+    "cluster.cluster": ("Cluster",),
+    "cluster.diagnosing": ("StallWatch",),
+    "cluster.execution": ("Execution", "Output"),
+    "cluster.flight_records": ("FlightRecords",),
+    "cluster.job": ("Job",),
+    "cluster.observed_ranks": ("ObservedRanks",),
+    "errors": ("ClusterError", "ClusterStartError", "ExecutionError", "RankError"),
+    "status": ("ClusterStatus", "GroupStatus", "OpStatus", "RankStatus"),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    # At first use: a script that is watched needs no ipyparallel, whose import takes
+    # a second.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    globals()[name] = value
+    return value

@@ -115,7 +115,8 @@ class RankStatus:
     """One rank: its engine, the cell on its main thread, and its groups."""
 
     rank: int
-    engine_id: int
+    #: ``None`` where the rank is a script's.
+    engine_id: int | None
     host: str
     pid: int
     #: ``idle``, ``busy``, ``unreachable`` (alive, but silent) or ``dead``.

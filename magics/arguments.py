@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rankscope.backends.did_you_mean import did_you_mean
-from rankscope.engines import Cluster, ClusterError
+from rankscope.engines import Cluster, ClusterError, Job
 
 from .language.commands import DIST_INIT
 from .language.options import Command, Values
@@ -14,7 +14,15 @@ from .language.values import parse_ranks
 from .output.failures import CommandError
 from .session import session
 
-__all__ = ["check_init", "chosen_ranks", "known_group", "parse", "reported", "require"]
+__all__ = [
+    "check_init",
+    "chosen_ranks",
+    "known_group",
+    "parse",
+    "reported",
+    "require",
+    "require_cluster",
+]
 
 
 def parse(command: Command, line: str) -> Values | None:
@@ -25,11 +33,25 @@ def parse(command: Command, line: str) -> Values | None:
     return values
 
 
-def require(command: Command) -> Cluster:
-    """Return the present cluster; raise `UsageError` if there is none."""
+def require(command: Command) -> Cluster | Job:
+    """Return the present cluster or job; raise `UsageError` if there is none."""
     cluster = session.cluster
     if cluster is None:
+        if session.ended is not None:
+            command.fail(session.ended)
         command.fail("no cluster: run %dist_init -n 4 first")
+    return cluster
+
+
+def require_cluster(command: Command) -> Cluster:
+    """Return the present cluster; refuse a script's job, which takes no cells."""
+    cluster = require(command)
+    if isinstance(cluster, Job):
+        command.fail(
+            f"the ranks are those of a script ({cluster.launcher}): they take no "
+            "cells, and the script alone makes and ends its groups and ranks; "
+            "%dist_shutdown detaches from it"
+        )
     return cluster
 
 
@@ -77,7 +99,9 @@ def chosen_ranks(
         command.fail(f"{flag}{text}: {error}")
 
 
-def known_group(command: Command, name: str | None, cluster: Cluster) -> str | None:
+def known_group(
+    command: Command, name: str | None, cluster: Cluster | Job
+) -> str | None:
     """Return `name` if it is the name or id of a group.
 
     A group that the last status lacks is looked up in a fresh one.

@@ -26,6 +26,7 @@ from rankscope.backends import Backend
 from rankscope.backends.benchmark import BENCHMARKS
 from rankscope.backends.interface.registry import builtin_devices
 from rankscope.engines.cluster.launch import launcher_names
+from rankscope.engines.wire.job_file import job_files
 
 from .language.commands import COMMANDS
 from .language.options import Command, Option
@@ -75,6 +76,7 @@ def kinds_of_values(shell: InteractiveShell) -> Kinds:
     return {
         "ranks": lambda text: _ranks(),
         "group": lambda text: _groups(),
+        "job": lambda text: [one.address for one in job_files()],
         "backend": _backends,
         "torch_backend": lambda text: TORCH_BACKENDS,
         "launcher": lambda text: launcher_names(),

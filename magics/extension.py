@@ -12,7 +12,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from rankscope.backends.did_you_mean import did_you_mean
 from rankscope.backends.rank_sets import name_ranks
-from rankscope.engines import Cluster
+from rankscope.engines import Cluster, Job
 from rankscope.widgets import BenchReport, ProgressLine, StatusTable
 from rankscope.widgets.board.model import BoardModel
 from rankscope.widgets.board.text import board_text
@@ -24,6 +24,7 @@ from .arguments import (
     parse,
     reported,
     require,
+    require_cluster,
 )
 from .cells.background import BackgroundCell
 from .cells.benching import run_bench
@@ -73,7 +74,30 @@ class RankscopeMagics:
         if getattr(self.shell, "kernel", None) is not None:
             session.show_board(self.shell)
 
-    def _report_running(self, cluster: Cluster, values: Values) -> None:
+    def dist_attach(self, line: str) -> None:
+        """Attach to the job of a script."""
+        command = COMMANDS["dist_attach"]
+        values = parse(command, line)
+        if values is None:
+            return
+        if session.cluster is not None:
+            if session.request == values:
+                print(f"already attached: {_size(session.cluster)}")
+                return
+            command.fail(
+                f"{_size(session.cluster)} are here already ({_kind(session.cluster)});"
+                " %dist_shutdown ends them, or detaches from a script"
+            )
+        with ProgressLine(self.shell) as progress, reported(command):
+            progress.update("looking for the job")
+            job = Job.attach(values["address"], values["key"])
+            session.use(job, values)
+            may = "Abort allowed" if job.allow_abort else "read-only"
+            progress.done(f"{_size(job)} of {job.launcher} attached · {may}")
+        if getattr(self.shell, "kernel", None) is not None:
+            session.show_board(self.shell)
+
+    def _report_running(self, cluster: Cluster | Job, values: Values) -> None:
         running = f"{_size(cluster)} · {_kind(cluster)}"
         if values != session.request:
             DIST_INIT.fail(
@@ -92,7 +116,7 @@ class RankscopeMagics:
             return
         cluster = session.cluster
         if cluster is None:
-            print("no cluster: there is nothing to shut down")
+            print(session.ended or "no cluster: there is nothing to shut down")
             return
         size, owned = _size(cluster), cluster.owned
         session.drop()
@@ -111,7 +135,7 @@ class RankscopeMagics:
         values = parse(command, line)
         if values is None:
             return
-        cluster = require(command)
+        cluster = require_cluster(command)
         if values["ranks"] is not None:
             ranks = chosen_ranks(command, "", values["ranks"], cluster)
         else:
@@ -195,7 +219,7 @@ class RankscopeMagics:
         values = parse(command, line)
         if values is None:
             return None
-        cluster = require(command)
+        cluster = require_cluster(command)
         known_group(command, values["group"], cluster)
         with reported(command, OSError, ValueError):
             return run_bench(self.shell, cluster, values, session.serve_messages)
@@ -213,7 +237,10 @@ class RankscopeMagics:
         with reported(command):
             cluster.abort(group, "aborted with %dist_abort")
         them = "them" if group is None else "it"
-        print(f"{_named(group)} aborted; %dist_rebuild makes {them} usable again")
+        after = f"%dist_rebuild makes {them} usable again"
+        if isinstance(cluster, Job):
+            after = "the script's ops end with an error that says why"
+        print(f"{_named(group)} aborted; {after}")
 
     def dist_rebuild(self, line: str) -> None:
         """Make an aborted group usable again."""
@@ -221,7 +248,7 @@ class RankscopeMagics:
         values = parse(command, line)
         if values is None:
             return
-        cluster = require(command)
+        cluster = require_cluster(command)
         group = known_group(command, values["group"], cluster)
         with reported(command):
             cluster.rebuild(group)
@@ -235,7 +262,7 @@ class RankscopeMagics:
         values = parse(command, line)
         if values is None:
             return
-        cluster = require(command)
+        cluster = require_cluster(command)
         ranks = chosen_ranks(command, "-r ", values["ranks"], cluster)
         namespace = self.shell.user_ns
         for name in values["names"]:
@@ -254,7 +281,7 @@ class RankscopeMagics:
         values = parse(command, line)
         if values is None:
             return
-        cluster = require(command)
+        cluster = require_cluster(command)
         ranks = chosen_ranks(command, "-r ", values["ranks"], cluster)
         for name in values["names"]:
             if not name.isidentifier():
@@ -275,7 +302,7 @@ class RankscopeMagics:
         values = parse(DISTRIBUTED, line)
         if values is None:
             return None
-        cluster = require(DISTRIBUTED)
+        cluster = require_cluster(DISTRIBUTED)
         group = values["group"]
         ranks = None
         if group is not None:
@@ -330,11 +357,11 @@ def _start(values: Values, progress: Callable[[str], None]) -> Cluster:
     )
 
 
-def _size(cluster: Cluster) -> str:
+def _size(cluster: Cluster | Job) -> str:
     return "1 rank" if cluster.n == 1 else f"{cluster.n} ranks"
 
 
-def _kind(cluster: Cluster) -> str:
+def _kind(cluster: Cluster | Job) -> str:
     groups = [group for rank in cluster.status().ranks for group in rank.groups]
     # Our own, or else torch's.
     for name in ("default", "default_pg"):

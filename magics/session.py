@@ -1,4 +1,4 @@
-"""Session: the one cluster that the magics of this notebook use."""
+"""Session: the one cluster or job that the magics of this notebook use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from rankscope.engines import Cluster, StallWatch
+from rankscope.engines import Cluster, Job, StallWatch
 
 if TYPE_CHECKING:
     from rankscope.widgets.board.widget import Board
@@ -18,21 +18,28 @@ class Session:
     """The present cluster, its board, and the `%dist_init` that made it."""
 
     def __init__(self) -> None:
-        self._cluster: Cluster | None = None
+        self._cluster: Cluster | Job | None = None
+        #: Why there is no job any more, if the last one ended.
+        self.ended: str | None = None
         #: The values given to `%dist_init`, to compare with those of a second one.
         self.request: dict[str, Any] | None = None
         self._board: Board | None = None
         self._watch: StallWatch | None = None
 
     @property
-    def cluster(self) -> Cluster | None:
-        """The present cluster; ``None`` after it was shut down."""
+    def cluster(self) -> Cluster | Job | None:
+        """The present cluster or job; ``None`` after its end."""
         if self._cluster is not None and self._cluster.closed:
+            if isinstance(self._cluster, Job):
+                self.ended = self._cluster.ended
             self.drop()
         return self._cluster
 
-    def use(self, cluster: Cluster, request: dict[str, Any] | None = None) -> None:
+    def use(
+        self, cluster: Cluster | Job, request: dict[str, Any] | None = None
+    ) -> None:
         """Make `cluster` the present one."""
+        self.ended = None
         if cluster is not self._cluster:
             self.drop()
         self._cluster = cluster
@@ -69,11 +76,11 @@ class Session:
 session = Session()
 
 
-def use_cluster(cluster: Cluster) -> None:
-    """Make the magics use a cluster that was made in Python."""
+def use_cluster(cluster: Cluster | Job) -> None:
+    """Make the magics use a cluster that was made in Python, or a job."""
     session.use(cluster)
 
 
-def current_cluster() -> Cluster | None:
-    """Return the cluster that the magics use, if there is one."""
+def current_cluster() -> Cluster | Job | None:
+    """Return the cluster or job that the magics use, if there is one."""
     return session.cluster

@@ -13,7 +13,13 @@ from rankscope import backends
 from rankscope.backends import *  # noqa: F403
 
 if TYPE_CHECKING:
-    from rankscope.engines import Cluster, ClusterError, ExecutionError, RankError
+    from rankscope.engines import (
+        Cluster,
+        ClusterError,
+        ExecutionError,
+        Job,
+        RankError,
+    )
 
 __version__ = "0.1.0"
 
@@ -22,6 +28,7 @@ __all__ = [
     "Cluster",
     "ClusterError",
     "ExecutionError",
+    "Job",
     "RankError",
     "load_ipython_extension",
 ]
@@ -29,7 +36,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # A rank, or a plain script, needs neither ipyparallel nor IPython.
-    if name in ("Cluster", "ClusterError", "ExecutionError", "RankError"):
+    if name in ("Cluster", "ClusterError", "ExecutionError", "Job", "RankError"):
         from rankscope import engines
 
         return getattr(engines, name)

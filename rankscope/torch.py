@@ -1,13 +1,135 @@
 """The groups of ``torch.distributed`` in scripts and notebooks.
 
 After ``import rankscope.torch; rankscope.torch.watch()``, before or after the groups
-are made, they are in the summaries, flight records and verdicts of Rankscope and on
-the board.
+are made, they are in the summaries, flight records and verdicts of Rankscope. A
+notebook sees a script's job on its board with ``%dist_attach HOST:PORT``, the line that
+rank 0 prints. ``torchrun -m rankscope.torch train.py`` does it without a changed line.
 """
 
 from __future__ import annotations
 
-from rankscope.backends.torch_watch.rewrapping import rewrap
-from rankscope.backends.torch_watch.watch import TorchWatch, watch
+import argparse
+import runpy
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
 
-__all__ = ["TorchWatch", "rewrap", "watch"]
+from rankscope.backends.groups.world import world
+from rankscope.backends.torch_watch.rewrapping import rewrap
+from rankscope.backends.torch_watch.watch import TorchWatch
+from rankscope.backends.torch_watch.watch import watch as _watch
+from rankscope.engines.script.options import JobOptions
+from rankscope.engines.script.publication import Publication
+
+__all__ = ["TorchWatch", "abort", "rewrap", "watch"]
+
+_lock = threading.Lock()
+_publication: Publication | None = None
+
+#: The module that runs in the engines of a cluster, which publish by themselves.
+_AGENT = "rankscope.engines.agent.agent"
+
+
+def watch(
+    *,
+    publish: bool = True,
+    host: str | None = None,
+    port: int | None = None,
+    allow_abort: bool | None = None,
+) -> TorchWatch:
+    """Watch the groups of ``torch.distributed`` in this process; return the watch.
+
+    Later calls return the same watch and change nothing. Torch is not imported: the
+    watch begins when it is. In a script, every rank calls this.
+
+    Parameters
+    ----------
+    publish
+        Whether a notebook may attach to the job with ``%dist_attach``. On the ranks of
+        a cluster, which has its board, nothing is published in addition.
+    host
+        The address of rank 0's host that notebooks and the other ranks connect to;
+        ``None``: ``RANKSCOPE_HOST``, or else 127.0.0.1, which only processes of that
+        host reach.
+    port
+        ``None``: ``RANKSCOPE_PORT``, or else a free one.
+    allow_abort
+        Whether a notebook may abort groups; ``None``: ``RANKSCOPE_ALLOW_ABORT``, or
+        else not.
+
+    Raises
+    ------
+    ValueError
+        For a port that is none.
+    """
+    global _publication
+    watching = _watch()
+    if publish and _AGENT not in sys.modules:
+        options = JobOptions.of(host, port, allow_abort)
+        with _lock:
+            if _publication is None:
+                _publication = Publication(watching, options)
+    return watching
+
+
+def abort(group: str | None = None, reason: str = "rankscope.torch.abort()") -> None:
+    """Fail what is in flight on a group, on all of its ranks; return at once.
+
+    In a script that is watched, the errors of all ranks say `reason`.
+
+    Parameters
+    ----------
+    group
+        The name or id of a group of this rank, as the board shows it; ``None``: all.
+    reason
+        Why.
+
+    Raises
+    ------
+    ValueError
+        Where this rank is in no such group.
+    """
+    world.abort(None if group is None else [group], reason)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a script, or with ``-m`` a module, whose groups are watched."""
+    parser = argparse.ArgumentParser(
+        prog="torchrun … -m rankscope.torch",
+        description="Run a script with its torch.distributed groups watched: a "
+        "notebook attaches to it with %%dist_attach, the line that rank 0 prints.",
+    )
+    parser.add_argument(
+        "--host", help="address of rank 0's host to listen at (default: 127.0.0.1)"
+    )
+    parser.add_argument("--port", type=int, help="port (default: a free one)")
+    parser.add_argument(
+        "--allow-abort",
+        action="store_true",
+        default=None,
+        help="let a notebook abort groups",
+    )
+    parser.add_argument(
+        "-m", dest="module", action="store_true", help="SCRIPT is a module's name"
+    )
+    parser.add_argument("script", metavar="SCRIPT", help="the script, e.g. train.py")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, help="the arguments of the script"
+    )
+    given = parser.parse_args(arguments)
+    try:
+        watch(host=given.host, port=given.port, allow_abort=given.allow_abort)
+    except ValueError as error:
+        parser.error(str(error))
+    sys.argv = [given.script, *given.arguments]
+    if given.module:
+        runpy.run_module(given.script, run_name="__main__", alter_sys=True)
+    else:
+        # As Python itself does for a script; with -m it is the current folder.
+        sys.path[0] = str(Path(given.script).resolve().parent)
+        runpy.run_path(given.script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

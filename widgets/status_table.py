@@ -118,7 +118,7 @@ def _row(model: BoardModel, group: Group, rank: int, row: Cells, first: bool) ->
         "rank": str(rank),
         "host": str(row["host"]) if first else "",
         "pid": str(row["pid"]) if first else "",
-        "engine": str(one.engine_id) if first else "",
+        "engine": str(one.engine_id) if first and one.engine_id is not None else "",
         "device": str(row.get("device", "")) if first else "",
         "state": _state(row, model.now),
         "enqueued": _op(None if status is None else status.enqueued),

@@ -23,7 +23,14 @@ from ..stores.base import Store
 from ..work.flight_recorder import Record, recorder
 from .spec import GroupSpec
 
-__all__ = ["Explanation", "Inquiry", "Place", "explain_with", "locate_with"]
+__all__ = [
+    "Explanation",
+    "Inquiry",
+    "Place",
+    "explain_with",
+    "locate_with",
+    "main_thread_place",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +70,7 @@ Answers = Mapping[int, "dict[str, Any] | None"]
 Explain = Callable[[GroupSpec, int, Answers], Explanation | None]
 
 
-def _main_thread_place() -> Place:
+def main_thread_place() -> Place:
     """Return the innermost line of the main thread that is no library's."""
     ident = threading.main_thread().ident
     frame = None if ident is None else sys._current_frames().get(ident)
@@ -76,7 +83,7 @@ def _main_thread_place() -> Place:
 
 
 _explain: Explain = lambda spec, generation, answers: None  # noqa: E731
-_locate: Callable[[], Place] = _main_thread_place
+_locate: Callable[[], Place] = main_thread_place
 
 
 def explain_with(explain: Explain) -> None:

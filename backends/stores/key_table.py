@@ -146,6 +146,12 @@ class RequestStore(Store):
         """Return the value of `key`, waiting for it to be set."""
         return self._await([key], timeout)[0]
 
+    def multi_get(
+        self, keys: Sequence[str], timeout: float | timedelta | None = None
+    ) -> list[bytes]:
+        """Return the values of `keys`, waiting for all of them to be set."""
+        return list(self._await(keys, timeout)) if keys else []
+
     def add(self, key: str, amount: int) -> int:
         """Add to the integer at `key` (absent: 0), atomically; return the sum."""
         return int(self._call(b"add", key.encode(), b"%d" % amount)[0])

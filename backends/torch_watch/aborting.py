@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +15,20 @@ from ..groups.abort_reason import AbortReason
 from . import gloo_sockets
 from .creation import Made, backends_of, made_of
 
-__all__ = ["HINT", "abort", "aborted_error", "check"]
+__all__ = ["HINT", "abort", "aborted_error", "before_abort", "check", "set_hint"]
 
 _log = logging.getLogger(__name__)
 
 #: What a person types next, as errors say it.
 HINT = "make it usable again with %dist_rebuild"
+_hint = HINT
+
+
+def set_hint(hint: str) -> None:
+    """Have errors say `hint` in place of `HINT`: in a script there are no magics."""
+    global _hint
+    _hint = hint
+
 
 #: Seconds that torch's abort of NCCL may take before the log says that it hangs.
 NCCL_WAIT = 5.0
@@ -31,6 +40,10 @@ _LAZY_STEP = 0.02
 
 
 _lock = threading.Lock()
+
+#: Called with a group that is about to be aborted, before its ops end: to tell the
+#: other ranks why, whose ops then end too.
+before_abort: list[Callable[[Any], None]] = []
 
 
 def abort(
@@ -67,6 +80,8 @@ def abort(
         made.aborted = reason
         made.op, made.sequence_number = op, sequence_number
         made.used |= op is not None
+    for tell in list(before_abort):
+        tell(group)
     unable = made.unabortable
     for device, backend in backends_of(group).items():
         kind = backend.name()
@@ -112,7 +127,7 @@ def aborted_error(
         what += f"(seq {sequence_number}) "
     return DistAbortedError(
         f"{what}on rank {rank}: torch's group {name!r} was aborted: {made.aborted}; "
-        f"{HINT}",
+        f"{_hint}",
         rank=rank,
         group=name,
         op=op,

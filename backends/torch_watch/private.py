@@ -88,6 +88,21 @@ class Names:
                 return limit.total_seconds()
         return None
 
+    def store(self, group: Any) -> Any:
+        """Return torch's store of `group`, over a connection of its own if it can.
+
+        A thread that waits for a key of a store blocks the other users of the
+        connection. ``None`` where `group` is gone.
+        """
+        known = self.registry.pg_map.get(group)
+        if known is None:
+            return None
+        try:
+            return known[1].clone()
+        except (AttributeError, RuntimeError):
+            # An older torch, or a store without connections.
+            return known[1]
+
     @staticmethod
     def issued(group: Any) -> int | None:
         """Return how many collectives `group` has issued, where its backend counts."""

@@ -161,6 +161,13 @@ class TorchWatch:
         default = self._default()
         return None if default is None else int(default.size())
 
+    def store(self) -> Any:
+        """Return torch's store of the default group; ``None`` where there is none."""
+        default = self._default()
+        if self.names is None or default is None:
+            return None
+        return self.names.store(default)
+
     def groups(self) -> Sequence[TorchGroup | PendingGroup]:
         """Return the groups of this rank, the default one first.
 

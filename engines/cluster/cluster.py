@@ -289,11 +289,6 @@ class Cluster(Ranks):
         """
         return "\n".join(self._registry.advice)
 
-    @property
-    def closed(self) -> bool:
-        """Whether `shutdown` or `close` was called."""
-        return not self._open
-
     def __repr__(self) -> str:
         state = "" if self._open else ", closed"
         return f"<Cluster {self.cluster_id!r}: {self.n} ranks ({self.launcher}){state}>"

@@ -186,6 +186,7 @@ def _view(
     dump = records.dumps.get(one.rank)
     cell_lines = _CELL_LINE.findall(stack)
     location = "cell {} line {}".format(*cell_lines[-1]) if cell_lines else ""
+    engine = "" if one.engine_id is None else f"engine {one.engine_id}, "
     if one.state == "busy" and not location and stack not in ("", "idle"):
         location = stack.splitlines()[0]
     return RankView(
@@ -195,7 +196,7 @@ def _view(
         death=None if one.alive else one.reason or f"rank {one.rank} is dead",
         silent_for=one.heartbeat_age if one.alive and _silent(one) else None,
         silence=silence.describe(cause, one.rank, one.pid, one.host),
-        process=f"engine {one.engine_id}, pid {one.pid} on {one.host}",
+        process=f"{engine}pid {one.pid} on {one.host}",
         location=location,
         last_cell_exit=str(one.summary.get("last_cell_exit", "")),
         groups=(

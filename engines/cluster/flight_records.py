@@ -16,7 +16,7 @@ from rankscope.backends.observe.export import save_flight_recorder
 from rankscope.backends.observe.torch_format import flight_recorder
 
 from ..wire.requests import GetClock, GetFlightRecord
-from .registry import EngineRegistry
+from .rank_registry import RankRegistry
 
 __all__ = ["FlightRecords", "fetch"]
 
@@ -61,9 +61,9 @@ class FlightRecords:
 
 
 def fetch(
-    registry: EngineRegistry, ranks: Iterable[int], last: int | None
+    registry: RankRegistry, ranks: Iterable[int], last: int | None
 ) -> FlightRecords:
-    """Fetch the flight recorders of `ranks`; see `Ranks.flight_records`."""
+    """Fetch the flight recorders of `ranks`; see `ObservedRanks.flight_records`."""
     chosen = list(ranks)
     answers = registry.ask(GetFlightRecord(last), chosen, TIMEOUT)
     dead = {
@@ -78,7 +78,7 @@ def fetch(
     )
 
 
-def _offsets(registry: EngineRegistry, ranks: Iterable[int]) -> dict[int, int]:
+def _offsets(registry: RankRegistry, ranks: Iterable[int]) -> dict[int, int]:
     here = socket.gethostname()
     there = [rank for rank in ranks if registry.slots[rank].host != here]
     samples: dict[int, list[tuple[int, int, int]]] = {rank: [] for rank in there}
@@ -94,7 +94,7 @@ def _offsets(registry: EngineRegistry, ranks: Iterable[int]) -> dict[int, int]:
 
 
 def _sample(
-    registry: EngineRegistry, ranks: Iterable[int]
+    registry: RankRegistry, ranks: Iterable[int]
 ) -> dict[int, tuple[int, int, int]]:
     """Ask `ranks` once for the time; return (sent, their time, received) in ns."""
     received: dict[int, int] = {}

@@ -28,6 +28,7 @@ class RankSlot:
     """A rank and the engine that has it now."""
 
     rank: int
+    #: Negative where there is no engine.
     engine_id: int
     uuid: str
     pid: int
@@ -72,7 +73,7 @@ class RankSlot:
             state = "busy" if self.summary.get("busy") else "idle"
         return RankStatus(
             rank=self.rank,
-            engine_id=self.engine_id,
+            engine_id=None if self.engine_id < 0 else self.engine_id,
             host=self.host,
             pid=self.pid,
             state=state,

@@ -14,7 +14,7 @@ from rankscope.backends.rank_sets import name_ranks
 
 from ..errors import ClusterError
 from ..status import find_groups
-from ..wire.channel import Answers
+from ..wire.answers import Answers
 from ..wire.requests import (
     Abort,
     AssignRank,

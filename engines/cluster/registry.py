@@ -15,7 +15,8 @@ import ipyparallel
 
 from ..errors import ClusterError
 from ..wire import ipyparallel_private as private
-from ..wire.channel import Answers, ControlChannel
+from ..wire.answers import Answers
+from ..wire.channel import ControlChannel
 from ..wire.requests import GetSummary, Hello, Request, Subscribe, Unsubscribe
 from ..wire.status_codec import unpack
 from ..wire.torch_environment import TorchOptions

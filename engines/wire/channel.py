@@ -7,32 +7,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
-from ..errors import ClusterError, group_by_message
+from ..errors import ClusterError
 from . import ipyparallel_private as private
+from .answers import Answers
 from .message_types import REQUEST
 from .requests import Request
 
-__all__ = ["Answers", "ControlChannel"]
+__all__ = ["ControlChannel"]
 
 A = TypeVar("A")
-
-
-@dataclass
-class Answers(Generic[A]):
-    """The answers of the ranks, and why some gave none."""
-
-    results: dict[int, A] = field(default_factory=dict)
-    #: Rank → why the rank gave no result.
-    errors: dict[int, str] = field(default_factory=dict)
-
-    def all(self) -> dict[int, A]:
-        """Return the results; raise `ClusterError` if a rank gave none."""
-        if self.errors:
-            raise ClusterError(group_by_message(self.errors))
-        return self.results
 
 
 class ControlChannel:
@@ -127,18 +112,4 @@ class ControlChannel:
             self.discard(uuid, future)
             answers.errors[rank] = f"no answer within {timeout:g} s"
             return
-        error = future.exception()
-        if error is not None:
-            answers.errors[rank] = str(error)
-            return
-        content = future.result()["content"]
-        if content["ok"]:
-            answers.results[rank] = content["result"]
-        else:
-            answers.errors[rank] = _format_error(content["ename"], content["evalue"])
-
-
-def _format_error(ename: str, evalue: str) -> str:
-    """Return an agent's error as text, without the class of an error of Rankscope."""
-    ours = ename.startswith(("ClusterError", "Dist"))
-    return evalue if ours and evalue else f"{ename}: {evalue}"
+        answers.record(rank, future)

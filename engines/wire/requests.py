@@ -34,6 +34,7 @@ __all__ = [
     "JoinStore",
     "NcclReport",
     "NoteCauses",
+    "PublishStatus",
     "RankAssignment",
     "Rebuild",
     "Refusal",
@@ -299,6 +300,19 @@ class NoteCauses(Request[None]):
 
     op = "note_causes"
     found: Mapping[str, tuple[str, Sequence[int]]]
+
+
+@dataclass(frozen=True)
+class PublishStatus(Request[Summary]):
+    """Publish status for the next `lease` seconds; return the summary.
+
+    For the ranks of a script; those of a cluster have `Subscribe`. Two messages are
+    `interval` seconds apart at least.
+    """
+
+    op = "publish_status"
+    lease: float
+    interval: float
 
 
 @dataclass(frozen=True)

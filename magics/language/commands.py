@@ -99,6 +99,24 @@ COMMANDS = {
         DIST_INIT,
         DISTRIBUTED,
         Command(
+            "dist_attach",
+            "See the job of a script on the board: groups, hangs and their causes.\n"
+            "The script runs under torchrun with rankscope.torch.watch(), or -m\n"
+            "rankscope.torch, and prints this line. It takes no cells.",
+            "%dist_attach 127.0.0.1:29400 --key 5fd1…\n%dist_attach",
+            "job = rankscope.Job.attach('127.0.0.1:29400', key='…')",
+            (
+                Option(
+                    "key", ("--key",), "the job's key (default: from the file of a job "
+                    "of yours, or RANKSCOPE_KEY)", "KEY",
+                ),
+            ),
+            Parameter(
+                "address", "HOST:PORT", "?", "where the job listens (default: your "
+                "only job)", "job",
+            ),
+        ),
+        Command(
             "dist_status",
             "Show what every rank is doing, as a table.",
             "%dist_status",

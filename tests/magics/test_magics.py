@@ -91,7 +91,7 @@ def notebook(ipython: InteractiveShell) -> Iterator[Notebook]:
 def cluster(notebook: Notebook) -> Cluster:
     """The notebook's cluster."""
     found = current_cluster()
-    assert found is not None
+    assert isinstance(found, Cluster)
     return found
 
 

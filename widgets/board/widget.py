@@ -15,7 +15,7 @@ from IPython.core.displaypub import CapturingDisplayPublisher, DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 
 from rankscope.backends.observe.verdicts import Verdict
-from rankscope.engines import Cluster
+from rankscope.engines import Cluster, Job
 from rankscope.engines.wire.ipykernel_private import serve_messages
 
 from . import page
@@ -57,7 +57,7 @@ class Board(anywidget.AnyWidget):
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: Cluster | Job,
         shell: InteractiveShell,
         diagnose: Callable[[], Sequence[Verdict]] | None = None,
     ) -> None:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from rankscope.engines import ClusterError
-from rankscope.engines.wire.channel import Answers, _format_error
+from rankscope.engines.wire.answers import Answers, _format_error
 
 
 @pytest.mark.parametrize(

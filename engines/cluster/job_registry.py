@@ -1,0 +1,298 @@
+"""JobRegistry: the ranks of a script's job, as an attached notebook sees them."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import logging
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from rankscope.backends.errors import DistError, DistStoreError
+from rankscope.backends.stores.tcp import TCPStore
+
+from ..errors import ClusterError
+from ..wire.answers import Answers
+from ..wire.job_channel import ENDED, answer_key, append, end_key, status_key
+from ..wire.requests import GetSummary, PublishStatus, Request
+from ..wire.status_codec import unpack
+from .rank_slots import RankSlot
+
+__all__ = ["JobRegistry"]
+
+A = TypeVar("A")
+OnStatus = Callable[[int, dict[str, Any]], None]
+
+_log = logging.getLogger(__name__)
+
+#: Seconds for which the ranks publish their status, and after which it is renewed.
+LEASE = 30.0
+RENEWAL = 10.0
+#: Seconds between two readings of the status of all ranks at least, and for each rank:
+#: rank 0 serves them beside its script.
+INTERVAL = 0.2
+RANK_INTERVAL = 0.005
+#: Seconds that the channel may take to answer a reading.
+READ_WAIT = 2.0
+#: Ranks whose faults the reason of a job's end names.
+_NAMED = 3
+
+
+class JobRegistry:
+    """The ranks behind the channel of a job.
+
+    Parameters
+    ----------
+    store
+        The channel. It belongs to the registry from now on.
+    size
+        The number of ranks.
+    """
+
+    def __init__(self, store: TCPStore, size: int) -> None:
+        #: Why the job has ended; ``None`` while it runs.
+        self.ended: str | None = None
+        self.slots = [RankSlot(rank, -1, "", -1, "?", "", 0) for rank in range(size)]
+        self._store = store
+        self._reported: set[int] = set()
+        self._seen: dict[int, bytes] = {}
+        self._on_status: tuple[OnStatus, ...] = ()
+        self._posts: queue.SimpleQueue[tuple[int, bytes, Future[Any]] | None]
+        self._posts = queue.SimpleQueue()
+        self._pending: dict[Future[Any], int] = {}
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        for rank in range(size):
+            self._watch_rank(rank)
+        self._thread = threading.Thread(
+            target=self._run, name="rankscope-job-registry", daemon=True
+        )
+        self._thread.start()
+
+    def _watch_rank(self, rank: int) -> None:
+        self._store.watch(status_key(rank), lambda _: self._reported.add(rank))
+        self._store.watch(
+            end_key(rank), lambda death: self._mark_dead(rank, death.decode())
+        )
+
+    # -- requests ------------------------------------------------------------------
+
+    def post(
+        self, request: Request[Any], ranks: Iterable[int] | None = None
+    ) -> dict[int, Future[Any]]:
+        """Send a request to the living of `ranks` without waiting."""
+        return {
+            rank: self._post_one(rank, request)
+            for rank in (range(len(self.slots)) if ranks is None else ranks)
+            if self.slots[rank].alive
+        }
+
+    def _post_one(self, rank: int, request: Request[Any]) -> Future[Any]:
+        number = uuid.uuid4().hex
+        message = json.dumps({"id": number, **request.content()}).encode()
+        future: Future[Any] = Future()
+        with self._lock:
+            if self.ended is not None or self._closed.is_set():
+                future.set_exception(ClusterError(self.ended or "detached"))
+                return future
+            self._pending[future] = rank
+        try:
+            cancel = self._store.watch(
+                answer_key(number), lambda answer: _resolve(future, answer)
+            )
+        except DistError as error:
+            _fail(future, str(error))
+        else:
+            future.add_done_callback(lambda _: cancel())
+        future.add_done_callback(self._forget)
+        self._posts.put((rank, message, future))
+        return future
+
+    def _forget(self, future: Future[Any]) -> None:
+        with self._lock:
+            self._pending.pop(future, None)
+
+    def ask(
+        self,
+        request: Request[A] | Callable[[int], Request[A]],
+        ranks: Iterable[int] | None = None,
+        timeout: float = 2.0,
+    ) -> Answers[A]:
+        """Send a request to the living of `ranks`; wait for the answers."""
+        wanted = range(len(self.slots)) if ranks is None else list(ranks)
+        futures = {
+            rank: self._post_one(rank, request(rank) if callable(request) else request)
+            for rank in wanted
+            if self.slots[rank].alive
+        }
+        concurrent.futures.wait(futures.values(), timeout)
+        answers: Answers[A] = Answers()
+        for rank, future in futures.items():
+            if future.cancel():
+                answers.errors[rank] = f"no answer within {timeout:g} s"
+            else:
+                answers.record(rank, future)
+        return answers
+
+    # -- status --------------------------------------------------------------------
+
+    def subscribe(self, callback: OnStatus) -> Callable[[], None]:
+        """Call ``callback(rank, summary)`` on each change; return a cancel function."""
+        self._on_status = (*self._on_status, callback)
+
+        def cancel() -> None:
+            self._on_status = tuple(x for x in self._on_status if x is not callback)
+
+        return cancel
+
+    def start_status(self, timeout: float) -> None:
+        """Have the ranks publish their status, and take what they answer with."""
+        interval = self._interval
+        answers = self.ask(PublishStatus(LEASE, interval), timeout=timeout)
+        for rank, summary in answers.results.items():
+            self.record_summary(rank, summary)
+
+    def refresh(self, older_than: float, timeout: float) -> None:
+        """Request summaries of the ranks whose last one is `older_than` seconds old."""
+        now = time.monotonic()
+        stale = [
+            slot.rank
+            for slot in self.slots
+            if slot.alive
+            and (slot.summary_at is None or now - slot.summary_at > older_than)
+        ]
+        if stale:
+            answers = self.ask(GetSummary(), stale, timeout)
+            for rank, summary in answers.results.items():
+                self.record_summary(rank, summary)
+
+    def record_summary(self, rank: int, summary: dict[str, Any]) -> None:
+        """Store a rank's summary and when it arrived."""
+        slot = self.slots[rank]
+        pid, host = summary.get("pid"), summary.get("host")
+        if isinstance(pid, int) and isinstance(host, str):
+            slot.pid, slot.host = pid, host
+        slot.summary, slot.summary_at = unpack(summary), time.monotonic()
+
+    @property
+    def _interval(self) -> float:
+        return max(INTERVAL, RANK_INTERVAL * len(self.slots))
+
+    # -- the thread ------------------------------------------------------------------
+
+    def _run(self) -> None:
+        renewed = read = time.monotonic()
+        while not self._closed.is_set():
+            try:
+                pause = max(0.0, read + self._interval - time.monotonic())
+                self._send(self._posts.get(timeout=pause))
+                continue
+            except queue.Empty:
+                pass
+            read = time.monotonic()
+            try:
+                if read - renewed > RENEWAL:
+                    renewed = read
+                    self.post(PublishStatus(LEASE, self._interval))
+                self._read()
+            except DistError as error:
+                if self._store.lost:
+                    self._end(_cause(error))
+                    return
+                # Rank 0 is silent: the ages of the last summaries show it.
+                _log.debug("no status: %s", error)
+            except (ValueError, KeyError, TypeError):
+                _log.exception("a rank's status cannot be read")
+
+    def _send(self, post: tuple[int, bytes, Future[Any]] | None) -> None:
+        if post is None:
+            return
+        rank, message, future = post
+        try:
+            if not future.done():
+                append(self._store, f"request/{rank}", message)
+        except DistError as error:
+            _fail(future, str(error))
+
+    def _read(self) -> None:
+        ranks = sorted(rank for rank in self._reported if self.slots[rank].alive)
+        values = self._store.multi_get([*map(status_key, ranks)], READ_WAIT)
+        for rank, value in zip(ranks, values, strict=True):
+            if self._seen.get(rank) == value:
+                continue
+            first = rank not in self._seen
+            self._seen[rank] = value
+            summary = json.loads(value)
+            if not first or self.slots[rank].summary_at is None:
+                # The first one may have been there for hours.
+                self.record_summary(rank, summary)
+                self._call_subscribers(rank, summary)
+        if not values and self._store.lost:
+            raise DistStoreError("the connection was lost")
+
+    def _mark_dead(self, rank: int, death: str) -> None:
+        slot = self.slots[rank]
+        with self._lock:
+            if not slot.alive:
+                return
+            slot.death = slot.death_cause = death
+            waiting = [one for one, asked in self._pending.items() if asked == rank]
+        for future in waiting:
+            _fail(future, death)
+        self._call_subscribers(rank, {**slot.summary, "dead": death})
+
+    def _call_subscribers(self, rank: int, summary: dict[str, Any]) -> None:
+        for callback in self._on_status:
+            try:
+                callback(rank, summary)
+            except Exception:  # noqa: BLE001 - code of a user
+                # The thread must go on: it serves every rank.
+                _log.exception("a status callback failed")
+
+    # -- the end ---------------------------------------------------------------------
+
+    def _end(self, cause: str) -> None:
+        """Note that the job has ended: why its ranks did, or else `cause`."""
+        # The callbacks with the last words of ranks have run then.
+        self._store.close()
+        deaths = [slot.death for slot in self.slots if slot.death is not None]
+        faults = [death for death in deaths if not death.endswith(ENDED)]
+        why = "; ".join(faults[:_NAMED]) or (ENDED if deaths else cause)
+        with self._lock:
+            self.ended = f"the job has ended: {why}"
+            waiting = list(self._pending)
+        for future in waiting:
+            _fail(future, self.ended)
+
+    def close(self) -> None:
+        """Disconnect and end the thread; the job goes on."""
+        self._closed.set()
+        self._posts.put(None)
+        with self._lock:
+            waiting = list(self._pending)
+        for future in waiting:
+            _fail(future, "this notebook has detached from the job")
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._store.close()
+
+
+def _resolve(future: Future[Any], answer: bytes) -> None:
+    if future.set_running_or_notify_cancel():
+        future.set_result({"content": json.loads(answer)})
+
+
+def _fail(future: Future[Any], why: str) -> None:
+    if not future.done() and future.set_running_or_notify_cancel():
+        future.set_exception(ClusterError(why))
+
+
+def _cause(error: DistError) -> str:
+    """Return how the process of rank 0 ended, as the store's error says it."""
+    text = str(error)
+    return text.partition(": ")[2].removesuffix("; the group must be made again")

@@ -1,0 +1,48 @@
+"""JobOptions: where a script's job listens, and what a notebook may do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["JobOptions"]
+
+#: Values of a variable that mean no.
+_NO = ("", "0", "false", "no", "off")
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """How a job is published."""
+
+    #: The address of rank 0's host that notebooks, and the other ranks, connect to.
+    host: str = "127.0.0.1"
+    #: The port; 0: a free one.
+    port: int = 0
+    #: Whether a notebook may abort groups.
+    allow_abort: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        host: str | None = None,
+        port: int | None = None,
+        allow_abort: bool | None = None,
+        env: Mapping[str, str] = os.environ,
+    ) -> JobOptions:
+        """Return the options given, or else those of the environment.
+
+        ``RANKSCOPE_HOST``, ``RANKSCOPE_PORT`` and ``RANKSCOPE_ALLOW_ABORT``. Raises
+        `ValueError` for a port that is none.
+        """
+        if port is None:
+            text = env.get("RANKSCOPE_PORT") or "0"
+            if not text.isdecimal():
+                raise ValueError(f"RANKSCOPE_PORT={text}: expected a port, 0-65535")
+            port = int(text)
+        if not 0 <= port <= 65535:
+            raise ValueError(f"port={port}: expected a port, 0-65535")
+        if allow_abort is None:
+            allow_abort = env.get("RANKSCOPE_ALLOW_ABORT", "").lower() not in _NO
+        return cls(host or env.get("RANKSCOPE_HOST") or cls.host, port, allow_abort)

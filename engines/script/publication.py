@@ -1,0 +1,293 @@
+"""Publication: a thread of a script's rank that shows the rank to notebooks."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from rankscope.backends.errors import DistError
+from rankscope.backends.groups.inquiry import main_thread_place
+from rankscope.backends.groups.world import world
+from rankscope.backends.observe.export import local_dump
+from rankscope.backends.stores.base import UNKNOWN_END
+from rankscope.backends.torch_watch import aborting
+from rankscope.backends.torch_watch.errors import explain
+from rankscope.backends.torch_watch.watch import TorchWatch
+
+from ..wire import requests
+from ..wire.job_channel import ENDED, QueueReader, answer_key, end_key, status_key
+from ..wire.status_codec import pack
+from .abort_relay import AbortRelay
+from .meeting import Channel, meet
+from .options import JobOptions
+
+__all__ = ["Publication"]
+
+_log = logging.getLogger(__name__)
+
+#: Seconds between two messages at most, while a notebook is attached.
+HEARTBEAT = 1.0
+#: The part of one core that publishing may take, beside `torch_watch.watch.SHARE`, and
+#: the longest pause for it: a rank that is silent for longer would seem to hang.
+SHARE = 1 / 400
+_LONGEST_PAUSE = 1.2
+#: Seconds that the end of the script may be delayed, if the channel does not answer.
+END_WAIT = 0.2
+#: Answers that are kept for the notebooks that asked: one that is gone reads none.
+_ANSWERS = 32
+
+
+class Publication:
+    """Publishes this rank to the notebooks that attach to its job.
+
+    Nothing is sent while none is attached. Every error ends the publication with a
+    warning; the script goes on.
+
+    Parameters
+    ----------
+    torch
+        The watch of torch in this process.
+    options
+        Where the job listens, and what a notebook may do.
+    """
+
+    def __init__(self, torch: TorchWatch, options: JobOptions) -> None:
+        self.options = options
+        self._torch = torch
+        self._channel: Channel | None = None
+        self._relay: AbortRelay | None = None
+        self._began = time.monotonic()
+        self._answered: deque[str] = deque()
+        #: Set once notebooks can see this rank, and aborts reach it.
+        self.joined = threading.Event()
+        self._stopped = threading.Event()
+        self._wake = threading.Event()
+        # The end of the present lease (`time.monotonic`), and the least pause.
+        self._until = 0.0
+        self._interval = 0.0
+        self._process = os.getpid()
+        handlers: dict[str, Callable[[Any], Any]] = dict(
+            [
+                requests.GetClock.served_by(lambda _: time.time_ns()),
+                requests.GetFlightRecord.served_by(
+                    lambda wanted: local_dump(wanted.last)
+                ),
+                requests.GetStack.served_by(lambda _: _stack()),
+                requests.GetSummary.served_by(lambda _: self.summary()),
+                requests.PublishStatus.served_by(self._publish_status),
+                requests.Abort.served_by(self._abort),
+            ]
+        )
+        self._handlers = handlers
+        aborting.set_hint("start the script again")
+        self._thread = threading.Thread(
+            target=self._run, name="rankscope-job", daemon=True
+        )
+        self._thread.start()
+        atexit.register(self.end)
+
+    @property
+    def address(self) -> str | None:
+        """``HOST:PORT`` where the job listens; ``None`` before, and on other ranks."""
+        channel = self._channel
+        return None if channel is None or channel.file is None else channel.file.address
+
+    # -- the thread ------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            channel = meet(self._torch, self.options, self._stopped)
+            if channel is None:
+                return
+            self._join(channel)
+            self._publish_while_watched(channel)
+        except (DistError, RuntimeError, OSError) as error:
+            if not self._stopped.is_set():
+                _log.warning("this rank is not shown to notebooks: %s", error)
+        except Exception:  # noqa: BLE001
+            # The script goes on, whatever is wrong with its publication.
+            _log.exception("this rank is not shown to notebooks")
+
+    def _join(self, channel: Channel) -> None:
+        store, rank = channel.store, channel.rank
+        self._channel = channel
+        # Before the store's own end, which the store has registered meanwhile.
+        atexit.unregister(self.end)
+        atexit.register(self.end)
+        store.last_will(
+            end_key(rank), f"rank {rank} is dead ({_process()}): {UNKNOWN_END}"
+        )
+        self._relay = AbortRelay(store, channel.nonce, self._torch)
+        QueueReader(store, f"request/{rank}", self._serve)
+        store.set(status_key(rank), json.dumps(self.summary()))
+        self.joined.set()
+        if channel.file is not None:
+            self._announce(channel)
+
+    def _announce(self, channel: Channel) -> None:
+        assert channel.file is not None
+        try:
+            channel.file.write()
+        except OSError as error:
+            _log.warning("the job's file %s: %s", channel.file.path, error)
+        key = f" --key {channel.file.key}" if channel.nonce else ""
+        with_key = "" if channel.nonce else " (with this RANKSCOPE_KEY)"
+        print(
+            f"rankscope: to see this job in a notebook{with_key}: "
+            f"%dist_attach {channel.file.address}{key}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def _publish_while_watched(self, channel: Channel) -> None:
+        forget = None
+        try:
+            while True:
+                watched = time.monotonic() < self._until
+                if watched and forget is None:
+                    forget = world.on_change(self._note_change)
+                elif not watched and forget is not None:
+                    forget()
+                    forget = None
+                self._wake.wait(HEARTBEAT if watched else None)
+                self._wake.clear()
+                if self._stopped.is_set() or channel.store.lost:
+                    return
+                if watched:
+                    began = time.thread_time()
+                    channel.store.set(
+                        status_key(channel.rank), json.dumps(self.summary())
+                    )
+                    cost = time.thread_time() - began
+                    pause = min(_LONGEST_PAUSE, cost / SHARE)
+                    self._stopped.wait(max(self._interval, pause))
+        finally:
+            if forget is not None:
+                forget()
+
+    def _note_change(self) -> None:
+        # Mostly the event is set already, and setting it takes a lock.
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def summary(self) -> dict[str, Any]:
+        """Return the status of this rank as plain data."""
+        return {
+            **pack(world.summary()),
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            # Whether it waits for the GIL is visible from outside of the process.
+            "status_thread": self._thread.native_id,
+            "busy": True,
+            "busy_for": time.monotonic() - self._began,
+            "gpu": "",
+        }
+
+    # -- requests, on the store's thread for callbacks ------------------------------
+
+    def _serve(self, message: bytes) -> None:
+        assert self._channel is not None
+        request = json.loads(message)
+        try:
+            handler = self._handlers.get(request["op"])
+            if handler is None:
+                raise DistError(f"a script's rank does not serve {request['op']!r}")
+            answer = {"ok": True, "result": handler(request["args"])}
+        except Exception as error:  # noqa: BLE001 - the error is the answer
+            answer = {"ok": False, "ename": type(error).__name__, "evalue": str(error)}
+        store = self._channel.store
+        if store.lost:
+            return
+        key = answer_key(request["id"])
+        store.set(key, json.dumps(answer))
+        self._answered.append(key)
+        if len(self._answered) > _ANSWERS:
+            store.delete_key(self._answered.popleft())
+
+    def _publish_status(self, wanted: requests.PublishStatus) -> requests.Summary:
+        self._interval = wanted.interval
+        self._until = max(self._until, time.monotonic() + wanted.lease)
+        self._wake.set()
+        return self.summary()
+
+    def _abort(self, wanted: requests.Abort) -> requests.Aborted:
+        if not self.options.allow_abort:
+            raise DistError(
+                "the script does not allow notebooks to abort: start it with "
+                "RANKSCOPE_ALLOW_ABORT=1, or rankscope.torch.watch(allow_abort=True)"
+            )
+        names = world.abort(
+            wanted.groups, wanted.reason, by=wanted.by, culprits=wanted.culprits
+        )
+        return {"groups": names, "summary": self.summary()}
+
+    # -- the end -------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Tell the notebooks that this rank's script has ended, and close everything.
+
+        Takes at most `END_WAIT` seconds.
+        """
+        if os.getpid() != self._process or self._stopped.is_set():
+            return
+        atexit.unregister(self.end)
+        self._stopped.set()
+        self._wake.set()
+        ending = threading.Thread(
+            target=self._say_goodbye, name="rankscope-job-end", daemon=True
+        )
+        ending.start()
+        ending.join(END_WAIT)
+
+    def _say_goodbye(self) -> None:
+        channel = self._channel
+        if channel is None:
+            return
+        try:
+            if channel.file is not None:
+                channel.file.remove()
+            if self._relay is not None:
+                self._relay.close()
+            channel.store.set(
+                end_key(channel.rank),
+                f"rank {channel.rank} has ended ({_process()}): {_how_it_ended()}",
+            )
+            channel.store.withdraw()
+        except DistError as error:
+            # Rank 0 has ended before.
+            _log.debug("no goodbye: %s", error)
+        finally:
+            channel.store.close()
+
+
+def _process() -> str:
+    return f"pid {os.getpid()} on {socket.gethostname()}"
+
+
+def _how_it_ended() -> str:
+    error = getattr(sys, "last_value", None)
+    if error is None:
+        return ENDED
+    shown = explain(error)
+    text = str(shown).partition("\n")[0]
+    return f"its script ended with {type(shown).__name__}: {text}"
+
+
+def _stack() -> str:
+    """Return where the main thread is, and below it its stack."""
+    ident = threading.main_thread().ident
+    frame = None if ident is None else sys._current_frames().get(ident)
+    lines = traceback.format_stack(frame) if frame is not None else []
+    return "\n".join(
+        [main_thread_place().location, *(one.rstrip("\n") for one in lines)]
+    )

@@ -1,0 +1,104 @@
+"""The channel of a script's job: the keys of its store, and queues of messages in it.
+
+The channel is a `TCPStore` that the process of rank 0 serves: authenticated and
+encrypted by CURVE, with one port. The ranks and the notebooks are its clients. A rank
+keeps its status in a key. Messages to it are the entries of a queue that it watches, so
+that it neither polls nor is slowed down while no notebook is attached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rankscope.backends.errors import DistError
+from rankscope.backends.stores.tcp import TCPStore
+
+__all__ = [
+    "ENDED",
+    "JOB",
+    "QueueReader",
+    "answer_key",
+    "append",
+    "end_key",
+    "status_key",
+]
+
+#: The key with what a notebook has to know of the job.
+JOB = "job"
+
+#: What the sentence of a rank says that came to its end without an error.
+ENDED = "its script has ended"
+
+#: Entries of a queue that are kept behind the reader: a writer that has read the
+#: position a moment ago must not find its entry free again.
+_KEPT = 64
+
+
+def status_key(rank: int) -> str:
+    """Return the key with the last status of `rank`."""
+    return f"status/{rank}"
+
+
+def end_key(rank: int) -> str:
+    """Return the key that says how `rank` ended, once it has: a sentence."""
+    return f"ended/{rank}"
+
+
+def answer_key(number: str) -> str:
+    """Return the key with the answer to the request that has the id `number`."""
+    return f"answer/{number}"
+
+
+def append(store: TCPStore, queue: str, message: bytes) -> None:
+    """Append `message`, which no other equals, to a queue; it has a reader."""
+    place = int(store.get(f"{queue}/next"))
+    while store.compare_set(f"{queue}/{place}", b"", message) != message:
+        place += 1
+
+
+class QueueReader:
+    """Calls ``callback(message)`` for each message of a queue, in their order.
+
+    On the store's thread for callbacks, which goes on where `callback` raises. A queue
+    has one reader, unless `shared`: then each reader gets every message from its start
+    on, and none is deleted.
+    """
+
+    def __init__(
+        self,
+        store: TCPStore,
+        queue: str,
+        callback: Callable[[bytes], None],
+        *,
+        shared: bool = False,
+    ) -> None:
+        self._store, self._queue = store, queue
+        self._callback = callback
+        self._shared = shared
+        self._place = 1
+        if shared:
+            store.compare_set(f"{queue}/next", b"", b"1")
+        else:
+            store.set(f"{queue}/next", b"1")
+        self._watch()
+
+    def _watch(self) -> None:
+        self._store.watch(f"{self._queue}/{self._place}", self._receive)
+
+    def _receive(self, message: bytes) -> None:
+        self._place += 1
+        try:
+            self._callback(message)
+        finally:
+            try:
+                self._await_next()
+            except DistError:
+                # At the end of the job nothing follows.
+                if not self._store.lost:
+                    raise
+
+    def _await_next(self) -> None:
+        if not self._shared:
+            self._store.set(f"{self._queue}/next", b"%d" % self._place)
+            self._store.delete_key(f"{self._queue}/{self._place - _KEPT}")
+        self._watch()

@@ -1,0 +1,139 @@
+"""The channel of a script's job: its keys, its file and its queues."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rankscope.backends import TCPStore
+from rankscope.engines import ClusterError, Job
+from rankscope.engines.script.options import JobOptions
+from rankscope.engines.wire import job_channel
+from rankscope.engines.wire.job_channel import QueueReader, append
+from rankscope.engines.wire.job_file import JobFile, job_files
+from rankscope.engines.wire.job_keys import (
+    channel_key,
+    key_of_environment,
+    sign,
+    verifies,
+)
+
+#: Seconds after which a message that did not arrive fails the test.
+DEADLINE = 60.0
+
+
+@pytest.fixture
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A runtime folder of its own."""
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def store() -> Iterator[TCPStore]:
+    """The channel of a job without ranks."""
+    made = TCPStore("127.0.0.1", 0, is_master=True, timeout=DEADLINE, key=b"k")
+    yield made
+    made.close()
+
+
+def _file(**changes: object) -> JobFile:
+    job = JobFile("127.0.0.1", 29400, "ab", "train.py", os.getpid(), "elsewhere")
+    return replace(job, **changes)  # type: ignore[arg-type]
+
+
+def test_each_job_has_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKSCOPE_KEY", "secret")
+    assert channel_key("a") == channel_key("a") != channel_key("b")
+    # A notebook that has the variable needs no file and no typed key.
+    assert key_of_environment() == channel_key("")
+    assert verifies("a", b"text", sign("a", b"text"))
+    assert not verifies("a", b"other", sign("a", b"text"))
+    assert not verifies("b", b"text", sign("a", b"text"))
+    monkeypatch.setenv("RANKSCOPE_KEY", "another")
+    assert key_of_environment() != channel_key("a")
+
+
+def test_without_the_variable_there_is_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANKSCOPE_KEY", raising=False)
+    assert key_of_environment() is None
+
+
+def test_a_file_is_for_its_user_alone_and_goes_with_its_process(runtime: Path) -> None:
+    job = _file(node=socket.gethostname())
+    job.write()
+    assert job.path.stat().st_mode & 0o777 == 0o600
+    (runtime / "rankscope-job-x.json").write_text("{}")
+    assert job_files() == [job]
+    job.remove()
+    job.remove()
+    assert job_files() == []
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    killed = replace(job, pid=ended.pid)
+    killed.write()
+    # Of a process of another host it is not known.
+    far = _file(pid=ended.pid, port=29401)
+    far.write()
+    assert job_files() == [far]
+    assert not killed.path.exists()
+
+
+def test_a_queue_is_read_in_order_by_one_reader(store: TCPStore) -> None:
+    read: queue.Queue[bytes] = queue.Queue()
+    QueueReader(store, "q", read.put)
+    sent = [b"%d" % one for one in range(3 * job_channel._KEPT)]
+    for message in sent:
+        append(store, "q", message)
+    assert [read.get(timeout=DEADLINE) for _ in sent] == sent
+    # What was read is deleted.
+    assert store.num_keys() < 2 * job_channel._KEPT
+
+
+def test_a_shared_queue_is_read_by_all_from_its_start(store: TCPStore) -> None:
+    first: queue.Queue[bytes] = queue.Queue()
+    second: queue.Queue[bytes] = queue.Queue()
+    QueueReader(store, "q", first.put, shared=True)
+    append(store, "q", b"1")
+    QueueReader(store, "q", second.put, shared=True)
+    append(store, "q", b"2")
+    for one in (first, second):
+        assert [one.get(timeout=DEADLINE) for _ in range(2)] == [b"1", b"2"]
+
+
+def test_the_options_are_those_given_or_of_the_environment() -> None:
+    assert JobOptions.of(env={}) == JobOptions("127.0.0.1", 0, False)
+    env = {
+        "RANKSCOPE_HOST": "10.0.0.1",
+        "RANKSCOPE_PORT": "29400",
+        "RANKSCOPE_ALLOW_ABORT": "1",
+    }
+    assert JobOptions.of(env=env) == JobOptions("10.0.0.1", 29400, True)
+    assert JobOptions.of("::1", 1, False, env=env) == JobOptions("::1", 1, False)
+    for given in ({"port": 70000}, {"env": {"RANKSCOPE_PORT": "http"}}):
+        with pytest.raises(ValueError, match="expected a port"):
+            JobOptions.of(**given)
+
+
+def test_what_cannot_be_attached_to_is_said(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RANKSCOPE_KEY", raising=False)
+    with pytest.raises(ClusterError, match="no job of this user runs here"):
+        Job.attach()
+    with pytest.raises(ClusterError, match="is no address: HOST:PORT"):
+        Job.attach("29400")
+    with pytest.raises(ClusterError, match=r"is not known: give .* --key KEY"):
+        Job.attach("127.0.0.1:29400")
+    _file().write()
+    _file(port=29401).write()
+    with pytest.raises(ClusterError, match="several jobs run"):
+        Job.attach()
