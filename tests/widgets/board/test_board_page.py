@@ -173,7 +173,7 @@ class TestButtons:
         scene.take(*simulated.hang(4, 2))
         scene.page.sent()
         scene.button("Abort").click()
-        assert scene.texts("what") == ["Abort default?"]
+        assert scene.texts("what") == ["Abort group 'default' on 4 ranks?"]
         assert scene.page.sent() == []
         scene.button("no").click()
         assert scene.button("Abort").is_visible()
@@ -194,7 +194,35 @@ class TestButtons:
             scene.button("yes").click()
         return bool(scene.page.page.evaluate("() => window.sent.length"))
 
+    def test_nothing_can_be_aborted_where_nothing_is_in_flight(
+        self, scene: Scene
+    ) -> None:
+        idle = statuses.cluster(*(statuses.rank(n, statuses.group()) for n in range(4)))
+        scene.take(idle)
+        assert scene.button("Abort").is_disabled()
+        why = scene.button("Abort").get_attribute("title")
+        assert why == "Nothing is in flight in group 'default'."
+        scene.take(*simulated.hang(4, 2))
+        assert scene.button("Abort").is_enabled()
+        assert "variables" in (scene.button("Abort").get_attribute("title") or "")
+
+    def test_a_yes_after_the_end_of_the_op_aborts_nothing(self, scene: Scene) -> None:
+        scene.take(*simulated.hang(4, 2))
+        scene.button("Abort").click()
+        idle = statuses.cluster(*(statuses.rank(n, statuses.group()) for n in range(4)))
+        scene.take(idle)
+        scene.page.sent()
+        until(lambda: self._answered(scene))
+        assert scene.page.sent() == []
+        assert "Nothing is in flight in group 'default'." in scene.texts("head")[0]
+
+    def _answered(self, scene: Scene) -> bool:
+        if scene.button("yes").is_visible():
+            scene.button("yes").click()
+        return not scene.button("yes").is_visible()
+
     def test_escape_disarms(self, scene: Scene) -> None:
+        scene.take(*simulated.hang(4, 2))
         scene.button("Abort").click()
         scene.page.page.keyboard.press("Escape")
         assert scene.button("Abort").is_visible()
@@ -259,7 +287,7 @@ class TestKeyboard:
     def test_everything_can_be_reached(self, scene: Scene) -> None:
         scene.page.page.locator("body").press("Tab")
         reached = []
-        for _ in range(6):
+        for _ in range(5):
             reached.append(
                 scene.page.page.evaluate(
                     """() => {
@@ -271,7 +299,6 @@ class TestKeyboard:
             scene.page.page.keyboard.press("Tab")
         assert reached == [
             "Diagnose",
-            "Abort",
             "Rebuild",
             "default4",
             "ranks",
@@ -329,10 +356,10 @@ class TestTrouble:
 
     def test_it_does_not_open_under_a_question(self, scene: Scene) -> None:
         """A yes would mean another group."""
-        self.troubled(scene)
+        scene.take(*simulated.hang(4, 2))
         scene.button("Abort").click()
         self.troubled(scene, state="aborted", reason="enough")
-        assert scene.texts("what") == ["Abort default?"]
+        assert scene.texts("what") == ["Abort group 'default' on 4 ranks?"]
         assert self.shown(scene) == "default"
 
 

@@ -1,8 +1,10 @@
 // The buttons: Diagnose, Abort, Rebuild. A costly action asks for a confirmation.
 
 class Action {
-  constructor(board, { label, doing, what, parameters, question, strong, able }) {
-    Object.assign(this, { board, label, doing, what, parameters, question, strong, able });
+  constructor(board, options) {
+    // label, doing, about, what, parameters, question, strong, able
+    Object.assign(this, { board, ...options });
+    const { label } = options;
     this.element = make("span", "action");
     this.button = make("button", "main", label(), { type: "button" });
     this.button.addEventListener("click", () => this.press());
@@ -25,6 +27,7 @@ class Action {
     if (this.button.disabled === able) this.button.disabled = !able;
     setText(this.button, this.running ? this.doing : this.label());
     setAttribute(this.button, "class", this.strong() && able ? "main strong" : "main");
+    setAttribute(this.button, "title", this.about());
   }
 
   press() {
@@ -45,7 +48,9 @@ class Action {
     // The second click of a double click is no confirmation.
     if (performance.now() - this.armed < DOUBLE) return;
     this.disarm(true);
-    this.run();
+    // What was asked about may be over.
+    if (this.able()) this.run();
+    else this.board.showOutcome(this.about(), true);
   }
 
   disarm(focus) {
@@ -76,12 +81,15 @@ function makeActions(board) {
   ];
   const group = () => board.tab();
   const real = () => running() && Boolean(group()?.facts.length);
-  const name = () => group()?.label ?? "";
+  const name = () => `group '${group()?.label ?? ""}'`;
+  const size = () => `${group()?.size} rank${group()?.size === 1 ? "" : "s"}`;
+  const flight = () => Boolean(group()?.flight);
   const parameters = () => ({ group: group()?.id ?? null });
   const list = [
     new Action(board, {
       label: () => "Diagnose",
       doing: "Diagnosing…",
+      about: () => "Ask every rank what it waits for, and compare. Nothing is changed.",
       what: () => "diagnose",
       parameters,
       question: () => null,
@@ -91,22 +99,32 @@ function makeActions(board) {
     new Action(board, {
       label: () => "Abort",
       doing: "Aborting…",
+      about: () =>
+        flight()
+          ? `End what is in flight in ${name()} with an error on every rank. ` +
+            "Ranks, variables and other groups are kept; Rebuild makes it usable again."
+          : `Nothing is in flight in ${name()}.`,
       what: () => "abort",
       parameters,
-      question: () => `Abort ${name()}?`,
-      strong: () => store.banner.mood === "error" && Boolean(group()?.flight),
-      able: () => real() && !group().aborted,
+      question: () => `Abort ${name()} on ${size()}?`,
+      strong: () => store.banner.mood === "error" && flight(),
+      able: () => real() && !group().aborted && flight(),
     }),
     new Action(board, {
       label: () => (dead().length ? "Restart and rebuild" : "Rebuild"),
       doing: "Rebuilding…",
+      about: () =>
+        dead().length
+          ? `Replace ${nameRanks(dead())} by fresh ranks, whose variables are lost, and ` +
+            "make the groups usable again. The other ranks keep their variables."
+          : `Make ${name()} usable again, all ranks in step. Variables are kept.`,
       what: () => (dead().length ? "restart" : "rebuild"),
       parameters,
       question: () => {
         if (dead().length) {
           return `Restart ${nameRanks(dead())}?`;
         }
-        return group()?.flight ? `Abort and rebuild ${name()}?` : null;
+        return flight() ? `Abort and rebuild ${name()} on ${size()}?` : null;
       },
       strong: () => Boolean(group()?.aborted) || dead().length > 0,
       able: real,
