@@ -247,6 +247,24 @@ def test_an_op_held_back_by_a_split_is_timed_out(
     assert worlds.calls("split") == 0
 
 
+def test_a_rank_that_never_comes_to_a_split_holds_back_nothing(
+    worlds: Worlds,
+) -> None:
+    """Ops and the abort of the old group do not wait for the new one."""
+    worlds.begin(2)
+    worlds(lambda r: dist.barrier(group=r.pg))
+    groups = worlds.new_groups(timeout=600)
+    with worlds.simulation.cuda.device(0):
+        groups[0].connect(0)
+    assert worlds(lambda r: total(r, r.pg)) == [3.0] * 2
+    worlds.ranks[0].pg.abort("enough")
+    until(lambda: all(r.pg.aborted for r in worlds.ranks))
+    assert [group.aborted for group in groups] == [None] * 2
+    # Without the old one, a late rank can still join.
+    assert worlds(everywhere(groups)) == [3.0] * 2
+    assert worlds.calls("split") == 0
+
+
 def test_shrink_to_the_ranks_that_are_well(worlds: Worlds) -> None:
     """Rank 1 never comes: the others end what hangs, and go on without it."""
     worlds.begin(3)
