@@ -35,7 +35,7 @@ LEASE = 30.0
 RENEWAL = 10.0
 #: Seconds between two readings of the status of all ranks at least, and for each rank:
 #: rank 0 serves them beside its script.
-INTERVAL = 0.2
+INTERVAL = 0.4
 RANK_INTERVAL = 0.005
 #: Seconds that the channel may take to answer a reading.
 READ_WAIT = 2.0

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 HEARTBEAT = 1.0
 #: The part of one core that publishing may take, beside `torch_watch.watch.SHARE`, and
 #: the longest pause for it: a rank that is silent for longer would seem to hang.
-SHARE = 1 / 400
+SHARE = 1 / 800
 _LONGEST_PAUSE = 1.2
 #: Seconds that the end of the script may be delayed, if the channel does not answer.
 END_WAIT = 0.2

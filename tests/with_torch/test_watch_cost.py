@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from tests.with_torch.ranks import Ranks
+from tests.with_torch.scripts import Torchrun, until
 
 #: Seconds of CPU time of the watch's thread so far.
 SPENT = (
@@ -31,3 +35,61 @@ def test_the_thread_takes_less_than_a_hundredth_of_a_step() -> None:
             # The gradients were read meanwhile.
             records = ranks.ask(rank, "local_dump()")["records"]
             assert {one["op"] for one in records} >= {"all_reduce"}
+
+
+#: A DDP model of 25 million parameters; each rank notes the part of its time that the
+#: threads of Rankscope and of its sockets took, while a notebook is attached.
+STEPS = """
+import json, threading
+def spent():
+    names = {one.native_id: one.name for one in threading.enumerate()}
+    total = 0.0
+    for task in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{task}/comm") as file:
+                name = names.get(int(task), file.read())
+            if name.startswith(("rankscope", "ZMQ")):
+                with open(f"/proc/self/task/{task}/schedstat") as file:
+                    total += int(file.read().split()[0]) / 1e9
+        except FileNotFoundError:
+            continue
+    return total
+layers = [torch.nn.Linear(1000, 1000) for _ in range(25)]
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
+x = torch.ones(8, 1000)
+def steps(count):
+    for _ in range(count):
+        model(x).sum().backward()
+steps(4)
+shares = {}
+for attached in (False, True):
+    if attached:
+        note(f"ready.{rank}")
+        wait("attached")
+        steps(2)
+    began, before = time.perf_counter(), spent()
+    steps(16)
+    shares[str(attached)] = (spent() - before) / (time.perf_counter() - began)
+note(f"shares.{rank}", json.dumps(shares))
+wait("go")
+"""
+
+
+def test_a_script_pays_little_for_its_board(
+    tmp_path: Path,
+) -> None:
+    with Torchrun(2, STEPS, tmp_path) as script:
+        for rank in range(2):
+            script.read(f"ready.{rank}")
+        with script.attach() as job:
+            seen: set[int] = set()
+            job.subscribe(lambda rank, summary: seen.add(rank))
+            script.let("attached")
+            shares = [json.loads(script.read(f"shares.{rank}")) for rank in range(2)]
+            until(lambda: seen == {0, 1}, script)
+            script.let("go")
+            assert script.finish() == 0, script.output
+    for share in shares:
+        assert 0 < share["False"] < 0.01, shares
+        # Rank 0 serves the notebook: 1.0 % on two busy cores, the other rank 0.8 %.
+        assert 0 < share["True"] < 0.02, shares
