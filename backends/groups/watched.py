@@ -42,7 +42,8 @@ class WatchedGroup(Protocol):
     def export(self) -> dict[str, Any]:
         """Return what a fresh process needs to join the group, as plain data.
 
-        With the entries ``library``, ``name`` and ``ranks``.
+        With the entries ``library``, ``name`` and ``ranks``; empty where there is
+        nothing to join.
         """
 
 

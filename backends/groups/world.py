@@ -366,7 +366,12 @@ class World:
                     }
                     for one in self.groups()
                 ],
-                "watched": [one.export() for one in self.watched_groups()],
+                # A group that is still being made has nothing to export.
+                "watched": [
+                    exported
+                    for one in self.watched_groups()
+                    if (exported := one.export())
+                ],
             }
 
     def import_groups(self, exported: dict[str, Any]) -> list[str]:

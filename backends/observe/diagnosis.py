@@ -15,7 +15,7 @@ from ..rank_sets import name_ranks
 from ..work.op_type import OpType, spec_of
 from . import group_cycle
 from .records import Record as Entry
-from .records import sequence_number
+from .records import position, sequence_number
 from .verdicts import Fault, RankView, Verdict
 
 __all__ = ["diagnose"]
@@ -85,15 +85,13 @@ class _Case:
             for rank, entry in stuck.items()
             if entry is not None and entry["is_p2p"]
         }
-        #: The number of the first collective in which a rank is stuck.
-        self.collective: int | None = min(
-            (entry["collective_seq_id"] for entry in collectives.values()), default=None
-        )
+        #: The `position` of the first collective in which a rank is stuck.
+        self.collective = min(map(position, collectives.values()), default=None)
         #: The ranks that are stuck in that collective.
         self.waiting = {
             rank: entry
             for rank, entry in collectives.items()
-            if entry["collective_seq_id"] == self.collective
+            if position(entry) == self.collective
         }
         #: Every rank's entry of that collective; of a batch, the first one.
         self.there = {
@@ -111,18 +109,20 @@ class _Case:
                 return entry if view.now_ns - begun >= stall * 1e9 else None
         return None
 
-    def _at(self, rank: int, seq: int | None) -> Entry | None:
+    def _at(self, rank: int, place: tuple[int, int] | None) -> Entry | None:
         for entry in self.entries[rank]:
-            if entry["collective_seq_id"] == seq and not entry["is_p2p"]:
+            if entry["is_p2p"] or place is None:
+                continue
+            # Who leaves out an op that is not counted has the next one in its place.
+            uncounted = place[1] > 0 and position(entry) > place
+            if uncounted or position(entry) == place:
                 return entry
         return None
 
     def _beyond(self, rank: int) -> bool:
         """Return whether `rank` issued the collective; its entry may be overwritten."""
-        numbers = [e["collective_seq_id"] for e in self.entries[rank]]
-        return (
-            self.collective is not None and max(numbers, default=0) >= self.collective
-        )
+        last = max(map(position, self.entries[rank]), default=(0, 0))
+        return self.collective is not None and last >= self.collective
 
     # -- text ----------------------------------------------------------------
 
@@ -298,7 +298,7 @@ class _Case:
                 for entry in self.entries[rank]
                 if not entry["is_p2p"]
                 and self.collective is not None
-                and entry["collective_seq_id"] >= self.collective
+                and position(entry) >= self.collective
             )
 
         return ahead(one) == ahead(other)

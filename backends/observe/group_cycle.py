@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from .records import Record as Entry
+from .records import position
 from .verdicts import RankView
 
 __all__ = ["Wait", "describe", "find_cycle"]
@@ -80,7 +81,7 @@ def _blocking(view: RankView | None) -> Entry | None:
 
 def _absent(rank: int, entry: Entry, views: Mapping[int, RankView]) -> list[int]:
     """Return the ranks of the group of `entry` that have not entered its op."""
-    group, number = entry["group_id"], entry["collective_seq_id"]
+    group, place = entry["group_id"], position(entry)
     return [
         other
         for other in views[rank].groups.get(group, ())
@@ -89,7 +90,7 @@ def _absent(rank: int, entry: Entry, views: Mapping[int, RankView]) -> list[int]
         and not any(
             one["group_id"] == group
             and one["generation"] == entry["generation"]
-            and one["collective_seq_id"] >= number
+            and position(one) >= place
             for one in views[other].records
         )
     ]

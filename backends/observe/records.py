@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
-__all__ = ["Record", "backend_calls", "sequence_number"]
+__all__ = ["Record", "backend_calls", "position", "sequence_number"]
 
 #: One op, as `rankscope.backends.observe.export.local_dump` returns it.
 Record = Mapping[str, Any]
@@ -15,6 +15,15 @@ Record = Mapping[str, Any]
 def sequence_number(record: Record) -> int:
     """Return the number of an op in its group: its collective or its p2p number."""
     return record["p2p_seq_id"] if record["is_p2p"] else record["collective_seq_id"]
+
+
+def position(record: Record) -> tuple[int, int]:
+    """Return the place of a collective among those of its group; the least is first.
+
+    Torch does not count its monitored barriers: each has the number of the collective
+    before it, and ``uncounted_id`` counts them. Other ops have no such key, or 0.
+    """
+    return record["collective_seq_id"], record.get("uncounted_id", 0)
 
 
 def backend_calls(records: Iterable[Record]) -> Iterator[list[Record]]:

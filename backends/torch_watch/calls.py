@@ -79,6 +79,7 @@ class Call:
         "sizes",
         "tag",
         "thread",
+        "uncounted",
         "work",
     )
 
@@ -97,6 +98,8 @@ class Call:
         self.tag: int | None = None
         self.collective_seq = 0
         self.p2p_seq = 0
+        #: The place among the collectives that torch does not count.
+        self.uncounted = 0
         self.began_ns = 0
         self.returned_ns = 0
         self.ended_ns = 0
@@ -142,6 +145,10 @@ class CallLog:
             weakref.WeakKeyDictionary()
         )
         self._p2p: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        #: The number of monitored barriers.
+        self._barriers: weakref.WeakKeyDictionary[Any, int] = (
+            weakref.WeakKeyDictionary()
+        )
         self._replaced: list[tuple[type, str, Any, Any]] = []
 
     def install(self) -> None:
@@ -227,6 +234,10 @@ class CallLog:
             call.p2p_seq = self._p2p[group] = self._p2p.get(group, 0) + 1
         else:
             _note_options(call, rest)
+        if op_type is OpType.MONITORED_BARRIER:
+            # Torch does not count it: it has the number of the collective before it.
+            call.collective_seq = self._names.issued(group) or 0
+            call.uncounted = self._barriers[group] = self._barriers.get(group, 0) + 1
         call.backend = self._backend(group, device)
         call.began_ns = time.time_ns()
         self._new.append(call)

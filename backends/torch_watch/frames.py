@@ -12,6 +12,8 @@ __all__ = ["calling_frame", "waiting_frame"]
 
 _PACKAGE = __name__.partition(".")[0]
 _LIBRARY = "torch"
+#: Modules whose decorators and blocks torch puts around its functions.
+_WRAPPERS = ("contextlib", "functools", "typing_extensions")
 
 
 def calling_frame() -> Frame | None:
@@ -45,7 +47,7 @@ def waiting_frame(thread: int | None) -> Frame | None:
 
 def _first_outside(frame: FrameType | None) -> Frame | None:
     while frame is not None:
-        if _package_of(frame) not in (_LIBRARY, _PACKAGE):
+        if _package_of(frame) not in (_LIBRARY, _PACKAGE, *_WRAPPERS):
             code = frame.f_code
             return code.co_filename, frame.f_lineno, code.co_name
         frame = frame.f_back

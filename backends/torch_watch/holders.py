@@ -24,6 +24,9 @@ def move(old: Any, new: Any) -> list[str]:
     left = []
     running = _running_frames()
     for module in data_parallel_modules(old):
+        if "reducer" not in vars(module):
+            # Its construction has failed: a traceback may hold what there is of it.
+            continue
         # The reducer holds the group in C++, where no reference can be replaced.
         if hasattr(module, "_update_process_group"):
             module._update_process_group(new)
@@ -32,6 +35,7 @@ def move(old: Any, new: Any) -> list[str]:
                 "a DistributedDataParallel (make it anew: "
                 "model = rankscope.torch.rewrap(model))"
             )
+    _move_defaults(old, new)
     for holder in _holders(old):
         if isinstance(holder, dict):
             _move_in_dict(holder, old, new)
@@ -148,6 +152,20 @@ def _own() -> set[int]:
         own.add(id(frame))
         frame = frame.f_back
     return own
+
+
+def _move_defaults(old: Any, new: Any) -> None:
+    """Replace `old` as the default of a function's argument.
+
+    Those of torch.distributed.nn have the default group, as it is at their import.
+    """
+    for function in _objects(lambda kind: kind is FunctionType):
+        defaults = function.__defaults__
+        if defaults is not None and _contains(defaults, old):
+            moved = [new if one is old else one for one in defaults]
+            function.__defaults__ = tuple(moved)
+        if function.__kwdefaults__ is not None:
+            _move_in_dict(function.__kwdefaults__, old, new)
 
 
 def _move_in_dict(holder: dict[Any, Any], old: Any, new: Any) -> None:

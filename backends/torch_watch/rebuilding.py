@@ -80,6 +80,8 @@ def rebuild(
         ranks = sorted(members, key=members.__getitem__)
         meeting = _Meeting(store, name, ranks, distributed_c10d.get_rank(), generation)
         fresh = meeting.open(deadline)
+        # The next group has this number as its name, on all ranks the same.
+        distributed_c10d._world.group_count = meeting.count
         new = _replace(distributed_c10d, group, fresh, deadline)
         creation.note_rebuilt(new, made, generation)
         left = holders.move(group, new)
@@ -99,6 +101,9 @@ class _Meeting:
         self._ranks = ranks
         self._rank = rank
         self._generation = generation
+        #: Torch's count of groups: the highest of the ranks, once all are here. It
+        #: differs where some of them have called ``new_group``, and others have not.
+        self.count = 0
         self._prefix = f"torch/{GroupKey(name, tuple(ranks)).id}/{generation}"
 
     def open(self, deadline: float) -> Any:
@@ -112,8 +117,13 @@ class _Meeting:
             host = _own_address(self._store)
             made, port = host_store(host, limit)
             self._store.set(f"{self._prefix}/address", json.dumps([host, port]))
-        self._store.set(self._came(self._rank), b"1")
+        from torch.distributed import distributed_c10d
+
+        count = distributed_c10d._world.group_count
+        self._store.set(self._came(self._rank), str(count))
         self._wait(deadline)
+        counts = [int(self._store.get(self._came(one))) for one in self._ranks]
+        self.count = max(counts)
         if made is None:
             host, port = json.loads(self._store.get(f"{self._prefix}/address"))
             made = join_store(host, port, limit)
@@ -194,7 +204,7 @@ def join(
         made = made_of(new)
         made.name, made.generation, made.place = key.name, generation, place
         world = distributed_c10d._world
-        world.group_count = max(count, world.group_count)
+        world.group_count = max(count, meeting.count, world.group_count)
         return new
 
 

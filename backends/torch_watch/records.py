@@ -175,6 +175,7 @@ class TorchRecord:
             "collective_seq_id": self.collective_seq,
             "p2p_seq_id": self.p2p_seq,
             "op_id": self.op_id,
+            "uncounted_id": 0 if self.call is None else self.call.uncounted,
             "op": self.op_type.value,
             "backend": self.backend,
             "is_p2p": self.op_type.is_p2p,
@@ -290,6 +291,10 @@ class Tracker:
             del self._open[number]
         before = len(self._own)
         self._own = [one for one in self._own if id(one.group) in living]
+        if any(id(one.group) not in living for one in self._records):
+            # They keep torch's group alive, and so its threads and its sockets.
+            kept = [one for one in self._records if id(one.group) in living]
+            self._records = deque(kept, maxlen=_KEPT)
         return bool(gone) or len(self._own) != before
 
     # -- torch's entries ------------------------------------------------------

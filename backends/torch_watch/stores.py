@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
+import stat
 from datetime import timedelta
 from typing import Any
 
-__all__ = ["host_store", "join_store"]
+__all__ = ["disconnect", "host_store", "join_store"]
 
 #: Connections that may wait for the store to accept them.
 _BACKLOG = 512
@@ -48,3 +51,38 @@ def join_store(host: str, port: int, timeout: float) -> Any:
     from torch.distributed import TCPStore
 
     return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout))
+
+
+def disconnect(store: Any) -> int:
+    """Shut down the connections of this process to the server of a torch store.
+
+    A request that waits ends with an error at once, and later ones fail. Returns the
+    number of connections: 0 for a store that has none, as a ``FileStore``.
+    """
+    from torch.distributed import PrefixStore, TCPStore
+
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if not isinstance(store, TCPStore):
+        return 0
+    found = socket.getaddrinfo(store.host, store.port, type=socket.SOCK_STREAM)
+    hosts = {str(address[0]) for *_, address in found}
+    ended = 0
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            copy = os.dup(int(entry))
+        except OSError:
+            # Closed since the folder was read.
+            continue
+        if not stat.S_ISSOCK(os.fstat(copy).st_mode):
+            os.close(copy)
+            continue
+        with socket.socket(fileno=copy) as one, contextlib.suppress(OSError):
+            if one.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            # Listening sockets, and those whose other end is gone, have no peer.
+            host, port = one.getpeername()[:2]
+            if port == store.port and host.removeprefix("::ffff:") in hosts:
+                one.shutdown(socket.SHUT_RDWR)
+                ended += 1
+    return ended

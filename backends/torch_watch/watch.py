@@ -24,6 +24,7 @@ from .importing import when_imported
 from .private import C10D, RECORDER_SIZE, Names, probe
 from .records import Tracker
 from .rejoining import PendingGroup
+from .unfinished import UnfinishedGroup, UnfinishedGroups
 
 __all__ = ["TorchWatch", "watch"]
 
@@ -67,6 +68,7 @@ class TorchWatch:
         self._tracker = Tracker()
         self._groups: dict[Any, TorchGroup] = {}
         self._pending: list[PendingGroup] = []
+        self._unfinished = UnfinishedGroups(self._key)
         self._born: dict[str, int] = {}
         self._status: Any = None
         self._lock = threading.RLock()
@@ -111,6 +113,7 @@ class TorchWatch:
         self.calls.guards.append(aborting.check)
         self._undo.append(self.calls.remove)
         self._undo.append(creation.install(c10d))
+        self._undo.append(self._unfinished.install(c10d))
         self._undo.append(install_excepthook())
         self._undo.append(self._note_births(c10d))
         with self._lock:
@@ -168,17 +171,17 @@ class TorchWatch:
             return None
         return self.names.store(default)
 
-    def groups(self) -> Sequence[TorchGroup | PendingGroup]:
+    def groups(self) -> Sequence[TorchGroup | PendingGroup | UnfinishedGroup]:
         """Return the groups of this rank, the default one first.
 
-        Those that a fresh process has yet to join are last.
+        Those that a fresh process has yet to join, or that are being made, are last.
         """
         with self._lock:
             self._discover()
             made = list(self._groups.values())
             known = {one.key for one in made}
             self._pending = [one for one in self._pending if one.key not in known]
-            return [*made, *self._pending]
+            return [*made, *self._pending, *self._unfinished_groups()]
 
     def import_group(self, exported: Mapping[str, Any]) -> None:
         """Have a group that other ranks exported, until its rebuild makes it here."""
@@ -193,9 +196,15 @@ class TorchWatch:
         """Return the records of the ops of the groups there are, oldest first."""
         with self._lock:
             self.read()
+            records = self._tracker.records(self._groups.values())
             return [
-                one.as_dict() for one in self._tracker.records(self._groups.values())
+                *(one.as_dict() for one in records),
+                *(one.record() for one in self._unfinished_groups()),
             ]
+
+    def _unfinished_groups(self) -> list[UnfinishedGroup]:
+        known = {one.key for one in self._groups.values()}
+        return [one for one in self._unfinished if one.key not in known]
 
     def _default(self) -> Any:
         return None if self.names is None else self.names.registry.default_pg
@@ -256,7 +265,7 @@ class TorchWatch:
             if ranks is not None:
                 self._groups[group] = TorchGroup(
                     group,
-                    self._key(group, ranks),
+                    self._key(group.group_name, group.group_desc, ranks),
                     names,
                     self._born.get(group.group_name, 0),
                     self.refresh,
@@ -266,9 +275,9 @@ class TorchWatch:
         self._groups = dict(in_order)
         return True
 
-    def _key(self, group: Any, ranks: tuple[int, ...]) -> GroupKey:
+    def _key(self, name: str, description: str, ranks: tuple[int, ...]) -> GroupKey:
         """Return the first name that no other group of the same ranks has."""
-        base = base_name(group.group_name, group.group_desc, ranks)
+        base = base_name(name, description, ranks)
         used = {one.key for one in self._groups.values()}
         key, count = GroupKey(base, ranks), 1
         while key in used:

@@ -375,6 +375,11 @@ def rebuild(
     for rank, summary in summaries.items():
         for one in summary["groups"]:
             key = GroupKey(one["name"], tuple(one["ranks"]))
+            if one.get("unfinished"):
+                # Not made on all ranks yet: the wait is ended, and the store with it.
+                reason = f"groups are rebuilt while group {key.name!r} is made"
+                registry.ask(Abort([key.id], reason, "the notebook"), [rank]).all()
+                continue
             known.setdefault(key, {})[rank] = one
     generations: dict[int, dict[str, int]] = {}
     without: set[int] = set()

@@ -1,0 +1,224 @@
+"""Groups of torch that this rank is making: it waits for the ranks that make it too.
+
+``new_group`` returns on a rank when all ranks of the group have called it. Until then
+torch's registry does not have the group, and there is no op that could be aborted: the
+rank waits in the store of the default group.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..errors import DistAbortedError, DistError
+from ..groups.abort_reason import AbortReason
+from ..groups.key import GroupKey
+from ..stores.base import Store
+from ..work.flight_recorder import recorder
+from .aborting import HINT, abort
+from .creation import MAKER
+from .frames import calling_frame
+from .stores import disconnect
+
+__all__ = ["UnfinishedGroup", "UnfinishedGroups"]
+
+#: The op that a rank is in, as summaries and records have it.
+OP = "new_group"
+
+
+class UnfinishedGroup:
+    """A group that this rank makes, as the world treats it until it is made."""
+
+    def __init__(
+        self, key: GroupKey, rank: int, arguments: Mapping[str, Any], default: Any
+    ) -> None:
+        self.key = key
+        self.reason: AbortReason | None = None
+        self._rank = rank
+        self._default = default
+        self._store = arguments["store"]
+        timeout = arguments.get("timeout")
+        self._timeout = 0.0 if timeout is None else timeout.total_seconds()
+        self._began_ns = time.time_ns()
+        self._frame = calling_frame() or ("", 0, "")
+
+    @property
+    def name(self) -> str:
+        """The name that a person reads."""
+        return self.key.name
+
+    def summary(self) -> dict[str, Any]:
+        """Return the fields of `groups.summary.summarize`, and ``library``."""
+        brief = {"seq": 1, "op": OP, "source": recorder.name_source(self._frame)}
+        return {
+            "name": self.name,
+            "ranks": list(self.key.ranks),
+            "backend": "",
+            "generation": 0,
+            "state": "ready" if self.reason is None else "aborted",
+            "reason": None if self.reason is None else str(self.reason),
+            "timeout": self._timeout,
+            "devices": {},
+            "enqueued": brief,
+            "started": brief,
+            "completed": None,
+            "issued": 0,
+            "in_flight": 1,
+            "oldest": {
+                **brief,
+                "state": "started",
+                "elapsed": (time.time_ns() - self._began_ns) / 1e9,
+                "timeout": self._timeout,
+                "bytes": 0,
+                "sizes": [],
+                "dtypes": [],
+                "peer": None,
+            },
+            "library": "torch",
+            "unfinished": True,
+        }
+
+    def record(self) -> dict[str, Any]:
+        """Return the making of the group as the record of an op."""
+        file, line, function = self._frame
+        return {
+            "record_id": -1,
+            "group": self.name,
+            "group_id": self.key.id,
+            "generation": 0,
+            # As of the first collective, which it is.
+            "collective_seq_id": 1,
+            "p2p_seq_id": 0,
+            "op_id": -1,
+            "op": OP,
+            "backend": "",
+            "is_p2p": False,
+            "state": "started",
+            "sizes": [],
+            "dtypes": [],
+            "peer": None,
+            "reduce_op": None,
+            "timeout": self._timeout,
+            "time_created_ns": self._began_ns,
+            "time_started_ns": self._began_ns,
+            "time_ended_ns": 0,
+            "duration_ns": None,
+            "frame": {
+                "file": file,
+                "line": line,
+                "function": function,
+                "source": recorder.name_source(self._frame),
+            },
+            "error": None,
+        }
+
+    def abort(self, reason: str, *, by: str = "", culprits: Sequence[int] = ()) -> None:
+        """End the wait: disconnect this rank from the store; return at once.
+
+        The default group has the same store, and is aborted with it: its rebuild makes
+        another store.
+        """
+        if self.reason is not None:
+            return
+        why = AbortReason(reason, by or f"rank {self._rank}", culprits=tuple(culprits))
+        self.reason = why
+        if not disconnect(self._store):
+            self.reason = AbortReason(
+                f"{reason}; the wait for the other ranks goes on until its timeout, "
+                "since only one in a TCPStore can be ended",
+                why.by,
+                culprits=why.culprits,
+            )
+        if self._default is not None:
+            abort(self._default, why)
+
+    def error(self) -> DistAbortedError:
+        """Return the error of the call that makes the group."""
+        assert self.reason is not None
+        return DistAbortedError(
+            f"{OP} on rank {self._rank}: the wait for the other ranks of torch's group "
+            f"{self.name!r} was aborted: {self.reason}; {HINT}",
+            rank=self._rank,
+            group=self.name,
+            op=OP,
+            culprits=tuple(self.reason.culprits),
+            reason=self.reason.text,
+        )
+
+    def rebuild(self, generation: int | None, store: Store | None) -> None:
+        """Fail: there is nothing to rebuild."""
+        raise DistError(
+            f"torch's group {self.name!r} is not made yet: %dist_abort, then make it "
+            "on all of its ranks"
+        )
+
+    def export(self) -> dict[str, Any]:
+        """Return nothing: there is no group that a fresh process could join."""
+        return {}
+
+
+class UnfinishedGroups:
+    """The groups that this process is making just now.
+
+    Parameters
+    ----------
+    key_of
+        Returns the key of a group by torch's name and description, and its ranks.
+    """
+
+    def __init__(self, key_of: Callable[[str, str, tuple[int, ...]], GroupKey]) -> None:
+        self._key_of = key_of
+        self._unfinished: list[UnfinishedGroup] = []
+
+    def __iter__(self) -> Any:
+        return iter(list(self._unfinished))
+
+    def install(self, c10d: Any) -> Callable[[], None]:
+        """Note each group while `c10d` makes it; return the undoing."""
+        original = getattr(c10d, MAKER)
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def make(*args: Any, **kwargs: Any) -> Any:
+            one = self._begin(c10d, signature.bind(*args, **kwargs).arguments)
+            if one is None:
+                return original(*args, **kwargs)
+            self._unfinished.append(one)
+            recorder.changed()
+            try:
+                return original(*args, **kwargs)
+            except RuntimeError as error:
+                if one.reason is None:
+                    raise
+                raise one.error() from error
+            finally:
+                self._unfinished.remove(one)
+                recorder.changed()
+
+        setattr(c10d, MAKER, make)
+
+        def undo() -> None:
+            if getattr(c10d, MAKER) is make:
+                setattr(c10d, MAKER, original)
+
+        return undo
+
+    def _begin(self, c10d: Any, arguments: Mapping[str, Any]) -> UnfinishedGroup | None:
+        """Return the group of `arguments`; ``None`` where this rank waits for nobody.
+
+        A rebuild makes groups on another thread, once all ranks are there.
+        """
+        default = c10d._world.default_pg
+        size, ranks = arguments["group_size"], arguments["global_ranks_in_group"]
+        rank = arguments["group_rank"] if default is None else default.rank()
+        members = tuple(ranks) or tuple(range(size))
+        main = threading.current_thread() is threading.main_thread()
+        if not main or rank not in members or len(members) < 2:
+            return None
+        name = str(arguments.get("group_name") or "")
+        key = self._key_of(name, str(arguments.get("group_desc") or ""), members)
+        return UnfinishedGroup(key, rank, arguments, default)
