@@ -103,6 +103,8 @@ class GroupStatus:
     issued: int | None = None
     #: The library that made the group, e.g. ``torch``; empty for our own groups.
     library: str = ""
+    #: Whether its ops are RPCs, which each rank makes alone; it is never aborted.
+    rpc: bool = False
 
     @property
     def key(self) -> GroupKey:

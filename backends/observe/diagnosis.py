@@ -16,6 +16,7 @@ from ..work.op_type import OpType, spec_of
 from . import group_cycle
 from .records import Record as Entry
 from .records import position, sequence_number
+from .rpc_waits import diagnose_rpcs, is_rpc
 from .verdicts import Fault, RankView, Verdict
 
 __all__ = ["diagnose"]
@@ -42,7 +43,9 @@ def diagnose(
     case = _Case(group, generation, views, stall)
     verdicts = [*case.dead(), *case.silent()]
     explained = {rank for verdict in verdicts for rank in verdict.culprits}
-    if case.collective is not None:
+    if is_rpc(group, views):
+        verdicts += diagnose_rpcs(group, views, stall, explained)
+    elif case.collective is not None:
         verdicts += case.mismatches() or case.absences(explained)
         if not verdicts:
             verdicts.append(case.execution_hang())

@@ -19,7 +19,7 @@ from .aborting import aborted_error
 from .creation import Made, issued, known_groups
 from .gloo_sockets import count_connections
 
-__all__ = ["explain", "install_excepthook", "settle"]
+__all__ = ["explain", "explain_as", "install_excepthook", "settle"]
 
 # Attribute of torch's error that holds ours: IPython asks for it more than once.
 _EXPLAINED = "__rankscope_explained__"
@@ -40,7 +40,15 @@ def explain(error: BaseException) -> BaseException:
         known = _explain(error) if _is_of_library(error) else error
         # Not a reference of an error to itself.
         setattr(error, _EXPLAINED, known if known is not error else _AS_IT_IS)
-    return error if known is _AS_IT_IS else known
+    if known is _AS_IT_IS or known is error:
+        return error
+    return known.with_traceback(error.__traceback__)
+
+
+def explain_as(error: BaseException, explained: BaseException) -> None:
+    """Have `explain` return `explained` for `error`, which is its cause."""
+    explained.__cause__ = error
+    setattr(error, _EXPLAINED, explained)
 
 
 def settle() -> None:
@@ -56,7 +64,6 @@ def _explain(error: BaseException) -> BaseException:
     group, made = found
     shown = aborted_error(group, made, made.op, made.sequence_number)
     shown.__cause__ = error
-    shown.__traceback__ = error.__traceback__
     return shown
 
 

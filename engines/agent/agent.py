@@ -34,6 +34,7 @@ from rankscope.backends.groups.inquiry import Place, locate_with
 from rankscope.backends.groups.world import world
 from rankscope.backends.observe.export import local_dump
 from rankscope.backends.torch_watch.errors import explain, settle
+from rankscope.backends.torch_watch.rpc_watch import watch_rpc
 from rankscope.backends.torch_watch.watch import watch
 from rankscope.backends.work.async_errors import take_async_error
 from rankscope.backends.work.flight_recorder import recorder
@@ -146,6 +147,7 @@ class Agent:
         atexit.unregister(fail_on_async_error)
         # Torch is watched once a cell, or `torch_ranks`, imports it.
         self._torch = watch()
+        watch_rpc()
         self._show_traceback = self.shell.showtraceback
         self.shell.showtraceback = self._show_explained
         recorder.set_source_namer(self._source.describe)

@@ -102,6 +102,7 @@ def _group(one: Any) -> GroupStatus:
         oldest=_op("oldest", one.get("oldest")),
         issued=_integer("issued", one.get("issued")),
         library=_text("library", one.get("library", "")),
+        rpc=one.get("rpc") is True,
     )
 
 

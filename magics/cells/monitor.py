@@ -19,7 +19,7 @@ from rankscope.engines import (
 )
 
 from ..output.failures import place_of
-from .abort_waiting import aborted, in_flight, out_of_step, stuck_on
+from .abort_waiting import aborted, in_flight, out_of_step, rebuildable, stuck_on
 
 __all__ = ["CellMonitor", "activity", "name_op"]
 
@@ -124,7 +124,7 @@ class CellMonitor:
         ranks = self._execution.ranks
         status = self._cluster.status(fresh=True)
         # A group that the cell has made may no longer exist.
-        known = status.group_keys
+        known = rebuildable(status)
         broken = [group for group in self.groups if group in known]
         if stopped:
             broken += [g for g in out_of_step(status, ranks) if g not in broken]
