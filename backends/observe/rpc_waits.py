@@ -1,8 +1,8 @@
 """Diagnosis of RPCs that are not answered: which worker they wait for, and where it is.
 
 The records of RPCs have an entry ``rpc``. A worker that waits may itself run the
-function for which another one waits: the waits are followed to the worker that waits
-for nobody, or around in a circle.
+function for which another one waits: the waits are followed to the function that waits
+for no other one.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ def is_rpc(group: GroupKey, views: Mapping[int, RankView]) -> bool:
 
 
 class _Hop(NamedTuple):
-    """`rank` waits in the call `entry` for the worker of rank `awaited`."""
+    """`rank` waits in `entry` for rank `awaited`, which runs `served` for it."""
 
     rank: int
     entry: Entry
     awaited: int
+    served: Entry | None
 
 
 def diagnose_rpcs(
@@ -65,19 +66,13 @@ def diagnose_rpcs(
             path = _follow(group, rank, entry, views)
             end = path[-1].awaited
             if known.isdisjoint({end, *(hop.awaited for hop in path)}) and _stands(
-                path[-1], views, stall
+                path[-1], stall
             ):
                 shown, firsts = found.setdefault(end, (path, []))
                 firsts.append(path[0])
                 if len(path) > len(shown):
                     found[end] = path, firsts
-    circles: set[frozenset[int]] = set()
     for end, (path, firsts) in found.items():
-        ranks = frozenset(hop.rank for hop in path)
-        if end in ranks:
-            if ranks in circles:
-                continue
-            circles.add(ranks)
         verdicts.append(_verdict(group, end, path, firsts, views))
     return verdicts
 
@@ -104,46 +99,52 @@ def _is_wait(entry: Entry, group: GroupKey) -> bool:
 def _follow(
     group: GroupKey, rank: int, entry: Entry, views: Mapping[int, RankView]
 ) -> list[_Hop]:
-    """Return the waits from `entry` to a rank that waits for nobody, or to a circle."""
-    path = [_Hop(rank, entry, entry["rpc"]["peer"])]
-    while True:
-        last = path[-1]
-        if last.awaited in {hop.rank for hop in path}:
-            return path
-        served = _served(last, views)
-        following = next(
+    """Return the waits from `entry` to a function that waits for no other one."""
+    path: list[_Hop] = []
+    following: Entry | None = entry
+    seen: set[tuple[int, int]] = set()
+    while following is not None:
+        awaited = following["rpc"]["peer"]
+        wanted = following["rpc"]["function"]
+        # A call may come back to a rank that runs the same function already.
+        served = next(
             (
                 one
-                for one in _waits(group, views.get(last.awaited), 0.0)
-                if served and one["rpc"]["within"] == served[0]["rpc"]["number"]
+                for one in _running(views.get(awaited))
+                if (awaited, one["rpc"]["number"]) not in seen
+                and (not wanted or one["rpc"]["function"] == wanted)
             ),
             None,
         )
-        if following is None:
-            return path
-        path.append(_Hop(last.awaited, following, following["rpc"]["peer"]))
+        path.append(_Hop(rank, following, awaited, served))
+        if served is None:
+            break
+        number = served["rpc"]["number"]
+        seen.add((awaited, number))
+        rank = awaited
+        following = next(
+            (
+                one
+                for one in _waits(group, views.get(rank), 0.0)
+                if one["rpc"]["within"] == number
+            ),
+            None,
+        )
+    return path
 
 
-def _served(hop: _Hop, views: Mapping[int, RankView]) -> list[Entry]:
-    """Return what the awaited rank runs for others: the function of `hop`, or all."""
-    view = views.get(hop.awaited)
-    running = [
+def _running(view: RankView | None) -> list[Entry]:
+    """Return what a rank runs for others, oldest first."""
+    return [
         entry
         for entry in (() if view is None else view.records)
         if "rpc" in entry and entry["state"] == "serving"
     ]
-    wanted = hop.entry["rpc"]["function"]
-    return [one for one in running if one["rpc"]["function"] == wanted] or (
-        running if not wanted else []
-    )
 
 
-def _stands(hop: _Hop, views: Mapping[int, RankView], stall: float) -> bool:
+def _stands(hop: _Hop, stall: float) -> bool:
     """Return whether the awaited function has not moved for `stall` seconds."""
-    served = _served(hop, views)
-    return not served or any(
-        one["rpc"]["still_for"] >= stall - _NOTED for one in served
-    )
+    return hop.served is None or hop.served["rpc"]["still_for"] >= stall - _NOTED
 
 
 def _verdict(
@@ -153,7 +154,6 @@ def _verdict(
     firsts: list[_Hop],
     views: Mapping[int, RankView],
 ) -> Verdict:
-    circle = end in {hop.rank for hop in path}
     waiting = tuple(sorted({hop.rank for hop in (*path, *firsts)} - {end}))
     hops = []
     for hop in path:
@@ -167,12 +167,7 @@ def _verdict(
     others = {hop.rank for hop in firsts} - {hop.rank for hop in path}
     if others:
         text += f"; {name_ranks(others)} {'wait' if len(others) > 1 else 'waits'} too"
-    if circle:
-        ranks = [*(hop.rank for hop in path), end]
-        start = ranks.index(end)
-        text += f"; the calls wait for each other: {_arrows(ranks[start:])}"
-    else:
-        text += f"; {_doing(path[-1], views)}"
+    text += f"; {_doing(path[-1], views.get(end))}"
     first = path[0].entry
     return Verdict(
         Fault.UNANSWERED_RPC,
@@ -185,29 +180,18 @@ def _verdict(
     )
 
 
-def _arrows(ranks: list[int]) -> str:
-    return " → ".join(f"rank {rank}" for rank in ranks)
-
-
-def _doing(hop: _Hop, views: Mapping[int, RankView]) -> str:
+def _doing(hop: _Hop, view: RankView | None) -> str:
     """Return what the awaited rank does with the call."""
-    name = f"rank {hop.awaited}"
-    view = views.get(hop.awaited)
-    served = _served(hop, views)
-    if served:
-        one = served[0]
+    name, one = f"rank {hop.awaited}", hop.served
+    if one is not None:
         if one["rpc"]["returned"]:
             function = one["rpc"]["function"]
             return f"on {name}, `{function}` has returned a Future that is not done"
         source = one["frame"]["source"]
         at = f", at {source}" if source else ""
         return f"{name} runs `{one['rpc']['function']}`{at}"
-    running = [
-        entry
-        for entry in (() if view is None else view.records)
-        if "rpc" in entry and entry["state"] == "serving"
-    ]
     place = f"; its cell is at {view.location}" if view and view.location else ""
+    running = _running(view)
     if running:
         what = ", ".join(
             f"`{one['rpc']['function']}` ({one['frame']['source'] or 'in a library'})"
@@ -221,9 +205,9 @@ def _meeting(
     group: GroupKey, views: Mapping[int, RankView], stall: float, op: str
 ) -> Verdict | None:
     """Return the verdict where ranks wait in `op` and others have not called it."""
-    there = {}
-    for rank in group.ranks:
-        view = views.get(rank, RankView(rank))
+    there: dict[int, tuple[RankView, Entry]] = {}
+    known = {rank: views.get(rank, RankView(rank)) for rank in group.ranks}
+    for rank, view in known.items():
         for entry in view.records:
             if _is_wait(entry, group) and entry["rpc"]["call"] == op:
                 there.setdefault(rank, (view, entry))
@@ -234,16 +218,13 @@ def _meeting(
     }
     absent = [
         rank
-        for rank in group.ranks
-        if rank not in there
-        and (view := views.get(rank)) is not None
-        and view.death is None
-        and view.silent_for is None
+        for rank, view in known.items()
+        if rank not in there and view.death is None and view.silent_for is None
     ]
     if not stuck or not absent:
         return None
     example = next(iter(stuck.values()))
-    places = "; ".join(f"rank {rank} {_whereabouts(views[rank])}" for rank in absent)
+    places = "; ".join(f"rank {rank} {_whereabouts(known[rank])}" for rank in absent)
     verb = "wait" if len(stuck) > 1 else "waits"
     return Verdict(
         Fault.UNANSWERED_RPC,

@@ -64,7 +64,8 @@ class RpcGroup:
         main = threading.main_thread().ident
         # First what the cell waits for, then what the other threads do.
         waiting.sort(key=lambda call: (call.thread != main, -call.number))
-        oldest = next(iter([*waiting, *self._log.serving(), *calls]), None)
+        known: list[RpcCall | Served] = [*waiting, *self._log.serving(), *calls]
+        oldest = known[0] if known else None
         completed = self._log.completed
         return {
             "name": NAME,
