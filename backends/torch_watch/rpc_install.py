@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import os
 import threading
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..errors import DistAbortedError, DistNetworkError
+from ..errors import DistAbortedError, DistError, DistNetworkError
 from ..groups.abort_reason import AbortReason
 from .errors import explain_as
 from .private import RpcNames
@@ -51,6 +52,8 @@ class RpcWrappers:
         self._log = log
         self._on_ranks = on_ranks
         self._ranks: dict[int, int] = {}
+        #: The wait of the `init_rpc` under way, also where it was given up.
+        self._beginning: Wait | None = None
         self._replaced: list[tuple[Any, str, Any, Any]] = []
 
     def install(self) -> None:
@@ -269,8 +272,28 @@ class RpcWrappers:
     def _init_rpc(self, original: Any) -> Any:
         @functools.wraps(original)
         def init_rpc(*args: Any, **named: Any) -> Any:
-            call = self._log.begin("init_rpc")
-            return self._apart(call, lambda: original(*args, **named))
+            if self._beginning is not None:
+                raise DistError(
+                    f"init_rpc on {_this_rank()}: an earlier call, which was "
+                    "interrupted or aborted, still waits in torch's store for the "
+                    "other workers, and nothing can end it: %dist_restart the ranks "
+                    "that called it, then call it on all"
+                )
+            given = inspect.signature(original).bind_partial(*args, **named).arguments
+            size = given.get("world_size")
+            if size and not self._names.running:
+                # Torch's store waits for all workers. Until their ranks are known, the
+                # ids are taken for them.
+                self._set_ranks({worker: worker for worker in range(size)})
+
+            def begin() -> Any:
+                self._beginning = self._log.wait_of("init_rpc")
+                try:
+                    return original(*args, **named)
+                finally:
+                    self._beginning = None
+
+            return self._apart(self._log.begin("init_rpc"), begin)
 
         return init_rpc
 
@@ -290,13 +313,11 @@ class RpcWrappers:
                 infos = self._names.api._get_current_rpc_agent().get_worker_infos()
                 self._set_ranks({info.id: info.id for info in infos})
                 return result
-            wait = self._log.wait_of("init_rpc")
+            wait = self._beginning
 
             def given_up() -> bool:
                 return wait is not None and wait.given_up
 
-            # Until it is known, the ids are taken for the ranks.
-            self._set_ranks({worker: worker for worker in range(size)})
             # Torch numbers its exchanges in each process: a fresh one begins anew.
             self._names.api._all_gather_sequence_id.clear()
             self._names.api._all_gather_sequence_id_to_states.clear()

@@ -214,22 +214,34 @@ def test_a_call_that_comes_back(cluster: Cluster) -> None:
     interrupt(cluster, execution)
 
 
-def _init_without_one(cluster: Cluster) -> None:
-    """Have rank 2 leave `init_rpc` out, and interrupt the others."""
+def _init_with_one_late(cluster: Cluster) -> None:
+    """Have rank 2 call `init_rpc` when the others wait for it."""
     execution = cluster.execute("if rank != 2:\n    init()", cell=4)
     until(lambda: op_of(cluster, 0) and op_of(cluster, 1), WAIT, "the ranks to wait")
     (verdict,) = until(lambda: cluster.diagnose(stall=0.5), WAIT, "a verdict")
     assert verdict.culprits == (2,)
     assert "rank 2 did not call init_rpc" in str(verdict)
-    interrupt(cluster, execution)
+    cluster.execute("init()", ranks=[2]).result(WAIT)
+    execution.result(WAIT)
+
+
+def test_an_init_that_was_interrupted_is_told_of_by_the_next() -> None:
+    with Cluster.start(2, torch="gloo") as cluster:
+        cluster.execute(SETUP, cell=1).result(WAIT)
+        execution = cluster.execute("if rank == 0:\n    init()", cell=4)
+        until(lambda: op_of(cluster, 0), WAIT, "the rank to wait")
+        interrupt(cluster, execution)
+        with pytest.raises(ExecutionError, match="an earlier call.*%dist_restart"):
+            cluster.execute("init()", ranks=[0]).result(WAIT)
+        cluster.restart([0])
+        cluster.execute(SETUP, cell=1).result(WAIT)
+        run(cluster, "init()\nrpc.shutdown()")
 
 
 def test_a_worker_that_is_late_and_one_that_dies() -> None:
     with Cluster.start(3, torch="gloo") as cluster:
         cluster.execute(SETUP, cell=1).result(WAIT)
-        _init_without_one(cluster)
-        # The next attempt has nothing to do with this one.
-        run(cluster, "init()")
+        _init_with_one_late(cluster)
         execution = hanging(cluster, "rpc.rpc_sync('worker1', block)", 1)
         os.kill(cluster.status().ranks[1].pid, signal.SIGKILL)
         with pytest.raises(ExecutionError) as caught:
