@@ -35,7 +35,7 @@ ONCE_MORE := == once more, one at a time: the tests that failed. What passes now
 # Those of PyTorch, in the environment that has it. A record of failures of its own.
 TORCH_TESTS := .venv-torch/bin/python -m pytest -o cache_dir=build/pytest-torch tests/with_torch
 
-.PHONY: help demo lab check test test-torch test-pythons retest retest-torch soak lint style contracts \
+.PHONY: help demo lab check test test-torch test-pythons retest retest-torch soak soak-torch lint style contracts \
     types format bench clean distclean environment other-environments torch-environment typing
 
 help: ## list these targets
@@ -60,7 +60,10 @@ retest: environment ## run what failed last once more, a test at a time
 	@$(BIN)/python -m pytest $(LAST_FAILED) $(PYTEST_ARGS)
 
 test-torch: torch-environment ## the tests with PyTorch, in .venv-torch, made at first use (PYTEST_ARGS)
-	@$(TORCH_TESTS) $(BY_FILE) $(PYTEST_ARGS)
+	@$(TORCH_TESTS) -m "not soak" $(BY_FILE) $(PYTEST_ARGS)
+
+soak-torch: torch-environment ## the long tests with PyTorch: hangs in a row
+	@$(TORCH_TESTS) -m soak $(BY_FILE) $(PYTEST_ARGS)
 
 retest-torch: torch-environment ## make retest for make test-torch
 	@echo "$(ONCE_MORE)"

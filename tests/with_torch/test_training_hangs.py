@@ -15,7 +15,7 @@ from rankscope.engines import Cluster, ClusterError, Execution
 from tests.with_torch.cells import WAIT, run, values
 from tests.with_torch.training_hangs import CONTINUE, HANGS, SETUP, STOP, Hang
 
-pytestmark = pytest.mark.in_order
+pytestmark = [pytest.mark.in_order, pytest.mark.soak]
 
 #: What the process has once nothing refers to the last error of a hang any more.
 COUNT = """
