@@ -254,6 +254,8 @@ def explained(rank: Rank) -> dict[str, Any]:
     """Which errors are those of the abort: rank 1 aborts before rank 0 knows why."""
     rank.init()
     group = dist.group.WORLD
+    # An abort before the other rank knows the group would find it without connections.
+    rank.meet("made")
     if rank.rank == 1:
         abort(group, AbortReason("a branch not taken", "the test"))
         return {}
