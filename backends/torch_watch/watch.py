@@ -71,6 +71,7 @@ class TorchWatch:
         self._unfinished = UnfinishedGroups(self._key)
         self._born: dict[str, int] = {}
         self._status: Any = None
+        self._confirmed = False
         self._lock = threading.RLock()
         self._read_at = self._dumped_at = 0.0
         #: What a person should change so that the watch sees all ops; mostly empty.
@@ -292,8 +293,11 @@ class TorchWatch:
         status = pickle.loads(names.dump(False, False, False)).get("pg_status")
         now = time.monotonic()
         stale = self._tracker.in_flight > 0 and now - self._dumped_at > _STALE
-        if status is not None and status == self._status and not called and not stale:
+        same = status is not None and status == self._status
+        if same and self._confirmed and not called and not stale:
             return None
+        # Torch may count an op before it has its entry: once more when nothing changes.
+        self._confirmed = same
         self._status, self._dumped_at = status, now
         self._tracker.dumped_ns = time.time_ns()
         return pickle.loads(names.dump(True, False, False)).get("entries", [])
