@@ -35,14 +35,12 @@ def explain(error: BaseException) -> BaseException:
     That is `error` itself, unless an op of an aborted group of torch raised it: then a
     `DistAbortedError` with `error` as its cause and with its traceback.
     """
-    known = getattr(error, _EXPLAINED, None)
-    if known is None:
-        known = _explain(error) if _is_of_library(error) else error
-        # Not a reference of an error to itself.
-        setattr(error, _EXPLAINED, known if known is not error else _AS_IT_IS)
-    if known is _AS_IT_IS or known is error:
-        return error
-    return known.with_traceback(error.__traceback__)
+    shown: Any = getattr(error, _EXPLAINED, None)
+    if shown is None:
+        # A mark where it stays as it is: an error is not to refer to itself.
+        shown = _explain(error) or _AS_IT_IS
+        setattr(error, _EXPLAINED, shown)
+    return error if shown is _AS_IT_IS else shown.with_traceback(error.__traceback__)
 
 
 def explain_as(error: BaseException, explained: BaseException) -> None:
@@ -57,10 +55,10 @@ def settle() -> None:
         made.used, made.issued_before = False, issued(group)
 
 
-def _explain(error: BaseException) -> BaseException:
-    found = _group_of_error()
+def _explain(error: BaseException) -> BaseException | None:
+    found = _group_of_error() if _is_of_library(error) else None
     if found is None:
-        return error
+        return None
     group, made = found
     shown = aborted_error(group, made, made.op, made.sequence_number)
     shown.__cause__ = error

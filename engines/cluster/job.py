@@ -142,24 +142,12 @@ class Job(ObservedRanks):
         """Return ``None``: a script's rank does not query NCCL's RAS service."""
         return None
 
-    def abort(
-        self,
-        group: str | GroupKey | None = None,
-        reason: str = "",
-        ranks: Chosen = None,
-        *,
-        by: str = "the notebook",
-        verdicts: Sequence[Verdict] | None = None,
-    ) -> dict[int, list[str]]:
-        """Abort groups, where the script allows it; see `ObservedRanks.abort`."""
+    def _check_may_abort(self) -> None:
         if not self.allow_abort:
             raise ClusterError(
                 f"{self.launcher} does not allow notebooks to abort: start it with "
                 "RANKSCOPE_ALLOW_ABORT=1, or rankscope.torch.watch(allow_abort=True)"
             )
-        return super().abort(
-            group, reason or "Job.abort()", ranks, by=by, verdicts=verdicts
-        )
 
     def rebuild(self, group: str | GroupKey | None = None) -> None:
         """Raise `ClusterError`: the script has to make its groups again."""

@@ -19,14 +19,13 @@ from rankscope.backends.stores.tcp import TCPStore
 from ..errors import ClusterError
 from ..wire.answers import Answers
 from ..wire.job_channel import ENDED, answer_key, append, end_key, status_key
-from ..wire.requests import GetSummary, PublishStatus, Request
-from ..wire.status_codec import unpack
+from ..wire.requests import PublishStatus, Request
+from .rank_registry import RankRegistry
 from .rank_slots import RankSlot
 
 __all__ = ["JobRegistry"]
 
 A = TypeVar("A")
-OnStatus = Callable[[int, dict[str, Any]], None]
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +42,7 @@ READ_WAIT = 2.0
 _NAMED = 3
 
 
-class JobRegistry:
+class JobRegistry(RankRegistry):
     """The ranks behind the channel of a job.
 
     Parameters
@@ -55,13 +54,13 @@ class JobRegistry:
     """
 
     def __init__(self, store: TCPStore, size: int) -> None:
+        super().__init__()
         #: Why the job has ended; ``None`` while it runs.
         self.ended: str | None = None
         self.slots = [RankSlot(rank, -1, "", -1, "?", "", 0) for rank in range(size)]
         self._store = store
         self._reported: set[int] = set()
         self._seen: dict[int, bytes] = {}
-        self._on_status: tuple[OnStatus, ...] = ()
         self._posts: queue.SimpleQueue[tuple[int, bytes, Future[Any]] | None]
         self._posts = queue.SimpleQueue()
         self._pending: dict[Future[Any], int] = {}
@@ -141,43 +140,18 @@ class JobRegistry:
 
     # -- status --------------------------------------------------------------------
 
-    def subscribe(self, callback: OnStatus) -> Callable[[], None]:
-        """Call ``callback(rank, summary)`` on each change; return a cancel function."""
-        self._on_status = (*self._on_status, callback)
-
-        def cancel() -> None:
-            self._on_status = tuple(x for x in self._on_status if x is not callback)
-
-        return cancel
-
     def start_status(self, timeout: float) -> None:
         """Have the ranks publish their status, and take what they answer with."""
         interval = self._interval
-        answers = self.ask(PublishStatus(LEASE, interval), timeout=timeout)
-        for rank, summary in answers.results.items():
-            self.record_summary(rank, summary)
-
-    def refresh(self, older_than: float, timeout: float) -> None:
-        """Request summaries of the ranks whose last one is `older_than` seconds old."""
-        now = time.monotonic()
-        stale = [
-            slot.rank
-            for slot in self.slots
-            if slot.alive
-            and (slot.summary_at is None or now - slot.summary_at > older_than)
-        ]
-        if stale:
-            answers = self.ask(GetSummary(), stale, timeout)
-            for rank, summary in answers.results.items():
-                self.record_summary(rank, summary)
+        self._record_all(self.ask(PublishStatus(LEASE, interval), timeout=timeout))
 
     def record_summary(self, rank: int, summary: dict[str, Any]) -> None:
-        """Store a rank's summary and when it arrived."""
+        """Store a rank's summary, and the process that it names."""
         slot = self.slots[rank]
         pid, host = summary.get("pid"), summary.get("host")
         if isinstance(pid, int) and isinstance(host, str):
             slot.pid, slot.host = pid, host
-        slot.summary, slot.summary_at = unpack(summary), time.monotonic()
+        super().record_summary(rank, summary)
 
     @property
     def _interval(self) -> float:
@@ -245,14 +219,6 @@ class JobRegistry:
         for future in waiting:
             _fail(future, death)
         self._call_subscribers(rank, {**slot.summary, "dead": death})
-
-    def _call_subscribers(self, rank: int, summary: dict[str, Any]) -> None:
-        for callback in self._on_status:
-            try:
-                callback(rank, summary)
-            except Exception:  # noqa: BLE001 - code of a user
-                # The thread must go on: it serves every rank.
-                _log.exception("a status callback failed")
 
     # -- the end ---------------------------------------------------------------------
 

@@ -221,6 +221,9 @@ class ObservedRanks:
 
     # -- groups ------------------------------------------------------------
 
+    def _check_may_abort(self) -> None:
+        """Raise `ClusterError` where the ranks are not to be aborted from here."""
+
     def abort(
         self,
         group: str | GroupKey | None = None,
@@ -253,16 +256,18 @@ class ObservedRanks:
         ------
         ClusterError
             Where there is no such group, where groups that share a rank have the
-            name, and for ranks that did not answer; the others are aborted all the
-            same.
+            name, where a script does not allow it, and for ranks that did not answer;
+            the others are aborted all the same.
         """
+        self._check_may_abort()
         self._check_open()
         groups = None if group is None else self._find_groups(group)
         ids = {} if groups is None else self._ids(groups)
         chosen = self._ranks_for(ranks, group, sorted(ids))
         if verdicts is None:
             verdicts = diagnosing.explain(self, groups)
-        said, culprits = diagnosing.as_reason(reason or "Cluster.abort()", verdicts)
+        reason = reason or f"{type(self).__name__}.abort()"
+        said, culprits = diagnosing.as_reason(reason, verdicts)
         answers = self._observed.ask(
             lambda rank: requests.Abort(
                 [ids[rank]] if ids else None, said, by, culprits

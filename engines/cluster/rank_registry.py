@@ -1,45 +1,87 @@
-"""RankRegistry: the slots of ranks, and how requests reach the ranks."""
+"""RankRegistry: the slots of ranks, their status, and how requests reach the ranks."""
 
 from __future__ import annotations
 
+import logging
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from ..wire.answers import Answers
-from ..wire.requests import Request
+from ..wire.requests import GetSummary, Request
+from ..wire.status_codec import unpack
 from .rank_slots import RankSlot
 
 __all__ = ["RankRegistry"]
 
 A = TypeVar("A")
+OnStatus = Callable[[int, dict[str, Any]], None]
+
+_log = logging.getLogger(__name__)
 
 
-class RankRegistry(Protocol):
+class RankRegistry(ABC):
     """The ranks of engines, or of a script's job."""
 
-    slots: list[RankSlot]
+    def __init__(self) -> None:
+        self.slots: list[RankSlot] = []
+        self._on_status: tuple[OnStatus, ...] = ()
 
+    # -- requests ----------------------------------------------------------
+
+    @abstractmethod
     def ask(
         self,
         request: Request[A] | Callable[[int], Request[A]],
         ranks: Iterable[int] | None = None,
-        timeout: float = ...,
+        timeout: float = 2.0,
     ) -> Answers[A]:
         """Send a request to the living of `ranks`; wait for the answers."""
 
+    @abstractmethod
     def post(
         self, request: Request[Any], ranks: Iterable[int] | None = None
     ) -> Mapping[int, Future[Any]]:
         """Send a request to the living of `ranks` without waiting."""
 
+    # -- status ------------------------------------------------------------
+
+    def subscribe(self, callback: OnStatus) -> Callable[[], None]:
+        """Call ``callback(rank, summary)`` on each change; return a cancel function."""
+        self._on_status = (*self._on_status, callback)
+
+        def cancel() -> None:
+            self._on_status = tuple(x for x in self._on_status if x is not callback)
+
+        return cancel
+
     def refresh(self, older_than: float, timeout: float) -> None:
         """Request summaries of the ranks whose last one is `older_than` seconds old."""
+        now = time.monotonic()
+        stale = [
+            slot.rank
+            for slot in self.slots
+            if slot.alive
+            and (slot.summary_at is None or now - slot.summary_at > older_than)
+        ]
+        if stale:
+            self._record_all(self.ask(GetSummary(), stale, timeout))
 
     def record_summary(self, rank: int, summary: dict[str, Any]) -> None:
         """Store a rank's summary and when it arrived."""
+        slot = self.slots[rank]
+        slot.summary, slot.summary_at = unpack(summary), time.monotonic()
 
-    def subscribe(
-        self, callback: Callable[[int, dict[str, Any]], None]
-    ) -> Callable[[], None]:
-        """Call ``callback(rank, summary)`` on each change; return a cancel function."""
+    def _record_all(self, answers: Answers[Any]) -> None:
+        for rank, summary in answers.results.items():
+            self.record_summary(rank, summary)
+
+    def _call_subscribers(self, rank: int, summary: dict[str, Any]) -> None:
+        for callback in self._on_status:
+            try:
+                callback(rank, summary)
+            except Exception:  # noqa: BLE001 - code of a user
+                # The thread that calls must go on: it serves every rank.
+                _log.exception("a status callback failed")

@@ -17,10 +17,10 @@ from ..errors import ClusterError
 from ..wire import ipyparallel_private as private
 from ..wire.answers import Answers
 from ..wire.channel import ControlChannel
-from ..wire.requests import GetSummary, Hello, Request, Subscribe, Unsubscribe
-from ..wire.status_codec import unpack
+from ..wire.requests import Hello, Request, Subscribe, Unsubscribe
 from ..wire.torch_environment import TorchOptions
 from .gpus import Gpus
+from .rank_registry import RankRegistry
 from .rank_slots import RankSlot, describe_exit
 
 __all__ = ["EngineRegistry"]
@@ -37,10 +37,9 @@ HUB_WAIT = 2.0
 EXIT_CODE_WAIT = 0.3
 
 OnDeath = Callable[[RankSlot], None]
-OnStatus = Callable[[int, dict[str, Any]], None]
 
 
-class EngineRegistry:
+class EngineRegistry(RankRegistry):
     """The engines behind a client, by rank.
 
     Deaths and status messages are handled on the client's I/O thread, or the
@@ -55,9 +54,9 @@ class EngineRegistry:
     """
 
     def __init__(self, client: ipyparallel.Client, on_death: OnDeath) -> None:
+        super().__init__()
         self.client = client
         self.channel = ControlChannel(client)
-        self.slots: list[RankSlot] = []
         #: The GPUs of the ranks, also of those that are started later.
         self.gpus = Gpus()
         #: How the ranks use torch; ``None``: cells begin without it.
@@ -66,7 +65,6 @@ class EngineRegistry:
         self.advice: list[str] = []
         self._by_uuid: dict[str, RankSlot] = {}
         self._on_death = on_death
-        self._on_status: tuple[OnStatus, ...] = ()
         self._reports_exit: Callable[[int], bool] = lambda pid: False
         self._send_signal: Callable[[int, int], bool] = lambda pid, signum: False
         # pid -> exit code of engines that ended before they had a rank.
@@ -281,53 +279,15 @@ class EngineRegistry:
 
     # -- status ------------------------------------------------------------
 
-    def subscribe(self, callback: OnStatus) -> Callable[[], None]:
-        """Call ``callback(rank, summary)`` on each change; return a cancel function."""
-        self._on_status = (*self._on_status, callback)
-
-        def cancel() -> None:
-            self._on_status = tuple(x for x in self._on_status if x is not callback)
-
-        return cancel
-
     def start_status(self, ranks: Iterable[int] | None = None) -> None:
         """Have the agents of `ranks` publish their status to this client."""
-        answers = self.ask(Subscribe(self._header), ranks)
-        for rank, summary in answers.results.items():
-            self.record_summary(rank, summary)
-
-    def refresh(self, older_than: float, timeout: float) -> None:
-        """Request summaries of the ranks whose last one is `older_than` seconds old."""
-        now = time.monotonic()
-        stale = [
-            slot.rank
-            for slot in self.slots
-            if slot.alive
-            and (slot.summary_at is None or now - slot.summary_at > older_than)
-        ]
-        if stale:
-            answers = self.ask(GetSummary(), stale, timeout)
-            for rank, summary in answers.results.items():
-                self.record_summary(rank, summary)
-
-    def record_summary(self, rank: int, summary: dict[str, Any]) -> None:
-        """Store a rank's summary and when it arrived."""
-        slot = self.slots[rank]
-        slot.summary, slot.summary_at = unpack(summary), time.monotonic()
+        self._record_all(self.ask(Subscribe(self._header), ranks))
 
     def _on_status_message(self, message: private.Message) -> None:
         slot = self._by_uuid.get(message["metadata"].get("engine", ""))
         if slot is not None and slot.alive:
             self.record_summary(slot.rank, message["content"])
             self._call_subscribers(slot.rank, message["content"])
-
-    def _call_subscribers(self, rank: int, summary: dict[str, Any]) -> None:
-        for callback in self._on_status:
-            try:
-                callback(rank, summary)
-            except Exception:  # noqa: BLE001 - code of a user
-                # The I/O thread must go on: it serves every rank.
-                _log.exception("a status callback failed")
 
     def _renew(self) -> None:
         while not self._closed.wait(RENEWAL):
