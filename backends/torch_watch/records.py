@@ -22,7 +22,7 @@ from typing import Any
 
 from ..observe.torch_format import DTYPES
 from ..work.bandwidth import payload
-from ..work.flight_recorder import SIZES_SHOWN, Frame, recorder
+from ..work.flight_recorder import SIZES_SHOWN, Frame, recorder, times_and_place
 from ..work.op_type import OpType
 from .calls import Call
 from .frames import waiting_frame
@@ -166,7 +166,6 @@ class TorchRecord:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the keys of `Record.as_dict`."""
-        file, line, function = self.frame or ("", 0, "")
         return {
             "record_id": self.record_id,
             "group": self.group.name,
@@ -185,20 +184,9 @@ class TorchRecord:
             "peer": self.peer,
             "reduce_op": self.reduce_op,
             "timeout": self.timeout,
-            "time_created_ns": self.created_ns,
-            "time_started_ns": self.started_ns,
-            "time_ended_ns": self.ended_ns,
-            "duration_ns": (
-                self.ended_ns - self.started_ns
-                if self.started_ns and self.ended_ns
-                else None
+            **times_and_place(
+                self.created_ns, self.started_ns, self.ended_ns, self.frame
             ),
-            "frame": {
-                "file": file,
-                "line": line,
-                "function": function,
-                "source": self.source,
-            },
             "error": self.error,
         }
 

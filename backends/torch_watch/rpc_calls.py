@@ -16,7 +16,7 @@ from typing import Any
 
 from ..groups.abort_reason import AbortReason
 from ..groups.key import GroupKey
-from ..work.flight_recorder import Frame, recorder
+from ..work.flight_recorder import Frame, recorder, times_and_place
 from .frames import user_line
 from .rpc_waits import Wait
 
@@ -312,8 +312,6 @@ class RpcLog:
 
 def _record(call: RpcCall | Served, key: GroupKey, timeout: float) -> dict[str, Any]:
     """Return the keys of `Record.as_dict`, and ``rpc``."""
-    frame = call.frame
-    file, line, function = frame or ("", 0, "")
     peer = call.peer if isinstance(call, RpcCall) else None
     return {
         "record_id": call.number,
@@ -332,16 +330,7 @@ def _record(call: RpcCall | Served, key: GroupKey, timeout: float) -> dict[str, 
         "peer": key.ranks.index(peer) if peer in key.ranks else None,
         "reduce_op": None,
         "timeout": timeout,
-        "time_created_ns": call.began_ns,
-        "time_started_ns": call.began_ns,
-        "time_ended_ns": call.ended_ns,
-        "duration_ns": call.ended_ns - call.began_ns if call.ended_ns else None,
-        "frame": {
-            "file": file,
-            "line": line,
-            "function": function,
-            "source": "" if frame is None else recorder.name_source(frame),
-        },
+        **times_and_place(call.began_ns, call.began_ns, call.ended_ns, call.frame),
         "error": call.error,
         "rpc": call.rpc(),
     }

@@ -25,6 +25,7 @@ __all__ = [
     "GroupCounters",
     "Record",
     "recorder",
+    "times_and_place",
     "user_frame",
 ]
 
@@ -201,20 +202,9 @@ class Record:
             "peer": self.peer,
             "reduce_op": self.reduce_op and self.reduce_op.name.lower(),
             "timeout": self.timeout,
-            "time_created_ns": self.created_ns,
-            "time_started_ns": self.started_ns,
-            "time_ended_ns": self.ended_ns,
-            "duration_ns": (
-                self.ended_ns - self.started_ns
-                if self.started_ns and self.ended_ns
-                else None
+            **times_and_place(
+                self.created_ns, self.started_ns, self.ended_ns, self.frame
             ),
-            "frame": {
-                "file": self.frame[0],
-                "line": self.frame[1],
-                "function": self.frame[2],
-                "source": recorder.name_source(self.frame),
-            },
             "error": self.error,
         }
 
@@ -416,3 +406,26 @@ class FlightRecorder:
 
 #: The recorder of this process.
 recorder = FlightRecorder()
+
+
+def times_and_place(
+    created_ns: int, started_ns: int, ended_ns: int, frame: Frame | None
+) -> dict[str, Any]:
+    """Return the keys of `Record.as_dict` on the times of an op and on its line.
+
+    A time of 0 is not known; a `frame` of ``None`` neither.
+    """
+    file, line, function = frame or ("", 0, "")
+    known = started_ns and ended_ns
+    return {
+        "time_created_ns": created_ns,
+        "time_started_ns": started_ns,
+        "time_ended_ns": ended_ns,
+        "duration_ns": ended_ns - started_ns if known else None,
+        "frame": {
+            "file": file,
+            "line": line,
+            "function": function,
+            "source": "" if frame is None else recorder.name_source(frame),
+        },
+    }
