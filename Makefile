@@ -23,10 +23,10 @@ endif
 # Hundreds of processes of a run import the same modules: each compiled them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Three workers for two cores, as tests also wait; PYTEST_ARGS="-n 0" for none, as
+# Four workers for two cores, as tests also wait; PYTEST_ARGS="-n 0" for none, as
 # --pdb wants it. Tests of one file share what its fixtures start; those of make check
 # start nothing.
-WORKERS := -n 3
+WORKERS := -n 4
 BY_FILE := $(WORKERS) --dist loadfile --no-loadscope-reorder
 BY_TEST := $(WORKERS) --dist worksteal
 LAST_FAILED := --last-failed --last-failed-no-failures none -n 0 -v
@@ -44,9 +44,11 @@ help: ## list these targets
 demo: environment ## run the quickstart notebook for real and print what each rank got
 	@$(BIN)/python -m tools.demo
 
-lab: environment ## open the notebooks in JupyterLab (LAB_ARGS="--no-browser --port 8888")
+NOTEBOOK_DIR := notebooks
+
+lab: environment ## open the notebooks in JupyterLab (NOTEBOOK_DIR=.., LAB_ARGS="--no-browser --port 8888")
 	@$(BIN)/python -m tools.kernelspec build/jupyter
-	@JUPYTER_PATH="$(CURDIR)/build/jupyter" $(BIN)/python -m jupyterlab --notebook-dir=notebooks \
+	@JUPYTER_PATH="$(CURDIR)/build/jupyter" $(BIN)/python -m jupyterlab --notebook-dir=$(NOTEBOOK_DIR) \
 	    $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_ARGS)
 
 check: lint ## all of lint, and the tests that start no process: in a minute (PYTEST_ARGS)

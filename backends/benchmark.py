@@ -17,6 +17,7 @@ import numpy as np
 
 from .benchmark_cases import BENCHMARKS, Case
 from .collectives.data_movement import barrier
+from .did_you_mean import did_you_mean
 from .groups.membership import Group, resolve_group
 from .work.op_type import spec_of
 
@@ -102,7 +103,10 @@ def check_benchmark(
 ) -> None:
     """Raise `ValueError` for arguments that `benchmark` refuses for `ranks` ranks."""
     if op not in BENCHMARKS:
-        raise ValueError(f"op {op!r}: expected one of {', '.join(BENCHMARKS)}")
+        raise ValueError(
+            f"op {op!r}: expected one of {', '.join(BENCHMARKS)}"
+            f"{did_you_mean(op, BENCHMARKS)}"
+        )
     if iterations < 1 or warmup < 0:
         raise ValueError(
             f"expected at least 1 iteration and 0 to warm up, not {iterations} and "

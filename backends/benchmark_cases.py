@@ -10,6 +10,7 @@ import numpy as np
 from .collectives import data_movement, reductions
 from .collectives.coalescing import P2POp, batch_isend_irecv
 from .collectives.point_to_point import irecv, isend
+from .devices.cuda_install import install_command
 from .devices.shared_memory import empty
 from .errors import DistBackendError
 from .groups.membership import get_global_rank
@@ -123,7 +124,7 @@ def array_module(device: str) -> Any:
     except ImportError as error:
         raise DistBackendError(
             "arrays on the GPU are made by cupy, which is not installed: "
-            "pip install 'rankscope[cuda13]' (CUDA 12: 'rankscope[cuda12]')"
+            f"{install_command()}"
         ) from error
     try:
         cupy.cuda.runtime.getDevice()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-__all__ = ["format_ranks", "name_ranks"]
+__all__ = ["describe_members", "format_ranks", "name_ranks"]
 
 
 def format_ranks(ranks: Iterable[int], dash: str = "-") -> str:
@@ -30,3 +30,13 @@ def name_ranks(ranks: Iterable[int]) -> str:
         return "no rank"
     text = format_ranks(members, dash="–").replace(",", ", ")
     return f"rank {text}" if len(members) == 1 else f"ranks {text}"
+
+
+def describe_members(ranks: Sequence[int]) -> str:
+    """Return the name of a group that has none: its ranks, in its own order.
+
+    ``"ranks 0,2-3"``, with the syntax of ``-r``; ``"ranks 3,0"`` where they are not in
+    ascending order.
+    """
+    ordered = list(ranks) == sorted(ranks)
+    return f"ranks {format_ranks(ranks) if ordered else ','.join(map(str, ranks))}"

@@ -11,7 +11,14 @@ from rankscope.backends.rank_sets import name_ranks
 
 from .errors import ClusterError
 
-__all__ = ["ClusterStatus", "GroupStatus", "OpStatus", "RankStatus", "find_groups"]
+__all__ = [
+    "ClusterStatus",
+    "GroupStatus",
+    "OpStatus",
+    "RankStatus",
+    "find_groups",
+    "name_groups",
+]
 
 
 def find_groups(group: str | GroupKey, known: Iterable[GroupKey]) -> list[GroupKey]:
@@ -54,6 +61,14 @@ def find_groups(group: str | GroupKey, known: Iterable[GroupKey]) -> list[GroupK
             f"than one of them: give the id of the group that is meant: {listed}"
         )
     return found
+
+
+def name_groups(names: str | Iterable[str] | None) -> str:
+    """Return ``group 'tp'``, ``groups 'dp', 'tp'``, or ``all groups`` for ``None``."""
+    if names is None:
+        return "all groups"
+    once = list(dict.fromkeys([names] if isinstance(names, str) else names))
+    return f"group{'s' * (len(once) > 1)} {', '.join(map(repr, once))}"
 
 
 @dataclass(frozen=True)
@@ -134,6 +149,8 @@ class RankStatus:
     busy_for: float | None = None
     #: ``GPU 0 · NVIDIA H200 · 1.2 of 139.8 GiB``, empty where there is none.
     gpu: str = ""
+    #: Bytes of resident memory of the rank's process, ``None`` where it is not known.
+    memory: int | None = None
     groups: tuple[GroupStatus, ...] = ()
     #: The rank's summary as it arrived.
     summary: Mapping[str, Any] = field(default_factory=dict)
@@ -169,6 +186,15 @@ class ClusterStatus:
     def dead(self) -> list[int]:
         """The ranks whose engine is gone."""
         return [one.rank for one in self.ranks if not one.alive]
+
+    @property
+    def failed(self) -> list[int]:
+        """The living ranks whose last cell failed, while no other runs there."""
+        return [
+            one.rank
+            for one in self.ranks
+            if one.alive and one.summary.get("last_cell_failed")
+        ]
 
     @property
     def group_keys(self) -> list[GroupKey]:

@@ -7,11 +7,13 @@ from typing import Any
 
 from rankscope.engines.wire.ipykernel_private import send_replies_through_stream
 
+from .cell_code import help_of_ranks
 from .cells.background import BackgroundCell
 from .complete import matcher
 from .extension import RankscopeMagics
 from .language.commands import COMMANDS, DISTRIBUTED
 from .language.options import Command
+from .mode import MODE_CELL, CellMode
 from .output.failures import CellError, CellTimeout, CommandError, Interrupted
 from .session import current_cluster, use_cluster
 
@@ -28,6 +30,10 @@ __all__ = [
 ]
 
 
+#: Those that are installed: of the last load.
+_modes: list[CellMode] = []
+
+
 def load_ipython_extension(ip: Any) -> None:
     """Register the magics and their completion; ``%load_ext rankscope``."""
     unload_ipython_extension(ip)
@@ -40,15 +46,25 @@ def load_ipython_extension(ip: Any) -> None:
     ip.register_magic_function(
         _with_help(magics.distributed_line, DISTRIBUTED), "line", DISTRIBUTED.name
     )
-    ip.Completer.custom_matchers.append(matcher(ip))
+    ip.register_magic_function(magics.mode_cell, "cell", MODE_CELL)
+    magics.mode.install()
+    _modes.append(magics.mode)
+    ip.Completer.custom_matchers.append(matcher(ip, magics.mode))
     if getattr(ip, "kernel", None) is not None:
         send_replies_through_stream(ip.kernel)
+        ip.kernel.do_inspect = help_of_ranks(ip.kernel.do_inspect, magics.mode)
 
 
 def unload_ipython_extension(ip: Any) -> None:
     """Remove the magics and their completion. A running cluster is not changed."""
+    kernel = getattr(ip, "kernel", None)
+    if kernel is not None:
+        # It hides the method of the kernel's class.
+        vars(kernel).pop("do_inspect", None)
+    while _modes:
+        _modes.pop().remove()
     for registered in ip.magics_manager.magics.values():
-        for name in COMMANDS:
+        for name in (*COMMANDS, MODE_CELL):
             registered.pop(name, None)
     ip.Completer.custom_matchers[:] = [
         one

@@ -1,4 +1,4 @@
-"""Tab completion: options of the magics, and values where they are known.
+"""Tab completion: options of the magics, values where they are known, and cells.
 
 A custom matcher, not the ``complete_command`` hook, since IPython
 cuts words at ``-``, ``,``, ``:`` and ``=``, and the hook sees the last piece.
@@ -25,11 +25,14 @@ from IPython.paths import get_ipython_dir
 from rankscope.backends import Backend
 from rankscope.backends.benchmark import BENCHMARKS
 from rankscope.backends.interface.registry import builtin_devices
+from rankscope.engines.cluster.cluster_file import cluster_files
 from rankscope.engines.cluster.launch import launcher_names
 from rankscope.engines.wire.job_file import job_files
 
+from .cell_code import CellCode, names_on_ranks
 from .language.commands import COMMANDS
 from .language.options import Command, Option
+from .mode import CellMode
 from .session import session
 
 __all__ = ["candidates", "kinds_of_values", "matcher"]
@@ -51,18 +54,30 @@ DEV = Path("/dev")
 Kinds = dict[str, Callable[[str], Iterable[str]]]
 
 
-def matcher(shell: InteractiveShell) -> Callable[[CompletionContext], Any]:
+def matcher(
+    shell: InteractiveShell, mode: CellMode
+) -> Callable[[CompletionContext], Any]:
     """Return a matcher for `shell`, to be put among its `custom_matchers`."""
     kinds = kinds_of_values(shell)
 
     @context_matcher(priority=100, identifier="rankscope")  # type: ignore[untyped-decorator]
     def rankscope_matcher(context: CompletionContext) -> SimpleMatcherResult:
-        found = candidates(context.text_until_cursor, context.cursor_line, kinds)
-        if found is None:
-            return SimpleMatcherResult(completions=[])
-        fragment, words = found
+        lines = context.full_text.split("\n")[: context.cursor_line]
+        above = sum(len(line) + 1 for line in lines)
+        cursor = above + context.cursor_position
+        cell = CellCode.of(context.full_text, cursor, mode)
+        if cell is not None:
+            fragment, completions = cell.completions()
+            # Else IPython would offer names of the notebook, which ranks do not have.
+            completions = completions or [SimpleCompletion(fragment)]
+        else:
+            found = candidates(context.text_until_cursor, context.cursor_line, kinds)
+            if found is None:
+                return SimpleMatcherResult(completions=[])
+            fragment, words = found
+            completions = [SimpleCompletion(word, type="magic") for word in words]
         return SimpleMatcherResult(
-            completions=[SimpleCompletion(word, type="magic") for word in words],
+            completions=completions,
             matched_fragment=fragment,
             suppress=True,
             ordered=True,
@@ -82,6 +97,8 @@ def kinds_of_values(shell: InteractiveShell) -> Kinds:
         "launcher": lambda text: launcher_names(),
         "profile": lambda text: _profiles(),
         "variable": lambda text: _variables(shell.user_ns),
+        "rank_variable": lambda text: names_on_ranks(),
+        "cluster": lambda text: [one.cluster_id for one in cluster_files()],
         "benchmark": lambda text: [*BENCHMARKS],
         "backend_name": lambda text: _backend_names(),
         "device": lambda text: ["cpu", "cuda"],

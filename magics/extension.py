@@ -6,13 +6,13 @@ import pickle
 import shutil
 import time
 from collections.abc import Callable
-from typing import Any
 
-from IPython.core.interactiveshell import InteractiveShell
+import numpy as np
 
 from rankscope.backends.did_you_mean import did_you_mean
 from rankscope.backends.rank_sets import name_ranks
-from rankscope.engines import Cluster, Job
+from rankscope.engines import Cluster, ClusterError, Job
+from rankscope.engines.status import name_groups
 from rankscope.widgets import BenchReport, ProgressLine, StatusTable
 from rankscope.widgets.board.model import BoardModel
 from rankscope.widgets.board.text import board_text
@@ -26,12 +26,12 @@ from .arguments import (
     require,
     require_cluster,
 )
-from .cells.background import BackgroundCell
+from .cell_magics import CellMagics
 from .cells.benching import run_bench
-from .cells.cell import CellRun
-from .language.commands import COMMANDS, DIST_INIT, DISTRIBUTED
-from .language.options import Values
-from .language.source import cell_number, numbered
+from .cells.debugging import DebugSession
+from .language.commands import COMMANDS, DIST_INIT
+from .language.options import Command, Values
+from .language.values import trace_path
 from .output.render import Renderer
 from .session import session
 
@@ -41,11 +41,8 @@ __all__ = ["RankscopeMagics"]
 ANSWER = 0.5
 
 
-class RankscopeMagics:
+class RankscopeMagics(CellMagics):
     """``%%distributed`` and the ``%dist_*`` magics: a method for each command."""
-
-    def __init__(self, shell: InteractiveShell) -> None:
-        self.shell = shell
 
     # -- the cluster ----------------------------------------------------------
 
@@ -54,10 +51,13 @@ class RankscopeMagics:
         values = parse(DIST_INIT, line)
         if values is None:
             return
+        replace = values.pop("replace")
         check_init(values)
         if session.cluster is not None:
-            self._report_running(session.cluster, values)
-            return
+            if not replace:
+                self._report_running(session.cluster, values)
+                return
+            self._end(DIST_INIT, session.cluster)
         began = time.monotonic()
         with ProgressLine(self.shell) as progress, reported(DIST_INIT):
             cluster = _start(values, progress.update)
@@ -67,6 +67,9 @@ class RankscopeMagics:
                 f"{_size(cluster)} {verb} in {time.monotonic() - began:.1f} s · "
                 f"{_kind(cluster)}"
             )
+        if "np" not in self.shell.user_ns:
+            # Cells of the ranks begin with it: one should work here as well.
+            self.shell.push({"np": np}, interactive=False)  # type: ignore[no-untyped-call]
         if cluster.advice:
             print(cluster.advice)
         if values["keep"]:
@@ -101,7 +104,8 @@ class RankscopeMagics:
         running = f"{_size(cluster)} · {_kind(cluster)}"
         if values != session.request:
             DIST_INIT.fail(
-                f"other ranks are running ({running}); %dist_shutdown ends them"
+                f"other ranks are running ({running}); %dist_shutdown ends them, "
+                "--replace swaps them for new ones"
             )
         dead = cluster.status().dead
         if dead:
@@ -118,6 +122,13 @@ class RankscopeMagics:
         if cluster is None:
             print(session.ended or "no cluster: there is nothing to shut down")
             return
+        self._end(command, cluster)
+        if self.mode.options is not None:
+            self.mode.options = None
+            print("%dist_mode is off: cells run in the notebook")
+
+    def _end(self, command: Command, cluster: Cluster | Job) -> None:
+        """End the ranks, or detach from those that were attached."""
         size, owned = _size(cluster), cluster.owned
         session.drop()
         with ProgressLine(self.shell) as progress, reported(command):
@@ -168,11 +179,15 @@ class RankscopeMagics:
     def dist_board(self, line: str) -> None:
         """Show the live board, or in a terminal the state as text."""
         command = COMMANDS["dist_board"]
-        if parse(command, line) is None:
+        values = parse(command, line)
+        if values is None:
             return
         cluster = require(command)
         if getattr(self.shell, "kernel", None) is not None:
-            session.show_board(self.shell)
+            if not values["unpin"]:
+                session.show_board(self.shell)
+            if values["pin"] or values["unpin"]:
+                session.pin_board(bool(values["pin"]))
             return
         with reported(command):
             model = BoardModel.of(cluster.status(fresh=True, timeout=ANSWER))
@@ -190,28 +205,63 @@ class RankscopeMagics:
         if not verdicts:
             print("nothing hangs: no op is stuck, every rank answers")
 
+    def dist_debug(self, line: str) -> None:
+        """Open the failed frame of a rank."""
+        command = COMMANDS["dist_debug"]
+        values = parse(command, line)
+        if values is None:
+            return
+        cluster = require_cluster(command)
+        if values["rank"] is None:
+            ranks = cluster.status(fresh=True, timeout=ANSWER).failed
+            if len(ranks) != 1:
+                which = f"{name_ranks(ranks)} have failed" if ranks else "none has"
+                command.fail(
+                    f"-r RANK is missing, the rank whose failure it is: {which}"
+                )
+        else:
+            ranks = chosen_ranks(command, "-r ", values["rank"], cluster)
+        if len(ranks) != 1:
+            command.fail(f"-r {values['rank']}: one rank at a time has the prompt")
+        (rank,) = ranks
+        with reported(command):
+            found = cluster.status(fresh=True, timeout=ANSWER).ranks[rank]
+            if found.state != "idle":
+                raise ClusterError(
+                    found.reason
+                    or f"rank {rank} is {found.state}: its cell has to end before, by "
+                    "%dist_abort or an interrupt"
+                )
+            renderer = Renderer(self.shell, cluster.ranks)
+            serve = session.serve_messages
+            DebugSession(cluster, rank, renderer, serve=serve).run()
+
     def dist_trace(self, line: str) -> None:
         """Write the flight recorders of all ranks to a file."""
         command = COMMANDS["dist_trace"]
         values = parse(command, line)
         if values is None:
             return
+        try:
+            path = trace_path(values["path"])
+        except ValueError as error:
+            command.fail(f"{values['path']}: {error}")
         with reported(command):
             records = require(command).flight_records()
         with reported(command, OSError, ValueError):
-            files = records.save(values["path"])
+            files = records.save(path)
         for rank, why in records.errors.items():
             print(f"rank {rank} is left out: {why}")
-        if values["path"].endswith(".json"):
-            print(f"{files[0]}: open it at ui.perfetto.dev")
-        else:
-            count = len(files)
+        if path.endswith(".json"):
+            print(f"{files[0]} written: open it at ui.perfetto.dev")
+        elif files:
+            through = f" … {files[-1]}" if len(files) > 1 else ""
             print(
-                f"{count} dump{'s' * (count != 1)} in {files[0].parent}: "
-                f"PyTorch's torchfrtrace reads them"
-                if files
-                else "nothing to write"
+                f"{files[0]}{through} written, {len(files)} in all: PyTorch's "
+                "torchfrtrace reads them"
             )
+        else:
+            print("no rank answered: nothing is written")
 
     def dist_bench(self, line: str) -> BenchReport | None:
         """Measure a collective on the ranks."""
@@ -240,7 +290,7 @@ class RankscopeMagics:
         after = f"%dist_rebuild makes {them} usable again"
         if isinstance(cluster, Job):
             after = "the script's ops end with an error that says why"
-        print(f"{_named(group)} aborted; {after}")
+        print(f"{name_groups(group)} aborted; {after}")
 
     def dist_rebuild(self, line: str) -> None:
         """Make an aborted group usable again."""
@@ -251,8 +301,8 @@ class RankscopeMagics:
         cluster = require_cluster(command)
         group = known_group(command, values["group"], cluster)
         with reported(command):
-            cluster.rebuild(group)
-        print(f"{_named(group)} rebuilt")
+            stale = cluster.rebuild(group)
+        print("\n".join([f"{name_groups(group)} rebuilt", *stale]))
 
     # -- variables ------------------------------------------------------------
 
@@ -295,45 +345,6 @@ class RankscopeMagics:
         what = "" if single else f" (lists of {len(ranks)})"
         print(f"{', '.join(values['names'])} ← {name_ranks(ranks)}{what}")
 
-    # -- cells ------------------------------------------------------------------
-
-    def distributed(self, line: str, cell: str) -> BackgroundCell | None:
-        """Run the cell on the ranks."""
-        values = parse(DISTRIBUTED, line)
-        if values is None:
-            return None
-        cluster = require_cluster(DISTRIBUTED)
-        group = values["group"]
-        ranks = None
-        if group is not None:
-            known_group(DISTRIBUTED, group, cluster)
-        if values["ranks"] is not None:
-            ranks = chosen_ranks(DISTRIBUTED, "-r ", values["ranks"], cluster, group)
-        with reported(DISTRIBUTED):
-            execution = cluster.execute(
-                numbered(self.shell, cell),
-                ranks=ranks,
-                cell=cell_number(self.shell),
-                group=group,
-            )
-        options: dict[str, Any] = {
-            "collapse": not values["apart"],
-            "limit": values["limit"],
-        }
-        if values["background"]:
-            return BackgroundCell(cluster, execution, self.shell, **options)
-        renderer = Renderer(self.shell, cluster.ranks)
-        serve = session.serve_messages
-        CellRun(cluster, execution, renderer, serve=serve, **options).run()
-        return None
-
-    def distributed_line(self, line: str) -> None:
-        """Answer ``%distributed --help``; refuse the rest: the magic needs a cell."""
-        if line.strip() in ("-h", "--help"):
-            parse(DISTRIBUTED, line)
-        else:
-            DISTRIBUTED.fail("it stands on the first line of a cell, with two %%")
-
 
 def _start(values: Values, progress: Callable[[str], None]) -> Cluster:
     common = {
@@ -370,7 +381,3 @@ def _kind(cluster: Cluster | Job) -> str:
                 library = f" of {group.library}" if group.library else ""
                 return f"{group.backend} · group {name!r}{library}"
     return f"{cluster.launcher} · no group"
-
-
-def _named(group: str | None) -> str:
-    return "all groups" if group is None else f"group {group!r}"

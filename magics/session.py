@@ -19,20 +19,27 @@ class Session:
 
     def __init__(self) -> None:
         self._cluster: Cluster | Job | None = None
-        #: Why there is no job any more, if the last one ended.
+        #: Why there is no cluster or job any more, if the last one ended by itself.
         self.ended: str | None = None
         #: The values given to `%dist_init`, to compare with those of a second one.
         self.request: dict[str, Any] | None = None
         self._board: Board | None = None
+        # Whether the next board is pinned, as the last one was.
+        self._pinned = False
         self._watch: StallWatch | None = None
 
     @property
     def cluster(self) -> Cluster | Job | None:
         """The present cluster or job; ``None`` after its end."""
         if self._cluster is not None and self._cluster.closed:
-            if isinstance(self._cluster, Job):
-                self.ended = self._cluster.ended
+            ended = self._cluster
+            self.ended = ended.ended
             self.drop()
+            # Where another process stopped it, its threads are still here.
+            if ended.owned:
+                ended.shutdown()
+            else:
+                ended.close()
         return self._cluster
 
     def use(
@@ -53,6 +60,7 @@ class Session:
         if watch is not None:
             watch.close()
         if board is not None:
+            self._pinned = board.pinned
             board.close()
 
     def show_board(self, shell: InteractiveShell) -> None:
@@ -62,9 +70,17 @@ class Session:
 
         assert self._cluster is not None
         if self._board is None:
-            self._board = Board(self._cluster, shell, self._cluster.diagnose)
+            self._board = Board(
+                self._cluster, shell, self._cluster.diagnose, self._pinned
+            )
             self._watch = StallWatch(self._cluster, self._board.show_verdicts)
         self._board.show()
+
+    def pin_board(self, pinned: bool) -> None:
+        """Keep a bar of the board in sight, of later boards too, or remove it."""
+        self._pinned = pinned
+        if self._board is not None:
+            self._board.pinned = pinned
 
     def serve_messages(self) -> None:
         """Handle clicks that wait for the main thread; to be called on that thread."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         Job,
         RankError,
     )
+    from rankscope.widgets.picture import picture
 
 __version__ = "0.1.0"
 
@@ -31,6 +32,7 @@ __all__ = [
     "Job",
     "RankError",
     "load_ipython_extension",
+    "picture",
 ]
 
 
@@ -40,6 +42,10 @@ def __getattr__(name: str) -> Any:
         from rankscope import engines
 
         return getattr(engines, name)
+    if name == "picture":
+        from rankscope.widgets.picture import picture
+
+        return picture
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

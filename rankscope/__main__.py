@@ -1,4 +1,4 @@
-"""``python -m rankscope``: the commands that need no notebook."""
+"""``rankscope``, also ``python -m rankscope``: the commands that need no notebook."""
 
 from __future__ import annotations
 
@@ -10,14 +10,55 @@ from rankscope import __version__, doctor
 
 __all__ = ["main"]
 
+#: The commands for what runs, and what they do.
+_ON_CLUSTERS = {
+    "status": "show what every rank is doing",
+    "diagnose": "say why an op hangs: the rank at fault, and the line",
+    "abort": "fail what is in flight on every rank, so that the cells end",
+    "rebuild": "make aborted groups usable again",
+    "stop": "end the cluster: its ranks and their variables",
+}
+_TAKE_A_GROUP = ("abort", "rebuild")
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command that `arguments` name; return its exit status."""
+_MORE = """\
+It works while the notebook's cell hangs, and whatever state its kernel is in. The
+ranks of scripts that rankscope.torch watches have status, diagnose and, where the
+script allows it, abort.
+"""
+_EXIT = """\
+exit status: 0 done (diagnose: nothing hangs), 1 diagnose: something hangs,
+2 not done: no such cluster, several of which none was named, or an error
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m rankscope", description="Rankscope's command line."
+        prog="rankscope",
+        description="Rankscope's command line. Its commands find the clusters that "
+        "your notebooks started, and the jobs of your scripts.",
+        epilog="rankscope COMMAND --help says more; python -m rankscope is the same",
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, what in _ON_CLUSTERS.items():
+        command = commands.add_parser(
+            name,
+            help=what,
+            description=f"{what.capitalize()}.\n\n{_MORE}",
+            epilog=_EXIT,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_argument(
+            "cluster",
+            nargs="?",
+            metavar="CLUSTER",
+            help="its id or a beginning of it, a job's address, or the name of the "
+            "notebook or script (default: the only one that runs)",
+        )
+        if name in _TAKE_A_GROUP:
+            command.add_argument(
+                "-g", "--group", help="name or id of a group (default: all)"
+            )
     commands.add_parser(
         "doctor",
         help="tell what can be used here, and what to install for the rest",
@@ -25,8 +66,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog=doctor.EXIT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.parse_args(arguments)
-    return doctor.main()
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command that `arguments` name; return its exit status."""
+    values = _parser().parse_args(arguments)
+    if values.command == "doctor":
+        return doctor.main()
+    # Here: the doctor runs where what the others import is missing.
+    from rankscope import terminal
+
+    return terminal.run(values)
 
 
 if __name__ == "__main__":

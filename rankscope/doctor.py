@@ -25,7 +25,9 @@ import psutil
 
 from rankscope import __version__
 from rankscope.backends import gloo_info, unavailable_reason
+from rankscope.backends.devices.cuda_install import has_driver
 from rankscope.backends.gloo.library import VARIABLE, installed
+from rankscope.backends.install import pip_install, with_extra
 from rankscope.backends.interface.registry import known_backends, resolve
 
 __all__ = ["CHECKS", "DESCRIPTION", "EXIT", "Finding", "examine", "main"]
@@ -180,7 +182,8 @@ def check_mpi() -> Iterator[Finding]:
         yield Finding(
             "note",
             "launcher",
-            "no mpiexec beside this Python or on PATH: pip install 'rankscope[mpi]'",
+            "no mpiexec beside this Python or on PATH: "
+            f"{pip_install(with_extra('mpi'))}",
         )
         return
     reported = (_run(mpiexec, "--version").stdout.strip().splitlines() or [""])[0]
@@ -210,8 +213,6 @@ _CUDA = (
 
 def check_gpus() -> Iterator[Finding]:
     """Check the GPUs and the packages for NCCL; all of them are optional."""
-    from rankscope.engines.agent.gpus import has_driver
-
     if not has_driver():
         yield Finding("none", "GPU", "this host has no driver of an NVIDIA GPU")
     elif shutil.which("nvidia-smi"):
@@ -251,13 +252,13 @@ _KNOWN: tuple[tuple[str, Callable[[tuple[int, ...]], bool], str, str], ...] = (
         "ipyparallel",
         lambda version: not (9,) <= version < (10,),
         "fault",
-        "pip install 'ipyparallel>=9,<10'",
+        pip_install("'ipyparallel>=9,<10'"),
     ),
     (
         "anywidget",
         lambda version: version < (0, 9),
         "fault",
-        "pip install 'anywidget>=0.9'",
+        pip_install("'anywidget>=0.9'"),
     ),
     (
         "jupyterlab",
@@ -281,7 +282,7 @@ def check_jupyter() -> Iterator[Finding]:
                 name,
                 "not in this environment; the server may run in another one"
                 if optional
-                else f"not installed: pip install {name}",
+                else f"not installed: {pip_install(name)}",
             )
             continue
         level, text = "ok", version

@@ -147,15 +147,24 @@ def test_what_fails_twice_is_red(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("fails", "made", "green"),
     [
-        ("", "lint test test-torch soak test-pythons", True),
+        ("", "lint test test-torch soak soak-torch test-pythons", True),
         ("lint", "lint", False),
-        ("test", "lint test retest test-torch soak test-pythons", True),
-        ("test-torch", "lint test test-torch retest-torch soak test-pythons", True),
-        ("soak", "lint test test-torch soak retest test-pythons", True),
+        ("test", "lint test retest test-torch soak soak-torch test-pythons", True),
+        (
+            "test-torch",
+            "lint test test-torch retest-torch soak soak-torch test-pythons",
+            True,
+        ),
+        ("soak", "lint test test-torch soak retest soak-torch test-pythons", True),
+        (
+            "soak-torch",
+            "lint test test-torch soak soak-torch retest-torch test-pythons",
+            True,
+        ),
         ("test retest", "lint test retest", False),
         ("test-torch retest-torch", "lint test test-torch retest-torch", False),
         ("soak retest", "lint test test-torch soak retest", False),
-        ("test-pythons", "lint test test-torch soak test-pythons", False),
+        ("test-pythons", "lint test test-torch soak soak-torch test-pythons", False),
     ],
 )
 def test_the_targets_of_a_ci_run(

@@ -251,3 +251,12 @@ def test_environment_says_which_pythons_will_do(checkout: Path) -> None:
     done = _environment(checkout, differs=1)
     assert done.returncode != 0
     assert "No Python from 3.10 to 3.14" in done.stderr
+
+
+def test_make_lab_opens_another_folder() -> None:
+    for given, folder in ((), "notebooks"), (("NOTEBOOK_DIR=/x",), "/x"):
+        command = ["make", "--dry-run", "lab", *given]
+        run = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        assert f"--notebook-dir={folder} " in run.stdout

@@ -19,7 +19,7 @@ from .board.group import Group
 from .board.model import BoardModel
 from .board.rows import Cells
 from .tables import STYLE, Column, Row, Section, fitting, lines, table_html
-from .units import elapsed_text
+from .units import bytes_text, elapsed_text
 
 __all__ = ["COLUMNS", "StatusTable", "sections"]
 
@@ -29,6 +29,7 @@ COLUMNS = (
     Column("pid", "pid", "process of the rank's engine", numeric=True, drop=2),
     Column("engine", "engine", "number of the engine", numeric=True, drop=6),
     Column("device", "device", "device types, with the backends in use", drop=3),
+    Column("memory", "memory", "resident memory of the rank's process", True, drop=4),
     Column("state", "state", "what the rank is doing"),
     Column("enqueued", "enqueued", "the last op issued"),
     Column("started", "started", "the last op started", drop=5),
@@ -120,6 +121,7 @@ def _row(model: BoardModel, group: Group, rank: int, row: Cells, first: bool) ->
         "pid": str(row["pid"]) if first else "",
         "engine": str(one.engine_id) if first and one.engine_id is not None else "",
         "device": str(row.get("device", "")) if first else "",
+        "memory": bytes_text(one.memory) if first and one.memory is not None else "",
         "state": _state(row, model.now),
         "enqueued": _op(None if status is None else status.enqueued),
         "started": _op(None if status is None else status.started),
@@ -135,8 +137,7 @@ def _state(row: Cells, now: float) -> str:
         return str(row["state"])
     parts = [str(row["state"])]
     if row["mood"] == "working":
-        verb = "queued" if row["state"] == "queued" else "in"
-        parts = [f"{verb} {row['op']} {row.get('seq', '')}".rstrip()]
+        parts = [f"in {row['op']} {row.get('seq', '')}".rstrip()]
     if "since" in row:
         parts.append(elapsed_text(now - float(row["since"])))
     if row["mood"] == "working" and "line" in row:

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from importlib import metadata
 
-__all__ = ["DRIVER_FILES", "cuda_of_cupy", "for_cuda", "install_command"]
+from ..install import pip_install, with_extra
+
+__all__ = [
+    "DRIVER_FILES",
+    "cuda_of_cupy",
+    "for_cuda",
+    "has_driver",
+    "install_command",
+]
 
 #: Device files of a loaded NVIDIA driver; WSL has ``/dev/dxg``.
 DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg")
+#: One of these files exists where a GPU driver is loaded: NVIDIA's or AMD's.
+GPU_DEVICES = (*DRIVER_FILES, "/dev/kfd")
 
-_EXTRA = "'rankscope[cuda{}]'"
+
+def has_driver() -> bool:
+    """Return whether a GPU driver is loaded on this host."""
+    return any(map(os.path.exists, GPU_DEVICES))
 
 
 def cuda_of_cupy() -> int | None:
@@ -25,7 +39,10 @@ def cuda_of_cupy() -> int | None:
 
 def install_command() -> str:
     """Return the command that installs all packages for arrays on CUDA devices."""
-    return f"pip install {for_cuda(_EXTRA)}"
+    cuda = cuda_of_cupy()
+    if cuda is not None:
+        return pip_install(with_extra(f"cuda{cuda}"))
+    return f"{pip_install(with_extra('cuda13'))} (CUDA 12: {with_extra('cuda12')})"
 
 
 def for_cuda(package: str) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ..did_you_mean import did_you_mean
 from ..errors import DistBackendError
+from ..install import pip_install
 from .network import interface_of, own_address
 from .self_test import SelfTest, self_test
 from .side.libraries import LIBRARIES
@@ -38,10 +39,7 @@ VARIABLE = "RANKSCOPE_GLOO"
 _FILES = {"pygloo": "pygloo", "xoscar": "xoscar/collective/xoscar_pygloo"}
 
 # xoscar's other dependencies (pandas and scipy among them) are not needed here.
-_INSTALL = {
-    "pygloo": "pip install pygloo==0.2.1",
-    "xoscar": "pip install --no-deps xoscar==0.12.2",
-}
+_REQUIREMENTS = {"pygloo": ["pygloo==0.2.1"], "xoscar": ["--no-deps", "xoscar==0.12.2"]}
 
 _option: contextvars.ContextVar[str | None] = contextvars.ContextVar(
     "rankscope_gloo_library", default=None
@@ -136,6 +134,10 @@ def gloo_info() -> GlooInfo:
     )
 
 
+def _install(name: str) -> str:
+    return pip_install(*_REQUIREMENTS[name])
+
+
 def usable_library() -> Library:
     """Return the library to use; `DistBackendError` if its self-test has failed."""
     library = _chosen()
@@ -145,7 +147,7 @@ def usable_library() -> Library:
         raise DistBackendError(
             f"gloo cannot be used: {library} ({library.path}) did not pass its "
             f"self-test: {result.reason}. Rankscope was verified with {library.name} "
-            f"{verified}: {_INSTALL[library.name]}"
+            f"{verified}: {_install(library.name)}"
         )
     return library
 
@@ -191,9 +193,9 @@ def _chosen() -> Library:
     name = _option.get() or os.environ.get(VARIABLE, "")
     if not name:
         if not found:
-            remedies = [_INSTALL["xoscar"]]
+            remedies = [_install("xoscar")]
             if _pygloo_has_a_wheel():
-                remedies.insert(0, _INSTALL["pygloo"])
+                remedies.insert(0, _install("pygloo"))
             raise DistBackendError(
                 "gloo cannot be used: neither pygloo nor xoscar, which carry gloo's "
                 f"library, is installed for this Python: {' or '.join(remedies)}"
@@ -205,7 +207,7 @@ def _chosen() -> Library:
             f"{did_you_mean(name, list(LIBRARIES))}"
         )
     if name not in found:
-        remedy = f"{_INSTALL[name]}, or unset {by}"
+        remedy = f"{_install(name)}, or unset {by}"
         if name == "pygloo" and not _pygloo_has_a_wheel():
             remedy = f"its wheels are for CPython 3.10 on x86-64; unset {by}"
         raise DistBackendError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..install import pip_install, with_extra
 from ..interface.base import Backend
 from ..interface.registry import builtin_devices, unavailable_reason
 from .config import BackendConfig
@@ -42,7 +43,7 @@ def mpi_instead(backend: str | None, how: str) -> str:
     """
     if backend and "mpi" in BackendConfig(backend).device_backend_map.values():
         return ""
-    install = "pip install 'rankscope[mpi]', then " * (
-        unavailable_reason("mpi") is not None
-    )
+    install = ""
+    if unavailable_reason("mpi") is not None:
+        install = f"{pip_install(with_extra('mpi'))}, then "
     return f". To use MPI instead: {install}{how}"

@@ -19,7 +19,7 @@ from ..interface.registry import (
     registering_modules,
     registrations_at_init,
 )
-from ..rank_sets import name_ranks
+from ..rank_sets import describe_members, name_ranks
 from ..stores.base import Store
 from ..work.async_errors import take_async_error
 from ..work.flight_recorder import recorder
@@ -132,7 +132,7 @@ class World:
         """
         assert self.rank is not None
         with self._lock:
-            base = description or f"ranks {','.join(map(str, ranks))}"
+            base = description or describe_members(ranks)
             if self.rank not in ranks:
                 return NonGroupMember(base, ranks, self.rank)
             key = GroupKey(base, tuple(ranks))

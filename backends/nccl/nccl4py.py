@@ -24,6 +24,7 @@ from ..devices.cuda_install import (
     install_command,
 )
 from ..errors import ConnectionLostError, DistBackendError, LibraryFailure
+from ..install import pip_install, with_extra
 from .interface import MEMORY_STATS
 
 __all__ = ["NcclLibrary", "unavailable_reason"]
@@ -176,7 +177,7 @@ class NcclLibrary:
             return ""
         return (
             f"NCCL {self._version} is here, {'.'.join(map(str, _SUSPENDS))} is needed: "
-            f"pip install --upgrade {for_cuda(_LIBRARY)}"
+            f"{pip_install('--upgrade', for_cuda(_LIBRARY))}"
         )
 
     # ncclCommSuspend(ncclComm_t comm, int flags)
@@ -341,7 +342,7 @@ def _old_driver(error: Exception, version: int) -> str:
     if version:
         supports = f", it is for CUDA {version // 1000}.{version % 1000 // 10}"
     if cuda_of_cupy() != 12 and (not version or version >= 12000):
-        remedy += ", or use CUDA 12: pip install 'rankscope[cuda12]'"
+        remedy += f", or use CUDA 12: {pip_install(with_extra('cuda12'))}"
     return f"the NVIDIA driver here is too old{supports} ({error}): {remedy}"
 
 
@@ -355,12 +356,12 @@ def _no_library() -> str | None:
     if library is None:
         return (
             f"libnccl.so.2 is not there: {install_command()}, or that "
-            f"alone: pip install {for_cuda(_LIBRARY)}"
+            f"alone: {pip_install(for_cuda(_LIBRARY))}"
         )
     if library.version.release[:2] < OLDEST:
         wanted = ".".join(map(str, OLDEST))
         return (
             f"NCCL {library.version} is too old, {wanted} is needed: "
-            f"pip install --upgrade {for_cuda(_LIBRARY)}"
+            f"{pip_install('--upgrade', for_cuda(_LIBRARY))}"
         )
     return None

@@ -7,15 +7,16 @@ a group and returns verdicts; the verdict that explains most is the first.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..groups.key import GroupKey
 from ..rank_sets import name_ranks
-from ..work.op_type import OpType, spec_of
+from ..work.op_type import OpType
 from . import group_cycle
+from .mismatches import TRAITS, describe_mismatch
 from .records import Record as Entry
-from .records import position, sequence_number
+from .records import position, sequence_number, where
 from .rpc_waits import diagnose_rpcs, is_rpc
 from .verdicts import Fault, RankView, Verdict
 
@@ -162,7 +163,7 @@ class _Case:
         if not others:
             return ""
         verb = "wait" if len(others) > 1 else "waits"
-        return f"{name_ranks(others)} {verb} in {_where(others.values())}"
+        return f"{name_ranks(others)} {verb} in {where(others.values())}"
 
     def _name(self, rank: int) -> str:
         process = self.views[rank].process
@@ -240,14 +241,7 @@ class _Case:
 
     def mismatches(self) -> list[Verdict]:
         """Return verdicts for ranks that issued different ops under one number."""
-        checks: list[tuple[Fault, Callable[[Entry], Any]]] = [
-            (Fault.OP_MISMATCH, lambda entry: entry["op"]),
-            (Fault.ROOT_MISMATCH, lambda entry: entry["peer"]),
-            (Fault.REDUCE_OP_MISMATCH, lambda entry: entry.get("reduce_op")),
-            (Fault.DTYPE_MISMATCH, _dtype),
-            (Fault.SIZE_MISMATCH, _count),
-        ]
-        for fault, trait in checks:
+        for fault, trait in TRAITS.items():
             values = {rank: trait(entry) for rank, entry in self.there.items()}
             if fault is Fault.REDUCE_OP_MISMATCH:
                 # Not every rank's record has it.
@@ -266,31 +260,18 @@ class _Case:
             odd[0], _with(values, usual)[0]
         ):
             fault = Fault.ORDER_MISMATCH
-        sides = []
-        for value in sorted(counts, key=lambda v: (v == usual, str(v))):
-            ranks = _with(values, value)
-            entry = self.there[ranks[0]]
-            verb = "is" if len(ranks) == 1 else "are"
-            where = _where(self.there[rank] for rank in ranks)
-            sides.append(
-                f"{name_ranks(ranks)} {verb} at {where}{self._trait(fault, entry)}"
+        # Those at fault first, where most ranks agree; else in the order of the ranks.
+        most = counts[usual] > max(n for v, n in counts.items() if v != usual)
+        sides = [
+            _with(values, value)
+            for value in sorted(
+                counts, key=lambda v: (most and v == usual, min(_with(values, v)))
             )
-        text = " while ".join([sides[0], ", ".join(sides[1:])])
+        ]
+        text = describe_mismatch(fault, sides, self.there, self.ranks)
         if fault is Fault.ORDER_MISMATCH:
             text += "; they issued the same ops in different orders"
         return self._verdict(fault, odd, text, self.there[_with(values, usual)[0]])
-
-    def _trait(self, fault: Fault, entry: Entry) -> str:
-        """Return what differs in `entry`, if its op and line do not show it."""
-        if fault is Fault.ROOT_MISMATCH:
-            return f" with root {self._root(entry)}"
-        if fault is Fault.REDUCE_OP_MISMATCH:
-            return f" with reduce op {entry['reduce_op']}"
-        if fault is Fault.DTYPE_MISMATCH:
-            return f" of {_dtype(entry)}"
-        if fault is Fault.SIZE_MISMATCH:
-            return f" of {_count(entry)} elements"
-        return ""
 
     def _same_ops(self, one: int, other: int) -> bool:
         """Return whether two ranks issue the same ops from here on in another order."""
@@ -305,10 +286,6 @@ class _Case:
             )
 
         return ahead(one) == ahead(other)
-
-    def _root(self, entry: Entry) -> str:
-        peer = entry["peer"]
-        return "none" if peer is None else f"rank {self.ranks[peer]}"
 
     def absences(self, explained: Iterable[int]) -> list[Verdict]:
         """Return verdicts for ranks that have not entered: busy, or past their cell."""
@@ -341,10 +318,10 @@ class _Case:
     def execution_hang(self) -> Verdict:
         """Return the verdict for an op that all ranks entered and that does not end."""
         entry = next(iter(self.waiting.values()))
-        where = _where(self.there.values())
+        place = where(self.there.values())
         started = [r for r, e in self.there.items() if e["state"] == "started"]
         text = (
-            f"all ranks have entered {where}, and it does not complete on "
+            f"all ranks have entered {place}, and it does not complete on "
             f"{name_ranks(self.waiting)}"
         )
         if started and len(started) < len(self.waiting):
@@ -357,7 +334,7 @@ class _Case:
         verdicts = []
         for rank, entry in self.point_to_point.items():
             if entry["peer"] is None:
-                text = f"rank {rank} waits in {_where([entry])} for any rank to send"
+                text = f"rank {rank} waits in {where([entry])} for any rank to send"
                 verdicts.append(self._verdict(Fault.MISSING_RANKS, [rank], text, entry))
                 continue
             peer = self.ranks[entry["peer"]]
@@ -368,7 +345,7 @@ class _Case:
             ours = self._issued(rank, entry["op"], peer)
             theirs = self._issued(peer, wanted, rank)
             doing = (
-                f"rank {rank} waits in {_where([entry])} {'to' if sending else 'from'}"
+                f"rank {rank} waits in {where([entry])} {'to' if sending else 'from'}"
             )
             if theirs >= ours:
                 text = f"{doing} rank {peer}, which has the matching {wanted} in flight"
@@ -396,29 +373,5 @@ def _sentence(fact: str, consequence: str) -> str:
     return f"{fact}; {consequence}" if consequence else fact
 
 
-def _where(entries: Iterable[Entry]) -> str:
-    """Return ``cell 7 line 5 `all_reduce` #14``; several places if they differ."""
-    places: dict[str, None] = {}
-    for entry in entries:
-        text = f"{entry['frame']['source']} `{entry['op']}` #{sequence_number(entry)}"
-        # The line of an op of another library may not be known.
-        places.setdefault(text.lstrip())
-    return " or ".join(places)
-
-
 def _with(values: Mapping[int, Any], value: Any) -> list[int]:
     return sorted(rank for rank, other in values.items() if other == value)
-
-
-def _dtype(entry: Entry) -> str:
-    return entry["dtypes"][0] if entry["dtypes"] else ""
-
-
-def _count(entry: Entry) -> int | None:
-    place = spec_of(entry["op"]).same_size
-    if place is None or not entry["sizes"]:
-        return None
-    count = 1
-    for extent in entry["sizes"][place]:
-        count *= extent
-    return count

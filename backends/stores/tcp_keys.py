@@ -14,6 +14,7 @@ import zmq
 from zmq.utils import z85
 
 from ..errors import DistNetworkError
+from ..install import pip_install
 
 __all__ = ["CurveKeys", "curve_keys", "shared_key"]
 
@@ -41,8 +42,9 @@ def curve_keys(key: bytes) -> CurveKeys:
     if not zmq.has("curve"):
         raise DistNetworkError(
             "this pyzmq was built without CURVE, which the TCP store needs to keep "
-            "strangers out: install pyzmq from a wheel (pip install --force-reinstall "
-            "pyzmq), or use init_method='file:///path'"
+            "strangers out: install pyzmq from a wheel "
+            f"({pip_install('--force-reinstall', 'pyzmq')}), or use "
+            "init_method='file:///path'"
         )
 
     def secret_of(side: bytes) -> bytes:

@@ -13,7 +13,8 @@ from typing import Any
 from ..errors import DistAbortedError
 from ..groups.abort_reason import AbortReason
 from . import gloo_sockets
-from .creation import Made, backends_of, made_of
+from .creation import Made, made_of
+from .private.groups import names
 
 __all__ = ["HINT", "abort", "aborted_error", "before_abort", "check", "set_hint"]
 
@@ -83,11 +84,12 @@ def abort(
     for tell in list(before_abort):
         tell(group)
     unable = made.unabortable
-    for device, backend in backends_of(group).items():
+    for device, backend in names().backends(group).items():
         kind = backend.name()
         if kind == "gloo":
             _abort_gloo(made)
-        elif kind == "nccl":
+        # Since torch 2.15 "nccl" is another library by default, "nccl2".
+        elif kind.startswith("nccl"):
             _abort_in_thread(group, backend)
         else:
             backend.abort()

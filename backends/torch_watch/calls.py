@@ -19,7 +19,8 @@ from typing import Any
 from ..work.flight_recorder import Frame, recorder
 from ..work.op_type import OpType
 from .frames import calling_frame
-from .private import Names
+from .private.groups import Names
+from .replacing import replace
 
 __all__ = ["Call", "CallLog"]
 
@@ -149,24 +150,20 @@ class CallLog:
         self._barriers: weakref.WeakKeyDictionary[Any, int] = (
             weakref.WeakKeyDictionary()
         )
-        self._replaced: list[tuple[type, str, Any, Any]] = []
+        self._undo: list[Callable[[], None]] = []
 
     def install(self) -> None:
         """Put the wrappers into torch's classes."""
         c10d: ModuleType = self._names.c10d
         for name, (op_type, arrays) in _METHODS.items():
-            original = getattr(c10d.ProcessGroup, name, None)
-            if original is not None:
-                wrapper = self._wrap(original, op_type, arrays)
-                self._replace(c10d.ProcessGroup, name, original, wrapper)
-        self._replace(c10d.Work, "wait", c10d.Work.wait, self._wrap_wait())
+            wrap = functools.partial(self._wrap, op_type=op_type, arrays=arrays)
+            self._undo.append(replace(c10d.ProcessGroup, name, wrap))
+        self._undo.append(replace(c10d.Work, "wait", self._wrap_wait))
 
     def remove(self) -> None:
         """Put torch's own methods back, where nobody else has replaced them since."""
-        for owner, name, original, wrapper in reversed(self._replaced):
-            if getattr(owner, name) is wrapper:
-                setattr(owner, name, original)
-        self._replaced.clear()
+        while self._undo:
+            self._undo.pop()()
 
     def take(self) -> list[Call]:
         """Return the calls since the last `take`, oldest first."""
@@ -174,10 +171,6 @@ class CallLog:
         while self._new:
             taken.append(self._new.popleft())
         return taken
-
-    def _replace(self, owner: type, name: str, original: Any, wrapper: Any) -> None:
-        setattr(owner, name, wrapper)
-        self._replaced.append((owner, name, original, wrapper))
 
     # -- the wrappers --------------------------------------------------------
 
@@ -198,9 +191,7 @@ class CallLog:
 
         return method
 
-    def _wrap_wait(self) -> Any:
-        original = self._names.c10d.Work.wait
-
+    def _wrap_wait(self, original: Any) -> Any:
         @functools.wraps(original)
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             call = self._of_work.get(id(work))

@@ -15,13 +15,11 @@ from typing import Any
 
 from ..groups.abort_reason import AbortReason
 from .gloo_sockets import count_connections, listening_sockets
-from .private import Names
+from .private.groups import Names, names
 
 __all__ = [
     "Made",
-    "backends_of",
     "install",
-    "is_registered",
     "issued",
     "known_groups",
     "made_of",
@@ -29,10 +27,6 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
-
-#: The function of `distributed_c10d` that makes every group but those that are split
-#: from another group's communicator.
-MAKER = "_new_process_group_helper"
 
 _places = itertools.count()
 
@@ -46,8 +40,9 @@ class Made:
     place
         Its place in the order in which this process made, or found, the groups.
     arguments
-        The arguments of `MAKER`, by name; for a group that was made before the watch
-        began, or was split from another, what torch's registry says of it.
+        Those of torch's function that makes groups, by name; for a group that was
+        made before the watch began, or was split from another, what torch's registry
+        says of it.
     name
         The name that a person reads, once the watch has given it one.
     generation
@@ -65,6 +60,8 @@ class Made:
         The inodes of the listening sockets of its gloo backends.
     connections
         The number of their connections to other ranks when the group was noted.
+    stale
+        Sentences on what cannot use the group after its rebuild.
     unabortable
         Why its gloo backends cannot be aborted; empty where they can.
     """
@@ -79,6 +76,7 @@ class Made:
     issued_before: int = 0
     listeners: frozenset[int] = frozenset()
     connections: int = 0
+    stale: list[str] = field(default_factory=list)
     unabortable: str = ""
     place: int = field(default_factory=lambda: next(_places))
 
@@ -98,7 +96,7 @@ def made_of(group: Any) -> Made:
     with _lock:
         known = _made.get(group)
         if known is None:
-            if not is_registered(group):
+            if not names().has(group):
                 raise LookupError(f"{group!r} is no group of this process any more")
             known = _note(group, _arguments_of(group))
         return known
@@ -115,47 +113,27 @@ def issued(group: Any) -> int:
     return Names.issued(group) or 0
 
 
-def is_registered(group: Any) -> bool:
-    """Whether torch's registry has `group`: it was made, and not destroyed since."""
-    from torch.distributed import distributed_c10d
+def install(torch: Names) -> Callable[[], None]:
+    """Note each group that is made from now on; return the undoing."""
 
-    return group in distributed_c10d._world.pg_map
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(original)
 
+        @functools.wraps(original)
+        def make(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            group = result[0]
+            # A rank that is not in the group gets a number in place of a group, and a
+            # tag that was used before the group of that use.
+            if isinstance(group, torch.c10d.ProcessGroup):
+                with _lock:
+                    if group not in _made:
+                        _note(group, signature.bind(*args, **kwargs).arguments)
+            return result
 
-def backends_of(group: Any) -> dict[str, Any]:
-    """Return the backend objects of `group` by the type of device; each one once."""
-    found: dict[str, Any] = {}
-    for device in group._device_types:
-        backend = group._get_backend(device)
-        if not any(backend is one for one in found.values()):
-            found[device.type] = backend
-    return found
+        return make
 
-
-def install(distributed_c10d: Any) -> Callable[[], None]:
-    """Note each group that `distributed_c10d` makes from now on; return the undoing."""
-    original = getattr(distributed_c10d, MAKER)
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def make(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        group = result[0]
-        # A rank that is not in the group gets a number in place of a group, and a tag
-        # that was used before the group of that use.
-        if isinstance(group, distributed_c10d.ProcessGroup):
-            with _lock:
-                if group not in _made:
-                    _note(group, signature.bind(*args, **kwargs).arguments)
-        return result
-
-    setattr(distributed_c10d, MAKER, make)
-
-    def undo() -> None:
-        if getattr(distributed_c10d, MAKER) is make:
-            setattr(distributed_c10d, MAKER, original)
-
-    return undo
+    return torch.wrap_maker(wrap)
 
 
 def note_rebuilt(group: Any, before: Made, generation: int) -> None:
@@ -166,7 +144,7 @@ def note_rebuilt(group: Any, before: Made, generation: int) -> None:
 
 def _note(group: Any, arguments: Mapping[str, Any]) -> Made:
     made = Made(dict(arguments))
-    kinds = {backend.name() for backend in backends_of(group).values()}
+    kinds = {backend.name() for backend in names().backends(group).values()}
     if "gloo" in kinds and group.size() > 1:
         made.listeners = listening_sockets(_published(group))
         made.connections = count_connections(made.listeners)
@@ -182,14 +160,12 @@ def _note(group: Any, arguments: Mapping[str, Any]) -> Made:
 
 def _published(group: Any) -> list[bytes]:
     """Return what the gloo backends of this rank published in the group's store."""
-    from torch.distributed import distributed_c10d
-
-    store = distributed_c10d._world.pg_map[group][1]
+    store = names().own_store(group)
     values = []
     # The backend of several types of device has the name of one of them in its keys.
-    for device in group._device_types:
+    for device in names().device_types(group):
         for context in itertools.count():
-            key = f"{device.type}//{context}/{group.rank()}"
+            key = f"{device}//{context}/{group.rank()}"
             with contextlib.suppress(RuntimeError):
                 if store.check([key]):
                     values.append(store.get(key))
@@ -199,27 +175,23 @@ def _published(group: Any) -> list[bytes]:
 
 
 def _arguments_of(group: Any) -> dict[str, Any]:
-    """Return the arguments of `MAKER` as torch's registry has them."""
-    from torch.distributed import distributed_c10d
-
-    world = distributed_c10d._world
-    ranks = world.pg_group_ranks[group]
+    """Return the arguments that made `group`, as torch's registry has them."""
+    torch = names()
+    is_default = group is torch.default
     known = {
         "group_size": group.size(),
         "group_rank": group.rank(),
-        "global_ranks_in_group": [] if group is world.default_pg else list(ranks),
-        "backend": world.pg_map[group][0],
+        "global_ranks_in_group": [] if is_default else list(torch.ranks(group) or ()),
+        "backend": torch.backend_name(group),
         "store": None,
-        "group_name": world.pg_names[group],
+        "group_name": torch.registered_name(group),
         "device_id": group.bound_device_id,
         "group_desc": group.group_desc,
     }
-    for backend in backends_of(group).values():
-        options = getattr(backend, "options", None)
+    for backend in torch.backends(group).values():
+        options, timeout = torch.options(backend)
         if options is not None:
-            known["timeout"] = options._timeout
-            if backend.name() == "nccl":
-                named = inspect.signature(getattr(distributed_c10d, MAKER)).parameters
-                name = "pg_options" if "pg_options" in named else "backend_options"
-                known[name] = options
+            known["timeout"] = timeout
+            if backend.name().startswith("nccl"):
+                known[torch.options_argument] = options
     return known

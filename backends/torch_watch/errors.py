@@ -18,6 +18,7 @@ from ..groups.connection_loss import VERDICT_WAIT
 from .aborting import aborted_error
 from .creation import Made, issued, known_groups
 from .gloo_sockets import count_connections
+from .replacing import replace
 
 __all__ = ["explain", "explain_as", "install_excepthook", "settle"]
 
@@ -120,26 +121,24 @@ _RAISES = ("RAISE_VARARGS", "RERAISE")
 
 
 def install_excepthook() -> Callable[[], None]:
-    """Have a script end with our error in place of torch's; return the undoing."""
-    original = sys.excepthook
+    """Have a script end with our error in place of torch's; return the undoing.
 
-    def show(
-        kind: type[BaseException],
-        error: BaseException,
-        traceback: TracebackType | None,
-    ) -> None:
-        shown = explain(error)
-        if shown is error:
-            original(kind, error, traceback)
-        else:
-            original(type(shown), shown, shown.__traceback__)
+    Torch's own hook may lie over this one, which then stays: it adds nothing where no
+    group is aborted.
+    """
 
-    sys.excepthook = show
+    def wrap(original: Any) -> Any:
+        def show(
+            kind: type[BaseException],
+            error: BaseException,
+            traceback: TracebackType | None,
+        ) -> None:
+            shown = explain(error)
+            if shown is error:
+                original(kind, error, traceback)
+            else:
+                original(type(shown), shown, shown.__traceback__)
 
-    def undo() -> None:
-        # Torch's own hook may lie over this one, which then stays: it adds nothing
-        # where no group is aborted.
-        if sys.excepthook is show:
-            sys.excepthook = original
+        return show
 
-    return undo
+    return replace(sys, "excepthook", wrap)

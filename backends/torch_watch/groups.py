@@ -9,11 +9,12 @@ from typing import Any
 from ..errors import DistError
 from ..groups.abort_reason import AbortReason
 from ..groups.key import GroupKey
+from ..rank_sets import describe_members
 from ..stores.base import Store
 from ..work.flight_recorder import recorder
 from . import aborting, rebuilding, rejoining
 from .creation import made_of
-from .private import Names
+from .private.groups import Names
 from .records import Progress, TorchRecord
 
 __all__ = ["TorchGroup", "base_name"]
@@ -32,7 +33,7 @@ def base_name(group_name: str, description: str, ranks: Sequence[int]) -> str:
         return description.removeprefix("mesh_")
     if group_name.isdigit():
         return f"group {group_name}"
-    return f"ranks {','.join(map(str, ranks))}"
+    return describe_members(ranks)
 
 
 class TorchGroup:
@@ -111,6 +112,7 @@ class TorchGroup:
             "in_flight": len(progress.in_flight),
             "oldest": _in_flight(oldest),
             "library": "torch",
+            "stale": list(self.made.stale),
         }
 
     def abort(self, reason: str, *, by: str = "", culprits: Sequence[int] = ()) -> None:

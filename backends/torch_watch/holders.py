@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from types import CellType, FrameType, FunctionType
 from typing import Any
 
-__all__ = ["data_parallel_modules", "move"]
+from .private.data_parallel import DataParallelNames
+
+__all__ = ["data_parallel_modules", "move", "objects"]
 
 
 def move(old: Any, new: Any) -> list[str]:
@@ -24,19 +26,16 @@ def move(old: Any, new: Any) -> list[str]:
     left = []
     running = _running_frames()
     for module in data_parallel_modules(old):
-        if "reducer" not in vars(module):
-            # Its construction has failed: a traceback may hold what there is of it.
-            continue
-        # The reducer holds the group in C++, where no reference can be replaced.
-        if hasattr(module, "_update_process_group"):
-            module._update_process_group(new)
-        else:
+        private = DataParallelNames(module)
+        # One whose construction has failed may be held by a traceback.
+        if private.is_made and not private.move(new):
             left.append(
                 "a DistributedDataParallel (make it anew: "
                 "model = rankscope.torch.rewrap(model))"
             )
     _move_defaults(old, new)
-    for holder in _holders(old):
+    holders = list(_holders(old))
+    for holder in holders:
         if isinstance(holder, dict):
             _move_in_dict(holder, old, new)
         elif isinstance(holder, list):
@@ -58,6 +57,9 @@ def move(old: Any, new: Any) -> list[str]:
                 f"{holder.f_lineno}"
             )
         elif isinstance(holder, tuple):
+            # The arguments of a call that has failed, as a traceback holds them.
+            if _is_of_ended_call(holder, holders, running):
+                continue
             left.append(f"a {type(holder).__name__} of {len(holder)} elements")
         else:
             _move_in_object(holder, old, new)
@@ -75,12 +77,12 @@ def data_parallel_modules(group: Any) -> list[Any]:
     # By type, since an instance may be a proxy that answers as another class.
     return [
         one
-        for one in _objects(lambda found: issubclass(found, kind))
+        for one in objects(lambda found: issubclass(found, kind))
         if vars(one).get("process_group") is group
     ]
 
 
-def _objects(wanted: Callable[[type], bool]) -> list[Any]:
+def objects(wanted: Callable[[type], bool]) -> list[Any]:
     """Return the objects whose type is `wanted`; it is asked once for each type."""
     known: dict[type, bool] = {}
     found = []
@@ -102,7 +104,7 @@ def _holders(old: Any) -> Iterator[Any]:
             yield holder
     # The collector does not know the attributes of an object that have no references
     # themselves: it does not track groups, nor a dict of things that it does not track.
-    for one in _objects(_may_have_small_dict):
+    for one in objects(_may_have_small_dict):
         for inner in gc.get_referents(one):
             if (
                 type(inner) is dict
@@ -137,11 +139,30 @@ def _running_frames() -> set[int]:
     return running
 
 
+def _is_of_ended_call(held: Any, known: list[Any], running: set[int]) -> bool:
+    """Return whether only frames that are over, and the list `known`, have `held`."""
+
+    def ended(one: Any) -> bool:
+        return isinstance(one, FrameType) and id(one) not in running
+
+    def is_locals(one: Any) -> bool:
+        # As whoever shows a traceback asks for them; the frame then keeps the dict.
+        return type(one) is dict and any(map(ended, gc.get_referrers(one)))
+
+    def is_here(one: Any) -> bool:
+        return isinstance(one, FrameType) and one.f_globals is globals()
+
+    return all(
+        one is known or ended(one) or is_locals(one) or is_here(one)
+        for one in gc.get_referrers(held)
+    )
+
+
 def _own() -> set[int]:
     """Return the ids of this package's objects, of their containers and its frames."""
     package = __name__.rpartition(".")[0]
     own = set()
-    for one in _objects(lambda kind: str(kind.__module__).startswith(package)):
+    for one in objects(lambda kind: str(kind.__module__).startswith(package)):
         own.add(id(one))
         for inner in gc.get_referents(one):
             own.add(id(inner))
@@ -159,7 +180,7 @@ def _move_defaults(old: Any, new: Any) -> None:
 
     Those of torch.distributed.nn have the default group, as it is at their import.
     """
-    for function in _objects(lambda kind: kind is FunctionType):
+    for function in objects(lambda kind: kind is FunctionType):
         defaults = function.__defaults__
         if defaults is not None and _contains(defaults, old):
             moved = [new if one is old else one for one in defaults]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -17,9 +16,10 @@ from ..groups.abort_reason import AbortReason
 from ..groups.key import GroupKey
 from ..rank_sets import name_ranks
 from ..stores.base import Store
-from . import creation, holders
+from . import creation, holders, sharded_models
 from .aborting import abort
 from .creation import made_of
+from .private.groups import Names, names
 from .stores import host_store, join_store
 
 __all__ = ["WAIT", "join", "rebuild"]
@@ -35,7 +35,7 @@ _lock = threading.Lock()
 
 def rebuild(
     group: Any, generation: int | None, store: Store, *, timeout: float = WAIT
-) -> tuple[Any, list[str]]:
+) -> Any:
     """Make `group` anew with the same arguments; call it on each of its ranks.
 
     Its ranks meet in `store`; a torch TCPStore on its first rank then serves the new
@@ -57,37 +57,38 @@ def rebuild(
 
     Returns
     -------
-    tuple of (ProcessGroup, list of str)
-        The new group, and what holds the old one still: see `holders.move`.
+    ProcessGroup
+        The new group; `Made.stale` has what cannot use it.
 
     Raises
     ------
     DistTimeoutError
         Where a rank does not come in time. The group then is as it was: aborted.
     """
-    from torch.distributed import distributed_c10d
-
+    torch = names()
     with _lock:
         made = made_of(group)
         if generation is None:
             generation = made.generation + 1
         if made.generation >= generation:
-            return group, []
+            return group
         name = made.name or group.group_desc
         abort(group, AbortReason(f"replaced by its generation {generation}", "rebuild"))
         deadline = time.monotonic() + timeout
-        members = distributed_c10d._world.pg_group_ranks[group]
-        ranks = sorted(members, key=members.__getitem__)
-        meeting = _Meeting(store, name, ranks, distributed_c10d.get_rank(), generation)
+        ranks = torch.ranks(group) or ()
+        meeting = _Meeting(store, name, ranks, torch.c10d.get_rank(), generation)
         fresh = meeting.open(deadline)
         # The next group has this number as its name, on all ranks the same.
-        distributed_c10d._world.group_count = meeting.count
-        new = _replace(distributed_c10d, group, fresh, deadline)
+        torch.count = meeting.count
+        new = _replace(torch, group, fresh, deadline)
         creation.note_rebuilt(new, made, generation)
-        left = holders.move(group, new)
-        for holder in left:
-            _log.warning("group %r was rebuilt, but %s holds the old one", name, holder)
-        return new, left
+        made_of(new).stale = [
+            *(f"{one} holds the old group" for one in holders.move(group, new)),
+            *sharded_models.reset(new),
+        ]
+        for sentence in made_of(new).stale:
+            _log.warning("torch's group %r was rebuilt, but %s", name, sentence)
+        return new
 
 
 class _Meeting:
@@ -117,10 +118,7 @@ class _Meeting:
             host = _own_address(self._store)
             made, port = host_store(host, limit)
             self._store.set(f"{self._prefix}/address", json.dumps([host, port]))
-        from torch.distributed import distributed_c10d
-
-        count = distributed_c10d._world.group_count
-        self._store.set(self._came(self._rank), str(count))
+        self._store.set(self._came(self._rank), str(names().count))
         self._wait(deadline)
         counts = [int(self._store.get(self._came(one))) for one in self._ranks]
         self.count = max(counts)
@@ -181,7 +179,7 @@ def join(
     key, rank
         The group, and this process's global rank.
     arguments
-        The arguments of `creation.MAKER`, but the store.
+        Those of torch's function that makes groups, by name, but the store.
     generation
         The number of the generation that the others make.
     store
@@ -192,42 +190,41 @@ def join(
     timeout
         Seconds to wait for the other ranks.
     """
-    from torch.distributed import distributed_c10d
-
+    torch = names()
     with _lock:
         deadline = time.monotonic() + timeout
         meeting = _Meeting(store, key.name, key.ranks, rank, generation)
         fresh = meeting.open(deadline)
         is_default = not arguments["global_ranks_in_group"]
         members = {one: number for number, one in enumerate(key.ranks)}
-        new = _make(distributed_c10d, arguments, is_default, members, fresh, deadline)
+        new = _make(torch, arguments, is_default, members, fresh, deadline)
         made = made_of(new)
         made.name, made.generation, made.place = key.name, generation, place
-        world = distributed_c10d._world
-        world.group_count = max(count, meeting.count, world.group_count)
+        torch.count = max(count, meeting.count, torch.count)
         return new
 
 
-def _replace(c10d: Any, old: Any, fresh: Any, deadline: float) -> Any:
+def _replace(torch: Names, old: Any, fresh: Any, deadline: float) -> Any:
     """Make the successor of `old` and enter it in torch's registry in place of `old`.
 
     Where that fails, `old` is in the registry as it was.
     """
     arguments = made_of(old).arguments
-    is_default = old is c10d._world.default_pg
-    with _out_of_registry(c10d, old) as members:
-        return _make(c10d, arguments, is_default, members, fresh, deadline)
+    is_default = old is torch.default
+    with torch.out_of_registry(old) as places:
+        return _make(torch, arguments, is_default, places, fresh, deadline)
 
 
 def _make(
-    c10d: Any,
+    torch: Names,
     arguments: Mapping[str, Any],
     is_default: bool,
-    members: Mapping[int, int],
+    places: Mapping[int, int],
     fresh: Any,
     deadline: float,
 ) -> Any:
     """Make a group over the store `fresh` and enter it in torch's registry."""
+    c10d: Any = torch.c10d
     chosen = dict(arguments)
     chosen["store"] = c10d.PrefixStore("default_pg", fresh) if is_default else fresh
     timeout = chosen.get("timeout", c10d.default_pg_timeout)
@@ -235,70 +232,8 @@ def _make(
     chosen["timeout"] = min(
         timeout, timedelta(seconds=max(1.0, deadline - time.monotonic()))
     )
-    with _without_split(c10d, chosen):
-        new, _ = getattr(c10d, creation.MAKER)(**chosen)
-    c10d._world.pg_group_ranks[new] = dict(members)
-    if is_default:
-        c10d._update_default_pg(new)
-    c10d._set_pg_timeout(timeout, new)
+    new = torch.make(chosen, places, default=is_default)
+    torch.set_timeout(new, timeout)
     # For the next rebuild.
     made_of(new).arguments = {**chosen, "timeout": timeout}
     return new
-
-
-@contextlib.contextmanager
-def _out_of_registry(c10d: Any, old: Any) -> Iterator[Mapping[int, int]]:
-    """Within the block, torch's registry does not have `old`; nor after a success.
-
-    Yields the ranks of `old` in the group by their global ranks.
-    """
-    world = c10d._world
-    tables = [
-        world.pg_map,
-        world.pg_names,
-        world.pg_group_ranks,
-        world.pg_backend_config,
-        world.pg_to_tag,
-        world.pg_coalesce_state,
-    ]
-    kept = [(table, table.pop(old)) for table in tables if old in table]
-    tags = [members for members in world.tags_to_pg.values() if old in members]
-    for members in tags:
-        members.remove(old)
-    is_default = old is world.default_pg
-    if is_default:
-        c10d._update_default_pg(None)
-    name = old.group_name
-    c10d._unregister_process_group(name)
-    try:
-        yield next(entry for table, entry in kept if table is world.pg_group_ranks)
-    except BaseException:
-        for table, entry in kept:
-            table[old] = entry
-        for members in tags:
-            members.append(old)
-        if is_default:
-            c10d._update_default_pg(old)
-        c10d._register_process_group(name, old)
-        raise
-
-
-@contextlib.contextmanager
-def _without_split(c10d: Any, arguments: dict[str, Any]) -> Iterator[None]:
-    """Within the block, no communicator is split from the default group's.
-
-    A split needs the ranks that are not in the group as well, which take no part.
-    """
-    for name in ("backend_options", "pg_options"):
-        options: Any = arguments.get(name)
-        if options is not None and hasattr(options, "split_from"):
-            options.split_from = None
-    if "_get_split_source" not in vars(c10d):
-        yield
-        return
-    original = c10d._get_split_source
-    c10d._get_split_source = lambda _: None
-    try:
-        yield
-    finally:
-        c10d._get_split_source = original

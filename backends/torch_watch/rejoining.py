@@ -12,6 +12,7 @@ from ..groups.key import GroupKey
 from ..stores.base import Store
 from . import rebuilding
 from .creation import made_of
+from .private.groups import names
 
 __all__ = ["PendingGroup", "export"]
 
@@ -20,18 +21,17 @@ _REASON = "this rank was started anew: its torch group is made by %dist_rebuild"
 
 def export(group: Any, key: GroupKey) -> dict[str, Any]:
     """Return what a fresh process needs to join the next generation of `group`."""
-    from torch.distributed import distributed_c10d
-
+    torch = names()
     made = made_of(group)
     arguments = made.arguments
-    timeout = arguments.get("timeout", distributed_c10d.default_pg_timeout)
+    timeout = arguments.get("timeout", torch.c10d.default_pg_timeout)
     return {
         "library": "torch",
         "name": key.name,
         "ranks": list(key.ranks),
         "generation": made.generation,
         "place": made.place,
-        "is_default": group is distributed_c10d._world.default_pg,
+        "is_default": group is torch.default,
         "backend": str(arguments["backend"]),
         "group_name": str(group.group_name),
         "group_desc": arguments.get("group_desc"),
@@ -39,7 +39,7 @@ def export(group: Any, key: GroupKey) -> dict[str, Any]:
         "timeout": timeout.total_seconds(),
         "on_device": arguments.get("device_id") is not None,
         # The number that the next group gets as its name.
-        "count": distributed_c10d._world.group_count,
+        "count": torch.count,
     }
 
 

@@ -6,11 +6,11 @@ import inspect
 from typing import Any
 
 from ..errors import DistError
-from .creation import is_registered, made_of
+from .creation import made_of
+from .private.data_parallel import DataParallelNames
+from .private.groups import names
 
 __all__ = ["rewrap"]
-
-_MIB = 1024 * 1024
 
 
 def rewrap(model: Any) -> Any:
@@ -47,7 +47,8 @@ def rewrap(model: Any) -> Any:
             "rewrap takes a torch.nn.parallel.DistributedDataParallel, not a "
             f"{type(model).__name__}; other modules use the rebuilt group by themselves"
         )
-    if model._delay_all_reduce_params:
+    private = DataParallelNames(model)
+    if private.delays_reductions:
         raise DistError(
             "rewrap: the hook of delay_all_reduce_named_params is not known any more; "
             "write DistributedDataParallel(model.module, …) with it"
@@ -55,31 +56,30 @@ def rewrap(model: Any) -> Any:
     group = _group_of(model)
     options = _options(model, DistributedDataParallel)
     # Else the gradients were reduced by both.
-    model._remove_autograd_hooks()
+    private.remove_hooks()
     made = DistributedDataParallel(model.module, process_group=group, **options)
-    for hook, state in model._comm_hooks:
+    for hook, state in private.hooks:
         made.register_comm_hook(state, hook)
     return made.train(model.training)
 
 
 def _group_of(model: Any) -> Any:
     """Return the group to use: that of `model`, or the default one if it is gone."""
-    from torch.distributed import distributed_c10d
-
+    torch = names()
     group = model.process_group
-    if not is_registered(group):
-        if not distributed_c10d.is_initialized():
+    if not torch.has(group):
+        if not torch.c10d.is_initialized():
             raise DistError(
                 "rewrap: there is no group of torch; make one by "
                 "dist.init_process_group() first"
             )
-        if group.size() != distributed_c10d.get_world_size():
+        if group.size() != torch.c10d.get_world_size():
             raise DistError(
                 f"rewrap: the group {group.group_desc!r} of the model was destroyed; "
                 "make it anew, then DistributedDataParallel(model.module, "
                 "process_group=…)"
             )
-        group = distributed_c10d._get_default_group()
+        group = torch.default
     reason = made_of(group).aborted
     if reason is not None:
         raise DistError(
@@ -99,14 +99,4 @@ def _options(model: Any, kind: type) -> dict[str, Any]:
     }
     if options.get("device_ids") is None:
         options.pop("output_device", None)
-    config = known.get("_bucket_config")
-    if config is None:
-        # torch before 2.13
-        if not known["bucket_bytes_cap_default"]:
-            options["bucket_cap_mb"] = known["bucket_bytes_cap"] / _MIB
-    elif config.per_bucket_bytes_caps:
-        caps = config.per_bucket_bytes_caps
-        options["bucket_cap_mb_list"] = [one / _MIB for one in caps]
-    elif config.first_bucket_bytes_cap == config.bucket_bytes_cap:
-        options["bucket_cap_mb"] = config.bucket_bytes_cap / _MIB
-    return options
+    return options | DataParallelNames(model).bucket_options()

@@ -14,7 +14,8 @@ from typing import Any
 from ..errors import DistAbortedError, DistError, DistNetworkError
 from ..groups.abort_reason import AbortReason
 from .errors import explain_as
-from .private import RpcNames
+from .private.rpc import RpcNames
+from .replacing import Wrapper, replace
 from .rpc_calls import RpcCall, RpcLog
 from .rpc_meeting import meet
 from .rpc_waits import Wait, call_apart, wait_for
@@ -54,7 +55,7 @@ class RpcWrappers:
         self._ranks: dict[int, int] = {}
         #: The wait of the `init_rpc` under way, also where it was given up.
         self._beginning: Wait | None = None
-        self._replaced: list[tuple[Any, str, Any, Any]] = []
+        self._undo: list[Callable[[], None]] = []
 
     def install(self) -> None:
         """Put the wrappers into torch."""
@@ -76,18 +77,11 @@ class RpcWrappers:
 
     def remove(self) -> None:
         """Put torch's own names back, where nobody else has replaced them since."""
-        for owner, name, original, wrapper in reversed(self._replaced):
-            if getattr(owner, name) is wrapper:
-                setattr(owner, name, original)
-        self._replaced.clear()
+        while self._undo:
+            self._undo.pop()()
 
-    def _replace(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-        original = getattr(owner, name, None)
-        if original is None:
-            return
-        wrapper = wrap(original)
-        setattr(owner, name, wrapper)
-        self._replaced.append((owner, name, original, wrapper))
+    def _replace(self, owner: Any, name: str, wrap: Wrapper) -> None:
+        self._undo.append(replace(owner, name, wrap))
 
     # -- waits ---------------------------------------------------------------
 

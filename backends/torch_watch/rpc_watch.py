@@ -17,7 +17,7 @@ from ..groups.world import world
 from ..stores.base import Store
 from ..work.flight_recorder import recorder
 from .importing import when_imported
-from .private import RPC, RpcNames
+from .private.rpc import RPC, RpcNames
 from .rpc_calls import RpcCall, RpcLog, Served
 from .rpc_install import RpcWrappers
 

@@ -9,6 +9,8 @@ import stat
 from datetime import timedelta
 from typing import Any
 
+from .private.groups import names
+
 __all__ = ["disconnect", "host_store", "join_store"]
 
 #: Connections that may wait for the store to accept them.
@@ -40,6 +42,7 @@ def host_store(host: str, timeout: float) -> tuple[Any, int]:
             wait_for_workers=False,
             timeout=timedelta(seconds=timeout),
             master_listen_fd=listener.fileno(),
+            use_libuv=names().store_of_libuv_takes_socket,
         )
         # The store closes it.
         listener.detach()

@@ -20,8 +20,8 @@ from ..groups.key import GroupKey
 from ..stores.base import Store
 from ..work.flight_recorder import recorder
 from .aborting import HINT, abort
-from .creation import MAKER
 from .frames import calling_frame
+from .private.groups import Names
 from .stores import disconnect
 
 __all__ = ["UnfinishedGroup", "UnfinishedGroups"]
@@ -177,42 +177,41 @@ class UnfinishedGroups:
     def __iter__(self) -> Any:
         return iter(list(self._unfinished))
 
-    def install(self, c10d: Any) -> Callable[[], None]:
-        """Note each group while `c10d` makes it; return the undoing."""
-        original = getattr(c10d, MAKER)
-        signature = inspect.signature(original)
+    def install(self, torch: Names) -> Callable[[], None]:
+        """Note each group while torch makes it; return the undoing."""
 
-        @functools.wraps(original)
-        def make(*args: Any, **kwargs: Any) -> Any:
-            one = self._begin(c10d, signature.bind(*args, **kwargs).arguments)
-            if one is None:
-                return original(*args, **kwargs)
-            self._unfinished.append(one)
-            recorder.changed()
-            try:
-                return original(*args, **kwargs)
-            except RuntimeError as error:
-                if one.reason is None:
-                    raise
-                raise one.error() from error
-            finally:
-                self._unfinished.remove(one)
+        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+            signature = inspect.signature(original)
+
+            @functools.wraps(original)
+            def make(*args: Any, **kwargs: Any) -> Any:
+                one = self._begin(torch, signature.bind(*args, **kwargs).arguments)
+                if one is None:
+                    return original(*args, **kwargs)
+                self._unfinished.append(one)
                 recorder.changed()
+                try:
+                    return original(*args, **kwargs)
+                except RuntimeError as error:
+                    if one.reason is None:
+                        raise
+                    raise one.error() from error
+                finally:
+                    self._unfinished.remove(one)
+                    recorder.changed()
 
-        setattr(c10d, MAKER, make)
+            return make
 
-        def undo() -> None:
-            if getattr(c10d, MAKER) is make:
-                setattr(c10d, MAKER, original)
+        return torch.wrap_maker(wrap)
 
-        return undo
-
-    def _begin(self, c10d: Any, arguments: Mapping[str, Any]) -> UnfinishedGroup | None:
+    def _begin(
+        self, torch: Names, arguments: Mapping[str, Any]
+    ) -> UnfinishedGroup | None:
         """Return the group of `arguments`; ``None`` where this rank waits for nobody.
 
         A rebuild makes groups on another thread, once all ranks are there.
         """
-        default = c10d._world.default_pg
+        default = torch.default
         size, ranks = arguments["group_size"], arguments["global_ranks_in_group"]
         rank = arguments["group_rank"] if default is None else default.rank()
         members = tuple(ranks) or tuple(range(size))

@@ -21,7 +21,7 @@ from .calls import CallLog
 from .errors import install_excepthook
 from .groups import TorchGroup, base_name
 from .importing import when_imported
-from .private import C10D, RECORDER_SIZE, Names, probe
+from .private.groups import C10D, RECORDER_SIZE, Names, probe
 from .records import Tracker
 from .rejoining import PendingGroup
 from .unfinished import UnfinishedGroup, UnfinishedGroups
@@ -113,10 +113,10 @@ class TorchWatch:
         self.calls.install()
         self.calls.guards.append(aborting.check)
         self._undo.append(self.calls.remove)
-        self._undo.append(creation.install(c10d))
-        self._undo.append(self._unfinished.install(c10d))
+        self._undo.append(creation.install(names))
+        self._undo.append(self._unfinished.install(names))
         self._undo.append(install_excepthook())
-        self._undo.append(self._note_births(c10d))
+        self._undo.append(self._note_births(names))
         with self._lock:
             self.names = names
             self._discover()
@@ -128,28 +128,23 @@ class TorchWatch:
         atexit.register(self.stop)
         self._undo.append(lambda: atexit.unregister(self.stop))
 
-    def _note_births(self, c10d: ModuleType) -> Callable[[], None]:
+    def _note_births(self, torch: Names) -> Callable[[], None]:
         """Note when each group is made: numbers and names are used again."""
-        original = getattr(c10d, "_register_process_group", None)
-        if original is None:
-            return lambda: None
 
-        @functools.wraps(original)
-        def register(name: str, group: Any) -> Any:
-            # The groups before it first: their order gives them their names.
-            with self._lock:
-                self._discover()
-                self._born[name] = time.time_ns()
-            result = original(name, group)
-            recorder.changed()
-            return result
+        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def register(name: str, group: Any) -> Any:
+                # The groups before it first: their order gives them their names.
+                with self._lock:
+                    self._discover()
+                    self._born[name] = time.time_ns()
+                result = original(name, group)
+                recorder.changed()
+                return result
 
-        def undo() -> None:
-            if c10d._register_process_group is register:
-                c10d._register_process_group = original  # type: ignore[attr-defined]
+            return register
 
-        c10d._register_process_group = register  # type: ignore[attr-defined]
-        return undo
+        return torch.wrap_register(wrap)
 
     # -- GroupSource -------------------------------------------------------------------
 
@@ -208,7 +203,7 @@ class TorchWatch:
         return [one for one in self._unfinished if one.key not in known]
 
     def _default(self) -> Any:
-        return None if self.names is None else self.names.registry.default_pg
+        return None if self.names is None else self.names.default
 
     # -- reading torch ---------------------------------------------------------------
 

@@ -18,13 +18,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import ExitStack
 from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+from IPython.core import page
 
 from rankscope import __version__
 from rankscope.backends import TCPStore, init_process_group
@@ -43,11 +44,16 @@ from ..wire import ipyparallel_private as private
 from ..wire import message_types, requests
 from ..wire.error_details import pack_details
 from ..wire.ipykernel_private import allow_top_level_await
+from ..wire.memory import resident_bytes
 from ..wire.status_codec import pack
 from . import availability
 from .cell_source import CellSource
 from .gpus import Gpu, choose_device, load_cupy, may_share
+from .names import names_of
 from .nccl_report import NcclReports
+from .no_input import explain_input
+from .post_mortem import Prompts, inspect_failure
+from .printing import PrintMarks, print_progress_as_text
 from .publisher import StatusPublisher
 
 __all__ = ["Agent", "install", "installed"]
@@ -94,17 +100,29 @@ class Agent:
         self._cell: int | None = None
         # How the last cell of a notebook ended: "left cell 7 with ValueError …".
         self._last_cell_exit = ""
+        self._last_cell_failed = False
         self._cell_began: float | None = None
         self._cell_scope = ExitStack()
         self._interruptible = False
+        # The names that cells begin with.
+        self._given: Set[str] = frozenset()
         self._gpu: Gpu | None = None
         self._new_gpu: Gpu | None = None
         self._source = CellSource(self.shell)
+        self._print_marks = PrintMarks()
         self._publisher = StatusPublisher(kernel, self.summary)
         self._nccl_reports = NcclReports()
+        # What ended the last cell that failed, and how a person looks at it.
+        self._failure: BaseException | None = None
+        self._prompts = Prompts(self._publish_data)
+        # Whether the present cell only looks at the end of an earlier one.
+        self._looked_back = False
         self._handlers = dict(
             [
                 requests.Abort.served_by(self._abort),
+                requests.AnswerPrompt.served_by(
+                    lambda typed: self._prompts.answer(typed.number, typed.line)
+                ),
                 requests.AssignRank.served_by(self._assign_rank),
                 requests.ExportGroups.served_by(lambda _: world.export_groups()),
                 requests.GetClock.served_by(lambda _: time.time_ns()),
@@ -112,6 +130,9 @@ class Agent:
                     lambda wanted: local_dump(wanted.last)
                 ),
                 requests.GetHello.served_by(lambda _: self.hello()),
+                requests.GetNames.served_by(
+                    lambda _: names_of(self.shell, self._given)
+                ),
                 requests.GetNcclReport.served_by(lambda _: self._nccl_reports.latest()),
                 requests.GetStack.served_by(lambda _: self._stack()),
                 requests.GetStoreAddress.served_by(lambda _: self._store_address()),
@@ -138,8 +159,12 @@ class Agent:
             ]
         )
         allow_top_level_await(kernel)
+        explain_input(kernel, self._source.describe)
         kernel.control_handlers[message_types.REQUEST] = self._serve
         private.serve_signals(kernel)
+        # `dist.all_reduce?` is output of the cell: no front end opens a rank's pager.
+        in_output = page.as_hook(page.display_page)  # type: ignore[no-untyped-call]
+        self.shell.set_hook("show_in_pager", in_output, 90)
         self.shell.input_transformers_cleanup.append(self._number_cell)
         self.shell.events.register("pre_run_cell", self._before_cell)
         self.shell.events.register("post_run_cell", self._after_cell)
@@ -148,6 +173,7 @@ class Agent:
         # Torch is watched once a cell, or `torch_ranks`, imports it.
         self._torch = watch()
         watch_rpc()
+        print_progress_as_text()
         self._show_traceback = self.shell.showtraceback
         self.shell.showtraceback = self._show_explained
         recorder.set_source_namer(self._source.describe)
@@ -212,6 +238,7 @@ class Agent:
         if cupy is not None and index is not None:
             names["cp"] = cupy
             self.use_gpu(Gpu.of_cupy(cupy, index))
+        self._given = frozenset(names)
         # Hidden, as IPython's own names are: %who lists the user's names only.
         self.shell.push(names, interactive=False)
         return {
@@ -315,6 +342,21 @@ class Agent:
 
     # -- cells, on the main thread -----------------------------------------
 
+    def debug(self) -> None:
+        """Open the failed frame of this rank; what `Ranks.debug` has the rank do."""
+        assert self._assignment is not None
+        self._looked_back = True
+        rank, failure = self._assignment["rank"], self._failure
+        if failure is None:
+            self._publish_data({"refusal": f"no cell has failed on rank {rank}"})
+            return
+        inspect_failure(failure, rank, self._prompts, self._source.is_cell)
+
+    def _publish_data(self, data: Mapping[str, Any]) -> None:
+        """Send data of the running cell that is no output of it."""
+        header = private.message_header(self.kernel.get_parent("shell"))
+        private.publish(self.kernel, message_types.DATA, data, header)
+
     def _before_cell(self, info: Any) -> None:
         request = private.request_metadata(self.kernel).get("rankscope")
         if request is not None:
@@ -341,6 +383,7 @@ class Agent:
 
     def _prepare_cell(self, request: Mapping[str, Any]) -> None:
         self._cell = request["cell"]
+        self._print_marks.begin()
         if request["group"] is not None:
             self._cell_scope.enter_context(world.default_group(request["group"]))
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -352,6 +395,7 @@ class Agent:
     def _after_cell(self, result: Any) -> None:
         self._interruptible = False
         self._cell_scope.close()
+        self._print_marks.end()
         error = None
         late = world.async_error()
         if result is not None:
@@ -363,6 +407,7 @@ class Agent:
                 # What the reply says: the traceback shows it already.
                 result.error_in_exec = explain(result.error_in_exec)
             error = result.error_before_exec or result.error_in_exec
+            self._failure = result.error_in_exec or self._failure
         line = None if error is None else self._source.line_of(error)
         if error is not None:
             private.publish(
@@ -371,9 +416,17 @@ class Agent:
                 pack_details(error, line),
                 private.message_header(self.kernel.get_parent("shell")),
             )
-        if private.request_metadata(self.kernel).get("rankscope") is not None:
-            self._last_cell_exit = _describe_cell_exit(self._cell, error, line)
+        request = private.request_metadata(self.kernel).get("rankscope")
+        if request is not None:
+            if request["keep_value"] and result is not None:
+                self.shell.push(
+                    {message_types.CELL_VALUE: result.result}, interactive=False
+                )
+            if not self._looked_back:
+                self._last_cell_exit = _describe_cell_exit(self._cell, error, line)
+                self._last_cell_failed = error is not None
         self._cell = self._cell_began = None
+        self._looked_back = False
         settle()
         # The last op of the cell may be younger than the last reading of torch.
         self._torch.read()
@@ -408,7 +461,9 @@ class Agent:
             # A cell that is being prepared cannot be interrupted yet.
             "cell": None if began is None else self._cell,
             "last_cell_exit": self._last_cell_exit if began is None else "",
+            "last_cell_failed": self._last_cell_failed and began is None,
             "gpu": "" if self._gpu is None else self._gpu.describe(),
+            "memory": resident_bytes(),
         }
 
     def _subscribe(self, wanted: requests.Subscribe) -> requests.Summary:

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 
 from rankscope.backends import Backend, BackendConfig, unavailable_reason
+from rankscope.backends.devices.cuda_install import has_driver
 from rankscope.backends.errors import DistBackendError
 from rankscope.backends.interface.registry import builtin_devices, resolve
 from rankscope.backends.interface.staging import staging_for
 
 from ..wire.requests import Refusal
-from .gpus import has_driver
 
 __all__ = ["refused", "why_refused"]
 

@@ -6,7 +6,6 @@ given to the ranks of a host in turn, by local rank.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
@@ -14,7 +13,7 @@ from typing import Any
 
 from rankscope.backends import unavailable_reason
 from rankscope.backends.devices.cuda_context import gpu_uuid
-from rankscope.backends.devices.cuda_install import DRIVER_FILES
+from rankscope.backends.devices.cuda_install import has_driver
 from rankscope.backends.devices.gpu_memory import GpuMemory
 from rankscope.backends.interface.registry import builtin_devices
 
@@ -24,13 +23,10 @@ from ..wire.gpu_environment import DEVICES, SHARE_GPU, parse_devices
 __all__ = [
     "Gpu",
     "choose_device",
-    "has_driver",
     "load_cupy",
     "may_share",
 ]
 
-#: One of these files exists where a GPU driver is loaded: NVIDIA's or AMD's.
-GPU_DEVICES = (*DRIVER_FILES, "/dev/kfd")
 #: Seconds between two queries of a GPU's memory.
 QUERY_PERIOD = 1.0
 
@@ -80,11 +76,6 @@ def _devices_there(count: int) -> str:
         if "cuda" in devices
     ]
     return ": ".join(["no GPU that can be used", *filter(None, reasons)])
-
-
-def has_driver() -> bool:
-    """Return whether a GPU driver is loaded on this host."""
-    return any(map(os.path.exists, GPU_DEVICES))
 
 
 def load_cupy() -> Any | None:

@@ -77,7 +77,11 @@ class CellRunner:
             "stop_on_error": False,
         }
         for rank in execution.ranks:
-            metadata = {"cell": execution.cell, "group": groups.get(rank)}
+            metadata = {
+                "cell": execution.cell,
+                "group": groups.get(rank),
+                "keep_value": execution.keep_value,
+            }
             self._send(execution, self._registry.slots[rank], request, metadata)
 
     def _send(

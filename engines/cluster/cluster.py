@@ -6,25 +6,22 @@ import atexit
 import concurrent.futures
 import contextlib
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, TypeVar
 
 import ipyparallel
 
 from rankscope.backends import BackendConfig
-from rankscope.backends.groups.usable import mpi_instead, why_unusable
 from rankscope.backends.rank_sets import name_ranks
 
-from ..errors import ClusterError, ClusterStartError
+from ..errors import ClusterError
 from ..wire import ipyparallel_private as private
 from ..wire.gpu_environment import parse_devices
-from ..wire.torch_environment import TorchOptions
-from . import capacity, launch, recovery, torch_start
+from . import capacity, launch, preconditions, recovery
+from .cluster_file import Announcement, ClusterFile
 from .gpus import Gpus
 from .launched import Launched
 from .rank_slots import check_ranks
@@ -128,7 +125,7 @@ class Cluster(Ranks):
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             raise ClusterError(f"n={n!r}: the number of ranks, a whole number from 1")
         # Refused here, not seconds later on every engine.
-        options = _torch_options(torch, backend)
+        options = preconditions.torch_options(torch, backend)
         config = BackendConfig(backend)
         try:
             gpus = Gpus(parse_devices(devices), share_gpu)
@@ -138,9 +135,9 @@ class Cluster(Ranks):
             engines = next(iter(launch.launchers_of(config)), "local")
         if engines in _IN_THIS_ENVIRONMENT:
             if options is None:
-                _check_usable(n, backend)
+                preconditions.check_backend(n, backend)
             else:
-                _check_torch()
+                preconditions.check_torch()
             if not force:
                 capacity.check(n)
         private.check()
@@ -170,6 +167,7 @@ class Cluster(Ranks):
             )
             self._registry.start_status()
             launched.update_orphan_reaper()
+            self._announce()
         except BaseException:
             if connected:
                 self.shutdown()
@@ -192,7 +190,9 @@ class Cluster(Ranks):
         self._launched = launched
         self._process = os.getpid()
         self._ending = threading.Lock()
+        self._announcement = Announcement(options["cluster_id"], options["profile"])
         super().__init__(client, **options)
+        self._registry.find_end = self._announcement.find_end
         atexit.register(self._at_exit)
 
     #: ``Cluster.start(n)`` is ``Cluster(n)``, with the same options.
@@ -209,6 +209,7 @@ class Cluster(Ranks):
         timeout: float | None = None,
         torch: bool | str = False,
         attach_timeout: float = 30,
+        briefly: bool = False,
         progress: Progress | None = None,
     ) -> Cluster:
         """Attach to a cluster that runs: ``ipcluster start``'s, or a kept one.
@@ -226,17 +227,21 @@ class Cluster(Ranks):
         backend, timeout, torch
             Of the default group, as for `start`, if it is made.
         attach_timeout
-            Seconds that the engines get to answer.
+            Seconds that the engines get to answer. An engine that does not has the rank
+            that the cluster's file in Jupyter's runtime folder names, if it does.
+        briefly
+            Whether to attach for a moment, beside the notebook that uses the cluster:
+            engines without ranks get none, and the ranks send no status by themselves.
         progress
             Called with a line of text at each step.
 
         Raises
         ------
         ClusterError
-            If the cluster does not run or has no engines, or if engines do not answer
-            in time.
+            If the cluster does not run or has no engines, if engines do not answer in
+            time, or if they have no ranks and get none.
         """
-        options = _torch_options(torch, backend)
+        options = preconditions.torch_options(torch, backend)
         private.check()
         report = progress or _silent
         report("looking for the cluster")
@@ -258,19 +263,46 @@ class Cluster(Ranks):
             report(f"requesting the ranks of {len(found.client.ids)} engines")
             if options is not None:
                 self._registry.torch = options.of_run(self.cluster_id)
+            file = ClusterFile.read(self.cluster_id, self.profile)
             self._store_host = recovery.find_or_assign(
                 self._registry,
+                {} if file is None else file.hellos(),
                 backend,
                 timeout,
                 time.monotonic() + attach_timeout,
                 report,
+                assign=not briefly,
             )
-            self._registry.start_status()
+            if not briefly:
+                self._registry.start_status()
+                self._announce()
         except BaseException:
             self.close()
             raise
         report(f"{self.n} ranks are ready")
         return self
+
+    def _announce(self) -> None:
+        """Have the command line find this cluster, with its present ranks."""
+        launched = self._launched
+        controller_pid = None if launched is None else launched.controller_pid
+        torch = self._registry.torch
+        self._announcement.update(controller_pid, self._registry.slots, torch)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `shutdown` or `close` was called, or another process stopped it."""
+        return not self._open or self.ended is not None
+
+    @property
+    def ended(self) -> str | None:
+        """Why another process stopped the cluster; ``None`` if none did."""
+        return self._announcement.ended
+
+    def _check_open(self) -> None:
+        super()._check_open()
+        if self.ended is not None:
+            raise ClusterError(self.ended)
 
     def _watch_launched(self) -> None:
         assert self._launched is not None
@@ -363,6 +395,7 @@ class Cluster(Ranks):
                 raise
             finally:
                 launched.update_orphan_reaper()
+            self._announce()
         report(f"{name_ranks(chosen)} ready")
 
     @property
@@ -375,11 +408,15 @@ class Cluster(Ranks):
 
     # -- the end -----------------------------------------------------------
 
-    def shutdown(self) -> None:
-        """End everything: cells, engines, controller, side processes, threads."""
+    def shutdown(self, reason: str = "") -> None:
+        """End everything: cells, engines, controller, side processes, threads.
+
+        With a `reason` a notebook that uses the cluster, too, says it from then on.
+        """
         with self._ending:
             if not self._open:
                 return
+            self._announcement.end(reason)
             # A saved notebook shows this status: it must not be older than the last op.
             self._registry.refresh(0.0, LAST_STATUS_WAIT)
             self._open = False
@@ -425,36 +462,6 @@ class Cluster(Ranks):
         trace: TracebackType | None,
     ) -> None:
         self._at_exit()
-
-
-def _check_usable(n: int, backend: str | None) -> None:
-    """Raise `ClusterStartError` where the ranks would find no library of `backend`."""
-    unusable = why_unusable(backend)
-    if unusable is None:
-        return
-    named = "no backend for numpy arrays" if not backend else f"--backend {backend}"
-    how = f"%dist_init -n {n} --backend cpu:mpi (Cluster.start({n}, backend='cpu:mpi'))"
-    raise ClusterStartError(f"{named}: {unusable}{mpi_instead(backend, how)}")
-
-
-def _torch_options(torch: bool | str, backend: str | None) -> TorchOptions | None:
-    options = TorchOptions.parse(torch)
-    if options is not None and backend:
-        raise ValueError(
-            f"backend={backend!r} is for Rankscope's default group, which is not made "
-            "on ranks of torch: name the backend of torch's group, as in "
-            f"--torch {backend} (torch={backend!r})"
-        )
-    return options
-
-
-def _check_torch() -> None:
-    """Raise `ClusterStartError` where the ranks would find no torch."""
-    if find_spec("torch") is None:
-        raise ClusterStartError(
-            f"torch is not installed in {sys.executable}, which the ranks run on: "
-            f"{torch_start.INSTALL}"
-        )
 
 
 def _silent(text: str) -> None:

@@ -13,6 +13,7 @@ from rankscope.backends.rank_sets import name_ranks
 from ..errors import ExecutionError, RankError
 from ..wire import message_types
 from ..wire.error_details import unpack_details
+from ..wire.print_marks import MARKED, without_marks
 
 __all__ = ["Execution", "Output"]
 
@@ -40,12 +41,19 @@ class Execution:
     """
 
     def __init__(
-        self, code: str, ranks: Sequence[int], cell: int | None, group: str | None
+        self,
+        code: str,
+        ranks: Sequence[int],
+        cell: int | None,
+        group: str | None,
+        keep_value: bool = False,
     ) -> None:
         self.code = code
         self.ranks = list(ranks)
         self.cell = cell
         self.group = group
+        #: Whether the ranks keep the value of the last expression, to be fetched.
+        self.keep_value = keep_value
         self.began = time.time()
         #: Rank → seconds it took, once it is done.
         self.durations: dict[int, float] = {}
@@ -65,7 +73,10 @@ class Execution:
     def outputs(self, rank: int) -> list[Output]:
         """Return the output of `rank` so far, as Jupyter output dicts."""
         with self._lock:
-            return list(self._outputs[rank])
+            return [
+                {key: value for key, value in output.items() if key != MARKED}
+                for output in self._outputs[rank]
+            ]
 
     def on_output(
         self, callback: Callable[[int, Output], None], *, replay: bool = True
@@ -162,6 +173,8 @@ class Execution:
         if kind not in _OUTPUTS:
             return
         output: Output = {"output_type": kind, **message["content"]}
+        if kind == "stream":
+            output = without_marks(output)
         with self._lock:
             if rank not in self._running:
                 return

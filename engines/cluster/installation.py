@@ -5,8 +5,9 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from types import MappingProxyType
 from typing import Any
 
 import ipyparallel
@@ -36,6 +37,7 @@ def install_agents(
     check: Callable[[], None],
     *,
     attach: bool = False,
+    known: Mapping[str, Hello] = MappingProxyType({}),
 ) -> dict[int, Hello]:
     """Install the agent on engines; return the description of each engine by its id.
 
@@ -52,6 +54,9 @@ def install_agents(
     attach
         Whether an engine may have the agent: such an engine is described by its agent
         at once, also while a cell blocks the engine.
+    known
+        Descriptions by the identity of the engine, for those that do not answer in
+        time: a process that is stopped, or that holds the GIL.
 
     Raises
     ------
@@ -86,6 +91,9 @@ def install_agents(
                 waiting += [one for one in (greeted, installed) if one]
         if waiting and left <= 0:
             silent = sorted(uuids.keys() - hellos.keys())
+            if all(uuids[number] in known for number in silent):
+                hellos.update((number, known[uuids[number]]) for number in silent)
+                break
             raise ClusterError(
                 f"engines {silent} did not answer within {timeout:g} s: is a "
                 "cell running there? Try again when it is done"

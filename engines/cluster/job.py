@@ -149,7 +149,7 @@ class Job(ObservedRanks):
                 "RANKSCOPE_ALLOW_ABORT=1, or rankscope.torch.watch(allow_abort=True)"
             )
 
-    def rebuild(self, group: str | GroupKey | None = None) -> None:
+    def rebuild(self, group: str | GroupKey | None = None) -> NoReturn:
         """Raise `ClusterError`: the script has to make its groups again."""
         self._refuse("rebuild")
 

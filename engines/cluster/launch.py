@@ -22,12 +22,14 @@ from traitlets.config import Config
 
 from rankscope.backends import BackendConfig
 from rankscope.backends.errors import DistBackendError
+from rankscope.backends.install import pip_install, with_extra
 from rankscope.backends.interface.registry import resolve
 
 from ..errors import ClusterError, ClusterStartError
 from ..wire import ipyparallel_private as private
 from .fork_launcher import ForkedEngineSetLauncher
 from .launched import Launched, session_folder
+from .ports import free_ports
 
 __all__ = [
     "Found",
@@ -52,6 +54,8 @@ SPAWN = "spawn"
 HEARTBEAT = 250
 #: Heartbeats that an engine may miss: half a minute, ipyparallel's default.
 MISSES = 120
+#: Ports that a controller listens at, and some more.
+_PORTS = 24
 _CONTROLLER_ARGS: dict[str, object] = {
     "HeartMonitor.period": HEARTBEAT,
     "HeartMonitor.max_heartmonitor_misses": MISSES,
@@ -151,8 +155,16 @@ def prepare(
             arguments.append("--IPEngine.enable_nanny=False")
         cluster.config.EngineLauncher.engine_args = arguments
     given = " ".join(cluster.controller_args)
+    chosen = dict(_CONTROLLER_ARGS)
+    # A configuration may have the ports that a firewall lets through.
+    configured = Path(cluster.profile_dir, "ipcontroller_config.py").exists()
+    kind = cluster.controller_launcher_class.__name__
+    if kind == "LocalControllerLauncher" and not configured:
+        ports = free_ports(_PORTS)
+        if ports:
+            chosen["IPController.ports"] = ",".join(map(str, ports))
     cluster.controller_args = [
-        *(f"--{k}={v}" for k, v in _CONTROLLER_ARGS.items() if k not in given),
+        *(f"--{k}={v}" for k, v in chosen.items() if k not in given),
         *cluster.controller_args,
     ]
     return launched
@@ -305,7 +317,7 @@ def _configure_mpi(config: Config, folder: Path) -> None:
         if mpiexec is None:
             raise ClusterStartError(
                 "engines='mpi': no mpiexec found beside this Python or on PATH; "
-                "install one with: pip install 'rankscope[mpi]'"
+                f"install one with: {pip_install(with_extra('mpi'))}"
             )
         launcher.mpi_cmd = [mpiexec]
     version = subprocess.run(

@@ -306,6 +306,12 @@ class Launched:
         controller = [] if cluster.controller is None else [cluster.controller]
         return [*controller, *cluster.engines.values(), *self._engine_launchers()]
 
+    @property
+    def controller_pid(self) -> int | None:
+        """The pid of the controller, if it runs on this machine."""
+        process = private.process_of(self.cluster.controller)
+        return None if process is None else process.pid
+
     def has_engine(self, pid: int) -> bool:
         """Whether `pid` is an engine whose exit code `watch` will report."""
         return any(launcher.pid == pid for launcher in self._engine_launchers())

@@ -10,7 +10,7 @@ from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.verdicts import Verdict
 from rankscope.backends.rank_sets import name_ranks
 
-from ..errors import ClusterError
+from ..errors import ClusterError, group_by_message
 from ..status import ClusterStatus
 from ..wire import requests
 from . import diagnosing
@@ -276,4 +276,9 @@ class ObservedRanks:
         )
         for rank, aborted in answers.results.items():
             self._observed.record_summary(rank, aborted["summary"])
+        if answers.errors and answers.results:
+            raise ClusterError(
+                f"{group_by_message(answers.errors)}; what was in flight on "
+                f"{name_ranks(answers.results)} is aborted"
+            )
         return {rank: aborted["groups"] for rank, aborted in answers.all().items()}

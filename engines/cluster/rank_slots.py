@@ -64,7 +64,7 @@ class RankSlot:
     def status(self, now: float) -> RankStatus:
         """Return the status of the rank at `now` (``time.monotonic()``)."""
         age = None if self.summary_at is None else now - self.summary_at
-        groups, cell, busy_for, gpu, reason = self._read()
+        groups, cell, busy_for, gpu, memory, reason = self._read()
         if self.death is not None:
             state = "dead"
         elif age is None or age > SILENCE:
@@ -82,19 +82,22 @@ class RankSlot:
             cell=cell if self.alive else None,
             busy_for=busy_for if self.alive else None,
             gpu=gpu,
+            memory=memory if self.alive else None,
             groups=groups,
             summary=self.summary,
         )
 
     def _read(
         self,
-    ) -> tuple[tuple[GroupStatus, ...], int | None, float | None, str, str | None]:
+    ) -> tuple[
+        tuple[GroupStatus, ...], int | None, float | None, str, int | None, str | None
+    ]:
         """Return the parsed summary, and why it cannot be read if it cannot."""
         try:
             return *parse_summary(self.summary), None
         except (KeyError, ValueError) as error:
             why = f"its status cannot be read ({error})"
-            return (), None, None, "", why
+            return (), None, None, "", None, why
 
 
 def describe_exit(exit_code: int | None) -> str:
@@ -171,8 +174,7 @@ def check_ranks(ranks: Iterable[int] | int | None, size: int) -> list[int]:
     wrong = [rank for rank in chosen if not _is_rank(rank, size)]
     if wrong:
         raise ClusterError(
-            f"no rank {', '.join(map(str, wrong))}: this cluster has "
-            f"{name_ranks(range(size))}"
+            f"there is no rank {wrong[0]!r}; this cluster has {name_ranks(range(size))}"
         )
     if not chosen:
         raise ClusterError("ranks is empty: name at least one rank, or None for all")

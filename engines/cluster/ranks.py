@@ -13,19 +13,27 @@ import ipyparallel
 from rankscope.backends.benchmark import parse_sizes
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.groups.world import DEFAULT
+from rankscope.backends.rank_sets import format_ranks
 
 from ..errors import ClusterError
 from ..wire import requests
+from ..wire.message_types import CELL_VALUE
 from . import recovery
 from . import variables as variables_
 from .benching import Bench, BenchRequest, BenchRow
 from .cells import CellRunner
 from .execution import Execution
+from .introspection import Introspection
 from .observed_ranks import Chosen, ObservedRanks
 from .rank_slots import RankSlot, check_ranks
 from .registry import EngineRegistry
 
 __all__ = ["Chosen", "Ranks"]
+
+_DEBUG = (
+    "__import__('rankscope.engines.agent.agent', fromlist=['installed'])"
+    ".installed().debug()"
+)
 
 #: What `Ranks.bench` measures: bytes, doubling.
 DEFAULT_SIZES = "1K:64M"
@@ -62,6 +70,8 @@ class Ranks(ObservedRanks):
         # One rebuild or restart at a time.
         self._recovering = threading.Lock()
         self._cells = CellRunner(self._registry)
+        #: Completions, help and names for who types a cell.
+        self.introspection = Introspection(self._registry)
 
     # -- the ranks ---------------------------------------------------------
 
@@ -79,6 +89,7 @@ class Ranks(ObservedRanks):
         ranks: Chosen = None,
         cell: int | None = None,
         group: str | None = None,
+        keep_value: bool = False,
     ) -> Execution:
         """Run a cell on `ranks` and return at once.
 
@@ -95,6 +106,9 @@ class Ranks(ObservedRanks):
         group
             The group that ``group=None`` means inside the cell: a name or an id of a
             group of Rankscope's.
+        keep_value
+            Whether the ranks keep the value of the cell's last expression, for
+            `values`.
 
         Raises
         ------
@@ -105,9 +119,22 @@ class Ranks(ObservedRanks):
         self._check_open()
         groups = {} if group is None else self._ids(self._find_own_groups(group))
         chosen = self._ranks_for(ranks, group, sorted(groups))
-        execution = Execution(code, chosen, cell, group)
+        execution = Execution(code, chosen, cell, group, keep_value)
         self._cells.run(execution, groups)
         return execution
+
+    def values(
+        self, execution: Execution, *, timeout: float | None = None
+    ) -> dict[int, Any]:
+        """Return rank → the value of the last expression of a cell that has ended.
+
+        ``None`` where the cell ends with something else than an expression, or with a
+        semicolon. The cell ran with ``keep_value=True``, and is the last such cell of
+        its ranks. Raises `ClusterError` for a value that cannot be pickled.
+        """
+        if not execution.keep_value:
+            raise ValueError("the ranks kept no value: execute(…, keep_value=True)")
+        return self.pull(CELL_VALUE, execution.ranks, timeout=timeout)
 
     def _find_own_groups(self, group: str) -> list[GroupKey]:
         """Return the groups that `group` means; refuse those of other libraries."""
@@ -116,7 +143,7 @@ class Ranks(ObservedRanks):
         for key in found:
             library = status.library_of(key)
             if library:
-                ranks = ",".join(map(str, key.ranks))
+                ranks = format_ranks(key.ranks)
                 raise ClusterError(
                     f"group {key.name!r} is {library}'s, and a cell can have only a "
                     f"group of Rankscope's as default group: choose its ranks with -r "
@@ -141,6 +168,28 @@ class Ranks(ObservedRanks):
         return sorted(
             [rank for rank, ran in answers.results.items() if ran] + [*answers.errors]
         )
+
+    # -- debugging ---------------------------------------------------------
+
+    def debug(self, rank: int) -> Execution:
+        """Open the frame in which the last failed cell of `rank` raised.
+
+        Returns at once. The data of the execution are ``{"prompt": …, "number": …}``,
+        which `answer_prompt` answers, or ``{"refusal": …}`` where no cell has failed.
+        The execution ends when the debugger is left.
+        """
+        return self.execute(_DEBUG, ranks=[rank])
+
+    def answer_prompt(self, rank: int, number: int, line: str) -> None:
+        """Give the debugger of `rank` the line for a prompt.
+
+        Raises `ClusterError` for a rank that is dead or does not answer.
+        """
+        self._check_open()
+        slot = self._registry.slots[rank]
+        if not slot.alive:
+            raise ClusterError(str(slot.death))
+        self._registry.ask(requests.AnswerPrompt(number, line), [rank]).all()
 
     # -- benchmarks --------------------------------------------------------
 
@@ -239,13 +288,19 @@ class Ranks(ObservedRanks):
 
     # -- groups ------------------------------------------------------------
 
-    def rebuild(self, group: str | GroupKey | None = None) -> None:
+    def rebuild(self, group: str | GroupKey | None = None) -> list[str]:
         """Make an aborted group usable again; abort it first if it is not.
 
         Parameters
         ----------
         group
             A name, an id or a key; ``None``: all groups. See `find_groups`.
+
+        Returns
+        -------
+        list of str
+            Sentences on what the ranks' programs must make anew, since it cannot use
+            a group of torch after its rebuild; mostly empty.
 
         Raises
         ------
@@ -255,7 +310,10 @@ class Ranks(ObservedRanks):
         """
         self._check_open()
         with self._recovering:
-            self._store_host = recovery.rebuild(self._registry, group, self._store_host)
+            self._store_host, stale = recovery.rebuild(
+                self._registry, group, self._store_host
+            )
+            return stale
 
     # -- deaths ------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 from rankscope.backends import BackendConfig
@@ -90,21 +91,28 @@ def _assign_fresh(
 
 def find_or_assign(
     registry: EngineRegistry,
+    known: Mapping[str, Hello],
     backend: str | None,
     timeout: float | None,
     deadline: float,
     report: Progress,
+    *,
+    assign: bool = True,
 ) -> int | None:
     """Take over the ranks of a running cluster, or assign ranks to all its engines.
 
-    Returns the rank that hosts the store, ``None`` if it is dead.
+    Engines that do not answer have the ranks of `known`, by their identities. Without
+    `assign` a cluster without ranks is refused. Returns the rank that hosts the store,
+    ``None`` if it is dead or silent.
     """
     numbers = sorted(registry.client.ids)
     if not numbers:
         raise ClusterError("the cluster has no engines: start some, attach again")
-    hellos = _install(registry, numbers, deadline, attach=True)
+    hellos = _install(registry, numbers, deadline, attach=True, known=known)
     if any(hello["assignment"] for hello in hellos.values()):
         return _find_assigned(registry, hellos)
+    if not assign:
+        raise ClusterError("the engines of this cluster have no ranks yet")
     return _assign_fresh(registry, hellos, backend, timeout, deadline, report)
 
 
@@ -148,6 +156,7 @@ def _install(
     deadline: float,
     *,
     attach: bool = False,
+    known: Mapping[str, Hello] = MappingProxyType({}),
 ) -> dict[int, Hello]:
     """Install the agent on engines until `deadline`, for at least 1 s."""
     timeout = max(1.0, deadline - time.monotonic())
@@ -158,6 +167,7 @@ def _install(
         timeout,
         registry.check_none_ended,
         attach=attach,
+        known=known,
     )
 
 
@@ -344,8 +354,8 @@ def _uses(group: Mapping[str, Any], backend: str) -> bool:
 
 def rebuild(
     registry: EngineRegistry, group: str | GroupKey | None, store_host: int | None
-) -> int:
-    """Begin a new generation of groups; return the store's host.
+) -> tuple[int, list[str]]:
+    """Begin a new generation of groups.
 
     Parameters
     ----------
@@ -355,6 +365,11 @@ def rebuild(
         A name, an id or a key; ``None``: all groups. See `status.find_groups`.
     store_host
         The rank that hosts the store, if any.
+
+    Returns
+    -------
+    tuple of (int, list of str)
+        The store's host, and the sentences on what cannot use the rebuilt groups.
 
     Raises
     ------
@@ -416,7 +431,22 @@ def rebuild(
     for rank, summary in rebuilt.results.items():
         registry.record_summary(rank, summary)
     rebuilt.all()
-    return store_host
+    return store_host, _stale(rebuilt.results, generations)
+
+
+def _stale(
+    summaries: Mapping[int, dict[str, Any]], rebuilt: Mapping[int, Mapping[str, int]]
+) -> list[str]:
+    """Return the sentences on what cannot use the rebuilt groups, each once."""
+    ranks: dict[str, list[int]] = {}
+    for rank, summary in summaries.items():
+        for group in unpack(summary)["groups"]:
+            if GroupKey(group["name"], tuple(group["ranks"])).id in rebuilt[rank]:
+                for sentence in group.get("stale", ()):
+                    known = ranks.setdefault(sentence, [])
+                    if rank not in known:
+                        known.append(rank)
+    return [f"on {name_ranks(known)}, {one}" for one, known in ranks.items()]
 
 
 def _check_alive(registry: EngineRegistry, answers: Answers, key: GroupKey) -> None:

@@ -67,6 +67,8 @@ class EngineRegistry(RankRegistry):
         self._on_death = on_death
         self._reports_exit: Callable[[int], bool] = lambda pid: False
         self._send_signal: Callable[[int, int], bool] = lambda pid, signum: False
+        #: Returns why another process stopped the cluster, if one did.
+        self.find_end: Callable[[], str | None] = lambda: None
         # pid -> exit code of engines that ended before they had a rank.
         self._ended: dict[int, int | None] = {}
         self._timers: set[threading.Timer] = set()
@@ -131,7 +133,7 @@ class EngineRegistry(RankRegistry):
 
     def vacate(self, rank: int) -> None:
         """Make a slot for a rank whose engine ended before this client attached."""
-        cause = "its engine ended before this notebook attached"
+        cause = "its engine had ended already"
         slot = RankSlot(rank, -1, "", -1, "?", "", 0)
         slot.death, slot.death_cause = f"rank {rank} is dead: {cause}", cause
         self._place(slot)
@@ -202,7 +204,11 @@ class EngineRegistry(RankRegistry):
 
     def on_controller_exit(self, pid: int, exit_code: int | None) -> None:
         """Handle the end of the controller: no engine can be reached any more."""
+        stopped = self.find_end()
         for slot in self.slots:
+            if stopped:
+                self.mark_dead(slot, stopped)
+                continue
             cause = (
                 f"the controller is dead: {describe_exit(exit_code)} (pid {pid}); end "
                 "the cluster with %dist_shutdown and start another"
@@ -230,8 +236,9 @@ class EngineRegistry(RankRegistry):
 
     def _mark_ended(self, slot: RankSlot, exit_code: int | None) -> None:
         """Record that the engine of a slot ended (exit code ``None``: unknown)."""
-        if slot.end_reason is not None:
-            self.mark_dead(slot, slot.end_reason)
+        on_purpose = slot.end_reason or self.find_end()
+        if on_purpose:
+            self.mark_dead(slot, on_purpose)
             return
         cause = slot.exit_cause(exit_code)
         self.mark_dead(slot, f"rank {slot.rank} is dead: {cause}", cause)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rankscope.backends.install import pip_install
 from rankscope.backends.rank_sets import name_ranks
 
 from ..errors import ClusterStartError
@@ -20,7 +21,7 @@ from .registry import EngineRegistry
 __all__ = ["INSTALL", "start"]
 
 #: The remedy where torch is missing.
-INSTALL = "pip install torch"
+INSTALL = pip_install("torch")
 #: Seconds between two looks for dead ranks.
 _POLL = 0.2
 

@@ -26,6 +26,7 @@ from rankscope.backends.torch_watch.watch import TorchWatch
 
 from ..wire import requests
 from ..wire.job_channel import ENDED, QueueReader, answer_key, end_key, status_key
+from ..wire.memory import resident_bytes
 from ..wire.status_codec import pack
 from .abort_relay import AbortRelay
 from .meeting import Channel, meet
@@ -191,6 +192,7 @@ class Publication:
             "busy": True,
             "busy_for": time.monotonic() - self._began,
             "gpu": "",
+            "memory": resident_bytes(),
         }
 
     # -- requests, on the store's thread for callbacks ------------------------------

@@ -14,6 +14,7 @@ from collections.abc import Callable, Container
 from typing import Any
 
 import zmq
+import zmq.eventloop.zmqstream
 
 __all__ = [
     "allow_top_level_await",
@@ -24,6 +25,9 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 _skipped: set[str] = set()
+
+#: The comms by which a page that opens asks for the state of all widgets.
+_CONTROL = "jupyter.widget.control"
 
 
 def _skip(workaround: str, error: AttributeError) -> None:
@@ -105,8 +109,12 @@ def serve_messages(kernel: Any, comm_ids: Container[str]) -> int:
     A front end that opens subshells (JupyterLab from 4.4 and Notebook from 7.4 on,
     with ipykernel 7) has the messages of widgets handled on a thread of their own.
     With ipykernel 6, or in a front end without subshells, they wait in the queue of
-    the main thread, behind the cell that blocks it. Any other message found there
-    is handled after the cell, in the order of arrival.
+    the main thread, behind the cell that blocks it.
+
+    Handled are also the requests of a page that opens meanwhile (it was reloaded, or
+    is a second window): what the kernel is, and the state of its widgets. Without a
+    reply to the first, a page sends nothing else, opens no subshell and shows no
+    widget. Any other message is handled after the cell, in the order of arrival.
 
     Parameters
     ----------
@@ -122,8 +130,9 @@ def serve_messages(kernel: Any, comm_ids: Container[str]) -> int:
         The number of messages handled.
     """
     try:
-        stream, postpone = _inbox(kernel)
-        handle = kernel.shell_handlers["comm_msg"]
+        stream, outbox, postpone = _channel(kernel)
+        handlers = kernel.shell_handlers
+        _ = kernel._publish_status, kernel.comm_manager
         call_later = kernel.io_loop.add_callback
     except AttributeError as error:
         _skip("clicks during a cell", error)
@@ -133,13 +142,18 @@ def serve_messages(kernel: Any, comm_ids: Container[str]) -> int:
     try:
         while socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
             parts = socket.recv_multipart(copy=False)
-            message = _for_comms(kernel.session, parts, comm_ids)
-            if message is None:
+            found = _for_page(kernel, parts, comm_ids)
+            if found is None:
                 postpone(parts)
                 continue
-            # By the handler alone: the dispatcher would make this message the
-            # parent of what the cell prints from now on.
-            handle(stream, [], message)
+            idents, message = found
+            kind = message["header"]["msg_type"]
+            if kind == "kernel_info_request":
+                _reply_kernel_info(kernel, outbox, idents, message)
+            else:
+                # By the handler alone: the dispatcher would make this message the
+                # parent of what the cell prints from now on.
+                handlers[kind](stream, idents, message)
             served += 1
     except BaseException:
         # The socket signals new messages only, and one may be there already.
@@ -148,38 +162,69 @@ def serve_messages(kernel: Any, comm_ids: Container[str]) -> int:
     return served
 
 
-def _inbox(kernel: Any) -> tuple[Any, Callable[[Any], None]]:
-    """Return the stream of the main thread's messages, and what postpones one."""
+def _channel(kernel: Any) -> tuple[Any, Any, Callable[[Any], None]]:
+    """Return the main thread's inbox, where it sends replies, and what postpones."""
     call_later = kernel.io_loop.add_callback
     thread = getattr(kernel, "shell_channel_thread", None)
     if thread is None and not hasattr(kernel, "shell_main"):
         # ipykernel 6.
         schedule, dispatch = kernel.schedule_dispatch, kernel.dispatch_shell
-        return kernel.shell_stream, lambda parts: schedule(dispatch, parts)
+        stream = kernel.shell_stream
+        return stream, stream, lambda parts: schedule(dispatch, parts)
     shell_main = kernel.shell_main
     if thread is None:
-        stream = kernel.shell_stream
+        stream = outbox = kernel.shell_stream
     else:
         stream = thread.manager.get_shell_channel_to_subshell_pair(None).to_stream
-    return stream, lambda parts: call_later(shell_main, None, parts)
+        outbox = thread.manager.get_subshell_to_shell_channel_socket(None)
+    return stream, outbox, lambda parts: call_later(shell_main, None, parts)
 
 
-def _for_comms(
-    session: Any, parts: list[Any], comm_ids: Container[str]
-) -> dict[str, Any] | None:
-    """Return the message if it is for one of the comms; else leave it intact."""
+def _for_page(
+    kernel: Any, parts: list[Any], comm_ids: Container[str]
+) -> tuple[list[bytes], dict[str, Any]] | None:
+    """Return a message that is to be handled now; else leave it intact."""
+    session = kernel.session
     try:
-        _, rest = session.feed_identities(parts, copy=False)
+        idents, rest = session.feed_identities(parts, copy=False)
         # A message that is unpacked twice is taken for a replay.
         peeked = session.deserialize(rest, content=False, copy=False)
-        if peeked["header"]["msg_type"] != "comm_msg":
+        kind = peeked["header"]["msg_type"]
+        content = session.unpack(peeked["content"])
+        if kind == "comm_open":
+            wanted = content["target_name"] == _CONTROL
+        elif kind in ("comm_msg", "comm_close"):
+            comm_id = content["comm_id"]
+            wanted = comm_id in comm_ids or _is_control(kernel, comm_id)
+        else:
+            wanted = kind == "kernel_info_request"
+        if not wanted:
             return None
-        if session.unpack(peeked["content"])["comm_id"] not in comm_ids:
-            return None
-        return session.deserialize(rest, content=True, copy=False)
+        return idents, session.deserialize(rest, content=True, copy=False)
     except (KeyError, TypeError, ValueError):
         # Not signed, or not a message: for the kernel to refuse.
         return None
+
+
+def _is_control(kernel: Any, comm_id: str) -> bool:
+    """Return whether a comm is one that asks for the state of all widgets."""
+    comm = kernel.comm_manager.comms.get(comm_id)
+    return comm is not None and comm.target_name == _CONTROL
+
+
+def _reply_kernel_info(
+    kernel: Any, outbox: Any, idents: list[bytes], request: dict[str, Any]
+) -> None:
+    """Reply to a request for what the kernel is, and report the kernel as busy."""
+    publish, session = kernel._publish_status, kernel.session
+    publish("busy", "shell", parent=request)
+    content = {"status": "ok", **kernel.kernel_info}
+    session.send(outbox, "kernel_info_reply", content, parent=request, ident=idents)
+    if isinstance(outbox, zmq.eventloop.zmqstream.ZMQStream):
+        outbox.flush(zmq.POLLOUT)
+    # A page counts a request as done at its idle. The cell still runs.
+    publish("idle", "shell", parent=request)
+    publish("busy", "shell")
 
 
 # -- top-level await on an engine --------------------------------------------

@@ -6,23 +6,22 @@ does with its connection file, and deletes it at its end.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import socket
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from jupyter_core.paths import jupyter_runtime_dir, secure_write
+from .runtime_files import RuntimeFile, runtime_path
 
 __all__ = ["JobFile", "job_files"]
 
-_PREFIX = "rankscope-job-"
-
 
 @dataclass(frozen=True)
-class JobFile:
+class JobFile(RuntimeFile):
     """How to attach to a job of this user."""
+
+    PREFIX: ClassVar[str] = "rankscope-job-"
 
     host: str
     port: int
@@ -41,19 +40,7 @@ class JobFile:
     @property
     def path(self) -> Path:
         """The file."""
-        name = f"{_PREFIX}{self.node}-{self.port}.json"
-        return Path(jupyter_runtime_dir()) / name
-
-    def write(self) -> None:
-        """Write the file, with mode 0600; raises `OSError`."""
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with secure_write(str(self.path)) as file:
-            json.dump(asdict(self), file)
-
-    def remove(self) -> None:
-        """Delete the file, if it is there."""
-        with contextlib.suppress(OSError):
-            self.path.unlink(missing_ok=True)
+        return runtime_path(f"{self.PREFIX}{self.node}-{self.port}.json")
 
     @property
     def _stale(self) -> bool:
@@ -75,15 +62,9 @@ def job_files() -> list[JobFile]:
     The files of jobs that were killed are deleted.
     """
     found = []
-    for path in Path(jupyter_runtime_dir()).glob(f"{_PREFIX}*.json"):
-        try:
-            job = JobFile(**json.loads(path.read_text(encoding="utf-8")))
-            age = path.stat().st_mtime
-        except (OSError, ValueError, TypeError):
-            # It is being written or deleted, or is none of ours.
-            continue
+    for job in JobFile.load_all():
         if job._stale:
             job.remove()
         else:
-            found.append((age, job))
-    return [job for _, job in sorted(found, key=lambda one: -one[0])]
+            found.append(job)
+    return found

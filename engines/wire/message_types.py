@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["DATA", "ERROR", "REPLY", "REQUEST", "STATUS", "SUBSCRIPTION"]
+__all__ = ["CELL_VALUE", "DATA", "ERROR", "REPLY", "REQUEST", "STATUS", "SUBSCRIPTION"]
 
 #: On the control channel: a request to an agent (`wire.requests`), and its answer.
 REQUEST = "rankscope_request"
@@ -14,3 +14,6 @@ SUBSCRIPTION = "rankscope_subscription"
 #: (`wire.error_details`), and data of the cell that is no output of it.
 ERROR = "rankscope_error"
 DATA = "rankscope_data"
+
+#: The variable of a rank with the value of the last cell that was to be kept.
+CELL_VALUE = "_rankscope_cell_value"

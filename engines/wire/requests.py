@@ -14,12 +14,14 @@ from typing import Any, ClassVar, Generic, TypedDict, TypeVar
 __all__ = [
     "Abort",
     "Aborted",
+    "AnswerPrompt",
     "AssignRank",
     "ExportGroups",
     "ExportedGroups",
     "GetClock",
     "GetFlightRecord",
     "GetHello",
+    "GetNames",
     "GetNcclReport",
     "GetStack",
     "GetStoreAddress",
@@ -177,6 +179,15 @@ class Abort(Request[Aborted]):
 
 
 @dataclass(frozen=True)
+class AnswerPrompt(Request[None]):
+    """Give the debugger of the rank the line for the prompt that has `number`."""
+
+    op = "answer_prompt"
+    number: int
+    line: str
+
+
+@dataclass(frozen=True)
 class AssignRank(Request[GpuAnswer]):
     """Give the engine a rank, and the variables of its environment."""
 
@@ -212,6 +223,13 @@ class GetHello(Request[Hello]):
     """Describe the engine."""
 
     op = "hello"
+
+
+@dataclass(frozen=True)
+class GetNames(Request[dict[str, str]]):
+    """Return the names that cells can use; see `agent.names`."""
+
+    op = "names"
 
 
 @dataclass(frozen=True)

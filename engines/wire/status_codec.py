@@ -70,8 +70,8 @@ def _listed(runs: str) -> tuple[Any, ...]:
 
 def parse_summary(
     summary: Mapping[str, Any],
-) -> tuple[tuple[GroupStatus, ...], int | None, float | None, str]:
-    """Return groups, running cell, its age and the GPU out of a rank's summary.
+) -> tuple[tuple[GroupStatus, ...], int | None, float | None, str, int | None]:
+    """Return groups, running cell, its age, GPU and memory out of a rank's summary.
 
     Raises `ValueError` or `KeyError` naming the field that is not what it
     should be.
@@ -79,7 +79,8 @@ def parse_summary(
     groups = tuple(_group(one) for one in _list("groups", summary.get("groups", [])))
     cell = _integer("cell", summary.get("cell"))
     busy_for = _number("busy_for", summary.get("busy_for"))
-    return groups, cell, busy_for, _text("gpu", summary.get("gpu", ""))
+    memory = _integer("memory", summary.get("memory"))
+    return groups, cell, busy_for, _text("gpu", summary.get("gpu", "")), memory
 
 
 def _group(one: Any) -> GroupStatus:

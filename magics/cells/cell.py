@@ -89,8 +89,9 @@ class CellRun:
         self._stream.close()
         errors = self._execution.errors
         if errors:
-            parts = [summary_of(errors.values()), self._monitor.restore(False)]
-            raise CellError("; ".join(filter(None, parts)), errors)
+            after = self._monitor.restore(False)
+            what = summary_of(errors.values(), remedy=not after)
+            raise CellError("; ".join(filter(None, [what, after])), errors)
 
     @property
     def _elapsed(self) -> float:

@@ -17,6 +17,7 @@ from rankscope.engines import (
     RankError,
     RankStatus,
 )
+from rankscope.engines.status import name_groups
 
 from ..output.failures import place_of
 from .abort_waiting import aborted, in_flight, out_of_step, rebuildable, stuck_on
@@ -208,6 +209,4 @@ def _cause(failures: Mapping[int, RankError], absent: int) -> str:
 
 
 def _groups(groups: Iterable[GroupKey]) -> str:
-    names = list(dict.fromkeys(group.name for group in groups))
-    shown = ", ".join(map(repr, names))
-    return f"group {shown}" if len(names) == 1 else f"groups {shown}"
+    return name_groups(group.name for group in groups)

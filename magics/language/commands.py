@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from rankscope.backends.groups.api import DEFAULT_TIMEOUT
+
 from . import values
 from .options import Command, Option, Parameter
 
-__all__ = ["COMMANDS", "DISTRIBUTED", "DIST_INIT"]
+__all__ = ["COMMANDS", "DISTRIBUTED", "DIST_INIT", "DIST_MODE", "RANK"]
 
 _RANKS = Option(
     "ranks", ("-r", "--ranks"), "ranks such as 0,2-3 (default: all)", "RANKS",
     kind="ranks",
 )  # fmt: skip
 _GROUP = Parameter("group", "GROUP", "?", "name of a group (default: all)", "group")
+_CELL_GROUP = Option(
+    "group", ("-g", "--group"), "run on this group's ranks, as default group (default: "
+    "default)", "GROUP", kind="group",
+)  # fmt: skip
 
 DIST_INIT = Command(
     "dist_init",
@@ -21,23 +27,33 @@ DIST_INIT = Command(
     "%dist_init --cluster-id CLUSTER",
     "cluster = rankscope.Cluster.start(4), rankscope.Cluster.attach(cluster_id=…)",
     (
-        Option("n", ("-n", "--ranks"), "number of ranks to start", "N", values.count),
         Option(
-            "backend", ("--backend",), "backends by device, e.g. cpu:gloo,cuda:nccl",
+            "n", ("-n", "--ranks"), "number of ranks to start", "N", values.count,
+            elsewhere=(
+                "--np", "-np", "--world", "--world-size", "--world_size", "--nproc",
+                "--nproc-per-node", "--nproc_per_node", "--num-ranks", "--size",
+                "--processes", "--num-processes",
+            ),
+        ),
+        Option(
+            "backend", ("--backend",), "backends by device, e.g. cpu:mpi (default: "
+            "cpu:gloo,cuda:nccl, as far as they are installed)",
             "CONFIG", values.backend, "backend",
         ),
         Option(
             "torch", ("--torch",), "begin with torch.distributed as dist, and its "
-            "default group over BACKEND: gloo, nccl, cpu:gloo,cuda:nccl",
+            "default group over BACKEND: gloo, nccl, cpu:gloo,cuda:nccl (default: the "
+            "last one where every rank has a GPU, else gloo)",
             "BACKEND", values.torch_backend, "torch_backend", implied=True,
         ),
         Option(
-            "engines", ("--engines",), "launcher: local, mpi, ssh, slurm, …",
+            "engines", ("--engines",), "launcher: local, mpi, ssh, slurm, … (default: "
+            "the one that the backend needs, else local)",
             "LAUNCHER", values.launcher, "launcher",
         ),
         Option(
-            "timeout", ("--timeout",), "timeout of collectives in seconds", "S",
-            values.seconds,
+            "timeout", ("--timeout",), "timeout of collectives in seconds (default: "
+            f"{DEFAULT_TIMEOUT:g})", "S", values.seconds,
         ),
         Option(
             "devices", ("--devices",), "GPUs of each host that ranks take in turn, "
@@ -50,21 +66,26 @@ DIST_INIT = Command(
             "force", ("--force",), "start more ranks than cores and memory allow",
         ),
         Option(
+            "replace", ("--replace",), "end the ranks that run here, then start",
+        ),
+        Option(
             "keep", ("--keep",), "keep the ranks running when the notebook ends",
         ),
         Option(
-            "profile", ("--profile",), "IPython profile of the cluster", "P",
-            kind="profile",
+            "profile", ("--profile",), "IPython profile of the cluster (default: "
+            "default)", "P", kind="profile",
         ),
         Option(
-            "cluster_id", ("--cluster-id",), "attach to this cluster; with -n: name it",
-            "C", kind="cluster",
+            "cluster_id", ("--cluster-id",), "attach to this cluster; with -n: name it "
+            "(default: a new name)", "C", kind="cluster",
         ),
         Option(
             "connection_file", ("--connection-file",),
-            "attach by the cluster's connection file", "F", kind="file",
+            "attach by the cluster's connection file (default: that of the profile)",
+            "F", kind="file",
         ),
     ),
+    meant="n",
 )  # fmt: skip
 
 DISTRIBUTED = Command(
@@ -72,16 +93,19 @@ DISTRIBUTED = Command(
     "Run the cell on the ranks. dist, rank, world_size and np are there.\n"
     "Output streams while it runs; output that ranks share is shown once.",
     "%%distributed -r 0,2-3\nx = np.full(3, rank)\ndist.all_reduce(x)\nx",
-    "cluster.execute(code, ranks=[0, 2, 3]).result()",
+    "cluster.execute(code, ranks=[0, 2, 3]).result(); with keep_value=True,\n"
+    "cluster.values(cell) has what -o gives",
     (
         _RANKS,
+        _CELL_GROUP,
         Option(
-            "group", ("-g", "--group"), "run on this group's ranks, as default group",
-            "GROUP", kind="group",
+            "limit", ("-t", "--timeout"), "end the cell after so many seconds "
+            "(default: never)", "SECONDS", values.seconds,
         ),
         Option(
-            "limit", ("-t", "--timeout"), "end the cell after so many seconds",
-            "SECONDS", values.seconds,
+            "output", ("-o", "--output"), "put the values of the last expression here, "
+            "a list in rank order (default: _ranks)", "NAME", values.identifier,
+            implied="_ranks",
         ),
         Option(
             "background", ("--async",), "return at once, with a handle (it is in _)",
@@ -93,11 +117,40 @@ DISTRIBUTED = Command(
     cell=True,
 )  # fmt: skip
 
+RANK = Command(
+    "rank",
+    "Run the cell on some ranks: %%distributed -r RANKS.",
+    "%%rank 0,2-3\nx = np.full(3, rank)",
+    "cluster.execute(code, ranks=[0, 2, 3]).result()",
+    tuple(one for one in DISTRIBUTED.options if one.name != "ranks"),
+    Parameter("ranks", "RANKS", "1", "ranks such as 0,2-3", "ranks"),
+    cell=True,
+)
+
+DIST_MODE = Command(
+    "dist_mode",
+    "Run every cell on the ranks, without %%distributed, until it is off. Cells that\n"
+    "begin with %% stay in the notebook, and so do lines with % or ! at the top.",
+    "%dist_mode on\n%dist_mode on -r 0,2-3\n%dist_mode off",
+    "cluster.execute(code) for each cell",
+    (
+        _RANKS,
+        _CELL_GROUP,
+        Option(
+            "limit", ("-t", "--timeout"), "end each cell after so many seconds "
+            "(default: never)", "SECONDS", values.seconds,
+        ),
+    ),
+    Parameter("state", "STATE", "?", "on or off (default: say which it is)", "mode"),
+)  # fmt: skip
+
 COMMANDS = {
     command.name: command
     for command in (
         DIST_INIT,
         DISTRIBUTED,
+        RANK,
+        DIST_MODE,
         Command(
             "dist_attach",
             "See the job of a script on the board: groups, hangs and their causes.\n"
@@ -126,15 +179,36 @@ COMMANDS = {
             "dist_board",
             "Show the live board: what every rank is doing, why it hangs, buttons to\n"
             "end it. %dist_init shows it too; it may be shown as often as you like.",
-            "%dist_board",
+            "%dist_board\n%dist_board --pin",
             "rankscope.widgets.Board(cluster, get_ipython()).show(), with a\n"
             "rankscope.Cluster",
+            (
+                Option(
+                    "pin", ("--pin",), "keep a bar with state, verdict and Abort in "
+                    "sight, of later clusters too, until --unpin",
+                ),
+                Option("unpin", ("--unpin",), "remove the bar"),
+            ),
         ),
         Command(
             "dist_diagnose",
             "Show why an op hangs: the rank at fault, and both source lines.",
             "%dist_diagnose",
             "cluster.diagnose()",
+        ),
+        Command(
+            "dist_debug",
+            "Open the frame in which the last failed cell of a rank raised, in a\n"
+            "prompt here: p x, up, down, l; q or an interrupt leaves it. The other\n"
+            "ranks are free meanwhile.",
+            "%dist_debug -r 2",
+            "cluster.debug(2), cluster.answer_prompt(2, …)",
+            (
+                Option(
+                    "rank", ("-r", "--rank"), "the rank (default: the only one whose "
+                    "last cell failed)", "RANK", kind="ranks",
+                ),
+            ),
         ),
         Command(
             "dist_abort",
@@ -165,7 +239,7 @@ COMMANDS = {
             "%dist_pull loss -r 0",
             "cluster.pull('loss', ranks=[0])",
             (_RANKS,),
-            Parameter("names", "NAME", "+", "variables on the ranks"),
+            Parameter("names", "NAME", "+", "variables on the ranks", "rank_variable"),
         ),
         Command(
             "dist_restart",
@@ -181,8 +255,8 @@ COMMANDS = {
         Command(
             "dist_trace",
             "Write down what all ranks did, also while a collective hangs: a file\n"
-            "that ends with .json is a trace for Perfetto, anything else a folder of\n"
-            "dumps in PyTorch's Flight Recorder format.",
+            "that ends with .json is a trace for Perfetto; a folder, or a prefix of\n"
+            "files, gets a dump of each rank in PyTorch's Flight Recorder format.",
             "%dist_trace run.json\n%dist_trace dumps/",
             "cluster.flight_records().save('run.json')",
             parameter=Parameter(
@@ -231,7 +305,10 @@ COMMANDS = {
                     "ordinary", ("--ordinary",), "use ordinary numpy arrays, not those "
                     "of dist.empty",
                 ),
-                Option("csv", ("--csv",), "write the rows there", "FILE", kind="file"),
+                Option(
+                    "csv", ("--csv",), "write the rows there, too (default: nowhere)",
+                    "FILE", kind="file",
+                ),
             ),
             Parameter(
                 "op", "OP", "?", "collective to measure (default: all_reduce)",

@@ -7,7 +7,7 @@ and exits on its own, and it offers no completions.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -36,6 +36,8 @@ class Option:
     kind: str | None = None
     #: The value where the command line has the flag alone; ``None``: it needs a text.
     implied: Any = None
+    #: What other launchers call it: such a flag is refused with this one's name.
+    elsewhere: tuple[str, ...] = ()
 
     @property
     def synopsis(self) -> str:
@@ -83,6 +85,8 @@ class Command:
     options: tuple[Option, ...] = ()
     parameter: Parameter | None = None
     cell: bool = False
+    #: The option that a text without a flag is taken for, in the refusal of it.
+    meant: str = ""
 
     @property
     def title(self) -> str:
@@ -155,7 +159,7 @@ class Command:
             if word == "--":
                 only_operands = True
                 continue
-            option, flag, attached = self._match(word)
+            option, flag, attached = self._match(word, words[position:])
             if option is _HELP:
                 return None
             if option.name in given:
@@ -181,7 +185,19 @@ class Command:
         self._place(operands, values)
         return values
 
-    def _match(self, word: str) -> tuple[Option, str, str | None]:
+    def written(self, values: Values) -> str:
+        """Return a command line that `parse` makes these `values` of options from."""
+        words = []
+        for option in self.options:
+            value = values.get(option.name)
+            if value not in (None, False):
+                words.append(option.flags[0])
+                words += [] if option.metavar is None else [shlex.quote(f"{value}")]
+        return " ".join(words)
+
+    def _match(
+        self, word: str, following: Sequence[str]
+    ) -> tuple[Option, str, str | None]:
         """Split `word` into its option, the flag as typed and an attached value."""
         flag, equals, value = word.partition("=")
         option = self.option(flag)
@@ -191,8 +207,23 @@ class Command:
             option = self.option(word[:2])
             if option is not None and option.metavar is not None:
                 return option, word[:2], word[2:]
+        for one in self.options:
+            if flag in one.elsewhere:
+                meant = f"{one.flags[0]} {value or next(iter(following), one.metavar)}"
+                self.fail(f"unknown option {flag}; did you mean {meant}?")
         known = [f for o in self.all_options for f in o.flags]
         self.fail(f"unknown option {flag}{did_you_mean(flag, known)}")
+
+    def _meant(self, operands: Sequence[str]) -> str:
+        """Return ``"; did you mean -n 4?"`` if the first of `operands` could be it."""
+        for option in self.options:
+            if option.name == self.meant:
+                try:
+                    option.parse(operands[0])
+                except ValueError:
+                    return ""
+                return f"; did you mean {option.flags[0]} {operands[0]}?"
+        return ""
 
     def _is_flag(self, word: str) -> bool:
         return self.option(word.partition("=")[0]) is not None
@@ -200,7 +231,7 @@ class Command:
     def _place(self, operands: list[str], values: Values) -> None:
         if self.parameter is None:
             if operands:
-                self.fail(f"unexpected argument {operands[0]!r}")
+                self.fail(f"unexpected argument {operands[0]!r}{self._meant(operands)}")
             return
         if self.parameter.arity in "1+" and not operands:
             self.fail(f"{self.parameter.metavar} is missing: {self.parameter.help}")

@@ -34,4 +34,7 @@ def _lines_above(shell: InteractiveShell, cell: str) -> int:
     history = shell.history_manager
     raw = history.input_hist_raw[-1] if history is not None else ""
     start = raw.rfind(cell.rstrip("\n"))
-    return max(1, raw.count("\n", 0, start)) if start > 0 else 1
+    if start < 0:
+        return 1
+    # None where the cell has no first line with a magic: %dist_mode.
+    return raw.count("\n", 0, start)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from pathlib import Path
 
 import numpy as np
 
@@ -25,6 +26,7 @@ __all__ = [
     "device",
     "dtype",
     "gpus",
+    "identifier",
     "launcher",
     "names",
     "parse_ranks",
@@ -32,6 +34,7 @@ __all__ = [
     "sizes",
     "times",
     "torch_backend",
+    "trace_path",
 ]
 
 
@@ -64,6 +67,13 @@ def names(text: str) -> list[str]:
     if not all(found) or len(set(found)) < len(found):
         raise ValueError("expected different names with commas between them")
     return found
+
+
+def identifier(text: str) -> str:
+    """Return the name of a variable."""
+    if not text.isidentifier():
+        raise ValueError("expected the name of a variable")
+    return text
 
 
 def dtype(text: str) -> str:
@@ -114,6 +124,18 @@ def torch_backend(text: str) -> str:
     except ValueError as error:
         raise ValueError(str(error).removeprefix(f"torch={text!r}: ")) from None
     return text
+
+
+def trace_path(text: str) -> str:
+    """Return a path to write what ranks did to: ``x.json``, or a folder or a prefix."""
+    suffix = Path(text).suffix
+    if suffix in ("", ".json") or text.endswith("/") or Path(text).is_dir():
+        return text
+    raise ValueError(
+        f"{suffix} is no format that is known: {Path(text).with_suffix('.json')} is a "
+        f"trace for Perfetto, {Path(text).with_suffix('')}/ a folder of dumps for "
+        "PyTorch's torchfrtrace"
+    )
 
 
 def launcher(text: str) -> str:

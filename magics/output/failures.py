@@ -40,6 +40,9 @@ _SYNTAX_PLACE = re.compile(r" \([^()]*, line \d+\)$")
 _FILE = re.compile(r"File (.+?):\d+")
 # For ranks that run from the same checkout as the notebook.
 _ROOMS = tuple(f"{os.path.abspath(m.__path__[0])}/" for m in _PACKAGES)
+#: What the message of a timeout has before the cause, and before the remedy.
+_TIMED_OUT = re.compile(r"(?<= timeout\)): ")
+_REMEDY = ". The group was aborted; "
 #: Errors that Rankscope raises besides its own classes, for bad arguments.
 _OURS = ("ValueError", "TypeError", "NotImplementedError", "RuntimeError")
 
@@ -109,12 +112,21 @@ def failure_of(rank: int, output: Output, cell: int | None) -> RankError:
 
 def failure_key(error: RankError) -> Hashable:
     """Return a key that is equal for errors that are the same."""
-    return (
-        error.ename,
-        error.line,
-        _NUMBER.sub("#", error.evalue),
-        _NUMBER.sub("#", error.plain_traceback),
-    )
+    said, trace = _gist(error), error.plain_traceback
+    if said != error.evalue:
+        trace = trace.partition(said)[0]
+    return (error.ename, error.line, _NUMBER.sub("#", said), _NUMBER.sub("#", trace))
+
+
+def _gist(error: RankError) -> str:
+    """Return the message, of a timeout without what each rank knows of the cause.
+
+    The first rank whose op timed out reports the cause as it found it, the others as
+    they were told of it.
+    """
+    if error.ename == "DistTimeoutError":
+        return _TIMED_OUT.split(error.evalue, maxsplit=1)[0]
+    return error.evalue
 
 
 def place_of(error: RankError) -> str:
@@ -137,7 +149,7 @@ def report(errors: Sequence[RankError], label: bool = True) -> str:
     lines += _without_our_frames(first) or [f"{first.ename}: {first.evalue}"]
     variants: dict[str, list[RankError]] = {}
     for error in errors:
-        variants.setdefault(_impersonal(error), []).append(error)
+        variants.setdefault(_impersonal(error, _gist(error)), []).append(error)
     if len(variants) > 1:
         lines.append(f"{BOLD}The message on each rank{PLAIN}")
         for members in list(variants.values())[:VARIANTS]:
@@ -148,9 +160,9 @@ def report(errors: Sequence[RankError], label: bool = True) -> str:
     return "\n".join(lines)
 
 
-def _impersonal(error: RankError) -> str:
-    """Return the message without its rank, which Rankscope's errors mention."""
-    return re.sub(rf" on rank {error.rank}\b", "", error.evalue)
+def _impersonal(error: RankError, message: str) -> str:
+    """Return `message` without its rank, which Rankscope's errors mention."""
+    return re.sub(rf" on rank {error.rank}\b", "", message)
 
 
 def _without_our_frames(error: RankError) -> list[str]:
@@ -199,8 +211,11 @@ def abort_echo_line(errors: Sequence[RankError]) -> str:
     return f"{ranks}: op aborted{place_of(errors[0])}"
 
 
-def summary_of(errors: Iterable[RankError]) -> str:
-    """Return all failures in one line: causes first, then the aborted ranks."""
+def summary_of(errors: Iterable[RankError], remedy: bool = True) -> str:
+    """Return all failures in one line: causes first, then the aborted ranks.
+
+    Without the `remedy` in their messages, where the caller adds it for all groups.
+    """
     failures = list(errors)
     causes = [error for error in failures if not error.is_abort_echo]
     if not causes:
@@ -210,14 +225,21 @@ def summary_of(errors: Iterable[RankError]) -> str:
         groups.setdefault(failure_key(error), []).append(error)
     parts = []
     for members in groups.values():
-        first = members[0]
+        # Of a timeout the shortest message: the others add who was told by whom.
+        first = min(members, key=lambda e: len(e.evalue) * (_gist(e) != e.evalue))
+        said = _impersonal(first, first.evalue)
+        if not remedy:
+            said = said.partition(_REMEDY)[0]
         # The file that a SyntaxError names exists in IPython only.
-        message = _SYNTAX_PLACE.sub("", _one_line(_impersonal(first)))
-        if len({_impersonal(error) for error in members}) > 1:
+        message = _SYNTAX_PLACE.sub("", _one_line(said))
+        if len({_impersonal(error, _gist(error)) for error in members}) > 1:
             message = f"{message} (and alike)"
         text = f"{first.ename}: {message}" if message else first.ename
         ranks = name_ranks(error.rank for error in members)
-        parts.append(f"{ranks}: {text}{place_of(first)}")
+        place = place_of(first)
+        # Rankscope's messages name the line already.
+        known = place.removeprefix(" at ") in message
+        parts.append(f"{ranks}: {text}{'' if known else place}")
     echoes = [error.rank for error in failures if error.is_abort_echo]
     if echoes:
         parts.append(f"{name_ranks(echoes)}: op aborted")

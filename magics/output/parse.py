@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from rankscope.engines import Output, RankError
+from rankscope.engines.wire.print_marks import MARKED, without_mark
 
 from .deduplicate import Entry
 from .failures import failure_key, failure_of
@@ -15,8 +17,15 @@ from .lines import LineBuffer
 
 __all__ = ["Bundle", "OutputParser", "failure"]
 
-#: A widget of a rank has no model in the notebook: its text is shown.
-_UNSHOWABLE = ("application/vnd.jupyter.widget-view+json",)
+_WIDGET = "application/vnd.jupyter.widget-view+json"
+#: Follows the text of a widget: the notebook has no model of it.
+_NO_WIDGET = (
+    "a widget lives on its rank, where no click reaches it: show what it shows, or "
+    "%dist_pull its values and make the widget in the notebook"
+)
+
+#: What differs in the same warning of two ranks: the process in the file of a cell.
+_PROCESS = re.compile(r"ipykernel_\d+")
 
 
 @dataclass
@@ -49,6 +58,8 @@ class OutputParser:
             rank: {"stdout": LineBuffer(), "stderr": LineBuffer()} for rank in ranks
         }
         self._updatable: dict[tuple[int, str], Bundle] = {}
+        #: Rank and stream → the lines of a call that has written more.
+        self._calls: dict[tuple[int, str], list[str]] = {}
 
     def feed(self, rank: int, output: Output) -> list[Entry]:
         """Return the entries that `output` of `rank` completes.
@@ -59,7 +70,8 @@ class OutputParser:
         kind = output["output_type"]
         if kind == "stream":
             name = output["name"]
-            return _lines(name, self._buffers[rank][name].feed(output["text"]))
+            text = output[MARKED] if MARKED in output else output["text"]
+            return self._lines(rank, name, self._buffers[rank][name].feed(text))
         if kind in ("display_data", "execute_result"):
             return [*self.flush(rank), self._display(rank, output)]
         if kind == "error":
@@ -97,8 +109,26 @@ class OutputParser:
         return [
             entry
             for name, buffer in self._buffers[rank].items()
-            for entry in _lines(name, buffer.flush())
+            for entry in self._lines(rank, name, buffer.flush(), last=True)
         ]
+
+    def _lines(
+        self, rank: int, name: str, lines: list[str], last: bool = False
+    ) -> list[Entry]:
+        """Return an entry for each call that wrote `lines`, or a part of them."""
+        entries = []
+        call = self._calls.pop((rank, name), [])
+        for marked in lines:
+            line, goes_on = without_mark(marked)
+            call.append(line)
+            if not goes_on:
+                entries.append(_printed(name, call))
+                call = []
+        if call and last:
+            entries.append(_printed(name, call))
+        elif call:
+            self._calls[rank, name] = call
+        return entries
 
     def partials(self) -> dict[int, str]:
         """Return rank → its unfinished line, often a progress bar."""
@@ -115,9 +145,13 @@ def failure(error: RankError) -> Entry:
     return Entry("error", ("error", failure_key(error)), error)
 
 
-def _lines(name: str, lines: list[str]) -> list[Entry]:
-    return [Entry(name, (name, line), line) for line in lines]
+def _printed(name: str, lines: Iterable[str]) -> Entry:
+    text = "\n".join(lines)
+    return Entry(name, (name, _PROCESS.sub("ipykernel", text)), text)
 
 
 def _showable(data: dict[str, Any]) -> dict[str, Any]:
-    return {mime: value for mime, value in data.items() if mime not in _UNSHOWABLE}
+    shown = {mime: value for mime, value in data.items() if mime != _WIDGET}
+    if _WIDGET not in data or set(shown) > {"text/plain"}:
+        return shown
+    return {"text/plain": f"{data.get('text/plain', 'widget')}: {_NO_WIDGET}"}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
+from html import escape
 from itertools import groupby
 from typing import Any
 
@@ -17,6 +18,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from rankscope.backends.rank_sets import format_ranks, name_ranks
 
+from .bars import bar_table
 from .deduplicate import Item
 from .failures import abort_echo_line, plain, report
 from .parse import Bundle
@@ -25,7 +27,7 @@ from .stream import BRIEF
 __all__ = ["Renderer", "label_lines", "label_width"]
 
 #: Distinct unfinished lines that are shown while a cell runs.
-PARTIALS = 8
+PARTIALS = 16
 
 HEADER = (
     '<div style="color: var(--jp-ui-font-color2, inherit); '
@@ -35,10 +37,13 @@ HEADER = (
 
 
 class Renderer:
-    """Shows the items of one cell; `ranks` are those of the cluster."""
+    """Shows the items of one cell below a `heading`; `ranks` are the cluster's."""
 
-    def __init__(self, shell: InteractiveShell, ranks: Sequence[int]) -> None:
+    def __init__(
+        self, shell: InteractiveShell, ranks: Sequence[int], heading: str = ""
+    ) -> None:
         self._shell = shell
+        self._heading = heading
         self._width = label_width(ranks)
         self._partials: str | None = None
         self._overwrites = not self.is_rich and sys.stdout.isatty()
@@ -47,6 +52,7 @@ class Renderer:
         # By identity: two bundles may be equal, and are kept by the parser.
         self._handles: dict[int, str] = {}
         self._notices: list[str] = []
+        self._show_heading()
 
     @property
     def is_rich(self) -> bool:
@@ -81,12 +87,24 @@ class Renderer:
         """Show items in place of all output of the cell."""
         shown, notices = list(items), self._notices
         # `wait` avoids flicker, but needs output that follows.
-        wait = bool(shown or notices)
+        wait = bool(shown or notices or self._heading)
         self._shell.display_pub.clear_output(wait)  # type: ignore[no-untyped-call]
         self._partials, self._notices = None, []
+        self._show_heading()
         self.show(shown)
         for text in notices:
             self.notify(text)
+
+    def _show_heading(self) -> None:
+        """Show the heading above the output, if there is one."""
+        if not self._heading:
+            return
+        if self.is_rich:
+            html = HEADER.format(escape(self._heading))
+            data = {"text/html": html, "text/plain": self._heading}
+            self._shell.display_pub.publish(data)
+        else:
+            print(self._heading, flush=True)
 
     def notify(self, text: str) -> None:
         """Show a line about the cell, below its output."""
@@ -107,17 +125,21 @@ class Renderer:
         groups: dict[str, list[int]] = {}
         for rank, line in lines.items():
             groups.setdefault(line, []).append(rank)
+        shown = list(groups.items())[:PARTIALS]
         rows = [
-            label_lines(line, ranks, self._width).rstrip("\n")
-            for line, ranks in list(groups.items())[:PARTIALS]
+            label_lines(line, ranks, self._width).rstrip("\n") for line, ranks in shown
         ]
         if len(groups) > PARTIALS:
             rows.append(f"… and {len(groups) - PARTIALS} more")
         if self.can_redraw:
             known = self._partials
             self._partials = known or self._new_id()
+            bundle = {"text/plain": "\n".join(rows)}
+            bars = bar_table(shown)
+            if bars is not None:
+                bundle["text/html"] = bars
             self._shell.display_pub.publish(
-                {"text/plain": "\n".join(rows)},
+                bundle,
                 transient={"display_id": self._partials},
                 update=known is not None,
             )

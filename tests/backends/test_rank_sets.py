@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 
-from rankscope.backends.rank_sets import format_ranks, name_ranks
+from rankscope.backends.rank_sets import describe_members, format_ranks, name_ranks
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,13 @@ def test_ranks_are_named_in_prose(ranks: Iterable[int], text: str) -> None:
 def test_ranks_are_written_as_they_are_typed() -> None:
     assert format_ranks([3, 0, 2, 5]) == "0,2-3,5"
     assert format_ranks([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "name"),
+    [(range(64), "ranks 0-63"), ([0, 2, 3], "ranks 0,2-3"), ([2, 0], "ranks 2,0")],
+)
+def test_a_group_without_a_name_has_that_of_its_ranks(
+    ranks: Sequence[int], name: str
+) -> None:
+    assert describe_members(ranks) == name

@@ -19,6 +19,7 @@ OP = {"op": "all_reduce", "seq": 4, "source": "cell 7 line 3"}
 
 SUMMARY: dict[str, Any] = {
     "gpu": "GPU 0",
+    "memory": 96 << 20,
     "rank": 1,
     "world_size": 2,
     "busy": True,
@@ -67,8 +68,8 @@ def slot(rank: int, host: str = "a", **options: Any) -> RankSlot:
 
 class TestSummaries:
     def test_everything_a_rank_says_is_there(self) -> None:
-        (group,), cell, busy_for, gpu = parse_summary(SUMMARY)
-        assert gpu == "GPU 0"
+        (group,), cell, busy_for, gpu, memory = parse_summary(SUMMARY)
+        assert (gpu, memory) == ("GPU 0", 96 << 20)
         assert (cell, busy_for) == (7, 2.5)
         assert (group.name, group.ranks, group.generation) == ("default", (0, 1), 2)
         assert group.oldest is not None
@@ -77,7 +78,7 @@ class TestSummaries:
         assert group.completed is None
 
     def test_a_rank_that_said_nothing_yet(self) -> None:
-        assert parse_summary({}) == ((), None, None, "")
+        assert parse_summary({}) == ((), None, None, "", None)
 
     @pytest.mark.parametrize(
         ("field", "value"),

@@ -2,135 +2,25 @@
 
 from __future__ import annotations
 
-import queue
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import pytest
-from jupyter_client.blocking.client import BlockingKernelClient
-from jupyter_client.manager import KernelManager, start_new_kernel
-from jupyter_core.utils import ensure_event_loop
 from nbclient.exceptions import CellExecutionError
 
+from rankscope.backends.conformance.waiting import until
 from rankscope.magics.output.failures import plain
+from tests.magics.kernels import TIMEOUT, Kernel, running_kernel
 from tools.execution import execute
-
-TIMEOUT = 90
-
-
-@dataclass
-class Cell:
-    """What a front end got for one cell: (seconds since it was sent, message)."""
-
-    messages: list[tuple[float, str, dict[str, Any]]] = field(default_factory=list)
-    took: float = 0.0
-
-    @property
-    def result(self) -> dict[str, Any]:
-        """The mime bundle of the last expression."""
-        (found,) = [c for _, kind, c in self.messages if kind == "execute_result"]
-        return found["data"]
-
-    def stream(self, name: str = "stdout") -> str:
-        """What stands there in the end; `clear_output` takes away what was."""
-        text = ""
-        for _, kind, content in self.messages:
-            if kind == "clear_output":
-                text = ""
-            elif kind == "stream" and content["name"] == name:
-                text += content["text"]
-        return plain(text)
-
-    def seen_at(self, text: str) -> float:
-        """When `text` was seen first."""
-        for when, kind, content in self.messages:
-            if kind == "stream" and text in content["text"]:
-                return when
-        raise AssertionError(f"{text!r} was never shown: {self.messages}")
-
-    @property
-    def data(self) -> list[dict[str, Any]]:
-        """The mime bundles that stand there in the end."""
-        shown: dict[object, dict[str, Any]] = {}
-        for _, kind, content in self.messages:
-            if kind == "clear_output":
-                shown.clear()
-            elif kind in ("display_data", "update_display_data"):
-                key = content["transient"].get("display_id", len(shown))
-                shown[key] = content["data"]
-        return list(shown.values())
-
-    @property
-    def error(self) -> str:
-        """The traceback that the cell ended with."""
-        found = [content for _, kind, content in self.messages if kind == "error"]
-        return "\n".join(plain(text) for c in found for text in c["traceback"])
-
-
-class Kernel:
-    """A kernel and its client; call it with the lines of a cell."""
-
-    def __init__(self, manager: KernelManager, client: BlockingKernelClient) -> None:
-        self.manager = manager
-        self.client = client
-        self.cells = 0
-
-    def __call__(
-        self,
-        *lines: str,
-        interrupt_at: str | None = None,
-        when: Mapping[str, Callable[[], object]] | None = None,
-    ) -> Cell:
-        """Run a cell; with `interrupt_at`, interrupt once that text was shown.
-
-        Each function of `when` is called once its text was shown.
-        """
-        waiting = dict(when or {})
-        sent = time.monotonic()
-        request = self.client.execute("\n".join(lines))
-        self.cells += 1
-        cell = Cell()
-        while True:
-            left = sent + TIMEOUT - time.monotonic()
-            try:
-                message = self.client.get_iopub_msg(timeout=left)
-            except queue.Empty:
-                raise AssertionError(f"no end of {lines}: {cell.messages}") from None
-            if message["parent_header"].get("msg_id") != request:
-                continue
-            kind, content = message["msg_type"], message["content"]
-            now = time.monotonic() - sent
-            if kind == "status" and content["execution_state"] == "idle":
-                cell.took = now
-                self._take_reply(request)
-                return cell
-            cell.messages.append((now, kind, content))
-            text = content.get("text") or content.get("data", {}).get("text/plain", "")
-            for key in [key for key in waiting if key in text]:
-                waiting.pop(key)()
-            if interrupt_at is not None and interrupt_at in text:
-                interrupt_at = None
-                self.manager.interrupt_kernel()
-                sent = time.monotonic()
-
-    def _take_reply(self, request: str) -> None:
-        """Read the reply, too: a kernel whose replies pile up stops to answer."""
-        reply = self.client.get_shell_msg(timeout=TIMEOUT)
-        while reply["parent_header"].get("msg_id") != request:
-            reply = self.client.get_shell_msg(timeout=TIMEOUT)
 
 
 @pytest.fixture(scope="module")
 def kernel(_module_leaves_nothing: None) -> Iterator[Kernel]:
     """A kernel with four ranks."""
-    manager, client = start_new_kernel(startup_timeout=TIMEOUT)
-    try:
-        kernel = Kernel(manager, client)
-        kernel("%load_ext rankscope")
+    with running_kernel() as kernel:
         started = kernel("%dist_init -n 4")
         # One line of progress, which becomes the summary, and the board.
         line, board = started.data
@@ -139,12 +29,6 @@ def kernel(_module_leaves_nothing: None) -> Iterator[Kernel]:
         assert line["text/plain"].endswith("· group 'default'")
         yield kernel
         kernel("%dist_shutdown")
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel()
-        manager.cleanup_resources()
-        # jupyter_client's blocking calls leave their event loop open.
-        ensure_event_loop().close()
 
 
 def test_output_is_seen_while_the_cell_runs(kernel: Kernel, tmp_path: Path) -> None:
@@ -198,6 +82,69 @@ def test_a_progress_bar_moves_and_leaves_its_last_state(
     assert all("/8" in step for step in steps)
     assert cell.data == []
     assert cell.stream("stderr") == "[0-3] 8/8\n"
+
+
+def test_what_a_call_of_print_writes_stays_together(kernel: Kernel) -> None:
+    cell = kernel(
+        "%%distributed -r 0-1",
+        "import warnings",
+        "print(np.array([[rank, 1], [5, 5]]))",
+        "print('done')",
+        "warnings.warn('old')",
+    )
+    assert cell.stream() == (
+        "[0]   [[0 1]\n[0]    [5 5]]\n[1]   [[1 1]\n[1]    [5 5]]\n[0-1] done\n"
+    )
+    (first, second) = cell.stream("stderr").splitlines()
+    assert re.fullmatch(r"\[0-1\] /.*: UserWarning: old", first)
+    assert second == "[0-1]   warnings.warn('old')"
+
+
+def test_the_bars_of_tqdm_auto_move(kernel: Kernel, tmp_path: Path) -> None:
+    """Its widgets would stand at 0 %."""
+    cell = kernel(
+        "%%distributed -r 0-1",
+        "import pathlib, time",
+        "from tqdm.auto import tqdm",
+        "bar = tqdm(total=4, desc='load', mininterval=0)",
+        "bar.update(1 + rank)",
+        f"seen = [pathlib.Path({str(tmp_path)!r}, str(one)) for one in (1, 2)]",
+        "while not all(one.exists() for one in seen):",
+        "    time.sleep(0.01)",
+        "bar.update(3 - rank)",
+        "bar.close()",
+        when={f"{one}/4": (tmp_path / str(one)).touch for one in (1, 2)},
+    )
+    tables = [
+        content["data"]["text/html"]
+        for _, kind, content in cell.messages
+        if kind in ("display_data", "update_display_data")
+        and "<progress" in content["data"].get("text/html", "")
+    ]
+    assert any('value="25"' in one and 'value="50"' in one for one in tables)
+    # No bar is left above the lines that the ranks end with, each with its time.
+    assert cell.data == []
+    assert "load: 100%" in cell.stream("stderr")
+
+
+def test_cells_of_the_mode_have_a_mark(kernel: Kernel) -> None:
+    kernel("%dist_mode on -r 0-1")
+    try:
+        cell = kernel("print('hi')", "rank")
+        silent = kernel.client.execute("here = 1", silent=True)
+        kernel._take_reply(silent)
+        assert kernel("%who_ls int").result["text/plain"] == "['here']"
+    finally:
+        kernel("%dist_mode off")
+    (mark,) = cell.data
+    assert mark["text/plain"] == "on ranks 0–1 · %dist_mode off ends this"
+    assert "%dist_mode off ends this</div>" in mark["text/html"]
+    assert cell.stream() == "[0-1] hi\n[0]   0\n[1]   1\n"
+
+
+def test_a_widget_of_a_rank_gets_a_sentence(kernel: Kernel) -> None:
+    cell = kernel("%%distributed", "from ipywidgets import IntSlider", "IntSlider()")
+    assert cell.stream().startswith("[0-3] IntSlider(value=0): a widget lives on its")
 
 
 def test_figures_come_in_rank_order_under_the_name_of_their_rank(
@@ -345,3 +292,82 @@ def test_no_request_is_left_unread(kernel: Kernel) -> None:
             )
     for _ in range(1000):
         kernel.client.get_shell_msg(timeout=deadline - time.monotonic())
+
+
+# -- while a person types --------------------------------------------------------
+
+
+def _complete(kernel: Kernel, *lines: str) -> list[str]:
+    text = "\n".join(lines)
+    reply = kernel.client.complete(text, reply=True, timeout=TIMEOUT)["content"]
+    # What the front end puts in the place of the incomplete word.
+    return [text[: reply["cursor_start"]][-1:] + one for one in reply["matches"]]
+
+
+def _help(kernel: Kernel, *lines: str) -> str:
+    reply = kernel.client.inspect("\n".join(lines), reply=True, timeout=TIMEOUT)
+    return plain(reply["content"]["data"].get("text/plain", ""))
+
+
+def test_cells_are_completed_with_what_the_ranks_have(kernel: Kernel) -> None:
+    kernel(
+        "%%distributed -r 2",
+        "only_there = np.ones((2, 3))",
+        "def there(a, b):",
+        "    'What the rank says.'",
+    )
+    on_2 = "%%distributed -r 2"
+    # Once the rank is known to be idle again.
+    until(
+        lambda: ".shape" in _complete(kernel, on_2, "only_there.sh"),
+        TIMEOUT,
+        "the completion of an attribute",
+    )
+    assert ".all_reduce" in _complete(kernel, on_2, "x = 1", "dist.all_")
+    assert "\nrank" in _complete(kernel, on_2, "ran")
+    assert _complete(kernel, on_2, "only_") == ["\nonly_there"]
+    # No name of the notebook, which the ranks do not have.
+    assert "\nonly_there" not in _complete(kernel, "%%distributed -r 0", "only_")
+    kernel("only_here = 1")
+    assert _complete(kernel, on_2, "only_") == ["\nonly_there"]
+    assert "only_here" in _complete(kernel, "only_")
+    assert _complete(kernel, "%dist_pull only_") == [" only_there"]
+    # A rank of a loaded machine may be too late, and the next time it is not.
+    until(
+        lambda: "What the rank says." in _help(kernel, on_2, "there(1, "),
+        TIMEOUT,
+        "the help of a function",
+    )
+    assert "What the rank says." not in _help(kernel, "there")
+    assert _complete(kernel, "%%rank 2", "only_") == ["\nonly_there"]
+    kernel("%dist_mode on -r 2")
+    try:
+        assert _complete(kernel, "%matplotlib inline", "only_") == ["\nonly_there"]
+        # A cell that is the notebook's.
+        assert _complete(kernel, "%%time", "only_") == ["\nonly_here"]
+    finally:
+        kernel("%dist_mode off")
+    shown = kernel(on_2, "there?").stream()
+    assert "[2]   Docstring: What the rank says." in shown
+
+
+def test_names_are_known_while_the_ranks_are_busy(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    kernel("%%distributed", "everywhere = 1")
+    kernel(
+        "%%distributed --async",
+        "import pathlib, time",
+        f"while not pathlib.Path({str(tmp_path)!r}, 'go').exists():",
+        "    time.sleep(0.01)",
+    )
+    try:
+        assert _complete(kernel, "%%distributed", "every") == ["\neverywhere"]
+        assert ".all_reduce" in _complete(kernel, "%%distributed", "dist.all_")
+        # What would need the main thread of the rank stays as it is.
+        assert _complete(kernel, "%%distributed", "everywhere.re") == [".re"]
+        assert _complete(kernel, "%dist_pull every") == [" everywhere"]
+        assert _help(kernel, "%%distributed", "everywhere") == ""
+    finally:
+        (tmp_path / "go").touch()
+    assert kernel("%%distributed", "assert everywhere").error == ""

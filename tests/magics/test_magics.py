@@ -23,6 +23,7 @@ from rankscope.magics import (
     BackgroundCell,
     CellError,
     CellTimeout,
+    CommandError,
     Interrupted,
     current_cluster,
 )
@@ -311,6 +312,53 @@ def test_a_killed_engine_is_an_error_and_is_replaced(
     assert seen.out.splitlines() == ["[0,2-3] True", "[1]   False"]
 
 
+def test_the_values_of_a_cell_come_into_the_notebook(notebook: Notebook) -> None:
+    seen = notebook("%%distributed -o both -r 0,2", "np.full(2, rank)")
+    assert seen.out.startswith("[0]   array([0, 0])\n")
+    assert [list(one) for one in notebook("both").value] == [[0, 0], [2, 2]]
+    notebook("%%distributed -o", "x = rank * 2", "x")
+    assert notebook("_ranks").value == [0, 2, 4, 6]
+    # A cell that does not end with an expression has none, not that of another cell.
+    notebook("%%distributed -o nothing", "x = rank")
+    assert notebook("nothing").value == [None] * 4
+
+
+def test_values_that_cannot_come_are_refused(notebook: Notebook) -> None:
+    seen = notebook("%%distributed -o locks", "import threading", "threading.Lock()")
+    assert isinstance(seen.error, CommandError)
+    assert "cannot pickle" in str(seen.error)
+    assert "locks" not in notebook.shell.user_ns
+    seen = notebook("%%distributed -o later --async", "1")
+    assert "-o waits for the values" in seen.err
+    seen = notebook("%%distributed -o a.b", "1")
+    assert "-o a.b: expected the name of a variable" in seen.err
+
+
+def test_every_cell_runs_on_the_ranks_while_the_mode_is_on(notebook: Notebook) -> None:
+    assert "on ranks 0, 2–3 from now on" in notebook("%dist_mode on -r 0,2-3").out
+    try:
+        seen = notebook("# a cell", "everywhere = rank", "everywhere")
+        marked = "on ranks 0, 2–3 · %dist_mode off ends this"
+        assert seen.out.splitlines() == [marked, "[0]   0", "[2]   2", "[3]   3"]
+        # Lines are numbered as in the notebook.
+        number = notebook.number
+        seen = notebook("x = 1", "raise ValueError('here')")
+        assert f"at cell {number} line 2" in str(seen.error)
+        assert notebook("%dist_mode").out.endswith("%%distributed -r 0,2-3\n")
+        assert "[0-3] 1" in notebook("%%distributed", "1").out
+    finally:
+        assert "cells run in the notebook" in notebook("%dist_mode off").out
+    assert notebook("6 * 7").value == 42
+    assert "everywhere" not in notebook.shell.user_ns
+
+
+def test_a_cell_on_some_ranks(notebook: Notebook) -> None:
+    assert notebook("%%rank 1,3 -o some", "rank").out == "[1]   1\n[3]   3\n"
+    assert notebook("some").value == [1, 3]
+    assert "9: there is no rank 9" in notebook.refused("%%rank 9", "1")
+    assert "RANKS is missing" in notebook.refused("%%rank", "1")
+
+
 def test_a_background_cell_has_a_handle(notebook: Notebook) -> None:
     seen = notebook("%%distributed --async", "print('hi')", "rank + 1")
     handle = seen.value
@@ -351,20 +399,25 @@ def test_a_trace_is_written_for_perfetto_and_for_torch(
     notebook("%%distributed", "dist.all_reduce(np.ones(4))")
     file = tmp_path / "run.json"
     assert notebook(f"%dist_trace {file}").out == (
-        f"{file}: open it at ui.perfetto.dev\n"
+        f"{file} written: open it at ui.perfetto.dev\n"
     )
     events = json.loads(file.read_text())["traceEvents"]
     ranks = {event["pid"] for event in events if "all_reduce" in event["name"]}
     assert len(ranks) == 4
     folder = tmp_path / "dumps"
     folder.mkdir()
-    assert "4 dumps" in notebook(f"%dist_trace {folder}/").out
+    said = notebook(f"%dist_trace {folder}/").out
+    files = sorted(folder.iterdir())
+    assert said.startswith(f"{files[0]} … {files[-1]} written, 4 in all: ")
     for dump in folder.iterdir():
         names = [
             e["profiling_name"] for e in pickle.loads(dump.read_bytes())["entries"]
         ]
         assert any("all_reduce" in name for name in names)
     assert len(list(folder.iterdir())) == 4
+    refused = notebook(f"%dist_trace {tmp_path}/x.txt")
+    assert f".txt is no format that is known: {tmp_path}/x.json is a" in refused.err
+    assert not (tmp_path / "x.txt0").exists()
     missing = notebook(f"%dist_trace {tmp_path}/nowhere/run.json")
     assert "nowhere" in str(missing.error)
 
@@ -411,6 +464,8 @@ def test_a_benchmark_that_makes_no_sense_is_refused(notebook: Notebook) -> None:
     assert "expected a dtype" in notebook.refused("%dist_bench --dtype flot")
     assert "no group 'tp'" in notebook.refused("%dist_bench -g tp")
     assert "expected one of all_reduce" in str(notebook("%dist_bench all").error)
+    typed = str(notebook("%dist_bench allreduce").error)
+    assert typed.endswith("; did you mean all_reduce?")
 
 
 # -- variables and groups ----------------------------------------------------------

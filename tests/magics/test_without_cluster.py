@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
 from rankscope.backends.interface.base import Backend
 from rankscope.backends.interface.registry import resolve
-from rankscope.engines.cluster import cluster, launch
-from rankscope.magics import load_ipython_extension
+from rankscope.engines.cluster import launch, preconditions
+from rankscope.engines.status import ClusterStatus
+from rankscope.magics import extension, load_ipython_extension
 from rankscope.magics.output.failures import plain
 
 
@@ -75,16 +77,72 @@ def test_no_rank_is_started_where_gloo_is_missing(
     assert ".." not in said
 
 
+def test_no_rank_is_started_for_gpus_alone_where_there_is_none(
+    ipython: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preconditions, "has_driver", lambda: False)
+    monkeypatch.setattr(launch, "prepare", None)
+    with capture_output() as seen:
+        result = ipython.run_cell("%dist_init -n 3 --backend nccl")
+    assert result.error_in_exec is not None
+    said = plain(seen.stdout)
+    assert said.startswith("%dist_init: --backend nccl: there is no GPU here")
+    assert "--backend cpu:gloo,cuda:nccl takes those of the CPU, too" in said
+
+
 def test_no_rank_is_started_where_torch_is_missing(
     ipython: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "find_spec", lambda name: None)
+    monkeypatch.setattr(preconditions, "find_spec", lambda name: None)
     monkeypatch.setattr(launch, "prepare", None)
     with capture_output() as seen:
         result = ipython.run_cell("%dist_init -n 3 --torch")
     assert result.error_in_exec is not None
     assert plain(seen.stdout).startswith("%dist_init: torch is not installed in ")
     assert "pip install torch" in plain(seen.stdout)
+
+
+class Ranks:
+    """A cluster of no processes."""
+
+    launcher, advice, owned, n = "local", "", True, 2
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.ranks = range(self.n)
+
+    def shutdown(self) -> None:
+        self.closed = True
+
+    def status(self) -> ClusterStatus:
+        return ClusterStatus("id", "default", "local", "", "running", ())
+
+
+def test_running_ranks_are_replaced(
+    ipython: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Ranks] = []
+
+    def start(values: object, progress: object) -> Ranks:
+        started.append(Ranks())
+        return started[-1]
+
+    monkeypatch.setattr(extension, "_start", start)
+    ipython.user_ns.pop("np", None)
+    with capture_output() as seen:
+        ipython.run_cell("%dist_init -n 2")
+        assert ipython.user_ns["np"] is np
+        ipython.user_ns["np"] = "mine"
+        refused = ipython.run_cell("%dist_init -n 3").error_in_exec
+        assert "--replace swaps them for new ones" in str(refused)
+        ipython.run_cell("%dist_init -n 3 --replace")
+        # What was asked for is known: the same again is no other cluster.
+        assert ipython.run_cell("%dist_init -n 3").error_in_exec is None
+        ipython.run_cell("%dist_mode on")
+        ipython.run_cell("%dist_shutdown")
+    assert "%dist_mode is off: cells run in the notebook" in seen.stdout
+    assert [one.closed for one in started] == [True, True]
+    assert ipython.user_ns["np"] == "mine"
 
 
 def test_torch_and_backend_exclude_each_other(ipython: InteractiveShell) -> None:
@@ -105,7 +163,13 @@ def test_the_extension_loads_with_an_unknown_ipykernel(
 ) -> None:
     """One whose shell channel thread has none of the names that are known."""
     monkeypatch.setattr("importlib.metadata.version", lambda name: "7.3.9")
-    kernel = SimpleNamespace(shell_channel_thread=SimpleNamespace())
+
+    class Kernel:
+        shell_channel_thread = SimpleNamespace()
+
+        def do_inspect(self, code: str, cursor_pos: int) -> None: ...
+
+    kernel = Kernel()
     monkeypatch.setattr(ipython, "kernel", kernel, raising=False)
     load_ipython_extension(ipython)
     assert vars(kernel.shell_channel_thread) == {}

@@ -57,15 +57,25 @@ _MODEL = """
 async (source, traits) => {
   const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
   const { default: widget } = await import(url);
-  const listeners = new Set();
+  const listeners = {
+    "msg:custom": new Set(), comm_live_update: new Set(), "change:pinned": new Set(),
+  };
   window.sent = [];
   const model = {
     get: (name) => traits[name],
-    on: (event, callback) => listeners.add(callback),
-    off: (event, callback) => listeners.delete(callback),
+    set: (name, value) => {
+      traits[name] = value;
+      call(`change:${name}`);
+    },
+    save_changes: () => window.sent.push({ traits: { pinned: traits.pinned } }),
+    on: (event, callback) => listeners[event].add(callback),
+    off: (event, callback) => listeners[event].delete(callback),
     send: (message) => window.sent.push(message),
   };
-  window.play = (message) => listeners.forEach((callback) => callback(message));
+  const call = (event, what) => listeners[event].forEach((one) => one(what));
+  window.pin = (pinned) => model.set("pinned", pinned);
+  window.play = (message) => call("msg:custom", message);
+  window.restart = () => call("comm_live_update");
   window.leave = await widget.initialize({ model });
   window.show = (el) => widget.render({ model, el });
 }
@@ -86,7 +96,10 @@ def chromium() -> Iterator[Browser]:
 
 
 class BarePage:
-    """One board on an empty page of `width` px in a theme."""
+    """One board on an empty page of `width` px in a theme.
+
+    `clock` makes the page's time the test's: ``page.clock`` moves it.
+    """
 
     def __init__(
         self,
@@ -96,8 +109,11 @@ class BarePage:
         theme: dict[str, str] | None = None,
         snapshot: dict[str, Any] | None = None,
         home: str = "<div class='the-board'></div>",
+        clock: bool = False,
     ) -> None:
         self.page: Page = browser.new_page(viewport={"width": width, "height": height})
+        if clock:
+            self.page.clock.install()
         self.page.set_default_timeout(60_000)
         self.errors: list[str] = []
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
@@ -110,6 +126,7 @@ class BarePage:
             "name": "the-board",
             "columns": [column.as_dict() for column in COLUMNS],
             "diagnoses": True,
+            "pinned": False,
             "snapshot": snapshot or {},
         }
         self.page.evaluate(

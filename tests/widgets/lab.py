@@ -117,10 +117,21 @@ class Notebook:
         self.page.screenshot(path=str(path))
         return path
 
+    def reload(self) -> None:
+        """Load the page again, as it was saved last."""
+        self.page.reload()
+        self.page.locator(".jp-CodeCell .cm-content").first.wait_for()
+
+    def restart_kernel(self) -> None:
+        """Restart the kernel, as the button of the toolbar does."""
+        self.page.locator("[data-command='notebook:restart-kernel']").first.click()
+        self.page.locator(".jp-Dialog .jp-mod-accept").click()
+
     def save(self) -> None:
         """Save the notebook, and wait until the file is there."""
         before = self.file.stat().st_mtime_ns
-        self.page.keyboard.press("Control+s")
+        # By the button: the keys do nothing while the board has the focus.
+        self.page.locator("[data-command='docmanager:save']").first.click()
 
         def saved() -> bool:
             try:
@@ -225,8 +236,13 @@ class Lab:
         file.write_text(json.dumps(content), encoding="utf-8")
         return self.show(file, width=width, height=height)
 
-    def show(self, file: Path, *, width: int = 1280, height: int = 900) -> Notebook:
-        """Open a notebook that is in the server's folder."""
+    def show(
+        self, file: Path, *, width: int = 1280, height: int = 900, idle: bool = True
+    ) -> Notebook:
+        """Open a notebook that is in the server's folder.
+
+        Where its kernel runs a cell, `idle` is false: the page does not wait for it.
+        """
         context = self._browser.new_context(
             viewport={"width": width, "height": height}, accept_downloads=True
         )
@@ -237,7 +253,8 @@ class Lab:
         page.locator(".jp-CodeCell .cm-content").first.wait_for()
         # Who runs a cell before there is a kernel is asked for one.
         page.locator(".jp-KernelName", has_not_text="No Kernel").wait_for()
-        page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for()
+        if idle:
+            page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for()
         return Notebook(page, file)
 
     def close(self) -> None:

@@ -113,6 +113,7 @@ class Person:
     def note(self, what: str, since: float) -> None:
         """Print, and keep beside the pictures, how long something took."""
         line = f"{self.name}: {what}: {time.monotonic() - since:.2f} s"
+        ARTIFACTS.mkdir(exist_ok=True)
         print(line)
         with (ARTIFACTS / "board-times.txt").open("a", encoding="utf-8") as file:
             print(line, file=file)

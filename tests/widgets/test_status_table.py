@@ -42,7 +42,7 @@ def state_of(one: RankStatus) -> tuple[str, str]:
         (rank(0, group(oldest=WAITING), state="busy"),
          "in all_reduce #14 · 3.2 s · cell 7 line 3", "working"),
         (rank(0, group(oldest=op(state="scheduled", elapsed=0.3))),
-         "queued all_reduce #14 · 0.5 s", "working"),
+         "in all_reduce #14 · 0.5 s", "working"),
         (rank(0, group(state="aborted", reason="by hand")), "aborted", "error"),
         (rank(0, group(), state="dead"), "dead", "error"),
         (rank(0, group(), state="unreachable"), "no answer", "error"),
@@ -57,13 +57,13 @@ def test_every_state_has_a_word_and_a_mood(
 
 def test_a_row_has_all_that_is_asked_for() -> None:
     view = group(enqueued=op(seq=16), started=op(seq=15), completed=op("barrier", 14))
-    (section,) = sections(cluster(rank(2, view)))
+    (section,) = sections(cluster(rank(2, view, memory=96 << 20)))
     assert [column.title for column in COLUMNS] == [
-        "rank", "host", "pid", "engine", "device", "state", "enqueued", "started",
-        "completed", "heartbeat",
+        "rank", "host", "pid", "engine", "device", "memory", "state", "enqueued",
+        "started", "completed", "heartbeat",
     ]  # fmt: skip
     assert cells(section.rows[0]) == (
-        "2", "node", "4002", "12", "cpu:gloo", "idle", "#16 all_reduce",
+        "2", "node", "4002", "12", "cpu:gloo", "96 MiB", "idle", "#16 all_reduce",
         "#15 all_reduce", "#14 barrier", "0.2 s",
     )  # fmt: skip
 

@@ -24,6 +24,7 @@ from rankscope.backends import TCPStore
 from rankscope.backends.groups.abort_reason import AbortReason
 from rankscope.backends.torch_watch import creation, errors
 from rankscope.backends.torch_watch.aborting import abort
+from rankscope.backends.torch_watch.private.groups import probe
 from rankscope.backends.torch_watch.rebuilding import rebuild
 from rankscope.torch import rewrap
 
@@ -287,7 +288,7 @@ def explained(rank: Rank) -> dict[str, Any]:
 
 def main() -> None:
     program, rank, size, port = sys.argv[1:]
-    creation.install(distributed_c10d)
+    creation.install(probe(distributed_c10d))
     result = globals()[program](Rank(int(rank), int(size), int(port)))
     print(json.dumps(result), flush=True)
     # The others may still read from a store that this process serves.

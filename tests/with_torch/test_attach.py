@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rankscope.__main__ import main
 from rankscope.backends.observe.verdicts import Fault
 from rankscope.engines import ClusterError, Job
 from rankscope.engines.wire.job_file import job_files
@@ -37,7 +38,9 @@ def train():
 """
 
 
-def test_the_job_is_seen_and_nothing_else_can_be_done(tmp_path: Path) -> None:
+def test_the_job_is_seen_and_nothing_else_can_be_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with Torchrun(3, HANG, tmp_path) as script, script.attach() as job:
         until(lambda: waiting(job, 0, 2), script)
         lines = script.script.read_text().splitlines()
@@ -75,6 +78,13 @@ def test_the_job_is_seen_and_nothing_else_can_be_done(tmp_path: Path) -> None:
         job.allow_abort = True
         with pytest.raises(ClusterError, match="RANKSCOPE_ALLOW_ABORT=1"):
             job.abort()
+        # Nor may a terminal, which sees the same.
+        assert main(["diagnose", job.cluster_id]) == 1
+        assert "rank 1 has not entered: it is at train.py:" in capsys.readouterr().out
+        assert main(["abort"]) == 2
+        assert "does not allow" in capsys.readouterr().err
+        assert main(["stop"]) == 2
+        assert "who started it ends it" in capsys.readouterr().err
         assert waiting(job, 0, 2)
         script.let("go")
         assert script.finish() == 0, script.output

@@ -94,7 +94,7 @@ def test_a_cell_cannot_have_a_group_of_torch_as_default(cluster: Cluster) -> Non
         cluster.execute("1", group="tp")
     message = str(caught.value)
     assert "group 'tp' is torch's" in message
-    assert "-r 0,1" in message
+    assert "-r 0-1" in message
 
 
 def test_a_hang_is_diagnosed_and_aborted(cluster: Cluster) -> None:

@@ -29,6 +29,8 @@ OPEN = ["len(known_groups())", "len(os.listdir('/proc/self/fd'))"]
 BEFORE: dict[int, list[int]] = {}
 #: Descriptors may differ by those of connections that are made or ended just now.
 BRIEF = 5
+#: The hang whose test has failed, if one has: its ranks may wait for ever.
+FAILED: list[str] = []
 
 
 @pytest.fixture(scope="module")
@@ -83,11 +85,25 @@ def verdict_on(cluster: Cluster, hang: Hang) -> Verdict:
     return verdict
 
 
+@pytest.fixture(autouse=True)
+def ranks_that_answer() -> None:
+    """Fail at once after a hang that has not ended: its ranks serve no other test."""
+    if FAILED:
+        pytest.fail(f"not run: the test of the hang {FAILED[0]!r} has failed")
+
+
+@pytest.fixture
+def hang(number: int) -> Hang:
+    """The hang of a test, which is noted where the test does not come to its end."""
+    FAILED.append(HANGS[number].name)
+    return HANGS[number]
+
+
 @pytest.mark.parametrize("number", range(len(HANGS)), ids=[one.name for one in HANGS])
 def test_a_hang_is_found_ended_and_trained_on_from(
-    cluster: Cluster, number: int
+    cluster: Cluster, hang: Hang, number: int
 ) -> None:
-    hang, cell = HANGS[number], 10 + number
+    cell = 10 + number
     execution = cluster.execute(hang.cell, cell=cell)
     if hang.stopped is not None:
         os.kill(cluster.pids[hang.stopped], STOP)
@@ -118,6 +134,7 @@ def test_a_hang_is_found_ended_and_trained_on_from(
     until(lambda: interrupted(cluster, execution), WAIT, "the other ranks to end")
     cluster.rebuild()
     run(cluster, "train()")
+    FAILED.clear()
 
 
 def test_the_weights_are_those_of_an_undisturbed_run(cluster: Cluster) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 import pytest
@@ -62,25 +63,25 @@ def test_a_missing_rank(ranks: Ranks) -> None:
             Fault.SIZE_MISMATCH,
             "dist.broadcast(x, src=0)",
             "dist.broadcast(torch.ones(9), src=0)",
-            "of 9 elements",
+            " 9 elements",
         ),
         (
             Fault.DTYPE_MISMATCH,
             "dist.broadcast(x, src=0)",
             "dist.broadcast(x.int(), src=0)",
-            "of int32",
+            "dtype (float32 / )?int32",
         ),
         (
             Fault.ROOT_MISMATCH,
             "dist.broadcast(x, src=0)",
             "dist.broadcast(x, src=1)",
-            "with root rank 1",
+            "root (0 / )?1",
         ),
         (
             Fault.REDUCE_OP_MISMATCH,
             "dist.reduce(x, dst=1)",
             "dist.reduce(x, dst=1, op=dist.ReduceOp.MAX)",
-            "with reduce op max",
+            "reduce op (sum / )?max",
         ),
     ],
 )
@@ -91,7 +92,8 @@ def test_a_mismatch(
     (verdict,) = hang(ranks, {1: one, 2: other})
     assert verdict.fault is fault
     assert verdict.culprits == (2,)
-    assert words in str(verdict)
+    # The cells of the two ranks may have the same number.
+    assert re.search(words, str(verdict))
 
 
 def test_two_groups_in_different_orders(ranks: Ranks) -> None:

@@ -125,26 +125,26 @@ HANGS = [
         "another size",
         "if rank: dist.broadcast(torch.ones(4 if rank == 1 else 9), 0)",
         *(Fault.SIZE_MISMATCH, (2,), (1,)),
-        "of 9 elements while rank 1 is at cell {cell} line 1 `broadcast`",
+        "4 / 9 elements on ranks 1 / 2 at cell {cell} line 1 `broadcast`",
     ),
     Hang(
         "another dtype",
         "if rank: dist.broadcast(t if rank == 1 else t.int(), 0)",
         *(Fault.DTYPE_MISMATCH, (2,), (1,)),
-        "of int32 while rank 1",
+        "dtype float32 / int32 on ranks 1 / 2",
     ),
     Hang(
         "another root",
         "if rank: dist.broadcast(t, 2 if rank == 1 else 0)",
         *(Fault.ROOT_MISMATCH, (2,), (1,)),
-        "with root rank 0 while rank 1",
+        "root 2 / 0 on ranks 1 / 2",
     ),
     Hang(
         "another reduction",
         "ops = dist.ReduceOp\n"
         "if rank: dist.all_reduce(t, op=ops.SUM if rank == 1 else ops.MAX)",
         *(Fault.REDUCE_OP_MISMATCH, (2,), (1,)),
-        "with reduce op max while rank 1",
+        "reduce op sum / max on ranks 1 / 2",
     ),
     Hang(
         "a recv without a send",

@@ -11,7 +11,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from rankscope.backends.groups.key import GroupKey
@@ -49,7 +49,7 @@ class ClusterCommands(Protocol):
         by: str = "",
     ) -> dict[int, list[str]]: ...
 
-    def rebuild(self, group: str | GroupKey | None = None) -> None: ...
+    def rebuild(self, group: str | GroupKey | None = None) -> list[str]: ...
 
     def restart(self, ranks: Any = None) -> None: ...
 
@@ -97,6 +97,9 @@ class BoardActions:
         self._show_verdicts = show_verdicts
         self._on_done = on_done
         self._source_line = source_line
+        # Rank → its last records, and by how much its clock is ahead.
+        self._dumps: dict[int, Mapping[str, Any]] = {}
+        self._offsets_ns: dict[int, int] = {}
         self._handlers: dict[str, Callable[[Message], Message]] = {
             "abort": self._abort,
             "rebuild": self._rebuild,
@@ -150,9 +153,9 @@ class BoardActions:
 
     def _rebuild(self, request: Message) -> Message:
         group, _ = self._group(request)
-        self._cluster.rebuild(group.key)
+        stale = self._cluster.rebuild(group.key)
         self._on_done()
-        return {"text": f"Group {group.name!r} rebuilt."}
+        return {"text": " ".join([f"Group {group.name!r} rebuilt.", *_listed(stale)])}
 
     def _restart(self, request: Message) -> Message:
         """Give the dead and frozen ranks fresh engines, then rebuild all groups."""
@@ -161,13 +164,13 @@ class BoardActions:
         if not dead:
             return self._rebuild(request)
         self._cluster.restart(dead)
-        self._cluster.rebuild()
+        stale = self._cluster.rebuild()
         self._on_done()
         lost = "its variables are" if len(dead) == 1 else "their variables are"
         text = (
             f"{name_ranks(dead).capitalize()} restarted, {lost} gone; groups rebuilt."
         )
-        return {"text": text}
+        return {"text": " ".join([text, *_listed(stale)])}
 
     def _diagnose(self, request: Message) -> Message:
         if self._find_verdicts is None:
@@ -185,7 +188,10 @@ class BoardActions:
         model = self._get_model()
         last = max(LEAST, min(MOST, IN_ALL // max(1, len(model.ranks))))
         records = self._cluster.flight_records(last=last)
-        lanes = timeline(records.dumps, records.offsets_ns, time.time_ns(), last)
+        # What a rank did before it died is known from the last time.
+        self._dumps = {**self._dumps, **records.dumps}
+        self._offsets_ns = {**self._offsets_ns, **records.offsets_ns}
+        lanes = timeline(self._dumps, self._offsets_ns, time.time_ns(), last)
         self._send({"type": "timeline", "now": time.monotonic(), **lanes})
         return {}
 
@@ -200,3 +206,8 @@ class BoardActions:
         if found is None:
             return {"text": ""}
         return {"text": self._source_line(int(found[1]), int(found[2]))}
+
+
+def _listed(sentences: Sequence[str]) -> list[str]:
+    """Return `sentences` as they follow each other in a text."""
+    return [f"{one[:1].upper()}{one[1:]}." for one in sentences]

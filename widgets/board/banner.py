@@ -78,7 +78,8 @@ def banner_of(
 ) -> Banner:
     """Return the banner for the worst of what is to be reported."""
     if head.get("state", "running") != "running":
-        return Banner("calm", "Ended", "The ranks are shut down.")
+        when = f" at {head['stopped_at']}" if "stopped_at" in head else ""
+        return Banner("calm", "Ended", f"The ranks were shut down{when}.")
     if verdicts:
         return _verdicts(verdicts, groups)
     return (

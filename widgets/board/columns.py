@@ -17,16 +17,16 @@ COLUMNS = (
     Column("state", "state", "what the rank is doing"),
     Column("op", "op", "the oldest op in flight, or the last one completed"),
     Column("seq", "seq", "sequence number in the group", numeric=True),
-    Column("lag", "lag", "collectives behind the rank that is ahead", True, drop=1),
-    Column("line", "line", "where the op was issued", drop=2),
+    Column("lag", "lag", "collectives behind the rank that is ahead", True, drop=2),
+    Column("line", "line", "where the op was issued", drop=1),
     Column("size", "size", "bytes it moves, as nccl-tests counts", True, drop=3),
     Column("dtype", "dtype", "data type of its first array", drop=5),
     Column("elapsed", "elapsed", "time in flight, against the timeout", numeric=True),
     Column("last", "last", "duration of the last op completed", True, drop=3),
-    Column("algbw", "algbw", "GB/s of the last op: size / time", True, drop=6),
-    Column("busbw", "busbw", "GB/s of the last op on the bus", True, drop=4),
+    Column("algbw", "algbw GB/s", "of the last op: size / time", True, drop=6),
+    Column("busbw", "busbw GB/s", "of the last op, on the bus", True, drop=4),
     Column("queue", "queue", "ops in flight", numeric=True, drop=3),
-    Column("beat", "beat", "seconds since the last heartbeat", numeric=True, drop=6),
+    Column("beat", "silent", "since the last heartbeat", numeric=True, drop=1),
     Column("verdict", "verdict", "verdict of the diagnosis on the rank"),
 )
 
@@ -42,11 +42,8 @@ def shown(rank: int, row: Cells, now: float) -> Row:
         texts["elapsed"] = elapsed_text(now - float(row["since"]))
         if "limit" in row:
             texts["elapsed"] += f" / {elapsed_text(float(row['limit']))}"
-    if row["state"] == "dead":
-        texts["beat"] = ""
-    else:
-        silent = float(row.get("silent", 0))
-        texts["beat"] = elapsed_text(now - silent) if silent else "< 1 s"
+    silent = 0.0 if row["state"] == "dead" else float(row.get("silent", 0))
+    texts["beat"] = elapsed_text(now - silent) if silent else ""
     return Row(
         {column.key: texts.get(column.key, "") for column in COLUMNS}, texts["mood"]
     )

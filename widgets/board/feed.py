@@ -27,6 +27,9 @@ _log = logging.getLogger(__name__)
 #: Seconds between two messages at least, and between two updates of all ranks.
 INTERVAL = 0.1
 FULL_REFRESH = 1.0
+#: Seconds after the last message after which a beat is sent: a page that gets none for
+#: 10 s shows that the kernel is gone.
+BEAT = 2.0
 #: The thread pauses for this many times the processor time of the last update.
 REST_FACTOR = 24.0
 #: Seconds without a message after which a page counts as closed: it sends one every
@@ -81,7 +84,7 @@ class BoardFeed:
     ) -> None:
         self.model = BoardModel()
         self._cluster = cluster
-        self._send = send
+        self._send_message = send
         self._settled = settled
         self._pages_blocked = pages_blocked
         # Held while the model is used and while its messages are sent.
@@ -94,6 +97,7 @@ class BoardFeed:
         self._refreshed_at = 0.0
         self._changed_at: float | None = None
         self._reported_at = 0.0
+        self._sent_at = 0.0
 
     # -- viewers ------------------------------------------------------------
 
@@ -173,10 +177,15 @@ class BoardFeed:
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
+    def _send(self, message: Message) -> None:
+        self._sent_at = time.monotonic()
+        self._send_message(message)
+
     def _send_stopped(self) -> None:
         """Send that the cluster has stopped; the rows keep their last state."""
-        if self.model.head:
-            self.model.head = {**self.model.head, "state": "stopped"}
+        if self.model.head.get("state") == "running":
+            stopped = {"state": "stopped", "stopped_at": time.strftime("%H:%M:%S")}
+            self.model.head = {**self.model.head, **stopped}
             message = self.model.delta()
             if message is not None and self._viewers:
                 self._send(message)
@@ -244,6 +253,8 @@ class BoardFeed:
             message = self.model.delta()
             if message is not None:
                 self._send(message)
+            elif now - self._sent_at >= BEAT:
+                self._send({"type": "beat", "now": now})
         if message is not None and self._changed_at is None:
             self._changed_at = now
             self._reported_at = now

@@ -85,10 +85,19 @@ class Group:
             "size": len(self.base),
             "mood": next((mood for mood in _MOODS if mood in moods), "calm"),
             "facts": facts,
+            "last": "" if moods & {"busy", "working"} else self._last_op(),
             "aborted": self.aborted,
             "flight": sum(bool(row.get("queue")) for row in rows),
             "dead": sorted(r for r, row in self.base.items() if row["state"] == "dead"),
         }
+
+    def _last_op(self) -> str:
+        """Return what was last on any rank: ``last all_reduce #14``."""
+        done = [row for row in self.base.values() if "op" in row]
+        if not done:
+            return ""
+        last = max(done, key=lambda row: int(row.get("issued", 0)))
+        return f"last {last['op']} {last.get('seq', '')}".rstrip()
 
     def behind(self, now: float) -> dict[int, int]:
         """Return rank → the number of collectives it is behind the first rank.

@@ -32,6 +32,8 @@ def board_html(model: BoardModel, when: str, name: str = "") -> str:
         f"<p><b>{escape(title)}</b> <span class='quiet'>· {about}</span></p>",
         f"<p><b{mood}>{escape(banner.title)}</b> {sentences}</p>",
     ]
+    if head.get("state") == "running":
+        parts.append(f"<p class='quiet'>{_about_picture(banner.mood)}</p>")
     for group, tab in zip(model.groups, model.tabs(), strict=True):
         more = "".join(f" · {escape(fact)}" for fact in tab["facts"])
         parts.append(
@@ -39,6 +41,16 @@ def board_html(model: BoardModel, when: str, name: str = "") -> str:
         )
         parts.append(_table(group, model.now))
     return "\n".join([*parts, "</div></div>"])
+
+
+def _about_picture(mood: str) -> str:
+    """Return what the picture is, and what to do where no live board replaces it."""
+    about = "This is a picture; the live board takes its place where a kernel answers."
+    if mood in ("busy", "working", "error"):
+        about += (
+            " If a hang keeps it from that: <code>rankscope abort</code> in a terminal."
+        )
+    return about
 
 
 def _table(group: Group, now: float) -> str:

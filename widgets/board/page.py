@@ -15,6 +15,7 @@ __all__ = ["FILES", "module"]
 #: In this order; the last one has the export.
 FILES = (
     "text.js",
+    "connection.js",
     "store.js",
     "table.js",
     "works.js",
@@ -22,6 +23,7 @@ FILES = (
     "timeline.js",
     "actions.js",
     "board.js",
+    "bar.js",
     "entry.js",
 )
 

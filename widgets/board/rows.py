@@ -74,8 +74,8 @@ def _state(rank: RankStatus, group: GroupStatus | None) -> tuple[str, str]:
     if group is not None and group.state == "aborted":
         return "aborted", "error"
     if group is not None and group.oldest is not None:
-        queued = group.oldest.state.lower() == "scheduled"
-        return ("queued" if queued else "in flight"), "working"
+        # Whether a backend reports a start is no difference to who waits.
+        return "in flight", "working"
     if rank.state == "busy":
         cell = "a cell" if rank.cell is None else f"cell {rank.cell}"
         return f"in {cell}", "busy"

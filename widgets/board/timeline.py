@@ -6,7 +6,6 @@ after ``origin_ns`` on the reference clock; -1 stands for "not yet" or "unknown"
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,10 +26,10 @@ __all__ = ["timeline"]
 
 _IN_FLIGHT = ("scheduled", "started")
 
-#: Collectives needed before a rank is called a straggler, and the fraction of them
-#: that the rank must have entered last.
+#: Collectives needed before a rank is called a straggler, and its part of the time
+#: that all ranks have lost by waiting for the last one.
 _ENOUGH = 4
-_MOSTLY = 0.6
+_MOSTLY = 0.5
 
 
 @dataclass
@@ -80,7 +79,9 @@ def timeline(
         for rank in sorted(dumps)
         for lane in _lanes(rank, dumps[rank], offsets_ns.get(rank, 0), limit)
     ]
-    spreads = _gather(lanes)
+    lanes += _absent(lanes, set(dumps))
+    lanes.sort(key=lambda lane: lane.rank)
+    waits = _gather(lanes)
     works = [work for lane in lanes for work in lane.works]
     origin = min((work.created for work in works), default=now_ns)
     words: dict[str, int] = {}
@@ -98,7 +99,7 @@ def timeline(
         ],
         "missing": _missing(lanes, origin),
         "words": list(words),
-        **_straggler(spreads),
+        **_straggler(waits),
     }
 
 
@@ -124,6 +125,17 @@ def _lanes(rank: int, dump: Mapping[str, Any], offset: int, limit: int) -> list[
     for lane in lanes.values():
         del lane.works[: max(0, len(lane.works) - limit)]
     return list(lanes.values())
+
+
+def _absent(lanes: Sequence[_Lane], known: set[int]) -> list[_Lane]:
+    """Return an empty lane for each member without a dump: a dead rank has a row."""
+    groups = dict.fromkeys((lane.group, lane.members) for lane in lanes)
+    return [
+        _Lane(rank, group, members)
+        for group, members in groups
+        for rank in members
+        if rank not in known
+    ]
 
 
 def _moved(time_ns: int, offset: int) -> int:
@@ -154,8 +166,8 @@ def _collectives(lanes: Sequence[_Lane]) -> dict[_CollectiveKey, dict[int, _Work
 
 
 def _gather(lanes: Sequence[_Lane]) -> list[tuple[int, int]]:
-    """Set `gathered` of the works; return (last rank, its delay in ns)."""
-    spreads = []
+    """Set `gathered` of the works; return (last rank, ns that it alone cost)."""
+    waits = []
     for (_, members, _, _), works in _collectives(lanes).items():
         over = any(work.record["state"] == "completed" for work in works.values())
         if len(works) < len(members) and not over:
@@ -165,9 +177,9 @@ def _gather(lanes: Sequence[_Lane]) -> list[tuple[int, int]]:
         for work in works.values():
             work.gathered = works[last].created
         if len(works) == len(members) > 1:
-            first = min(work.created for work in works.values())
-            spreads.append((last, works[last].created - first))
-    return spreads
+            others = (work.created for rank, work in works.items() if rank != last)
+            waits.append((last, works[last].created - max(others)))
+    return waits
 
 
 def _missing(lanes: Sequence[_Lane], origin: int) -> list[dict[str, Any]]:
@@ -196,20 +208,21 @@ def _missing(lanes: Sequence[_Lane], origin: int) -> list[dict[str, Any]]:
     return found
 
 
-def _straggler(spreads: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """Name the rank that is last, if it is mostly the same one."""
+def _straggler(waits: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """Name the rank that cost the others most time, if most of it is its own."""
     none = {"straggler": None, "summary": ""}
-    if len(spreads) < _ENOUGH:
+    lost: Counter[int] = Counter()
+    for rank, cost in waits:
+        lost[rank] += cost
+    if len(waits) < _ENOUGH or not lost.total():
         return none
-    last, times = Counter(rank for rank, _ in spreads).most_common(1)[0]
-    if times < _MOSTLY * len(spreads):
+    (rank, cost), *_ = lost.most_common(1)
+    if cost < _MOSTLY * lost.total():
         return none
-    late = statistics.median(late for rank, late in spreads if rank == last)
-    summary = (
-        f"{name_ranks([last]).capitalize()} entered last in {times} of {len(spreads)} "
-        f"collectives, {duration_text(late / 1e9)} after the first (median)"
-    )
-    return {"straggler": last, "summary": summary}
+    times = sum(last == rank for last, _ in waits)
+    who, time = name_ranks([rank]).capitalize(), duration_text(cost / 1e9)
+    summary = f"{who} cost the others {time} in {times} of {len(waits)} collectives"
+    return {"straggler": rank, "summary": summary}
 
 
 # -- packing ---------------------------------------------------------------------

@@ -52,6 +52,8 @@ class Board(anywidget.AnyWidget):
     columns: Any = traitlets.List().tag(sync=True)
     #: Whether there is a button Diagnose.
     diagnoses = traitlets.Bool().tag(sync=True)
+    #: Whether a bar in the page shows state, verdict and Abort.
+    pinned = traitlets.Bool().tag(sync=True)
     #: The whole state, for a page that opens; changes are sent as messages.
     snapshot = traitlets.Dict().tag(sync=True)
 
@@ -60,6 +62,7 @@ class Board(anywidget.AnyWidget):
         cluster: Cluster | Job,
         shell: InteractiveShell,
         diagnose: Callable[[], Sequence[Verdict]] | None = None,
+        pinned: bool = False,
     ) -> None:
         self._shell = shell
         self._kernel = shell.kernel  # type: ignore[attr-defined]
@@ -83,6 +86,7 @@ class Board(anywidget.AnyWidget):
             name=f"rankscope-board-{uuid.uuid4().hex}",
             columns=[column.as_dict() for column in COLUMNS],
             diagnoses=diagnose is not None,
+            pinned=pinned,
         )
         self.on_msg(self._on_page_message)
         events: Any = shell.events

@@ -5,6 +5,7 @@ cupy is stood in for, by a module that shares what it is given.
 
 from __future__ import annotations
 
+import re
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from rankscope.backends.devices.arrays import device_type, native
+from rankscope.backends.devices.cuda_install import install_command
 
 
 class Cupy(np.ndarray):
@@ -105,7 +107,7 @@ def test_without_cupy_the_backend_says_what_it_needs() -> None:
     array = Foreign()
     assert taken(array) is array
     with pytest.raises(
-        TypeError, match=r"needs cupy, .*: pip install 'rankscope\[cuda"
+        TypeError, match=f"needs cupy, .*: {re.escape(install_command())}"
     ):
         taken(Tensor())
 

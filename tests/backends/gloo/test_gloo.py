@@ -228,6 +228,9 @@ def from_anybody(me: Rank) -> list[int]:
     with backend(me) as made:
         if me.rank:
             made.send(np.full(3000, me.rank, np.int32), 0, 7).wait()
+            # Whoever ends closes its connections, which fails what others still do.
+            me.report("sent")
+            me.listen()
             return []
         senders = []
         for _ in range(me.size - 1):
@@ -236,11 +239,18 @@ def from_anybody(me: Rank) -> list[int]:
             work.wait()
             senders.append(work.result())
             assert (x == senders[-1]).all()
+        me.report("received")
+        me.listen()
         return sorted(senders)
 
 
 def test_a_recv_from_anybody_tells_who_it_was() -> None:
-    assert run_ranks(4, from_anybody)[0] == [1, 2, 3]
+    with Ranks(4, from_anybody) as ranks:
+        for rank in range(4):
+            ranks.next_report(rank)
+        for rank in range(4):
+            ranks.tell(rank, "end")
+        assert ranks.wait()[0] == [1, 2, 3]
 
 
 def wrong_sizes(me: Rank) -> None:
@@ -285,17 +295,22 @@ def pending(me: Rank) -> None:
             me.report("in the collective")
             work.wait()
             held.wait()
+            me.report("done")
         else:
             made.send(np.zeros(1), 0, 2).wait()
             me.listen()
             made.send(np.zeros(1), 0, 1).wait()
             all_reduce(made, np.ones(1), SUM).wait()
+            # Its end closes the connection, which fails what rank 0 still waits for.
+            me.listen()
 
 
 def test_a_pending_collective_holds_up_no_message_issued_before_it() -> None:
     with Ranks(2, pending) as ranks:
         ranks.next_report(0)
         ranks.tell(1, "send")
+        ranks.next_report(0)
+        ranks.tell(1, "end")
         ranks.wait()
 
 

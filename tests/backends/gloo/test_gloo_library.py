@@ -21,6 +21,7 @@ from rankscope.backends.gloo.backend import GlooBackend
 from rankscope.backends.gloo.library import Library, installed, unavailable
 from rankscope.backends.gloo.rendezvous import check_libraries
 from rankscope.backends.gloo.self_test import SelfTest
+from rankscope.backends.install import pip_install
 
 pytestmark = pytest.mark.skipif(not installed(), reason="no gloo library is installed")
 
@@ -118,7 +119,8 @@ def refused(me: Rank, name: str) -> str:
 @each_library
 def test_a_rank_is_told_what_its_library_lacks(found: Library) -> None:
     (said,) = run_ranks(1, refused, found.name)
-    verified = f"Rankscope was verified with {found.name} {found.version}: pip install"
+    install = pip_install("").rstrip()
+    verified = f"Rankscope was verified with {found.name} {found.version}: {install}"
     assert f"gloo cannot be used: {found.name} 9.9 (" in said
     assert ") did not pass its self-test: " in said
     assert verified in said

@@ -402,7 +402,7 @@ def test_new_groups_are_named_without_talking_to_anybody(
         "ranks 0,2",
         "ranks 0,2 (2)",
         "tp",
-        "ranks 0,1,2,3",
+        "ranks 0-3",
     ]
     assert world.get_group("tp") is names[2]
     assert dist.get_process_group_ranks(names[0]) == [0, 2]
@@ -439,7 +439,7 @@ def test_a_group_that_is_split(group: dist.ProcessGroup) -> None:
     assert str(made.config) == "cpu:manual,cuda:manual"
     again = dist.split_group(split_ranks=[[3, 0, 2]], timeout=5)
     assert again is not None
-    assert (again.name, again.timeout) == ("ranks 0,2,3 (2)", 5)
+    assert (again.name, again.timeout) == ("ranks 0,2-3 (2)", 5)
     # This rank has no colour.
     assert dist.split_group(three, [[1, 2]]) is None
 

@@ -9,6 +9,7 @@ import pytest
 
 import rankscope as dist
 from rankscope.backends.groups.usable import why_unusable
+from rankscope.backends.install import pip_install, with_extra
 from rankscope.backends.interface import entry_points
 from rankscope.backends.interface.base import Backend
 from rankscope.backends.interface.registry import resolve
@@ -42,7 +43,8 @@ def _refused(backend: str | None) -> str:
 def test_what_is_missing_comes_first_and_the_remedies_after_it() -> None:
     assert _refused(None) == (
         "init_process_group: xoscar 0.12.2 is not installed: pip install "
-        "xoscar==0.12.2. To use MPI instead: pip install 'rankscope[mpi]', then "
+        "xoscar==0.12.2. To use MPI instead: "
+        f"{pip_install(with_extra('mpi'))}, then "
         "init_process_group('cpu:mpi') on ranks that mpiexec starts"
     )
 

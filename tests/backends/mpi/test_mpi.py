@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from rankscope.backends.conformance.mpi_ranks import (
 )
 from rankscope.backends.conformance.ranks import Rank, RankFailure, run_ranks
 from rankscope.backends.conformance.waiting import until
+from rankscope.backends.install import with_extra
 from rankscope.backends.mpi import job as mpi_job
 from rankscope.backends.mpi.requests import MPIQueue, MPIWork
 
@@ -517,9 +519,7 @@ def test_without_a_launcher(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> N
         assert "mpiexec -n 4" in str(caught.value)
         assert "%dist_init --engines mpi" in str(caught.value)
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-        with pytest.raises(
-            dist.DistBackendError, match=r"pip install 'rankscope\[mpi\]'"
-        ):
+        with pytest.raises(dist.DistBackendError, match=re.escape(with_extra("mpi"))):
             dist.all_reduce(np.ones(3))
     finally:
         dist.destroy_process_group()

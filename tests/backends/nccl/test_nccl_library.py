@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from rankscope.backends.install import pip_install, with_extra
 from rankscope.backends.nccl import nccl4py as nccl_library
 from tools.other_environments import nccl_python
 
@@ -84,6 +85,6 @@ def test_the_packages_over_stubs_of_the_libraries(tmp_path: Path) -> None:
 )
 def test_an_environment_without_cupy_says_what_to_install() -> None:
     assert nccl_library.unavailable_reason() == (
-        "NCCL needs cupy, which is not installed: pip install 'rankscope[cuda13]' "
-        "(CUDA 12: 'rankscope[cuda12]')"
+        f"NCCL needs cupy, which is not installed: {pip_install(with_extra('cuda13'))} "
+        f"(CUDA 12: {with_extra('cuda12')})"
     )

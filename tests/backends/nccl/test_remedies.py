@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import rankscope as dist
+from rankscope.backends.install import pip_install, with_extra
 from rankscope.backends.nccl import nccl4py as nccl_library
 from rankscope.backends.nccl.options import options
 
@@ -84,7 +85,7 @@ def test_no_driver_is_told_from_an_old_one(driver: Any) -> None:
     assert absent.startswith("there is no usable NVIDIA driver here (cudaError35)")
     assert driver(35, version=12040, there=True) == (
         "the NVIDIA driver here is too old, it is for CUDA 12.4 (cudaError35): update "
-        "the driver, or use CUDA 12: pip install 'rankscope[cuda12]'"
+        f"the driver, or use CUDA 12: {pip_install(with_extra('cuda12'))}"
     )
     assert driver(35, version=11080, there=True).endswith(": update the driver")
     assert driver(35, version=12040, there=True, cupy=12).endswith(
@@ -97,9 +98,12 @@ def test_no_driver_is_told_from_an_old_one(driver: Any) -> None:
 @pytest.mark.parametrize(
     ("cuda", "remedy"),
     [
-        (12, "pip install 'rankscope[cuda12]'"),
-        (13, "pip install 'rankscope[cuda13]'"),
-        (None, "pip install 'rankscope[cuda13]' (CUDA 12: 'rankscope[cuda12]')"),
+        (12, pip_install(with_extra("cuda12"))),
+        (13, pip_install(with_extra("cuda13"))),
+        (
+            None,
+            f"{pip_install(with_extra('cuda13'))} (CUDA 12: {with_extra('cuda12')})",
+        ),
     ],
 )
 def test_what_is_missing_is_named_for_the_cuda_that_is_there(
@@ -121,7 +125,7 @@ def test_a_missing_library_is_named_for_the_cuda_that_is_there(
     reason = nccl_library._no_library()
     assert reason is not None
     assert reason.startswith(
-        "libnccl.so.2 is not there: pip install 'rankscope[cuda12]"
+        f"libnccl.so.2 is not there: {pip_install(with_extra('cuda12'))}"
     )
     assert reason.endswith("pip install nvidia-nccl-cu12")
 

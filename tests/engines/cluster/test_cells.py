@@ -169,6 +169,7 @@ class TestOutput:
         cell = cluster.execute("input('name? ')", ranks=0)
         assert cell.wait(WAIT)
         assert cell.errors[0].ename == "StdinNotImplementedError"
+        assert "%dist_debug" in cell.errors[0].evalue
 
 
 class TestErrors:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from rankscope.engines import Cluster, ClusterStartError
-from rankscope.engines.cluster import cluster as cluster_module
+from rankscope.engines.cluster import preconditions
 from rankscope.engines.cluster.gpus import Gpus
 from rankscope.engines.cluster.rank_slots import RankSlot, environment
 from rankscope.engines.wire.torch_environment import TorchOptions
@@ -17,7 +17,7 @@ from rankscope.engines.wire.torch_environment import TorchOptions
 def test_a_missing_torch_is_found_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cluster_module, "find_spec", lambda name: None)
+    monkeypatch.setattr(preconditions, "find_spec", lambda name: None)
     steps: list[str] = []
     with pytest.raises(ClusterStartError) as caught:
         Cluster.start(2, torch=True, progress=steps.append)
@@ -30,7 +30,7 @@ def test_a_torch_that_only_the_ranks_lack_ends_the_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As with engines on other hosts, whose Python is not this one."""
-    monkeypatch.setattr(cluster_module, "find_spec", lambda name: "there")
+    monkeypatch.setattr(preconditions, "find_spec", lambda name: "there")
     monkeypatch.setattr(
         "rankscope.engines.cluster.torch_start._MODULE",
         "__import__('sys').modules.update(torch=None) or "

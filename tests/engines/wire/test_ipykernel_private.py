@@ -45,6 +45,9 @@ class Manager:
     def get_shell_channel_to_subshell_pair(self, subshell: None) -> Any:
         return self.pair
 
+    def get_subshell_to_shell_channel_socket(self, subshell: None) -> Any:
+        return self.pair
+
     def _send_on_shell_channel(self, parts: Any) -> None:
         raise AssertionError("replaced")
 
@@ -68,6 +71,10 @@ class Kernel:
         )
         self.shell_stream = SimpleNamespace(send_multipart=print)
         self.shell_handlers = {"comm_msg": print}
+        self.comm_manager = SimpleNamespace(comms={})
+
+    def _publish_status(self, status: str, channel: str) -> None:
+        raise AssertionError("no message came")
 
     def shell_main(self, subshell: None, parts: Any) -> None:
         raise AssertionError("no message came")
@@ -168,10 +175,13 @@ def test_the_inbox_of_each_ipykernel_is_found(
     "path",
     [
         "shell_handlers",
+        "comm_manager",
+        "_publish_status",
         "io_loop",
         "shell_main",
         "shell_channel_thread.manager",
         "shell_channel_thread.manager.get_shell_channel_to_subshell_pair",
+        "shell_channel_thread.manager.get_subshell_to_shell_channel_socket",
         "shell_channel_thread.manager.pair.to_stream",
     ],
 )
@@ -202,6 +212,7 @@ def test_the_names_are_used_in_one_file() -> None:
     names = re.compile(
         r"shell_channel_thread|_send_on_shell_channel|_main_to_shell_channel"
         r"|_supports_kernel_subshells|get_shell_channel_to_subshell_pair"
+        r"|get_subshell_to_shell_channel_socket"
         r"|shell_main|schedule_dispatch|dispatch_shell|shell_handlers"
     )
     using = {

@@ -49,6 +49,7 @@ def test_a_cell_line_is_read() -> None:
         "ranks": "0,2-3",
         "group": "tp",
         "limit": 5.0,
+        "output": None,
         "background": True,
         "apart": True,
     }
@@ -56,6 +57,7 @@ def test_a_cell_line_is_read() -> None:
         "ranks": None,
         "group": None,
         "limit": None,
+        "output": None,
         "background": False,
         "apart": False,
     }
@@ -72,7 +74,11 @@ def test_a_cell_line_is_read() -> None:
         ("dist_init", "-n --keep", "-n needs a value"),
         ("dist_init", "-n 2 -n 3", "-n is given twice"),
         ("dist_init", "-n 2 --keep=yes", "--keep takes no value, 'yes' was given"),
-        ("dist_init", "4", "unexpected argument '4'"),
+        ("dist_init", "4", "unexpected argument '4'; did you mean -n 4?"),
+        ("dist_init", "gloo", "unexpected argument 'gloo'\n"),
+        ("dist_init", "--world 4", "unknown option --world; did you mean -n 4?"),
+        ("dist_init", "--nproc_per_node=4", "did you mean -n 4?"),
+        ("dist_init", "--np", "did you mean -n N?"),
         ("dist_init", "-n 2 --backend glue", "unknown backend 'glue'"),
         ("dist_init", "-n 2 --backend cpu:gloo,cpu:mpi", "'cpu' is given twice"),
         ("dist_init", "-n 2 --backend ncll", "--backend ncll: unknown backend 'ncll'"),
@@ -119,6 +125,14 @@ def test_help_has_usage_example_and_python_twin(name: str, flag: str) -> None:
     assert any(one in text for one in twins)
     for option in command.options:
         assert ", ".join(option.flags) in text
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_the_help_says_what_is_taken_where_an_option_is_not_given(name: str) -> None:
+    for option in COMMANDS[name].options:
+        # A switch is off; ranks are never started without their number.
+        if option.metavar is not None and option.name != "n":
+            assert "(default: " in option.help, option.flags
 
 
 def test_a_value_that_may_be_left_out_is_in_brackets() -> None:

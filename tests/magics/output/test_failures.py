@@ -158,6 +158,31 @@ def test_a_failed_cell_is_told_in_one_line(errors: list[RankError], line: str) -
     assert summary_of(errors) == line
 
 
+TIMEOUT = (
+    "all_reduce #1 of group 'default' on rank {} (cell 7 line 3) was not done 4 s "
+    "after it began (the group's timeout): {}. The group was aborted; make it usable "
+    "again"
+)
+
+
+def test_a_timeout_is_one_error_whoever_found_its_cause() -> None:
+    """The other ranks were told of the cause, in more words."""
+    cause = "diagnosis: rank 2 has not entered"
+    told = f"all_reduce #1 on rank 1 timed out; {cause} (at 01:37:22, by rank 1)"
+    errors = [
+        error(rank, "DistTimeoutError", TIMEOUT.format(rank, why))
+        for rank, why in ((0, told), (1, cause), (3, told))
+    ]
+    assert len({failure_key(one) for one in errors}) == 1
+    assert plain(report(errors)).count("has not entered") == 1
+    assert summary_of(errors, remedy=False) == (
+        "ranks 0–1, 3: DistTimeoutError: all_reduce #1 of group 'default' "
+        "(cell 7 line 3) was not done 4 s after it began (the group's timeout): "
+        "diagnosis: rank 2 has not entered"
+    )
+    assert summary_of(errors).endswith(". The group was aborted; make it usable again")
+
+
 def test_an_endless_message_is_cut_and_no_command_in_another() -> None:
     assert len(summary_of([error(0, evalue="x" * 1000)])) < 600
     remedy = f"{'a long story, ' * 20}: pip install 'rankscope[cuda13]'"

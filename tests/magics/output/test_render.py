@@ -138,7 +138,20 @@ def test_many_unfinished_lines_are_counted() -> None:
     renderer, publisher = renderer_on(kernel=True, ranks=20)
     renderer.partials({rank: f"{rank} %" for rank in range(20)})
     ((_, data, _),) = publisher.events
-    assert data["text/plain"].splitlines()[-1] == "… and 12 more"
+    assert data["text/plain"].splitlines()[-1] == "… and 4 more"
+
+
+def test_progress_bars_are_a_table_with_a_row_for_each_rank() -> None:
+    renderer, publisher = renderer_on(kernel=True)
+    bars = {rank: f"load: {rank}0%|█▏   | {rank}/10 [00:01<00:09]" for rank in (0, 3)}
+    renderer.partials({**bars, 1: "<waits>"})
+    ((_, data, _),) = publisher.events
+    assert data["text/plain"].startswith("[0]   load: 00%|█▏   | 0/10 [00:01<00:09]\n")
+    html = data["text/html"]
+    assert html.count("<progress") == 2
+    assert 'value="30" max="100"' in html
+    assert "3/10 [00:01&lt;00:09]" in html
+    assert "&lt;waits&gt;" in html
 
 
 def test_a_terminal_shows_one_unfinished_line_and_writes_over_it(

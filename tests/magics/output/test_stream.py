@@ -9,6 +9,7 @@ import pytest
 
 from rankscope.backends.rank_sets import format_ranks
 from rankscope.engines import Execution, RankError
+from rankscope.engines.wire.print_marks import mark
 from rankscope.magics.output.parse import Bundle
 from rankscope.magics.output.stream import OutputStream, Shown
 
@@ -172,11 +173,58 @@ def test_equal_displays_are_shown_once() -> None:
     assert cell.end() == ["0-2 same"]
 
 
-def test_a_widget_of_a_rank_is_shown_as_text() -> None:
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+def test_a_widget_of_a_rank_is_a_sentence() -> None:
+    cell = Cell(ranks=2)
+    for rank in range(2):
+        data = {"text/plain": "IntSlider(value=0)", WIDGET: {"model_id": f"{rank}"}}
+        cell.message(rank, "display_data", data=data, metadata={})
+    (line,) = cell.end()
+    assert line.startswith("0-1 IntSlider(value=0): a widget lives on its rank")
+
+
+def test_a_widget_that_is_html_as_well_is_shown_so() -> None:
     cell = Cell(ranks=1)
-    data = {"text/plain": "HBox()", "application/vnd.jupyter.widget-view+json": {}}
+    data = {"text/plain": "Figure", "text/html": "<svg>", WIDGET: {}}
     cell.message(0, "display_data", data=data, metadata={})
-    assert cell.end() == ["0 HBox()"]
+    assert cell.end() == ["0 Figure"]
+
+
+def test_what_one_call_prints_is_folded_as_a_whole() -> None:
+    """Lines of different matrices are equal: a common one would tear them apart."""
+    cell = Cell()
+    for rank in range(3):
+        cell.print(rank, mark(f"[[{min(rank, 1)} 2]\n ...\n [3 4]]\n") + "done\n")
+    assert cell.end() == [
+        "0 [[0 2]\n ...\n [3 4]]",
+        "1-2 [[1 2]\n ...\n [3 4]]",
+        "0-2 done",
+    ]
+
+
+def test_a_call_is_one_whole_wherever_its_messages_end() -> None:
+    cell = Cell(ranks=1)
+    text = mark("a\nb\nc\n") + mark("d\ne")
+    for at in range(0, len(text), 3):
+        cell.print(0, text[at : at + 3])
+    assert cell.end() == ["0 a\nb\nc", "0 d\ne"]
+
+
+def test_marks_are_for_the_notebook_alone() -> None:
+    cell = Cell(ranks=1)
+    cell.print(0, mark("a\nb\n"))
+    (output,) = cell.execution.outputs(0)
+    assert output == {"output_type": "stream", "name": "stdout", "text": "a\nb\n"}
+
+
+def test_a_warning_of_all_ranks_is_shown_once() -> None:
+    cell = Cell()
+    for rank in range(3):
+        where = f"/tmp/ipykernel_{700 + rank}/99.py:3"
+        cell.print(rank, mark(f"{where}: UserWarning: old\n  f(x)\n"), "stderr")
+    assert cell.end() == ["0-2 /tmp/ipykernel_700/99.py:3: UserWarning: old\n  f(x)"]
 
 
 def test_a_display_that_a_rank_updates_changes_in_place() -> None:

@@ -21,8 +21,9 @@ class Asked:
     def restart(self, ranks: Any = None) -> None:
         self.calls.append(("restart", ranks))
 
-    def rebuild(self, group: Any = None) -> None:
+    def rebuild(self, group: Any = None) -> list[str]:
         self.calls.append(("rebuild", group))
+        return []
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,22 @@ def test_the_timeline_of_a_hang(person: Person) -> None:
     assert person.notebook.is_running("missing")
 
 
+def test_a_second_window_and_a_reload_have_the_live_board(
+    person: Person, server: Lab
+) -> None:
+    """While the cell hangs; the buttons of the window work."""
+    person.notebook.save()
+    window = type(person)(server.show(person.notebook.file, idle=False), "window")
+    window.banner("^Missing ranks")
+    window.shot("04-second-window")
+    window.notebook.reload()
+    window.banner("^Missing ranks")
+    window.button("Diagnose").click()
+    until(lambda: "Diagnosis: missing ranks" in window.texts("head")[0])
+    assert window.button("Abort").is_enabled()
+    window.notebook.page.context.close()
+
+
 def test_abort_and_rebuild(person: Person) -> None:
     output = person.abort("missing")
     assert "aborted from the board" in output
@@ -130,7 +146,19 @@ def test_a_saved_notebook_shows_the_last_state(person: Person, server: Lab) -> N
     copy.write_text(notebook.file.read_text())
     again = server.show(copy)
     shown = again.cell("init")
-    until(lambda: "The ranks are shut down" in shown.inner_text())
+    until(lambda: "The ranks were shut down at" in shown.inner_text())
     assert "model not found" not in shown.inner_text()
     shown.scroll_into_view_if_needed()
     again.shot("board-lab-10-saved")
+
+
+def test_a_board_whose_kernel_is_gone_says_so(person: Person) -> None:
+    assert "4 ranks ready" in person.finish("init")
+    person.banner("^Idle")
+    person.notebook.restart_kernel()
+    said = person.banner("^No kernel|^No answer", 60)
+    assert re.search(r"\d\d:\d\d:\d\d", said)
+    for name in ("Diagnose", "Abort", "Rebuild"):
+        assert person.button(name).is_disabled()
+    person.shot("11-kernel-gone")
+    assert person.notebook.errors == []

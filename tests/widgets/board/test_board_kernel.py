@@ -162,6 +162,13 @@ def test_a_page_gets_everything_and_then_what_changes(page: FrontEnd) -> None:
     assert "8 MiB" in _bundle(page, "update_display_data", "all_reduce")["text/html"]
 
 
+def test_beats_come_while_nothing_changes(page: FrontEnd) -> None:
+    page.send(watch="page")
+    page.reported("full")
+    page.messages.clear()
+    assert page.reported("beat")["now"] > 0
+
+
 def test_clicks_count_while_a_cell_blocks_the_main_thread(page: FrontEnd) -> None:
     page.send(watch="page")
     page.messages.clear()
@@ -169,6 +176,7 @@ def test_clicks_count_while_a_cell_blocks_the_main_thread(page: FrontEnd) -> Non
     page.rows(state="in flight", queue=1)
     # Cells that wait for their turn stay where they are.
     after = [page.run(f"print('cell {number}')") for number in range(3)]
+    _open_a_page(page)
     page.send(do="abort", group="g0", id="click")
     did = page.reported("did", id="click")
     assert did["ok"], did
@@ -183,6 +191,30 @@ def test_clicks_count_while_a_cell_blocks_the_main_thread(page: FrontEnd) -> Non
         if message["msg_type"] == "execute_input"
     ]
     assert order == [cell, *after]
+
+
+def _open_a_page(page: FrontEnd) -> None:
+    """Ask what a page asks that opens while a cell runs, and get the answers."""
+    request = page.client.kernel_info()
+    # Behind the replies to the cells before.
+    while page.client.get_shell_msg(timeout=TIMEOUT)["msg_type"] != "kernel_info_reply":
+        pass
+    page.find(lambda message: _is_idle(message, request))
+    session = page.client.session
+    target = {"comm_id": "control", "target_name": "jupyter.widget.control"}
+    protocol = {"version": "1.0.0"}
+    opened = session.msg("comm_open", {**target, "data": {}}, metadata=protocol)
+    page.client.shell_channel.send(opened)
+    question = {"comm_id": "control", "data": {"method": "request_states"}}
+    page.client.shell_channel.send(session.msg("comm_msg", question))
+    states = page.find(
+        lambda m: (
+            m["msg_type"] == "comm_msg"
+            and m["content"]["comm_id"] == "control"
+            and m["content"]["data"]["states"]
+        )
+    )
+    assert states[page.comm]["state"]["snapshot"]["type"] == "full"
 
 
 def test_a_group_is_rebuilt_by_a_click(page: FrontEnd) -> None:
@@ -266,6 +298,18 @@ def test_it_may_be_shown_again(page: FrontEnd) -> None:
     page.messages.clear()
     page.wait(page.run("%dist_board"))
     assert "4 ranks" in _bundle(page, "display_data", "rankscope-board")["text/html"]
+
+
+@pytest.mark.parametrize(("flag", "pinned"), [("--pin", True), ("--unpin", False)])
+def test_it_may_be_pinned(page: FrontEnd, flag: str, pinned: bool) -> None:
+    page.messages.clear()
+    page.wait(page.run(f"%dist_board {flag}"))
+    page.find(
+        lambda m: (
+            m["msg_type"] == "comm_msg"
+            and m["content"]["data"].get("state", {}).get("pinned") is pinned
+        )
+    )
 
 
 def test_in_the_end_the_state_that_was_last_remains(page: FrontEnd) -> None:

@@ -81,9 +81,10 @@ class TestRows:
         # 4 MiB in 2 ms; on the bus 2·3/4 times as much.
         assert (row["last"], row["algbw"], row["busbw"]) == ("2.00 ms", "2.10", "3.15")
 
-    def test_queued_is_not_started(self) -> None:
-        one = group(oldest=op(state="scheduled", elapsed=1.0))
-        assert self.row(rank(0, one))["state"] == "queued"
+    @pytest.mark.parametrize("state", ["scheduled", "started"])
+    def test_who_waits_is_in_flight_in_every_op(self, state: str) -> None:
+        one = group(oldest=op(state=state, elapsed=1.0))
+        assert self.row(rank(0, one))["state"] == "in flight"
 
     def test_idle_shows_the_last_op_and_no_clock(self) -> None:
         row = self.row(rank(0, group()))
@@ -129,6 +130,7 @@ class TestGroups:
         )
         assert [tab["label"] for tab in found.tabs()] == ["default", "tp"]
         assert found.tabs()[1]["facts"] == ["ranks 0–1", "cpu:gloo", "timeout 30 min"]
+        assert found.tabs()[1]["last"] == "last all_reduce #14"
 
     def test_disjoint_groups_of_one_name_are_told_apart(self) -> None:
         found = model(rank(0, group("tp", (0, 1))), rank(2, group("tp", (2, 3))))
@@ -368,9 +370,10 @@ class TestMessages:
         assert found.delta() is None
 
     def test_only_what_changed_travels(self) -> None:
-        found = model(*(rank(n, group()) for n in range(4)))
+        found = model(*(rank(n, group(), state="busy", cell=7) for n in range(4)))
         done = group(completed=op(seq=15), enqueued=op(seq=15), issued=15)
-        found.update(cluster(rank(2, done)), 100.1, size=4)
+        one = rank(2, done, state="busy", cell=7)
+        found.update(cluster(one), 100.1, size=4)
         message = found.delta()
         assert message is not None
         assert message.keys() == {"type", "v", "now", "rows"}
@@ -553,3 +556,28 @@ class TestTextAndHtml:
         assert "as of 12:00:00" in html
         assert "waits for rank 2" in html
         assert "Rank 2 has not entered" in html
+
+
+class TestPicture:
+    """The HTML that a saved notebook keeps."""
+
+    def test_it_has_the_verdict_and_what_to_do_in_a_hang(self) -> None:
+        status, verdicts = simulated.hang(4, 2)
+        found = model(*status.ranks)
+        found.show_verdicts(verdicts)
+        found.delta()
+        html = board_html(found, "14:03:12", "name")
+        assert "as of 14:03:12" in html
+        assert "Rank 2 has not entered: its cell has ended" in html
+        assert "not entered" in html
+        assert "<code>rankscope abort</code>" in html
+
+    def test_idle_ranks_need_no_command(self) -> None:
+        html = board_html(model(rank(0, group())), "14:03:12", "name")
+        assert "This is a picture" in html
+        assert "rankscope abort" not in html
+
+    def test_ranks_that_ended_need_no_live_board(self) -> None:
+        found = BoardModel()
+        found.update(cluster(rank(0, group()), state="stopped"), 1.0)
+        assert "This is a picture" not in board_html(found, "14:03:12", "name")

@@ -23,4 +23,7 @@ def test_groups_of_one_name_have_lanes_of_their_own() -> None:
     assert [(one["group"], one["ranks"], len(one["works"])) for one in lanes] == [
         ("tp", [0, 1], 2),
         ("tp", [0, 2], 2),
+        # The other ranks are dead: they keep their rows.
+        ("tp", [0, 1], 0),
+        ("tp", [0, 2], 0),
     ]

@@ -2,7 +2,7 @@
 
 class Action {
   constructor(board, options) {
-    // label, doing, about, what, parameters, question, strong, able
+    // name, label, doing, about, what, parameters, question, strong, able
     Object.assign(this, { board, ...options });
     const { label } = options;
     this.element = make("span", "action");
@@ -27,7 +27,8 @@ class Action {
     if (this.button.disabled === able) this.button.disabled = !able;
     setText(this.button, this.running ? this.doing : this.label());
     setAttribute(this.button, "class", this.strong() && able ? "main strong" : "main");
-    setAttribute(this.button, "title", this.about());
+    const { live, headline } = this.board.store;
+    setAttribute(this.button, "title", live ? this.about() : headline.text);
   }
 
   press() {
@@ -72,9 +73,10 @@ class Action {
   }
 }
 
-function makeActions(board) {
+/** Make the buttons of a board, or those of them that `only` names. */
+function makeActions(board, only = ["Diagnose", "Abort", "Rebuild"]) {
   const { store } = board;
-  const running = () => store.live && store.head.state === "running";
+  const running = () => store.live;
   // A frozen rank, too, is replaced by a restart only.
   const dead = () => [
     ...new Set([...(store.head.dead ?? []), ...(store.head.frozen ?? [])]),
@@ -85,8 +87,9 @@ function makeActions(board) {
   const size = () => `${group()?.size} rank${group()?.size === 1 ? "" : "s"}`;
   const flight = () => Boolean(group()?.flight);
   const parameters = () => ({ group: group()?.id ?? null });
-  const list = [
+  const all = [
     new Action(board, {
+      name: "Diagnose",
       label: () => "Diagnose",
       doing: "Diagnosing…",
       about: () => "Ask every rank what it waits for, and compare. Nothing is changed.",
@@ -97,6 +100,7 @@ function makeActions(board) {
       able: running,
     }),
     new Action(board, {
+      name: "Abort",
       label: () => "Abort",
       doing: "Aborting…",
       about: () =>
@@ -107,10 +111,11 @@ function makeActions(board) {
       what: () => "abort",
       parameters,
       question: () => `Abort ${name()} on ${size()}?`,
-      strong: () => store.banner.mood === "error" && flight(),
+      strong: () => store.headline.mood === "error" && flight(),
       able: () => real() && !group().aborted && flight(),
     }),
     new Action(board, {
+      name: "Rebuild",
       label: () => (dead().length ? "Restart and rebuild" : "Rebuild"),
       doing: "Rebuilding…",
       about: () =>
@@ -130,7 +135,8 @@ function makeActions(board) {
       able: real,
     }),
   ];
-  if (!store.model.get("diagnoses")) list.shift();
+  const there = (name) => name !== "Diagnose" || store.model.get("diagnoses");
+  const list = all.filter(({ name: one }) => only.includes(one) && there(one));
   board.actions.append(...list.map((action) => action.element));
   return {
     update: () => list.forEach((action) => action.update()),

@@ -105,6 +105,7 @@ class Board {
     }
     if (all) this.table.show(this.group);
     if (all || head) this.drawHead();
+    if (head && this.timeline.open) this.timeline.request();
     if (all || banner) this.drawBanner();
     const marked = all || this.table.dirty.size > 0;
     this.table.flush(now);
@@ -118,6 +119,8 @@ class Board {
   }
 
   drawHead() {
+    setAttribute(this.body, "class", this.store.live ? "board" : "board over");
+    this.timeline.buttons.export.disabled = !this.store.live;
     const { title = "", facts = [], state = "" } = this.store.head;
     setText(this.title, title);
     setText(this.facts, [...facts, ...(state === "running" ? [] : [state])].join(" · "));
@@ -125,7 +128,7 @@ class Board {
   }
 
   drawBanner() {
-    const { mood, title, text, more, group } = this.store.banner;
+    const { mood, title, text, more, group } = this.store.headline;
     this.banner.show(mood, title, [text, ...more]);
     this.follow(group);
     // The blamed rows may be out of sight among many.
@@ -204,7 +207,7 @@ class Board {
   /** Request the records while the timeline is open and the state changes. */
   refresh() {
     const now = performance.now();
-    if (this.loading || now - (this.asked ?? -Infinity) < this.every()) return;
+    if (this.loading || !this.store.live || now - (this.asked ?? -Infinity) < this.every()) return;
     const version = this.store.version;
     if (this.asked && version === this.seen) return;
     this.seen = version;
@@ -212,7 +215,7 @@ class Board {
     this.loading = true;
     this.store.request("records", {}, (answer) => {
       this.loading = false;
-      if (!answer.ok) this.showOutcome(answer.text, false);
+      if (!answer.ok && this.store.live) this.showOutcome(answer.text, false);
     });
   }
 
@@ -370,7 +373,7 @@ class Tabs {
       setAttribute(tab.element, "tabindex", mine ? "0" : "-1");
     }
     const group = this.groups?.find((one) => one.id === id);
-    setText(this.facts, group ? group.facts.join(" · ") : "");
+    setText(this.facts, group ? [...group.facts, group.last].filter(Boolean).join(" · ") : "");
   }
 
   key(event) {

@@ -3,7 +3,9 @@
 /** Scroll to a line of a cell and highlight it, if the notebook has it. */
 function goToLine(element, source) {
   const found = /^cell (\d+) line (\d+)$/.exec(source ?? "");
-  const notebook = element.closest(".jp-Notebook");
+  // The board of the bar stands beside the notebook's cells.
+  const panel = element.getRootNode().host?.closest(".jp-NotebookPanel");
+  const notebook = element.closest(".jp-Notebook") ?? panel?.querySelector(".jp-Notebook");
   if (!found || !notebook) return;
   for (const prompt of notebook.querySelectorAll(".jp-InputPrompt")) {
     if (prompt.textContent.trim() !== `[${found[1]}]:`) continue;
@@ -25,8 +27,20 @@ function goToLine(element, source) {
  * notebook shows it; a page with a kernel shows the live board in its place. (The
  * output of a widget would be "model not found" there.)
  */
-function inhabit(store, name) {
+function inhabit(store, model) {
+  const name = model.get("name");
   const homes = new Map(); // element → board
+  let bar = null;
+  const unpin = () => {
+    model.set("pinned", false);
+    model.save_changes();
+  };
+  const pin = () => {
+    const pinned = model.get("pinned");
+    if (pinned && !bar) bar = new Bar(store, unpin);
+    else if (!pinned) bar = void bar?.destroy();
+    bar?.place(document.getElementsByClassName(name)[0]);
+  };
   const settle = () => {
     const gone = [...homes.keys()].filter((home) => !home.isConnected);
     const homeless = gone.map((home) => homes.get(home));
@@ -40,13 +54,17 @@ function inhabit(store, name) {
       homes.set(home, board);
     }
     homeless.forEach((board) => board.destroy());
+    pin();
   };
   // Together with the page's own changes, before they are painted.
   const watcher = new MutationObserver(settle);
   watcher.observe(document.body, { childList: true, subtree: true });
   settle();
+  model.on("change:pinned", pin);
   return () => {
     watcher.disconnect();
+    model.off("change:pinned", pin);
+    bar?.destroy();
     for (const [home, board] of homes) {
       board.destroy();
       for (const child of home.children) child.hidden = false;
@@ -65,7 +83,7 @@ function storeOf(model) {
 export default {
   initialize({ model }) {
     const store = storeOf(model);
-    const leave = inhabit(store, model.get("name"));
+    const leave = inhabit(store, model);
     return () => {
       leave();
       store.end();

@@ -1,7 +1,5 @@
 // The state that the kernel has sent: one store per board, for all of its views.
 
-const RENEWAL = 15_000; // ms; for VIEWER_TIMEOUT in feed.py
-
 class Store {
   constructor(model) {
     this.model = model;
@@ -13,21 +11,51 @@ class Store {
     this.columns = model.get("columns");
     this.timeline = null;
     this.offset = -Infinity; // the kernel's clock, less the page's
-    this.live = true;
+    this.connection = new Connection(
+      model,
+      () => this.head.state === "running",
+      () => this.onConnection(),
+    );
     this.views = new Set();
     this.shown = { group: null, timeline: false }; // what the next view opens with
     this.serial = 0;
     this.waiting = new Map(); // the number of a request → the callback of its answer
     this.name = Math.random().toString(36).slice(2);
-    this.receive = (message) => this.apply(message);
+    this.receive = (message) => {
+      this.connection.heard();
+      this.apply(message);
+    };
     model.on("msg:custom", this.receive);
     const state = model.get("snapshot");
     if (state && state.type === "full") this.apply(state);
   }
 
-  /** The time on the kernel's clock, in seconds. */
+  /** The time on the kernel's clock, in seconds; it stands still without a kernel. */
   now() {
-    return performance.now() / 1000 + this.offset;
+    const at = this.connection.lost ? this.connection.heardAt : performance.now();
+    return at / 1000 + this.offset;
+  }
+
+  /** Whether the kernel answers and the ranks are there, so that buttons work. */
+  get live() {
+    return !this.connection.lost && this.head.state === "running";
+  }
+
+  /** The banner to show: that of the kernel, unless there is no kernel any more. */
+  get headline() {
+    return this.connection.lost ? this.connection.banner() : this.banner;
+  }
+
+  /** The connection was lost or is back. */
+  onConnection() {
+    const { lost } = this.connection;
+    if (lost) {
+      const text = "No answer came: the connection to the kernel was lost meanwhile.";
+      for (const id of [...this.waiting.keys()]) this.answer({ id, ok: false, text });
+    } else {
+      this.send({ sync: 1 });
+    }
+    this.notifyViews({ head: true, banner: true, rows: new Map() });
   }
 
   adjustClock(now) {
@@ -38,6 +66,7 @@ class Store {
 
   apply(message) {
     if (message.type === "full" || message.type === "delta") this.applyState(message);
+    else if (message.type === "beat") this.adjustClock(message.now);
     else if (message.type === "timeline") this.applyTimeline(message);
     else if (message.type === "did") this.answer(message);
   }
@@ -112,7 +141,7 @@ class Store {
   // -- to the kernel -------------------------------------------------------
 
   send(message) {
-    if (this.live) this.model.send(message);
+    this.connection.send(message);
   }
 
   /** Request an action; `done` gets the answer: {ok, text, ...}. */
@@ -133,24 +162,19 @@ class Store {
   /** Have the kernel send changes from now on. */
   open(view) {
     this.views.add(view);
-    if (this.views.size === 1) {
-      this.send({ watch: this.name });
-      this.renewal = setInterval(() => this.send({ watch: this.name, again: 1 }), RENEWAL);
-    }
+    if (this.views.size === 1) this.connection.open({ watch: this.name });
   }
 
   close(view) {
     this.views.delete(view);
-    if (this.views.size === 0) {
-      clearInterval(this.renewal);
-      this.send({ unwatch: this.name });
-    }
+    if (this.views.size > 0) return;
+    this.connection.close();
+    this.send({ unwatch: this.name });
   }
 
   /** Handle the end of the kernel's side. */
   end() {
-    this.live = false;
-    clearInterval(this.renewal);
+    this.connection.end();
     this.model.off("msg:custom", this.receive);
   }
 }

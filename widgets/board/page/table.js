@@ -16,10 +16,9 @@ class Table {
     this.entries = new Map(); // rank → {row, cells}
     this.dirty = new Map(); // rank → names of cells, or null: all
     this.columns = store.columns;
-    this.lengths = this.columns.map(() => 0); // of the longest text of each
-    this.longest = this.columns.map((column) => column.title);
     this.stale = true; // whether the widths have to be computed again
     this.room = 0;
+    this.forget();
     this.build();
   }
 
@@ -50,8 +49,15 @@ class Table {
     this.pen = document.createElement("canvas").getContext("2d");
   }
 
-  /** Show another group. */
+  /** Forget what the columns have held: an empty one is not shown. */
+  forget() {
+    this.lengths = this.columns.map(() => 0); // of the longest text of each
+    this.longest = this.columns.map((column) => column.title);
+  }
+
+  /** Show a group. */
   show(id) {
+    if (id !== this.group) this.forget();
     this.group = id;
     this.entries.clear();
     this.dirty.clear();
@@ -227,14 +233,16 @@ class Table {
       if (column.key === "elapsed") width += BAR + 8;
       return Math.ceil(width);
     });
+    const hidden = (column, place, level) =>
+      this.lengths[place] === 0 || isHidden(column, level, single);
     const needed = (level) => {
-      // The bar and the timeout are left out last; the time remains.
-      if (level === 1) {
+      // The bar and the timeout are left out before the line; the time remains.
+      if (level <= 2) {
         const elapsed = this.columns.findIndex(({ key }) => key === "elapsed");
         widths[elapsed] = this.pen.measureText("elapsed").width + PADDING;
       }
       return this.columns.reduce(
-        (sum, column, place) => sum + (isHidden(column, level, single) ? 0 : widths[place]),
+        (sum, column, place) => sum + (hidden(column, place, level) ? 0 : widths[place]),
         0,
       );
     };
@@ -243,7 +251,7 @@ class Table {
     let left = 0;
     const rules = this.columns.map((column, place) => {
       const name = `.c-${column.key}`;
-      if (isHidden(column, level, single)) return `${name}{display:none}`;
+      if (hidden(column, place, level)) return `${name}{display:none}`;
       const from = left;
       left += widths[place];
       // The last column gets the rest of the width, and at least what it needs.
@@ -296,8 +304,8 @@ function cellText(key, rank, cells, now) {
   if (key === "lag") return cells.lag ? `−${cells.lag}` : "";
   if (key === "queue") return cells.queue ? String(cells.queue) : "";
   if (key === "beat") {
-    if (cells.state === "dead") return "";
-    return cells.silent ? elapsedText(now - cells.silent) : "< 1 s";
+    if (cells.state === "dead" || !cells.silent) return "";
+    return elapsedText(now - cells.silent);
   }
   const value = cells[key];
   return value === undefined ? "" : String(value);

@@ -56,7 +56,19 @@ class Timeline {
     this.detail = make("div", "detail", null, { "aria-live": "polite" });
     this.tip = make("div", "tip", null, { "aria-hidden": "true" });
     this.tip.hidden = true;
-    this.element.append(tools, this.scroll, this.detail, this.tip);
+    const legend = make("div", "legend quiet");
+    for (const [name, about] of [
+      ["waits", "waits for the last rank"],
+      ["runs", "all ranks are in"],
+      ["flight", "in flight"],
+      ["missing", "not entered"],
+      ["failed", "failed or aborted"],
+    ]) {
+      const item = make("span");
+      item.append(make("i", name, null, { "aria-hidden": "true" }), about);
+      legend.append(item);
+    }
+    this.element.append(tools, this.scroll, legend, this.detail, this.tip);
     this.listen();
   }
 
@@ -348,7 +360,10 @@ class Timeline {
     for (const fact of facts) this.tip.append(make("div", "", fact));
     const box = this.element.getBoundingClientRect();
     const x = event.clientX - box.left + 14;
-    const y = event.clientY - box.top + 16;
+    // Above the pointer where there is no room below: outputs are cut off there.
+    const end = this.element.parentElement.getBoundingClientRect().bottom;
+    const below = event.clientY + 16 + this.tip.offsetHeight <= end;
+    const y = event.clientY - box.top + (below ? 16 : -8 - this.tip.offsetHeight);
     const room = box.width - this.tip.offsetWidth - 4;
     this.tip.style.left = `${Math.max(0, Math.min(x, room))}px`;
     this.tip.style.top = `${y}px`;

@@ -1,8 +1,7 @@
 """Pictures of what a collective moved, drawn from the ranks' own arrays.
 
-Numbers are written with two digits, and a rank's first digit is its own: 21
-was made by rank 2. So every number tells where it comes from, and its colour
-says the same again. A number that no rank had before was computed.
+A number has the colour of the rank that had it before, and a number that no rank had
+before has all colours: it was computed.
 """
 
 from __future__ import annotations
@@ -15,19 +14,45 @@ import numpy as np
 __all__ = ["Picture", "picture"]
 
 # Light enough for dark letters, whatever the page behind them is.
-_COLOURS = ("#8ecae6", "#ffd166", "#95d5b2", "#f4a6b8")
-_NOBODY = f"linear-gradient(90deg, {', '.join(_COLOURS)})"
+_COLOURS = (
+    *("#8ecae6", "#ffd166", "#95d5b2", "#f4a6b8"),
+    *("#c8b6ff", "#ffb27a", "#9fe0dc", "#d9d68c"),
+)
+_NOBODY = f"linear-gradient(90deg, {', '.join(_COLOURS[:4])})"
 _BLANK = -1
 
-_Row = list[list[int]]  # the arrays that one rank holds
+_Row = list[list[float]]  # the arrays that one rank holds
 
 
 def picture(before: Sequence[Any], after: Sequence[Any]) -> Picture:
-    """Draw what each rank held before and after.
+    """Return a picture of what each rank held before a collective and after it.
 
-    One entry for each rank: an array of whole numbers, or a list of arrays, or
-    ``None`` where the rank has nothing. -1 stands for "nothing there yet".
+    A notebook shows it as HTML, with a colour for each rank; a terminal as text.
+
+    Parameters
+    ----------
+    before, after
+        One entry for each rank, in rank order, as ``%dist_pull before after`` makes
+        them: an array of numbers, a list of arrays, or ``None`` where the rank has
+        nothing. -1 stands for "nothing there yet".
+
+    Returns
+    -------
+    Picture
+        The last expression of a cell shows it.
+
+    Examples
+    --------
+    >>> picture([[1, 2], [3, 4]], [[4, 6], [4, 6]])
+            before      after
+    rank 0  01 02   →   04 06
+    rank 1  03 04   →   04 06
     """
+    if len(before) != len(after):
+        raise ValueError(
+            f"before has {len(before)} entries, after has {len(after)}: give one for "
+            "each rank"
+        )
     return Picture([_row(entry) for entry in before], [_row(entry) for entry in after])
 
 
@@ -38,7 +63,7 @@ class Picture:
         self.before = before
         self.after = after
         # Number → the rank that had it first.
-        self._owners: dict[int, int] = {}
+        self._owners: dict[float, int] = {}
         for rank, row in enumerate(before):
             for value in (value for array in row for value in array):
                 self._owners.setdefault(value, rank)
@@ -66,8 +91,8 @@ class Picture:
         gap = '<span style="display:inline-block;width:.8em"></span>'
         return gap.join(arrays) or "nothing"
 
-    def _box(self, value: int) -> str:
-        style = "display:inline-block;width:2.1em;margin:1px;text-align:center"
+    def _box(self, value: float) -> str:
+        style = "display:inline-block;min-width:2.1em;margin:1px;text-align:center"
         style += ";border-radius:3px"
         if value == _BLANK:
             style += ";outline:1px dashed currentColor;outline-offset:-1px;opacity:.6"
@@ -82,11 +107,13 @@ def _row(entry: Any) -> _Row:
     if entry is None:
         return []
     arrays = entry if isinstance(entry, (list, tuple)) else [entry]
-    return [[int(value) for value in np.ravel(array)] for array in arrays]
+    return [[float(value) for value in np.ravel(array)] for array in arrays]
 
 
-def _number(value: int) -> str:
-    return "·" if value == _BLANK else f"{value:02d}"
+def _number(value: float) -> str:
+    if value == _BLANK:
+        return "·"
+    return f"{int(value):02d}" if value.is_integer() else f"{value:.3g}"
 
 
 def _text(row: _Row) -> str:

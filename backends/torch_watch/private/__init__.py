@@ -1,0 +1,1 @@
+"""The private and undocumented names of torch that the watch uses."""

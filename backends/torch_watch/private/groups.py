@@ -1,0 +1,365 @@
+"""The private names of torch's groups and of their registry, each probed.
+
+A name that a version of torch lacks has a sentence in `Names.missing`: what is not
+shown without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from types import ModuleType
+from typing import Any
+
+from ..replacing import Wrapper, replace
+
+__all__ = [
+    "C10D",
+    "RECORDER_SIZE",
+    "Names",
+    "names",
+    "probe",
+]
+
+#: The module of torch that holds the registry of groups.
+C10D = "torch.distributed.distributed_c10d"
+
+#: The variables with the number of entries of torch's Flight Recorder, newest first.
+RECORDER_SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+
+#: The function of `C10D` that makes every group but those that are split from another
+#: group's communicator.
+_MAKER = "_new_process_group_helper"
+
+#: The function of `C10D` that gives a group its name.
+_REGISTER = "_register_process_group"
+
+Dump = Callable[[bool, bool, bool], bytes]
+
+
+@dataclass
+class Names:
+    """What `probe` found in one version of torch.
+
+    Attributes
+    ----------
+    c10d
+        The module `C10D`.
+    dump
+        Torch's Flight Recorder: ``dump(collectives, stacks, only_active)`` returns a
+        pickle. ``None`` where there is none.
+    missing
+        A sentence for each name that this torch lacks.
+    """
+
+    c10d: ModuleType
+    version: str
+    dump: Dump | None = None
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def registry(self) -> Any:
+        """Torch's registry of groups: ``pg_map``, ``pg_group_ranks`` and others."""
+        return getattr(self.c10d, "_world", None)
+
+    @property
+    def reads_old_size(self) -> bool:
+        """Whether this torch reads the second of `RECORDER_SIZE`; newer ones warn."""
+        return self._release < (2, 9)
+
+    @property
+    def store_of_libuv_takes_socket(self) -> bool:
+        """Whether a ``TCPStore`` of the default kind can listen at a given socket."""
+        return self._release >= (2, 8)
+
+    @property
+    def _release(self) -> tuple[int, int]:
+        major, minor = self.version.split(".")[:2]
+        return int(major), int(minor)
+
+    # -- the registry ---------------------------------------------------------------
+
+    def groups(self) -> list[Any]:
+        """Return the registered ``ProcessGroup`` objects, in the order of creation."""
+        return list(getattr(self.registry, "pg_map", ()))
+
+    def has(self, group: Any) -> bool:
+        """Return whether `group` was made here, and not destroyed since."""
+        return group in self.registry.pg_map
+
+    @property
+    def default(self) -> Any:
+        """The default group; ``None`` where there is none."""
+        return getattr(self.registry, "default_pg", None)
+
+    @property
+    def count(self) -> int:
+        """The number that the next group gets as its name."""
+        return int(self.registry.group_count)
+
+    @count.setter
+    def count(self, count: int) -> None:
+        self.registry.group_count = count
+
+    def places(self, group: Any) -> Mapping[int, int] | None:
+        """Return the rank in `group` of each of its global ranks.
+
+        ``None`` while the group is being made.
+        """
+        known: Mapping[Any, Mapping[int, int]]
+        known = getattr(self.registry, "pg_group_ranks", {})
+        return known.get(group)
+
+    def ranks(self, group: Any) -> tuple[int, ...] | None:
+        """Return the global ranks of `group`; ``None`` while it is being made."""
+        places = self.places(group)
+        if places is None:
+            return None
+        return tuple(sorted(places, key=places.__getitem__))
+
+    def registered_name(self, group: Any) -> str:
+        """Return the name by which torch knows `group`, e.g. its number."""
+        return str(self.registry.pg_names[group])
+
+    def config(self, group: Any) -> dict[str, str]:
+        """Return the backend of each device type, e.g. ``{"cpu": "gloo"}``."""
+        text = self.registry.pg_backend_config.get(group)
+        if not text:
+            return {}
+        # An undefined backend has a part without a colon.
+        parts = (part.partition(":") for part in str(text).split(","))
+        found = {device: name for device, _, name in parts if name}
+        if len(found) > 1 and not sys.modules["torch"].backends.cuda.is_built():
+            # gloo declares itself for CUDA also where torch has none.
+            found.pop("cuda", None)
+        return found
+
+    def backend_name(self, group: Any) -> str:
+        """Return the backends of `group` as they were asked for."""
+        return str(self.registry.pg_map[group][0])
+
+    def own_store(self, group: Any) -> Any:
+        """Return torch's store of `group`, over the connection that torch uses."""
+        return self.registry.pg_map[group][1]
+
+    def store(self, group: Any) -> Any:
+        """Return torch's store of `group`, over a connection of its own if it can.
+
+        A thread that waits for a key of a store blocks the other users of the
+        connection. ``None`` where `group` is gone.
+        """
+        known = self.registry.pg_map.get(group)
+        if known is None:
+            return None
+        try:
+            return known[1].clone()
+        except (AttributeError, RuntimeError):
+            # An older torch, or a store without connections.
+            return known[1]
+
+    # -- one group --------------------------------------------------------------------
+
+    @staticmethod
+    def backends(group: Any) -> dict[str, Any]:
+        """Return the backends of `group` by the type of device; each one once."""
+        found: dict[str, Any] = {}
+        for device in group._device_types:
+            backend = group._get_backend(device)
+            if not any(backend is one for one in found.values()):
+                found[device.type] = backend
+        return found
+
+    @staticmethod
+    def device_types(group: Any) -> list[str]:
+        """Return the types of device that `group` has a backend for."""
+        return [device.type for device in getattr(group, "_device_types", ())]
+
+    @staticmethod
+    def options(backend: Any) -> tuple[Any, timedelta | None]:
+        """Return the options of `backend` and the timeout among them, else ``None``."""
+        options = getattr(backend, "options", None)
+        return options, getattr(options, "_timeout", None)
+
+    def timeout(self, group: Any) -> float | None:
+        """Return the timeout of the ops of `group` in seconds, where torch says it."""
+        for device in getattr(group, "_device_types", ()):
+            _, limit = self.options(group._get_backend(device))
+            if limit is not None:
+                return limit.total_seconds()
+        return None
+
+    @staticmethod
+    def issued(group: Any) -> int | None:
+        """Return how many collectives `group` has issued, where its backend counts."""
+        try:
+            return int(group._get_sequence_number_for_group())
+        except (AttributeError, RuntimeError):
+            return None
+
+    # -- creation -------------------------------------------------------------------
+
+    @property
+    def options_argument(self) -> str:
+        """The argument of a backend's options of the function that makes groups."""
+        known = inspect.signature(getattr(self.c10d, _MAKER)).parameters
+        return "pg_options" if "pg_options" in known else "backend_options"
+
+    def wrap_maker(self, wrapper: Wrapper) -> Callable[[], None]:
+        """Replace the function that makes groups; return the undoing.
+
+        Its result is a tuple, whose first element is the group.
+        """
+        return replace(self.c10d, _MAKER, wrapper)
+
+    def wrap_register(self, wrapper: Wrapper) -> Callable[[], None]:
+        """Replace the function that gives groups their names; return the undoing."""
+        return replace(self.c10d, _REGISTER, wrapper)
+
+    def make(
+        self, arguments: Mapping[str, Any], places: Mapping[int, int], *, default: bool
+    ) -> Any:
+        """Make a group, and enter it in the registry.
+
+        Parameters
+        ----------
+        arguments
+            Those of the function that makes groups, by name.
+        places
+            The rank in the group of each of its global ranks.
+        default
+            Whether it becomes the default group.
+        """
+        with self._without_split(arguments):
+            new, _ = getattr(self.c10d, _MAKER)(**arguments)
+        self.registry.pg_group_ranks[new] = dict(places)
+        if default:
+            self.c10d._update_default_pg(new)
+        return new
+
+    def set_timeout(self, group: Any, timeout: timedelta) -> None:
+        """Set the timeout of the ops of `group`."""
+        self.c10d._set_pg_timeout(timeout, group)
+
+    @contextlib.contextmanager
+    def out_of_registry(self, group: Any) -> Iterator[Mapping[int, int]]:
+        """Within the block, the registry does not have `group`; nor after a success.
+
+        Yields the rank in the group of each of its global ranks.
+        """
+        c10d, registry = self.c10d, self.registry
+        places = registry.pg_group_ranks[group]
+        tables = [
+            registry.pg_map,
+            registry.pg_names,
+            registry.pg_group_ranks,
+            registry.pg_backend_config,
+            registry.pg_to_tag,
+            registry.pg_coalesce_state,
+            # Since torch 2.15: what records a group whose backend does not.
+            getattr(registry, "pg_flight_recorder_hooks", {}),
+        ]
+        kept = [(table, table.pop(group)) for table in tables if group in table]
+        tags = [members for members in registry.tags_to_pg.values() if group in members]
+        for members in tags:
+            members.remove(group)
+        is_default = group is registry.default_pg
+        if is_default:
+            c10d._update_default_pg(None)
+        name = group.group_name
+        c10d._unregister_process_group(name)
+        try:
+            yield places
+        except BaseException:
+            for table, entry in kept:
+                table[group] = entry
+            for members in tags:
+                members.append(group)
+            if is_default:
+                c10d._update_default_pg(group)
+            c10d._register_process_group(name, group)
+            raise
+
+    @contextlib.contextmanager
+    def _without_split(self, arguments: Mapping[str, Any]) -> Iterator[None]:
+        """Within the block, no communicator is split from the default group's.
+
+        A split needs the ranks that are not in the group as well, which take no part.
+        """
+        for name in ("backend_options", "pg_options"):
+            options: Any = arguments.get(name)
+            if options is not None and hasattr(options, "split_from"):
+                options.split_from = None
+        if "_get_split_source" not in vars(self.c10d):
+            yield
+            return
+        undo = replace(self.c10d, "_get_split_source", lambda _: lambda _: None)
+        try:
+            yield
+        finally:
+            undo()
+
+
+def names() -> Names:
+    """Return the names of the torch of this process, which has imported `C10D`."""
+    return probe(sys.modules[C10D])
+
+
+@functools.cache
+def probe(c10d: ModuleType) -> Names:
+    """Return the private names of the torch that `c10d` belongs to."""
+    version = str(sys.modules["torch"].__version__)
+    found = Names(c10d, version)
+    for sentence in _missing(found):
+        found.missing.append(f"torch {version} has no {sentence}")
+    return found
+
+
+#: What the watch cannot do without a name: of the module `C10D`, of its registry, and
+#: of a ``ProcessGroup``.
+_USES = {
+    _MAKER: "groups are not noted when they are made, and not rebuilt",
+    _REGISTER: "a new group is shown a moment later",
+    "_unregister_process_group": "groups are not rebuilt",
+    "_update_default_pg": "groups are not rebuilt",
+    "_set_pg_timeout": "groups are not rebuilt",
+}
+_REGISTRY_USES = {
+    "pg_map": "groups are not shown",
+    "pg_group_ranks": "groups are not shown",
+    "default_pg": "groups are not shown",
+    "pg_backend_config": "the backends of groups are not shown",
+    "pg_names": "groups that were made before the watch are not rebuilt",
+    "pg_to_tag": "groups are not rebuilt",
+    "tags_to_pg": "groups are not rebuilt",
+    "pg_coalesce_state": "groups are not rebuilt",
+    "group_count": "groups are not rebuilt",
+}
+_GROUP_USES = {
+    "_device_types": "groups are not aborted",
+    "_get_backend": "groups are not aborted",
+    "_get_sequence_number_for_group": "ops without an entry in the recorder have no "
+    "number",
+}
+
+
+def _missing(found: Names) -> Iterator[str]:
+    library = sys.modules.get("torch._C._distributed_c10d")
+    # Before it recorded gloo as well, its name was that of NCCL.
+    found.dump = getattr(library, "_dump_fr_trace", None) or getattr(
+        library, "_dump_nccl_trace", None
+    )
+    if found.dump is None:
+        yield "_dump_fr_trace: what torch issues by itself, as DDP, is not shown"
+    for owner, prefix, uses in (
+        (found.c10d, "distributed_c10d.", _USES),
+        (found.registry, "distributed_c10d._world.", _REGISTRY_USES),
+        (getattr(found.c10d, "ProcessGroup", None), "ProcessGroup.", _GROUP_USES),
+    ):
+        for name, without in uses.items():
+            if not hasattr(owner, name):
+                yield f"{prefix}{name}: {without}"

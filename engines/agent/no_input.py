@@ -1,0 +1,54 @@
+"""What asks a person for input on a rank: each is answered by a sentence."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from IPython.core.error import StdinNotImplementedError, UsageError
+
+__all__ = ["explain_input"]
+
+
+_HINT = "%dist_debug -r RANK opens the frame in which a rank failed"
+
+
+def explain_input(kernel: Any, describe: Callable[[str, int], str]) -> None:
+    """Have ``input()``, ``%debug`` and ``breakpoint()`` say what there is instead.
+
+    Parameters
+    ----------
+    kernel
+        The kernel of the engine.
+    describe
+        Returns a file and a line as a person knows them.
+    """
+
+    def no_input(prompt: object = "", *args: object, **options: object) -> NoReturn:
+        raise StdinNotImplementedError(
+            "input(): nobody types on a rank; %dist_push sends it a value of the "
+            f"notebook, and after an error {_HINT}"
+        )
+
+    def no_debug(line: str) -> NoReturn:
+        raise UsageError(f"%debug: nobody types on a rank; {_HINT}")
+
+    def no_breakpoint(*args: object, **options: object) -> Any:
+        if os.environ.get("PYTHONBREAKPOINT"):
+            # A debugger of the user's own choice, or none.
+            return sys.__breakpointhook__(*args, **options)
+        frame = sys._getframe(1)
+        place = describe(frame.f_code.co_filename, frame.f_lineno)
+        print(
+            f"breakpoint() at {place} is passed over: nobody types on a rank whose "
+            f"cell runs; after an error {_HINT}",
+            file=sys.stderr,
+        )
+        return None
+
+    # ipykernel makes them `input` and `getpass` for the time of each cell.
+    kernel.raw_input = kernel.getpass = no_input
+    kernel.shell.register_magic_function(no_debug, "line", "debug")
+    sys.breakpointhook = no_breakpoint

@@ -1,0 +1,107 @@
+"""The debugger on a rank: it looks at the error that ended the rank's last failed cell.
+
+It runs on the main thread, as a cell that the notebook sends. What a person types comes
+over the control channel, as every request does: nothing listens for it.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+from collections.abc import Callable, Mapping
+from types import FrameType, TracebackType
+from typing import Any
+
+from IPython.core.debugger import Pdb
+
+__all__ = ["Prompts", "end_traceback", "inspect_failure"]
+
+#: Seconds between two checks for an interrupt while a person thinks.
+TICK = 0.2
+
+
+class Prompts:
+    """Lines that a person types, for the main thread of this rank.
+
+    Parameters
+    ----------
+    publish
+        Sends the notebook data of the cell that runs.
+    """
+
+    def __init__(self, publish: Callable[[Mapping[str, Any]], None]) -> None:
+        self._publish = publish
+        self._number = 0
+        self._answers: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+
+    def ask(self, prompt: str) -> str:
+        """Have the notebook show `prompt`; return the line, without its end."""
+        self._number += 1
+        # What was printed belongs above the prompt.
+        sys.stdout.flush()
+        self._publish({"prompt": prompt, "number": self._number})
+        while True:
+            try:
+                number, line = self._answers.get(timeout=TICK)
+            except queue.Empty:
+                # Back in Python, where an interrupt is raised.
+                continue
+            if number == self._number:
+                return line
+
+    def answer(self, number: int, line: str) -> None:
+        """Take the line for the prompt with that number; on the control thread."""
+        self._answers.put((number, line))
+
+
+class _Lines:
+    """The debugger's stdin."""
+
+    def __init__(self, prompts: Prompts, prompt: str) -> None:
+        self._prompts, self._prompt = prompts, prompt
+
+    def readline(self) -> str:
+        """Return the next line; the end of the file where it is interrupted."""
+        try:
+            return self._prompts.ask(self._prompt) + "\n"
+        except KeyboardInterrupt:
+            return ""
+
+
+def inspect_failure(
+    error: BaseException, rank: int, prompts: Prompts, is_cell: Callable[[str], bool]
+) -> None:
+    """Open the frame in which `error` was raised, until a person leaves it."""
+    debugger = Pdb(stdin=_Lines(prompts, f"rank {rank} ipdb> "), stdout=sys.stdout)
+    # The notebook shows the prompt where it takes the line.
+    debugger.use_rawinput = False
+    debugger.prompt = ""
+    print(f"{type(error).__name__}: {error}")
+    debugger.reset()
+    shown = end_traceback(error.__traceback__, is_cell)
+    debugger.interaction(None, shown)  # type: ignore[no-untyped-call]
+
+
+def end_traceback(
+    traceback: TracebackType | None, is_cell: Callable[[str], bool]
+) -> TracebackType | None:
+    """Return the part of a traceback from the cell to the last frame that is not ours.
+
+    The frames before are IPython's, those at the end Rankscope's, which raised.
+    """
+    frames: list[tuple[FrameType, int, int]] = []
+    while traceback is not None:
+        frame = traceback.tb_frame
+        if frames or traceback.tb_next is None or is_cell(frame.f_code.co_filename):
+            frames.append((frame, traceback.tb_lasti, traceback.tb_lineno))
+        traceback = traceback.tb_next
+    while len(frames) > 1 and _is_ours(frames[-1][0]):
+        frames.pop()
+    found: TracebackType | None = None
+    for frame, lasti, line in reversed(frames):
+        found = TracebackType(found, frame, lasti, line)
+    return found
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).startswith("rankscope.")

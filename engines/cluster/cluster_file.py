@@ -1,0 +1,226 @@
+"""Cluster files: which clusters of this user run, and which engine has which rank.
+
+A cluster writes one into Jupyter's runtime folder once its ranks are ready, and deletes
+it at its end. The command line finds clusters by them, also while a notebook hangs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rankscope import __version__
+
+from ..wire.requests import Hello, RankAssignment
+from ..wire.runtime_files import RuntimeFile, runtime_path
+from ..wire.torch_environment import TorchOptions
+from .orphan_reaper_main import process_start_time
+from .rank_slots import RankSlot
+
+__all__ = ["Announcement", "ClusterFile", "cluster_files"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ClusterFile(RuntimeFile):
+    """How to attach to a cluster of this user, and what a person knows it by."""
+
+    PREFIX: ClassVar[str] = "rankscope-cluster-"
+
+    cluster_id: str
+    #: The directory of the IPython profile.
+    profile: str
+    #: The name of the host where the notebook runs, and its process.
+    node: str
+    pid: int
+    #: The notebook or script.
+    notebook: str
+    version: str
+    #: When it was ready, ``time.time()``.
+    since: float
+    #: Pid and start time of the controller; ``None`` where it is not known.
+    controller: Sequence[int] | None
+    #: For each living rank: rank, pid, host, address and port of its engine, by the
+    #: identity of the engine.
+    engines: Mapping[str, Mapping[str, Any]]
+    world_size: int
+    #: Why the cluster was stopped by another process, once it was.
+    stopped: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        cluster_id: str,
+        profile: str,
+        controller_pid: int | None,
+        slots: Sequence[RankSlot],
+        torch: TorchOptions | None,
+    ) -> ClusterFile:
+        """Describe the cluster with `slots` that this process uses."""
+        started = None
+        if controller_pid is not None:
+            started = process_start_time(controller_pid)
+        return cls(
+            cluster_id=cluster_id,
+            profile=profile,
+            node=socket.gethostname(),
+            pid=os.getpid(),
+            notebook=_notebook(),
+            version=__version__,
+            since=time.time(),
+            controller=None if started is None else (controller_pid or 0, started),
+            engines={
+                slot.uuid: {
+                    "pid": slot.pid,
+                    "host": slot.host,
+                    "address": slot.address,
+                    "port": slot.port,
+                    "assignment": {
+                        "rank": slot.rank,
+                        "world_size": len(slots),
+                        "torch": None if torch is None else asdict(torch),
+                    },
+                }
+                for slot in slots
+                if slot.alive
+            },
+            world_size=len(slots),
+        )
+
+    @classmethod
+    def read(cls, cluster_id: str, profile: str) -> ClusterFile | None:
+        """Return the file of a cluster, if this host has one."""
+        return cls.load(cls._path(socket.gethostname(), cluster_id, profile))
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._path(self.node, self.cluster_id, self.profile)
+
+    @classmethod
+    def _path(cls, node: str, cluster_id: str, profile: str) -> Path:
+        # The ids of two profiles may be the same.
+        known = f"{zlib.crc32(profile.encode()):08x}"
+        return runtime_path(
+            f"{cls.PREFIX}{node}-{cluster_id or 'cluster'}-{known}.json"
+        )
+
+    @property
+    def connection_file(self) -> Path:
+        """The controller's file for its clients."""
+        dashed = f"-{self.cluster_id}" if self.cluster_id else ""
+        return Path(self.profile, "security", f"ipcontroller{dashed}-client.json")
+
+    def hellos(self) -> dict[str, Hello]:
+        """Return what the engines answered when they were asked, by identity."""
+        return {uuid: _hello(self.version, one) for uuid, one in self.engines.items()}
+
+    @property
+    def runs(self) -> bool:
+        """Whether the cluster may still run; of another host it is not known."""
+        if not self.connection_file.exists():
+            return False
+        if self.controller is None or self.node != socket.gethostname():
+            return True
+        pid, started = self.controller
+        return process_start_time(pid) == started
+
+    @property
+    def _awaited(self) -> bool:
+        """Whether a notebook has still to read why the cluster was stopped."""
+        return bool(self.stopped) and process_start_time(self.pid) is not None
+
+
+class Announcement:
+    """The file of the cluster that this process uses."""
+
+    def __init__(self, cluster_id: str, profile: str) -> None:
+        self._cluster_id, self._profile = cluster_id, profile
+        self._written = False
+        #: Why another process stopped the cluster, once `find_end` found that.
+        self.ended: str | None = None
+
+    def _read(self) -> ClusterFile | None:
+        return ClusterFile.read(self._cluster_id, self._profile)
+
+    def update(
+        self,
+        controller_pid: int | None,
+        slots: Sequence[RankSlot],
+        torch: TorchOptions | None,
+    ) -> None:
+        """Write the file, with the present ranks."""
+        file = ClusterFile.of(
+            self._cluster_id, self._profile, controller_pid, slots, torch
+        )
+        try:
+            file.write()
+            self._written = True
+        except OSError as error:
+            _log.warning("the command line does not find this cluster: %s", error)
+
+    def find_end(self) -> str | None:
+        """Return why another process stopped the cluster; ``None`` if none did."""
+        # What lies there before is of an earlier cluster with the same id.
+        if self.ended is None and self._written:
+            file = self._read()
+            self.ended = None if file is None else file.stopped or None
+        return self.ended
+
+    def end(self, reason: str) -> None:
+        """Delete the file; with a `reason` leave it, for the notebook that is told."""
+        file = self._read()
+        if file is None:
+            return
+        if not reason:
+            file.remove()
+            return
+        try:
+            replace(file, stopped=reason).write()
+        except OSError as error:
+            _log.warning("the notebook will not say why its ranks end: %s", error)
+
+
+def cluster_files() -> list[ClusterFile]:
+    """Return the clusters of this user that run, the newest first.
+
+    The files of clusters that were killed are deleted.
+    """
+    found = []
+    for one in ClusterFile.load_all():
+        if one.runs and not one.stopped:
+            found.append(one)
+        elif not one.runs and not one._awaited:
+            one.remove()
+    return found
+
+
+def _notebook() -> str:
+    """Return the path of the notebook as its server has it, else of the script."""
+    return os.environ.get("JPY_SESSION_NAME") or Path(sys.argv[0]).name
+
+
+def _hello(version: str, engine: Mapping[str, Any]) -> Hello:
+    assignment: RankAssignment = engine["assignment"]
+    return {
+        "version": version,
+        "python": "",
+        "pid": engine["pid"],
+        "host": engine["host"],
+        "address": engine["address"],
+        "port": engine["port"],
+        "job_rank": None,
+        "assignment": assignment,
+        # Unknown: a silent rank cannot tell any more.
+        "hosts_store": False,
+        "groups": [],
+    }

@@ -1,0 +1,112 @@
+"""Introspection: completions, help and names for a cell, as the ranks know them."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..wire import ipyparallel_private as private
+from ..wire.requests import GetNames
+from .rank_slots import SILENCE
+from .registry import EngineRegistry
+
+__all__ = ["PATIENCE", "Introspection"]
+
+#: Seconds that the main thread of a rank gets to answer, and those that its agent
+#: gets afterwards: a person types meanwhile, and a fifth of a second is not felt.
+PATIENCE, NAMES_PATIENCE = 0.15, 0.05
+
+_CALL = "__import__('rankscope.engines.agent.introspection', fromlist=['{0}']).{0}({1})"
+
+
+class Introspection:
+    """Asks ranks for completions, help and names; never waits for a cell."""
+
+    def __init__(self, registry: EngineRegistry) -> None:
+        self._registry = registry
+        self._names: dict[int, dict[str, str]] = {}
+
+    def complete(
+        self,
+        code: str,
+        cursor: int,
+        ranks: Iterable[int],
+        timeout: float = PATIENCE,
+    ) -> dict[str, Any] | None:
+        """Return a ``complete_reply`` for the place `cursor` of a cell's `code`.
+
+        From the first of `ranks` that is idle; ``None`` if there is none, and if it
+        does not answer in `timeout` seconds.
+        """
+        return self._call("complete", (code, cursor), ranks, timeout)
+
+    def inspect(
+        self,
+        code: str,
+        cursor: int,
+        detail: int,
+        omitted: Sequence[str],
+        ranks: Iterable[int],
+        timeout: float = PATIENCE,
+    ) -> dict[str, Any] | None:
+        """Return an ``inspect_reply``, as `complete` does."""
+        arguments = (code, cursor, detail, list(omitted))
+        return self._call("inspect", arguments, ranks, timeout)
+
+    def names(
+        self, ranks: Iterable[int], timeout: float = NAMES_PATIENCE
+    ) -> dict[str, str]:
+        """Return the names that cells can use on any of `ranks`; see `GetNames`.
+
+        A rank answers also while a cell runs there. Of one that does not in `timeout`
+        seconds, the names are those that it answered last.
+        """
+        posted = self._registry.post(GetNames(), ranks)
+        concurrent.futures.wait(posted.values(), timeout)
+        found: dict[str, str] = {}
+        for rank, future in posted.items():
+            if future.done() and future.exception() is None:
+                content = future.result()["content"]
+                if content["ok"]:
+                    self._names[rank] = content["result"]
+            found.update(self._names.get(rank, {}))
+        return found
+
+    def _call(
+        self,
+        function: str,
+        arguments: tuple[Any, ...],
+        ranks: Iterable[int],
+        timeout: float,
+    ) -> dict[str, Any] | None:
+        uuid = self._idle(ranks)
+        if uuid is None:
+            return None
+        client = self._registry.client
+        call = _CALL.format(function, ", ".join(map(repr, arguments)))
+        future: Any = private.evaluate(client, uuid, call)
+        # Not before: a reply to a request that is forgotten is reported as an error.
+        future.add_done_callback(
+            lambda _: private.discard_request(client, future.msg_id)
+        )
+        try:
+            reply = future.result(timeout)
+        except concurrent.futures.TimeoutError:
+            return None
+        if isinstance(reply, Exception):
+            raise reply
+        found: dict[str, Any] = json.loads(private.evaluated(reply))
+        return found
+
+    def _idle(self, ranks: Iterable[int]) -> str | None:
+        """Return the engine of the first of `ranks` that runs no cell, if one does."""
+        now = time.monotonic()
+        for rank in ranks:
+            slot = self._registry.slots[rank]
+            fresh = slot.summary_at is not None and now - slot.summary_at < SILENCE
+            if slot.alive and fresh and not slot.summary.get("busy"):
+                return slot.uuid
+        return None

@@ -1,0 +1,100 @@
+"""The magics whose code runs on the ranks: %%distributed, %%rank, %dist_mode."""
+
+from __future__ import annotations
+
+from IPython.core.interactiveshell import InteractiveShell
+
+from rankscope.backends.rank_sets import name_ranks
+from rankscope.engines import Cluster
+
+from .arguments import chosen_ranks, known_group, parse, reported, require_cluster
+from .cells.background import BackgroundCell
+from .cells.running import follow_cell, start_cell
+from .language.commands import DIST_MODE, DISTRIBUTED, RANK
+from .language.options import Command, Values
+from .mode import CellMode
+from .session import session
+
+__all__ = ["CellMagics"]
+
+
+class CellMagics:
+    """A method for each command that runs cells."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self.shell = shell
+        #: Whether cells without a magic run on the ranks.
+        self.mode = CellMode(shell)
+
+    def distributed(self, line: str, cell: str) -> BackgroundCell | None:
+        """Run the cell on the ranks."""
+        return self._run(DISTRIBUTED, line, cell)
+
+    def rank(self, line: str, cell: str) -> BackgroundCell | None:
+        """Run the cell on some ranks."""
+        return self._run(RANK, line, cell)
+
+    def _run(
+        self, command: Command, line: str, cell: str, in_mode: bool = False
+    ) -> BackgroundCell | None:
+        values = parse(command, line)
+        if values is None:
+            return None
+        cluster, ranks = self._chosen(command, values)
+        if values["background"] and values["output"] is not None:
+            command.fail("-o waits for the values: leave out --async")
+        with reported(command):
+            execution = start_cell(self.shell, cluster, values, ranks, cell)
+        heading = ""
+        if in_mode:
+            heading = f"on {name_ranks(execution.ranks)} · %dist_mode off ends this"
+        serve = session.serve_messages
+        return follow_cell(self.shell, cluster, values, execution, serve, heading)
+
+    def _chosen(
+        self, command: Command, values: Values
+    ) -> tuple[Cluster, list[int] | None]:
+        """Return the cluster and the ranks of a cell; ``None``: those of its group."""
+        cluster, group = require_cluster(command), values["group"]
+        known_group(command, group, cluster)
+        if values["ranks"] is None:
+            return cluster, None
+        flag = "" if command is RANK else "-r "
+        return cluster, chosen_ranks(command, flag, values["ranks"], cluster, group)
+
+    def dist_mode(self, line: str) -> None:
+        """Run every cell on the ranks, or no longer."""
+        values = parse(DIST_MODE, line)
+        if values is None:
+            return
+        state = values.pop("state")
+        if state not in (None, "on", "off"):
+            DIST_MODE.fail(f"{state!r}: expected on or off")
+        if state == "on":
+            cluster, ranks = self._chosen(DIST_MODE, values)
+            self.mode.options = DIST_MODE.written(values)
+            where = name_ranks(cluster.ranks if ranks is None else ranks)
+            if values["group"] is not None:
+                where += f" of group {values['group']!r}"
+            print(
+                f"every cell runs on {where} from now on; %dist_mode off ends this, "
+                "and a cell that begins with %% stays here"
+            )
+            return
+        if state == "off":
+            self.mode.options = None
+        if self.mode.options is None:
+            print("cells run in the notebook; those with %%distributed on the ranks")
+        else:
+            print(f"cells run on the ranks: %%distributed {self.mode.options}".rstrip())
+
+    def mode_cell(self, line: str, cell: str) -> BackgroundCell | None:
+        """Run a cell that has no magic on the ranks, in ``%dist_mode on``."""
+        return self._run(DISTRIBUTED, line, cell, in_mode=True)
+
+    def distributed_line(self, line: str) -> None:
+        """Answer ``%distributed --help``; refuse the rest: the magic needs a cell."""
+        if line.strip() in ("-h", "--help"):
+            parse(DISTRIBUTED, line)
+        else:
+            DISTRIBUTED.fail("it stands on the first line of a cell, with two %%")

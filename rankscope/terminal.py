@@ -1,0 +1,212 @@
+"""``rankscope status`` and the like: act on a running cluster from a terminal.
+
+The commands attach to the cluster beside the notebook: they need nothing of its kernel,
+which may hang, be stopped or have been killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rankscope.backends.rank_sets import name_ranks
+from rankscope.engines import Cluster, ClusterError, Job
+from rankscope.engines.cluster.cluster_file import ClusterFile, cluster_files
+from rankscope.engines.status import name_groups
+from rankscope.engines.wire.job_file import JobFile, job_files
+from rankscope.widgets.board.model import BoardModel
+from rankscope.widgets.board.text import board_text
+
+__all__ = ["run"]
+
+#: Exit statuses; `__main__` describes them.
+DONE, HANGS, FAILED = 0, 1, 2
+
+#: The reason of an abort and its author, as the errors on the ranks show them.
+REASON, BY = "aborted from a terminal", "a terminal"
+
+#: Seconds that an engine gets to say which rank it has; then the cluster's file does.
+ATTACH_WAIT = 1.5
+#: Seconds in which ranks may send their status; later ones are shown as silent.
+ANSWER = 0.8
+
+
+@dataclass(frozen=True)
+class Running:
+    """A cluster or a script's job that runs."""
+
+    file: ClusterFile | JobFile
+
+    @property
+    def name(self) -> str:
+        """What a command takes: the cluster's id, or the job's address."""
+        if isinstance(self.file, ClusterFile):
+            return self.file.cluster_id or "ipcluster"
+        return self.file.address
+
+    @property
+    def notebook(self) -> str:
+        """The notebook that uses the cluster, or the script of the job."""
+        if isinstance(self.file, ClusterFile):
+            return self.file.notebook
+        return self.file.script
+
+    @property
+    def facts(self) -> tuple[str, str, str, str]:
+        """The columns of its row in a list."""
+        ranks = when = ""
+        if isinstance(self.file, ClusterFile):
+            ranks = str(self.file.world_size)
+            when = time.strftime("%d %b %H:%M", time.localtime(self.file.since))
+        where = f"{self.notebook} (pid {self.file.pid} on {self.file.node})"
+        return self.name, ranks, where, when
+
+    def is_called(self, name: str) -> bool:
+        """Whether `name` is its name or the beginning of it, or that of its notebook.
+
+        The beginning that all ids share may be left out.
+        """
+        begins = (self.name, self.name.removeprefix("rankscope-"))
+        file = self.notebook.rpartition("/")[2]
+        return name in (self.notebook, file) or any(
+            one.startswith(name) for one in begins
+        )
+
+    def attach(self) -> Cluster | Job:
+        """Attach to it; raises `ClusterError` or `TimeoutError`."""
+        if isinstance(self.file, JobFile):
+            return Job.attach(self.file.address, self.file.key)
+        return Cluster.attach(
+            connection_file=str(self.file.connection_file),
+            attach_timeout=ATTACH_WAIT,
+            briefly=True,
+        )
+
+
+def running() -> list[Running]:
+    """Return the clusters and jobs of this user that run, the newest first."""
+    return [*map(Running, cluster_files()), *map(Running, job_files())]
+
+
+# -- the commands ----------------------------------------------------------------
+
+
+def _status(cluster: Cluster | Job, values: argparse.Namespace) -> int:
+    model = BoardModel.of(cluster.status(fresh=True, timeout=ANSWER))
+    print(board_text(model, shutil.get_terminal_size().columns))
+    return DONE
+
+
+def _diagnose(cluster: Cluster | Job, values: argparse.Namespace) -> int:
+    verdicts = cluster.diagnose()
+    for verdict in verdicts:
+        print(f"{verdict.fault.value}: {verdict}")
+    if verdicts:
+        return HANGS
+    print("nothing hangs: no op is stuck, every rank answers")
+    return DONE
+
+
+def _abort(cluster: Cluster | Job, values: argparse.Namespace) -> int:
+    verdicts = cluster.explain()
+    if values.group is not None:
+        cluster.status(fresh=True, timeout=ANSWER)
+        wanted = cluster.glance().find_groups(values.group)
+        verdicts = [one for one in verdicts if one.group in wanted]
+    for verdict in verdicts:
+        print(f"{verdict.fault.value}: {verdict}")
+    aborted = cluster.abort(values.group, REASON, by=BY, verdicts=verdicts)
+    names = [name for one in aborted.values() for name in one]
+    if not names:
+        print("no group to abort: nothing has changed")
+        return DONE
+    after = "the script's ops end with an error that says why"
+    if isinstance(cluster, Cluster):
+        after = "%dist_rebuild, or rankscope rebuild, makes what was aborted usable"
+    print(f"{name_groups(names)} aborted; {after}")
+    return DONE
+
+
+def _rebuild(cluster: Cluster | Job, values: argparse.Namespace) -> int:
+    stale = cluster.rebuild(values.group)
+    print("\n".join([f"{name_groups(values.group)} rebuilt", *stale]))
+    return DONE
+
+
+def _stop(cluster: Cluster | Job, values: argparse.Namespace) -> int:
+    if isinstance(cluster, Job):
+        raise ClusterError(
+            f"the ranks are those of a script ({cluster.launcher}): who started it "
+            "ends it"
+        )
+    ranks, when = name_ranks(cluster.ranks), time.strftime("%H:%M:%S")
+    cluster.shutdown(
+        f"the cluster was stopped from a terminal at {when}: its ranks and their "
+        "variables are gone; %dist_init starts others"
+    )
+    print(f"{ranks} of {cluster.cluster_id} ended")
+    return DONE
+
+
+COMMANDS: dict[str, Callable[[Cluster | Job, argparse.Namespace], int]] = {
+    "status": _status,
+    "diagnose": _diagnose,
+    "abort": _abort,
+    "rebuild": _rebuild,
+    "stop": _stop,
+}
+
+
+def run(values: argparse.Namespace) -> int:
+    """Run the command of parsed arguments; return its exit status."""
+    command = COMMANDS[values.command]
+    there = running()
+    found = [
+        one for one in there if values.cluster is None or one.is_called(values.cluster)
+    ]
+    if len(found) != 1:
+        return _not_one(values, there, found)
+    try:
+        with found[0].attach() as cluster:
+            return command(cluster, values)
+    except (ClusterError, TimeoutError) as error:
+        print(f"rankscope {values.command}: {error}", file=sys.stderr)
+        return FAILED
+
+
+def _not_one(
+    values: argparse.Namespace, there: Sequence[Running], found: Sequence[Running]
+) -> int:
+    """List what runs, where none or several were meant."""
+    if values.command == "status" and values.cluster is None:
+        # Of several, the list is the answer.
+        print(_table(found) if found else "no cluster of yours runs here")
+        return DONE if found else FAILED
+    why = "several clusters run: name the one that is meant"
+    if not there:
+        why = "no cluster of yours runs here"
+    elif not found:
+        why = f"no cluster is called {values.cluster!r}; there are"
+    elif values.cluster is not None:
+        why = f"several clusters are called {values.cluster!r}"
+    listed = _table(found or there)
+    text = f"rankscope {values.command}: {why}" + (f"\n{listed}" if listed else "")
+    print(text, file=sys.stderr)
+    return FAILED
+
+
+def _table(there: Sequence[Running]) -> str:
+    if not there:
+        return ""
+    rows = [("CLUSTER", "RANKS", "NOTEBOOK", "SINCE"), *(one.facts for one in there)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) for cell, width in zip(row, widths, strict=True)
+        ).rstrip()
+        for row in rows
+    )

@@ -1,0 +1,259 @@
+"""``rankscope abort`` and the like, beside a notebook whose cell hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import psutil
+import pytest
+
+from rankscope.__main__ import main
+from rankscope.backends import is_gloo_available
+from rankscope.backends.conformance.waiting import until
+from rankscope.engines import ClusterError
+from rankscope.engines.cluster import cluster_file
+from rankscope.engines.cluster.cluster_file import ClusterFile
+from rankscope.engines.wire.job_file import JobFile
+from rankscope.terminal import Running
+from tests.magics.kernels import Kernel, running_kernel
+
+WAIT = 60
+
+
+# -- finding ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Files of two clusters and of a job: of all this process is the one that runs."""
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
+    (tmp_path / "security").mkdir()
+    for name, notebook in (("rankscope-aa11", "a.ipynb"), ("rankscope-aa22", "b/c.py")):
+        monkeypatch.setattr(
+            cluster_file, "_notebook", lambda notebook=notebook: notebook
+        )
+        file = ClusterFile.of(name, str(tmp_path), os.getpid(), [], None)
+        file.connection_file.touch()
+        file.write()
+    JobFile("127.0.0.1", 29400, "ab", "train.py", os.getpid(), "elsewhere").write()
+    return tmp_path
+
+
+def test_with_several_and_none_named_it_lists_them(
+    several: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status"]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split() == ["CLUSTER", "RANKS", "NOTEBOOK", "SINCE"]
+    assert {row.split()[0] for row in rows} == {
+        "rankscope-aa11",
+        "rankscope-aa22",
+        "127.0.0.1:29400",
+    }
+    assert f"a.ipynb (pid {os.getpid()} on " in "\n".join(rows)
+    for command in ("diagnose", "abort", "rebuild", "stop"):
+        assert main([command]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith(
+            f"rankscope {command}: several clusters run: name the one that is meant\n"
+        )
+        assert "rankscope-aa22" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("aa", "several clusters are called 'aa'"),
+        ("rankscope-aa", "several clusters are called 'rankscope-aa'"),
+        ("z", "no cluster is called 'z'; there are"),
+        ("aa1", "attached to rankscope-aa11"),
+        ("rankscope-aa22", "attached to rankscope-aa22"),
+        ("c.py", "attached to rankscope-aa22"),
+        ("b/c.py", "attached to rankscope-aa22"),
+        ("train.py", "attached to 127.0.0.1:29400"),
+        ("127.0.0.1:29400", "attached to 127.0.0.1:29400"),
+    ],
+)
+def test_a_cluster_is_found_by_its_name(
+    several: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    said: str,
+) -> None:
+    def attach(one: Running) -> NoReturn:
+        raise ClusterError(f"attached to {one.name}")
+
+    monkeypatch.setattr(Running, "attach", attach)
+    assert main(["abort", name]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_without_any_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
+    for command in ("status", "stop"):
+        assert main([command]) == 2
+        out, err = capsys.readouterr()
+        assert "no cluster of yours runs here" in out + err
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    for command in ("status", "diagnose", "abort", "rebuild", "stop", "doctor"):
+        assert f"\n    {command} " in text
+    with pytest.raises(SystemExit) as ended:
+        main(["abort", "--gruop", "x"])
+    assert ended.value.code == 2
+
+
+# -- acting -----------------------------------------------------------------------
+
+#: Both ranks wait for ever, and an abort ends both.
+HANG = (
+    "%%distributed",
+    "x = np.ones(3)",
+    "print('in', flush=True)",
+    "dist.all_reduce(x) if rank == 0 else dist.recv(x, 0)",
+)
+
+#: The board's text, as the notebook has it.
+BOARD = (
+    "from rankscope.magics import current_cluster",
+    "from rankscope.widgets.board.model import BoardModel",
+    "print(BoardModel.of(current_cluster().status(fresh=True)).banner())",
+)
+
+
+@pytest.fixture(scope="module")
+def kernel(_module_leaves_nothing: None) -> Iterator[Kernel]:
+    """A kernel with two ranks, whose notebook has a name."""
+    if not is_gloo_available():
+        pytest.skip("needs gloo")
+    with running_kernel(JPY_SESSION_NAME="work/train.ipynb") as kernel:
+        kernel("%dist_init -n 2 --timeout 600")
+        yield kernel
+
+
+def _hang(kernel: Kernel, capsys: pytest.CaptureFixture[str]) -> None:
+    """Wait until the command line, too, sees the hang."""
+
+    def hangs() -> bool:
+        found = main(["diagnose"]) == 1
+        return "all_reduce" in capsys.readouterr().out and found
+
+    until(hangs, WAIT, "the diagnosis of the hang")
+
+
+def test_an_abort_ends_the_hang_and_says_why(
+    kernel: Kernel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = {}
+
+    def act() -> None:
+        _hang(kernel, capsys)
+        assert main(["status", "train.ipynb"]) == 0
+        told["status"] = capsys.readouterr().out
+        assert main(["abort"]) == 0
+        told["abort"] = capsys.readouterr().out
+
+    cell = kernel(*HANG, when={"in": act})
+    verdict = "rank 1 has not entered: it is at cell"
+    assert verdict in told["abort"]
+    assert "group 'default' aborted; " in told["abort"]
+    assert "all_reduce" in told["status"]
+    assert f"aborted from a terminal; diagnosis: {verdict}" in " ".join(
+        cell.error.split()
+    )
+    assert "by a terminal)" in cell.error
+    banner = kernel(*BOARD).stream()
+    assert banner.startswith("Aborted: Group 'default': aborted from a terminal")
+    assert main(["rebuild", "-g", "default"]) == 0
+    assert capsys.readouterr().out == "group 'default' rebuilt\n"
+    assert main(["diagnose"]) == 0
+    assert "nothing hangs" in capsys.readouterr().out
+    again = kernel("%%distributed", "dist.all_reduce(x := np.ones(1))", "print(x)")
+    assert "[0-1] [2.]" in again.stream(), again.error
+
+
+def test_it_needs_nothing_of_the_kernel(
+    kernel: Kernel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pid = kernel.manager.provisioner.pid
+
+    def act() -> None:
+        _hang(kernel, capsys)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            assert main(["abort", "--group", "default"]) == 0
+            told = capsys.readouterr().out
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert "group 'default' aborted" in told
+        assert main(["abort", "--group", "nonesuch"]) == 2
+        assert "nonesuch" in capsys.readouterr().err
+
+    cell = kernel(*HANG, when={"in": act})
+    assert "aborted from a terminal; diagnosis: " in cell.error
+    assert kernel("%dist_rebuild").error == ""
+
+
+def test_a_frozen_rank_is_known_by_the_file(
+    kernel: Kernel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = kernel("print(current_cluster().pids[1])").stream()
+    frozen = psutil.Process(int(printed))
+    frozen.suspend()
+    try:
+        until(
+            lambda: frozen.status() == psutil.STATUS_STOPPED, WAIT, "the rank to stop"
+        )
+        assert main(["abort"]) == 2
+        out, err = capsys.readouterr()
+        assert "rank 1" in out
+        assert "its process is stopped" in out
+        assert "rank 1: no answer within" in err
+    finally:
+        frozen.resume()
+    # It aborts its groups as soon as it goes on.
+    until(lambda: kernel("%dist_rebuild").error == "", WAIT, "the rebuild")
+
+
+def test_stop_ends_the_cluster_and_the_notebook_says_so(
+    kernel: Kernel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pids = kernel("print(*current_cluster().pids.values())").stream().split()
+    engines = [psutil.Process(int(pid)) for pid in pids]
+
+    def act() -> None:
+        _hang(kernel, capsys)
+        command = [sys.executable, "-m", "rankscope", "stop", "train.ipynb"]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=WAIT
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("ranks 0–1 of rankscope-")
+
+    cell = kernel(*HANG, when={"in": act})
+    assert "the cluster was stopped from a terminal at " in cell.error
+    assert not any(one.is_running() for one in engines)
+    assert main(["status"]) == 2
+    assert "no cluster of yours" in capsys.readouterr().out
+    after = kernel("%%distributed", "rank").stream("stderr")
+    assert "the cluster was stopped from a terminal at " in after
+    assert "%dist_init starts others" in after
+    # The notebook is usable.
+    assert kernel("%dist_init -n 1").error == ""
+    assert kernel("%%distributed", "print(world_size)").stream() == "1\n"
+    assert "1 rank ended" in str(kernel("%dist_shutdown").data)

@@ -1,0 +1,105 @@
+"""The pinned board: a bar in sight with state, verdict and Abort."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rankscope.backends.conformance.waiting import until
+from tests.widgets import simulated
+from tests.widgets.scene import Scene
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Locator
+
+
+@pytest.fixture
+def scene(browser: Browser) -> Iterator[Scene]:
+    """A pinned board of four idle ranks, below which the page goes on for long."""
+    home = "<div class='the-board'></div><div style='height: 4000px'></div>"
+    made = Scene(browser, width=1000, height=500, home=home)
+    _pin(made, True)
+    yield made
+    made.close()
+
+
+def _pin(scene: Scene, pinned: bool) -> None:
+    scene.page.page.evaluate("pinned => window.pin(pinned)", pinned)
+    scene.page.play()
+
+
+def _bar(scene: Scene) -> Locator:
+    return scene.page.page.locator(".rankscope-bar")
+
+
+def _text(scene: Scene) -> str:
+    return " ".join(_bar(scene).locator(".line > :visible").all_inner_texts())
+
+
+def test_it_stays_in_sight_with_state_and_verdict(scene: Scene) -> None:
+    scene.page.page.evaluate("() => window.scrollTo(0, 3000)")
+    assert "Idle No rank is running a cell." in _text(scene)
+    abort = _bar(scene).get_by_role("button", name="Abort")
+    assert abort.is_disabled()
+    scene.take(*simulated.hang(4, 2))
+    until(lambda: "Missing ranks Rank 2 has not entered" in _text(scene))
+    box = _bar(scene).bounding_box()
+    assert box is not None
+    assert 0 < box["y"] < box["y"] + box["height"] <= 500
+    assert abort.is_enabled()
+    scene.page.shot("board-pinned")
+
+
+def test_abort_asks_and_aborts(scene: Scene) -> None:
+    scene.take(*simulated.hang(4, 2))
+    scene.page.sent()
+    bar = _bar(scene)
+    bar.get_by_role("button", name="Abort").click()
+    assert "Abort group 'default' on 4 ranks?" in _text(scene)
+    yes = bar.get_by_role("button", name="yes")
+
+    def confirmed() -> bool:
+        # The second click of a double click does not count.
+        if yes.is_visible():
+            yes.click()
+        return not yes.is_visible()
+
+    until(confirmed)
+    (request,) = scene.page.sent()
+    assert (request["do"], request["group"]) == ("abort", "g0")
+    scene.page.play(
+        {"type": "did", "id": request["id"], "ok": True, "text": "Done so."}
+    )
+    assert "Done so." in _text(scene)
+
+
+def test_it_opens_the_board_of_the_same_model(scene: Scene) -> None:
+    opener = _bar(scene).get_by_role("button", name="Board")
+    opener.click()
+    drawer = _bar(scene).locator(".rankscope-live")
+    scene.take(*simulated.hang(4, 2))
+    until(lambda: "in flight" in drawer.locator(".row .c-state").all_inner_texts())
+    scene.page.shot("board-pinned-open")
+    opener.click()
+    assert drawer.count() == 0
+
+
+def test_unpin_is_told_to_the_kernel(scene: Scene) -> None:
+    scene.page.sent()
+    _bar(scene).get_by_role("button", name="Unpin").click()
+    assert _bar(scene).count() == 0
+    assert {"traits": {"pinned": False}} in scene.page.sent()
+
+
+def test_it_stays_when_the_output_is_cleared_and_goes_with_the_cluster(
+    scene: Scene,
+) -> None:
+    page = scene.page.page
+    page.evaluate("() => document.querySelector('.the-board').remove()")
+    scene.page.play()
+    scene.take(*simulated.hang(4, 2))
+    until(lambda: "Missing ranks" in _text(scene))
+    page.evaluate("() => window.leave()")
+    assert _bar(scene).count() == 0

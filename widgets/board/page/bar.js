@@ -1,0 +1,98 @@
+// The pinned board: a bar that stays in sight wherever the notebook is scrolled to,
+// with the state, the verdict and Abort. It opens the whole board above itself.
+
+class Bar {
+  constructor(store, unpin) {
+    this.store = store;
+    this.unpin = unpin;
+    this.build();
+    store.open(this);
+    this.draw();
+  }
+
+  build() {
+    this.element = make("div", "rankscope-bar");
+    setAttribute(this.element, "data-lm-suppress-shortcuts", "true");
+    const root = this.element.attachShadow({ mode: "open" });
+    this.body = make("section", "board", null, { "aria-label": "Rankscope board, pinned" });
+    this.drawer = make("div", "drawer");
+    this.shape = makeShape("calm");
+    this.title = make("b");
+    this.text = make("span", "grow facts");
+    this.news = make("span", "grow facts", null, { role: "status" });
+    this.actions = make("span", "actions");
+    this.opener = make("button", "small", "Board", { type: "button", "aria-expanded": "false" });
+    this.opener.addEventListener("click", () => this.unfold());
+    const away = make("button", "small", "Unpin", { type: "button" });
+    setAttribute(away, "title", "Remove this bar; the board stays below its cell.");
+    away.addEventListener("click", () => this.unpin());
+    this.buttons = makeActions(this, ["Abort"]);
+    const line = make("div", "line", null);
+    line.append(this.shape, this.title, this.text, this.news, this.actions, this.opener, away);
+    this.body.append(this.drawer, line);
+    root.append(make("style", "", CSS), this.body);
+    this.showOutcome("", true);
+  }
+
+  /** Where it stands: in the notebook of the board, else in the page. */
+  place(home) {
+    const parent = home?.closest(".jp-NotebookPanel") ?? document.body;
+    if (this.element.parentElement === parent) return;
+    this.element.classList.toggle("in-page", parent === document.body);
+    parent.append(this.element);
+  }
+
+  /** The group that Abort means: the one of the verdict, else one with an op in flight. */
+  tab() {
+    const { groups, headline } = this.store;
+    return (
+      groups.find((group) => group.id === headline.group) ??
+      groups.find((group) => group.flight) ??
+      groups[0]
+    );
+  }
+
+  onChange(change) {
+    if (change.trouble) this.showOutcome(change.trouble, false);
+    if (change.all || change.head || change.banner || change.groups) this.draw();
+  }
+
+  draw() {
+    const { mood, title, text } = this.store.headline;
+    setAttribute(this.body, "class", this.store.live ? "board" : "board over");
+    setAttribute(this.shape, "class", `shape ${moodClass(mood)}`);
+    setText(this.title, title);
+    const said = text.replaceAll("`", "");
+    setText(this.text, said);
+    setAttribute(this.text, "title", said);
+    // A question is about the group that it names.
+    if (!this.buttons.asking()) this.buttons.update();
+  }
+
+  showOutcome(text, ok) {
+    clearTimeout(this.timer);
+    setText(this.news, text);
+    setAttribute(this.news, "title", text);
+    this.news.hidden = !text;
+    this.text.hidden = Boolean(text);
+    if (text) this.timer = setTimeout(() => this.showOutcome("", true), OUTCOME_SHOWN);
+  }
+
+  unfold() {
+    if (this.board) {
+      this.board.destroy();
+      this.board = null;
+    } else {
+      this.board = new Board(this.store);
+      this.drawer.append(this.board.element);
+    }
+    setAttribute(this.opener, "aria-expanded", String(Boolean(this.board)));
+  }
+
+  destroy() {
+    clearTimeout(this.timer);
+    this.board?.destroy();
+    this.store.close(this);
+    this.element.remove();
+  }
+}
