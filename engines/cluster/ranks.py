@@ -6,6 +6,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import ipyparallel
@@ -180,16 +181,16 @@ class Ranks(ObservedRanks):
         """
         return self.execute(_DEBUG, ranks=[rank])
 
-    def answer_prompt(self, rank: int, number: int, line: str) -> None:
+    def answer_prompt(self, rank: int, number: int, line: str) -> Future[Any]:
         """Give the debugger of `rank` the line for a prompt.
 
-        Raises `ClusterError` for a rank that is dead or does not answer.
+        Returns at once: the Future is done when the rank has the line, or is dead.
         """
         self._check_open()
         slot = self._registry.slots[rank]
         if not slot.alive:
             raise ClusterError(str(slot.death))
-        self._registry.ask(requests.AnswerPrompt(number, line), [rank]).all()
+        return self._registry.post(requests.AnswerPrompt(number, line), [rank])[rank]
 
     # -- benchmarks --------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from IPython.core.error import StdinNotImplementedError
@@ -17,7 +18,7 @@ from .cell import TICK
 
 __all__ = ["DebugSession"]
 
-#: Seconds that a rank gets to show its first prompt, and to end its debugger.
+#: Seconds that a rank gets to show its first prompt, to take a line, and to end.
 PATIENCE = 10.0
 #: The command that leaves the debugger.
 QUIT = "q"
@@ -49,6 +50,7 @@ class DebugSession:
     ) -> None:
         self._cluster, self._rank = cluster, rank
         self._serve, self._read = serve, read
+        self._leaving = False
         self._prompts: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._execution = cluster.debug(rank)
         self._execution.on_data(lambda rank, data: self._prompts.put(data))
@@ -73,13 +75,18 @@ class DebugSession:
             raise ClusterError(error.evalue)
 
     def _serve_prompts(self) -> None:
+        # Until when the rank has to take a line, show its first prompt, or end.
         leave_by: float | None = time.monotonic() + PATIENCE
+        taken: Future[Any] | None = None
         while not self._stream.done:
             try:
                 prompt = self._next_prompt()
                 if prompt is not None:
-                    leaves = self._answer(prompt)
-                    leave_by = time.monotonic() + PATIENCE if leaves else None
+                    taken = self._answer(prompt)
+                    leave_by = time.monotonic() + PATIENCE
+                elif taken is not None and taken.done() and not self._leaving:
+                    # The command may take as long as it likes.
+                    taken = leave_by = None
             except KeyboardInterrupt:
                 self._cluster.interrupt([self._rank])
                 leave_by = time.monotonic() + PATIENCE
@@ -100,8 +107,8 @@ class DebugSession:
         self._stream.pump(0.0)
         return prompt
 
-    def _answer(self, prompt: dict[str, Any]) -> bool:
-        """Have a person answer; return whether that leaves the debugger."""
+    def _answer(self, prompt: dict[str, Any]) -> Future[Any]:
+        """Have a person answer; the Future is done when the rank has the line."""
         if "refusal" in prompt:
             raise ClusterError(prompt["refusal"])
         why = None
@@ -111,7 +118,8 @@ class DebugSession:
             line = QUIT
         except StdinNotImplementedError:
             line, why = QUIT, "nobody can type here: this front end takes no input"
-        self._cluster.answer_prompt(self._rank, prompt["number"], line)
+        taken = self._cluster.answer_prompt(self._rank, prompt["number"], line)
         if why is not None:
             raise ClusterError(why)
-        return line.strip() in (QUIT, "quit", "exit")
+        self._leaving = line.strip() in (QUIT, "quit", "exit")
+        return taken
