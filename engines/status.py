@@ -176,6 +176,10 @@ class ClusterStatus:
     #: ``running`` or ``stopped``.
     state: str
     ranks: tuple[RankStatus, ...]
+    #: The script that the ranks run; empty where they are engines.
+    script: str = ""
+    #: What this notebook cannot do to them (``abort``, ``rebuild``, ``restart``) → why.
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def world_size(self) -> int:

@@ -120,7 +120,14 @@ def diagnose_once(
     )
     stacks = cluster.where(responding) if responding else {}
     views = {
-        one.rank: _view(one, records, stacks.get(one.rank, ""), causes.get(one.rank))
+        one.rank: _view(
+            one,
+            records,
+            stacks.get(one.rank, ""),
+            silence.describe(
+                causes.get(one.rank), one.rank, one.pid, one.host, bool(status.script)
+            ),
+        )
         for one in status.ranks
     }
     verdicts = []
@@ -181,7 +188,7 @@ def _view(
     one: RankStatus,
     records: FlightRecords,
     stack: str,
-    cause: silence.Cause | None,
+    why_silent: str,
 ) -> RankView:
     dump = records.dumps.get(one.rank)
     cell_lines = _CELL_LINE.findall(stack)
@@ -195,7 +202,7 @@ def _view(
         now_ns=time.time_ns() + records.offsets_ns.get(one.rank, 0),
         death=None if one.alive else one.reason or f"rank {one.rank} is dead",
         silent_for=_silence_of(one) if one.alive and _silent(one) else None,
-        silence=silence.describe(cause, one.rank, one.pid, one.host),
+        silence=why_silent,
         process=f"{engine}pid {one.pid} on {one.host}",
         location=location,
         last_cell_exit=str(one.summary.get("last_cell_exit", "")),

@@ -55,13 +55,14 @@ class Job(ObservedRanks):
         self.script = str(about["script"])
         #: Whether the script lets notebooks abort groups.
         self.allow_abort = bool(about["allow_abort"])
+        self._script_name = PurePath(self.script).name or "script"
         self._process = os.getpid()
         self._ending = threading.Lock()
         super().__init__(
             self._registry,
             cluster_id=address,
             profile="",
-            launcher=PurePath(self.script).name or "script",
+            launcher=self._script_name,
             backend=None,
         )
         atexit.register(self._at_exit)
@@ -142,26 +143,18 @@ class Job(ObservedRanks):
         """Return ``None``: a script's rank does not query NCCL's RAS service."""
         return None
 
-    def _check_may_abort(self) -> None:
-        if not self.allow_abort:
-            raise ClusterError(
-                f"{self.launcher} does not allow notebooks to abort: start it with "
-                "RANKSCOPE_ALLOW_ABORT=1, or rankscope.torch.watch(allow_abort=True)"
-            )
+    @property
+    def refused(self) -> dict[str, str]:
+        """What cannot be done to the script's ranks → why."""
+        return refusals(self._script_name, self.allow_abort)
 
     def rebuild(self, group: str | GroupKey | None = None) -> NoReturn:
         """Raise `ClusterError`: the script has to make its groups again."""
-        self._refuse("rebuild")
+        raise ClusterError(self.refused["rebuild"])
 
     def restart(self, ranks: Chosen = None) -> None:
         """Raise `ClusterError`: who started the script restarts it."""
-        self._refuse("restart")
-
-    def _refuse(self, what: str) -> NoReturn:
-        raise ClusterError(
-            f"{what}: the ranks are those of a script ({self.launcher}), which runs on "
-            "its own: this notebook sees them, and no more"
-        )
+        raise ClusterError(self.refused["restart"])
 
     # -- the end -----------------------------------------------------------------------
 
@@ -191,6 +184,21 @@ class Job(ObservedRanks):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def refusals(script: str, allow_abort: bool) -> dict[str, str]:
+    """Return what a notebook cannot do to the ranks of `script` → why."""
+    why = (
+        f"the ranks are those of a script ({script}), which runs on its own: this "
+        "notebook sees them, and no more"
+    )
+    found = {what: f"{what}: {why}" for what in ("rebuild", "restart")}
+    if not allow_abort:
+        found["abort"] = (
+            f"{script} does not allow notebooks to abort: start it with "
+            "RANKSCOPE_ALLOW_ABORT=1, or rankscope.torch.watch(allow_abort=True)"
+        )
+    return found
 
 
 def _find(address: str | None, key: str | None) -> tuple[str, int, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, ClassVar
 
 from rankscope.backends.groups.key import GroupKey
@@ -37,6 +37,8 @@ class ObservedRanks:
     _closed_because: ClassVar[str] = (
         "this cluster is shut down: start another with Cluster.start (%dist_init)"
     )
+    #: The script that the ranks run; empty where they are engines.
+    _script_name: str = ""
 
     def __init__(
         self,
@@ -75,6 +77,16 @@ class ObservedRanks:
     def pids(self) -> dict[int, int]:
         """Rank → the pid of its engine, on its host."""
         return {slot.rank: slot.pid for slot in self._observed.slots}
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """What cannot be done to these ranks → why; see `ClusterStatus.refused`."""
+        return {}
+
+    @property
+    def ended(self) -> str | None:
+        """Why the ranks have ended by themselves; ``None`` while they run."""
+        return None
 
     @property
     def closed(self) -> bool:
@@ -154,6 +166,8 @@ class ObservedRanks:
             launcher=self.launcher,
             backend=self.backend or "",
             state="stopped" if self.closed else "running",
+            script=self._script_name,
+            refused=self.refused,
             ranks=tuple(
                 slot.status(now)
                 for slot in self._observed.slots
@@ -221,9 +235,6 @@ class ObservedRanks:
 
     # -- groups ------------------------------------------------------------
 
-    def _check_may_abort(self) -> None:
-        """Raise `ClusterError` where the ranks are not to be aborted from here."""
-
     def abort(
         self,
         group: str | GroupKey | None = None,
@@ -259,7 +270,8 @@ class ObservedRanks:
             name, where a script does not allow it, and for ranks that did not answer;
             the others are aborted all the same.
         """
-        self._check_may_abort()
+        if "abort" in self.refused:
+            raise ClusterError(self.refused["abort"])
         self._check_open()
         groups = None if group is None else self._find_groups(group)
         ids = {} if groups is None else self._ids(groups)

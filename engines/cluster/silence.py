@@ -141,9 +141,19 @@ def cause_elsewhere(
     )
 
 
-def describe(cause: Cause | None, rank: int, pid: int, host: str) -> str:
-    """Return the cause as a clause with what to do; empty if it is not certain."""
-    replace = f"%dist_restart {rank} replaces it"
+def describe(
+    cause: Cause | None, rank: int, pid: int, host: str, script: bool = False
+) -> str:
+    """Return the cause as a clause with what to do; empty if it is not certain.
+
+    The rank of a `script` is no engine, which a notebook could replace.
+    """
+    replace = (
+        f"kill -9 {pid} ends it, and torchrun starts the ranks again, if it may "
+        "(--max-restarts)"
+        if script
+        else f"%dist_restart {rank} replaces it"
+    )
     if cause is Cause.STOPPED:
         return (
             "its process is stopped (SIGSTOP, or a debugger): "

@@ -149,7 +149,12 @@ class BoardActions:
         group, ranks = self._group(request)
         self._cluster.abort(group.key, REASON, ranks, by=BY)
         self._on_done()
-        return {"text": f"Group {group.name!r} aborted; Rebuild makes it usable again."}
+        after = (
+            "the script's ops end with an error that says why"
+            if "rebuild" in self._get_model().head["refused"]
+            else "Rebuild makes it usable again"
+        )
+        return {"text": f"Group {group.name!r} aborted; {after}."}
 
     def _rebuild(self, request: Message) -> Message:
         group, _ = self._group(request)

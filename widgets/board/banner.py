@@ -20,6 +20,8 @@ __all__ = ["Banner", "banner_of", "verdict_cells"]
 #: a text that is shown for less time cannot be read.
 NOTABLE = 1.0
 
+_SHUT_DOWN = "The ranks were shut down"
+
 #: The verdict cell of a rank that a verdict blames; the banner has the sentence.
 _BLAME = {
     Fault.RANK_DEAD: "dead",
@@ -79,15 +81,18 @@ def banner_of(
     """Return the banner for the worst of what is to be reported."""
     if head.get("state", "running") != "running":
         when = f" at {head['stopped_at']}" if "stopped_at" in head else ""
-        return Banner("calm", "Ended", f"The ranks were shut down{when}.")
+        if "ended" in head:
+            return Banner("calm", "Ended", _sentence(text(head["ended"], 400)))
+        what = "This notebook has detached" if head.get("script") else _SHUT_DOWN
+        return Banner("calm", "Ended", f"{what}{when}.")
     if verdicts:
         return _verdicts(verdicts, groups)
     return (
         _dead(head, groups)
-        or _aborted(groups)
+        or _aborted(head, groups)
         or _silent(groups)
         or _in_flight(groups, now)
-        or _busy(groups)
+        or _busy(head, groups)
     )
 
 
@@ -119,12 +124,13 @@ def _dead(head: Mapping[str, Any], groups: Sequence[Group]) -> Banner | None:
     }
     sentences = [_sentence(reason) for reason in dict.fromkeys(reasons.values())]
     title = "Rank dead" if len(dead) == 1 else "Ranks dead"
-    *rest, last = sentences[:3] or [_sentence(f"{name_ranks(dead)} is gone")]
-    shown = [*rest, f"{last} Restart replaces {name_ranks(dead)}."]
+    shown = sentences[:3] or [_sentence(f"{name_ranks(dead)} is gone")]
+    if "restart" not in head.get("refused", {}):
+        shown[-1] += f" Restart replaces {name_ranks(dead)}."
     return Banner("error", title, shown[0], tuple(shown[1:]))
 
 
-def _aborted(groups: Sequence[Group]) -> Banner | None:
+def _aborted(head: Mapping[str, Any], groups: Sequence[Group]) -> Banner | None:
     found = [group for group in groups if group.aborted]
     if not found:
         return None
@@ -136,8 +142,9 @@ def _aborted(groups: Sequence[Group]) -> Banner | None:
             where = f" on {name_ranks(group.reasons)}"
         named = _named(group.key, groups)
         sentences.append(_sentence(f"group {named}{where}: {reason}"))
-    them = "it" if len(found) == 1 else "them"
-    sentences[-1] += f" Rebuild makes {them} usable again."
+    if "rebuild" not in head.get("refused", {}):
+        them = "it" if len(found) == 1 else "them"
+        sentences[-1] += f" Rebuild makes {them} usable again."
     return Banner("error", "Aborted", sentences[0], tuple(sentences[1:]), found[0].id)
 
 
@@ -193,7 +200,7 @@ def _in_flight(groups: Sequence[Group], now: float) -> Banner | None:
     return Banner("working", "In flight", _sentence(sentence) + hint)
 
 
-def _busy(groups: Sequence[Group]) -> Banner:
+def _busy(head: Mapping[str, Any], groups: Sequence[Group]) -> Banner:
     busy: dict[str, set[int]] = {}
     for group in groups:
         for rank, row in group.base.items():
@@ -203,7 +210,7 @@ def _busy(groups: Sequence[Group]) -> Banner:
         return Banner("calm", "Idle", "No rank is running a cell.")
     named = [cell for cell in busy if cell]
     ranks = set().union(*busy.values())
-    cell = f"cell {named[0]}" if len(named) == 1 else "a cell"
+    cell = f"cell {named[0]}" if len(named) == 1 else head.get("script") or "a cell"
     verb = "runs" if len(ranks) == 1 else "run"
     return Banner("busy", "Running", _sentence(f"{name_ranks(ranks)} {verb} {cell}"))
 

@@ -50,6 +50,9 @@ class WatchedCluster(Protocol):
     @property
     def closed(self) -> bool: ...
 
+    @property
+    def ended(self) -> str | None: ...
+
     def glance(self, ranks: Iterable[int] | None = None) -> ClusterStatus: ...
 
     def subscribe(
@@ -185,6 +188,8 @@ class BoardFeed:
         """Send that the cluster has stopped; the rows keep their last state."""
         if self.model.head.get("state") == "running":
             stopped = {"state": "stopped", "stopped_at": time.strftime("%H:%M:%S")}
+            if self._cluster.ended is not None:
+                stopped["ended"] = self._cluster.ended
             self.model.head = {**self.model.head, **stopped}
             message = self.model.delta()
             if message is not None and self._viewers:

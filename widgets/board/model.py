@@ -76,12 +76,15 @@ class BoardModel:
         facts = [text(status.launcher, 40)]
         if status.backend:
             facts.append(text(status.backend, 60))
-        facts.append(f"cluster {text(status.cluster_id, 60)}")
+        what = "job" if status.script else "cluster"
+        facts.append(f"{what} {text(status.cluster_id, 60)}")
         self.head = {
             "title": "1 rank" if count == 1 else f"{count} ranks",
             "facts": facts,
             "state": text(status.state, 16),
             "dead": sorted(r for r, one in self.ranks.items() if not one.alive),
+            "script": text(status.script, 40),
+            "refused": {what: text(why, 400) for what, why in status.refused.items()},
         }
 
     def show_verdicts(self, verdicts: Iterable[Verdict]) -> None:

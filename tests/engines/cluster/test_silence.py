@@ -158,6 +158,10 @@ def test_only_ranks_of_this_host_that_are_late_are_looked_at() -> None:
 )
 def test_each_cause_is_described_with_what_to_do(found: Cause, text: str) -> None:
     assert re.search(text, describe(found, 2, 7, "far"))
+    # What a notebook watches only, it cannot replace.
+    of_script = describe(found, 2, 7, "far", script=True)
+    assert "%dist_restart" not in of_script
+    assert ("kill -9 7 ends it, and torchrun" in of_script) == ("%dist" in text)
 
 
 class Ranks:

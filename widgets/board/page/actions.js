@@ -2,7 +2,7 @@
 
 class Action {
   constructor(board, options) {
-    // name, label, doing, about, what, parameters, question, strong, able
+    // name, label, doing, about, what, parameters, question, strong, able, absent
     Object.assign(this, { board, ...options });
     const { label } = options;
     this.element = make("span", "action");
@@ -23,6 +23,8 @@ class Action {
   }
 
   update() {
+    // A button that can never work here is absent; one that has to be allowed says how.
+    this.element.hidden = this.absent?.() ?? false;
     const able = this.able() && !this.running;
     if (this.button.disabled === able) this.button.disabled = !able;
     setText(this.button, this.running ? this.doing : this.label());
@@ -86,6 +88,7 @@ function makeActions(board, only = ["Diagnose", "Abort", "Rebuild"]) {
   const name = () => `group '${group()?.label ?? ""}'`;
   const size = () => `${group()?.size} rank${group()?.size === 1 ? "" : "s"}`;
   const flight = () => Boolean(group()?.flight);
+  const refused = (what) => store.head.refused?.[what];
   const parameters = () => ({ group: group()?.id ?? null });
   const all = [
     new Action(board, {
@@ -103,16 +106,19 @@ function makeActions(board, only = ["Diagnose", "Abort", "Rebuild"]) {
       name: "Abort",
       label: () => "Abort",
       doing: "Aborting…",
-      about: () =>
-        flight()
-          ? `End what is in flight in ${name()} with an error on every rank. ` +
-            "Ranks, variables and other groups are kept; Rebuild makes it usable again."
-          : `Nothing is in flight in ${name()}.`,
+      about: () => {
+        if (refused("abort")) return refused("abort");
+        if (!flight()) return `Nothing is in flight in ${name()}.`;
+        const what = `End what is in flight in ${name()} with an error on every rank. `;
+        return refused("rebuild")
+          ? `${what}The script ends, unless it handles the error.`
+          : `${what}Ranks, variables and other groups are kept; Rebuild makes it usable again.`;
+      },
       what: () => "abort",
       parameters,
       question: () => `Abort ${name()} on ${size()}?`,
       strong: () => store.headline.mood === "error" && flight(),
-      able: () => real() && !group().aborted && flight(),
+      able: () => real() && !group().aborted && flight() && !refused("abort"),
     }),
     new Action(board, {
       name: "Rebuild",
@@ -133,6 +139,7 @@ function makeActions(board, only = ["Diagnose", "Abort", "Rebuild"]) {
       },
       strong: () => Boolean(group()?.aborted) || dead().length > 0,
       able: real,
+      absent: () => Boolean(refused("rebuild")),
     }),
   ];
   const there = (name) => name !== "Diagnose" || store.model.get("diagnoses");
