@@ -77,7 +77,7 @@ def benchmark(
         device = usual_device(served)
     if device not in served:
         raise ValueError(
-            f"group {pg.name!r} has no backend for device {device!r}, it is "
+            f"group {pg.group_desc!r} has no backend for device {device!r}, it is "
             f"{pg.config}: name another device, or a backend for this one"
         )
     kind = np.dtype(dtype)

@@ -38,7 +38,7 @@ class Case:
         shared: bool,
     ) -> None:
         self.group, self.op, self.dtype, self.device = group, op, dtype, device
-        self.ranks, self.rank = group.size(), group.rank
+        self.ranks, self.rank = group.size(), group.rank()
         #: Elements that a rank gives, or, of the divided ops, that a part has.
         self.count = size // dtype.itemsize
         if spec_of(op).divided:

@@ -128,7 +128,7 @@ def take_peer(
         )
     else:
         peer = pg.ranks.index(global_rank)
-    if peer == pg.rank and not itself:
+    if peer == pg.rank() and not itself:
         raise ValueError(
             f"{where}: {argument} is this rank itself; expected another rank"
         )
@@ -206,7 +206,7 @@ def take_root_list(
     writable: bool = True,
 ) -> list[Array] | None:
     """Validate a list that only the root gives."""
-    if pg.rank != root:
+    if pg.rank() != root:
         if values:
             raise ValueError(
                 f"{Place(kind, pg)}: {argument} is given, but this rank is not the "
@@ -240,7 +240,7 @@ def check_own_part(received: int, sent: int, pg: ProcessGroup, where: Place) -> 
     """Raise `ValueError` unless a rank receives from itself what it sends itself."""
     if received != sent:
         raise ValueError(
-            f"{where}: part {pg.rank}, what this rank sends itself, has size {sent} "
+            f"{where}: part {pg.rank()}, what this rank sends itself, has size {sent} "
             f"in the input and {received} in the output; expected one size"
         )
 

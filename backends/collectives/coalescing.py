@@ -65,7 +65,7 @@ class CoalescingManager:
         return self.work.is_completed()
 
     def __repr__(self) -> str:
-        return f"<CoalescingManager of {self.group.name!r}: {self.works}>"
+        return f"<CoalescingManager of {self.group.group_desc!r}: {self.works}>"
 
 
 @contextlib.contextmanager

@@ -69,7 +69,7 @@ def broadcast(
     pg = resolve_group(group, "broadcast")
     root = take_peer(pg, src, group_src, "src", "broadcast")
     array, device = take(
-        tensor, "tensor", OpType.BROADCAST, pg, writable=pg.rank != root
+        tensor, "tensor", OpType.BROADCAST, pg, writable=pg.rank() != root
     )
     return pg.issue(
         Op(
@@ -117,8 +117,8 @@ def all_gather(
     outputs = take_list(tensor_list, "tensor_list", OpType.ALL_GATHER, pg, device)
     check_same([array, *outputs], "tensor", "tensor_list", where)
     check_size(
-        outputs[pg.rank],
-        f"tensor_list[{pg.rank}]",
+        outputs[pg.rank()],
+        f"tensor_list[{pg.rank()}]",
         array.size,
         "the size of this rank's tensor",
         where,
@@ -333,7 +333,8 @@ def all_to_all(
         ],
         where,
     )
-    check_own_part(outputs[pg.rank].size, inputs[pg.rank].size, pg, where)
+    own = pg.rank()
+    check_own_part(outputs[own].size, inputs[own].size, pg, where)
     return pg.issue(
         Op(
             kind,
@@ -392,7 +393,8 @@ def all_to_all_single(
             f"{where}: output has shape {tuple(target.shape)}, input "
             f"{tuple(source.shape)}; expected the same shape after dimension 0"
         )
-    check_own_part(receives[pg.rank], sends[pg.rank], pg, where)
+    own = pg.rank()
+    check_own_part(receives[own], sends[own], pg, where)
     return pg.issue(
         Op(
             kind,

@@ -40,7 +40,7 @@ def monitored_barrier(
     )
     work = pg.enter(OpType.MONITORED_BARRIER, seconds, 0)
     try:
-        if pg.rank == 0:
+        if pg.rank() == 0:
             _collect(pg, work, seconds, wait_all_ranks)
         else:
             _report(pg, work, seconds)
@@ -74,7 +74,7 @@ def _collect(pg: ProcessGroup, work: Work, timeout: float, every: bool) -> None:
 
 
 def _report(pg: ProcessGroup, work: Work, timeout: float) -> None:
-    pg.store.set(_key(work, pg.rank), b"1")
+    pg.store.set(_key(work, pg.rank()), b"1")
     # Rank 0 may have entered last, and its own wait may last its whole timeout.
     deadline = time.monotonic() + 2 * timeout
     if not _await(pg, work, _key(work, "verdict"), deadline):

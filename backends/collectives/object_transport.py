@@ -117,7 +117,7 @@ class ObjectTransport:
         with self._named():
             there = self._put(data)
             self._end(broadcast(there, None, self._pg, self._away, root))
-            if self._pg.rank != root:
+            if self._pg.rank() != root:
                 self._fetch(there, data)
 
     def gather(self, mine: Host, rows: Sequence[Host] | None, root: int) -> None:

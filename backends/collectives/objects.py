@@ -95,7 +95,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> 
     parts = [np.empty(size, np.uint8) for size in sizes]
     transport.all_gather(parts, mine)
     object_list[:] = [
-        obj if rank == pg.rank else _unpack(part, pg.ranks[rank], where)
+        obj if rank == pg.rank() else _unpack(part, pg.ranks[rank], where)
         for rank, part in enumerate(parts)
     ]
 
@@ -136,12 +136,12 @@ def broadcast_object_list(
     transport = ObjectTransport(where, OpType.BROADCAST, device)
     data = np.empty(0, np.uint8)
     header = np.zeros(2, np.int64)
-    if pg.rank == root:
+    if pg.rank() == root:
         data = _pack(object_list, "object_list", where)
         header[:] = len(object_list), data.size
     transport.broadcast(header, root)
     count, size = header.tolist()
-    if pg.rank != root:
+    if pg.rank() != root:
         data = np.empty(size, np.uint8)
     transport.broadcast(data, root)
     _fill(object_list, data, count, root, pg, where)
@@ -182,7 +182,7 @@ def gather_object(
     pg = resolve_group(group, "gather_object")
     where = Place("gather_object", pg)
     root = take_peer(pg, dst, group_dst, "dst", "gather_object", default=0)
-    if pg.rank == root:
+    if pg.rank() == root:
         check_list(object_gather_list, "object_gather_list", pg.size(), where)
     mine = _pack(obj, "obj", where)
     transport = ObjectTransport(where, OpType.GATHER)
@@ -192,12 +192,12 @@ def gather_object(
     padded = np.zeros(widest, np.uint8)
     padded[: mine.size] = mine
     rows = None
-    if pg.rank == root:
+    if pg.rank() == root:
         rows = list(np.empty((pg.size(), widest), np.uint8))
     transport.gather(padded, rows, root)
     if rows is not None and object_gather_list is not None:
         object_gather_list[:] = [
-            obj if rank == pg.rank else _unpack(row[:size], pg.ranks[rank], where)
+            obj if rank == pg.rank() else _unpack(row[:size], pg.ranks[rank], where)
             for rank, (row, size) in enumerate(zip(rows, sizes, strict=True))
         ]
 
@@ -240,7 +240,7 @@ def scatter_object_list(
     _check_objects(scatter_object_output_list, "scatter_object_output_list", where)
     parts: list[Bytes] = []
     sizes = np.zeros(pg.size(), np.int64)
-    if pg.rank == root:
+    if pg.rank() == root:
         check_list(
             scatter_object_input_list, "scatter_object_input_list", pg.size(), where
         )
@@ -253,17 +253,17 @@ def scatter_object_list(
     transport.broadcast(sizes, root)
     widest = int(sizes.max())
     rows = None
-    if pg.rank == root:
+    if pg.rank() == root:
         table = np.zeros((pg.size(), widest), np.uint8)
         for row, part in zip(table, parts, strict=True):
             row[: part.size] = part
         rows = list(table)
     mine = np.empty(widest, np.uint8)
     transport.scatter(mine, rows, root)
-    if pg.rank == root and scatter_object_input_list is not None:
+    if pg.rank() == root and scatter_object_input_list is not None:
         scatter_object_output_list[0] = scatter_object_input_list[root]
     else:
-        data = mine[: sizes[pg.rank]]
+        data = mine[: sizes[pg.rank()]]
         scatter_object_output_list[0] = _unpack(data, pg.ranks[root], where)
 
 
@@ -413,5 +413,5 @@ def _fill(
             f"{where}: object_list has {len(target)} entries, that of rank "
             f"{pg.ranks[sender]} has {count}; expected one length"
         )
-    if sender != pg.rank:
+    if sender != pg.rank():
         target[:] = _unpack(data, pg.ranks[sender], where)

@@ -107,14 +107,15 @@ def reduce(
     pg = resolve_group(group, "reduce")
     check_op(op, "reduce", pg)
     root = take_peer(pg, dst, group_dst, "dst", "reduce")
-    array, device = take(tensor, "tensor", OpType.REDUCE, pg, writable=pg.rank == root)
+    is_root = pg.rank() == root
+    array, device = take(tensor, "tensor", OpType.REDUCE, pg, writable=is_root)
     return pg.issue(
         Op(
             OpType.REDUCE,
             device,
             (array,),
             (array, root),
-            result=array if pg.rank == root else None,
+            result=array if is_root else None,
             reduce_op=op,
             peer=root,
         )
@@ -160,8 +161,8 @@ def reduce_scatter(
     check_size(
         array,
         "output",
-        inputs[pg.rank].size,
-        f"the size of input_list[{pg.rank}], this rank's part",
+        inputs[pg.rank()].size,
+        f"the size of input_list[{pg.rank()}], this rank's part",
         where,
     )
     return pg.issue(

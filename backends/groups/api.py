@@ -217,7 +217,7 @@ def shrink_group(
             f"{list(ranks_to_exclude)}; expected distinct ranks of the group, at "
             f"least one and not all, each from 0 to {pg.size() - 1}"
         )
-    if pg.rank in excluded:
+    if pg.rank() in excluded:
         raise ValueError(
             f"shrink_group on {pg.describe()}: ranks_to_exclude={excluded} names "
             "this rank; only the ranks that stay call it"
@@ -265,7 +265,7 @@ def split_group(
             "lists of distinct ranks of the group, none of them empty and no rank in "
             f"two, each from 0 to {pg.size() - 1}"
         )
-    mine = next((ranks for ranks in lists if pg.rank in ranks), None)
+    mine = next((ranks for ranks in lists if pg.rank() in ranks), None)
     if mine is None:
         return None
     seconds = pg.timeout if timeout is None else as_seconds(timeout, "split_group")

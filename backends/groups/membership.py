@@ -53,7 +53,7 @@ def get_rank(group: Group = None) -> int:
     """Return this rank in `group` (default: the default group); -1: not a member."""
     if isinstance(group, NonGroupMember):
         return -1
-    return resolve_group(group, "get_rank").rank
+    return resolve_group(group, "get_rank").rank()
 
 
 def get_world_size(group: Group = None) -> int:
@@ -75,7 +75,7 @@ def get_group_rank(group: Group, global_rank: int) -> int:
     pg = resolve_group(group, "get_group_rank")
     if global_rank not in pg.ranks:
         raise ValueError(
-            f"get_group_rank: rank {global_rank} is not in group {pg.name!r} "
+            f"get_group_rank: rank {global_rank} is not in group {pg.group_desc!r} "
             f"({name_ranks(pg.ranks)})"
         )
     return pg.ranks.index(global_rank)
@@ -86,7 +86,7 @@ def get_global_rank(group: Group, group_rank: int) -> int:
     pg = resolve_group(group, "get_global_rank")
     if not 0 <= group_rank < pg.size():
         raise ValueError(
-            f"get_global_rank: group {pg.name!r} has ranks 0 to {pg.size() - 1}, "
+            f"get_global_rank: group {pg.group_desc!r} has ranks 0 to {pg.size() - 1}, "
             f"not {group_rank}"
         )
     return pg.ranks[group_rank]

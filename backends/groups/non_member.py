@@ -14,14 +14,14 @@ class NonGroupMember:
     """What `new_group` returns on a rank that is not in the new group."""
 
     def __init__(self, name: str, ranks: Sequence[int], rank: int) -> None:
-        self.name = name
+        self.group_desc = name
         self.ranks = list(ranks)
         self.global_rank = rank
 
     def refuse(self, op: str) -> NoReturn:
         """Raise the error of every op on a group this rank is not in."""
         raise ValueError(
-            f"{op}: rank {self.global_rank} is not in group {self.name!r} "
+            f"{op}: rank {self.global_rank} is not in group {self.group_desc!r} "
             f"({name_ranks(self.ranks)}); call it on those ranks only"
         )
 
@@ -30,6 +30,6 @@ class NonGroupMember:
 
     def __repr__(self) -> str:
         return (
-            f"<NonGroupMember: rank {self.global_rank} is not in {self.name!r} "
+            f"<NonGroupMember: rank {self.global_rank} is not in {self.group_desc!r} "
             f"({name_ranks(self.ranks)})>"
         )

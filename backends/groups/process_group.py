@@ -72,10 +72,36 @@ class ProcessGroup:
 
     # -- what it is --------------------------------------------------------
 
-    @property
+    def rank(self) -> int:
+        """Return this process's rank in the group."""
+        return self._spec.rank
+
+    def size(self) -> int:
+        """Return the number of ranks in the group."""
+        return self._spec.size
+
     def name(self) -> str:
-        """The name that messages and the board show."""
+        """Return the backend of the group's first device type, as c10d does."""
+        return self._spec.config.device_backend_map[self.first_device()]
+
+    @property
+    def group_name(self) -> str:
+        """What identifies the group, on every rank: the text of `key`."""
+        return self._spec.key.id
+
+    @property
+    def group_desc(self) -> str:
+        """The name that messages and the board show: the ``group_desc`` of new_group.
+
+        ``'default'`` is that of the default group; without a ``group_desc``, the
+        ranks.
+        """
         return self._spec.name
+
+    @property
+    def bound_device_id(self) -> int | None:
+        """The CUDA device that ``device_id`` bound the group to; ``None``: none."""
+        return self._spec.device
 
     @property
     def key(self) -> GroupKey:
@@ -86,11 +112,6 @@ class ProcessGroup:
     def ranks(self) -> list[int]:
         """The global ranks of the group, by rank in the group."""
         return self._spec.ranks
-
-    @property
-    def rank(self) -> int:
-        """This process's rank in the group."""
-        return self._spec.rank
 
     @property
     def global_rank(self) -> int:
@@ -107,10 +128,6 @@ class ProcessGroup:
         """Seconds after which an op is timed out, counted from its start."""
         return self._spec.timeout
 
-    def size(self) -> int:
-        """Return the number of ranks in the group."""
-        return self._spec.size
-
     def describe(self) -> str:
         """``group 'default' on rank 2``, for messages."""
         return self._spec.describe()
@@ -126,7 +143,7 @@ class ProcessGroup:
     def __repr__(self) -> str:
         state = "" if self.aborted is None else f", aborted: {self.aborted}"
         return (
-            f"<ProcessGroup {self.name!r}: rank {self.global_rank} of "
+            f"<ProcessGroup {self.group_desc!r}: rank {self.global_rank} of "
             f"{self.ranks}, {self.config}{state}>"
         )
 

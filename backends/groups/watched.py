@@ -22,10 +22,6 @@ class WatchedGroup(Protocol):
     def key(self) -> GroupKey:
         """Its name and global ranks: the same on every rank of the group."""
 
-    @property
-    def name(self) -> str:
-        """The name that a person reads."""
-
     def summary(self) -> dict[str, Any]:
         """Return the fields of `summary.summarize`, and ``library``; never block."""
 

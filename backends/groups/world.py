@@ -167,7 +167,7 @@ class World:
 
         made = self.new_group(
             staying,
-            f"{group.name} without {','.join(map(str, left_out))}",
+            f"{group.group_desc} without {','.join(map(str, left_out))}",
             group.config,
             group.timeout,
             Origin(group, tuple(excluded), release if abort else None),
@@ -196,7 +196,7 @@ class World:
     def _find(self, wanted: str, groups: Sequence[G]) -> G:
         """Return the one of `groups` that has the id, or else the name, `wanted`."""
         found = [one for one in groups if one.key.id == wanted] or [
-            one for one in groups if one.name == wanted
+            one for one in groups if one.key.name == wanted
         ]
         if len(found) > 1:
             listed = "; ".join(
@@ -213,7 +213,7 @@ class World:
                 "there is no process group yet: call init_process_group() first "
                 "(%dist_init does it in a notebook)"
             )
-        known = ", ".join(repr(one.name) for one in groups)
+        known = ", ".join(repr(one.key.name) for one in groups)
         raise ValueError(
             f"rank {self.rank} is in no group called {wanted!r}; it is in {known}"
         )
@@ -221,7 +221,7 @@ class World:
     @property
     def default(self) -> ProcessGroup | None:
         """The default group; ``None`` before it is made."""
-        return next((one for one in self.groups() if one.name == DEFAULT), None)
+        return next((one for one in self.groups() if one.group_desc == DEFAULT), None)
 
     def groups(self) -> list[ProcessGroup]:
         """All groups of this rank, the default one first."""
@@ -311,7 +311,7 @@ class World:
             with ThreadPoolExecutor(len(aborts), "rankscope-abort") as pool:
                 for done in [pool.submit(abort) for abort in aborts]:
                     done.result()
-        return [one.name for one in chosen]
+        return [one.key.name for one in chosen]
 
     def rebuild(
         self,
@@ -343,7 +343,7 @@ class World:
             chosen = known if group is None else [self._find(group, known)]
             for one in chosen:
                 one.rebuild(generation, store or self.store)
-            return [one.name for one in chosen]
+            return [one.key.name for one in chosen]
 
     def export_groups(self) -> dict[str, Any]:
         """Return the state that a fresh process needs to join the same groups."""
@@ -358,7 +358,7 @@ class World:
                 "uses": [(*key, count) for key, count in self._uses.items()],
                 "groups": [
                     {
-                        "name": one.name,
+                        "name": one.group_desc,
                         "ranks": one.ranks,
                         "backend": str(one.config),
                         "timeout": one.timeout,
@@ -406,7 +406,7 @@ class World:
     def destroy(self, group: ProcessGroup | None = None) -> None:
         """Shut down `group`; if it is the default one, or ``None``, all groups."""
         with self._lock:
-            if group is not None and group.name != DEFAULT:
+            if group is not None and group.group_desc != DEFAULT:
                 group.shutdown()
                 self._groups.pop(group.key, None)
                 recorder.changed()

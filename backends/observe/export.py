@@ -73,9 +73,9 @@ def local_dump(last: int | None = None) -> dict[str, Any]:
         record.status.group_id: (record.group, record.status.ranks)
         for record in records
     }
-    groups.update({group.key.id: (group.name, group.ranks) for group in world.groups()})
+    groups.update({one.key.id: (one.group_desc, one.ranks) for one in world.groups()})
     groups.update(
-        {one.key.id: (one.name, one.key.ranks) for one in world.watched_groups()}
+        {one.key.id: (one.key.name, one.key.ranks) for one in world.watched_groups()}
     )
     ranks = [world.rank, *(source.rank for source in world.sources)]
     rank = next((one for one in ranks if one is not None), None)

@@ -52,11 +52,6 @@ class RpcGroup:
         self.key = GroupKey(NAME, tuple(sorted(ranks)))
         self._log = log
 
-    @property
-    def name(self) -> str:
-        """The name that a person reads."""
-        return NAME
-
     def summary(self) -> dict[str, Any]:
         """Return the fields of `groups.summary.summarize`, ``library`` and ``rpc``."""
         calls = self._log.in_flight()

@@ -208,7 +208,7 @@ class Agent:
             "job_rank": _job_rank(),
             "assignment": self._assignment,
             "hosts_store": self._store is not None and self._store.is_master,
-            "groups": [one.name for one in world.groups()],
+            "groups": [one.group_desc for one in world.groups()],
         }
 
     def _address(self) -> str:

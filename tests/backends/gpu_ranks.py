@@ -23,7 +23,7 @@ class Rank:
 
     def __init__(self, simulation: Simulation, pg: ProcessGroup) -> None:
         self.simulation, self.pg = simulation, pg
-        self.rank, self.size = pg.rank, pg.size()
+        self.rank, self.size = pg.rank(), pg.size()
 
     def array(self, values: Any, dtype: Any = None) -> DeviceArray:
         return self.simulation.array(values, self.rank, dtype)

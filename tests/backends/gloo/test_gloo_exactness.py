@@ -153,7 +153,7 @@ def soak(me: Rank, count: int) -> tuple[dict[str, int], dict[str, int]]:
                 one(name, size, group, async_op)
 
         def one(name: str, size: int, group: Any, async_op: bool) -> None:
-            with groups.default_group(group.name):
+            with groups.default_group(group.group_name):
                 checker = Checker(async_op=async_op)
                 if name in exact.WITH_REDUCE_OP:
                     getattr(checker, name)(size, "float64", dist.ReduceOp.SUM)

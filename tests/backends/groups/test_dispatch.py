@@ -398,7 +398,7 @@ def test_new_groups_are_named_without_talking_to_anybody(
         dist.new_group([0, 1], group_desc="tp"),
         dist.new_group(),
     ]
-    assert [one.name for one in names] == [
+    assert [one.group_desc for one in names] == [
         "ranks 0,2",
         "ranks 0,2 (2)",
         "tp",
@@ -418,11 +418,11 @@ def test_a_shrunken_group(group: dist.ProcessGroup) -> None:
     waits = dist.all_reduce(np.ones(3), group=pair, async_op=True)
     # Ranks of the group it is made from.
     left = dist.shrink_group([1], pair)
-    assert (left.name, left.ranks, left.timeout) == ("tp without 2", [0, 3], 9)
+    assert (left.group_desc, left.ranks, left.timeout) == ("tp without 2", [0, 3], 9)
     assert str(left.config) == "cpu:manual,cuda:manual"
     assert not waits.is_completed()
     again = dist.shrink_group([1], pair, dist.SHRINK_ABORT)
-    assert again.name == "tp without 2 (2)"
+    assert again.group_desc == "tp without 2 (2)"
     with pytest.raises(
         dist.DistAbortedError, match="its ranks 0, 3 go on without rank 2"
     ):
@@ -435,11 +435,11 @@ def test_a_group_that_is_split(group: dist.ProcessGroup) -> None:
     # Ranks of the group that is split, in any order.
     made = dist.split_group(three, [[1], [2, 0]], group_desc="half")
     assert made is not None
-    assert (made.name, made.ranks, made.timeout) == ("half", [0, 3], 9)
+    assert (made.group_desc, made.ranks, made.timeout) == ("half", [0, 3], 9)
     assert str(made.config) == "cpu:manual,cuda:manual"
     again = dist.split_group(split_ranks=[[3, 0, 2]], timeout=5)
     assert again is not None
-    assert (again.name, again.timeout) == ("ranks 0,2-3 (2)", 5)
+    assert (again.group_desc, again.timeout) == ("ranks 0,2-3 (2)", 5)
     # This rank has no colour.
     assert dist.split_group(three, [[1, 2]]) is None
 
@@ -477,13 +477,22 @@ def test_disjoint_groups_of_one_name_do_not_share_keys(
     assert not other.store.check(["k"])
 
 
+def test_a_group_answers_as_torchs_does(group: dist.ProcessGroup) -> None:
+    half = dist.new_group([0, 3], group_desc="half")
+    assert (half.rank(), half.size()) == (0, 2)
+    assert (group.name(), half.name()) == ("manual", "manual")
+    assert (group.group_desc, half.group_desc) == ("default", "half")
+    assert half.group_name == half.key.id != dist.new_group([0, 3]).group_name
+    assert half.bound_device_id is None
+
+
 def test_groups_of_one_name_are_told_apart_by_their_ranks(
     group: dist.ProcessGroup,
 ) -> None:
     # Rank 2, which is in the second alone, calls it that too.
     first = dist.new_group([0, 1], group_desc="pair")
     second = dist.new_group([0, 2], group_desc="pair")
-    assert first.name == second.name == "pair"
+    assert first.group_desc == second.group_desc == "pair"
     with pytest.raises(
         ValueError,
         match=r"2 groups called 'pair': "
@@ -521,7 +530,7 @@ def test_groups_are_exported_and_imported_on_a_fresh_rank(
     world.destroy(world.get_group("tp"))
     assert world.import_groups(exported) == ["tp"]
     assert world.get_group("tp").timeout == 9
-    assert dist.new_group([0, 2]).name == "ranks 0,2 (2)"
+    assert dist.new_group([0, 2]).group_desc == "ranks 0,2 (2)"
 
 
 def test_get_backend_warns(group: dist.ProcessGroup) -> None:

@@ -283,7 +283,7 @@ def test_shrink_to_the_ranks_that_are_well(worlds: Worlds) -> None:
         began = time.monotonic()
         left = worlds.worlds[r.rank].shrink(r.pg, [1], abort=True)
         assert time.monotonic() - began < 20
-        assert (left.name, left.ranks) == ("default without 1", [0, 2])
+        assert (left.group_desc, left.ranks) == ("default without 1", [0, 2])
         got = total(r, left)
         for waits in (hung.wait, hung.synchronize):
             with pytest.raises(dist.DistAbortedError, match="shrink_group"):
