@@ -143,6 +143,7 @@ def kernel(_module_leaves_nothing: None) -> Iterator[Kernel]:
         pytest.skip("needs gloo")
     with running_kernel(JPY_SESSION_NAME="work/train.ipynb") as kernel:
         kernel("%dist_init -n 2 --timeout 600")
+        kernel("from rankscope.magics import current_cluster")
         yield kernel
 
 

@@ -114,8 +114,8 @@ def test_an_interrupt_leaves_the_prompt_and_ends_a_command(
 
 
 def test_without_input_and_without_one_idle_rank_it_says_so(kernel: Kernel) -> None:
-    assert "this front end takes no input" in _debug(kernel)
     kernel("%%distributed", "1 / 0")
+    assert "this front end takes no input" in _debug(kernel)
     several = "-r RANK is missing, the rank whose failure it is: ranks 0-1 have failed"
     assert several.replace("-1", "–1") in _debug(kernel, line="%dist_debug")
     assert "one rank at a time" in _debug(kernel, line="%dist_debug -r 0,1")

@@ -6,6 +6,7 @@ import queue
 import re
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -300,16 +301,17 @@ def test_it_may_be_shown_again(page: FrontEnd) -> None:
     assert "4 ranks" in _bundle(page, "display_data", "rankscope-board")["text/html"]
 
 
-@pytest.mark.parametrize(("flag", "pinned"), [("--pin", True), ("--unpin", False)])
-def test_it_may_be_pinned(page: FrontEnd, flag: str, pinned: bool) -> None:
-    page.messages.clear()
-    page.wait(page.run(f"%dist_board {flag}"))
-    page.find(
-        lambda m: (
-            m["msg_type"] == "comm_msg"
-            and m["content"]["data"].get("state", {}).get("pinned") is pinned
-        )
-    )
+def test_it_may_be_pinned(page: FrontEnd) -> None:
+    for flag, pinned in [("--pin", True), ("--unpin", False)]:
+        page.messages.clear()
+        page.wait(page.run(f"%dist_board {flag}"))
+        page.find(partial(_has_pinned, pinned))
+
+
+def _has_pinned(pinned: bool, message: dict[str, Any]) -> bool:
+    if message["msg_type"] != "comm_msg":
+        return False
+    return message["content"]["data"].get("state", {}).get("pinned") is pinned
 
 
 def test_in_the_end_the_state_that_was_last_remains(page: FrontEnd) -> None:
