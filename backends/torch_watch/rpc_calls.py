@@ -7,6 +7,7 @@ need no second way.
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import threading
 import time
@@ -20,10 +21,15 @@ from ..work.flight_recorder import Frame, recorder, times_and_place
 from .frames import user_line
 from .rpc_waits import Wait
 
-__all__ = ["RpcCall", "RpcLog", "Served"]
+__all__ = ["RpcCall", "RpcLog", "Served", "this_rank"]
 
 # Calls kept after their end.
 _KEPT = 1000
+
+
+def this_rank() -> str:
+    """Return ``rank 2``, for an error of this process."""
+    return f"rank {os.environ['RANK']}" if "RANK" in os.environ else "this rank"
 
 
 class RpcCall:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import functools
-import inspect
-import math
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..errors import DistAbortedError, DistError, DistNetworkError
+from ..errors import DistAbortedError, DistNetworkError
 from ..groups.abort_reason import AbortReason
 from .errors import explain_as
 from .private.rpc import RpcNames
 from .replacing import Wrapper, replace
-from .rpc_calls import RpcCall, RpcLog
-from .rpc_meeting import meet
+from .rpc_beginning import RpcBeginning
+from .rpc_calls import RpcCall, RpcLog, this_rank
 from .rpc_waits import Wait, call_apart, wait_for
 
 __all__ = ["RpcWrappers"]
@@ -53,21 +50,22 @@ class RpcWrappers:
         self._log = log
         self._on_ranks = on_ranks
         self._ranks: dict[int, int] = {}
-        #: The wait of the `init_rpc` under way, also where it was given up.
-        self._beginning: Wait | None = None
+        self._beginning = RpcBeginning(names, log, self._apart, self._set_ranks)
         self._undo: list[Callable[[], None]] = []
 
     def install(self) -> None:
         """Put the wrappers into torch."""
         names = self._names
-        self._replace(names.rpc, "init_rpc", self._init_rpc)
-        self._replace(names.rpc, "_init_rpc_backend", self._init_backend)
+        beginning = self._beginning
+        self._replace(names.rpc, "init_rpc", beginning.init_rpc)
+        self._replace(names.rpc, "_init_rpc_backend", beginning.init_backend)
         self._replace(names.api, "_invoke_rpc", self._invoke)
         original = names.api.remote
         self._replace(names.api, "remote", self._remote)
         if names.rpc.remote is original:
             self._replace(names.rpc, "remote", self._remote)
         self._replace(names.internal, "_run_function", self._run_function)
+        self._replace(names.rendezvous, "TCPStore", beginning.tcp_store)
         self._replace(names.future, "wait", self._wait)
         self._replace(names.rref, "to_here", self._to_here)
         self._replace(names.autograd, "backward", self._backward)
@@ -102,11 +100,11 @@ class RpcWrappers:
         finally:
             self._log.remove_wait(wait)
 
-    def _apart(self, call: RpcCall, function: Callable[[], Any]) -> Any:
+    def _apart(self, call: RpcCall, function: Callable[[Wait], Any]) -> Any:
         """Call `function`, which blocks in C++, so that the wait can be ended."""
         try:
             with self._waiting(call) as wait:
-                result = call_apart(function, wait)
+                result = call_apart(lambda: function(wait), wait)
             value = result()
         except BaseException as error:
             self._fail(call, error)
@@ -123,7 +121,7 @@ class RpcWrappers:
         explain_as(
             error,
             DistNetworkError(
-                f"{call.title}{rank} on {_this_rank()}: the connection to the worker "
+                f"{call.title}{rank} on {this_rank()}: the connection to the worker "
                 "ended, or could not be made: its process is dead, or it has shut RPC "
                 "down; %dist_status shows which. To go on: "
                 "rpc.shutdown(graceful=False) on the living ranks, %dist_restart for "
@@ -219,7 +217,7 @@ class RpcWrappers:
                 "" if made is None else made.function,
             )
             if future is None and not self._names.in_autograd_context():
-                return self._apart(call, lambda: original(rref, *args, **named))
+                return self._apart(call, lambda _: original(rref, *args, **named))
             try:
                 if future is not None and not future.done():
                     with self._waiting(call) as waiting:
@@ -238,7 +236,7 @@ class RpcWrappers:
         @functools.wraps(original)
         def backward(*args: Any, **named: Any) -> Any:
             call = self._log.begin("backward")
-            return self._apart(call, lambda: original(*args, **named))
+            return self._apart(call, lambda _: original(*args, **named))
 
         return backward
 
@@ -263,66 +261,6 @@ class RpcWrappers:
 
     # -- start and end -------------------------------------------------------
 
-    def _init_rpc(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def init_rpc(*args: Any, **named: Any) -> Any:
-            if self._beginning is not None:
-                raise DistError(
-                    f"init_rpc on {_this_rank()}: an earlier call, which was "
-                    "interrupted or aborted, still waits in torch's store for the "
-                    "other workers, and nothing can end it: %dist_restart the ranks "
-                    "that called it, then call it on all"
-                )
-            given = inspect.signature(original).bind_partial(*args, **named).arguments
-            size = given.get("world_size")
-            if size and not self._names.running:
-                # Torch's store waits for all workers. Until their ranks are known, the
-                # ids are taken for them.
-                self._set_ranks({worker: worker for worker in range(size)})
-
-            def begin() -> Any:
-                self._beginning = self._log.wait_of("init_rpc")
-                try:
-                    return original(*args, **named)
-                finally:
-                    self._beginning = None
-
-            return self._apart(self._log.begin("init_rpc"), begin)
-
-        return init_rpc
-
-    def _init_backend(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def init_backend(
-            backend: Any,
-            store: Any,
-            name: str,
-            rank: int,
-            size: int | None,
-            options: Any,
-        ) -> Any:
-            if not size:
-                # Workers come and go: their ids are taken for their ranks.
-                result = original(backend, store, name, rank, size, options)
-                infos = self._names.api._get_current_rpc_agent().get_worker_infos()
-                self._set_ranks({info.id: info.id for info in infos})
-                return result
-            wait = self._beginning
-
-            def given_up() -> bool:
-                return wait is not None and wait.given_up
-
-            # Torch numbers its exchanges in each process: a fresh one begins anew.
-            self._names.api._all_gather_sequence_id.clear()
-            self._names.api._all_gather_sequence_id_to_states.clear()
-            timeout = options.rpc_timeout or math.inf
-            with meet(store, rank, size, timeout, given_up) as met:
-                ours, ranks = met
-                self._set_ranks(ranks)
-                return original(backend, ours, name, rank, size, options)
-
-        return init_backend
-
     def _set_ranks(self, ranks: dict[int, int]) -> None:
         self._ranks = ranks
         self._on_ranks(ranks)
@@ -331,7 +269,7 @@ class RpcWrappers:
         @functools.wraps(original)
         def step(agent: Any, *args: Any, **named: Any) -> Any:
             call = self._log.begin("shutdown")
-            return self._apart(call, lambda: original(agent, *args, **named))
+            return self._apart(call, lambda _: original(agent, *args, **named))
 
         return step
 
@@ -370,7 +308,7 @@ class RpcWrappers:
                     AbortReason(
                         f"{info.name} is gone ({error}): its process is dead, or has "
                         "called rpc.shutdown(graceful=False)",
-                        _this_rank(),
+                        this_rank(),
                         culprits=(self._ranks.get(info.id, info.id),),
                     )
                 )
@@ -414,15 +352,11 @@ def _aborted(call: RpcCall | None, wait: Wait) -> DistAbortedError:
     assert reason is not None
     what = "a wait for RPCs" if call is None else call.title
     return DistAbortedError(
-        f"{what} on {_this_rank()} was aborted: {reason}",
+        f"{what} on {this_rank()} was aborted: {reason}",
         op=None if call is None else call.op,
         culprits=tuple(reason.culprits),
         reason=reason.text,
     )
-
-
-def _this_rank() -> str:
-    return f"rank {os.environ['RANK']}" if "RANK" in os.environ else "this rank"
 
 
 def _name_of(func: Any, args: Any) -> str:

@@ -15,18 +15,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..errors import DistError, DistStoreTimeoutError
+from ..errors import DistStoreTimeoutError
 from ..rank_sets import format_ranks
+from .rpc_rendezvous import POLL
 
 __all__ = ["meet"]
-
-#: Seconds between two looks for the others.
-_POLL = 0.02
 
 
 @contextmanager
 def meet(
-    store: Any, rank: int, size: int, timeout: float, given_up: Callable[[], bool]
+    store: Any, rank: int, size: int, timeout: float, check: Callable[[], None]
 ) -> Iterator[tuple[Any, dict[int, int]]]:
     """Wait for all workers; yield a store for this attempt and the global ranks.
 
@@ -38,8 +36,8 @@ def meet(
         The id of this worker, and the number of workers.
     timeout
         Seconds to wait for the others.
-    given_up
-        Whether the caller waits no longer.
+    check
+        Is called again and again; raises where the caller waits no longer.
 
     Raises
     ------
@@ -52,7 +50,7 @@ def meet(
     keys = [f"rankscope/init_rpc/{worker}" for worker in range(size)]
     base.set(keys[rank], f"{uuid.uuid4().hex} {os.environ.get('RANK', rank)}")
     try:
-        _await(base, keys, timeout, given_up)
+        _await(base, keys, timeout, check)
         values = [base.get(key).decode() for key in keys]
         ranks = {worker: int(one.split()[1]) for worker, one in enumerate(values)}
         attempt = hashlib.sha1("".join(values).encode()).hexdigest()
@@ -63,16 +61,15 @@ def meet(
 
 
 def _await(
-    base: Any, keys: list[str], timeout: float, given_up: Callable[[], bool]
+    base: Any, keys: list[str], timeout: float, check: Callable[[], None]
 ) -> None:
     deadline = time.monotonic() + timeout
     while not base.check(keys):
-        if given_up():
-            raise DistError("init_rpc was given up")
+        check()
         if time.monotonic() > deadline:
             missing = [n for n, key in enumerate(keys) if not base.check([key])]
             raise DistStoreTimeoutError(
                 f"init_rpc: worker {format_ranks(missing)} did not call it within "
                 f"{timeout:g} s (rpc_timeout): every worker has to"
             )
-        time.sleep(_POLL)
+        time.sleep(POLL)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from ..stores.base import Store
 from ..work.flight_recorder import recorder
 from .importing import when_imported
 from .private.rpc import RPC, RpcNames
-from .rpc_calls import RpcCall, RpcLog, Served
+from .rpc_calls import RpcCall, RpcLog, Served, this_rank
 from .rpc_install import RpcWrappers
 
 __all__ = ["RpcGroup", "RpcWatch", "watch_rpc"]
@@ -110,7 +109,7 @@ class RpcGroup:
         """End waits of this rank: those for `culprits`, or all where there are none."""
         if culprits and not set(culprits) & set(self.key.ranks):
             return
-        by = by or f"rank {os.environ.get('RANK', '?')}"
+        by = by or this_rank()
         self._log.abort(AbortReason(reason, by, culprits=tuple(culprits)))
         recorder.changed()
 

@@ -225,17 +225,40 @@ def _init_with_one_late(cluster: Cluster) -> None:
     execution.result(WAIT)
 
 
-def test_an_init_that_was_interrupted_is_told_of_by_the_next() -> None:
+@pytest.mark.parametrize("alone", [0, 1], ids=["host", "client"])
+def test_an_init_that_was_interrupted_leaves_nothing(alone: int) -> None:
     with Cluster.start(2, torch="gloo") as cluster:
         cluster.execute(SETUP, cell=1).result(WAIT)
-        execution = cluster.execute("if rank == 0:\n    init()", cell=4)
-        until(lambda: op_of(cluster, 0), WAIT, "the rank to wait")
-        interrupt(cluster, execution)
-        with pytest.raises(ExecutionError, match="an earlier call.*%dist_restart"):
-            cluster.execute("init()", ranks=[0]).result(WAIT)
-        cluster.restart([0])
+        for _ in range(2):
+            execution = cluster.execute(f"if rank == {alone}:\n    init()", cell=4)
+            until(lambda: op_of(cluster, alone), WAIT, "the rank to wait")
+            interrupt(cluster, execution)
+        began = time.monotonic()
+        execution = cluster.execute(f"if rank == {alone}:\n    init()", cell=5)
+        until(lambda: op_of(cluster, alone), WAIT, "the rank to wait")
+        cluster.abort("rpc")
+        with pytest.raises(ExecutionError, match="init_rpc"):
+            execution.result(WAIT)
+        assert time.monotonic() - began < WAIT
+        run(cluster, "init()")
+        found = values(cluster, "rpc.rpc_sync(f'worker{1 - rank}', double, args=(1,))")
+        assert found == {0: [2], 1: [2]}
+        run(cluster, "rpc.shutdown()")
+
+
+def test_the_host_may_begin_anew_while_another_worker_waits_in_its_store() -> None:
+    with Cluster.start(3, torch="gloo") as cluster:
         cluster.execute(SETUP, cell=1).result(WAIT)
-        run(cluster, "init()\nrpc.shutdown()")
+        waiting = cluster.execute("init()", ranks=[1], cell=4)
+        given_up = cluster.execute("init()", ranks=[0], cell=4)
+        until(lambda: op_of(cluster, 0) and op_of(cluster, 1), WAIT, "both to wait")
+        cluster.interrupt([0])
+        with pytest.raises(ExecutionError, match="KeyboardInterrupt"):
+            given_up.result(WAIT)
+        again = cluster.execute("init()", ranks=[0, 2], cell=5)
+        again.result(WAIT)
+        waiting.result(WAIT)
+        run(cluster, "rpc.shutdown()")
 
 
 def test_a_worker_that_is_late_and_one_that_dies() -> None:

@@ -32,6 +32,8 @@ class RpcNames:
         self.api: Any = sys.modules[f"{RPC}.api"]
         #: Here C++ looks for the function that runs the functions of others.
         self.internal: Any = sys.modules[f"{RPC}.internal"]
+        #: Makes the store in which the workers meet.
+        self.rendezvous: Any = sys.modules["torch.distributed.rendezvous"]
         self.autograd: Any = sys.modules["torch.distributed.autograd"]
         #: The base class of all futures.
         self.future: Any = sys.modules["torch._C"].Future
@@ -48,6 +50,7 @@ class RpcNames:
             (self.api, "_all_gather_sequence_id"),
             (self.api, "_all_gather_sequence_id_to_states"),
             (self.internal, "_run_function"),
+            (self.rendezvous, "TCPStore"),
             (self.rref, "_get_future"),
             (self.autograd, "_current_context"),
         ):
