@@ -144,4 +144,4 @@ class ObjectTransport:
             work = irecv(there, None, self._pg, tag, peer)
             self._end(work)
             self._fetch(there, data)
-            return int(work.result())
+            return work.source_rank()

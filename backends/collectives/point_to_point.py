@@ -75,7 +75,7 @@ def irecv(
     Returns
     -------
     Work
-        Its result is the sender's rank in the group.
+        Its ``source_rank()`` is the sender's rank in the group.
 
     Notes
     -----
@@ -155,5 +155,5 @@ def recv(
     if src is not None:
         return src
     ranks = resolve_group(group, "recv").ranks
-    sender = group_src if group_src is not None else work.result()
-    return -1 if sender is None else ranks[sender]
+    sender = work.source_rank() if group_src is None else group_src
+    return -1 if sender == -1 else ranks[sender]

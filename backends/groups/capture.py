@@ -40,7 +40,7 @@ class PendingOp(Work):
         self.started_ns = work.started_ns
         if error is None:
             # One Work for several ops has the results of them all.
-            result = work.result() if self.op.result is None else None
+            result = work._result if self.op.result is None else None
             self.mark_completed(result, completed_ns=work.completed_ns)
         else:
             self.mark_failed(error, work.state)
@@ -65,7 +65,7 @@ class PendingOp(Work):
     def result(self) -> Any:
         if self.issued is not None and self.issued.on_device and not self._exception:
             self.issued.result()
-            return self._result
+            return self._outputs()
         return super().result()
 
     def drop(self, reason: str) -> None:

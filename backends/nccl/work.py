@@ -89,7 +89,7 @@ class NCCLWork(Work):
         Raises the Work's error, and `DistBackendError` before ``wait()``.
         """
         if self.returned_early and self._exception is None:
-            return self._result
+            return self._outputs()
         return super().result()
 
     def _finish(self, timeout: float | timedelta | None) -> bool:

@@ -78,7 +78,7 @@ def chain(
         except Exception as raised:  # noqa: BLE001 - it belongs to the Work
             outer.mark_failed(raised)
         else:
-            said = done.result() if result is None else result
+            said = done._result if result is None else result
             outer.mark_completed(said, started_ns=done.started_ns)
 
     inner.add_done_callback(follow)

@@ -161,7 +161,7 @@ class Record:
             if status.started is None or status.started.op_id < self.op_id:
                 status.started = self
             if self.peer is None and self.op_type is _RECV:
-                self.peer = work.result()
+                self.peer = work._result
         else:
             self.error = str(work._exception)
         status.in_flight.pop(self.op_id, None)

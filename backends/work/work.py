@@ -6,8 +6,6 @@ The class follows ``c10d::Work``. The state machine is the pure function
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import logging
 import threading
 import time
@@ -21,6 +19,7 @@ from ..errors import (
     DistError,
     DistTimeoutError,
 )
+from .future import Future
 from .op_type import OpType
 from .state import WorkState, transition
 
@@ -147,10 +146,12 @@ class Work:
         return self._exception
 
     def result(self) -> Any:
-        """What the op produced (the output array or list of arrays).
+        """Return a list of the op's output arrays; of one output, too, as in c10d.
 
-        Raises the Work's error if it failed and `DistBackendError` if it is
-        still in flight.
+        It is empty where this rank has no output. That of a receive is the sender's
+        rank in the group, and that of a Work of somebody else's future is the value of
+        the future. Raises the Work's error if it failed and `DistBackendError` if it
+        is still in flight.
         """
         if self._exception is not None:
             self._mark_observed()
@@ -159,7 +160,28 @@ class Work:
             raise DistBackendError(
                 f"{self.describe()} has no result yet: wait() first", **self.identity()
             )
-        return self._result
+        return self._outputs()
+
+    def _outputs(self) -> Any:
+        """Return the result as a list, where it is one array or nothing."""
+        result = self._result
+        if result is None:
+            return []
+        return [result] if hasattr(result, "dtype") else result
+
+    def source_rank(self) -> int:
+        """Return the sender's rank in the group, of a receive that is over.
+
+        -1 where the backend does not tell it. Raises `DistBackendError` for other ops
+        and before the end of the receive.
+        """
+        if self.op_type is not OpType.RECV:
+            raise DistBackendError(
+                f"{self.describe()} has no source_rank(): it is no receive",
+                **self.identity(),
+            )
+        sender = self.result()
+        return -1 if sender == [] else int(sender)
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         """Block until the op is over; return ``True``, or raise its error.
@@ -205,9 +227,12 @@ class Work:
         """
         return self.started_ns or (self.scheduled_ns if oldest else 0)
 
-    def get_future(self) -> concurrent.futures.Future[Any]:
-        """Return a future that ends as this Work does, with its result."""
-        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    def get_future(self) -> Future:
+        """Return a future that ends as this Work does; its value is `result()`.
+
+        Its callbacks may block, for other Works too: see `Future`.
+        """
+        future = Future(self)
 
         def settle(work: Work) -> None:
             # A cancelled future accepts no result.
@@ -216,14 +241,14 @@ class Work:
                     work._mark_observed()
                     future.set_exception(work._exception)
                 else:
-                    future.set_result(work._result)
+                    future.set_result(work._outputs())
 
         self.add_done_callback(settle)
         return future
 
     def __await__(self) -> Generator[Any, None, Any]:
         """``await work``: suspend the task, not the thread; returns the result."""
-        return asyncio.wrap_future(self.get_future()).__await__()
+        return self.get_future().__await__()
 
     @property
     def sequence_number(self) -> int:
@@ -247,7 +272,11 @@ class Work:
         return None if duration is None else duration / 1e6
 
     def add_done_callback(self, callback: Callable[[Work], None]) -> None:
-        """Call ``callback(work)`` once, when the Work is over (at once if it is)."""
+        """Call ``callback(work)`` once, when the Work is over (at once if it is).
+
+        On the thread that ends the Work, which ends others too: a callback that blocks
+        belongs to the future (`get_future`).
+        """
         with self._lock:
             if not self._state.is_terminal:
                 if self._callbacks is None:

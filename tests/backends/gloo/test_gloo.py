@@ -206,7 +206,7 @@ def messages(me: Rank) -> None:
             work.detach()
         for work in recvs:
             work.wait()
-            assert work.result() == other
+            assert work.source_rank() == other
         for work in sends:
             work.wait()
         for n in lengths:
@@ -237,7 +237,7 @@ def from_anybody(me: Rank) -> list[int]:
             x = np.zeros(3000, np.int32)
             work = made.recv(x, None, 7)
             work.wait()
-            senders.append(work.result())
+            senders.append(work.source_rank())
             assert (x == senders[-1]).all()
         me.report("received")
         me.listen()

@@ -454,7 +454,7 @@ def halves(me: Rank) -> bool:
         work = dist.all_reduce(one, async_op=True)
         work.wait()
         assert one[0] == 2050
-        assert work.result() is one
+        assert work.result()[0] is one
         large = np.full(3, 60000, np.float16)
         with np.errstate(all="raise"):
             dist.all_reduce(large)
@@ -462,7 +462,7 @@ def halves(me: Rank) -> bool:
         mine = np.full(3, me.rank + 1.0, np.float16)
         work = dist.reduce(mine, 1, async_op=True)
         work.wait()
-        assert work.result() is mine
+        assert work.result()[0] is mine
         assert mine[0] == (6 if me.rank == 1 else me.rank + 1)
         return True
 

@@ -126,7 +126,7 @@ def test_a_captured_ops_result_is_its_own_array(backend: Translating) -> None:
         works = [dist.all_reduce(one, async_op=True) for one in arrays]
     for work, array in zip(works, arrays, strict=True):
         assert work is not None
-        assert work.result() is array
+        assert work.result()[0] is array
 
 
 # -- without a group -----------------------------------------------------------

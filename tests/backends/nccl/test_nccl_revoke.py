@@ -65,7 +65,7 @@ def test_a_healthy_group_of_the_device_lives_on(
 
     two(join)
     healthy.synchronize()
-    assert healthy.result()[0] == 7
+    assert healthy.result()[0][0] == 7
     assert two.ranks[0].pg.aborted is None
 
 

@@ -1,0 +1,178 @@
+"""Future: the end of a Work as a future, as ``torch.futures.Future`` is one."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import logging
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from ..errors import DistBackendError
+from .callback_threads import callback_threads
+
+__all__ = ["Future", "collect_all", "wait_all"]
+
+_log = logging.getLogger(__name__)
+
+
+class _Waiter(Protocol):
+    """What a future waits for; see `Work._block`."""
+
+    def _block(self, timeout: float | None) -> bool: ...
+
+
+class Future(concurrent.futures.Future[Any]):
+    """A result that is there later; callbacks can be chained to it.
+
+    It has the methods of ``torch.futures.Future`` and those of
+    `concurrent.futures.Future`, and it can be awaited. What `Work.get_future` returns
+    ends as the Work does; its value is ``work.result()``, a list of the output arrays.
+
+    Notes
+    -----
+    Callbacks run on threads for callbacks, each on one of its own, so that a callback
+    may block: it may issue ops, wait for Works and for other futures. Where the future
+    is done already, the callback runs at once, on the thread that adds it. Callbacks
+    of one future run in no particular order; chain them with `then` for one. The
+    current CUDA device is one of a thread: a callback that uses GPU arrays selects it.
+    """
+
+    def __init__(self, waits_for: _Waiter | None = None) -> None:
+        super().__init__()
+        self._waits_for = waits_for
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Block until the future is done; return its value, or raise its error.
+
+        `TimeoutError` after `timeout` seconds.
+        """
+        return self.result(timeout)
+
+    def value(self) -> Any:
+        """Return the value of a future that is done, or raise its error; never block.
+
+        Raises `DistBackendError` before the future is done.
+        """
+        if not self.done():
+            raise DistBackendError("the future has no value yet: wait() first")
+        return super().result()
+
+    def then(self, callback: Callable[[Future], Any]) -> Future:
+        """Return a future of ``callback(self)``, which is called when this one is done.
+
+        The new future fails with what the callback raises. `callback` is called, too,
+        if this future has failed; ``self.value()`` raises the error there.
+        """
+        chained = Future()
+
+        def run(done: Future) -> None:
+            if not chained.set_running_or_notify_cancel():
+                return
+            try:
+                value = callback(done)
+            except BaseException as error:  # noqa: BLE001 - it belongs to the future
+                chained.set_exception(error)
+            else:
+                chained.set_result(value)
+
+        self.add_done_callback(run)
+        return chained
+
+    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
+        """Call ``fn(self)`` once, when the future is done (at once if it is).
+
+        It is logged where `fn` raises an error. See `then` for a future of the call.
+        """
+        call: Callable[[], object] = partial(contextvars.copy_context().run, fn, self)
+        if not self.done():
+            super().add_done_callback(lambda _: callback_threads.submit(call))
+            return
+        try:
+            call()
+        except Exception:  # noqa: BLE001 - anybody's code
+            _log.exception("a callback of a future")
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Block until the future is done; return its value, or raise its error."""
+        return super().result(self._block(timeout))
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Block until the future is done; return its error, ``None`` if it has none."""
+        return super().exception(self._block(timeout))
+
+    def _block(self, timeout: float | None) -> float | None:
+        """Wait for the Work, if there is one; return what is left of `timeout`."""
+        # It may be the waiter who makes the op advance.
+        if self._waits_for is None or self.done():
+            return timeout
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._waits_for._block(timeout)
+        return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """``await future``: suspend the task, not the thread; returns the value."""
+        # Without a thread for callbacks: the event loop has one.
+        relay: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        super().add_done_callback(lambda _: _pass_on(self, relay))
+        return asyncio.wrap_future(relay).__await__()
+
+
+def _pass_on(done: Future, relay: concurrent.futures.Future[Any]) -> None:
+    if done.cancelled():
+        relay.cancel()
+    if not relay.set_running_or_notify_cancel():
+        return
+    error = concurrent.futures.Future.exception(done)
+    if error is None:
+        relay.set_result(concurrent.futures.Future.result(done))
+    else:
+        relay.set_exception(error)
+
+
+def collect_all(futures: Sequence[Future]) -> Future:
+    """Return a future whose value is the list of `futures`, once all are done.
+
+    It fails at once with the error of the first of them that fails.
+    """
+    collected, lock, left = Future(), threading.Lock(), len(futures)
+
+    def follow(done: concurrent.futures.Future[Any]) -> None:
+        nonlocal left
+        error = (
+            concurrent.futures.CancelledError()
+            if done.cancelled()
+            else concurrent.futures.Future.exception(done)
+        )
+        with lock:
+            left -= 1
+            if collected.done() or (left and error is None):
+                return
+            if error is None:
+                collected.set_result(list(futures))
+            else:
+                collected.set_exception(error)
+
+    for future in futures:
+        # It blocks for nothing: no thread for callbacks is needed.
+        concurrent.futures.Future.add_done_callback(future, follow)
+    if not futures:
+        collected.set_result([])
+    return collected
+
+
+def wait_all(futures: Sequence[Future], timeout: float | None = None) -> list[Any]:
+    """Block until all of `futures` are done; return their values in order.
+
+    Raises the error of the first one that failed, and `TimeoutError` after `timeout`
+    seconds.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    for future in futures:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        future.exception(left)
+    return [future.value() for future in futures]
