@@ -8,6 +8,7 @@ argument and what was expected.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -256,16 +257,22 @@ def take_splits(
     if not array.shape:
         raise ValueError(f"{where}: {argument} has no dimension 0 to split")
     rows = array.shape[0]
-    if not sizes:
+    if sizes is None or not len(sizes):
         if rows % pg.size():
             raise ValueError(
                 f"{where}: dimension 0 of {argument} (shape {tuple(array.shape)}) is "
                 f"not divisible by {pg.size()} ranks; give {argument}_split_sizes"
             )
         return [rows // pg.size()] * pg.size()
-    if len(sizes) != pg.size() or any(size < 0 for size in sizes) or sum(sizes) != rows:
+    try:
+        counts = [index(size) for size in sizes]
+    except TypeError as error:
+        raise TypeError(
+            f"{where}: {argument}_split_sizes={sizes!r}; expected {pg.size()} integers"
+        ) from error
+    if len(counts) != pg.size() or min(counts) < 0 or sum(counts) != rows:
         raise ValueError(
-            f"{where}: {argument}_split_sizes={list(sizes)}; expected {pg.size()} "
+            f"{where}: {argument}_split_sizes={counts}; expected {pg.size()} "
             f"sizes of at least 0 that add up to {rows}, dimension 0 of {argument}"
         )
-    return list(sizes)
+    return counts

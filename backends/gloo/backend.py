@@ -327,18 +327,22 @@ class GlooBackend(Backend):
             Kind.RECV, OpType.RECV, tensor, -1 if src is None else src, tag
         )
 
-    def _message(
-        self, kind: int, op_type: OpType, tensor: np.ndarray, peer: int, tag: int
-    ) -> Work:
+    def check_message(self, op: OpType, peer: int | None, tag: int) -> None:
+        """Raise `ValueError` for a tag that gloo does not have, and for this rank."""
         if not 0 <= tag < _TAGS:
             raise ValueError(
-                f"{op_type.value}: tag is {tag}; gloo takes 0 … {_TAGS - 1}"
+                f"{op.value} in {self.place}: tag={tag}; gloo has tags 0 to {_TAGS - 1}"
             )
         if self._side is None or peer == self.rank:
             raise ValueError(
-                f"{op_type.value}: rank {self.rank} of the group cannot exchange "
+                f"{op.value} in {self.place}: a rank cannot exchange "
                 "messages with itself over gloo; copy the array instead"
             )
+
+    def _message(
+        self, kind: int, op_type: OpType, tensor: np.ndarray, peer: int, tag: int
+    ) -> Work:
+        assert self._side is not None
 
         def build(operation: PlacedOperation) -> bytes:
             segment, offset = operation.place(

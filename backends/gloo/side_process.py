@@ -112,8 +112,23 @@ class SideProcess:
             if collective:
                 self._sequence += 1
                 operation.sequence = self._sequence
-            if self._admission.add(operation):
+            if not self._admission.add(operation):
+                return
+            try:
                 self._start(operation)
+            except Exception:
+                self._withdraw(operation)
+                raise
+
+    def _withdraw(self, operation: Operation) -> None:
+        """Forget an op that did not start (with _sending held)."""
+        self._admission.remove(operation)
+        operation.release()
+        # Without a gap: the sequence matches the next op with those of the other
+        # ranks. An op of a signal handler may have taken the next number.
+        if operation.number == self._numbers:
+            self._numbers -= 1
+            self._sequence -= bool(operation.sequence)
 
     def refresh(self) -> None:
         """Mark the Works in flight as started whose ops have started."""
@@ -213,7 +228,12 @@ class SideProcess:
         with self._sending:
             waiting = self._admission.remove(operation)
             while waiting and (following := self._admission.next()) is not None:
-                self._start(following)
+                try:
+                    self._start(following)
+                except (MemoryError, OSError) as error:
+                    # The other ranks wait for the op, whose caller is long gone.
+                    self._fail(f"no memory for {following.work.describe()}: {error}")
+                    return
 
     # -- on the poller's thread --------------------------------------------
 

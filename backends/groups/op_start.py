@@ -18,7 +18,15 @@ from ..work.work import Work
 from .capture import PendingOp
 from .generation import Generation
 
-__all__ = ["SelfTimedWork", "start", "start_run"]
+__all__ = ["REFUSALS", "NoWorkError", "SelfTimedWork", "start", "start_run"]
+
+#: By these a backend says that it has not taken an op: see `Backend`. A rank whose
+#: memory is exhausted raises the last one.
+REFUSALS = (TypeError, ValueError, NotImplementedError, MemoryError)
+
+
+class NoWorkError(TypeError):
+    """The backend has taken the op, but has returned something else than a Work."""
 
 
 def start_run(current: Generation, run: Sequence[PendingOp]) -> list[Work]:
@@ -33,8 +41,8 @@ def start_run(current: Generation, run: Sequence[PendingOp]) -> list[Work]:
 def start(current: Generation, record: Record | Batch, op: Op) -> Work:
     """Start `op` and bind its Work to `record`; the issue lock is held."""
     arrays = op.arrays
-    if arrays and not arrays[0].size and op.is_empty:
-        # Arrays of other ranks may have elements: they need the connection.
+    if arrays and not arrays[0].size and not op.kind.spec.runs_empty and op.is_empty:
+        # Later ops of other ranks may need the connection before this rank does.
         op.backend.prepare(op.arrays)
         work = completed_work(op.kind, op.result)
         work.bind(record)
@@ -44,7 +52,7 @@ def start(current: Generation, record: Record | Batch, op: Op) -> Work:
     try:
         work = op.start()
         if not isinstance(work, Work):
-            raise TypeError(
+            raise NoWorkError(
                 f"{record.describe()}: the backend returned a "
                 f"{type(work).__name__}; expected a Work; "
                 "create_work_from_call and create_work_from_future make one"

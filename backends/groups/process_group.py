@@ -22,7 +22,7 @@ from .capture import PendingOp, fusible_runs
 from .config import BackendConfig
 from .generation import Generation
 from .key import GroupKey
-from .op_start import SelfTimedWork, start, start_run
+from .op_start import REFUSALS, NoWorkError, SelfTimedWork, start, start_run
 from .origin import Origin
 from .spec import GroupSpec
 from .summary import summarize
@@ -285,9 +285,9 @@ class ProcessGroup:
     def issue(self, op: Op) -> Work:
         """Check, number, record and start `op`; return its Work.
 
-        An op on nothing but empty arrays is a completed Work with a sequence
-        number of its own. In a coalescing block of this thread the op is only
-        checked, and issued with the batch.
+        An op on nothing but empty arrays is a completed Work with a sequence number of
+        its own, unless it `OpSpec.runs_empty`. In a coalescing block of this thread the
+        op is only checked, and issued with the batch.
         """
         current = self._current
         device = op.device
@@ -322,6 +322,11 @@ class ProcessGroup:
                 record.number()
                 recorder.add(record)
                 work = start(current, record, op)
+            except NoWorkError:
+                raise
+            except REFUSALS:
+                recorder.withdraw(record)
+                raise
             finally:
                 current.handing_over = None
         for hook in hooks:

@@ -96,6 +96,8 @@ class Op:
                     "x.astype(np.float32)"
                 )
             reduce_op = _SUM
+        if self.kind.is_p2p:
+            backend.check_message(self.kind, *self.args[1:])
         self.averages = reduce_op is not self.reduce_op
         self.reduction = reduction = backend.check(self.kind, dtype, reduce_op)
         if reduction is None and reduce_op is not None:

@@ -157,6 +157,9 @@ class StagedBackend(Backend):
     def check(self, op: OpType, dtype: Any, reduce_op: ReduceOp | None) -> Any:
         return self.inner.check(op, dtype, reduce_op)
 
+    def check_message(self, op: OpType, peer: int | None, tag: int) -> None:
+        self.inner.check_message(op, peer, tag)
+
     def refresh(self) -> None:
         self.inner.refresh()
 

@@ -249,16 +249,22 @@ class MPIBackend(Backend):
 
     # -- messages ----------------------------------------------------------------
 
+    def check_message(self, op: OpType, peer: int | None, tag: int) -> None:
+        """Raise `ValueError` for a tag that the backend does not have."""
+        if not 0 <= tag < _USER_TAGS:
+            raise ValueError(
+                f"{op.value} in {self.place}: tag={tag}; the mpi backend has tags 0 to "
+                f"{_USER_TAGS - 1}"
+            )
+
     def send(self, tensor: Array, dst: int, tag: int) -> Work:
         """Send at once, without waiting for earlier collectives."""
-        _check_tag(tag)
         flat = tensor.reshape(-1)
         schedule: Schedule = iter([[(SEND, dst, flat)]])
         return self._start(OpType.SEND, schedule, flat.nbytes, None, tag, True)
 
     def recv(self, tensor: Array, src: int | None, tag: int) -> Work:
         """Receive at once, without waiting for earlier collectives."""
-        _check_tag(tag)
         flat = tensor.reshape(-1)
         source = ANY_SOURCE if src is None else src
         schedule: Schedule = iter([[(RECV, source, flat)]])
@@ -291,11 +297,6 @@ class MPIBackend(Backend):
 
 def _flat(arrays: Sequence[Array]) -> list[Flat]:
     return [array.reshape(-1) for array in arrays]
-
-
-def _check_tag(tag: int) -> None:
-    if not 0 <= tag < _USER_TAGS:
-        raise ValueError(f"tag {tag}: the mpi backend has tags 0 to {_USER_TAGS - 1}")
 
 
 def _create(store: Store, rank: int, size: int, timeout: float) -> MPIBackend:

@@ -228,8 +228,9 @@ class MPIQueue:
 
     def _post(self, work: MPIWork, stage: list[Transfer]) -> None:
         comm, byte = self._comm, self._byte
+        is_message = work.op_type.is_p2p
         for kind, peer, array in stage:
-            if not array.size:
+            if not array.size and not is_message:
                 continue
             nbytes = array.nbytes
             for piece in (array,) if nbytes <= _MESSAGE else _pieces(array):

@@ -396,19 +396,29 @@ class NCCLBackend(Backend):
 
     # -- point to point -----------------------------------------------------------
 
+    def check_message(self, op: OpType, peer: int | None, tag: int) -> None:
+        """Raise `ValueError` for a tag and for a receive from any rank."""
+        if tag:
+            raise ValueError(
+                f"{op.value} in {self.place}: tag={tag}; the nccl backend has no tags, "
+                "messages are matched in order"
+            )
+        if peer is None:
+            raise ValueError(
+                f"{op.value} in {self.place}: the nccl backend cannot receive from any "
+                "rank; give src"
+            )
+
     def send(self, tensor: Array, dst: int, tag: int) -> Work:
         """Issue ``ncclSend``; the ops of a batch are one NCCL group."""
-        _no_tag(tag)
-        return self._start(OpType.SEND, [tensor], [self._calls.send(tensor, dst)])
+        calls = [self._calls.send(tensor, dst)] if tensor.size else []
+        return self._start(OpType.SEND, [tensor], calls)
 
     def recv(self, tensor: Array, src: int | None, tag: int) -> Work:
         """Issue ``ncclRecv``; the ops of a batch are one NCCL group."""
-        _no_tag(tag)
-        if src is None:
-            raise ValueError(
-                "recv: the nccl backend cannot receive from any rank; give src"
-            )
-        work = self._start(OpType.RECV, [tensor], [self._calls.recv(tensor, src)])
+        assert src is not None
+        calls = [self._calls.recv(tensor, src)] if tensor.size else []
+        work = self._start(OpType.RECV, [tensor], calls)
         work._result = src
         return work
 
@@ -494,14 +504,6 @@ class NCCLBackend(Backend):
 
 def _unused() -> None:
     """Do nothing: the release of a split that has no parent on the device."""
-
-
-def _no_tag(tag: int) -> None:
-    """Raise `ValueError` unless `tag` is 0: NCCL has no tags."""
-    if tag:
-        raise ValueError(
-            f"tag {tag}: the nccl backend has no tags, messages are matched in order"
-        )
 
 
 Backend.register_backend(

@@ -352,6 +352,26 @@ class FlightRecorder:
         record.status.enqueued = record
         self.changed()
 
+    def withdraw(self, record: Record) -> None:
+        """Take out `record`, the last one of its group, with its sequence number.
+
+        Its op was refused: no other rank waits for it, and the next op of the group
+        has to have the number that the other ranks give it.
+        """
+        status = record.status
+        with self._lock:
+            place = record.record_id % len(self._ring)
+            if self._ring[place] is record:
+                self._ring[place] = None
+        status.op_id -= 1
+        if record.op_type.is_p2p:
+            status.p2p_seq -= 1
+        else:
+            status.collective_seq -= 1
+        earlier = [one for one in self.records() if one.status is status]
+        status.enqueued = earlier[-1] if earlier else None
+        self.changed()
+
     @property
     def count(self) -> int:
         """How many records were added since the last `clear`."""

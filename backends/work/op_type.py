@@ -94,6 +94,9 @@ class OpSpec:
     bus_factor: Callable[[int], float] = _once
     #: Which of its arrays, inputs first, has one size on all ranks; ``None``: none.
     same_size: int | None = None
+    #: The backend runs it also where all arrays of this rank are empty: those of the
+    #: other ranks need not be, and a message without an element is a message.
+    runs_empty: bool = False
     #: Runs of it in a coalesced batch become one call, of ``<name>_coalesced``.
     fused: bool = False
     #: `benchmark` measures it.
@@ -240,6 +243,7 @@ class OpType(enum.Enum):
             arguments=(_WRITTEN_LIST, _READ_LIST),
             payload=_one_per_rank,
             bus_factor=_all_but_own_part,
+            runs_empty=True,
         ),
     )
     ALL_TO_ALL_SINGLE = (
@@ -248,13 +252,14 @@ class OpType(enum.Enum):
             arguments=(_WRITTEN, _READ),
             bus_factor=_all_but_own_part,
             measured=True,
+            runs_empty=True,
             fallback="all_to_all",
             torch_name="all_to_all",
         ),
     )
     BARRIER = "barrier", OpSpec(arguments=())
-    SEND = "send", OpSpec(arguments=(_READ,), is_p2p=True)
-    RECV = "recv", OpSpec(arguments=(_WRITTEN,), is_p2p=True)
+    SEND = "send", OpSpec(arguments=(_READ,), is_p2p=True, runs_empty=True)
+    RECV = "recv", OpSpec(arguments=(_WRITTEN,), is_p2p=True, runs_empty=True)
     # PyTorch's analyser must not take it for a barrier: ranks that are in one do not
     # wait for ranks in the other.
     MONITORED_BARRIER = "monitored_barrier", OpSpec(torch_name="all_reduce_barrier")

@@ -131,7 +131,7 @@ def test_what_nccl_has_not_is_refused_before_anything_is_sent(
     def body(r: Rank) -> None:
         with pytest.raises(ValueError, match="recv_object_list: .*any rank; give src"):
             dist.recv_object_list([None], group=r.pg)
-        with pytest.raises(ValueError, match="send_object_list: tag 3: .*no tags"):
+        with pytest.raises(ValueError, match="send_object_list: .*tag=3.*no tags"):
             dist.send_object_list([1], 1 - r.rank, r.pg, tag=3)
         everybody: list[Any] = [None, None]
         dist.all_gather_object(everybody, r.rank, r.pg)

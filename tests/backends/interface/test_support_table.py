@@ -54,9 +54,10 @@ def test_the_page_is_up_to_date() -> None:
 
 def test_the_base_class_adds_no_op_that_the_table_lacks() -> None:
     other = {
-        *("register_backend", "refresh", "check", "coalescing", "scratch"),
+        *("register_backend", "refresh", "check", "check_message", "coalescing"),
         *("suspend_lacks", "suspend", "resume", "memory_stats"),
         *(
+            "scratch",
             "state",
             "default_device",
             "prepare",
