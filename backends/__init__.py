@@ -55,9 +55,8 @@ from .errors import (
 )
 from .gloo.library import GlooInfo, gloo_info, gloo_options
 from .groups.api import (
-    SHRINK_ABORT,
-    SHRINK_DEFAULT,
     abort_process_group,
+    default_pg_timeout,
     destroy_process_group,
     enable_timing,
     init_process_group,
@@ -66,10 +65,9 @@ from .groups.api import (
     is_gloo_available,
     is_mpi_available,
     is_nccl_available,
-    new_group,
+    is_ucc_available,
+    is_xccl_available,
     rebuild_process_group,
-    shrink_group,
-    split_group,
 )
 from .groups.config import BackendConfig
 from .groups.membership import (
@@ -78,14 +76,26 @@ from .groups.membership import (
     get_backend_config,
     get_global_rank,
     get_group_rank,
+    get_node_local_rank,
+    get_pg_count,
     get_process_group_ranks,
     get_rank,
     get_world_size,
     group,
     is_initialized,
+    is_torchelastic_launched,
 )
 from .groups.non_member import NonGroupMember
 from .groups.process_group import ProcessGroup
+from .groups.subgroups import (
+    SHRINK_ABORT,
+    SHRINK_DEFAULT,
+    new_group,
+    new_subgroups,
+    new_subgroups_by_enumeration,
+    shrink_group,
+    split_group,
+)
 from .interface.base import Backend
 from .interface.registry import unavailable_reason
 from .interface.staging import register_staging
@@ -150,6 +160,7 @@ __all__ = [
     "coalescing_manager",
     "create_work_from_call",
     "create_work_from_future",
+    "default_pg_timeout",
     "destroy_process_group",
     "dump_flight_recorder",
     "empty",
@@ -160,6 +171,8 @@ __all__ = [
     "get_backend_config",
     "get_global_rank",
     "get_group_rank",
+    "get_node_local_rank",
+    "get_pg_count",
     "get_process_group_ranks",
     "get_rank",
     "get_world_size",
@@ -174,11 +187,16 @@ __all__ = [
     "is_initialized",
     "is_mpi_available",
     "is_nccl_available",
+    "is_torchelastic_launched",
+    "is_ucc_available",
+    "is_xccl_available",
     "isend",
     "make_nccl_premul_sum",
     "monitored_barrier",
     "nccl_options",
     "new_group",
+    "new_subgroups",
+    "new_subgroups_by_enumeration",
     "op_timeout",
     "rebuild_process_group",
     "recv",

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..devices.arrays import check_dtypes, check_list, check_size, device_type, native
 from ..groups.process_group import ProcessGroup
+from ..quantities import as_int
 from ..rank_sets import name_ranks
 from ..work.op_type import OpType
 from ..work.reduce_op import PremulSum, ReduceOp
@@ -26,7 +27,6 @@ __all__ = [
     "check_op",
     "check_own_part",
     "check_same",
-    "check_tag",
     "take",
     "take_device",
     "take_list",
@@ -34,6 +34,7 @@ __all__ = [
     "take_peer",
     "take_root_list",
     "take_splits",
+    "take_tag",
 ]
 
 Array = Any
@@ -69,13 +70,16 @@ def check_op(op: ReduceOp, name: str, pg: ProcessGroup) -> None:
         )
 
 
-def check_tag(tag: int, name: str, pg: ProcessGroup) -> None:
-    """Raise `ValueError` unless `tag` is an int from 0 to 2**31 - 1."""
-    if not isinstance(tag, int) or not 0 <= tag < 2**31:
+def take_tag(tag: int, name: str, pg: ProcessGroup) -> int:
+    """Return `tag` as an int; `ValueError` unless it is from 0 to 2**31 - 1."""
+    if type(tag) is not int:
+        tag = as_int(tag, f"{name} in {pg.describe()}: tag")
+    if not 0 <= tag < 2**31:
         raise ValueError(
             f"{name} in {pg.describe()}: tag={tag!r}; expected an int from 0 to "
             f"{2**31 - 1}"
         )
+    return tag
 
 
 def take_device(device: Any, where: Place) -> tuple[str, int | None]:
@@ -116,18 +120,22 @@ def take_peer(
         # torch's default is global rank 0; a group without it has its own.
         return pg.ranks.index(default) if default in pg.ranks else 0
     if group_rank is not None:
-        if not isinstance(group_rank, int) or not 0 <= group_rank < pg.size():
+        if type(group_rank) is not int:
+            group_rank = as_int(group_rank, f"{where}: group_{argument}")
+        if not 0 <= group_rank < pg.size():
             raise ValueError(
                 f"{where}: group_{argument}={group_rank!r}; expected a rank in the "
                 f"group, 0 to {pg.size() - 1}"
             )
         peer = group_rank
-    elif global_rank not in pg.ranks:
-        raise ValueError(
-            f"{where}: {argument}={global_rank!r}; expected a rank in the group, "
-            f"which has {name_ranks(pg.ranks)}"
-        )
     else:
+        if type(global_rank) is not int:
+            global_rank = as_int(global_rank, f"{where}: {argument}")
+        if global_rank not in pg.ranks:
+            raise ValueError(
+                f"{where}: {argument}={global_rank!r}; expected a rank in the group, "
+                f"which has {name_ranks(pg.ranks)}"
+            )
         peer = pg.ranks.index(global_rank)
     if peer == pg.rank() and not itself:
         raise ValueError(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 from ..devices.arrays import check_dtypes, check_list, check_size, device_type
 from ..devices.cuda_device import device_index
 from ..groups.membership import Group, resolve_group
 from ..interface.op import Op
+from ..quantities import as_positive_seconds
+from ..work.op_timeout import op_timeout
 from ..work.op_type import OpType
 from ..work.work import Work
 from .arguments import (
@@ -411,6 +415,7 @@ def barrier(
     group: Group = None,
     async_op: bool = False,
     device_ids: Sequence[int] | None = None,
+    timeout: float | timedelta | None = None,
     device: Any = None,
 ) -> Work | None:
     """Block until every rank of the group has entered.
@@ -420,6 +425,8 @@ def barrier(
     device_ids : list of int, optional
         The one CUDA device that runs the barrier, ``[0]``. For a group with a backend
         for ``cuda`` in which no op has used a device before.
+    timeout : float or timedelta, optional
+        Seconds after which this barrier fails, in the place of the group's timeout.
     device : str or torch.device, optional
         The device type whose backend runs the barrier: ``"cuda"`` or ``"cuda:0"``.
         Default: the first device type of the group.
@@ -443,7 +450,16 @@ def barrier(
             raise ValueError(f"{where}: device_ids={device_ids!r}; expected one device")
         kind, index = "cuda", device_index(device_ids[0], str(where))
 
-    return pg.issue(_Barrier(kind, index)).finish(async_op)
+    own = contextlib.nullcontext() if timeout is None else _own_timeout(timeout, where)
+    with own:
+        work = pg.issue(_Barrier(kind, index))
+    return work.finish(async_op)
+
+
+def _own_timeout(
+    timeout: float | timedelta, where: Place
+) -> contextlib.AbstractContextManager[None]:
+    return op_timeout(as_positive_seconds(timeout, f"{where}: timeout"))
 
 
 class _Barrier(Op):

@@ -51,6 +51,10 @@ group : ProcessGroup, optional
 }
 # The ops of objects are made of array ops, and block.
 _PARAMETERS_OF_OBJECTS = {
+    "use_batch": """\
+use_batch : bool, default False
+    Not used: accepted for c10d's signature. No backend connects two ranks apart from
+    the rest of the group, which is what c10d spares NCCL by it.""",
     "device": """\
 device : str or torch.device, optional
     The device type of the group whose backend carries the bytes, the same on all

@@ -7,9 +7,9 @@ import time
 from datetime import timedelta
 
 from ..errors import DistBackendError, DistError, DistStoreTimeoutError
-from ..groups.api import as_seconds
 from ..groups.membership import Group, resolve_group
 from ..groups.process_group import ProcessGroup
+from ..quantities import as_positive_seconds
 from ..rank_sets import name_ranks
 from ..work.op_type import OpType
 from ..work.state import WorkState
@@ -36,7 +36,9 @@ def monitored_barrier(
     """
     pg = resolve_group(group, "monitored_barrier")
     seconds = (
-        pg.timeout if timeout is None else as_seconds(timeout, "monitored_barrier")
+        pg.timeout
+        if timeout is None
+        else as_positive_seconds(timeout, "monitored_barrier: timeout")
     )
     work = pg.enter(OpType.MONITORED_BARRIER, seconds, 0)
     try:

@@ -27,7 +27,7 @@ from ..errors import DistError
 from ..groups.membership import Group, resolve_group
 from ..groups.process_group import ProcessGroup
 from ..work.op_type import OpType
-from .arguments import Place, check_tag, take_peer
+from .arguments import Place, take_peer, take_tag
 from .documentation import documented_objects
 from .object_transport import ObjectTransport
 
@@ -273,8 +273,9 @@ def send_object_list(
     dst: int | None = None,
     group: Group = None,
     device: Any = None,
-    tag: int = 0,
     group_dst: int | None = None,
+    use_batch: bool = False,
+    tag: int = 0,
 ) -> None:
     """Send the entries of `object_list` to rank `dst`.
 
@@ -290,7 +291,7 @@ def send_object_list(
     pg = resolve_group(group, "send_object_list")
     where = Place("send_object_list", pg)
     peer = take_peer(pg, dst, group_dst, "dst", "send_object_list", itself=False)
-    check_tag(tag, "send_object_list", pg)
+    tag = take_tag(tag, "send_object_list", pg)
     _check_objects(object_list, "object_list", where)
     data = _pack(list(object_list), "object_list", where)
     header = np.array([len(object_list), data.size], np.int64)
@@ -305,8 +306,9 @@ def recv_object_list(
     src: int | None = None,
     group: Group = None,
     device: Any = None,
-    tag: int = 0,
     group_src: int | None = None,
+    use_batch: bool = False,
+    tag: int = 0,
 ) -> int:
     """Receive into `object_list` from rank `src`.
 
@@ -332,7 +334,7 @@ def recv_object_list(
     peer = None
     if src is not None or group_src is not None:
         peer = take_peer(pg, src, group_src, "src", "recv_object_list", itself=False)
-    check_tag(tag, "recv_object_list", pg)
+    tag = take_tag(tag, "recv_object_list", pg)
     _check_objects(object_list, "object_list", where)
     transport = ObjectTransport(where, OpType.RECV, device)
     header = np.empty(2, np.int64)

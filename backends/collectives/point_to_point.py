@@ -6,7 +6,7 @@ from ..groups.membership import Group, resolve_group
 from ..interface.op import Op
 from ..work.op_type import OpType
 from ..work.work import Work
-from .arguments import Array, check_tag, take, take_peer
+from .arguments import Array, take, take_peer, take_tag
 from .documentation import documented
 
 __all__ = ["irecv", "isend", "recv", "send"]
@@ -39,7 +39,7 @@ def isend(
     """
     pg = resolve_group(group, "isend")
     peer = take_peer(pg, dst, group_dst, "dst", "isend", itself=False)
-    check_tag(tag, "isend", pg)
+    tag = take_tag(tag, "isend", pg)
     array, device = take(tensor, "tensor", OpType.SEND, pg, writable=False)
     work = pg.issue(
         Op(
@@ -85,7 +85,7 @@ def irecv(
     peer = None
     if src is not None or group_src is not None:
         peer = take_peer(pg, src, group_src, "src", "irecv", itself=False)
-    check_tag(tag, "irecv", pg)
+    tag = take_tag(tag, "irecv", pg)
     array, device = take(tensor, "tensor", OpType.RECV, pg)
     work = pg.issue(
         Op(

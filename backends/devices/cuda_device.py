@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import os
 import sys
 from typing import Any
@@ -86,6 +87,10 @@ def local_device(count: int) -> int:
     return int(local) % count if count and local.isdigit() else 0
 
 
+def _is_integer(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
 def device_index(device_id: Any, where: str) -> int:
     """Return the index of `device_id`: a number, or a device of cupy or torch.
 
@@ -93,8 +98,9 @@ def device_index(device_id: Any, where: str) -> int:
     is no CUDA device; `where` is the first part of the message.
     """
     kind = getattr(device_id, "type", "cuda")
-    index = device_id
-    if not isinstance(device_id, int):
+    # numpy's integers are no int.
+    index = int(device_id) if _is_integer(device_id) else device_id
+    if not isinstance(index, int):
         index = getattr(device_id, "index", getattr(device_id, "id", None))
     if isinstance(index, bool) or not isinstance(index, int):
         raise TypeError(

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from typing import Any
 
 from ..devices.arrays import DEVICE_TYPES, is_device_type
+from ..devices.cuda_device import device_index
 from ..did_you_mean import did_you_mean
 from ..interface.base import Backend
 from ..interface.registry import builtin_devices, known_backends, resolve
 from ..interface.staging import misplaced, staged_devices
 
-__all__ = ["GRAMMAR", "BackendConfig"]
+__all__ = ["GRAMMAR", "BackendConfig", "bound_index"]
 
 GRAMMAR = (
     "expected a backend ('gloo') or device:backend pairs ('cpu:gloo,cuda:nccl'), "
@@ -155,3 +157,19 @@ def _served(name: str) -> tuple[str, ...] | None:
 def _devices_of(name: str, text: str) -> tuple[str, ...]:
     _check_known(name, text)
     return _served(name) or resolve(name).devices
+
+
+def bound_index(device_id: Any, config: BackendConfig, op: str) -> int | None:
+    """Return the CUDA device to which `device_id` binds a group with `config`.
+
+    `TypeError` or `ValueError`, which begins with `op`, where it is no such device.
+    """
+    if device_id is None:
+        return None
+    index = device_index(device_id, op)
+    if "cuda" not in config.device_backend_map:
+        raise ValueError(
+            f"{op}: device_id={device_id!r} is a CUDA device, the group has {config}; "
+            "expected a backend for 'cuda' beside it, such as cuda:nccl"
+        )
+    return index

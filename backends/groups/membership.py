@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 
+from ..quantities import as_int
 from ..rank_sets import name_ranks
-from .non_member import NonGroupMember
+from .non_member import NON_GROUP_MEMBER, NonGroupMember
 from .process_group import ProcessGroup
 from .world import world
 
@@ -16,11 +18,14 @@ __all__ = [
     "get_backend_config",
     "get_global_rank",
     "get_group_rank",
+    "get_node_local_rank",
+    "get_pg_count",
     "get_process_group_ranks",
     "get_rank",
     "get_world_size",
     "group",
     "is_initialized",
+    "is_torchelastic_launched",
     "resolve_group",
 ]
 
@@ -39,14 +44,45 @@ class group(metaclass=_GroupMeta):
 
 
 class GroupMember(metaclass=_GroupMeta):
-    """``GroupMember.WORLD``, and the type that stands for a group of other ranks."""
+    """``GroupMember.WORLD``, and the object that stands for a group of other ranks."""
 
-    NON_GROUP_MEMBER = NonGroupMember
+    NON_GROUP_MEMBER = NON_GROUP_MEMBER
 
 
 def is_initialized() -> bool:
     """Return whether the default group exists."""
     return world.default is not None
+
+
+def is_torchelastic_launched() -> bool:
+    """Return whether torchrun started this process, as in c10d."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def get_pg_count() -> int:
+    """Return the number of groups that this rank is in."""
+    return len(world.groups())
+
+
+def get_node_local_rank(fallback_rank: int | None = None) -> int:
+    """Return the rank of this process among those of its host: ``LOCAL_RANK``.
+
+    Without the variable it is `fallback_rank`; `RuntimeError` where that is missing.
+    """
+    local = os.environ.get("LOCAL_RANK")
+    if local is not None:
+        try:
+            return int(local)
+        except ValueError as error:
+            raise RuntimeError(
+                f"get_node_local_rank: LOCAL_RANK is {local!r}; expected an integer"
+            ) from error
+    if fallback_rank is None:
+        raise RuntimeError(
+            "get_node_local_rank: the launcher did not set LOCAL_RANK, and "
+            "fallback_rank is missing; expected one of them"
+        )
+    return as_int(fallback_rank, "get_node_local_rank: fallback_rank")
 
 
 def get_rank(group: Group = None) -> int:
@@ -64,15 +100,14 @@ def get_world_size(group: Group = None) -> int:
 
 
 def get_process_group_ranks(group: Group = None) -> list[int]:
-    """Return the global ranks of `group`, by group rank."""
-    if isinstance(group, NonGroupMember):
-        return list(group.ranks)
+    """Return the global ranks of `group`, by group rank; `ValueError`: no member."""
     return list(resolve_group(group, "get_process_group_ranks").ranks)
 
 
 def get_group_rank(group: Group, global_rank: int) -> int:
     """Return the rank in `group` of `global_rank`; `ValueError` if not a member."""
     pg = resolve_group(group, "get_group_rank")
+    global_rank = as_int(global_rank, "get_group_rank: global_rank")
     if global_rank not in pg.ranks:
         raise ValueError(
             f"get_group_rank: rank {global_rank} is not in group {pg.group_desc!r} "
@@ -84,6 +119,7 @@ def get_group_rank(group: Group, global_rank: int) -> int:
 def get_global_rank(group: Group, group_rank: int) -> int:
     """Return the global rank of `group_rank` in `group`; `ValueError` if none."""
     pg = resolve_group(group, "get_global_rank")
+    group_rank = as_int(group_rank, "get_global_rank: group_rank")
     if not 0 <= group_rank < pg.size():
         raise ValueError(
             f"get_global_rank: group {pg.group_desc!r} has ranks 0 to {pg.size() - 1}, "
@@ -120,7 +156,10 @@ def resolve_group(group: Group, op: str) -> ProcessGroup:
     if isinstance(group, ProcessGroup):
         return group
     if isinstance(group, NonGroupMember):
-        group.refuse(op)
+        raise ValueError(
+            f"{op}: rank {world.rank} is not in the group (new_group returned "
+            "GroupMember.NON_GROUP_MEMBER here); call it on the group's ranks only"
+        )
     raise TypeError(
         f"{op}: group is a {type(group).__name__}; expected a ProcessGroup "
         "(what new_group returned) or None"

@@ -1,35 +1,25 @@
-"""NonGroupMember: what `new_group` returns on a rank outside the new group."""
+"""NON_GROUP_MEMBER: what `new_group` returns on a rank outside the new group."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NoReturn
-
-from ..rank_sets import name_ranks
-
-__all__ = ["NonGroupMember"]
+__all__ = ["NON_GROUP_MEMBER", "NonGroupMember"]
 
 
 class NonGroupMember:
-    """What `new_group` returns on a rank that is not in the new group."""
+    """The type of ``GroupMember.NON_GROUP_MEMBER``, its only instance.
 
-    def __init__(self, name: str, ranks: Sequence[int], rank: int) -> None:
-        self.group_desc = name
-        self.ranks = list(ranks)
-        self.global_rank = rank
-
-    def refuse(self, op: str) -> NoReturn:
-        """Raise the error of every op on a group this rank is not in."""
-        raise ValueError(
-            f"{op}: rank {self.global_rank} is not in group {self.group_desc!r} "
-            f"({name_ranks(self.ranks)}); call it on those ranks only"
-        )
+    `new_group` returns that object on a rank that is not in the new group, so that
+    ``is`` and ``==`` find it, after a pickle and a copy too. It is false.
+    """
 
     def __bool__(self) -> bool:
         return False
 
+    def __reduce__(self) -> str:
+        return "NON_GROUP_MEMBER"
+
     def __repr__(self) -> str:
-        return (
-            f"<NonGroupMember: rank {self.global_rank} is not in {self.group_desc!r} "
-            f"({name_ranks(self.ranks)})>"
-        )
+        return "GroupMember.NON_GROUP_MEMBER"
+
+
+NON_GROUP_MEMBER = NonGroupMember()

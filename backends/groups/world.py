@@ -27,7 +27,7 @@ from .abort_reason import FoundCause
 from .config import BackendConfig
 from .goodbye import say_goodbye
 from .key import GroupKey
-from .non_member import NonGroupMember
+from .non_member import NON_GROUP_MEMBER, NonGroupMember
 from .origin import Origin
 from .process_group import ProcessGroup
 from .watchdog import watchdog
@@ -134,7 +134,7 @@ class World:
         with self._lock:
             base = description or describe_members(ranks)
             if self.rank not in ranks:
-                return NonGroupMember(base, ranks, self.rank)
+                return NON_GROUP_MEMBER
             key = GroupKey(base, tuple(ranks))
             self._uses[key] = count = self._uses.get(key, 0) + 1
             name = base if count == 1 else f"{base} ({count})"

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from datetime import timedelta
 
+from ..quantities import as_positive_seconds
+
 __all__ = ["op_timeout", "own_timeout"]
 
 _OWN: ContextVar[float | None] = ContextVar("rankscope-op-timeout", default=None)
@@ -28,15 +30,7 @@ def op_timeout(timeout: float | timedelta) -> Iterator[None]:
         with dist.op_timeout(5):
             dist.all_reduce(x)
     """
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
-        raise TypeError(
-            f"op_timeout: timeout is a {type(timeout).__name__}; expected seconds or "
-            "a timedelta"
-        )
-    if not seconds > 0:
-        raise ValueError(f"op_timeout: timeout={timeout!r}; expected more than 0 s")
-    token = _OWN.set(float(seconds))
+    token = _OWN.set(as_positive_seconds(timeout, "op_timeout: timeout"))
     try:
         yield
     finally:

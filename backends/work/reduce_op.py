@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import numbers
 from dataclasses import dataclass
 from typing import cast
 
@@ -45,7 +46,7 @@ class PremulSum:
     name = ReduceOp.PREMUL_SUM.name
 
     def __post_init__(self) -> None:
-        if isinstance(self.factor, bool) or not isinstance(self.factor, (int, float)):
+        if isinstance(self.factor, bool) or not isinstance(self.factor, numbers.Real):
             raise TypeError(
                 f"make_nccl_premul_sum: factor is a {type(self.factor).__name__}; "
                 "expected a number"

@@ -10,8 +10,9 @@ from ipykernel.kernelapp import IPKernelApp
 
 from rankscope.backends.benchmark import benchmark, usual_device
 from rankscope.backends.errors import DistBackendError
-from rankscope.backends.groups.api import destroy_process_group, new_group
+from rankscope.backends.groups.api import destroy_process_group
 from rankscope.backends.groups.membership import resolve_group
+from rankscope.backends.groups.subgroups import new_group
 from rankscope.backends.interface.registry import resolve
 
 from ..wire import ipyparallel_private as private

@@ -461,9 +461,7 @@ def test_a_rank_that_is_not_in_the_group_is_told_so_by_every_op(
         lambda: dist.monitored_barrier(group=outside),
         lambda: dist.abort_process_group(outside),
     ):
-        with pytest.raises(
-            ValueError, match="rank 0 is not in group 'odd' .ranks 1, 3"
-        ):
+        with pytest.raises(ValueError, match="rank 0 is not in the group"):
             attempt()
 
 
