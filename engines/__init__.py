@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .cluster.flight_records import FlightRecords
     from .cluster.job import Job
     from .cluster.observed_ranks import ObservedRanks
+    from .cluster.profiling import Profile, RankStacks
     from .errors import ClusterError, ClusterStartError, ExecutionError, RankError
     from .status import ClusterStatus, GroupStatus, OpStatus, RankStatus
 
@@ -32,7 +33,9 @@ __all__ = [
     "ObservedRanks",
     "OpStatus",
     "Output",
+    "Profile",
     "RankError",
+    "RankStacks",
     "RankStatus",
     "StallWatch",
 ]
@@ -45,6 +48,7 @@ _MODULES = {
     "cluster.flight_records": ("FlightRecords",),
     "cluster.job": ("Job",),
     "cluster.observed_ranks": ("ObservedRanks",),
+    "cluster.profiling": ("Profile", "RankStacks"),
     "errors": ("ClusterError", "ClusterStartError", "ExecutionError", "RankError"),
     "status": ("ClusterStatus", "GroupStatus", "OpStatus", "RankStatus"),
 }

@@ -81,7 +81,7 @@ def chosen_ranks(
     command: Command,
     flag: str,
     text: str | None,
-    cluster: Cluster,
+    cluster: Cluster | Job,
     group: str | None = None,
 ) -> list[int]:
     """Return the ranks that `text` names (``None``: all) in the cluster or `group`."""

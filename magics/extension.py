@@ -13,9 +13,10 @@ from rankscope.backends.did_you_mean import did_you_mean
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import Cluster, ClusterError, Job
 from rankscope.engines.status import name_groups
-from rankscope.widgets import BenchReport, ProgressLine, StatusTable
+from rankscope.widgets import BenchReport, ProfileReport, ProgressLine, StatusTable
 from rankscope.widgets.board.model import BoardModel
 from rankscope.widgets.board.text import board_text
+from rankscope.widgets.stack_text import stack_text
 
 from .arguments import (
     check_init,
@@ -29,6 +30,7 @@ from .arguments import (
 from .cell_magics import CellMagics
 from .cells.benching import run_bench
 from .cells.debugging import DebugSession
+from .cells.profiling import take_profile
 from .language.commands import COMMANDS, DIST_INIT
 from .language.options import Command, Values
 from .language.values import trace_path
@@ -204,6 +206,21 @@ class RankscopeMagics(CellMagics):
             print(f"{verdict.fault.value}: {verdict}")
         if not verdicts:
             print("nothing hangs: no op is stuck, every rank answers")
+
+    def dist_profile(self, line: str) -> ProfileReport | None:
+        """Print where the ranks are, or return where they spend the next seconds."""
+        command = COMMANDS["dist_profile"]
+        values = parse(command, line)
+        if values is None:
+            return None
+        cluster = require(command)
+        ranks = chosen_ranks(command, "-r ", values["ranks"], cluster)
+        seconds, every = values["seconds"], values["every"]
+        with reported(command, ValueError):
+            if seconds is not None:
+                return take_profile(self.shell, cluster, ranks, seconds, every)
+            print(stack_text(cluster.stacks(ranks, every=every), every))
+        return None
 
     def dist_debug(self, line: str) -> None:
         """Open the failed frame of a rank."""

@@ -14,6 +14,7 @@ __all__ = ["main"]
 _ON_CLUSTERS = {
     "status": "show what every rank is doing",
     "diagnose": "say why an op hangs: the rank at fault, and the line",
+    "profile": "show where the ranks are, or with -t, where they spend their time",
     "abort": "fail what is in flight on every rank, so that the cells end",
     "rebuild": "make aborted groups usable again",
     "stop": "end the cluster: its ranks and their variables",
@@ -22,8 +23,8 @@ _TAKE_A_GROUP = ("abort", "rebuild")
 
 _MORE = """\
 It works while the notebook's cell hangs, and whatever state its kernel is in. The
-ranks of scripts that rankscope.torch watches have status, diagnose and, where the
-script allows it, abort.
+ranks of scripts that rankscope.torch watches have status, diagnose, profile and, where
+the script allows it, abort.
 """
 _EXIT = """\
 exit status: 0 done (diagnose: nothing hangs), 1 diagnose: something hangs,
@@ -58,6 +59,26 @@ def _parser() -> argparse.ArgumentParser:
         if name in _TAKE_A_GROUP:
             command.add_argument(
                 "-g", "--group", help="name or id of a group (default: all)"
+            )
+        if name == "profile":
+            command.add_argument(
+                "-t",
+                "--time",
+                type=float,
+                metavar="SECONDS",
+                help="sample for so many seconds (default: show the stacks of now)",
+            )
+            command.add_argument(
+                "-o",
+                "--output",
+                metavar="FILE",
+                help="with -t: write the flame graph there, as an HTML page",
+            )
+            command.add_argument(
+                "-a",
+                "--all",
+                action="store_true",
+                help="all threads, those of Jupyter and Rankscope too",
             )
     commands.add_parser(
         "doctor",

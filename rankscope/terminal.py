@@ -18,8 +18,10 @@ from rankscope.engines import Cluster, ClusterError, Job
 from rankscope.engines.cluster.cluster_file import ClusterFile, cluster_files
 from rankscope.engines.status import name_groups
 from rankscope.engines.wire.job_file import JobFile, job_files
+from rankscope.widgets import ProfileReport
 from rankscope.widgets.board.model import BoardModel
 from rankscope.widgets.board.text import board_text
+from rankscope.widgets.stack_text import stack_text
 
 __all__ = ["run"]
 
@@ -111,6 +113,20 @@ def _diagnose(cluster: Cluster | Job, values: argparse.Namespace) -> int:
     return DONE
 
 
+def _profile(cluster: Cluster | Job, values: argparse.Namespace) -> int:
+    if values.time is None:
+        if values.output is not None:
+            raise ClusterError("-o FILE is for a flame graph: -t SECONDS is missing")
+        print(stack_text(cluster.stacks(every=values.all), values.all))
+        return DONE
+    report = ProfileReport(cluster.sample(values.time, every=values.all), values.all)
+    print(report)
+    if values.output is not None:
+        report.save(values.output)
+        print(f"\n{values.output} written: a browser shows the flame graph")
+    return DONE
+
+
 def _abort(cluster: Cluster | Job, values: argparse.Namespace) -> int:
     verdicts = cluster.explain()
     if values.group is not None:
@@ -155,6 +171,7 @@ def _stop(cluster: Cluster | Job, values: argparse.Namespace) -> int:
 COMMANDS: dict[str, Callable[[Cluster | Job, argparse.Namespace], int]] = {
     "status": _status,
     "diagnose": _diagnose,
+    "profile": _profile,
     "abort": _abort,
     "rebuild": _rebuild,
     "stop": _stop,
@@ -173,7 +190,7 @@ def run(values: argparse.Namespace) -> int:
     try:
         with found[0].attach() as cluster:
             return command(cluster, values)
-    except (ClusterError, TimeoutError) as error:
+    except (ClusterError, TimeoutError, OSError, ValueError) as error:
         print(f"rankscope {values.command}: {error}", file=sys.stderr)
         return FAILED
 

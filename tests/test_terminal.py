@@ -20,7 +20,7 @@ from rankscope.engines import ClusterError
 from rankscope.engines.cluster import cluster_file
 from rankscope.engines.cluster.cluster_file import ClusterFile
 from rankscope.engines.wire.job_file import JobFile
-from rankscope.terminal import Running
+from rankscope.terminal import COMMANDS, Running
 from tests.magics.kernels import Kernel, running_kernel
 
 WAIT = 60
@@ -111,7 +111,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    for command in ("status", "diagnose", "abort", "rebuild", "stop", "doctor"):
+    for command in (*COMMANDS, "doctor"):
         assert f"\n    {command} " in text
     with pytest.raises(SystemExit) as ended:
         main(["abort", "--gruop", "x"])
@@ -158,14 +158,21 @@ def _hang(kernel: Kernel, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_abort_ends_the_hang_and_says_why(
-    kernel: Kernel, capsys: pytest.CaptureFixture[str]
+    kernel: Kernel, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     told = {}
+    picture = tmp_path / "profile.html"
 
     def act() -> None:
         _hang(kernel, capsys)
         assert main(["status", "train.ipynb"]) == 0
         told["status"] = capsys.readouterr().out
+        assert main(["profile"]) == 0
+        told["now"] = capsys.readouterr().out
+        assert main(["profile", "-t", "0.2", "-o", str(picture)]) == 0
+        told["profile"] = capsys.readouterr().out
+        assert main(["profile", "-o", str(picture)]) == 2
+        told["refused"] = capsys.readouterr().err
         assert main(["abort"]) == 0
         told["abort"] = capsys.readouterr().out
 
@@ -174,6 +181,11 @@ def test_an_abort_ends_the_hang_and_says_why(
     assert verdict in told["abort"]
     assert "group 'default' aborted; " in told["abort"]
     assert "all_reduce" in told["status"]
+    assert "rank 0: at cell " in told["now"]
+    assert "in all_reduce" in told["now"]
+    assert "ranks 0–1, sampled for 0.2 s" in told["profile"]
+    assert "rankscope-flame" in picture.read_text(encoding="utf-8")
+    assert "-t SECONDS is missing" in told["refused"]
     assert f"aborted from a terminal; diagnosis: {verdict}" in " ".join(
         cell.error.split()
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .bench_report import BenchReport
+from .profile_report import ProfileReport
 from .progress import ProgressLine
 from .status_table import StatusTable
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BenchReport",
     "Board",
+    "ProfileReport",
     "ProgressLine",
     "StatusTable",
 ]

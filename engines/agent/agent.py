@@ -34,6 +34,7 @@ from rankscope.backends.groups.exit_status import fail_on_async_error
 from rankscope.backends.groups.inquiry import Place, locate_with
 from rankscope.backends.groups.world import world
 from rankscope.backends.observe.export import local_dump
+from rankscope.backends.observe.stacks import ThreadStacks
 from rankscope.backends.torch_watch.errors import explain, settle
 from rankscope.backends.torch_watch.rpc_watch import watch_rpc
 from rankscope.backends.torch_watch.watch import watch
@@ -45,6 +46,7 @@ from ..wire import message_types, requests
 from ..wire.error_details import pack_details
 from ..wire.ipykernel_private import allow_top_level_await
 from ..wire.memory import resident_bytes
+from ..wire.stack_service import StackService
 from ..wire.status_codec import pack
 from . import availability
 from .cell_source import CellSource
@@ -110,6 +112,14 @@ class Agent:
         self._new_gpu: Gpu | None = None
         self._source = CellSource(self.shell)
         self._print_marks = PrintMarks()
+        # Threads that are here before any cell are those of ipykernel.
+        known = [one.ident for one in threading.enumerate() if one.ident is not None]
+        self._stacks = StackService(
+            ThreadStacks(
+                self._source.name_of, lambda: self._cell_began is not None, known
+            ),
+            lambda: "",
+        )
         self._publisher = StatusPublisher(kernel, self.summary)
         self._nccl_reports = NcclReports()
         # What ended the last cell that failed, and how a person looks at it.
@@ -134,7 +144,6 @@ class Agent:
                     lambda _: names_of(self.shell, self._given)
                 ),
                 requests.GetNcclReport.served_by(lambda _: self._nccl_reports.latest()),
-                requests.GetStack.served_by(lambda _: self._stack()),
                 requests.GetStoreAddress.served_by(lambda _: self._store_address()),
                 requests.GetSummary.served_by(lambda _: self.summary()),
                 requests.HostStore.served_by(self._host_store),
@@ -156,6 +165,7 @@ class Agent:
                 requests.Unsubscribe.served_by(
                     lambda wanted: self._publisher.unsubscribe(wanted.msg_id)
                 ),
+                *self._stacks.handlers(),
             ]
         )
         allow_top_level_await(kernel)
@@ -327,11 +337,6 @@ class Agent:
         # To the main thread itself, so that a system call it waits in returns.
         signal.pthread_kill(self._main.ident, signal.SIGINT)
         return True
-
-    def _stack(self) -> str:
-        """Return the main thread's stack from the cell's frame on."""
-        assert self._main.ident is not None
-        return self._source.stack(self._main.ident, self._cell_began is not None)
 
     def _place(self) -> Place:
         """Return where the main thread is, for a rank that asks why its op waits."""

@@ -67,28 +67,3 @@ class CellSource:
             if self.is_cell(one.f_code.co_filename):
                 return self.describe(one.f_code.co_filename, line)
         return ""
-
-    def stack(self, thread: int, cell_runs: bool) -> str:
-        """Return the stack of a thread, from the cell's frame on.
-
-        Parameters
-        ----------
-        thread
-            ``threading.Thread.ident`` of the main thread.
-        cell_runs
-            Whether a cell runs. If none does and no cell is on the stack, the result
-            is ``"idle"``.
-        """
-        stack = traceback.extract_stack(sys._current_frames()[thread])
-        inside = [self.is_cell(entry.filename) for entry in stack]
-        if True in inside:
-            del stack[: inside.index(True)]
-        elif not cell_runs:
-            return "idle"
-        lines = []
-        for entry in stack:
-            place = self.name_of(entry.filename) or f'File "{entry.filename}"'
-            lines.append(f"{place}, line {entry.lineno}, in {entry.name}")
-            if entry.line:
-                lines.append(f"    {entry.line}")
-        return "\n".join(lines)

@@ -15,6 +15,7 @@ from ..status import ClusterStatus
 from ..wire import requests
 from . import diagnosing
 from .flight_records import FlightRecords, fetch
+from .profiling import RATE, Profile, RankStacks, sample_ranks, stacks_of
 from .rank_registry import RankRegistry
 from .rank_slots import check_ranks
 
@@ -130,15 +131,58 @@ class ObservedRanks:
 
     def where(self, ranks: Chosen = None) -> dict[int, str]:
         """Return rank → the stack of its main thread."""
+        found = self.stacks(ranks)
+        texts = {rank: found.main_text(rank) for rank in found.stacks}
+        return dict(sorted({**texts, **found.errors}.items()))
+
+    def stacks(self, ranks: Chosen = None, *, every: bool = False) -> RankStacks:
+        """Return where `ranks` are now: the Python stacks of their threads.
+
+        Works while cells block. Threads of Jupyter and of Rankscope are left out,
+        unless `every` is set.
+        """
         self._check_open()
-        chosen = check_ranks(ranks, self.n)
-        answers = self._observed.ask(requests.GetStack(), chosen)
-        dead = {
-            slot.rank: str(slot.death)
-            for slot in self._observed.slots
-            if not slot.alive and slot.rank in chosen
-        }
-        return dict(sorted({**answers.results, **answers.errors, **dead}.items()))
+        return stacks_of(self._observed, check_ranks(ranks, self.n), every)
+
+    def sample(
+        self,
+        seconds: float,
+        ranks: Chosen = None,
+        *,
+        rate: float = RATE,
+        every: bool = False,
+        on_progress: Callable[[float], None] | None = None,
+    ) -> Profile:
+        """Sample where `ranks` are for `seconds`, while their cells run.
+
+        Parameters
+        ----------
+        seconds
+            A `KeyboardInterrupt` ends the sampling earlier; the result is that of the
+            time until then.
+        ranks
+            ``None``: all.
+        rate
+            Looks a second.
+        every
+            Whether threads of Jupyter and of Rankscope are sampled, too.
+        on_progress
+            Called with the seconds so far.
+
+        Raises
+        ------
+        ClusterError
+            If none of the ranks answers; else the silent ones are in ``errors``.
+        """
+        self._check_open()
+        return sample_ranks(
+            self._observed,
+            check_ranks(ranks, self.n),
+            seconds,
+            rate=rate,
+            every=every,
+            on_progress=on_progress,
+        )
 
     # -- status ------------------------------------------------------------
 

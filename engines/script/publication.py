@@ -10,7 +10,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +18,7 @@ from rankscope.backends.errors import DistError
 from rankscope.backends.groups.inquiry import main_thread_place
 from rankscope.backends.groups.world import world
 from rankscope.backends.observe.export import local_dump
+from rankscope.backends.observe.stacks import ThreadStacks
 from rankscope.backends.stores.base import UNKNOWN_END
 from rankscope.backends.torch_watch import aborting
 from rankscope.backends.torch_watch.errors import explain
@@ -27,6 +27,7 @@ from rankscope.backends.torch_watch.watch import TorchWatch
 from ..wire import requests
 from ..wire.job_channel import ENDED, QueueReader, answer_key, end_key, status_key
 from ..wire.memory import resident_bytes
+from ..wire.stack_service import StackService
 from ..wire.status_codec import pack
 from .abort_relay import AbortRelay
 from .meeting import Channel, meet
@@ -83,7 +84,9 @@ class Publication:
                 requests.GetFlightRecord.served_by(
                     lambda wanted: local_dump(wanted.last)
                 ),
-                requests.GetStack.served_by(lambda _: _stack()),
+                *StackService(
+                    ThreadStacks(), lambda: main_thread_place().location
+                ).handlers(),
                 requests.GetSummary.served_by(lambda _: self.summary()),
                 requests.PublishStatus.served_by(self._publish_status),
                 requests.Abort.served_by(self._abort),
@@ -283,13 +286,3 @@ def _how_it_ended() -> str:
     shown = explain(error)
     text = str(shown).partition("\n")[0]
     return f"its script ended with {type(shown).__name__}: {text}"
-
-
-def _stack() -> str:
-    """Return where the main thread is, and below it its stack."""
-    ident = threading.main_thread().ident
-    frame = None if ident is None else sys._current_frames().get(ident)
-    lines = traceback.format_stack(frame) if frame is not None else []
-    return "\n".join(
-        [main_thread_place().location, *(one.rstrip("\n") for one in lines)]
-    )

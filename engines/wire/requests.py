@@ -23,7 +23,7 @@ __all__ = [
     "GetHello",
     "GetNames",
     "GetNcclReport",
-    "GetStack",
+    "GetStacks",
     "GetStoreAddress",
     "GetSummary",
     "GpuAnswer",
@@ -41,10 +41,14 @@ __all__ = [
     "Rebuild",
     "Refusal",
     "Request",
+    "SampledStacks",
     "SetEnvironment",
+    "StackList",
+    "StartSampling",
     "StoreAddress",
     "Subscribe",
     "Summary",
+    "TakeSamples",
     "TorchAnswer",
     "Unsubscribe",
 ]
@@ -132,6 +136,26 @@ class NcclReport(TypedDict):
     error: str
     #: `backends.nccl.ras.RasCommunicator` as dicts.
     communicators: list[dict[str, Any]]
+
+
+class StackList(TypedDict):
+    """The stacks of a rank; the main thread's is the first."""
+
+    #: The innermost line of the user's own code; empty where none runs.
+    location: str
+    #: The name of each thread, and the fields of its `Frame`s, the innermost last.
+    stacks: list[tuple[str, list[list[Any]]]]
+
+
+class SampledStacks(TypedDict):
+    """What the sampler of a rank saw."""
+
+    seconds: float
+    looks: int
+    #: As in `StackList`, and the seconds that the thread spent there. A frame is its
+    #: place in `frames`.
+    stacks: list[tuple[str, list[int], float]]
+    frames: list[list[Any]]
 
 
 class Aborted(TypedDict):
@@ -240,10 +264,11 @@ class GetNcclReport(Request[NcclReport]):
 
 
 @dataclass(frozen=True)
-class GetStack(Request[str]):
-    """Return the stack of the main thread, from the cell's frame on."""
+class GetStacks(Request[StackList]):
+    """Return the stacks of the threads of the user, or with `every` of all threads."""
 
-    op = "stack"
+    op = "stacks"
+    every: bool
 
 
 @dataclass(frozen=True)
@@ -350,11 +375,33 @@ class SetEnvironment(Request[None]):
 
 
 @dataclass(frozen=True)
+class StartSampling(Request[None]):
+    """Look at the stacks `rate` times a second, for `seconds`; see `TakeSamples`.
+
+    `key` names the sampling among those of other notebooks.
+    """
+
+    op = "start_sampling"
+    key: str
+    seconds: float
+    rate: float
+    every: bool
+
+
+@dataclass(frozen=True)
 class Subscribe(Request[Summary]):
     """Publish status under `header` for a while; return the summary."""
 
     op = "subscribe"
     header: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TakeSamples(Request[SampledStacks]):
+    """End the sampling `key`, and return what was seen."""
+
+    op = "take_samples"
+    key: str
 
 
 @dataclass(frozen=True)

@@ -197,6 +197,28 @@ COMMANDS = {
             "cluster.diagnose()",
         ),
         Command(
+            "dist_profile",
+            "Show where the ranks are now, thread by thread, also while they hang;\n"
+            "with -t, where they spend the next seconds, as a flame graph. It runs\n"
+            "beside cells of %%distributed --async; beside any other cell, rankscope\n"
+            "profile in a terminal does. An interrupt ends it early: it shows what\n"
+            "was seen so far.",
+            "%dist_profile\n%dist_profile -t 5 -r 0,2-3\n"
+            "p = %dist_profile -t 5\np.save('profile.html')",
+            "cluster.stacks(), rankscope.widgets.ProfileReport(cluster.sample(5))",
+            (
+                _RANKS,
+                Option(
+                    "seconds", ("-t", "--time"), "sample for so many seconds (default: "
+                    "show the stacks of this moment)", "SECONDS", values.seconds,
+                ),
+                Option(
+                    "every", ("-a", "--all"), "all threads, those of Jupyter and "
+                    "Rankscope too, and what goes on inside Rankscope's ops",
+                ),
+            ),
+        ),
+        Command(
             "dist_debug",
             "Open the frame in which the last failed cell of a rank raised, in a\n"
             "prompt here: p x, up, down, l; q or an interrupt leaves it. The other\n"

@@ -29,6 +29,7 @@ from rankscope.magics import (
 )
 from rankscope.magics.output import deduplicate as merge
 from rankscope.magics.output.failures import plain
+from rankscope.widgets import ProfileReport
 from tests.engines.cluster.faults import WAIT, until_at
 
 pytestmark = pytest.mark.processes  # %dist_init starts them
@@ -388,6 +389,56 @@ def test_a_background_cell_is_interrupted(notebook: Notebook) -> None:
     assert handle.state == "failed"
     # The group is looked at when the watch is over.
     until(lambda: "failed after" in repr(handle))
+
+
+# -- profiles ---------------------------------------------------------------------
+
+
+SPINS = ("%%distributed --async", "import time", "print('on', flush=True)",
+         "while True: time.sleep(0.002) if rank else sum(range(1000))")  # fmt: skip
+
+
+def test_a_profile_shows_where_the_ranks_are(
+    notebook: Notebook, cluster: Cluster
+) -> None:
+    idle = notebook("%dist_profile")
+    assert (idle.error, idle.out) == (None, "ranks 0–3: idle: no cell runs\n")
+    number, handle = notebook.number, notebook(*SPINS).value
+    try:
+        until(lambda: "[0-3] on" in repr(handle))
+        at = f"at cell {number} line 4"
+        until_at(cluster, range(4), number, 4)
+        now = notebook("%dist_profile -r 1-3").out
+        assert now.startswith(f"ranks 1–3: {at}\n    cell {number} line 4  while True")
+        every = notebook("%dist_profile -r 0 --all").out
+        assert "thread rankscope-status" in every
+        seen = notebook("%dist_profile -t 0.3 -r 0,2")
+    finally:
+        handle.interrupt()
+        with capture_output(), pytest.raises(CellError):
+            handle.result(WAIT)
+    report = seen.value
+    assert isinstance(report, ProfileReport)
+    assert set(report.profile.ranks) == {0, 2}
+    for sampled in report.profile.ranks.values():
+        # The notebook may end it a moment early.
+        assert sampled.seconds > 0.2
+        assert sampled.looks > 0
+    assert f"cell {number} line 4" in repr(report)
+    assert 'class="rankscope-flame"' in report._repr_mimebundle_()["text/html"]
+
+
+def test_an_interrupted_profile_has_what_was_seen(
+    notebook: Notebook, cluster: Cluster
+) -> None:
+    def interrupt(so_far: float) -> None:
+        if so_far > 0.1:
+            raise KeyboardInterrupt
+
+    profile = cluster.sample(600, [1], on_progress=interrupt)
+    assert 0.1 < profile.ranks[1].seconds < WAIT
+    assert "idle" in repr(ProfileReport(profile))
+    assert "up to 3600 s" in notebook("%dist_profile -t 5000").out
 
 
 # -- traces -----------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rankscope.engines.agent import agent
-from rankscope.engines.wire import requests
+from rankscope.engines.wire import requests, stack_service
 from rankscope.engines.wire.requests import Request
 
 KINDS = Request.__subclasses__()
@@ -22,6 +22,7 @@ SAMPLES: list[Request[Any]] = [
     requests.JoinStore("127.0.0.1", 1234, "00ff"),
     requests.PublishStatus(30.0, 0.2),
     requests.Rebuild({"default/12345678": 2}),
+    requests.StartSampling("ab", 5.0, 100.0, False),
     requests.Unsubscribe("id"),
 ]
 
@@ -32,10 +33,11 @@ def test_every_request_has_a_name_of_its_own() -> None:
 
 def test_the_agent_serves_every_request_once() -> None:
     """But the one that only a script's rank serves."""
-    tree = ast.parse(Path(agent.__file__).read_text(encoding="utf-8"))
+    files = [Path(str(module.__file__)) for module in (agent, stack_service)]
     served = [
         node.value.attr
-        for node in ast.walk(tree)
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute)
         and node.attr == "served_by"
         and isinstance(node.value, ast.Attribute)

@@ -1,0 +1,193 @@
+"""Where ranks are: the stacks of their threads, now or sampled for some seconds."""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+
+from rankscope.backends.observe.stacks import Frame, Stack
+
+from ..errors import ClusterError, group_by_message
+from ..wire import requests
+from .rank_registry import RankRegistry
+
+__all__ = [
+    "RATE",
+    "Profile",
+    "RankStacks",
+    "Sampled",
+    "line_name",
+    "sample_ranks",
+    "stacks_of",
+    "without_internals",
+]
+
+#: Looks a second, which cost a rank about half a percent of a core.
+RATE = 100.0
+#: Seconds of a profile at most: nobody meant more.
+LONGEST = 3600.0
+#: Seconds that a rank gets to send what it has seen.
+ANSWER = 10.0
+#: Seconds between two calls of ``on_progress``.
+STEP = 0.2
+
+_CELL = re.compile(r"Cell In\[(.*)\]$")
+
+
+@dataclass(frozen=True)
+class RankStacks:
+    """The stacks of ranks at one moment."""
+
+    #: Rank → the stacks of its threads, the main thread's first.
+    stacks: dict[int, list[Stack]]
+    #: Rank → the innermost line of the script; cells have it in their stack.
+    locations: dict[int, str] = field(default_factory=dict)
+    #: Rank → why it did not answer.
+    errors: dict[int, str] = field(default_factory=dict)
+
+    def main_text(self, rank: int) -> str:
+        """Return the stack of a rank's main thread as lines, ``"idle"`` without one."""
+        frames = self.stacks[rank][0].frames
+        lines = [self.locations[rank]] if self.locations.get(rank) else []
+        for one in frames:
+            lines.append(f"{frame_place(one)}, in {one.function}")
+            if one.text:
+                lines.append(f"    {one.text}")
+        return "\n".join(lines) or "idle"
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Where one rank spent its time."""
+
+    #: Seconds that its sampler looked for.
+    seconds: float
+    #: How often the sampler could look.
+    looks: int
+    #: Each stack and the seconds that its thread spent there.
+    weights: Sequence[tuple[Stack, float]]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where ranks spent their time."""
+
+    #: Rank → what its sampler saw.
+    ranks: dict[int, Sampled]
+    #: Rank → why nothing is known of it.
+    errors: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that the sampling took, on the rank where it took longest."""
+        return max((one.seconds for one in self.ranks.values()), default=0.0)
+
+
+def frame_place(frame: Frame) -> str:
+    """Return ``Cell In[7], line 3`` or ``File "train.py", line 3``."""
+    cell = _CELL.match(frame.place)
+    place = frame.place if cell else f'File "{frame.place}"'
+    return f"{place}, line {frame.line}"
+
+
+def line_name(frame: Frame) -> str:
+    """Return ``cell 7 line 3`` or ``train.py line 3``."""
+    cell = _CELL.match(frame.place)
+    name = f"cell {cell[1]}" if cell else PurePath(frame.place).name
+    return f"{name} line {frame.line}"
+
+
+def without_internals(frames: Iterable[Frame]) -> tuple[Frame, ...]:
+    """Return `frames` with Rankscope's function that was called, not what it does.
+
+    How an op waits, on which line of its loop, differs between ranks and moments, and
+    is of no interest to who called it.
+    """
+    kept: list[Frame] = []
+    for frame in frames:
+        if not frame.internal:
+            kept.append(frame)
+        elif not (kept and kept[-1].internal):
+            kept.append(frame._replace(line=0, text=""))
+    return tuple(kept)
+
+
+def stacks_of(
+    registry: RankRegistry, ranks: Sequence[int], every: bool, timeout: float = 2.0
+) -> RankStacks:
+    """Return the stacks of `ranks` at this moment; of all threads with `every`."""
+    answers = registry.ask(requests.GetStacks(every), ranks, timeout)
+    found, locations = {}, {}
+    for rank, answer in answers.results.items():
+        locations[rank] = answer["location"]
+        found[rank] = [
+            Stack(thread, tuple(Frame(*one) for one in frames))
+            for thread, frames in answer["stacks"]
+        ]
+    return RankStacks(found, locations, {**answers.errors, **_dead(registry, ranks)})
+
+
+def sample_ranks(
+    registry: RankRegistry,
+    ranks: Sequence[int],
+    seconds: float,
+    *,
+    rate: float = RATE,
+    every: bool = False,
+    on_progress: Callable[[float], None] | None = None,
+) -> Profile:
+    """Sample the stacks of `ranks`, `rate` times a second, for `seconds`.
+
+    A `KeyboardInterrupt` ends it early: what was seen until then is the result.
+    `on_progress` is called with the seconds so far.
+    """
+    if not 0 < seconds <= LONGEST or not math.isfinite(rate) or not 0 < rate <= 1000:
+        raise ValueError(
+            f"a profile of {seconds:g} s at {rate:g} looks a second: expected up to "
+            f"{LONGEST:g} s, and up to 1000 looks a second"
+        )
+    key = secrets.token_hex(8)
+    wait = threading.Event()
+    began = time.monotonic()
+    started = registry.ask(requests.StartSampling(key, seconds, rate, every), ranks)
+    errors = {**started.errors, **_dead(registry, ranks)}
+    if not started.results:
+        raise ClusterError(group_by_message(errors))
+    try:
+        while (left := began + seconds - time.monotonic()) > 0:
+            if on_progress is not None:
+                on_progress(seconds - left)
+            wait.wait(min(left, STEP))
+    except KeyboardInterrupt:
+        # The ranks have seen something.
+        pass
+    answers = registry.ask(requests.TakeSamples(key), list(started.results), ANSWER)
+    errors |= answers.errors | _dead(registry, ranks)
+    if not answers.results:
+        raise ClusterError(group_by_message(errors))
+    return Profile(
+        {rank: _sampled(one) for rank, one in sorted(answers.results.items())}, errors
+    )
+
+
+def _sampled(answer: requests.SampledStacks) -> Sampled:
+    frames = [Frame(*one) for one in answer["frames"]]
+    weights = [
+        (Stack(thread, tuple(frames[place] for place in places)), weight)
+        for thread, places, weight in answer["stacks"]
+    ]
+    return Sampled(answer["seconds"], answer["looks"], weights)
+
+
+def _dead(registry: RankRegistry, ranks: Iterable[int]) -> dict[int, str]:
+    return {
+        slot.rank: str(slot.death)
+        for slot in registry.slots
+        if not slot.alive and slot.rank in set(ranks)
+    }

@@ -1,0 +1,173 @@
+"""ProfileReport: where ranks spent their time, as a flame graph and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from rankscope.backends.observe.stacks import MAIN, Frame
+from rankscope.backends.rank_sets import name_ranks
+from rankscope.engines import Profile
+from rankscope.engines.cluster.profiling import line_name, without_internals
+from rankscope.engines.errors import group_by_message
+
+from .flame_graph import UNEVEN, Box, flame_graph
+from .stack_text import innermost_line, is_users
+
+__all__ = ["ProfileReport"]
+
+#: Rows of the table, and the part of a rank's time below which a row has no such rank.
+ROWS = 20
+LEAST = 0.01
+#: In the path of the ops of `torch.distributed`.
+_TORCH_OPS = "/torch/distributed/distributed_c10d.py"
+
+
+class ProfileReport:
+    """A `Profile` that shows itself: a flame graph in a notebook, else a table.
+
+    Parameters
+    ----------
+    profile
+        What the ranks saw.
+    every
+        Whether what Rankscope does inside an op is shown.
+    """
+
+    def __init__(self, profile: Profile, every: bool = False) -> None:
+        self.profile = profile
+        self._every = every
+
+    def __repr__(self) -> str:
+        return "\n".join([self._title(), "", *self._table(), *self._silent()])
+
+    def _repr_mimebundle_(
+        self, include: Any = None, exclude: Any = None
+    ) -> dict[str, str]:
+        return {"text/plain": repr(self), "text/html": self._html()}
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the flame graph as an HTML page that needs nothing else."""
+        page = (
+            '<!doctype html><meta charset="utf-8"><title>Rankscope</title>'
+            '<meta name="color-scheme" content="light dark"><body>'
+            f"{self._html()}</body>"
+        )
+        Path(path).write_text(page, encoding="utf-8")
+
+    def _title(self) -> str:
+        ranks = self.profile.ranks
+        return f"{name_ranks(ranks)}, sampled for {self.profile.seconds:.1f} s"
+
+    def _silent(self) -> list[str]:
+        errors = self.profile.errors
+        return ["", f"left out: {group_by_message(errors)}"] if errors else []
+
+    # -- text ------------------------------------------------------------------
+
+    def _table(self) -> list[str]:
+        spent: dict[tuple[str, str], dict[int, float]] = {}
+        for rank, frames, thread, seconds in self._stacks():
+            if thread == MAIN:
+                of = spent.setdefault(_line_and_call(frames), {})
+                of[rank] = of.get(rank, 0.0) + seconds
+        rows = []
+        for (line, call), by_rank in spent.items():
+            there = {
+                rank: seconds
+                for rank, seconds in by_rank.items()
+                if seconds >= LEAST * self.profile.ranks[rank].seconds
+            }
+            rows += [
+                (sum(alike.values()), _row(alike, line, call))
+                for alike in _alike(there)
+            ]
+        rows.sort(key=lambda row: -row[0])
+        table = [
+            ("s per rank", "ranks", "line", "in"),
+            *(row for _, row in rows[:ROWS]),
+        ]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = [
+            "  ".join(
+                cell.rjust(width) if place == 0 else cell.ljust(width)
+                for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in table
+        ]
+        if len(rows) > ROWS:
+            lines.append(f"and {len(rows) - ROWS} more, with less time each")
+        return lines
+
+    def _stacks(self) -> Iterator[tuple[int, tuple[Frame, ...], str, float]]:
+        for rank, sampled in self.profile.ranks.items():
+            for stack, seconds in sampled.weights:
+                frames = stack.frames
+                if not self._every:
+                    frames = without_internals(frames)
+                yield rank, frames, stack.thread, seconds
+
+    # -- HTML ------------------------------------------------------------------
+
+    def _html(self) -> str:
+        ranks = list(self.profile.ranks)
+        root = Box("all", "all", "root", [0.0] * len(ranks))
+        for rank, frames, thread, seconds in self._stacks():
+            place = ranks.index(rank)
+            box = root
+            box.seconds[place] += seconds
+            if thread != MAIN:
+                box = box.inside(f"thread {thread}", f"thread {thread}", "library")
+                box.seconds[place] += seconds
+            for label, about, kind in map(_box, frames):
+                box = box.inside(label, about, kind)
+                box.seconds[place] += seconds
+            if not frames:
+                box.inside("idle", "no cell runs", "idle").seconds[place] += seconds
+        notes, seconds = self._silent()[1:], self.profile.seconds
+        return flame_graph(self._title(), root, ranks, seconds, notes)
+
+
+def _line_and_call(frames: Sequence[Frame]) -> tuple[str, str]:
+    """Return the user's innermost line, and what it has called."""
+    at = innermost_line(frames)
+    if not frames:
+        return "idle", ""
+    if at is None:
+        return "", frames[-1].function
+    inner = frames[len(frames) - 1 - frames[::-1].index(at) + 1 :]
+    return line_name(at), inner[-1].function if inner else at.text
+
+
+def _alike(by_rank: dict[int, float]) -> Iterator[dict[int, float]]:
+    """Yield the ranks with about the same seconds, those with the most first."""
+    alike: dict[int, float] = {}
+    for rank, seconds in sorted(by_rank.items(), key=lambda one: -one[1]):
+        if alike and seconds < UNEVEN * max(alike.values()):
+            yield alike
+            alike = {}
+        alike[rank] = seconds
+    if alike:
+        yield alike
+
+
+def _row(by_rank: dict[int, float], line: str, call: str) -> tuple[str, str, str, str]:
+    low, high = min(by_rank.values()), max(by_rank.values())
+    spent = f"{low:.1f}" if f"{low:.1f}" == f"{high:.1f}" else f"{low:.1f}–{high:.1f}"
+    return spent, name_ranks(by_rank), line, call
+
+
+def _box(frame: Frame) -> tuple[str, str, str]:
+    """Return the label of a call, what its tooltip says, and its kind."""
+    if frame.internal:
+        place = line_name(frame) if frame.line else "Rankscope"
+        return frame.function, f"{frame.function} · {place}", "op"
+    name = line_name(frame)
+    inside = "" if frame.function == "<module>" else f" in {frame.function}"
+    about = f"{name}{inside} · {frame.text}"
+    if is_users(frame):
+        return f"{name} · {frame.text}", about, "own"
+    kind = "op" if _TORCH_OPS in frame.place else "library"
+    return f"{frame.function} · {name}", f"{frame.function} · {about}", kind

@@ -1,0 +1,81 @@
+"""The stacks of ranks at one moment as text, equal ones once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rankscope.backends.observe.stacks import Frame, Stack
+from rankscope.backends.rank_sets import name_ranks
+from rankscope.engines import RankStacks
+from rankscope.engines.cluster.profiling import line_name, without_internals
+
+__all__ = ["innermost_line", "is_users", "stack_text"]
+
+#: Parts of paths of what is installed, and of Python's own library.
+_INSTALLED = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
+#: The file whose calls begin each thread.
+_START = "/threading.py"
+
+
+def is_users(frame: Frame) -> bool:
+    """Whether the code is the user's: of a cell, or of a file that is not installed."""
+    return not frame.internal and not any(one in frame.place for one in _INSTALLED)
+
+
+def innermost_line(frames: Sequence[Frame]) -> Frame | None:
+    """Return the innermost call of the user's own code."""
+    return next((one for one in reversed(frames) if is_users(one)), None)
+
+
+def stack_text(found: RankStacks, every: bool = False) -> str:
+    """Return the stacks, those that are equal on several ranks once.
+
+    What Rankscope does inside an op is left out, unless `every` is set.
+    """
+    ranks_of: dict[tuple[Stack, ...], list[int]] = {}
+    for rank, stacks in sorted(found.stacks.items()):
+        shown = stacks
+        if not every:
+            shown = [
+                one._replace(frames=without_internals(one.frames)) for one in stacks
+            ]
+        ranks_of.setdefault(tuple(shown), []).append(rank)
+    blocks = [_block(stacks, ranks) for stacks, ranks in ranks_of.items()]
+    return "\n\n".join([*blocks, *_silent(found.errors)])
+
+
+def _block(stacks: Sequence[Stack], ranks: Sequence[int]) -> str:
+    main, *others = stacks
+    at = innermost_line(main.frames)
+    where = "idle: no cell runs"
+    if main.frames:
+        where = f"at {line_name(at)}" if at is not None else "busy, at no line of yours"
+    lines = [f"{name_ranks(ranks)}: {where}", *_frames(main.frames)]
+    for one in others:
+        lines += [f"  thread {one.thread}", *_frames(_begun(one.frames))]
+    return "\n".join(lines)
+
+
+def _begun(frames: Sequence[Frame]) -> Sequence[Frame]:
+    """Return the calls of a thread from its own function on."""
+    own = (place for place, one in enumerate(frames) if not one.place.endswith(_START))
+    return frames[next(own, 0) :]
+
+
+def _frames(frames: Sequence[Frame]) -> list[str]:
+    places = [line_name(one) if one.line else "Rankscope" for one in frames]
+    width = max(map(len, places), default=0)
+    lines = []
+    for place, frame in zip(places, frames, strict=True):
+        # A cell's own lines are in no function.
+        function = "" if frame.function[0] == "<" else f"in {frame.function}"
+        text = "  ".join(part for part in (function, frame.text) if part)
+        lines.append(f"    {place:<{width}}  {text}".rstrip())
+    return lines
+
+
+def _silent(errors: Mapping[int, str]) -> list[str]:
+    ranks_of: dict[str, list[int]] = {}
+    for rank, why in errors.items():
+        ranks_of.setdefault(why, []).append(rank)
+    return [f"{name_ranks(ranks)}: {why}" for why, ranks in ranks_of.items()]
