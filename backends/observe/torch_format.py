@@ -20,6 +20,8 @@ of our concepts, which are mapped like this:
   Where sizes differ from rank to rank, all_gather and reduce_scatter are the
   analyser's ``_v`` ops. The analyser requires the inputs and outputs of those
   to be equal on all ranks, so both list the parts of all ranks.
+- What is no collective, send or receive is left out: RPCs, and groups of torch that
+  are being made. The analyser exits at an op that it does not know.
 - Ops of one kind in a coalesced batch are one entry with the arrays of all of
   them, as in PyTorch's fused batches. (The analyser matches several entries
   with one number only if it lists the files in order.)
@@ -37,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from ..groups.world import DEFAULT
-from ..work.op_type import spec_of
+from ..work.op_type import OpType, spec_of
 
 __all__ = ["DTYPES", "flight_recorder"]
 
@@ -82,6 +84,7 @@ def flight_recorder(
     returns them; `records` are `Record.as_dict`, oldest first. Times
     remain ``time.time_ns``.
     """
+    records = [record for record in records if _has_form(record)]
     batches = Counter(_number(record) for record in records)
     config: dict[str, dict[str, str]] = {}
     status: dict[str, dict[str, int]] = {}
@@ -114,6 +117,14 @@ def flight_recorder(
         "pg_status": status,
         "entries": entries,
     }
+
+
+def _has_form(record: Record) -> bool:
+    """Return whether the analyser knows the op of `record`, under whatever name."""
+    try:
+        return OpType(record["op"]) is not OpType.UNKNOWN
+    except ValueError:
+        return False
 
 
 def _number(record: Record) -> tuple[str, int, bool, int]:

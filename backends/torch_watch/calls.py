@@ -16,8 +16,9 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from ..work.flight_recorder import Frame, recorder
+from ..work.flight_recorder import recorder
 from ..work.op_type import OpType
+from ..work.record_fields import Frame
 from .frames import calling_frame
 from .private.groups import Names
 from .replacing import replace
@@ -66,14 +67,14 @@ class Call:
     __slots__ = (
         "backend",
         "began_ns",
-        "collective_seq",
+        "collective_seq_id",
         "dtypes",
         "ended_ns",
         "error",
         "frame",
         "group",
         "op_type",
-        "p2p_seq",
+        "p2p_seq_id",
         "peer",
         "reduce_op",
         "returned_ns",
@@ -97,8 +98,8 @@ class Call:
         self.peer: int | None = None
         self.reduce_op: str | None = None
         self.tag: int | None = None
-        self.collective_seq = 0
-        self.p2p_seq = 0
+        self.collective_seq_id = 0
+        self.p2p_seq_id = 0
         #: The place among the collectives that torch does not count.
         self.uncounted = 0
         self.began_ns = 0
@@ -222,12 +223,12 @@ class CallLog:
             call.tag = numbers[-1] if numbers else None
             # `recv_anysource` has a tag alone.
             call.peer = numbers[0] if len(numbers) > 1 else None
-            call.p2p_seq = self._p2p[group] = self._p2p.get(group, 0) + 1
+            call.p2p_seq_id = self._p2p[group] = self._p2p.get(group, 0) + 1
         else:
             _note_options(call, rest)
         if op_type is OpType.MONITORED_BARRIER:
             # Torch does not count it: it has the number of the collective before it.
-            call.collective_seq = self._names.issued(group) or 0
+            call.collective_seq_id = self._names.issued(group) or 0
             call.uncounted = self._barriers[group] = self._barriers.get(group, 0) + 1
         call.backend = self._backend(group, device)
         call.began_ns = time.time_ns()
@@ -249,7 +250,7 @@ class CallLog:
             self._end(call)
             return
         if not call.is_p2p:
-            call.collective_seq = self._names.issued(call.group) or 0
+            call.collective_seq_id = self._names.issued(call.group) or 0
         number = id(work)
 
         def forget(_: weakref.ref[Any]) -> None:

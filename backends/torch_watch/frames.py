@@ -7,7 +7,7 @@ import sysconfig
 import threading
 from types import FrameType
 
-from ..work.flight_recorder import Frame
+from ..work.record_fields import Frame
 
 __all__ = ["calling_frame", "user_line", "waiting_frame"]
 

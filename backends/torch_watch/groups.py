@@ -15,7 +15,7 @@ from ..work.flight_recorder import recorder
 from . import aborting, rebuilding, rejoining
 from .creation import made_of
 from .private.groups import Names
-from .records import Progress, TorchRecord
+from .torch_record import Progress, TorchRecord
 
 __all__ = ["TorchGroup", "base_name"]
 
@@ -151,7 +151,7 @@ class TorchGroup:
     def _issued(self) -> int:
         issued = self._names.issued(self.torch_group)
         enqueued = self.progress.enqueued
-        seen = 0 if enqueued is None else enqueued.collective_seq
+        seen = 0 if enqueued is None else enqueued.collective_seq_id
         return seen if issued is None else issued
 
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from ..groups.abort_reason import AbortReason
 from ..groups.key import GroupKey
-from ..work.flight_recorder import Frame, recorder, times_and_place
+from ..work.flight_recorder import recorder
+from ..work.record_fields import Frame, record_fields
 from .frames import user_line
 from .rpc_waits import Wait
 
@@ -320,23 +321,23 @@ def _record(call: RpcCall | Served, key: GroupKey, timeout: float) -> dict[str, 
     """Return the keys of `Record.as_dict`, and ``rpc``."""
     peer = call.peer if isinstance(call, RpcCall) else None
     return {
-        "record_id": call.number,
-        "group": key.name,
-        "group_id": key.id,
-        "generation": 0,
-        "collective_seq_id": 0,
-        "p2p_seq_id": call.number,
-        "op_id": -1,
-        "op": call.title,
-        "backend": "tensorpipe",
-        "is_p2p": True,
-        "state": call.state,
-        "sizes": [],
-        "dtypes": [],
-        "peer": key.ranks.index(peer) if peer in key.ranks else None,
-        "reduce_op": None,
-        "timeout": timeout,
-        **times_and_place(call.began_ns, call.began_ns, call.ended_ns, call.frame),
-        "error": call.error,
+        **record_fields(
+            record_id=call.number,
+            group=key.name,
+            group_id=key.id,
+            p2p_seq_id=call.number,
+            op=call.title,
+            backend="tensorpipe",
+            is_p2p=True,
+            state=call.state,
+            peer=key.ranks.index(peer) if peer in key.ranks else None,
+            timeout=timeout,
+            created_ns=call.began_ns,
+            started_ns=call.began_ns,
+            ended_ns=call.ended_ns,
+            frame=call.frame,
+            name_source=recorder.name_source,
+            error=call.error,
+        ),
         "rpc": call.rpc(),
     }

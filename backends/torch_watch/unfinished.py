@@ -19,6 +19,7 @@ from ..groups.abort_reason import AbortReason
 from ..groups.key import GroupKey
 from ..stores.base import Store
 from ..work.flight_recorder import recorder
+from ..work.record_fields import record_fields
 from .aborting import HINT, abort
 from .frames import calling_frame
 from .private.groups import Names
@@ -84,37 +85,21 @@ class UnfinishedGroup:
 
     def record(self) -> dict[str, Any]:
         """Return the making of the group as the record of an op."""
-        file, line, function = self._frame
-        return {
-            "record_id": -1,
-            "group": self.name,
-            "group_id": self.key.id,
-            "generation": 0,
+        return record_fields(
+            record_id=-1,
+            group=self.name,
+            group_id=self.key.id,
             # As of the first collective, which it is.
-            "collective_seq_id": 1,
-            "p2p_seq_id": 0,
-            "op_id": -1,
-            "op": OP,
-            "backend": "",
-            "is_p2p": False,
-            "state": "started",
-            "sizes": [],
-            "dtypes": [],
-            "peer": None,
-            "reduce_op": None,
-            "timeout": self._timeout,
-            "time_created_ns": self._began_ns,
-            "time_started_ns": self._began_ns,
-            "time_ended_ns": 0,
-            "duration_ns": None,
-            "frame": {
-                "file": file,
-                "line": line,
-                "function": function,
-                "source": recorder.name_source(self._frame),
-            },
-            "error": None,
-        }
+            collective_seq_id=1,
+            op=OP,
+            state="started",
+            timeout=self._timeout,
+            created_ns=self._began_ns,
+            started_ns=self._began_ns,
+            ended_ns=0,
+            frame=self._frame,
+            name_source=recorder.name_source,
+        )
 
     def abort(self, reason: str, *, by: str = "", culprits: Sequence[int] = ()) -> None:
         """End the wait: disconnect this rank from the store; return at once.

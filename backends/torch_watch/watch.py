@@ -22,8 +22,8 @@ from .errors import install_excepthook
 from .groups import TorchGroup, base_name
 from .importing import when_imported
 from .private.groups import C10D, RECORDER_SIZE, Names, probe
-from .records import Tracker
 from .rejoining import PendingGroup
+from .tracker import Tracker
 from .unfinished import UnfinishedGroup, UnfinishedGroups
 
 __all__ = ["TorchWatch", "watch"]

@@ -15,6 +15,7 @@ from typing import Any
 
 from .bandwidth import payload
 from .op_type import OpType
+from .record_fields import Frame, record_fields
 from .reduce_op import ReduceOp
 from .state import WorkState
 from .work import Work
@@ -25,11 +26,8 @@ __all__ = [
     "GroupCounters",
     "Record",
     "recorder",
-    "times_and_place",
     "user_frame",
 ]
-
-Frame = tuple[str, int, str]
 
 # See work.py: a member's look-up on its class is slow before Python 3.11.
 _SCHEDULED = WorkState.SCHEDULED
@@ -185,28 +183,30 @@ class Record:
 
     def as_dict(self) -> dict[str, Any]:
         """The record as plain data (JSON-able)."""
-        return {
-            "record_id": self.record_id,
-            "group": self.group,
-            "group_id": self.status.group_id,
-            "generation": self.generation,
-            "collective_seq_id": self.collective_seq_id,
-            "p2p_seq_id": self.p2p_seq_id,
-            "op_id": self.op_id,
-            "op": self.op_type.value,
-            "backend": self.backend,
-            "is_p2p": self.op_type.is_p2p,
-            "state": self.state.value,
-            "sizes": [list(size) for size in self.sizes],
-            "dtypes": [dtype.name for dtype in self.dtypes],
-            "peer": self.peer,
-            "reduce_op": self.reduce_op and self.reduce_op.name.lower(),
-            "timeout": self.timeout,
-            **times_and_place(
-                self.created_ns, self.started_ns, self.ended_ns, self.frame
-            ),
-            "error": self.error,
-        }
+        return record_fields(
+            record_id=self.record_id,
+            group=self.group,
+            group_id=self.status.group_id,
+            generation=self.generation,
+            collective_seq_id=self.collective_seq_id,
+            p2p_seq_id=self.p2p_seq_id,
+            op_id=self.op_id,
+            op=self.op_type.value,
+            backend=self.backend,
+            is_p2p=self.op_type.is_p2p,
+            state=self.state.value,
+            sizes=self.sizes,
+            dtypes=[dtype.name for dtype in self.dtypes],
+            peer=self.peer,
+            reduce_op=self.reduce_op and self.reduce_op.name.lower(),
+            timeout=self.timeout,
+            created_ns=self.created_ns,
+            started_ns=self.started_ns,
+            ended_ns=self.ended_ns,
+            frame=self.frame,
+            name_source=recorder.name_source,
+            error=self.error,
+        )
 
     def brief(self) -> dict[str, Any]:
         """Sequence number, op and source line: what a status table shows."""
@@ -426,26 +426,3 @@ class FlightRecorder:
 
 #: The recorder of this process.
 recorder = FlightRecorder()
-
-
-def times_and_place(
-    created_ns: int, started_ns: int, ended_ns: int, frame: Frame | None
-) -> dict[str, Any]:
-    """Return the keys of `Record.as_dict` on the times of an op and on its line.
-
-    A time of 0 is not known; a `frame` of ``None`` neither.
-    """
-    file, line, function = frame or ("", 0, "")
-    known = started_ns and ended_ns
-    return {
-        "time_created_ns": created_ns,
-        "time_started_ns": started_ns,
-        "time_ended_ns": ended_ns,
-        "duration_ns": ended_ns - started_ns if known else None,
-        "frame": {
-            "file": file,
-            "line": line,
-            "function": function,
-            "source": "" if frame is None else recorder.name_source(frame),
-        },
-    }

@@ -22,6 +22,7 @@ import rankscope as dist
 from rankscope.backends import OpType
 from rankscope.backends.conformance.ranks import Rank, run_ranks
 from rankscope.backends.conformance.waiting import until
+from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.groups.watchdog import watchdog
 from rankscope.backends.groups.world import world
 from rankscope.backends.nccl import loader
@@ -29,6 +30,7 @@ from rankscope.backends.observe.export import local_dump, save_flight_recorder
 from rankscope.backends.observe.torch_format import flight_recorder
 from rankscope.backends.work.async_errors import take_async_error
 from rankscope.backends.work.flight_recorder import GroupCounters, Record, recorder
+from rankscope.backends.work.record_fields import record_fields
 from rankscope.backends.work.state import WorkState
 from tests.backends import store_backend
 from tests.backends.gpu_ranks import Rank as GpuRank
@@ -226,6 +228,35 @@ def test_who_sent_to_a_receive_from_anybody_is_known_once_it_is_over() -> None:
     assert entries()[0]["profiling_name"] == "nccl:recv 0<--1"
     Manual.made[0].works[0].mark_completed(2)
     assert entries()[0]["profiling_name"] == "nccl:recv 0<-2"
+
+
+def test_what_is_no_collective_is_left_out() -> None:
+    """The analyser exits at an op that it does not know, as RPCs are."""
+    kept, key = record(OpType.ALL_REDUCE, (2,)), GroupKey("rpc", (0, 1))
+    others = [
+        record_fields(
+            record_id=number,
+            group=key.name,
+            group_id=key.id,
+            op=op,
+            state="started",
+            timeout=60.0,
+            created_ns=1,
+            started_ns=1,
+            ended_ns=0,
+            frame=None,
+            name_source=recorder.name_source,
+        )
+        for number, op in enumerate(("rpc_sync to worker2", "run f", "new_group"))
+    ]
+    status = kept.status
+    groups = {
+        status.group_id: {"name": status.name, "ranks": status.ranks},
+        key.id: {"name": key.name, "ranks": key.ranks},
+    }
+    dump = flight_recorder(0, groups, [*others, kept.as_dict()])
+    assert [one["profiling_name"] for one in dump["entries"]] == ["gloo:all_reduce"]
+    assert list(dump["pg_config"]) == [dump["entries"][0]["process_group"][0]]
 
 
 def test_generations_sends_and_groups_of_one_name_are_process_groups_of_their_own() -> (

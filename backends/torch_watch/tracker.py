@@ -20,189 +20,18 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from ..observe.torch_format import DTYPES
-from ..work.bandwidth import payload
-from ..work.flight_recorder import SIZES_SHOWN, Frame, recorder, times_and_place
 from ..work.op_type import OpType
 from .calls import Call
 from .frames import waiting_frame
+from .torch_record import Entry, TorchRecord
 
-__all__ = ["Progress", "TorchRecord", "Tracker"]
+__all__ = ["Tracker"]
 
 #: Seconds that an op without a known line is in flight before its line is looked up.
 FRAME_AFTER = 0.3
 
 # Records kept, as of our own groups.
 _KEPT = 2000
-
-_NUMPY = {torch: numpy for numpy, torch in DTYPES.items()}
-_ITEMSIZES = {
-    **dict.fromkeys(("bool", "uint8", "int8"), 1),
-    **dict.fromkeys(("int16", "uint16", "float16", "bfloat16"), 2),
-    **dict.fromkeys(("int32", "uint32", "float32"), 4),
-    **dict.fromkeys(("int64", "uint64", "float64", "complex64"), 8),
-    "complex128": 16,
-}
-
-#: Torch's name in a ``profiling_name``, without the library → op.
-_OPS = {
-    name: op
-    for op in OpType
-    for name in (
-        op.value,
-        op.spec.torch_name,
-        op.spec.torch_coalesced,
-        op.spec.torch_uneven,
-    )
-    if name
-}
-_OPS.update(
-    {
-        "all_to_all": OpType.ALL_TO_ALL,
-        "all_reduce_barrier": OpType.BARRIER,
-        "_broadcast_oop": OpType.BROADCAST,
-        "_reduce_oop": OpType.REDUCE,
-        "sparse_all_reduce": OpType.ALL_REDUCE,
-        "all_reduce_sparse": OpType.ALL_REDUCE,
-        "allreduce": OpType.ALL_REDUCE,
-        "allgather_into_tensor_coalesced": OpType.ALL_GATHER_INTO_TENSOR,
-    }
-)
-
-Entry = Mapping[str, Any]
-
-
-class Progress:
-    """One group on this rank: what it issued last, what it completed, what it runs."""
-
-    def __init__(self) -> None:
-        self.enqueued: TorchRecord | None = None
-        self.started: TorchRecord | None = None
-        self.completed: TorchRecord | None = None
-        #: By number of the record, oldest first.
-        self.in_flight: dict[int, TorchRecord] = {}
-
-    def note(self, record: TorchRecord) -> None:
-        """Take over the state that `record` has now."""
-        if self.enqueued is None or record.created_ns >= self.enqueued.created_ns:
-            self.enqueued = record
-        if record.started_ns and (
-            self.started is None or record.created_ns >= self.started.created_ns
-        ):
-            self.started = record
-        if not record.ended_ns:
-            self.in_flight[record.record_id] = record
-            return
-        self.in_flight.pop(record.record_id, None)
-        if record.state == "completed" and (
-            self.completed is None or record.created_ns >= self.completed.created_ns
-        ):
-            self.completed = record
-
-
-class TorchRecord:
-    """One op of one of torch's groups; `as_dict` has the form of our own records."""
-
-    def __init__(self, number: int, group: Any, op_type: OpType) -> None:
-        self.record_id = number
-        #: The group: ``name``, ``id``, ``generation``, ``ranks`` and ``progress``.
-        self.group = group
-        self.op_type = op_type
-        self.backend = ""
-        self.collective_seq = self.p2p_seq = 0
-        self.op_id = -1
-        self.sizes: list[list[int]] = []
-        self.dtypes: list[str] = []
-        self.peer: int | None = None
-        self.reduce_op: str | None = None
-        self.timeout = 0.0
-        self.frame: Frame | None = None
-        self.thread: int | None = None
-        self.state = "scheduled"
-        self.created_ns = self.started_ns = self.ended_ns = 0
-        self.error: str | None = None
-        self.call: Call | None = None
-
-    @property
-    def seq(self) -> int:
-        """Its p2p number if it is a send or recv, else its collective number."""
-        return self.p2p_seq if self.op_type.is_p2p else self.collective_seq
-
-    @property
-    def source(self) -> str:
-        """The user's line as people read it; empty where it is not known."""
-        return "" if self.frame is None else recorder.name_source(self.frame)
-
-    @property
-    def duration(self) -> float | None:
-        """Seconds from its start to its end, ``None`` if one is not known."""
-        if not self.started_ns or not self.ended_ns:
-            return None
-        return (self.ended_ns - self.started_ns) / 1e9
-
-    def join(self, call: Call) -> None:
-        """Take from `call` what torch's entry lacks."""
-        self.call = call
-        self.op_type = call.op_type
-        self.frame = call.frame
-        self.peer = call.peer
-        self.reduce_op = call.reduce_op
-        if not self.sizes:
-            self.sizes, self.dtypes = call.sizes, call.dtypes
-
-    def fill(self, call: Call, timeout: float) -> None:
-        """Take everything from `call`, whose op torch does not record."""
-        self.join(call)
-        self.backend = call.backend
-        self.collective_seq, self.p2p_seq = call.collective_seq, call.p2p_seq
-        self.created_ns = self.started_ns = call.began_ns
-        self.state = "started"
-        self.thread = call.thread
-        self.timeout = timeout
-
-    def end(self, state: str, ended_ns: int, error: str | None = None) -> None:
-        """Note that the op is over."""
-        self.state, self.ended_ns, self.error = state, ended_ns, error
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the keys of `Record.as_dict`."""
-        return {
-            "record_id": self.record_id,
-            "group": self.group.name,
-            "group_id": self.group.key.id,
-            "generation": self.group.generation,
-            "collective_seq_id": self.collective_seq,
-            "p2p_seq_id": self.p2p_seq,
-            "op_id": self.op_id,
-            "uncounted_id": 0 if self.call is None else self.call.uncounted,
-            "op": self.op_type.value,
-            "backend": self.backend,
-            "is_p2p": self.op_type.is_p2p,
-            "state": self.state,
-            "sizes": self.sizes,
-            "dtypes": self.dtypes,
-            "peer": self.peer,
-            "reduce_op": self.reduce_op,
-            "timeout": self.timeout,
-            **times_and_place(
-                self.created_ns, self.started_ns, self.ended_ns, self.frame
-            ),
-            "error": self.error,
-        }
-
-    def brief(self) -> dict[str, Any]:
-        """Sequence number, op and source line: what a status table shows."""
-        return {"seq": self.seq, "op": self.op_type.value, "source": self.source}
-
-    def traffic(self) -> dict[str, Any]:
-        """As `Record.traffic`."""
-        itemsize = _ITEMSIZES.get(self.dtypes[0], 1) if self.dtypes else 0
-        ranks = len(self.group.key.ranks)
-        return {
-            "bytes": payload(self.op_type.value, self.sizes, itemsize, ranks),
-            "sizes": self.sizes[:SIZES_SHOWN],
-            "dtypes": self.dtypes[:SIZES_SHOWN],
-        }
 
 
 class Tracker:
@@ -322,26 +151,11 @@ class Tracker:
         return changed
 
     def _new_record(self, entry: Entry, group: Any) -> TorchRecord:
-        library, _, name = entry["profiling_name"].partition(":")
-        # The names of sends and receives have the ranks: `nccl:recv 1<-0`.
-        name, _, path = name.partition(" ")
-        record = TorchRecord(next(self._numbers), group, _OPS.get(name, OpType.UNKNOWN))
-        record.backend = library
-        record.collective_seq = entry["collective_seq_id"]
-        record.p2p_seq = entry["p2p_seq_id"]
-        record.op_id = entry["op_id"]
-        record.timeout = entry.get("timeout_ms", 0) / 1e3
-        record.created_ns = entry["time_created_ns"]
-        record.thread = int(entry.get("thread_id") or 0) or None
-        if path:
-            peer = path.replace("<-", "->").partition("->")[2]
-            record.peer = int(peer) if peer.isdigit() else None
+        record = TorchRecord.of_entry(next(self._numbers), group, entry)
         call = self._take_call(record, entry)
         if call is not None:
             record.join(call)
-        sizes, dtypes = _arrays(record.op_type, entry)
-        if sizes:
-            record.sizes, record.dtypes = sizes, dtypes
+        record.take_arrays(entry)
         self._records.append(record)
         return record
 
@@ -458,7 +272,7 @@ class Tracker:
             call = record.call
             assert call is not None
             record.peer = call.peer
-            record.collective_seq = call.collective_seq
+            record.collective_seq_id = call.collective_seq_id
             if call.over:
                 state = "completed" if call.error is None else "failed"
                 _end(record, state, call.ended_ns, call.error)
@@ -487,12 +301,3 @@ def _owner(entry: Entry, named: Mapping[str, Sequence[Any]]) -> Any:
     name, created = entry["process_group"][0], entry["time_created_ns"]
     groups = [one for one in named.get(name, ()) if one.born_ns <= created]
     return groups[-1] if groups else None
-
-
-def _arrays(op_type: OpType, entry: Entry) -> tuple[list[list[int]], list[str]]:
-    sizes = [list(size) for size in entry["input_sizes"]]
-    dtypes = [_NUMPY.get(one, one.lower()) for one in entry["input_dtypes"]]
-    if not op_type.spec.in_place and not op_type.is_p2p:
-        sizes += [list(size) for size in entry["output_sizes"]]
-        dtypes += [_NUMPY.get(one, one.lower()) for one in entry["output_dtypes"]]
-    return sizes, dtypes
