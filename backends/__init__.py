@@ -6,6 +6,7 @@ launcher that sets ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT``.
 
 from __future__ import annotations
 
+from .collectives import methods as _methods  # noqa: F401 - the methods of groups
 from .collectives.coalescing import (
     CoalescingManager,
     P2POp,
@@ -86,6 +87,18 @@ from .groups.membership import (
     is_torchelastic_launched,
 )
 from .groups.non_member import NonGroupMember
+from .groups.options import (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
 from .groups.process_group import ProcessGroup
 from .groups.subgroups import (
     SHRINK_ABORT,
@@ -118,8 +131,14 @@ from .work.work import Work
 __all__ = [
     "SHRINK_ABORT",
     "SHRINK_DEFAULT",
+    "AllToAllOptions",
+    "AllgatherOptions",
+    "AllreduceCoalescedOptions",
+    "AllreduceOptions",
     "Backend",
     "BackendConfig",
+    "BarrierOptions",
+    "BroadcastOptions",
     "CoalescingManager",
     "ConnectionLostError",
     "DistAbortedError",
@@ -130,6 +149,7 @@ __all__ = [
     "DistStoreTimeoutError",
     "DistTimeoutError",
     "FileStore",
+    "GatherOptions",
     "GlooInfo",
     "GroupMember",
     "HashStore",
@@ -139,6 +159,9 @@ __all__ = [
     "PrefixStore",
     "ProcessGroup",
     "ReduceOp",
+    "ReduceOptions",
+    "ReduceScatterOptions",
+    "ScatterOptions",
     "Store",
     "TCPStore",
     "Work",

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
+from ..devices.arrays import device_type
 from ..groups.membership import Group, resolve_group
 from ..groups.process_group import ProcessGroup
 from ..work.composite import join
 from ..work.op_type import OpType
 from ..work.reduce_op import ReduceOp
 from ..work.work import Work
-from .arguments import Array
+from .arguments import Array, Place, take_peer, take_tag
 from .data_movement import all_gather_into_tensor
 from .documentation import documented
 from .point_to_point import irecv, isend
@@ -131,8 +132,28 @@ def coalescing_manager(
 class P2POp:
     """One send or receive of `batch_isend_irecv`.
 
-    `op` is :func:`isend` or :func:`irecv`, `peer` a global rank, `group_peer`
-    a rank in the group instead.
+    Parameters
+    ----------
+    op : callable
+        :func:`isend` or :func:`irecv`.
+    tensor : array
+        What is sent, or where to.
+    peer : int, optional
+        The other side, as its rank in the world.
+    group : ProcessGroup, optional
+        The group; ``None`` is the default group.
+    tag : int, default 0
+        As for `op`.
+    group_peer : int, optional
+        The other side, as its rank in the group; in the place of `peer`. Afterwards
+        both attributes have their values.
+
+    Raises
+    ------
+    ValueError
+        For another `op`, a peer that is not given once, or not in the group.
+    TypeError
+        `tensor` is no array.
     """
 
     def __init__(
@@ -146,16 +167,20 @@ class P2POp:
     ) -> None:
         if op not in (isend, irecv):
             raise ValueError(f"P2POp: op is {op!r}; expected isend or irecv")
+        pg = resolve_group(group, "P2POp")
+        device_type(tensor, "tensor", Place("P2POp", pg))
         self.op = op
         self.tensor = tensor
-        self.peer = peer
-        self.group = group
-        self.tag = tag
-        self.group_peer = group_peer
+        self.group = pg
+        self.group_peer = take_peer(pg, peer, group_peer, "peer", "P2POp", itself=False)
+        self.peer = pg.ranks[self.group_peer]
+        self.tag = take_tag(tag, "P2POp", pg)
 
     def __repr__(self) -> str:
-        peer = self.peer if self.peer is not None else f"group rank {self.group_peer}"
-        return f"<P2POp {self.op.__name__} {peer}, tag {self.tag}>"
+        return (
+            f"<P2POp {self.op.__name__} {self.peer} in {self.group.group_desc!r}, "
+            f"tag {self.tag}>"
+        )
 
 
 @documented
@@ -171,7 +196,8 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     Returns
     -------
     list of Work
-        The data is there when ``wait()`` of each of them has returned.
+        One for each of `p2p_op_list`, in its order. The data of an op is there when
+        ``wait()`` of its Work has returned.
 
     Notes
     -----
@@ -183,15 +209,12 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
             f"batch_isend_irecv: p2p_op_list is {p2p_op_list!r}; expected at least "
             "one P2POp, and nothing else"
         )
-    groups = {id(resolve_group(op.group, "batch_isend_irecv")) for op in ops}
-    if len(groups) > 1:
+    if len({id(op.group) for op in ops}) > 1:
         raise ValueError(
             "batch_isend_irecv: the ops are on different groups; expected one group"
         )
-    with coalescing_manager(ops[0].group, async_ops=True) as manager:
-        for op in ops:
-            op.op(op.tensor, op.peer, op.group, op.tag, op.group_peer)
-    return manager.works
+    with coalescing_manager(ops[0].group, async_ops=True):
+        return [op.op(op.tensor, op.peer, op.group, op.tag) for op in ops]
 
 
 @documented

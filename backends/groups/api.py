@@ -153,7 +153,7 @@ def abort_process_group(group: Group = None, reason: str = "") -> None:
         # Only here: after an abort from another thread, a synchronize() of the
         # main thread may return with invalid results.
         acknowledge(pg.status)
-    pg.abort(reason)
+    pg.abort(reason or "abort_process_group()")
 
 
 def rebuild_process_group(group: Group = None) -> None:

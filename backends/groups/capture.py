@@ -62,6 +62,11 @@ class PendingOp(Work):
             return self.issued.wait()
         return super().wait(timeout)
 
+    def synchronize(self) -> None:
+        if self.issued is not None:
+            self.issued.synchronize()
+        super().wait()
+
     def result(self) -> Any:
         if self.issued is not None and self.issued.on_device and not self._exception:
             self.issued.result()

@@ -193,7 +193,15 @@ class Generation:
         spec = self.spec
 
         def create() -> Backend:
-            return build(registration, store, spec.rank, spec.size, spec.timeout)
+            return build(
+                registration,
+                store,
+                spec.rank,
+                spec.size,
+                spec.timeout,
+                group_id=spec.key.id,
+                ranks=spec.ranks,
+            )
 
         # Options of the first use, if there are any, else of the group's making.
         if registration.has_options():

@@ -6,10 +6,12 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 
 from ..interface.base import Backend
 from ..interface.op import Op
+from ..quantities import as_positive_seconds
 from ..stores.base import Store
 from ..work.composite import join
 from ..work.flight_recorder import GroupCounters, Record, recorder
@@ -21,6 +23,7 @@ from .abort_reason import AbortReason
 from .capture import PendingOp, fusible_runs
 from .config import BackendConfig
 from .generation import Generation
+from .group_ops import GroupOps
 from .key import GroupKey
 from .op_start import REFUSALS, NoWorkError, SelfTimedWork, start, start_run
 from .origin import Origin
@@ -32,7 +35,7 @@ from .watchdog import watchdog
 __all__ = ["ProcessGroup"]
 
 
-class ProcessGroup:
+class ProcessGroup(GroupOps):
     """A set of ranks with one :class:`Backend` per device type.
 
     Backends are built at the first use of their device type, so that a group
@@ -128,6 +131,16 @@ class ProcessGroup:
         """Seconds after which an op is timed out, counted from its start."""
         return self._spec.timeout
 
+    def set_timeout(self, timeout: float | timedelta) -> None:
+        """Set the timeout of the ops that are issued from now on; on this rank."""
+        self._spec.timeout = as_positive_seconds(
+            timeout, f"set_timeout on {self.describe()}: timeout"
+        )
+
+    def get_group_store(self) -> Store:
+        """Return the store of the current generation, as c10d's method does."""
+        return self._current.store
+
     def describe(self) -> str:
         """``group 'default' on rank 2``, for messages."""
         return self._spec.describe()
@@ -200,7 +213,9 @@ class ProcessGroup:
         """Time the Works that are made from now on, or do not."""
         self._current.set_timing(enabled)
 
-    def abort(self, reason: str, *, by: str = "", culprits: Sequence[int] = ()) -> None:
+    def abort(
+        self, reason: str = "", *, by: str = "", culprits: Sequence[int] = ()
+    ) -> None:
         """Fail the ops in flight and stop the backends, here and on every rank.
 
         Every Work in flight ends as ABORTED with `reason`; ops issued later
@@ -209,7 +224,7 @@ class ProcessGroup:
         `by` says who aborts (default: this rank), `culprits` are the global ranks
         that are the cause, as far as they are known.
         """
-        reason = reason or "abort_process_group()"
+        reason = reason or "ProcessGroup.abort()"
         self._current.abort(reason, by=by, culprits=culprits)
 
     def rebuild(

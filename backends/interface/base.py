@@ -83,6 +83,12 @@ class Backend:
     `store` end when `store` is closed, so that is what :meth:`abort` does.
     """
 
+    #: The names of c10d's backends; `register_backend` adds others.
+    UNDEFINED: ClassVar[str] = "undefined"
+    GLOO: ClassVar[str] = "gloo"
+    MPI: ClassVar[str] = "mpi"
+    NCCL: ClassVar[str] = "nccl"
+
     registry: ClassVar[dict[str, Registration]] = {}
 
     #: The version of this interface that a subclass is written for. A subclass
@@ -100,6 +106,12 @@ class Backend:
     library_calls: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     #: Whether it has `split_from`.
     supports_split = False
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        # c10d's Backend is a str: Backend("GLOO") is the name "gloo".
+        if cls is Backend and len(args) == 1 and isinstance(args[0], str):
+            return args[0].lower()
+        return super().__new__(cls)
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
@@ -121,9 +133,9 @@ class Backend:
     def register_backend(
         cls,
         name: str,
-        creator: BackendCreator,
-        devices: str | Sequence[str] = ("cpu", "cuda"),
+        func: BackendCreator,
         extended_api: bool = False,
+        devices: str | Sequence[str] | None = None,
         unavailable: Callable[[], str | None] = lambda: None,
         *,
         launcher: str | None = None,
@@ -135,21 +147,24 @@ class Backend:
 
         Registering a name again replaces it for groups made from then on. It is known
         in this process only. A rank that ``%dist_restart`` replaces joins the groups
-        of the others, and at the first op of a group imports the module of `creator`:
+        of the others, and at the first op of a group imports the module of `func`:
         one that registers when it is imported, or an entry point, needs no more. What
         a cell has registered, the cell has to register there again.
 
         Parameters
         ----------
         name
-            A lower-case identifier.
-        creator
-            ``creator(store, rank, world_size, timeout)`` returns the backend of
+            An identifier, which becomes lower-case, and an attribute of this class
+            in upper case (``Backend.UCC``).
+        func
+            ``func(store, rank, world_size, timeout)`` returns the backend of
             this rank; `timeout` is the group's, in seconds.
-        devices
-            The device types the backend serves.
         extended_api
-            Accepted for c10d's signature; must be ``False``.
+            Whether `func` is called as ``func(options, None)``, with what c10d calls
+            `DistributedBackendOptions`: the arguments above under other names, and
+            the group.
+        devices
+            The device types the backend serves; default: ``"cpu"`` and ``"cuda"``.
         unavailable
             Returns why the library cannot be used on this machine, as a sentence
             with the remedy; ``None`` if it can.
@@ -172,28 +187,38 @@ class Backend:
         Raises
         ------
         ValueError
-            `name` is not a lower-case identifier, `devices` is empty, or
-            `extended_api` is true.
+            `name` is not an identifier, or `devices` is empty.
+        TypeError
+            `extended_api` is no bool: `devices` comes after it.
         """
-        if not name.isidentifier() or name.lower() != name:
+        if not name.isidentifier():
             raise ValueError(
-                f"backend name {name!r}: expected a lower-case identifier such as 'ucc'"
+                f"backend name {name!r}: expected an identifier such as 'ucc'"
             )
-        if extended_api:
-            raise ValueError("register_backend: extended_api=True is not supported")
+        name = name.lower()
+        if not isinstance(extended_api, bool):
+            raise TypeError(
+                f"register_backend: extended_api is {extended_api!r}; expected a bool "
+                "(device types: devices='cpu')"
+            )
+        if devices is None:
+            devices = ("cpu", "cuda")
         kinds = (devices,) if isinstance(devices, str) else tuple(devices)
         if not kinds:
             raise ValueError(f"backend {name!r}: devices is empty, expected e.g. 'cpu'")
         cls.registry[name] = Registration(
             name,
-            creator,
+            func,
             kinds,
             unavailable,
             launcher,
             rendezvous,
             on_init,
             has_options,
+            extended_api,
         )
+        if not hasattr(Backend, name.upper()):
+            setattr(Backend, name.upper(), name)
 
     def refresh(self) -> None:
         """Bring the states of Works in flight up to date.

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 
 from ..did_you_mean import did_you_mean
 from ..errors import DistBackendError, DistError
 from ..stores.base import Store
 from . import entry_points
 from .base import INTERFACE_VERSION, Backend
-from .registration import BackendCreator, Registration
+from .registration import BackendCreator, DistributedBackendOptions, Registration
 
 __all__ = [
     "build",
@@ -145,9 +147,18 @@ def _register_as_elsewhere(name: str, module: str) -> None:
 
 
 def build(
-    registration: Registration, store: Store, rank: int, size: int, timeout: float
+    registration: Registration,
+    store: Store,
+    rank: int,
+    size: int,
+    timeout: float,
+    *,
+    group_id: str = "",
+    ranks: Sequence[int] = (),
 ) -> Backend:
     """Make the backend of one group on this rank.
+
+    A creator with the extended API is told `group_id` and `ranks`, the global ranks.
 
     Raises `DistError` as the creator does, and `DistBackendError` if the creator
     raises anything else, returns no `Backend`, or returns a backend that is written
@@ -157,8 +168,15 @@ def build(
         f"backend {registration.name!r} could not be made: its creator "
         f"{_name_of(registration.creator)}"
     )
+    arguments: tuple[Any, ...] = (store, rank, size, timeout)
+    if registration.extended_api:
+        seconds = timedelta(seconds=timeout)
+        options = DistributedBackendOptions(
+            store, rank, size, seconds, group_id, list(ranks)
+        )
+        arguments = (options, None)
     try:
-        backend = registration.creator(store, rank, size, timeout)
+        backend = registration.creator(*arguments)
     except DistError:
         raise
     except Exception as error:

@@ -95,6 +95,12 @@ class _Joined(_Composite):
             return all([part.wait() for part in self.parts])
         return super().wait(timeout)
 
+    def synchronize(self) -> None:
+        # wait() of a part on a device would not block the host.
+        for part in self.parts:
+            part.synchronize()
+        super().wait()
+
 
 def join(parts: Sequence[Work], op_type: OpType, result: Any = None) -> Work:
     """Return a Work that is over when all of `parts` are, or one fails."""

@@ -239,6 +239,37 @@ def test_a_batch_of_sends_and_receives(group: dist.ProcessGroup) -> None:
     for one in Manual.made[0].works:
         one.mark_completed()
     assert all(work.wait(5) for work in works)
+    assert [work.op_type for work in works] == [OpType.SEND, OpType.RECV]
+    assert works[1].source_rank() == 1
+
+
+def test_a_p2p_op_knows_both_ranks_of_its_peer(group: dist.ProcessGroup) -> None:
+    pair = dist.new_group([0, 3], group_desc="pair")
+    x = np.ones(2)
+    by_global = dist.P2POp(dist.isend, x, 3, pair)
+    by_group = dist.P2POp(dist.irecv, x, group=pair, group_peer=1)
+    for op in (by_global, by_group):
+        assert (op.peer, op.group_peer, op.group) == (3, 1, pair)
+    assert repr(by_global) == "<P2POp isend 3 in 'pair', tag 0>"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({}, ValueError, "peer is missing"),
+        ({"peer": 1, "group_peer": 1}, ValueError, "not both"),
+        ({"peer": 7}, ValueError, "peer=7; expected a rank in the group"),
+        ({"peer": 0}, ValueError, "this rank itself"),
+        ({"peer": 1, "tensor": [1.0]}, TypeError, "tensor is a list"),
+        ({"peer": 1, "tag": -1}, ValueError, "tag=-1"),
+        ({"peer": 1, "group": "pair"}, TypeError, "group is a str"),
+    ],
+)
+def test_a_bad_p2p_op_is_refused_where_it_is_made(
+    group: dist.ProcessGroup, arguments: dict, error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=f"P2POp.*{match}"):
+        dist.P2POp(dist.isend, **{"tensor": np.ones(2), **arguments})
 
 
 def test_a_bad_batch_is_refused(group: dist.ProcessGroup) -> None:

@@ -415,8 +415,10 @@ def register() -> None:
     for kind in BROKEN:
         dist.Backend.register_backend(kind.__name__.lower(), kind, devices="cpu")
     for op in OPS:
-        dist.Backend.register_backend(f"corrupts_{op.value}", corrupting(op), "cpu")
-    dist.Backend.register_backend("corrupts_all", corrupting(*OPS), "cpu")
+        dist.Backend.register_backend(
+            f"corrupts_{op.value}", corrupting(op), devices="cpu"
+        )
+    dist.Backend.register_backend("corrupts_all", corrupting(*OPS), devices="cpu")
     for half, ops in HALVES.items():
         name = half.__name__.strip("_").lower()
-        dist.Backend.register_backend(name, not_recovering(half, *ops), "cpu")
+        dist.Backend.register_backend(name, not_recovering(half, *ops), devices="cpu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -195,12 +196,25 @@ def test_a_registered_backend_is_known_with_its_devices() -> None:
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        ({"name": "Bad"}, "lower-case"),
-        ({"name": "a b"}, "lower-case"),
+        ({"name": "a b"}, "expected an identifier"),
         ({"name": "fine", "devices": ()}, "devices is empty"),
-        ({"name": "fine", "extended_api": True}, "extended_api"),
+        ({"name": "fine", "extended_api": "cpu"}, "devices='cpu'"),
     ],
 )
 def test_a_bad_registration_is_refused(arguments: dict, match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        Backend.register_backend(creator=lambda *_: Backend(0, 1), **arguments)
+    with pytest.raises((ValueError, TypeError), match=match):
+        Backend.register_backend(func=lambda *_: Backend(0, 1), **arguments)
+
+
+def test_the_names_of_backends_are_those_of_c10d() -> None:
+    names: list[object] = [Backend.GLOO, Backend.MPI, Backend.NCCL]
+    assert names == ["gloo", "mpi", "nccl"]
+    parsed: list[Any] = [Backend(name) for name in ("GLOO", "Mine")]  # type: ignore[call-arg, arg-type]
+    assert parsed == ["gloo", "mine"]
+    assert str(BackendConfig(parsed[0])) == str(BackendConfig("gloo"))
+    Backend.register_backend("Loud", lambda *_: Backend(0, 1), False, "ext")
+    try:
+        assert Backend.LOUD == "loud"  # type: ignore[attr-defined]
+        assert BackendConfig("ext:loud").device_backend_map["ext"] == "loud"
+    finally:
+        del Backend.registry["loud"], Backend.LOUD  # type: ignore[attr-defined]

@@ -31,7 +31,7 @@ class Imported(dist.Backend):
     def __init__(self, store, rank, size, timeout):
         super().__init__(rank, size)
 if {registers}:
-    dist.Backend.register_backend("imported", Imported, "cpu")
+    dist.Backend.register_backend("imported", Imported, devices="cpu")
 """
 
 
@@ -43,7 +43,7 @@ def registered_elsewhere(
     monkeypatch.setattr(registry, "_registered_elsewhere", {})
 
     def make(creator: type[dist.Backend]) -> dist.ProcessGroup:
-        dist.Backend.register_backend("imported", creator, "cpu")
+        dist.Backend.register_backend("imported", creator, devices="cpu")
         dist.new_group([0, 1], group_desc="tp", backend="cpu:imported")
         exported = json.loads(json.dumps(world.export_groups()))
         world.destroy(world.get_group("tp"))
@@ -99,7 +99,7 @@ def test_a_backend_that_a_cell_registered_needs_the_cell_on_a_fresh_rank(
     assert "imported" not in registry.known_backends()
     with pytest.raises(DistBackendError, match="run that cell on this rank, too"):
         dist.barrier(tp)
-    dist.Backend.register_backend("imported", creator, "cpu")
+    dist.Backend.register_backend("imported", creator, devices="cpu")
     with pytest.raises(NotImplementedError):
         dist.barrier(tp)
     del dist.Backend.registry["imported"]

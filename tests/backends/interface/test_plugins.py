@@ -35,17 +35,18 @@ class Zero(dist.Backend):
 
 def register():
     dist.Backend.register_backend(
-        {name!r}, lambda store, rank, size, timeout: Zero(rank, size), ["cpu", "ext"]
+        {name!r}, lambda store, rank, size, timeout: Zero(rank, size),
+        devices=["cpu", "ext"],
     )
 
 def register_another():
-    dist.Backend.register_backend("another", lambda *_: None, "cpu")
+    dist.Backend.register_backend("another", lambda *_: None, devices="cpu")
 
 class Old(Zero):
     interface_version = 0
 
 def register_old():
-    dist.Backend.register_backend({name!r}, lambda *_: Old(0, 1), "cpu")
+    dist.Backend.register_backend({name!r}, lambda *_: Old(0, 1), devices="cpu")
 
 def fail():
     raise OSError("libzero.so.3 is missing")
@@ -197,7 +198,7 @@ def test_a_registered_name_goes_before_an_installed_one(
 ) -> None:
     module = install("rankscope-zero", "zero")
     monkeypatch.setattr(plugins, "declared", lambda: pytest.fail("read the metadata"))
-    dist.Backend.register_backend("zero", lambda *_: dist.Backend(0, 1), "cpu")
+    dist.Backend.register_backend("zero", lambda *_: dist.Backend(0, 1), devices="cpu")
     assert dist.BackendConfig("zero").device_backend_map == {"cpu": "zero"}
     assert dist.BackendConfig("cpu:gloo,cuda:nccl").device_backend_map["cpu"] == "gloo"
     assert module not in sys.modules

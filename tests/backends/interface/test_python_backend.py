@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -252,6 +253,29 @@ def join(tmp_path: Path) -> Iterator[Join]:
     store.close()
     for name in set(dist.Backend.registry) - names:
         del dist.Backend.registry[name]
+
+
+def test_the_extended_api_tells_the_creator_of_its_group(join: Join) -> None:
+    known: list[Any] = []
+
+    def creator(options: Any, pg_options: Any) -> StoreBackend:
+        known.append((options, pg_options))
+        seconds = options.timeout.total_seconds()
+        return StoreBackend(
+            options.store, options.group_rank, options.group_size, seconds
+        )
+
+    group = join(Gated)
+    dist.Backend.register_backend("told", creator, extended_api=True, devices="cpu")
+    told = dist.new_group([0], backend="told", timeout=7, group_desc="told")
+    x = np.ones(2)
+    dist.all_reduce(x, group=told)
+    ((options, pg_options),) = known
+    assert (options.group_rank, options.group_size) == (0, 1)
+    assert options.timeout == timedelta(seconds=7)
+    assert options.group_id == told.group_name != group.group_name
+    assert options.global_ranks_in_group == [0]
+    assert pg_options is None
 
 
 def test_an_op_in_the_queue_has_not_started(join: Join) -> None:

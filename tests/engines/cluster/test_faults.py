@@ -157,7 +157,8 @@ class Nothing(dist.Backend):
         work.mark_completed()
         return work
 
-dist.Backend.register_backend("nothing", lambda s, r, n, t: Nothing(r, n), "cpu")
+make = lambda s, r, n, t: Nothing(r, n)
+dist.Backend.register_backend("nothing", make, devices="cpu")
 """
 
 

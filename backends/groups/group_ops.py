@@ -1,0 +1,411 @@
+"""The ops of a group as methods, by which libraries call c10d's ProcessGroup."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, ClassVar
+
+from ..work.op_timeout import op_timeout
+from ..work.reduce_op import ReduceOp
+from ..work.work import Work
+from .options import (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    GatherOptions,
+    GroupOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
+
+__all__ = ["GroupOps"]
+
+Array = Any
+Arrays = Sequence[Array]
+Timeout = float | timedelta | None
+
+
+class GroupOps:
+    """The methods of ``torch.distributed.ProcessGroup`` that start an op.
+
+    Each is the function of ``rankscope`` that its docstring names, with
+    ``async_op=True``: it checks its arguments and raises errors as the function does,
+    and returns a :class:`Work`. As in c10d, an array stands in a list of one entry or
+    alone, roots and peers are ranks *in the group*, and what remains is given by an
+    options object or by the arguments it stands for.
+    """
+
+    #: The functions of `rankscope`, by name. `backends` enters them: imports point
+    #: downwards, and the functions know the groups.
+    functions: ClassVar[Mapping[str, Callable[..., Any]]] = {}
+
+    def _issue(self, name: str, timeout: Timeout, *args: Any, **kwargs: Any) -> Work:
+        own = contextlib.nullcontext() if timeout is None else op_timeout(timeout)
+        with own:
+            work = self.functions[name](*args, group=self, **kwargs)
+        assert isinstance(work, Work)
+        return work
+
+    def broadcast(
+        self,
+        tensors: Arrays | Array,
+        root: int | BroadcastOptions | None = None,
+        timeout: Timeout = None,
+        *,
+        opts: BroadcastOptions | None = None,
+    ) -> Work:
+        """Do ``broadcast`` from rank `root` of the group (default 0)."""
+        opts = _options(opts, root, BroadcastOptions)
+        source = opts.rootRank if root is opts or root is None else root
+        return self._issue(
+            "broadcast",
+            _timeout(timeout, opts),
+            _one(tensors, "broadcast"),
+            group_src=source,
+            async_op=True,
+        )
+
+    def allreduce(
+        self,
+        tensors: Arrays | Array,
+        op: ReduceOp | AllreduceOptions | None = None,
+        timeout: Timeout = None,
+        *,
+        opts: AllreduceOptions | None = None,
+    ) -> Work:
+        """Do ``all_reduce`` by `op` (default: SUM)."""
+        opts = _options(opts, op, AllreduceOptions)
+        reduce_op = opts.reduceOp if op is opts or op is None else op
+        return self._issue(
+            "all_reduce",
+            _timeout(timeout, opts),
+            _one(tensors, "allreduce"),
+            op=reduce_op,
+            async_op=True,
+        )
+
+    def allreduce_coalesced(
+        self, tensors: Arrays, opts: AllreduceCoalescedOptions | None = None
+    ) -> Work:
+        """Do ``all_reduce_coalesced``."""
+        opts = opts or AllreduceCoalescedOptions()
+        return self._issue(
+            "all_reduce_coalesced",
+            opts.timeout,
+            tensors,
+            op=opts.reduceOp,
+            async_op=True,
+        )
+
+    def reduce(
+        self,
+        tensors: Arrays | Array,
+        root: int | ReduceOptions | None = None,
+        op: ReduceOp | None = None,
+        timeout: Timeout = None,
+        *,
+        opts: ReduceOptions | None = None,
+    ) -> Work:
+        """Do ``reduce`` to rank `root` of the group (default 0)."""
+        opts = _options(opts, root, ReduceOptions)
+        target = opts.rootRank if root is opts or root is None else root
+        return self._issue(
+            "reduce",
+            _timeout(timeout, opts),
+            _one(tensors, "reduce"),
+            group_dst=target,
+            op=op or opts.reduceOp,
+            async_op=True,
+        )
+
+    def allgather(
+        self,
+        output_tensors: Sequence[Arrays] | Arrays,
+        input_tensors: Arrays | Array,
+        timeout: Timeout | AllgatherOptions = None,
+        *,
+        opts: AllgatherOptions | None = None,
+    ) -> Work:
+        """Do ``all_gather``."""
+        opts = _options(opts, timeout, AllgatherOptions)
+        return self._issue(
+            "all_gather",
+            _timeout(timeout, opts),
+            _one_list(output_tensors, "allgather"),
+            _one(input_tensors, "allgather"),
+            async_op=True,
+        )
+
+    def allgather_coalesced(
+        self,
+        output_lists: Sequence[Arrays],
+        input_list: Arrays,
+        opts: AllgatherOptions | None = None,
+    ) -> Work:
+        """Do an ``all_gather`` for each of `input_list`, as one batch.
+
+        ``output_lists[i]`` has one array for each rank's ``input_list[i]``.
+        """
+        _same_length(output_lists, input_list, "allgather_coalesced")
+        with self._batch(opts) as batch:
+            for outputs, array in zip(output_lists, input_list, strict=True):
+                self.functions["all_gather"](outputs, array, self, async_op=True)
+        return batch.work
+
+    def all_gather_single(
+        self, output: Array, input: Array, opts: AllgatherOptions | None = None
+    ) -> Work:
+        """Do ``all_gather_into_tensor``."""
+        return self._issue(
+            "all_gather_into_tensor",
+            opts.timeout if opts else None,
+            output,
+            input,
+            async_op=True,
+        )
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(
+        self, outputs: Arrays, inputs: Arrays, opts: AllgatherOptions | None = None
+    ) -> Work:
+        """Do ``all_gather_into_tensor_coalesced``."""
+        _same_length(outputs, inputs, "all_gather_single_coalesced")
+        return self._issue(
+            "all_gather_into_tensor_coalesced",
+            opts.timeout if opts else None,
+            outputs,
+            inputs,
+            async_op=True,
+        )
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def gather(
+        self,
+        output_tensors: Sequence[Arrays] | Arrays,
+        input_tensors: Arrays | Array,
+        root: int | GatherOptions | None = None,
+        timeout: Timeout = None,
+        *,
+        opts: GatherOptions | None = None,
+    ) -> Work:
+        """Do ``gather`` to rank `root` of the group (default 0).
+
+        `output_tensors` is empty on the other ranks.
+        """
+        opts = _options(opts, root, GatherOptions)
+        target = opts.rootRank if root is opts or root is None else root
+        return self._issue(
+            "gather",
+            _timeout(timeout, opts),
+            _one(input_tensors, "gather"),
+            _one_list(output_tensors, "gather") or None,
+            group_dst=target,
+            async_op=True,
+        )
+
+    def scatter(
+        self,
+        output_tensors: Arrays | Array,
+        input_tensors: Sequence[Arrays] | Arrays,
+        root: int | ScatterOptions | None = None,
+        timeout: Timeout = None,
+        *,
+        opts: ScatterOptions | None = None,
+    ) -> Work:
+        """Do ``scatter`` from rank `root` of the group (default 0).
+
+        `input_tensors` is empty on the other ranks.
+        """
+        opts = _options(opts, root, ScatterOptions)
+        source = opts.rootRank if root is opts or root is None else root
+        return self._issue(
+            "scatter",
+            _timeout(timeout, opts),
+            _one(output_tensors, "scatter"),
+            _one_list(input_tensors, "scatter") or None,
+            group_src=source,
+            async_op=True,
+        )
+
+    def reduce_scatter(
+        self,
+        output_tensors: Arrays | Array,
+        input_tensors: Sequence[Arrays] | Arrays,
+        op: ReduceOp | ReduceScatterOptions | None = None,
+        timeout: Timeout = None,
+        *,
+        opts: ReduceScatterOptions | None = None,
+    ) -> Work:
+        """Do ``reduce_scatter`` by `op` (default: SUM)."""
+        opts = _options(opts, op, ReduceScatterOptions)
+        reduce_op = opts.reduceOp if op is opts or op is None else op
+        return self._issue(
+            "reduce_scatter",
+            _timeout(timeout, opts),
+            _one(output_tensors, "reduce_scatter"),
+            _one_list(input_tensors, "reduce_scatter"),
+            op=reduce_op,
+            async_op=True,
+        )
+
+    def reduce_scatter_single(
+        self, output: Array, input: Array, opts: ReduceScatterOptions | None = None
+    ) -> Work:
+        """Do ``reduce_scatter_tensor``."""
+        opts = opts or ReduceScatterOptions()
+        return self._issue(
+            "reduce_scatter_tensor",
+            opts.timeout,
+            output,
+            input,
+            op=opts.reduceOp,
+            async_op=True,
+        )
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Arrays, inputs: Arrays, opts: ReduceScatterOptions | None = None
+    ) -> Work:
+        """Do ``reduce_scatter_tensor_coalesced``."""
+        opts = opts or ReduceScatterOptions()
+        _same_length(outputs, inputs, "reduce_scatter_single_coalesced")
+        return self._issue(
+            "reduce_scatter_tensor_coalesced",
+            opts.timeout,
+            outputs,
+            inputs,
+            op=opts.reduceOp,
+            async_op=True,
+        )
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def alltoall(
+        self,
+        output_tensors: Arrays,
+        input_tensors: Arrays,
+        opts: AllToAllOptions | None = None,
+    ) -> Work:
+        """Do ``all_to_all``."""
+        return self._issue(
+            "all_to_all",
+            opts.timeout if opts else None,
+            output_tensors,
+            input_tensors,
+            async_op=True,
+        )
+
+    def all_to_all_single(
+        self,
+        output: Array,
+        input: Array,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+        timeout: Timeout | AllToAllOptions = None,
+        *,
+        opts: AllToAllOptions | None = None,
+    ) -> Work:
+        """Do ``all_to_all_single``; empty or missing sizes split evenly."""
+        opts = _options(opts, timeout, AllToAllOptions)
+        return self._issue(
+            "all_to_all_single",
+            _timeout(timeout, opts),
+            output,
+            input,
+            output_split_sizes or None,
+            input_split_sizes or None,
+            async_op=True,
+        )
+
+    alltoall_base = all_to_all_single
+
+    def send(self, tensors: Arrays | Array, dstRank: int, tag: int = 0) -> Work:
+        """Do ``isend`` to rank `dstRank` of the group."""
+        array = _one(tensors, "send")
+        return self._issue("isend", None, array, group_dst=dstRank, tag=tag)
+
+    def recv(self, tensors: Arrays | Array, srcRank: int, tag: int = 0) -> Work:
+        """Do ``irecv`` from rank `srcRank` of the group."""
+        array = _one(tensors, "recv")
+        return self._issue("irecv", None, array, group_src=srcRank, tag=tag)
+
+    def recv_anysource(self, tensors: Arrays | Array, tag: int = 0) -> Work:
+        """Do ``irecv`` from any rank; ``source_rank()`` of the Work tells which."""
+        return self._issue("irecv", None, _one(tensors, "recv_anysource"), tag=tag)
+
+    def barrier(
+        self,
+        timeout: Timeout | BarrierOptions = None,
+        *,
+        opts: BarrierOptions | None = None,
+    ) -> Work:
+        """Do ``barrier``; return its Work."""
+        opts = _options(opts, timeout, BarrierOptions)
+        return self._issue(
+            "barrier",
+            _timeout(timeout, opts),
+            device_ids=opts.device_ids or None,
+            device=opts.device,
+            async_op=True,
+        )
+
+    def monitored_barrier(
+        self, timeout: Timeout = None, wait_all_ranks: bool = False
+    ) -> None:
+        """Do ``monitored_barrier``, which blocks."""
+        self.functions["monitored_barrier"](self, timeout, wait_all_ranks)
+
+    @contextlib.contextmanager
+    def _batch(self, opts: GroupOptions | None) -> Any:
+        timeout = opts.timeout if opts else None
+        own = contextlib.nullcontext() if timeout is None else op_timeout(timeout)
+        with own, self.functions["coalescing_manager"](self, async_ops=True) as batch:
+            yield batch
+
+
+def _options(given: Any, positional: Any, kind: type[Any]) -> Any:
+    """Return the options object of a call: by name, by position, or the defaults."""
+    if given is not None:
+        return given
+    return positional if isinstance(positional, kind) else kind()
+
+
+def _timeout(given: Any, opts: GroupOptions) -> Timeout:
+    return opts.timeout if given is None or given is opts else given
+
+
+def _one(tensors: Any, name: str) -> Array:
+    """Return the one array of `tensors`: of a list, its entry."""
+    if not isinstance(tensors, (list, tuple)):
+        return tensors
+    if len(tensors) != 1:
+        raise ValueError(
+            f"ProcessGroup.{name}: the list has {len(tensors)} arrays; expected one, "
+            "as a rank has one device; allreduce_coalesced takes several"
+        )
+    return tensors[0]
+
+
+def _one_list(lists: Any, name: str) -> Arrays:
+    """Return the list of arrays of `lists`: of a list of lists, its entry."""
+    if lists and isinstance(lists[0], (list, tuple)):
+        inner: Arrays = _one(lists, name)
+        return inner
+    return lists
+
+
+def _same_length(outputs: Sequence[Any], inputs: Sequence[Any], name: str) -> None:
+    if len(outputs) != len(inputs):
+        raise ValueError(
+            f"ProcessGroup.{name}: {len(outputs)} outputs for {len(inputs)} inputs; "
+            "expected one output for each"
+        )
