@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import zmq
@@ -19,6 +20,9 @@ from rankscope.backends.conformance import leaks
 from tests.in_order import InOrder
 from tests.processes import Watch, starts_processes
 from tests.turns import Turns
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 #: They run in an environment of their own: ``make test-torch``.
 collect_ignore = [] if find_spec("torch") else ["with_torch"]
@@ -191,3 +195,15 @@ def no_leaks() -> Iterator[None]:
     before = leaks.Snapshot.take()
     yield
     _check(before, "the test")
+
+
+@pytest.fixture(scope="module")
+def browser(_module_leaves_nothing: None) -> Iterator[Browser]:
+    """The system's Chromium, for the tests of a module."""
+    pytest.importorskip("playwright", reason="needs playwright: pip install .[dev]")
+    if shutil.which("chromium") is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    from tests.widgets.bare_page import chromium
+
+    with chromium() as found:
+        yield found

@@ -183,7 +183,7 @@ class BackgroundCell:
 class _Tail:
     """A surface that keeps the last lines as plain text."""
 
-    shows_partials = False
+    is_provisional = False
 
     def __init__(self, width: int) -> None:
         self._width = width

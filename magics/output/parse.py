@@ -24,6 +24,9 @@ _NO_WIDGET = (
     "%dist_pull its values and make the widget in the notebook"
 )
 
+#: What differs in the same display of two ranks: addresses in reprs, and the random
+#: ids of a styled table of pandas.
+_IDENTITY = re.compile(r"\b0x[0-9a-f]{6,16}\b|\bT_[0-9a-f]{5}(?=_|\b)")
 #: What differs in the same warning of two ranks: the process in the file of a cell.
 _PROCESS = re.compile(r"ipykernel_\d+")
 
@@ -94,10 +97,12 @@ class OutputParser:
             dict(output.get("metadata") or {}),
             (output.get("transient") or {}).get("display_id"),
         )
-        key: tuple[Any, ...] = (
-            "display",
-            json.dumps([bundle.data, bundle.metadata], sort_keys=True, default=repr),
+        content = json.dumps(
+            [bundle.data, bundle.metadata], sort_keys=True, default=repr
         )
+        if not bundle.is_text:
+            content = _IDENTITY.sub("", content)
+        key: tuple[Any, ...] = ("display", content)
         if bundle.display_id is None:
             return Entry("text" if bundle.is_text else "display", key, bundle)
         # A display that a rank may change is never shared with other ranks.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import groupby
 from typing import Any
@@ -23,6 +23,7 @@ from .deduplicate import Item
 from .failures import abort_echo_line, plain, report
 from .parse import Bundle
 from .stream import BRIEF
+from .tabs import can_be_in_tab, tabs
 
 __all__ = ["Renderer", "label_lines", "label_width"]
 
@@ -46,6 +47,8 @@ class Renderer:
         self._heading = heading
         self._width = label_width(ranks)
         self._partials: str | None = None
+        # Whether the last output can be in a tab, and whether another came after it.
+        self._ends_with_panel = self._is_split = False
         self._overwrites = not self.is_rich and sys.stdout.isatty()
         self._line_written = False
         self._serial = 0
@@ -71,9 +74,9 @@ class Renderer:
         self._erase_line()
         for kind, group in groupby(items, key=lambda pair: pair[1].kind):
             if kind == "display":
-                for _, item in group:
-                    self._display(item)
+                self._displays([item for _, item in group])
                 continue
+            self._ends_with_panel = False
             text = "".join(self._text(mode, item) for mode, item in group)
             # Flush the other stream first, or a front end may change the order.
             other, stream = sys.stderr, sys.stdout
@@ -90,6 +93,7 @@ class Renderer:
         wait = bool(shown or notices or self._heading)
         self._shell.display_pub.clear_output(wait)  # type: ignore[no-untyped-call]
         self._partials, self._notices = None, []
+        self._ends_with_panel = self._is_split = False
         self._show_heading()
         self.show(shown)
         for text in notices:
@@ -116,9 +120,13 @@ class Renderer:
     # -- unfinished lines ---------------------------------------------------
 
     @property
-    def shows_partials(self) -> bool:
-        """Whether unfinished lines are shown, so that a redraw is needed."""
-        return self._partials is not None
+    def is_provisional(self) -> bool:
+        """Whether a redraw changes what is shown.
+
+        Unfinished lines are there, or displays that belong in the tabs of one output
+        and came one after another.
+        """
+        return self._partials is not None or self._is_split
 
     def partials(self, lines: dict[int, str]) -> None:
         """Show the unfinished line of each rank, in place of those shown before."""
@@ -165,6 +173,41 @@ class Renderer:
         content = item.content
         text = content.text if isinstance(content, Bundle) else content
         return label_lines(text, item.ranks, self._width)
+
+    def _displays(self, items: Sequence[Item]) -> None:
+        """Show displays, those of several ranks that differ in tabs."""
+        self._is_split |= self._ends_with_panel and self._is_panel(items[0])
+        self._ends_with_panel = self._is_panel(items[-1])
+        alone: list[Item] = []
+        panels: dict[tuple[int, ...], list[Bundle]] = {}
+        for item in items:
+            held = self._is_panel(item)
+            others = {rank for ranks in panels if ranks != item.ranks for rank in ranks}
+            if not held or not others.isdisjoint(item.ranks):
+                # A rank's outputs stay in their order.
+                self._show_panels(panels, alone)
+                panels, alone = {}, []
+            if not held:
+                self._display(item)
+                continue
+            alone.append(item)
+            panels.setdefault(item.ranks, []).append(item.content)
+        self._show_panels(panels, alone)
+
+    def _is_panel(self, item: Item) -> bool:
+        return self.is_rich and self._width > 0 and can_be_in_tab(item.content)
+
+    def _show_panels(
+        self, panels: Mapping[tuple[int, ...], Sequence[Bundle]], items: Sequence[Item]
+    ) -> None:
+        """Show `items` as they are, or the tabs `panels` where those are several."""
+        if len(panels) > 1:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            self._shell.display_pub.publish(tabs(sorted(panels.items())))
+            return
+        for item in items:
+            self._display(item)
 
     def _display(self, item: Item) -> None:
         bundle: Bundle = item.content

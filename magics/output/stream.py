@@ -38,7 +38,7 @@ class Surface(Protocol):
     def can_redraw(self) -> bool: ...
 
     @property
-    def shows_partials(self) -> bool: ...
+    def is_provisional(self) -> bool: ...
 
     def show(self, items: Shown) -> None: ...
 
@@ -115,7 +115,7 @@ class OutputStream:
         # The cause first, then the ranks whose op was aborted because of it.
         final = sorted(self._with_modes(items), key=lambda pair: pair[0] == BRIEF)
         shown = len(self._shown)
-        if final[:shown] == self._shown and not self._surface.shows_partials:
+        if final[:shown] == self._shown and not self._surface.is_provisional:
             self._surface.show(final[shown:])
         elif self._surface.can_redraw:
             self._surface.redraw(final)

@@ -63,7 +63,7 @@ class Lines:
     """A screen of which only what is said is looked at."""
 
     can_redraw = False
-    shows_partials = False
+    is_provisional = False
 
     def __init__(self) -> None:
         self.said: list[str] = []

@@ -131,7 +131,7 @@ def test_unfinished_lines_are_one_display_that_changes() -> None:
         ("display", "[0-1] 10%\n[2]   20%"),
         ("update", "[0]   30%"),
     ]
-    assert renderer.shows_partials
+    assert renderer.is_provisional
 
 
 def test_many_unfinished_lines_are_counted() -> None:
@@ -167,4 +167,4 @@ def test_a_terminal_shows_one_unfinished_line_and_writes_over_it(
     assert written == "\r[0]   aaaaa … (2 lines)"
     renderer.show([line("done", 0)])
     assert terminal.getvalue().endswith("\r\x1b[2K[0]   done\n")
-    assert not renderer.shows_partials
+    assert not renderer.is_provisional

@@ -21,7 +21,7 @@ class Board:
     can_redraw: bool = True
     lines: list[str] = field(default_factory=list)
     redraws: int = 0
-    shows_partials: bool = False
+    is_provisional: bool = False
     unfinished: dict[int, str] = field(default_factory=dict)
 
     def show(self, items: Shown) -> None:
@@ -36,14 +36,14 @@ class Board:
     def redraw(self, items: Shown) -> None:
         self.lines.clear()
         self.redraws += 1
-        self.shows_partials = False
+        self.is_provisional = False
         self.show(items)
 
     def update(self, bundle: Bundle) -> None:
         self.lines.append(f"update {bundle.text}")
 
     def partials(self, lines: dict[int, str]) -> None:
-        self.shows_partials = True
+        self.is_provisional = True
         self.unfinished = lines
 
 

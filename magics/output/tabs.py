@@ -1,0 +1,120 @@
+"""Displays that differ between ranks: one output with a tab for each rank.
+
+Plain HTML, which a saved notebook keeps: the tabs are radio buttons. A page that is not
+trusted loses the style, and shows all panels below each other, with their ranks.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from rankscope.backends.rank_sets import format_ranks, name_ranks
+
+from .parse import Bundle
+
+__all__ = ["Panel", "can_be_in_tab", "tabs"]
+
+#: Ranks, and what they have shown.
+Panel = tuple[Sequence[int], Sequence[Bundle]]
+
+#: What HTML can hold, in the order in which front ends prefer it.
+_IMAGES = ("image/png", "image/jpeg", "image/gif")
+_HELD = {"text/html", "image/svg+xml", *_IMAGES, "text/plain"}
+#: What front ends show only where there is nothing better.
+_LESSER = {"text/markdown", "text/latex", "application/json", "application/pdf"}
+
+#: More tabs than these have the number of their rank alone.
+_NAMED = 8
+
+
+def can_be_in_tab(bundle: Bundle) -> bool:
+    """Whether HTML can hold what a front end would show of `bundle`.
+
+    A display that its rank may change stays an output of its own.
+    """
+    better = set(bundle.data) & _HELD - {"text/plain"}
+    others = set(bundle.data) - _HELD
+    # Text alone is shown as lines, with labels.
+    return bundle.display_id is None and bool(better) and others <= _LESSER
+
+
+def tabs(panels: Sequence[Panel]) -> dict[str, str]:
+    """Return the mime bundle of `panels`, of which the first is shown."""
+    name = f"rankscope-{uuid.uuid4().hex[:12]}"
+    inputs, shown = [], []
+    for place, (ranks, bundles) in enumerate(panels):
+        label = name_ranks(ranks) if len(panels) <= _NAMED else format_ranks(ranks)
+        inputs.append(
+            f'<input type="radio" name="{name}" id="{name}-{place}"'
+            f'{"" if place else " checked"} aria-label="{name_ranks(ranks)}">'
+            f'<label for="{name}-{place}">{label}</label>'
+        )
+        content = "".join(map(_content, bundles))
+        shown.append(
+            f'<div class="panel"><p class="who">{name_ranks(ranks)}</p>{content}</div>'
+        )
+    selected = ",".join(
+        f".{name} > input:nth-of-type({place}):checked ~ .panel:nth-of-type({place})"
+        for place in range(1, len(panels) + 1)
+    )
+    return {
+        "text/plain": "\n".join(_text(ranks, bundles) for ranks, bundles in panels),
+        "text/html": (
+            f'<div class="rankscope-tabs {name}" data-lm-suppress-shortcuts="true">'
+            f"<style>{_STYLE}{selected} {{ display: block; }}</style>"
+            f"{''.join(inputs)}{''.join(shown)}</div>"
+        ),
+    }
+
+
+def _text(ranks: Sequence[int], bundles: Sequence[Bundle]) -> str:
+    return "\n".join([f"{name_ranks(ranks)}:", *(one.text for one in bundles)])
+
+
+def _content(bundle: Bundle) -> str:
+    data = bundle.data
+    for mime in ("text/html", "image/svg+xml"):
+        if mime in data:
+            return f"<div>{_joined(data[mime])}</div>"
+    for mime in _IMAGES:
+        if mime in data:
+            size = "".join(
+                f' {name}="{escape(str(value), quote=True)}"'
+                for name, value in bundle.metadata.get(mime, {}).items()
+                if name in ("width", "height")
+            )
+            code = _joined(data[mime]).replace("\n", "")
+            alt = escape(str(data.get("text/plain", "figure")), quote=True)
+            return f'<div><img src="data:{mime};base64,{code}" alt="{alt}"{size}></div>'
+    return f"<pre>{escape(bundle.text)}</pre>"
+
+
+def _joined(value: Any) -> str:
+    """Return the text of a mime type, which may come as a list of lines."""
+    return value if isinstance(value, str) else "".join(value)
+
+
+_STYLE = """
+.rankscope-tabs { display: flex; flex-wrap: wrap; row-gap: .2em; margin-top: .4em; }
+.rankscope-tabs > input { position: absolute; opacity: 0; pointer-events: none; }
+.rankscope-tabs > label {
+  order: 1; padding: .15em .8em; cursor: pointer; opacity: .8;
+  font-family: var(--jp-ui-font-family, system-ui, sans-serif); font-size: .9em;
+  border-bottom: 2px solid rgba(127, 127, 127, .35);
+}
+.rankscope-tabs > label:hover { opacity: 1; }
+.rankscope-tabs > input:checked + label {
+  opacity: 1; font-weight: 600;
+  border-bottom-color: var(--jp-brand-color1, #1976d2);
+}
+.rankscope-tabs > input:focus-visible + label {
+  outline: 2px solid var(--jp-brand-color1, #1976d2); outline-offset: -2px;
+}
+.rankscope-tabs > .panel {
+  order: 2; flex: 1 0 100%; display: none; padding-top: .5em; overflow-x: auto;
+}
+.rankscope-tabs .who { display: none; }
+"""
