@@ -53,6 +53,7 @@ from .errors import (
     DistStoreError,
     DistStoreTimeoutError,
     DistTimeoutError,
+    QueueEmptyError,
 )
 from .gloo.library import GlooInfo, gloo_info, gloo_options
 from .groups.api import (
@@ -158,6 +159,7 @@ __all__ = [
     "P2POp",
     "PrefixStore",
     "ProcessGroup",
+    "QueueEmptyError",
     "ReduceOp",
     "ReduceOptions",
     "ReduceScatterOptions",

@@ -15,6 +15,7 @@ __all__ = [
     "DistStoreTimeoutError",
     "DistTimeoutError",
     "LibraryFailure",
+    "QueueEmptyError",
 ]
 
 _Error = TypeVar("_Error", bound="DistError")
@@ -148,6 +149,10 @@ class DistStoreError(DistError):
 
 class DistStoreTimeoutError(DistStoreError, TimeoutError):
     """Keys were still missing in the store when the deadline passed."""
+
+
+class QueueEmptyError(DistStoreError):
+    """`Store.queue_pop` with ``block=False`` found nothing in the queue."""
 
 
 class LibraryFailure(DistBackendError):

@@ -72,7 +72,9 @@ def rendezvous(
                 f"init_method {init_method!r}: expected file:/// and an absolute path"
             )
         path = unquote(url.path)
-        file_store = FileStore(path, world_size, timeout, discard_stale=True)
+        file_store = FileStore(
+            path, world_size, timeout, discard_stale=True, temporary=True
+        )
         return file_store, rank, world_size
     if url.scheme == "tcp":
         try:
@@ -82,7 +84,7 @@ def rendezvous(
         if not host or not port:
             raise ValueError(f"init_method {init_method!r}: expected tcp://host:port")
     store = TCPStore(
-        host, port, world_size, rank == 0, timeout, key=key, reports_deaths=True
+        host, port, world_size, rank == 0, timeout, False, key=key, reports_deaths=True
     )
     return store, rank, world_size
 

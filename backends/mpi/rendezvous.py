@@ -41,7 +41,14 @@ def mpi_rendezvous(
     if rank == 0:
         secret = secrets.token_bytes(32) if key is None else key
         store = TCPStore(
-            _address(size), 0, size, True, timeout, key=secret, reports_deaths=True
+            _address(size),
+            0,
+            size,
+            True,
+            timeout,
+            False,
+            key=secret,
+            reports_deaths=True,
         )
         text = json.dumps([store.host, store.port, secret.hex()]).encode()
         message[: len(text)] = np.frombuffer(text, np.uint8)
@@ -57,7 +64,7 @@ def mpi_rendezvous(
         host, port, text = json.loads(message.tobytes().rstrip(b"\0"))
         secret = bytes.fromhex(text)
         store = TCPStore(
-            host, port, size, False, timeout, key=secret, reports_deaths=True
+            host, port, size, False, timeout, False, key=secret, reports_deaths=True
         )
     return store, rank, size
 

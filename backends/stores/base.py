@@ -9,22 +9,31 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from ..errors import DistStoreError, DistStoreTimeoutError
+from ..errors import DistStoreError, DistStoreTimeoutError, QueueEmptyError
+from ..quantities import as_int, as_seconds
 from ..rank_sets import name_ranks
 
 __all__ = [
+    "DEFAULT_TIMEOUT",
     "MAX_DIGITS",
+    "MAX_VALUE",
     "UNKNOWN_END",
     "Store",
+    "empty_queue_error",
     "missing_keys_error",
     "remaining",
     "sum_of",
     "to_bytes",
-    "to_seconds",
+    "to_pairs",
 ]
+
+#: Seconds that a wait of a store lasts, where nobody says otherwise.
+DEFAULT_TIMEOUT = 300.0
 
 #: Most digits of a store's integer: to parse a million digits takes minutes.
 MAX_DIGITS = 1000
+#: Most bytes of a value that grows by `Store.append`.
+MAX_VALUE = 128 << 20
 
 #: What a last will says of the end of its process: see `Store.last_will`.
 UNKNOWN_END = (
@@ -36,13 +45,32 @@ UNKNOWN_END = (
 class Store:
     """Base class of the stores.  Keys are ``str``, values ``bytes``.
 
-    Every wait has a timeout (seconds); its `DistStoreTimeoutError` names the
-    keys that are still missing. All methods may be called from several threads
-    at once, and a waiting thread blocks no other thread. After `close` every
-    method, and every wait in progress, raises `DistStoreError`.
+    Every wait has a timeout, seconds or a `timedelta`; with 0 it does not wait. Its
+    `DistStoreTimeoutError` names the keys that are still missing. All methods may be
+    called from several threads at once, and a waiting thread blocks no other thread.
+    After `close` every method, and every wait in progress, raises `DistStoreError`.
     """
 
-    timeout: float = 300.0
+    _timeout = DEFAULT_TIMEOUT
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long a wait lasts that is given no timeout of its own."""
+        return timedelta(seconds=self._timeout)
+
+    @timeout.setter
+    def timeout(self, timeout: float | timedelta) -> None:
+        self._timeout = as_seconds(timeout, "the timeout of a store")
+
+    def set_timeout(self, timeout: float | timedelta) -> None:
+        """Set `timeout`, for this store object alone."""
+        self._timeout = as_seconds(timeout, "set_timeout: timeout")
+
+    def _limit(self, timeout: float | timedelta | None) -> float:
+        """Return the seconds of a wait with this `timeout` argument."""
+        if timeout is None:
+            return self._timeout
+        return as_seconds(timeout, "the timeout of a store's wait")
 
     def set(self, key: str, value: bytes | str) -> None:
         """Set `key`, replacing what was there."""
@@ -50,6 +78,20 @@ class Store:
 
     def get(self, key: str, timeout: float | timedelta | None = None) -> bytes:
         """Return the value of `key`, waiting for it to be set."""
+        raise NotImplementedError
+
+    def append(self, key: str, value: bytes | str) -> None:
+        """Append `value` to the value of `key` (absent: empty), atomically."""
+        raise NotImplementedError
+
+    def multi_get(
+        self, keys: Sequence[str], timeout: float | timedelta | None = None
+    ) -> list[bytes]:
+        """Return the values of `keys`, waiting for all of them to be set."""
+        raise NotImplementedError
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
+        """Set each of `keys` to the value beside it, all at once."""
         raise NotImplementedError
 
     def add(self, key: str, amount: int) -> int:
@@ -80,8 +122,60 @@ class Store:
         raise NotImplementedError
 
     def num_keys(self) -> int:
-        """Return how many keys are set."""
+        """Return how many keys are set; queues are no keys."""
         raise NotImplementedError
+
+    def list_keys(self) -> list[str]:
+        """Return the keys that are set, in no order."""
+        raise NotImplementedError
+
+    def queue_push(self, key: str, value: bytes | str) -> None:
+        """Put `value` at the end of the queue `key`, which needs no making.
+
+        A queue and a key of the same name have nothing to do with each other.
+        """
+        raise NotImplementedError
+
+    def queue_pop(
+        self,
+        key: str,
+        block: bool = True,
+        timeout: float | timedelta | None = None,
+    ) -> bytes:
+        """Take the first value out of the queue `key`; each value goes to one caller.
+
+        Waits for one, within `timeout`; without `block` an empty queue raises
+        `QueueEmptyError` at once.
+        """
+        raise NotImplementedError
+
+    def queue_len(self, key: str) -> int:
+        """Return how many values are in the queue `key`."""
+        raise NotImplementedError
+
+    def clone(self) -> Store:
+        """Return another store of the same keys, which is closed by itself."""
+        raise NotImplementedError
+
+    def has_extended_api(self) -> bool:
+        """Return whether there are `append`, `multi_get` and `multi_set`: always."""
+        return True
+
+    def barrier(
+        self, key: str, world_size: int, timeout: float | timedelta | None = None
+    ) -> None:
+        """Block until `world_size` callers have come to the barrier `key`.
+
+        It may be used again, by as many callers. Its keys begin with `key`.
+        """
+        size = as_int(world_size, "barrier: world_size")
+        if size < 1:
+            raise ValueError(f"barrier: world_size={size}; expected at least 1")
+        place = self.add(f"{key}/entered", 1) - 1
+        everybody = f"{key}/round {place // size}"
+        if place % size == size - 1:
+            self.set(everybody, b"")
+        self.wait([everybody], timeout)
 
     def watch(self, key: str, callback: Callable[[bytes], None]) -> Callable[[], None]:
         """Call ``callback(value)`` once, on a thread of the store, when `key` is set.
@@ -126,13 +220,15 @@ def to_bytes(value: bytes | str) -> bytes:
     raise TypeError(f"a store keeps bytes or str, not {type(value).__name__}")
 
 
-def to_seconds(timeout: float | timedelta | None, default: float) -> float:
-    """Return `timeout` in seconds; ``None`` means `default`."""
-    if timeout is None:
-        return default
-    if isinstance(timeout, timedelta):
-        return timeout.total_seconds()
-    return float(timeout)
+def to_pairs(
+    keys: Sequence[str], values: Sequence[bytes | str]
+) -> list[tuple[str, bytes]]:
+    """Return what `Store.multi_set` sets; `ValueError` unless there are as many."""
+    if len(keys) != len(values):
+        raise ValueError(
+            f"multi_set: {len(keys)} keys and {len(values)} values; expected as many"
+        )
+    return [(key, to_bytes(value)) for key, value in zip(keys, values, strict=True)]
 
 
 def sum_of(key: str, value: bytes | None, amount: int) -> bytes:
@@ -162,6 +258,15 @@ def missing_keys_error(keys: Sequence[str], timeout: float) -> DistStoreTimeoutE
     if ranks:
         message += f": {name_ranks(ranks)} did not come"
     return DistStoreTimeoutError(message, culprits=ranks)
+
+
+def empty_queue_error(key: str, timeout: float | None) -> DistStoreError:
+    """Return the error of a `queue_pop`, after `timeout` seconds or without waiting."""
+    if timeout is None:
+        return QueueEmptyError(f"queue_pop: the queue {key!r} is empty")
+    return DistStoreTimeoutError(
+        f"queue_pop: after {timeout:g} s the queue {key!r} is still empty"
+    )
 
 
 def remaining(deadline: float) -> float:

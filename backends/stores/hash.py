@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 from ..errors import DistStoreError
-from .base import missing_keys_error, remaining, to_seconds
+from .base import DEFAULT_TIMEOUT, remaining
 from .key_table import KeyTable, RequestStore, Ticket
 
 __all__ = ["HashStore"]
@@ -75,8 +75,8 @@ class HashStore(RequestStore):
     b'value'
     """
 
-    def __init__(self, timeout: float | timedelta = 300.0) -> None:
-        self.timeout = to_seconds(timeout, 300.0)
+    def __init__(self, timeout: float | timedelta = DEFAULT_TIMEOUT) -> None:
+        self.timeout = timeout
         self._open_on(_Shared())
 
     def _open_on(self, shared: _Shared) -> None:
@@ -107,7 +107,7 @@ class HashStore(RequestStore):
         )
         with self._shared.lock:
             self._check_open()
-            ticket, reply = self._request(wait, [key])
+            ticket, reply = self._request(wait, b"get", [key])
             if reply is not None:
                 self._callbacks.submit(self._notify, callback, reply[0])
         return lambda: self._drop(ticket)
@@ -133,33 +133,31 @@ class HashStore(RequestStore):
         return reply[1]
 
     def _await(
-        self, keys: Sequence[str], timeout: float | timedelta | None
-    ) -> Sequence[bytes]:
-        limit = to_seconds(timeout, self.timeout)
+        self, op: bytes, keys: Sequence[str], limit: float
+    ) -> tuple[bool, Sequence[bytes]]:
         deadline = time.monotonic() + limit
         wait = _Wait()
         with self._shared.lock:
             self._check_open()
-            ticket, reply = self._request(wait, keys)
+            ticket, reply = self._request(wait, op, keys)
         if reply is not None:
-            return reply
+            return True, reply
         try:
             wait.done.wait(remaining(deadline))
         finally:
             self._drop(ticket)
-        if wait.status == b"ok":
-            return wait.payload
-        self._check_open()
-        raise missing_keys_error([key.decode() for key in wait.payload], limit)
+        if wait.status != b"ok":
+            self._check_open()
+        return wait.status == b"ok", wait.payload
 
     def _request(
-        self, wait: _Wait, keys: Sequence[str]
+        self, wait: _Wait, op: bytes, keys: Sequence[str]
     ) -> tuple[Ticket, Sequence[bytes] | None]:
-        """Ask for `keys`; return the ticket, and the values if all keys are set."""
+        """Do `op`, which may wait; return the ticket, and the answer if it is there."""
         ticket = self._name, b"%d" % next(self._numbers)
         self._shared.waits[ticket] = wait
         frames = [key.encode() for key in keys]
-        reply = self._shared.table.handle(ticket, b"get", frames)
+        reply = self._shared.table.handle(ticket, op, frames)
         if reply is None:
             return ticket, None
         del self._shared.waits[ticket]

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from .base import MAX_DIGITS, UNKNOWN_END, Store, sum_of, to_bytes
+from ..errors import DistStoreError
+from ..quantities import as_int
+from .base import (
+    MAX_DIGITS,
+    MAX_VALUE,
+    UNKNOWN_END,
+    Store,
+    empty_queue_error,
+    missing_keys_error,
+    sum_of,
+    to_bytes,
+    to_pairs,
+)
 
 __all__ = ["KeyTable", "Reply", "RequestStore", "Ticket"]
 
@@ -31,6 +44,10 @@ class KeyTable:
         self._missing: dict[Ticket, set[bytes]] = {}
         self._wanted: dict[bytes, list[Ticket]] = {}
         self._keys_of: dict[Ticket, list[bytes]] = {}
+        # Queues that are not empty, and the requests that wait for an empty one.
+        self._queues: dict[bytes, deque[bytes]] = {}
+        self._poppers: dict[bytes, deque[Ticket]] = {}
+        self._popping: dict[Ticket, bytes] = {}
         #: Client → the keys and values to set when the client has died.
         self.wills: dict[bytes, dict[bytes, bytes]] = {}
 
@@ -42,6 +59,35 @@ class KeyTable:
             return b"ok", []
         if op == b"get":
             return self._get(ticket, args)
+        if op == b"append":
+            key, value = args
+            whole = self._values.get(key, b"") + value
+            if len(whole) > MAX_VALUE:
+                raise DistStoreError(
+                    f"append: the value of {key!r} would have {len(whole)} bytes, more "
+                    f"than a store takes ({MAX_VALUE})"
+                )
+            self._put(key, whole)
+            return b"ok", []
+        if op == b"sets":
+            for key, value in list(zip(args[::2], args[1::2], strict=True)):
+                self._put(key, value)
+            return b"ok", []
+        if op == b"keys":
+            return b"ok", list(self._values)
+        if op == b"push":
+            key, value = args
+            self._push(key, value)
+            return b"ok", []
+        if op == b"pop":
+            (key,) = args
+            return self._pop(ticket, key)
+        if op == b"pop now":
+            (key,) = args
+            return b"ok", [self._take(key)] if key in self._queues else []
+        if op == b"queued":
+            (key,) = args
+            return b"ok", [b"%d" % len(self._queues.get(key, ()))]
         if op == b"add":
             key, amount = args
             if len(amount) > MAX_DIGITS:
@@ -88,7 +134,7 @@ class KeyTable:
         missing = {key for key in keys if key not in self._values}
         if not missing:
             return b"ok", [self._values[key] for key in keys]
-        if ticket in self._missing:
+        if ticket in self._missing or ticket in self._popping:
             # Else no key would lead to the first request of that ticket any more.
             raise ValueError(f"request {ticket[1]!r} waits already")
         self._missing[ticket] = missing
@@ -108,8 +154,45 @@ class KeyTable:
                 keys = self._keys_of.pop(ticket)
                 self._answer(ticket, b"ok", [self._values.get(k, b"") for k in keys])
 
+    def _push(self, key: bytes, value: bytes) -> None:
+        while key in self._poppers:
+            ticket = self._poppers[key][0]
+            self._forget_popper(ticket)
+            # The client may have died while it waited: the next one gets the value.
+            if self._answer(ticket, b"ok", [value]) is not False:
+                return
+        self._queues.setdefault(key, deque()).append(value)
+
+    def _pop(self, ticket: Ticket, key: bytes) -> Reply | None:
+        if key in self._queues:
+            return b"ok", [self._take(key)]
+        if ticket in self._popping or ticket in self._missing:
+            raise ValueError(f"request {ticket[1]!r} waits already")
+        self._popping[ticket] = key
+        self._poppers.setdefault(key, deque()).append(ticket)
+        return None
+
+    def _take(self, key: bytes) -> bytes:
+        queue = self._queues[key]
+        value = queue.popleft()
+        if not queue:
+            del self._queues[key]
+        return value
+
+    def _forget_popper(self, ticket: Ticket) -> None:
+        key = self._popping.pop(ticket)
+        waiting = self._poppers[key]
+        waiting.remove(ticket)
+        if not waiting:
+            del self._poppers[key]
+
     def _drop(self, ticket: Ticket) -> None:
         """Give up a waiting request; its answer names the keys it still missed."""
+        if ticket in self._popping:
+            key = self._popping[ticket]
+            self._forget_popper(ticket)
+            self._answer(ticket, b"missing", [key])
+            return
         missing = self._missing.pop(ticket, None)
         if missing is None:
             return
@@ -133,9 +216,12 @@ class RequestStore(Store):
         raise NotImplementedError
 
     def _await(
-        self, keys: Sequence[str], timeout: float | timedelta | None
-    ) -> Sequence[bytes]:
-        """Return the values of `keys` once all of them are set."""
+        self, op: bytes, keys: Sequence[str], limit: float
+    ) -> tuple[bool, Sequence[bytes]]:
+        """Send a request that waits; return whether it was met, and its answer.
+
+        Not met after `limit` seconds, the answer is what it still misses.
+        """
         raise NotImplementedError
 
     def set(self, key: str, value: bytes | str) -> None:
@@ -144,17 +230,36 @@ class RequestStore(Store):
 
     def get(self, key: str, timeout: float | timedelta | None = None) -> bytes:
         """Return the value of `key`, waiting for it to be set."""
-        return self._await([key], timeout)[0]
+        return self.multi_get([key], timeout)[0]
+
+    def append(self, key: str, value: bytes | str) -> None:
+        """Append `value` to the value of `key` (absent: empty), atomically."""
+        self._call(b"append", key.encode(), to_bytes(value))
 
     def multi_get(
         self, keys: Sequence[str], timeout: float | timedelta | None = None
     ) -> list[bytes]:
         """Return the values of `keys`, waiting for all of them to be set."""
-        return list(self._await(keys, timeout)) if keys else []
+        limit = self._limit(timeout)
+        if not keys:
+            return []
+        met, values = self._await(b"get", keys, limit)
+        if not met:
+            raise missing_keys_error([key.decode() for key in values], limit)
+        return list(values)
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
+        """Set each of `keys` to the value beside it, all at once."""
+        pairs = to_pairs(keys, values)
+        self._call(
+            b"sets", *(part for key, value in pairs for part in (key.encode(), value))
+        )
 
     def add(self, key: str, amount: int) -> int:
         """Add to the integer at `key` (absent: 0), atomically; return the sum."""
-        return int(self._call(b"add", key.encode(), b"%d" % amount)[0])
+        return int(
+            self._call(b"add", key.encode(), b"%d" % as_int(amount, "add: amount"))[0]
+        )
 
     def compare_set(
         self, key: str, expected: bytes | str, desired: bytes | str
@@ -167,8 +272,7 @@ class RequestStore(Store):
         self, keys: Sequence[str], timeout: float | timedelta | None = None
     ) -> None:
         """Block until all of `keys` are set."""
-        if keys:
-            self._await(keys, timeout)
+        self.multi_get(keys, timeout)
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether all of `keys` are set, without waiting."""
@@ -181,3 +285,33 @@ class RequestStore(Store):
     def num_keys(self) -> int:
         """Return how many keys are set."""
         return int(self._call(b"count")[0])
+
+    def list_keys(self) -> list[str]:
+        """Return the keys that are set, in no order."""
+        return [key.decode() for key in self._call(b"keys")]
+
+    def queue_push(self, key: str, value: bytes | str) -> None:
+        """Put `value` at the end of the queue `key`."""
+        self._call(b"push", key.encode(), to_bytes(value))
+
+    def queue_pop(
+        self,
+        key: str,
+        block: bool = True,
+        timeout: float | timedelta | None = None,
+    ) -> bytes:
+        """Take the first value out of the queue `key`; see `Store.queue_pop`."""
+        if not block:
+            values = self._call(b"pop now", key.encode())
+            if not values:
+                raise empty_queue_error(key, None)
+            return values[0]
+        limit = self._limit(timeout)
+        met, values = self._await(b"pop", [key], limit)
+        if not met:
+            raise empty_queue_error(key, limit)
+        return values[0]
+
+    def queue_len(self, key: str) -> int:
+        """Return how many values are in the queue `key`."""
+        return int(self._call(b"queued", key.encode())[0])

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Collection, MutableSet, Sequence
 from datetime import timedelta
 
-from ..errors import DistStoreError
-from .base import Store, missing_keys_error, remaining, to_seconds
+from ..errors import DistStoreError, DistStoreTimeoutError
+from .base import Store, empty_queue_error, missing_keys_error, remaining
 
 __all__ = ["PrefixStore"]
 
@@ -22,13 +22,15 @@ class PrefixStore(Store):
 
     `close` ends the waits and watches made through this object and leaves
     `store` open for its other users. `num_keys` counts the keys of the
-    underlying store, as c10d does.
+    underlying store, as c10d does; `list_keys` lists those with the prefix, without
+    it. The timeout is the underlying store's at first, and is then set by itself.
     """
 
     def __init__(self, prefix: str, store: Store) -> None:
         self.prefix = prefix
         self.underlying_store = store
         self.timeout = store.timeout
+        self._owns_store = False
         self._changed = threading.Condition()
         self._cancels: set[Callable[[], None]] = set()
         self._closed = False
@@ -39,10 +41,28 @@ class PrefixStore(Store):
 
     def get(self, key: str, timeout: float | timedelta | None = None) -> bytes:
         """Return the value of `key`, waiting for it to be set."""
-        limit = to_seconds(timeout, self.timeout)
+        limit = self._limit(timeout)
         deadline = time.monotonic() + limit
         self.wait([key], limit)
         return self._open().get(self._full(key), remaining(deadline) + 1.0)
+
+    def append(self, key: str, value: bytes | str) -> None:
+        """Append `value` to the value of `key` (absent: empty), atomically."""
+        self._open().append(self._full(key), value)
+
+    def multi_get(
+        self, keys: Sequence[str], timeout: float | timedelta | None = None
+    ) -> list[bytes]:
+        """Return the values of `keys`, waiting for all of them to be set."""
+        limit = self._limit(timeout)
+        deadline = time.monotonic() + limit
+        self.wait(keys, limit)
+        names = [self._full(key) for key in keys]
+        return self._open().multi_get(names, remaining(deadline) + 1.0)
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
+        """Set each of `keys` to the value beside it, all at once."""
+        self._open().multi_set([self._full(key) for key in keys], values)
 
     def add(self, key: str, amount: int) -> int:
         """Add to the integer at `key` (absent: 0), atomically; return the sum."""
@@ -62,7 +82,7 @@ class PrefixStore(Store):
         The wait uses watches, because `close` of this object could not end a `wait`
         of the underlying store.
         """
-        limit = to_seconds(timeout, self.timeout)
+        limit = self._limit(timeout)
         deadline = time.monotonic() + limit
         missing = [self._full(key) for key in keys]
         if self._open().check(missing):
@@ -112,6 +132,53 @@ class PrefixStore(Store):
         """Return how many keys the underlying store holds, with any prefix."""
         return self._open().num_keys()
 
+    def list_keys(self) -> list[str]:
+        """Return the keys that are set with this prefix, without it."""
+        start = self._full("")
+        return [
+            key[len(start) :]
+            for key in self._open().list_keys()
+            if key.startswith(start)
+        ]
+
+    def queue_push(self, key: str, value: bytes | str) -> None:
+        """Put `value` at the end of the queue `key`."""
+        self._open().queue_push(self._full(key), value)
+
+    def queue_pop(
+        self,
+        key: str,
+        block: bool = True,
+        timeout: float | timedelta | None = None,
+    ) -> bytes:
+        """Take the first value out of the queue `key`; see `Store.queue_pop`.
+
+        A `close` of this object ends the wait within a second: the wait is one of the
+        underlying store, in parts.
+        """
+        if not block:
+            return self._open().queue_pop(self._full(key), block=False)
+        limit = self._limit(timeout)
+        deadline = time.monotonic() + limit
+        while True:
+            pause = min(_RECHECK, remaining(deadline))
+            try:
+                return self._open().queue_pop(self._full(key), timeout=pause)
+            except DistStoreTimeoutError as error:
+                if time.monotonic() >= deadline:
+                    raise empty_queue_error(self._full(key), limit) from error
+
+    def queue_len(self, key: str) -> int:
+        """Return how many values are in the queue `key`."""
+        return self._open().queue_len(self._full(key))
+
+    def clone(self) -> PrefixStore:
+        """Return the same keys of a clone of the underlying store, closed with it."""
+        made = PrefixStore(self.prefix, self._open().clone())
+        made.timeout = self.timeout
+        made._owns_store = True
+        return made
+
     def watch(self, key: str, callback: Callable[[bytes], None]) -> Callable[[], None]:
         """Call ``callback(value)`` once, when `key` is set; see `Store.watch`."""
 
@@ -156,6 +223,8 @@ class PrefixStore(Store):
             self._changed.notify_all()
         for cancel in cancels:
             cancel()
+        if self._owns_store:
+            self.underlying_store.close()
 
     def _full(self, key: str) -> str:
         return f"{self.prefix}/{key}"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from ..errors import DistStoreError
-from .base import missing_keys_error, to_bytes, to_seconds
+from ..errors import DistStoreError, DistStoreTimeoutError
+from ..quantities import as_int
+from .base import DEFAULT_TIMEOUT, remaining, to_bytes
 from .key_table import RequestStore
 from .process_end import own_process
 from .tcp_client import TCPStoreClient
@@ -15,6 +17,9 @@ from .tcp_keys import curve_keys, shared_key
 from .tcp_server import TCPStoreServer
 
 __all__ = ["TCPStore"]
+
+# Keys that exist while the master waits for the others.
+_COME, _ALL_HERE = "tcp-store/connected", "tcp-store/all connected"
 
 # Seconds within which a running server answers a request that does not wait.
 _GRACE = 5.0
@@ -25,15 +30,17 @@ class TCPStore(RequestStore):
 
     `host_name` is the name or address of the master, which listens on that
     address alone. `port` is its port; with 0 the master picks a free port, which
-    the attribute `port` holds. `world_size` is the number of expected ranks (for
-    messages only: the constructor waits for no rank). `timeout` in seconds bounds
+    the attribute `port` holds. `world_size` is the number of expected ranks, the
+    master one of them. With it, the master waits here until as many stores are
+    connected, unless every rank gives ``wait_for_workers=False``. `timeout` bounds
     the connection set-up and is the default of every wait. A process without
     `key` can neither read nor write; ``None`` means `tcp_keys.shared_key()`.
     With `reports_deaths`, set alike on every rank, last wills are published and
     the loss of the master is reported.
 
     Raises `DistNetworkError` if the master cannot listen, if no store answers
-    within `timeout`, or, at once, if the key of the master differs. When
+    within `timeout`, or, at once, if the key of the master differs, and
+    `DistStoreTimeoutError` if not all ranks come to the master within it. When
     the master ends, every wait and later call raises `DistNetworkError`.
     """
 
@@ -43,7 +50,8 @@ class TCPStore(RequestStore):
         port: int,
         world_size: int | None = None,
         is_master: bool = False,
-        timeout: float | timedelta = 300.0,
+        timeout: float | timedelta = DEFAULT_TIMEOUT,
+        wait_for_workers: bool = True,
         *,
         key: bytes | None = None,
         reports_deaths: bool = False,
@@ -52,29 +60,64 @@ class TCPStore(RequestStore):
             raise ValueError(
                 f"port {port}: expected 1-65535 (0, any free one, for the master only)"
             )
+        if world_size is not None:
+            world_size = as_int(world_size, "TCPStore: world_size")
         self.host = host_name
         self.world_size = world_size
         self.is_master = is_master
         self._reports_deaths = reports_deaths
-        self.timeout = to_seconds(timeout, 300.0)
-        keys = curve_keys(shared_key() if key is None else key)
+        self.timeout = timeout
+        self._key = shared_key() if key is None else key
+        keys = curve_keys(self._key)
         self._server = TCPStoreServer(host_name, port, keys) if is_master else None
         self.port = self._server.port if self._server else port
         self._client: TCPStoreClient | None = None
+        deadline = time.monotonic() + self._timeout
         try:
             self._client = TCPStoreClient(host_name, self.port, keys)
-            self._client.connect(self.timeout)
+            self._client.connect(self._timeout)
             if reports_deaths:
                 # Both sides report how the process of the other one ended.
                 self._client.watch_server(self._call(b"process", own_process())[0])
                 # From now on the master sends its goodbye to this client as well.
                 self._call(b"will")
+            if wait_for_workers and world_size is not None and world_size > 0:
+                self._join(world_size, deadline)
         except BaseException:
             self.close()
             raise
         # Threads refer to client and server, never to the store, so that a store
         # without close() is collected; it is closed here, at the latest at exit.
         self._finalizer = weakref.finalize(self, _close, self._client, self._server)
+
+    def _join(self, world_size: int, deadline: float) -> None:
+        """Count this process in; as the master, wait until all have come."""
+        come = self.add(_COME, 1)
+        if come == world_size:
+            self.set(_ALL_HERE, b"")
+        if not self.is_master:
+            return
+        met, _ = self._await(b"get", [_ALL_HERE], remaining(deadline))
+        if not met:
+            raise DistStoreTimeoutError(
+                f"TCPStore: {self.add(_COME, 0)} of {world_size} processes connected "
+                f"to {self.host}:{self.port} within {self._timeout:g} s"
+            )
+        # What is left are the callers' own keys.
+        self.delete_key(_COME)
+        self.delete_key(_ALL_HERE)
+
+    def clone(self) -> TCPStore:
+        """Return another connection to the same master, which must outlive it."""
+        return TCPStore(
+            self.host,
+            self.port,
+            self.world_size,
+            timeout=self._timeout,
+            wait_for_workers=False,
+            key=self._key,
+            reports_deaths=self._reports_deaths,
+        )
 
     def watch(self, key: str, callback: Callable[[bytes], None]) -> Callable[[], None]:
         """Call ``callback(value)`` once, when `key` is set; return a cancel function.
@@ -129,18 +172,17 @@ class TCPStore(RequestStore):
         client = self._connected()
         request = client.submit(op, args)
         try:
-            if not request.done.wait(max(self.timeout, _GRACE)):
+            if not request.done.wait(max(self._timeout, _GRACE)):
                 raise client.no_answer()
         finally:
             client.forget(request)
         return request.result()
 
     def _await(
-        self, keys: Sequence[str], timeout: float | timedelta | None
-    ) -> list[bytes]:
-        limit = to_seconds(timeout, self.timeout)
+        self, op: bytes, keys: Sequence[str], limit: float
+    ) -> tuple[bool, list[bytes]]:
         client = self._connected()
-        request = client.submit(b"get", [key.encode() for key in keys])
+        request = client.submit(op, [key.encode() for key in keys])
         try:
             if not request.done.wait(limit):
                 # The server answers a dropped request with the missing keys.
@@ -152,8 +194,8 @@ class TCPStore(RequestStore):
             raise
         client.forget(request)
         if request.status == b"missing":
-            raise missing_keys_error([key.decode() for key in request.payload], limit)
-        return request.result()
+            return False, request.payload
+        return True, request.result()
 
     def __repr__(self) -> str:
         role = "master" if self.is_master else "client"

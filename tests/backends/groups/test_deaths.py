@@ -187,11 +187,11 @@ def test_a_rank_that_just_ends_is_no_failure() -> None:
 
 
 def test_a_will_is_executed_unless_withdrawn_or_forestalled() -> None:
-    master = TCPStore("127.0.0.1", 0, 4, True, 20, key=KEY, reports_deaths=True)
+    master = TCPStore("127.0.0.1", 0, 4, True, 20, False, key=KEY, reports_deaths=True)
 
     def other() -> TCPStore:
         return TCPStore(
-            "127.0.0.1", master.port, 4, False, 20, key=KEY, reports_deaths=True
+            "127.0.0.1", master.port, 4, False, 20, False, key=KEY, reports_deaths=True
         )
 
     dies, withdraws, forestalled = other(), other(), other()
@@ -214,9 +214,9 @@ def test_a_will_is_executed_unless_withdrawn_or_forestalled() -> None:
 
 @pytest.mark.parametrize("orderly", [True, False])
 def test_the_master_says_goodbye_if_it_goes_in_good_order(orderly: bool) -> None:
-    master = TCPStore("127.0.0.1", 0, 2, True, 20, key=KEY, reports_deaths=True)
+    master = TCPStore("127.0.0.1", 0, 2, True, 20, False, key=KEY, reports_deaths=True)
     other = TCPStore(
-        "127.0.0.1", master.port, 2, False, 20, key=KEY, reports_deaths=True
+        "127.0.0.1", master.port, 2, False, 20, False, key=KEY, reports_deaths=True
     )
     told: list[str] = []
     other.watch_loss(told.append)
@@ -232,8 +232,8 @@ def test_the_master_says_goodbye_if_it_goes_in_good_order(orderly: bool) -> None
 
 
 def test_a_store_that_does_not_tell_of_deaths_does_not() -> None:
-    master = TCPStore("127.0.0.1", 0, 2, True, 20, key=KEY)
-    other = TCPStore("127.0.0.1", master.port, 2, False, 20, key=KEY)
+    master = TCPStore("127.0.0.1", 0, 2, True, 20, False, key=KEY)
+    other = TCPStore("127.0.0.1", master.port, 2, False, 20, False, key=KEY)
     other.last_will("a", "b")
     assert master._server is not None
     assert master._server._table.wills == {}

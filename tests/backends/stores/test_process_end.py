@@ -137,7 +137,7 @@ os._exit(3)
 def test_the_store_tells_how_a_client_ended(
     ends: Callable[[subprocess.Popen[bytes]], str],
 ) -> None:
-    master = TCPStore("127.0.0.1", 0, 2, True, 20, key=KEY, reports_deaths=True)
+    master = TCPStore("127.0.0.1", 0, 2, True, 20, False, key=KEY, reports_deaths=True)
     with running(client(master.port)) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -149,7 +149,7 @@ def test_the_store_tells_how_a_client_ended(
 
 
 def test_the_store_keeps_no_process_that_leaves_in_good_order() -> None:
-    master = TCPStore("127.0.0.1", 0, 2, True, 20, key=KEY, reports_deaths=True)
+    master = TCPStore("127.0.0.1", 0, 2, True, 20, False, key=KEY, reports_deaths=True)
     program = client(master.port).replace("os._exit(3)", "store.withdraw()")
     with running(program) as process:
         assert process.stdout is not None
@@ -165,7 +165,7 @@ def test_the_store_keeps_no_process_that_leaves_in_good_order() -> None:
 SERVER = f"""
 import sys
 from rankscope.backends.stores.tcp import TCPStore
-store = TCPStore("127.0.0.1", 0, 2, True, key={KEY!r}, reports_deaths=True)
+store = TCPStore("127.0.0.1", 0, is_master=True, key={KEY!r}, reports_deaths=True)
 print(store.port, flush=True)
 sys.stdin.read()
 """
@@ -175,7 +175,7 @@ def test_a_client_tells_how_the_server_ended() -> None:
     with running(SERVER) as process:
         assert process.stdout is not None
         port = int(process.stdout.readline())
-        store = TCPStore("127.0.0.1", port, 2, key=KEY, reports_deaths=True)
+        store = TCPStore("127.0.0.1", port, key=KEY, reports_deaths=True)
         told: list[str] = []
         store.watch_loss(told.append)
         os.kill(process.pid, signal.SIGABRT)
@@ -191,7 +191,7 @@ def test_a_server_that_lives_on_leaves_the_cause_open() -> None:
         assert process.stdout is not None
         assert process.stdin is not None
         port = int(process.stdout.readline())
-        store = TCPStore("127.0.0.1", port, 2, key=KEY, reports_deaths=True)
+        store = TCPStore("127.0.0.1", port, key=KEY, reports_deaths=True)
         told: list[str] = []
         store.watch_loss(told.append)
         process.stdin.write(b"\n")

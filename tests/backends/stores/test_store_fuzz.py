@@ -21,7 +21,10 @@ from rankscope.backends.stores.tcp_keys import curve_keys
 KEY = b"the key of this test"
 SECRET = b"nobody else may read this"
 
-OPS = [b"set", b"get", b"add", b"swap", b"check", b"delete", b"count", b"drop", b"fly"]
+OPS = [
+    *(b"set", b"get", b"add", b"swap", b"check", b"delete", b"count", b"drop", b"fly"),
+    *(b"append", b"sets", b"keys", b"push", b"pop", b"pop now", b"queued"),
+]
 
 ANY_OP = st.one_of(st.sampled_from(OPS), st.binary(max_size=8))
 #: Few different ones, so that requests meet.
@@ -51,16 +54,18 @@ def test_the_table_survives_any_requests(
         except (DistStoreError, ValueError):
             continue
         assert reply is None or reply[0] == b"ok"
-    for client, number in list(table._missing):
+    for client, number in [*table._missing, *table._popping]:
         table.handle((client, b"last"), b"drop", [number])
     assert not table._missing
     assert not table._keys_of
     assert not table._wanted
+    assert not table._popping
+    assert not table._poppers
 
 
 @pytest.fixture
 def master() -> Iterator[TCPStore]:
-    store = TCPStore("127.0.0.1", 0, 2, True, timeout=20, key=KEY)
+    store = TCPStore("127.0.0.1", 0, is_master=True, timeout=20, key=KEY)
     store.set("secret", SECRET)
     yield store
     # Whatever came, it serves on, and nothing was written.

@@ -30,100 +30,7 @@ from rankscope.backends.stores.key_table import KeyTable
 from rankscope.backends.stores.prefix import PrefixStore
 from rankscope.backends.stores.tcp import TCPStore
 from rankscope.backends.stores.tcp_keys import curve_keys, shared_key
-
-KEY = b"the key of this test"
-
-# How another process reaches the store under test; formatted with `where`.
-_CONNECT = {
-    "file": "FileStore({where!r}, timeout=20)",
-    "tcp": f"TCPStore('127.0.0.1', {{where}}, timeout=20, key={KEY!r})",
-}
-_CONNECT |= {
-    f"prefix-{kind}": f"PrefixStore('p', {code})" for kind, code in _CONNECT.items()
-}
-# Within one process only.
-_CLONE = {"hash": "first.clone()", "prefix-hash": "PrefixStore('p', first.clone())"}
-
-
-class Site:
-    """A store that can be opened several times, here and in other processes."""
-
-    def __init__(self, kind: str, directory: Path) -> None:
-        self.kind = kind
-        self.opened: list[Store] = []
-        self.master: TCPStore | None = None
-        self.first = HashStore(timeout=20)
-        if kind.endswith("tcp"):
-            self.master = TCPStore("127.0.0.1", 0, is_master=True, timeout=20, key=KEY)
-            self.where: int | str = self.master.port
-        else:
-            self.where = str(directory / "store")
-
-    @property
-    def code(self) -> str:
-        return {**_CONNECT, **_CLONE}[self.kind].format(where=self.where)
-
-    def open(self) -> Store:
-        names = {
-            "first": self.first,
-            "FileStore": FileStore,
-            "TCPStore": TCPStore,
-            "PrefixStore": PrefixStore,
-        }
-        store: Store = eval(self.code, names)
-        self.opened.append(store)
-        return store
-
-    def run(self, body: str) -> subprocess.Popen[str]:
-        """Start a process that has `store` and runs `body`; "ready" it prints first."""
-        program = (
-            "import sys\n"
-            "from rankscope.backends.stores.file import FileStore\n"
-            "from rankscope.backends.stores.prefix import PrefixStore\n"
-            "from rankscope.backends.stores.tcp import TCPStore\n"
-            f"store = {self.code}\nprint('ready', flush=True)\n{body}\n"
-        )
-        process = subprocess.Popen(
-            [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        return process
-
-    def close(self) -> None:
-        for store in self.opened:
-            store.close()
-            if isinstance(store, PrefixStore):
-                store.underlying_store.close()
-        self.first.close()
-        if self.master is not None:
-            self.master.close()
-
-
-def _site(kind: str, directory: Path) -> Iterator[Site]:
-    process = psutil.Process()
-    threads, files = threading.active_count(), process.num_fds()
-    site = Site(kind, directory)
-    yield site
-    site.close()
-    assert threading.active_count() == threads
-    assert process.num_fds() == files
-
-
-@pytest.fixture(params=[*_CONNECT, *_CLONE])
-def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    yield from _site(request.param, tmp_path)
-
-
-@pytest.fixture(params=list(_CONNECT))
-def far_site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    """A store that other processes reach as well."""
-    yield from _site(request.param, tmp_path)
-
-
-@pytest.fixture
-def store(site: Site) -> Store:
-    return site.open()
+from tests.backends.stores.sites import KEY, Site
 
 
 def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
@@ -484,7 +391,7 @@ def test_file_store_lock_held_by_a_stopped_process(tmp_path: Path) -> None:
 
 @pytest.fixture
 def master() -> Iterator[TCPStore]:
-    store = TCPStore("127.0.0.1", 0, 2, True, timeout=20, key=KEY)
+    store = TCPStore("127.0.0.1", 0, is_master=True, timeout=20, key=KEY)
     yield store
     store.close()
 
