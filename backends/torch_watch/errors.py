@@ -9,7 +9,7 @@ from __future__ import annotations
 import dis
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -20,7 +20,11 @@ from .creation import Made, issued, known_groups
 from .gloo_sockets import count_connections
 from .replacing import replace
 
-__all__ = ["explain", "explain_as", "install_excepthook", "settle"]
+__all__ = ["explain", "explain_as", "install_excepthook", "on_broken", "settle"]
+
+#: Called with a gloo group that has lost a connection, and with the text of torch's
+#: error that showed it; no abort was the cause.
+on_broken: list[Callable[[Any, str], None]] = []
 
 # Attribute of torch's error that holds ours: IPython asks for it more than once.
 _EXPLAINED = "__rankscope_explained__"
@@ -57,8 +61,15 @@ def settle() -> None:
 
 
 def _explain(error: BaseException) -> BaseException | None:
-    found = _group_of_error() if _is_of_library(error) else None
+    if not _is_of_library(error):
+        return None
+    used = [one for one in known_groups() if _is_used(*one)]
+    found = _aborted_group(used)
     if found is None:
+        # gloo closes its connections where an op fails, be it by a timeout.
+        for group, _ in filter(_lost_connection, used):
+            for listener in on_broken:
+                listener(group, str(error))
         return None
     group, made = found
     shown = aborted_error(group, made, made.op, made.sequence_number)
@@ -66,9 +77,8 @@ def _explain(error: BaseException) -> BaseException | None:
     return shown
 
 
-def _group_of_error() -> tuple[Any, Made] | None:
-    """Return the aborted group, one of whose ops ended with an error just now."""
-    used = [one for one in known_groups() if _is_used(*one)]
+def _aborted_group(used: Sequence[tuple[Any, Made]]) -> tuple[Any, Made] | None:
+    """Return the aborted one of `used`, whose op ended with an error just now."""
     deadline = time.monotonic() + VERDICT_WAIT
     while True:
         aborted = [one for one in used if one[1].aborted is not None]

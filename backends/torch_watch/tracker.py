@@ -114,6 +114,27 @@ class Tracker:
             self._records = deque(kept, maxlen=_KEPT)
         return bool(gone) or len(self._own) != before
 
+    def fail_last(self, group: Any, error: str) -> bool:
+        """Note that the last op of `group` has failed, if C++ code issued it.
+
+        For gloo, torch's recorder does not tell whether an op has failed. Of an op that
+        Python code issued, the call tells.
+        """
+        ours = [one for one in self._records if one.group is group]
+        last = max(ours, key=lambda one: one.created_ns, default=None)
+        if last is None or last.call is not None or last.backend != "gloo":
+            return False
+        if last.state not in ("started", "completed"):
+            return False
+        last.end("failed", last.ended_ns or time.time_ns(), error)
+        self._open = {k: one for k, one in self._open.items() if one is not last}
+        done = [one for one in ours if one.state == "completed"]
+        group.progress.completed = max(
+            done, key=lambda one: one.created_ns, default=None
+        )
+        group.progress.note(last)
+        return True
+
     # -- torch's entries ------------------------------------------------------
 
     def _read(

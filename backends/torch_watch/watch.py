@@ -18,7 +18,7 @@ from ..groups.world import world
 from ..work.flight_recorder import recorder
 from . import aborting, creation
 from .calls import CallLog
-from .errors import install_excepthook
+from .errors import install_excepthook, on_broken
 from .groups import TorchGroup, base_name
 from .importing import when_imported
 from .private.groups import C10D, RECORDER_SIZE, Names, probe
@@ -116,6 +116,8 @@ class TorchWatch:
         self._undo.append(creation.install(names))
         self._undo.append(self._unfinished.install(names))
         self._undo.append(install_excepthook())
+        on_broken.append(self._note_broken)
+        self._undo.append(lambda: on_broken.remove(self._note_broken))
         self._undo.append(self._note_births(names))
         with self._lock:
             self.names = names
@@ -237,6 +239,14 @@ class TorchWatch:
                 _log.warning(self.advice)
             # A mean over the last ones: the first one is slow.
             self.cost += 0.2 * (time.thread_time() - began - self.cost)
+        if changed:
+            recorder.changed()
+
+    def _note_broken(self, group: Any, error: str) -> None:
+        with self._lock:
+            self.read()
+            known = self._groups.get(group)
+            changed = known is not None and self._tracker.fail_last(known, error)
         if changed:
             recorder.changed()
 

@@ -51,3 +51,40 @@ def test_an_op_in_flight_shows_its_line_and_how_long_it_runs(ranks: Ranks) -> No
     ranks.run({1: "dist.broadcast(x, src=1)"})
     assert ranks.finish([0]) == {}
     until(lambda: ranks.groups(0)["default_pg"]["oldest"] is None)
+
+
+STEP = """
+from torch.nn.parallel import DistributedDataParallel as DDP
+from rankscope.backends.torch_watch.errors import explain
+model = DDP(torch.nn.Linear(4, 4), broadcast_buffers=False)
+def step():
+    model(torch.ones(2, 4)).sum().backward()
+step()
+"""
+
+CAUGHT = """
+try:
+    step()
+    raise AssertionError("no error")
+except RuntimeError as error:
+    explain(error)
+"""
+
+
+def test_an_op_of_ddp_whose_peer_dies_has_failed() -> None:
+    """For gloo, torch's recorder has the op as retired: only the error tells."""
+    with Ranks(2) as ranks:
+        ranks.init()
+        ranks.run(STEP)
+        before = len(ranks.ask(0, "local_dump()")["records"])
+        ranks.start({0: CAUGHT})
+        until(lambda: ranks.groups(0)["default_pg"]["oldest"] is not None)
+        ranks.start({1: "os._exit(1)"})
+        assert ranks.finish([0]) == {}
+        *earlier, last = ranks.ask(0, "local_dump()")["records"]
+        assert len(earlier) >= before
+        assert last["state"] == "failed"
+        assert "Connection closed by peer" in last["error"]
+        assert {one["state"] for one in earlier[:before]} == {"completed"}
+        completed = ranks.groups(0)["default_pg"]["completed"]
+        assert completed["seq"] < last["collective_seq_id"]
