@@ -72,6 +72,7 @@ from .groups.api import (
     rebuild_process_group,
 )
 from .groups.config import BackendConfig
+from .groups.device_mesh import DeviceMesh, init_device_mesh
 from .groups.membership import (
     GroupMember,
     get_backend,
@@ -142,6 +143,7 @@ __all__ = [
     "BroadcastOptions",
     "CoalescingManager",
     "ConnectionLostError",
+    "DeviceMesh",
     "DistAbortedError",
     "DistBackendError",
     "DistError",
@@ -204,6 +206,7 @@ __all__ = [
     "gloo_info",
     "gloo_options",
     "group",
+    "init_device_mesh",
     "init_process_group",
     "irecv",
     "is_available",
