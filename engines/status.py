@@ -16,6 +16,7 @@ __all__ = [
     "GroupStatus",
     "OpStatus",
     "RankStatus",
+    "advice_of",
     "find_groups",
     "name_groups",
 ]
@@ -152,6 +153,8 @@ class RankStatus:
     #: Bytes of resident memory of the rank's process, ``None`` where it is not known.
     memory: int | None = None
     groups: tuple[GroupStatus, ...] = ()
+    #: What a person should change so that all that the rank does is shown.
+    advice: tuple[str, ...] = ()
     #: The rank's summary as it arrived.
     summary: Mapping[str, Any] = field(default_factory=dict)
 
@@ -163,6 +166,15 @@ class RankStatus:
     def group(self, name: str) -> GroupStatus | None:
         """Return the group called `name` if this rank is in it."""
         return next((one for one in self.groups if one.name == name), None)
+
+
+def advice_of(ranks: Iterable[RankStatus]) -> list[str]:
+    """Return the advice of `ranks`, each sentence once, with the ranks that gave it."""
+    given: dict[str, list[int]] = {}
+    for one in ranks:
+        for sentence in one.advice:
+            given.setdefault(sentence, []).append(one.rank)
+    return [f"{name_ranks(those)}: {text}" for text, those in given.items()]
 
 
 @dataclass(frozen=True)

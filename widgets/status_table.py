@@ -71,7 +71,7 @@ def _text(model: BoardModel, width: int) -> str:
         out.append(rule.ljust(room, "─"))
         out += islice(left, len(section.rows))
         out += [f"   {note}" for note in section.notes]
-    return "\n".join(out)
+    return "\n".join([*out, *_advice(model)])
 
 
 def _html(model: BoardModel) -> str:
@@ -79,7 +79,9 @@ def _html(model: BoardModel) -> str:
     return (
         f'<div class="rankscope-status"><div class="rankscope-static">\n{STYLE}\n'
         f'<p><b>{title}</b> <span class="quiet">· {" · ".join(facts)}</span></p>\n'
-        f"{table_html(COLUMNS, sections(model))}\n</div></div>"
+        f"{table_html(COLUMNS, sections(model))}\n"
+        + "".join(f"<p>{escape(one)}</p>\n" for one in _advice(model))
+        + "</div></div>"
     )
 
 
@@ -91,6 +93,11 @@ def _facts(model: BoardModel) -> list[str]:
     if head["dead"]:
         facts.append(f"{name_ranks(head['dead'])} dead")
     return [*facts, *head["facts"]]
+
+
+def _advice(model: BoardModel) -> list[str]:
+    """Return what a person should change so that all is shown."""
+    return [f"{one[:1].upper()}{one[1:]}" for one in model.head["advice"]]
 
 
 def sections(model: BoardModel) -> list[Section]:

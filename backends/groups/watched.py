@@ -50,6 +50,10 @@ class GroupSource(Protocol):
     library: str
 
     @property
+    def advice(self) -> Sequence[str]:
+        """What a person should change so that all is shown, in sentences."""
+
+    @property
     def rank(self) -> int | None:
         """The global rank that the library gave this process, if it did."""
 

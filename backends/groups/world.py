@@ -254,11 +254,13 @@ class World:
         known = [(self.rank, self.size)]
         known += [(source.rank, source.world_size) for source in self.sources]
         rank, size = next((one for one in known if one[0] is not None), (None, None))
-        return {
+        summary = {
             "rank": rank,
             "world_size": size,
             "groups": [one.summary() for one in self._all_groups()],
         }
+        advice = [sentence for source in self.sources for sentence in source.advice]
+        return {**summary, "advice": advice} if advice else summary
 
     def on_change(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call ``callback()`` at every transition; see `FlightRecorder.on_change`."""

@@ -132,6 +132,8 @@ class RpcWatch:
 
     def __init__(self) -> None:
         self.log = RpcLog()
+        #: What is not shown with this torch; mostly empty.
+        self.advice: list[str] = []
         self._names: RpcNames | None = None
         self._group: RpcGroup | None = None
 
@@ -143,7 +145,8 @@ class RpcWatch:
         try:
             self._names = RpcNames(rpc)
         except (AttributeError, KeyError) as error:
-            _log.warning("torch's RPC is not watched: this torch has no %s", error)
+            self.advice.append(f"torch's RPC is not watched: this torch has no {error}")
+            _log.warning(self.advice[-1])
             return
         RpcWrappers(self._names, self.log, self._on_ranks).install()
 

@@ -74,8 +74,8 @@ class TorchWatch:
         self._confirmed = False
         self._lock = threading.RLock()
         self._read_at = self._dumped_at = 0.0
-        #: What a person should change so that the watch sees all ops; mostly empty.
-        self.advice = ""
+        #: What a person should change so that the watch sees all; mostly empty.
+        self.advice: list[str] = []
         #: Mean CPU seconds of a reading.
         self.cost = 0.0
         self._stopped = threading.Event()
@@ -106,7 +106,7 @@ class TorchWatch:
     def _install(self, c10d: ModuleType) -> None:
         names = probe(c10d)
         for sentence in names.missing:
-            _log.warning(sentence)
+            self._advise(sentence)
         if self._sets_size and names.reads_old_size:
             os.environ[RECORDER_SIZE[1]] = str(ENTRIES)
         self.calls = CallLog(names)
@@ -129,6 +129,11 @@ class TorchWatch:
         # Torch must not be read while its library is taken down.
         atexit.register(self.stop)
         self._undo.append(lambda: atexit.unregister(self.stop))
+
+    def _advise(self, sentence: str) -> None:
+        """Show a sentence on the board, and in the log for those who have none."""
+        self.advice.append(sentence)
+        _log.warning(sentence)
 
     def _note_births(self, torch: Names) -> Callable[[], None]:
         """Note when each group is made: numbers and names are used again."""
@@ -234,9 +239,9 @@ class TorchWatch:
                 entries, taken, self._groups, self._registered()
             )
             self._read_at = time.monotonic()
-            if self._tracker.blind and not self.advice:
-                self.advice = RECORDER_OFF
-                _log.warning(self.advice)
+            if self._tracker.blind and RECORDER_OFF not in self.advice:
+                self._advise(RECORDER_OFF)
+                changed = True
             # A mean over the last ones: the first one is slow.
             self.cost += 0.2 * (time.thread_time() - began - self.cost)
         if changed:

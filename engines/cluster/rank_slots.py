@@ -11,9 +11,9 @@ from rankscope.backends.rank_sets import name_ranks
 from rankscope.backends.stores.process_end import describe_exit_code
 
 from ..errors import ClusterError
-from ..status import GroupStatus, RankStatus
+from ..status import RankStatus
 from ..wire.requests import GpuAnswer, TorchAnswer
-from ..wire.status_codec import parse_summary
+from ..wire.status_codec import Parsed, parse_summary
 from ..wire.torch_environment import TorchOptions, torchrun_variables
 from .gpus import Gpus
 
@@ -64,7 +64,7 @@ class RankSlot:
     def status(self, now: float) -> RankStatus:
         """Return the status of the rank at `now` (``time.monotonic()``)."""
         age = None if self.summary_at is None else now - self.summary_at
-        groups, cell, busy_for, gpu, memory, reason = self._read()
+        said, reason = self._read()
         if self.death is not None:
             state = "dead"
         elif age is None or age > SILENCE:
@@ -79,25 +79,21 @@ class RankSlot:
             state=state,
             reason=self.death or reason,
             heartbeat_age=age,
-            cell=cell if self.alive else None,
-            busy_for=busy_for if self.alive else None,
-            gpu=gpu,
-            memory=memory if self.alive else None,
-            groups=groups,
+            cell=said.cell if self.alive else None,
+            busy_for=said.busy_for if self.alive else None,
+            gpu=said.gpu,
+            memory=said.memory if self.alive else None,
+            groups=said.groups,
+            advice=said.advice,
             summary=self.summary,
         )
 
-    def _read(
-        self,
-    ) -> tuple[
-        tuple[GroupStatus, ...], int | None, float | None, str, int | None, str | None
-    ]:
-        """Return the parsed summary, and why it cannot be read if it cannot."""
+    def _read(self) -> tuple[Parsed, str | None]:
+        """Return what the summary says, and why it cannot be read if it cannot."""
         try:
-            return *parse_summary(self.summary), None
+            return parse_summary(self.summary), None
         except (KeyError, ValueError) as error:
-            why = f"its status cannot be read ({error})"
-            return (), None, None, "", None, why
+            return Parsed(), f"its status cannot be read ({error})"
 
 
 def describe_exit(exit_code: int | None) -> str:

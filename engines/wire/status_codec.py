@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ..status import GroupStatus, OpStatus
 
-__all__ = ["pack", "parse_summary", "unpack"]
+__all__ = ["Parsed", "pack", "parse_summary", "unpack"]
 
 #: Above every real count, and exact in every JSON reader.
 _MOST = 2**53
@@ -68,10 +68,19 @@ def _listed(runs: str) -> tuple[Any, ...]:
     return tuple(ranks)
 
 
-def parse_summary(
-    summary: Mapping[str, Any],
-) -> tuple[tuple[GroupStatus, ...], int | None, float | None, str, int | None]:
-    """Return groups, running cell, its age, GPU and memory out of a rank's summary.
+class Parsed(NamedTuple):
+    """What a rank's summary says, as in `RankStatus`."""
+
+    groups: tuple[GroupStatus, ...] = ()
+    cell: int | None = None
+    busy_for: float | None = None
+    gpu: str = ""
+    memory: int | None = None
+    advice: tuple[str, ...] = ()
+
+
+def parse_summary(summary: Mapping[str, Any]) -> Parsed:
+    """Return what a rank's summary says.
 
     Raises `ValueError` or `KeyError` naming the field that is not what it
     should be.
@@ -80,7 +89,11 @@ def parse_summary(
     cell = _integer("cell", summary.get("cell"))
     busy_for = _number("busy_for", summary.get("busy_for"))
     memory = _integer("memory", summary.get("memory"))
-    return groups, cell, busy_for, _text("gpu", summary.get("gpu", "")), memory
+    gpu = _text("gpu", summary.get("gpu", ""))
+    advice = tuple(
+        _text("advice", one) for one in _list("advice", summary.get("advice", ()))
+    )
+    return Parsed(groups, cell, busy_for, gpu, memory, advice)
 
 
 def _group(one: Any) -> GroupStatus:

@@ -68,9 +68,11 @@ def slot(rank: int, host: str = "a", **options: Any) -> RankSlot:
 
 class TestSummaries:
     def test_everything_a_rank_says_is_there(self) -> None:
-        (group,), cell, busy_for, gpu, memory = parse_summary(SUMMARY)
-        assert (gpu, memory) == ("GPU 0", 96 << 20)
-        assert (cell, busy_for) == (7, 2.5)
+        said = parse_summary({**SUMMARY, "advice": ["set X"]})
+        (group,) = said.groups
+        assert (said.gpu, said.memory) == ("GPU 0", 96 << 20)
+        assert (said.cell, said.busy_for) == (7, 2.5)
+        assert said.advice == ("set X",)
         assert (group.name, group.ranks, group.generation) == ("default", (0, 1), 2)
         assert group.oldest is not None
         assert group.oldest.sizes == ((4, 2),)
@@ -78,7 +80,12 @@ class TestSummaries:
         assert group.completed is None
 
     def test_a_rank_that_said_nothing_yet(self) -> None:
-        assert parse_summary({}) == ((), None, None, "", None)
+        assert parse_summary({}) == ((), None, None, "", None, ())
+
+    @pytest.mark.parametrize("advice", ["set X", [3], 3])
+    def test_advice_that_is_none_is_refused(self, advice: Any) -> None:
+        with pytest.raises(ValueError, match="advice is "):
+            parse_summary({"advice": advice})
 
     @pytest.mark.parametrize(
         ("field", "value"),

@@ -182,3 +182,12 @@ def test_text_leaves_columns_out_to_fit(
     # What is being done, and by whom, is always there.
     assert "in all_reduce #15" in lines[4]
     assert ("heartbeat" in lines[2]) == (room >= 100)
+
+
+def test_the_advice_of_the_ranks_stands_below_once() -> None:
+    advice = ("its recorder is off: set X=1",)
+    status = cluster(rank(0, group(), advice=advice), rank(1, group(), advice=advice))
+    bundle = StatusTable(status)._repr_mimebundle_()
+    said = "Ranks 0–1: its recorder is off: set X=1"
+    assert bundle["text/plain"].splitlines()[-1] == said
+    assert bundle["text/html"].count(said) == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rankscope.backends.groups.key import GroupKey
@@ -78,22 +78,23 @@ def banner_of(
     verdicts: Sequence[Verdict],
     now: float,
 ) -> Banner:
-    """Return the banner for the worst of what is to be reported."""
+    """Return the banner for the worst of what is to be reported, then the advice."""
     if head.get("state", "running") != "running":
         when = f" at {head['stopped_at']}" if "stopped_at" in head else ""
         if "ended" in head:
             return Banner("calm", "Ended", _sentence(text(head["ended"], 400)))
         what = "This notebook has detached" if head.get("script") else _SHUT_DOWN
         return Banner("calm", "Ended", f"{what}{when}.")
-    if verdicts:
-        return _verdicts(verdicts, groups)
-    return (
-        _dead(head, groups)
+    found = (
+        (_verdicts(verdicts, groups) if verdicts else None)
+        or _dead(head, groups)
         or _aborted(head, groups)
         or _silent(groups)
         or _in_flight(groups, now)
         or _busy(head, groups)
     )
+    advice = map(_sentence, head.get("advice", ()))
+    return replace(found, more=(*found.more, *advice))
 
 
 def _verdicts(verdicts: Sequence[Verdict], groups: Sequence[Group]) -> Banner:

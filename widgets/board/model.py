@@ -19,6 +19,7 @@ from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.backends.rank_sets import format_ranks
 from rankscope.engines import ClusterStatus, GroupStatus, RankStatus
+from rankscope.engines.status import advice_of
 
 from .banner import Banner, banner_of, verdict_cells
 from .group import NO_GROUP, Group
@@ -83,6 +84,7 @@ class BoardModel:
             "facts": facts,
             "state": text(status.state, 16),
             "dead": sorted(r for r, one in self.ranks.items() if not one.alive),
+            "advice": [text(one, 400) for one in advice_of(self.ranks.values())],
             "script": text(status.script, 40),
             "refused": {what: text(why, 400) for what, why in status.refused.items()},
         }

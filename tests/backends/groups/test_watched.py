@@ -46,6 +46,7 @@ class Source:
     library: str = "lib"
     rank: int | None = 1
     world_size: int | None = 3
+    advice: Sequence[str] = ()
     made: list[Group] = field(
         default_factory=lambda: [Group("main", (0, 1, 2)), Group("tp", (1, 2))]
     )
@@ -68,9 +69,15 @@ def source() -> Iterator[Source]:
     world.sources.remove(made)
 
 
+def test_the_summary_has_the_advice_of_a_library(source: Source) -> None:
+    source.advice = ["its recorder is off"]
+    assert world.summary()["advice"] == ["its recorder is off"]
+
+
 def test_the_summary_has_the_rank_and_the_groups_of_a_library(source: Source) -> None:
     summary = world.summary()
     assert (summary["rank"], summary["world_size"]) == (1, 3)
+    assert "advice" not in summary
     assert [(one["name"], one["library"]) for one in summary["groups"]] == [
         ("main", "lib"),
         ("tp", "lib"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -508,6 +509,39 @@ class TestHostile:
         many = [{**one, "name": "x" * 10_000, "ranks": [n]} for n in range(1000)]
         found = self.show(self.summary(groups=many))
         assert len(json.dumps(found.full())) < 2_000_000
+
+
+class TestAdvice:
+    """What a rank says that a person should change, each sentence once."""
+
+    OFF = "torch's recorder is off: set X"
+
+    def found(self) -> BoardModel:
+        ranks = [rank(n, group(), advice=(self.OFF,)) for n in range(3)]
+        return model(*ranks, rank(3, group()))
+
+    def test_it_follows_the_banner_in_every_form(self) -> None:
+        said = "Ranks 0–2: torch's recorder is off: set X."
+        banner = self.found().banner()
+        assert banner.title == "Idle"
+        assert banner.more == (said,)
+        assert said in board_text(self.found()).splitlines()[2]
+        assert board_html(self.found(), "12:00:00").count("is off: set X.") == 1
+
+    def test_a_status_of_some_ranks_keeps_that_of_the_others(self) -> None:
+        found = self.found()
+        found.update(cluster(rank(3, group())), 101.0, 4)
+        assert len(found.banner().more) == 1
+        found.update(cluster(*(rank(n, group()) for n in range(4))), 102.0)
+        assert found.banner().more == ()
+
+    def test_a_verdict_comes_first(self) -> None:
+        status, verdicts = simulated.hang(4, 2)
+        found = model(*(replace(one, advice=(self.OFF,)) for one in status.ranks))
+        found.show_verdicts(verdicts)
+        banner = found.banner()
+        assert banner.title == "Missing ranks"
+        assert banner.more[-1].startswith("Ranks 0–3: torch's recorder")
 
 
 class TestTextAndHtml:
