@@ -26,7 +26,7 @@ from ..work.futures import completed_work
 from ..work.op_type import OpType
 from ..work.reduce_op import ReduceOp
 from ..work.work import Work
-from .dtypes import WIDENED_NUMBERS, Reduction, arithmetic
+from .dtypes import WIDE_DTYPES, Reduction, arithmetic
 from .eager import EagerOperation
 from .library import has_options, unavailable, usable_library
 from .operations import (
@@ -54,6 +54,7 @@ class GlooBackend(Backend):
 
     name = "gloo"
     interface_version = 1
+    reduce_ops = Backend.reduce_ops | {ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR}
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         super().__init__(rank, size)
@@ -89,7 +90,8 @@ class GlooBackend(Backend):
 
     # gloo's float16 is slow, rounds after each rank, and skips assignments to memory
     # that held certain bits, and gloo has no bfloat16. So both are reduced as float32,
-    # and rounded once.
+    # and rounded once. It has no integers of 16 bits either: those of 32 bits have the
+    # same lower bits.
 
     def all_reduce(self, tensor: np.ndarray, op: Reduction) -> Work:
         """Reduce `tensor` over all ranks, in place, on every rank."""
@@ -114,9 +116,10 @@ class GlooBackend(Backend):
     def _widened(
         self, tensor: np.ndarray, op: Reduction, *, load: bool = True
     ) -> np.ndarray:
-        if op.dtype not in WIDENED_NUMBERS or self._side is None:
+        wide_dtype = WIDE_DTYPES.get(op.dtype)
+        if wide_dtype is None or self._side is None:
             return tensor
-        wide = self.scratch(tensor.size, np.dtype(np.float32))
+        wide = self.scratch(tensor.size, wide_dtype)
         if load:
             wide[:] = tensor.reshape(-1)
         return wide

@@ -7,12 +7,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ..work.reduce_op import ReduceOp
-from .side.wire import DTYPES, ENUM_DTYPES, REDUCTIONS, WIDENED
+from .side.wire import BITWISE, DTYPES, REDUCTIONS, WIDENED
 
-__all__ = ["WIDENED_NUMBERS", "Reduction", "arithmetic"]
+__all__ = ["WIDE_DTYPES", "Reduction", "arithmetic"]
 
-#: The numbers of the dtypes that are reduced as float32.
-WIDENED_NUMBERS = frozenset(DTYPES.index(name) for name in WIDENED)
+#: The dtypes that the numbers of some dtypes are reduced as.
+WIDE_DTYPES = {DTYPES.index(name): np.dtype(wide) for name, wide in WIDENED.items()}
 
 
 class Reduction(NamedTuple):
@@ -39,12 +39,12 @@ def arithmetic(dtype: np.dtype, op: ReduceOp) -> Reduction:
     if dtype.name == "bfloat16" and op in _BFLOAT16:
         return _BFLOAT16[op]
     remedies = {
-        "i": "convert it first, for instance x.astype(np.int32)",
-        "u": "convert it first, for instance x.astype(np.uint32)",
-        "b": "use MAX (or), MIN (and), or convert it: x.astype(np.int32)",
         "c": "SUM and AVG are possible; for others gather and reduce locally",
         "f": "convert it first, for instance x.astype(np.float64)",
     }
+    if op.value in BITWISE:
+        bitwise = "bitwise reductions are defined for integers and bool"
+        remedies = dict.fromkeys("fcV", bitwise)
     name = ReduceOp.SUM.name if op is ReduceOp.AVG else op.name
     raise TypeError(
         f"gloo cannot compute {name} of {dtype} arrays "
@@ -54,21 +54,26 @@ def arithmetic(dtype: np.dtype, op: ReduceOp) -> Reduction:
 
 def _all_of(number: int) -> dict[ReduceOp, Reduction]:
     """Return the reductions of the dtype `number`."""
-    codes = {ReduceOp(name): code for code, name in enumerate(REDUCTIONS)}
+    names: tuple[str, ...] = REDUCTIONS
+    if not DTYPES[number].startswith(("float", "bfloat")):
+        names = (*REDUCTIONS, *BITWISE)
+    codes = {ReduceOp(name): code for code, name in enumerate(names)}
     codes[ReduceOp.AVG] = codes[ReduceOp.SUM]
     return {op: Reduction(number, code, 1) for op, code in codes.items()}
 
 
 def _table() -> dict[np.dtype, dict[ReduceOp, Reduction]]:
     total = REDUCTIONS.index("sum")
-    dtypes = {np.dtype(name): number for number, name in enumerate(ENUM_DTYPES)}
-    table = {dtype: _all_of(number) for dtype, number in dtypes.items()}
-    # On 0 and 1, PRODUCT and MIN are "and", MAX is "or".
-    table[np.dtype(np.bool_)] = {
-        op: reduction
-        for op, reduction in table[np.dtype(np.uint8)].items()
-        if reduction.op != total
+    dtypes = {
+        np.dtype(name): number
+        for number, name in enumerate(DTYPES)
+        if name != "bfloat16"
     }
+    table = {dtype: _all_of(number) for dtype, number in dtypes.items()}
+    # On 0 and 1, PRODUCT and MIN are "and", MAX is "or", and SUM is "or" as in numpy.
+    table[np.dtype(np.bool_)] = bits = dict(table[np.dtype(np.uint8)])
+    bits[ReduceOp.SUM] = bits[ReduceOp.MAX]
+    del bits[ReduceOp.AVG]
     for name, part in (("complex64", "float32"), ("complex128", "float64")):
         number = dtypes[np.dtype(part)]
         table[np.dtype(name)] = {

@@ -32,6 +32,7 @@ from ctypes import (
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+from .bitwise import bitwise
 from .wire import DTYPES, ENUM_DTYPES, REDUCTIONS, WIDENED
 
 __all__ = [
@@ -49,15 +50,14 @@ __all__ = [
 Reduction = Callable[[int, int, int, int], None]
 
 #: Mangled names of the C++ types as which DTYPES are passed.
-CPP_TYPES = ("a", "h", "i", "j", "l", "m", "f", "f", "d", "f")
+CPP_TYPES = ("a", "h", "i", "j", "l", "m", "f", "f", "d", "f", "i", "j")
 
 # gloo's own timeouts must never show: the group's is the only one. Ten years is far
 # from the overflow of nanoseconds since 1970, to which the waits add it.
 _FOREVER_MS = 10 * 365 * 86_400_000
 
 _MS = "NSt6chrono8durationIlSt5ratioILl1ELl1000EEEE"
-_WIDENED = frozenset(DTYPES.index(name) for name in WIDENED)
-_FLOAT32 = DTYPES.index("float32")
+_PASSED_AS = tuple(DTYPES.index(WIDENED.get(name, name)) for name in DTYPES)
 
 # gloo::AllreduceOptions::Algorithm
 _ALGORITHMS = {"RING": 1, "BCUBE": 2}
@@ -279,21 +279,25 @@ class Gloo:
     ) -> None:
         """Run gloo's own all_reduce in place: by a ring, or else by BCUBE."""
         algorithm = _ALGORITHMS["RING" if ring else "BCUBE"]
-        dtype = _FLOAT32 if dtype in _WIDENED else dtype
         self._all_reduce(
             byref(self._owner),
             address,
             address,
             count,
-            dtype,
+            _PASSED_AS[dtype],
             reduction,
             algorithm,
             tag,
         )
 
     def reduction(self, dtype: int, reduction: int) -> Reduction:
-        """Return gloo's own function for two arrays (numbers as in the protocol)."""
-        return self._reductions[dtype][reduction]
+        """Return the function for two arrays, gloo's own but for the bitwise ones.
+
+        `dtype` and `reduction` are numbers of the protocol.
+        """
+        if reduction < len(REDUCTIONS):
+            return self._reductions[dtype][reduction]
+        return bitwise(reduction - len(REDUCTIONS), dtype)
 
     # -- checks ------------------------------------------------------------
 

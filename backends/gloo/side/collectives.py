@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from .abi import Gloo, UnboundBuffer
 from .pipeline import ITEM_BYTES, Chunks, Scratch, Whole, accumulate, pipeline
 from .wire import (
+    REDUCTIONS,
     Command,
     Kind,
     chunk_bytes,
@@ -52,7 +53,8 @@ class Collectives:
     ) -> None:
         """Reduce in place at `address`: on `root`, or on every rank (``None``)."""
         item = ITEM_BYTES[command.dtype]
-        if root is None and command.length * item > eager_bytes(self._size):
+        large = command.length * item > eager_bytes(self._size)
+        if root is None and large and command.reduction < len(REDUCTIONS):
             self._reduce_by_gloo(command, address, item, chunks)
         else:
             self._reduce_whole(command, address, item, root, chunks)
@@ -111,7 +113,8 @@ class Collectives:
         """Root, or every rank, receives each peer's whole array and reduces it.
 
         One round, chunk by chunk. For a root no algorithm moves less; for every
-        rank it is used in groups too large for eager buffers.
+        rank it is used in groups too large for eager buffers, and for the bitwise
+        reductions, which gloo's algorithms lack.
         """
         peers, me = self._peers, self._rank
         reduction = self._gloo.reduction(command.dtype, command.reduction)

@@ -12,7 +12,7 @@ from .abi import Reduction
 __all__ = ["ITEM_BYTES", "Chunks", "Scratch", "Whole", "accumulate", "pipeline"]
 
 #: Element sizes, as passed, in the order of DTYPES.
-ITEM_BYTES = (1, 1, 4, 4, 8, 8, 4, 4, 8, 4)
+ITEM_BYTES = (1, 1, 4, 4, 8, 8, 4, 4, 8, 4, 4, 4)
 
 
 class Chunks(Protocol):

@@ -34,6 +34,8 @@ _C_TYPES: tuple[Any, ...] = (
     ctypes.c_float,
     ctypes.c_double,
     ctypes.c_float,
+    ctypes.c_int32,
+    ctypes.c_uint32,
 )
 _OPERATORS: dict[str, Callable[[int, int], int]] = {
     "sum": lambda a, b: a + b,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 __all__ = [
+    "BITWISE",
     "COMMAND_BYTES",
     "DTYPES",
     "ENUM_DTYPES",
@@ -47,15 +48,23 @@ ENUM_DTYPES = (
     "float64",
 )
 
-#: A dtype's number is its position. The libraries have no bfloat16.
-DTYPES = (*ENUM_DTYPES, "bfloat16")
+#: A dtype's number is its position. The libraries have none of the last three.
+DTYPES = (*ENUM_DTYPES, "bfloat16", "int16", "uint16")
 
-#: Data of these dtypes are passed as float32. Commands name the dtype itself, so that
+#: Data of these dtypes are passed as those. Commands name the dtype itself, so that
 #: ranks whose dtypes differ do not match.
-WIDENED = ("float16", "bfloat16")
+WIDENED = {
+    "float16": "float32",
+    "bfloat16": "float32",
+    "int16": "int32",
+    "uint16": "uint32",
+}
 
 #: In the order of the libraries' ReduceOp, whose bitwise ops throw for every dtype.
 REDUCTIONS = ("sum", "product", "min", "max")
+
+#: The side process computes these; their numbers follow those of REDUCTIONS.
+BITWISE = ("band", "bor", "bxor")
 
 
 class Kind:

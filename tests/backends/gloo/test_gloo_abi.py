@@ -15,8 +15,9 @@ from rankscope.backends.conformance.ranks import Rank, run_ranks
 from rankscope.backends.gloo.library import Library, installed, unavailable
 from rankscope.backends.gloo.side import abi
 from rankscope.backends.gloo.side.abi import Function, Gloo, UnknownLibrary
+from rankscope.backends.gloo.side.bitwise import bitwise
 from rankscope.backends.gloo.side.libraries import LIBRARIES
-from rankscope.backends.gloo.side.wire import DTYPES, REDUCTIONS, WIDENED
+from rankscope.backends.gloo.side.wire import BITWISE, DTYPES, REDUCTIONS, WIDENED
 from rankscope.backends.stores.base import Store
 
 pytestmark = pytest.mark.skipif(
@@ -125,7 +126,7 @@ def buffers(context: Gloo) -> None:
 def reductions(context: Gloo) -> None:
     """gloo's functions for two arrays; narrow floats are passed as float32."""
     for number, name in enumerate(DTYPES):
-        dtype = np.dtype("float32" if name in WIDENED else name)
+        dtype = np.dtype(WIDENED.get(name, name))
         a, b = np.arange(1, 8, dtype=dtype), np.arange(8, 1, -1, dtype=dtype)
         for op, reduction in enumerate(REDUCTIONS):
             result = np.zeros_like(a)
@@ -135,10 +136,28 @@ def reductions(context: Gloo) -> None:
             assert np.array_equal(result, UFUNCS[reduction](a, b)), (name, reduction)
 
 
+@pytest.mark.parametrize("name", [n for n in DTYPES if "float" not in n])
+@pytest.mark.parametrize("reduction", BITWISE)
+def test_bitwise_reductions_are_numpys(name: str, reduction: str) -> None:
+    dtype = np.dtype(WIDENED.get(name, name))
+    limits = np.iinfo(dtype)
+    # More than one piece, and a last one that is shorter.
+    a, b = np.random.default_rng(3).integers(
+        limits.min, limits.max, (2, 20_011), dtype, endpoint=True
+    )
+    reduce = bitwise(BITWISE.index(reduction), DTYPES.index(name))
+    wanted = getattr(np, f"bitwise_{reduction[1:]}")(a, b)
+    result = np.zeros_like(a)
+    reduce(result.ctypes.data, a.ctypes.data, b.ctypes.data, a.size)
+    assert np.array_equal(result, wanted)
+    reduce(b.ctypes.data, a.ctypes.data, b.ctypes.data, a.size)  # in place
+    assert np.array_equal(b, wanted)
+
+
 def all_reduces(context: Gloo) -> None:
     tag = 0
     for number, name in enumerate(DTYPES):
-        dtype = np.dtype("float32" if name in WIDENED else name)
+        dtype = np.dtype(WIDENED.get(name, name))
         held = [np.arange(r + 1, r + 8).astype(dtype) for r in range(context.size)]
         for op, reduction in enumerate(REDUCTIONS):
             for ring in (False, True):
