@@ -329,7 +329,6 @@ def test_bad_tags_and_messages_to_oneself_are_refused() -> None:
     [
         ("bool", ReduceOp.AVG, "convert it"),
         ("float32", ReduceOp.BAND, "integers and bool"),
-        ("bfloat16", ReduceOp.BXOR, "integers and bool"),
         ("complex64", ReduceOp.PRODUCT, "SUM and AVG are possible"),
         ("complex128", ReduceOp.MIN, "SUM and AVG are possible"),
         ("longdouble", SUM, "astype.*float64"),
