@@ -10,6 +10,7 @@ from .collectives import methods as _methods  # noqa: F401 - the methods of grou
 from .collectives.coalescing import (
     CoalescingManager,
     P2POp,
+    all_gather_coalesced,
     all_gather_into_tensor_coalesced,
     all_reduce_coalesced,
     batch_isend_irecv,
@@ -71,7 +72,7 @@ from .groups.api import (
     is_xccl_available,
     rebuild_process_group,
 )
-from .groups.config import BackendConfig
+from .groups.config import BackendConfig, get_default_backend_for_device
 from .groups.device_mesh import DeviceMesh, init_device_mesh
 from .groups.membership import (
     GroupMember,
@@ -126,9 +127,16 @@ from .work.futures import create_work_from_call, create_work_from_future
 from .work.hooks import add_op_hook
 from .work.op_timeout import op_timeout
 from .work.op_type import OpType
-from .work.reduce_op import ReduceOp, make_nccl_premul_sum
+from .work.reduce_op import ReduceOp, make_nccl_premul_sum, supports_complex
 from .work.state import WorkState
 from .work.work import Work
+
+# torch's newer names for two ops, and the one by which its programs coalesce.
+all_gather_single = all_gather_into_tensor
+all_gather_single_coalesced = all_gather_into_tensor_coalesced
+reduce_scatter_single = reduce_scatter_tensor
+reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+_coalescing_manager = coalescing_manager
 
 __all__ = [
     "SHRINK_ABORT",
@@ -170,12 +178,16 @@ __all__ = [
     "TCPStore",
     "Work",
     "WorkState",
+    "_coalescing_manager",
     "abort_process_group",
     "add_op_hook",
     "all_gather",
+    "all_gather_coalesced",
     "all_gather_into_tensor",
     "all_gather_into_tensor_coalesced",
     "all_gather_object",
+    "all_gather_single",
+    "all_gather_single_coalesced",
     "all_reduce",
     "all_reduce_coalesced",
     "all_to_all",
@@ -196,6 +208,7 @@ __all__ = [
     "gather_object",
     "get_backend",
     "get_backend_config",
+    "get_default_backend_for_device",
     "get_global_rank",
     "get_group_rank",
     "get_node_local_rank",
@@ -231,6 +244,8 @@ __all__ = [
     "recv_object_list",
     "reduce",
     "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
     "reduce_scatter_tensor",
     "reduce_scatter_tensor_coalesced",
     "refuse_pickles",
@@ -241,6 +256,7 @@ __all__ = [
     "send_object_list",
     "shrink_group",
     "split_group",
+    "supports_complex",
     "unavailable_reason",
     "zeros",
 ]

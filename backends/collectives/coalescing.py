@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
-from ..devices.arrays import device_type
+from ..devices.arrays import check_list, device_type
 from ..groups.membership import Group, resolve_group
 from ..groups.process_group import ProcessGroup
 from ..work.composite import join
@@ -18,7 +18,7 @@ from ..work.op_type import OpType
 from ..work.reduce_op import ReduceOp
 from ..work.work import Work
 from .arguments import Array, Place, take_peer, take_tag
-from .data_movement import all_gather_into_tensor
+from .data_movement import all_gather, all_gather_into_tensor
 from .documentation import documented
 from .point_to_point import irecv, isend
 from .reductions import all_reduce, reduce_scatter_tensor
@@ -26,6 +26,7 @@ from .reductions import all_reduce, reduce_scatter_tensor
 __all__ = [
     "CoalescingManager",
     "P2POp",
+    "all_gather_coalesced",
     "all_gather_into_tensor_coalesced",
     "all_reduce_coalesced",
     "batch_isend_irecv",
@@ -312,4 +313,49 @@ def reduce_scatter_tensor_coalesced(
     with coalescing_manager(group, async_ops=True) as manager:
         for output, tensor in zip(output_tensors, input_tensors, strict=True):
             reduce_scatter_tensor(output, tensor, op, group, async_op=True)
+    return manager.work.finish(async_op)
+
+
+@documented
+def all_gather_coalesced(
+    output_tensor_lists: Sequence[Sequence[Array]],
+    input_tensor_list: Sequence[Array],
+    group: Group = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Gather several arrays of every rank, as one batch.
+
+    Parameters
+    ----------
+    output_tensor_lists : sequence of sequences of arrays
+        Written. ``output_tensor_lists[r][i]`` becomes ``input_tensor_list[i]`` of rank
+        r: a list for each rank, with as many arrays as `input_tensor_list`.
+    input_tensor_list : sequence of arrays
+        Read; as many on every rank.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.all_gather_coalesced``.
+
+    Examples
+    --------
+    >>> out = [[np.zeros(2), np.zeros(1)]]
+    >>> dist.all_gather_coalesced(out, [np.ones(2), np.array([5.0])])
+    >>> out
+    [[array([1., 1.]), array([5.])]]
+    """
+    pg = resolve_group(group, "all_gather_coalesced")
+    where = Place("all_gather_coalesced", pg)
+    check_list(output_tensor_lists, "output_tensor_lists", pg.size(), where)
+    inputs = list(input_tensor_list)
+    for rank, outputs in enumerate(output_tensor_lists):
+        if len(outputs) != len(inputs):
+            raise ValueError(
+                f"{where}: output_tensor_lists[{rank}] has {len(outputs)} entries; "
+                f"expected {len(inputs)}, as input_tensor_list"
+            )
+    with coalescing_manager(pg, async_ops=True) as manager:
+        for place, tensor in enumerate(inputs):
+            parts = [outputs[place] for outputs in output_tensor_lists]
+            all_gather(parts, tensor, pg, async_op=True)
     return manager.work.finish(async_op)

@@ -22,7 +22,7 @@ from ..interface.base import Backend
 from ..interface.registry import builtin_devices, known_backends, resolve
 from ..interface.staging import misplaced, staged_devices
 
-__all__ = ["GRAMMAR", "BackendConfig", "bound_index"]
+__all__ = ["GRAMMAR", "BackendConfig", "bound_index", "get_default_backend_for_device"]
 
 GRAMMAR = (
     "expected a backend ('gloo') or device:backend pairs ('cpu:gloo,cuda:nccl'), "
@@ -79,6 +79,26 @@ class BackendConfig:
 
     def __hash__(self) -> int:
         return hash(str(self))
+
+
+def get_default_backend_for_device(device: Any) -> str:
+    """Return the backend that serves `device` where nobody names one.
+
+    `device` is a device type such as ``"cuda"``, with or without an index, or what has
+    a `type`, as ``torch.device`` does. Raises `ValueError` where there is none.
+    """
+    kind = device if isinstance(device, str) else getattr(device, "type", None)
+    found = [
+        name
+        for name, served in builtin_devices().items()
+        if isinstance(kind, str) and kind.partition(":")[0] in served
+    ]
+    if not found:
+        raise ValueError(
+            f"get_default_backend_for_device: device={device!r} has no backend of its "
+            "own; expected 'cpu' or 'cuda'"
+        )
+    return found[0]
 
 
 def _default() -> str:

@@ -61,6 +61,12 @@ class DeviceMesh:
     DeviceMesh('cpu', [0], mesh_dim_names=('tp',))
     """
 
+    device_type: str
+    #: The global ranks, an array that cannot be written.
+    mesh: Any
+    #: The names of the dimensions, or ``None``.
+    mesh_dim_names: tuple[str, ...] | None
+
     def __init__(
         self,
         device_type: str,
@@ -97,10 +103,8 @@ class DeviceMesh:
         root: DeviceMesh | None,
     ) -> None:
         self.device_type = device_type
-        #: The global ranks, an array that cannot be written.
         self.mesh = ranks
         ranks.flags.writeable = False
-        #: The names of the dimensions, or ``None``.
         self.mesh_dim_names = names
         self._groups = list(groups)
         self._root = root

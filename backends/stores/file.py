@@ -52,6 +52,9 @@ class FileStore(Store):
     file is made with mode 0600.
     """
 
+    #: The file.
+    path: Path
+
     def __init__(
         self,
         path: str | os.PathLike[str],

@@ -26,6 +26,9 @@ class PrefixStore(Store):
     it. The timeout is the underlying store's at first, and is then set by itself.
     """
 
+    #: The store that has the keys.
+    underlying_store: Store
+
     def __init__(self, prefix: str, store: Store) -> None:
         self.prefix = prefix
         self.underlying_store = store

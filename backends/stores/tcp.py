@@ -44,6 +44,10 @@ class TCPStore(RequestStore):
     the master ends, every wait and later call raises `DistNetworkError`.
     """
 
+    #: Where the master listens.
+    host: str
+    port: int
+
     def __init__(
         self,
         host_name: str,

@@ -7,7 +7,7 @@ import numbers
 from dataclasses import dataclass
 from typing import cast
 
-__all__ = ["PremulSum", "ReduceOp", "make_nccl_premul_sum"]
+__all__ = ["PremulSum", "ReduceOp", "make_nccl_premul_sum", "supports_complex"]
 
 
 class ReduceOp(enum.Enum):
@@ -60,3 +60,8 @@ def make_nccl_premul_sum(factor: float) -> ReduceOp:
     """
     # It goes wherever a ReduceOp does, and only NCCL's backend looks inside.
     return cast(ReduceOp, PremulSum(factor))
+
+
+def supports_complex(reduceOp: ReduceOp) -> bool:
+    """Return whether complex numbers have the reduction: sums of all kinds alone."""
+    return reduceOp in (ReduceOp.SUM, ReduceOp.AVG) or isinstance(reduceOp, PremulSum)
