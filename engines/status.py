@@ -148,6 +148,10 @@ class RankStatus:
     cell: int | None = None
     #: Seconds since that cell began.
     busy_for: float | None = None
+    #: Where the main thread of a busy rank was, e.g. ``cell 7 line 3``.
+    line: str = ""
+    #: Seconds for which it has been seen there, and nowhere else.
+    line_for: float | None = None
     #: ``GPU 0 · NVIDIA H200 · 1.2 of 139.8 GiB``, empty where there is none.
     gpu: str = ""
     #: Bytes of resident memory of the rank's process, ``None`` where it is not known.

@@ -45,6 +45,7 @@ from ..wire import ipyparallel_private as private
 from ..wire import message_types, requests
 from ..wire.error_details import pack_details
 from ..wire.ipykernel_private import allow_top_level_await
+from ..wire.line_clock import LineClock
 from ..wire.memory import resident_bytes
 from ..wire.stack_service import StackService
 from ..wire.status_codec import pack
@@ -120,6 +121,7 @@ class Agent:
             ),
             lambda: "",
         )
+        self._line = LineClock(lambda: self._place().location)
         self._publisher = StatusPublisher(kernel, self.summary)
         self._nccl_reports = NcclReports()
         # What ended the last cell that failed, and how a person looks at it.
@@ -463,6 +465,7 @@ class Agent:
             "status_thread": self._publisher.native_id,
             "busy": began is not None,
             "busy_for": None if began is None else time.monotonic() - began,
+            **self._line.look(),
             # A cell that is being prepared cannot be interrupted yet.
             "cell": None if began is None else self._cell,
             "last_cell_exit": self._last_cell_exit if began is None else "",

@@ -81,6 +81,8 @@ class RankSlot:
             heartbeat_age=age,
             cell=said.cell if self.alive else None,
             busy_for=said.busy_for if self.alive else None,
+            line=said.line if self.alive else "",
+            line_for=said.line_for if self.alive else None,
             gpu=said.gpu,
             memory=said.memory if self.alive else None,
             groups=said.groups,

@@ -26,6 +26,7 @@ from rankscope.backends.torch_watch.watch import TorchWatch
 
 from ..wire import requests
 from ..wire.job_channel import ENDED, QueueReader, answer_key, end_key, status_key
+from ..wire.line_clock import LineClock
 from ..wire.memory import resident_bytes
 from ..wire.stack_service import StackService
 from ..wire.status_codec import pack
@@ -69,6 +70,7 @@ class Publication:
         self._channel: Channel | None = None
         self._relay: AbortRelay | None = None
         self._began = time.monotonic()
+        self._line = LineClock(lambda: main_thread_place().location)
         self._answered: deque[str] = deque()
         #: Set once notebooks can see this rank, and aborts reach it.
         self.joined = threading.Event()
@@ -194,6 +196,7 @@ class Publication:
             "status_thread": self._thread.native_id,
             "busy": True,
             "busy_for": time.monotonic() - self._began,
+            **self._line.look(),
             "gpu": "",
             "memory": resident_bytes(),
         }

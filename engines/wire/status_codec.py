@@ -74,6 +74,8 @@ class Parsed(NamedTuple):
     groups: tuple[GroupStatus, ...] = ()
     cell: int | None = None
     busy_for: float | None = None
+    line: str = ""
+    line_for: float | None = None
     gpu: str = ""
     memory: int | None = None
     advice: tuple[str, ...] = ()
@@ -85,15 +87,18 @@ def parse_summary(summary: Mapping[str, Any]) -> Parsed:
     Raises `ValueError` or `KeyError` naming the field that is not what it
     should be.
     """
-    groups = tuple(_group(one) for one in _list("groups", summary.get("groups", [])))
-    cell = _integer("cell", summary.get("cell"))
-    busy_for = _number("busy_for", summary.get("busy_for"))
-    memory = _integer("memory", summary.get("memory"))
-    gpu = _text("gpu", summary.get("gpu", ""))
-    advice = tuple(
-        _text("advice", one) for one in _list("advice", summary.get("advice", ()))
+    return Parsed(
+        groups=tuple(_group(one) for one in _list("groups", summary.get("groups", []))),
+        cell=_integer("cell", summary.get("cell")),
+        busy_for=_number("busy_for", summary.get("busy_for")),
+        line=_text("line", summary.get("line", "")),
+        line_for=_number("line_for", summary.get("line_for")),
+        gpu=_text("gpu", summary.get("gpu", "")),
+        memory=_integer("memory", summary.get("memory")),
+        advice=tuple(
+            _text("advice", one) for one in _list("advice", summary.get("advice", ()))
+        ),
     )
-    return Parsed(groups, cell, busy_for, gpu, memory, advice)
 
 
 def _group(one: Any) -> GroupStatus:

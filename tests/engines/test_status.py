@@ -13,7 +13,7 @@ from rankscope.engines.cluster.rank_slots import (
     check_ranks,
     environment,
 )
-from rankscope.engines.wire.status_codec import pack, parse_summary, unpack
+from rankscope.engines.wire.status_codec import Parsed, pack, parse_summary, unpack
 
 OP = {"op": "all_reduce", "seq": 4, "source": "cell 7 line 3"}
 
@@ -25,6 +25,8 @@ SUMMARY: dict[str, Any] = {
     "busy": True,
     "busy_for": 2.5,
     "cell": 7,
+    "line": "cell 7 line 2",
+    "line_for": 1.5,
     "groups": [
         {
             "name": "default",
@@ -72,6 +74,7 @@ class TestSummaries:
         (group,) = said.groups
         assert (said.gpu, said.memory) == ("GPU 0", 96 << 20)
         assert (said.cell, said.busy_for) == (7, 2.5)
+        assert (said.line, said.line_for) == ("cell 7 line 2", 1.5)
         assert said.advice == ("set X",)
         assert (group.name, group.ranks, group.generation) == ("default", (0, 1), 2)
         assert group.oldest is not None
@@ -80,7 +83,7 @@ class TestSummaries:
         assert group.completed is None
 
     def test_a_rank_that_said_nothing_yet(self) -> None:
-        assert parse_summary({}) == ((), None, None, "", None, ())
+        assert parse_summary({}) == Parsed()
 
     @pytest.mark.parametrize("advice", ["set X", [3], 3])
     def test_advice_that_is_none_is_refused(self, advice: Any) -> None:

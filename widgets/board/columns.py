@@ -8,6 +8,8 @@ from .rows import Cells
 
 __all__ = ["COLUMNS", "shown"]
 
+#: Seconds at one line from which on they are shown; the page has the same number.
+LINGERS = 5.0
 
 COLUMNS = (
     Column("rank", "rank", "global rank", numeric=True),
@@ -18,13 +20,14 @@ COLUMNS = (
     Column("op", "op", "the oldest op in flight, or the last one completed"),
     Column("seq", "seq", "sequence number in the group", numeric=True),
     Column("lag", "lag", "collectives behind the rank that is ahead", True, drop=2),
-    Column("line", "line", "where the op was issued", drop=1),
+    Column("line", "line", "where the op was issued, or the rank computes", drop=1),
     Column("size", "size", "bytes it moves, as nccl-tests counts", True, drop=3),
     Column("dtype", "dtype", "data type of its first array", drop=5),
     Column("elapsed", "elapsed", "time in flight, against the timeout", numeric=True),
     Column("last", "last", "duration of the last op completed", True, drop=3),
     Column("algbw", "algbw GB/s", "of the last op: size / time", True, drop=6),
     Column("busbw", "busbw GB/s", "of the last op, on the bus", True, drop=4),
+    Column("memory", "memory", "resident memory of the rank's process", True, drop=7),
     Column("queue", "queue", "ops in flight", numeric=True, drop=3),
     Column("beat", "silent", "since the last heartbeat", numeric=True, drop=1),
     Column("verdict", "verdict", "verdict of the diagnosis on the rank"),
@@ -37,6 +40,8 @@ def shown(rank: int, row: Cells, now: float) -> Row:
     texts["rank"] = str(rank)
     texts["lag"] = f"−{row['lag']}" if row.get("lag") else ""
     texts["queue"] = str(row.get("queue") or "")
+    if "at" in row and now - float(row["at"]) >= LINGERS:
+        texts["line"] += f" for {elapsed_text(now - float(row['at']))}"
     texts["elapsed"] = ""
     if "since" in row:
         texts["elapsed"] = elapsed_text(now - float(row["since"]))

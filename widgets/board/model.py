@@ -131,6 +131,8 @@ class BoardModel:
         new = cells(rank, status, now)
         if _same_start(old, new):
             new["since"] = old["since"]
+        if _same_line(old, new):
+            new["at"] = old["at"]
         group.base[number] = new
         if status is not None:
             group.statuses[number] = status
@@ -286,6 +288,16 @@ class BoardModel:
         for key in self._sent_rows.keys() - by_id.keys():
             del self._sent_rows[key]
         return found
+
+
+def _same_line(old: Cells, new: Cells) -> bool:
+    """Return whether the rank has been at its line since then, by both reports."""
+    return (
+        "at" in old
+        and "at" in new
+        and old.get("line") == new.get("line")
+        and abs(float(old["at"]) - float(new["at"])) < JITTER
+    )
 
 
 def _same_start(old: Cells, new: Cells) -> bool:

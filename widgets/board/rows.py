@@ -54,6 +54,13 @@ def cells(rank: RankStatus, group: GroupStatus | None, now: float) -> Cells:
     if rank.gpu:
         known = [rank.gpu, str(row.get("device", ""))]
         row["device"] = text("; ".join(filter(None, known)), 120)
+    if rank.memory is not None:
+        row["memory"] = bytes_text(rank.memory)
+    if rank.line and row["mood"] == "busy":
+        # It computes: where it last issued an op is of no interest now.
+        row["line"] = text(rank.line, 80)
+        if rank.line_for is not None:
+            row["at"] = round(now - (age or 0.0) - rank.line_for, 2)
     since = _since(rank, group, now - (age or 0.0))
     if since is not None:
         row["since"] = round(since, 2)

@@ -50,7 +50,7 @@ def test_the_status_and_the_board_show_the_duration_of_the_events(
     for r in shown.ranks:
         # As it comes from the engine of the rank.
         summary = unpack(pack({"groups": [r.pg.summary()]}))
-        groups, *_ = parse_summary(summary)
+        groups = parse_summary(summary).groups
         done = groups[0].completed
         assert done is not None
         assert (done.seq, done.duration) == (2, 0.0025)

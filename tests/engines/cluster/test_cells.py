@@ -269,6 +269,8 @@ class TestWhileMainsAreBlocked:
         status = cluster.status()
         assert [one.state for one in status.ranks] == ["busy"] * 4
         assert all(one.pid == cluster.pids[one.rank] for one in status.ranks)
+        assert all(one.line.startswith("cell 33 line ") for one in status.ranks)
+        assert all(one.line_for is not None for one in status.ranks)
         assert status.groups == {"default": [0, 1, 2, 3]}
         assert status.ranks[0].groups[0].state == "ready"
 

@@ -13,6 +13,7 @@ from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.engines import ClusterStatus, RankStatus
 from rankscope.engines.cluster.rank_slots import RankSlot
+from rankscope.widgets.board.columns import shown
 from rankscope.widgets.board.html import board_html
 from rankscope.widgets.board.model import BoardModel, Message
 from rankscope.widgets.board.text import board_text
@@ -97,6 +98,29 @@ class TestRows:
         assert (row["state"], row["mood"]) == ("in cell 7", "busy")
         assert row["since"] == pytest.approx(96.8)
         assert "limit" not in row
+
+    def test_where_a_rank_computes_and_for_how_long(self) -> None:
+        busy = {"state": "busy", "cell": 7, "line": "cell 7 line 4"}
+        last = group(completed=op(source="cell 7 line 2"))
+        row = self.row(rank(0, last, **busy, line_for=12.0))
+        assert row["line"] == "cell 7 line 4"
+        assert row["at"] == pytest.approx(87.8)
+        assert shown(0, row, 100.0).texts["line"] == "cell 7 line 4 for 12 s"
+        brief = self.row(rank(0, last, **busy, line_for=0.0))
+        assert shown(0, brief, 100.0).texts["line"] == "cell 7 line 4"
+        # Who waits in an op is at the line of the op.
+        waits = group(oldest=op(source="cell 7 line 2", elapsed=12.0))
+        row = self.row(rank(0, waits, **busy, line_for=12.0))
+        assert row["line"] == "cell 7 line 2"
+        assert "at" not in row
+
+    def test_a_rank_that_stays_at_its_line_changes_nothing(self) -> None:
+        busy = {"state": "busy", "line": "cell 7 line 4"}
+        found = model(rank(0, group(), **busy, line_for=0.0))
+        for second in range(1, 4):
+            one = rank(0, group(), **busy, line_for=second + 0.1 * (second % 2))
+            found.update(cluster(one), 100.0 + second)
+            assert "rows" not in (found.delta() or {})
 
     @pytest.mark.parametrize(
         ("fields", "state", "mood"),

@@ -68,6 +68,19 @@ class TestTable:
         before = elapsed()
         until(lambda: elapsed() >= before + 0.3)
 
+    def test_a_rank_that_computes_shows_its_line_and_since_when(
+        self, scene: Scene
+    ) -> None:
+        busy = statuses.rank(
+            0, statuses.group(), state="busy", cell=7, line="cell 7 line 4",
+            line_for=4.0, busy_for=4.0,
+        )  # fmt: skip
+        scene.take(statuses.cluster(busy, *idle(4)[1:]))
+        line = scene.page.board().locator(".c-line").nth(1)
+        assert line.inner_text() == "cell 7 line 4"
+        # The page's own clock goes on.
+        until(lambda: line.inner_text().startswith("cell 7 line 4 for 5."), 30)
+
     def test_deltas_lead_to_what_a_new_page_shows(
         self, scene: Scene, browser: Browser
     ) -> None:

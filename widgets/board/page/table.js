@@ -3,6 +3,7 @@
 // that changed (a <table> is laid out as a whole: ten times the work).
 
 const PADDING = 18; // px between two columns, and reserve for wide letters
+const LINGERS = 5; // s at one line from which on they are shown; as in columns.py
 const BAR = 44; // px of the bar beside the elapsed time
 const SHAPE = 16; // px of the shape before a state
 const DROPS = [7, 6, 5, 4, 3, 2, 1]; // the columns that are left out first, then second, ...
@@ -191,6 +192,7 @@ class Table {
     const rows = this.rowsOf();
     const elapsed = this.columns.findIndex((column) => column.key === "elapsed");
     const beat = this.columns.findIndex((column) => column.key === "beat");
+    const line = this.columns.findIndex((column) => column.key === "line");
     for (const [rank, entry] of this.entries) {
       const cells = rows.get(rank);
       if (cells === undefined) continue;
@@ -199,6 +201,9 @@ class Table {
       }
       if (cells.silent) {
         this.fill(entry.cells[beat], this.columns[beat], beat, rank, cells, now);
+      }
+      if (cells.at !== undefined) {
+        this.fill(entry.cells[line], this.columns[line], line, rank, cells, now);
       }
     }
   }
@@ -295,6 +300,7 @@ function concerns(key, names) {
   if (key === "state") return names.has("mood");
   if (key === "elapsed") return names.has("since") || names.has("limit");
   if (key === "beat") return names.has("silent") || names.has("state");
+  if (key === "line") return names.has("at");
   return key === "size" && (names.has("shape") || names.has("dtype"));
 }
 
@@ -307,6 +313,9 @@ function cellText(key, rank, cells, now) {
     if (cells.state === "dead" || !cells.silent) return "";
     return elapsedText(now - cells.silent);
   }
-  const value = cells[key];
-  return value === undefined ? "" : String(value);
+  const value = cells[key] === undefined ? "" : String(cells[key]);
+  if (key === "line" && now - cells.at >= LINGERS) {
+    return `${value} for ${elapsedText(now - cells.at)}`;
+  }
+  return value;
 }
