@@ -55,6 +55,8 @@ class GlooBackend(Backend):
     name = "gloo"
     interface_version = 1
     reduce_ops = Backend.reduce_ops | {ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR}
+    # The side process of another rank ends where a call finds a connection closed.
+    lingers = True
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         super().__init__(rank, size)

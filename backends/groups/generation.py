@@ -28,6 +28,7 @@ from ..work.work import Work
 from .abort_reason import REBUILD_HINT, AbortReason
 from .connection_loss import ConnectionLoss
 from .deadlines import Deadlines
+from .departures import Departure, Departures
 from .inquiry import Inquiry
 from .origin import Origin
 from .peer_watch import PeerWatch
@@ -105,6 +106,9 @@ class Generation:
         # Set when `aborted` is.
         self._ended = threading.Event()
         self._origin = origin
+        #: The ranks that left: ops that need them fail.
+        self.departures = Departures(spec)
+        self._departed = False
         inquiry = Inquiry(spec, number, self.store)
         self.deadlines = Deadlines(spec, inquiry)
         self._peers = PeerWatch(
@@ -113,6 +117,7 @@ class Generation:
             self._abort_locally,
             self._build_for_peer,
             inquiry.answer,
+            self._peer_left,
         )
         self._peers.start()
         watchdog.register(self)
@@ -359,6 +364,39 @@ class Generation:
         """Set the reason that ends the group elsewhere when this process is gone."""
         self._peers.publish_death_notice(text)
 
+    def _peer_left(self, departure: Departure) -> None:
+        self.departures.add(departure)
+        recorder.changed()
+        # Its thread ends what waits for the rank.
+        watchdog.wake()
+
+    def leave(self, how: str, *, at_end: bool = False) -> None:
+        """Tell the other ranks that this one leaves, and `how`.
+
+        `at_end`: at the end of the process, which is about to come.
+        """
+        spec = self.spec
+        if spec.size == 1 or self.aborted is not None or self._departed:
+            return
+        self._drain()
+        if self.busy:
+            return  # `shutdown` aborts
+        self._departed = True
+        text = f"rank {spec.global_rank} left group {spec.name!r}{how}"
+        departure = Departure(spec.global_rank, text, self.status.collective_seq)
+        if at_end:
+            self._peers.publish_departure_at_end(departure)
+        else:
+            self._peers.publish_departure(departure)
+
+    def linger(self, deadline: float) -> None:
+        """Wait until every rank has left, where a backend that closes fails the others.
+
+        No longer than until `deadline` (``time.monotonic()``).
+        """
+        if self._departed and any(one.lingers for one in self.backends.values()):
+            self._peers.await_departures(max(0.0, deadline - time.monotonic()))
+
     def shutdown(self) -> None:
         """Free the backends in good order; abort if ops are still in flight.
 
@@ -395,7 +433,15 @@ class Generation:
             return float("inf")
         self.refresh()
         self._note_withheld()
-        nearest = self.deadlines.check(list(self.status.in_flight.values()))
+        in_flight = list(self.status.in_flight.values())
+        nearest = self.deadlines.check(in_flight)
+        if self.departures:
+            departure = self.departures.verdict(in_flight, lost=self.loss is not None)
+            if departure is not None:
+                # Each rank decides for itself: others may go on without that rank.
+                self._abort(departure.reason, publish=False)
+                return float("inf")
+            nearest = min(nearest, _INQUIRY_PERIOD)
         loss, overdue = self.loss, self.deadlines.overdue
         if loss is not None:
             if overdue is None and loss.left > 0:

@@ -1,9 +1,10 @@
 """PeerWatch: the messages of one generation of a group through the store.
 
-Each rank watches four things: the abort of another rank, the death of another
+Each rank watches five things: the abort of another rank, the death of another
 rank (its death notice, which the store writes as an abort, or the loss of the
-store itself), the first send or receive of another rank, which needs the
-backend of every rank, and the question of another rank why its op does not end.
+store itself), the departure of another rank in good order, the first send or receive
+of another rank, which needs the backend of every rank, and the question of another
+rank why its op does not end.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from functools import partial
 from ..errors import DistError
 from ..stores.base import UNKNOWN_END, Store
 from .abort_reason import AbortReason
+from .departures import Departure
 from .spec import GroupSpec
 
 __all__ = ["PeerWatch"]
@@ -28,12 +30,16 @@ _log = logging.getLogger(__name__)
 
 _STORE = "the store"
 
+#: Seconds that a rank that leaves waits for the store to take note of it.
+DEPARTURE_WAIT = 0.5
+
 
 class PeerWatch:
     """The store keys of one generation that concern its life, and their watches.
 
-    ``on_abort(reason)``, ``on_build(device)`` and ``on_inquiry(asker)`` are called on
-    threads of the store and must not use the store themselves.
+    ``on_abort(reason)``, ``on_build(device)``, ``on_inquiry(asker)`` and
+    ``on_departure(departure)`` are called on threads of the store and must not use the
+    store themselves.
     """
 
     def __init__(
@@ -43,10 +49,11 @@ class PeerWatch:
         on_abort: Callable[[AbortReason], None],
         on_build: Callable[[str], None],
         on_inquiry: Callable[[bytes], None],
+        on_departure: Callable[[Departure], None],
     ) -> None:
         self._spec, self._store = spec, store
         self._on_abort, self._on_build = on_abort, on_build
-        self._on_inquiry = on_inquiry
+        self._on_inquiry, self._on_departure = on_inquiry, on_departure
         self._lock = threading.Lock()
         self._closed = False
         self._cancels: list[Callable[[], None]] = []
@@ -58,6 +65,7 @@ class PeerWatch:
             return
         self._keep(store.watch("abort", self._peer_aborted))
         self._keep(store.watch("inquiry", self._on_inquiry))
+        self._watch_departure(1)
         # Rank 0 serves the store, where the store reports deaths at all.
         if 0 in spec.ranks:
             self._keep(store.watch_loss(self._store_lost))
@@ -112,16 +120,19 @@ class PeerWatch:
 
     def _in_background(
         self, what: str, target: Callable[..., object], *args: object
-    ) -> None:
+    ) -> threading.Thread | None:
         # The dead rank may be the store's host: never wait for an answer.
+        thread = threading.Thread(
+            target=target,
+            args=args,
+            name=f"rankscope-{what}-{self._spec.name}",
+            daemon=True,
+        )
         # Python 3.12 starts no thread at its end.
         with contextlib.suppress(RuntimeError):
-            threading.Thread(
-                target=target,
-                args=args,
-                name=f"rankscope-{what}-{self._spec.name}",
-                daemon=True,
-            ).start()
+            thread.start()
+            return thread
+        return None
 
     def _publish(self, key: str, reason: AbortReason) -> AbortReason | None:
         """Set `key` unless a rank has; return what it holds, ``None`` on failure."""
@@ -148,7 +159,65 @@ class PeerWatch:
         """Have the other ranks build the backend of `device`."""
         self._store.set(f"build/{device}", b"1")
 
+    def publish_departure(self, departure: Departure) -> bool:
+        """Tell the other ranks that this one leaves; return whether the store knows.
+
+        Waits up to `DEPARTURE_WAIT` seconds for the store, which may be that of a rank
+        that is stopped.
+        """
+        published = threading.Event()
+
+        def publish() -> None:
+            try:
+                number = self._store.add("left", 1)
+                self._store.set(f"left/{number}", departure.to_json())
+            except DistError as error:
+                _log.debug("%s: no departure: %s", self._spec.describe(), error)
+            else:
+                published.set()
+
+        thread = self._in_background("departure", publish)
+        if thread is None:
+            publish()  # at the end of Python
+        else:
+            thread.join(DEPARTURE_WAIT)
+        return published.is_set()
+
+    def publish_departure_at_end(self, departure: Departure) -> None:
+        """Tell the other ranks that this one left, once its process has ended.
+
+        Where the store does not report that, they are told now.
+        """
+        if self._store.last_will("left/+", departure.to_json()):
+            # It is no death.
+            self._store.last_will("abort", b"")
+        else:
+            self.publish_departure(departure)
+
+    def await_departures(self, timeout: float) -> None:
+        """Wait until every rank of the group has left, up to `timeout` seconds."""
+        try:
+            self._store.wait([f"left/{self._spec.size}"], timeout)
+        except DistError as error:
+            _log.debug("%s: not all left: %s", self._spec.describe(), error)
+
     # -- messages of the other ranks ----------------------------------------
+
+    def _watch_departure(self, number: int) -> None:
+        """Watch for the departure of the rank that leaves as the `number`-th."""
+        if number >= self._spec.size:
+            return
+
+        def left(value: bytes) -> None:
+            departure = Departure.from_json(value)
+            if departure.rank != self._spec.global_rank:
+                self._on_departure(departure)
+            try:
+                self._watch_departure(number + 1)
+            except DistError as error:
+                _log.debug("%s: no more departures: %s", self._spec.describe(), error)
+
+        self._keep(self._store.watch(f"left/{number}", left))
 
     def _peer_aborted(self, value: bytes) -> None:
         self._on_abort(AbortReason.from_json(value))

@@ -332,6 +332,9 @@ class ProcessGroup(GroupOps):
             current.handing_over = record, time.monotonic()
             try:
                 current.raise_if_aborted(op.kind)
+                if current.departures:
+                    buffered = backend.buffers_messages
+                    current.departures.refuse(op.kind, op.peer, buffered=buffered)
                 if current.suspended:
                     refuse_if_suspended(current, device, op.kind)
                 record.number()
@@ -387,6 +390,10 @@ class ProcessGroup(GroupOps):
             current.handing_over = batch[0].entry, time.monotonic()
             try:
                 current.raise_if_aborted(OpType.COALESCED)
+                for pending in batch if current.departures else ():
+                    buffered = pending.op.backend.buffers_messages
+                    kind, peer = pending.op_type, pending.op.peer
+                    current.departures.refuse(kind, peer, buffered=buffered)
                 for pending in batch if current.suspended else ():
                     refuse_if_suspended(current, pending.op.device, pending.op_type)
                 seen: set[bool] = set()
@@ -419,6 +426,8 @@ class ProcessGroup(GroupOps):
         current = self._current
         with current.issue_lock:
             current.raise_if_aborted(op_type)
+            if current.departures:
+                current.departures.refuse(op_type, peer, buffered=False)
             record = Record(current.status, op_type, (), peer, timeout)
             record.number()
             recorder.add(record)

@@ -65,6 +65,11 @@ class Watchdog:
             self._busy_at = time.monotonic()
             self._loop.kick()
 
+    def wake(self) -> None:
+        """Check the groups now: something has happened to one."""
+        self._busy_at = time.monotonic()
+        self._loop.kick()
+
     def stop(self) -> None:
         """End the thread; the next group that is made may start it again."""
         self._loop.stop(timeout=5)

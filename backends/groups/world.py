@@ -20,12 +20,12 @@ from ..interface.registry import (
     registrations_at_init,
 )
 from ..rank_sets import describe_members, name_ranks
-from ..stores.base import Store
+from ..stores.base import UNKNOWN_END, Store
 from ..work.async_errors import take_async_error
-from ..work.flight_recorder import recorder
+from ..work.flight_recorder import recorder, user_frame
+from . import goodbye
 from .abort_reason import FoundCause
 from .config import BackendConfig
-from .goodbye import say_goodbye
 from .key import GroupKey
 from .non_member import NON_GROUP_MEMBER, NonGroupMember
 from .origin import Origin
@@ -42,6 +42,8 @@ G = TypeVar("G", bound="ProcessGroup | WatchedGroup")
 #: The name of the default group.
 DEFAULT = "default"
 
+#: Seconds that a rank that leaves keeps the connections that others may need.
+LINGER = 0.7
 # Seconds that the end of a cell or script waits for the end of an abort.
 _SETTLE_WAIT = 2.0
 
@@ -92,6 +94,7 @@ class World:
             self.rank, self.size = rank, size
             self.store, self._owns_store = store, owns_store
             if owns_store:
+                goodbye.enter(store)
                 atexit.register(self._leave)
             for registration in registrations_at_init():
                 registration.on_init()
@@ -407,14 +410,18 @@ class World:
 
     def destroy(self, group: ProcessGroup | None = None) -> None:
         """Shut down `group`; if it is the default one, or ``None``, all groups."""
+        where = recorder.name_source(user_frame())
+        how = f" by destroy_process_group() at {where}"
         with self._lock:
             if group is not None and group.group_desc != DEFAULT:
+                _leave_groups([group], how)
                 group.shutdown()
                 self._groups.pop(group.key, None)
                 recorder.changed()
                 return
             chosen, self._groups = self.groups(), {}
         try:
+            _leave_groups(chosen, how)
             for one in reversed(chosen):
                 one.shutdown()
         except BaseException as error:
@@ -456,7 +463,7 @@ class World:
         if store is None:
             return
         if error is None or hasattr(sys, "ps1"):
-            self._say_goodbye(store, wait=False)
+            self._leave_at_end(store)
             return
         notice = f"rank {self.rank} ended with {type(error).__name__}: {error}"
         for group in self.groups():
@@ -465,10 +472,34 @@ class World:
             except DistError as failed:
                 _log.debug("%s: %s", group, failed)
 
+    def _leave_at_end(self, store: Store) -> None:
+        """Leave the groups because the process ends: its last will says how it did."""
+        how = f": its process ended ({UNKNOWN_END})"
+        try:
+            for group in self.groups():
+                if self.rank == 0:
+                    # The store ends with this process, and reports nothing after it.
+                    group.current.leave(": its process, which serves the store, ends")
+                else:
+                    group.current.leave(how, at_end=True)
+        except DistError as failed:
+            _log.debug("no departure: %s", failed)
+        if self.rank == 0:
+            self._say_goodbye(store, wait=False)
+
     def _say_goodbye(self, store: Store, *, wait: bool = True) -> None:
         assert self.rank is not None
         assert self.size is not None
-        say_goodbye(store, self.rank, self.size, wait=wait)
+        goodbye.say_goodbye(store, self.rank, self.size, wait=wait)
+
+
+def _leave_groups(groups: Sequence[ProcessGroup], how: str) -> None:
+    """Tell the other ranks of `groups` that this one leaves them, and let them end."""
+    for group in groups:
+        group.current.leave(how)
+    deadline = time.monotonic() + LINGER
+    for group in groups:
+        group.current.linger(deadline)
 
 
 #: The groups of this process.

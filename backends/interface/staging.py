@@ -152,6 +152,7 @@ class StagedBackend(Backend):
         # The attributes of the class, as the wrapped backend has them.
         self.name = inner.name
         self.reduce_ops = inner.reduce_ops
+        self.lingers, self.buffers_messages = inner.lingers, inner.buffers_messages
         inner.on_failure = lambda reason: self.on_failure(reason)
 
     def check(self, op: OpType, dtype: Any, reduce_op: ReduceOp | None) -> Any:

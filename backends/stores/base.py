@@ -188,14 +188,19 @@ class Store:
 
     # Deaths: only a TCPStore made with ``reports_deaths=True`` reports them.
 
-    def last_will(self, key: str, value: bytes | str) -> None:
+    def last_will(self, key: str, value: bytes | str) -> bool:
         """Register `value` as what the store sets at `key` if this process dies.
 
-        A `key` that is already set then is kept. A death is any end of the process
-        without a preceding call of `withdraw`. The term is MQTT's. Where the store
-        finds out how the process ended, it replaces `UNKNOWN_END` in `value`, by
-        ``killed by SIGKILL`` for one.
+        Returns whether the store does so. A `key` that is already set then is kept; in
+        one that ends in ``/+`` the store replaces the plus by the next number of the
+        counter before the slash: ``left/+`` becomes ``left/3`` where `add` would make
+        `left` 3. An empty `value` drops the will for `key`.
+
+        A death is any end of the process without a preceding call of `withdraw`. The
+        term is MQTT's. Where the store finds out how the process ended, it replaces
+        `UNKNOWN_END` in `value`, by ``killed by SIGKILL`` for one.
         """
+        return False
 
     def withdraw(self) -> None:
         """Drop the last wills of this process, before an orderly end."""

@@ -20,7 +20,10 @@ from .base import (
     to_pairs,
 )
 
-__all__ = ["KeyTable", "Reply", "RequestStore", "Ticket"]
+__all__ = ["NEXT_NUMBER", "KeyTable", "Reply", "RequestStore", "Ticket"]
+
+#: The end of the key of a last will that takes its place in a row: see `last_will`.
+NEXT_NUMBER = b"/+"
 
 #: A request: the routing id of its client and the number that the client gave it.
 Ticket = tuple[bytes, bytes]
@@ -125,10 +128,20 @@ class KeyTable:
     def execute(self, client: bytes, end: str | None = None) -> None:
         """Set the last wills of `client`, which has died; `end` says how, if known."""
         for key, value in self.wills.pop(client, {}).items():
+            if not value:
+                continue
+            if key.endswith(NEXT_NUMBER):
+                key = self._next_of(key.removesuffix(NEXT_NUMBER))
             if not self._values.get(key):
                 if end is not None:
                     value = value.replace(UNKNOWN_END.encode(), end.encode())
                 self._put(key, value)
+
+    def _next_of(self, counter: bytes) -> bytes:
+        """Return the key under the next number of `counter`."""
+        total = sum_of(counter.decode(), self._values.get(counter), 1)
+        self._put(counter, total)
+        return b"%s/%s" % (counter, total)
 
     def _get(self, ticket: Ticket, keys: list[bytes]) -> Reply | None:
         missing = {key for key in keys if key not in self._values}

@@ -206,9 +206,9 @@ class PrefixStore(Store):
         inner.append(store.watch(self._full(key), fire))
         return cancel
 
-    def last_will(self, key: str, value: bytes | str) -> None:
+    def last_will(self, key: str, value: bytes | str) -> bool:
         """Register `value` as what the store sets at `key` if this process dies."""
-        self._open().last_will(self._full(key), value)
+        return self._open().last_will(self._full(key), value)
 
     def withdraw(self) -> None:
         """Drop all last wills of this process, for all users of the store."""

@@ -133,7 +133,7 @@ class TCPStore(RequestStore):
         request = client.submit(b"get", [key.encode()], callback)
         return lambda: client.drop(request)
 
-    def last_will(self, key: str, value: bytes | str) -> None:
+    def last_will(self, key: str, value: bytes | str) -> bool:
         """Have the master set `key` when the connection of this process breaks.
 
         The master sets `key` after a short delay, so that a backend that has a
@@ -141,6 +141,7 @@ class TCPStore(RequestStore):
         """
         if self._reports_deaths:
             self._call(b"will", key.encode(), to_bytes(value))
+        return self._reports_deaths
 
     def withdraw(self) -> None:
         """Drop the last wills of this process; the master ends with a goodbye."""

@@ -34,7 +34,7 @@ from ..wire.requests import (
 )
 from ..wire.status_codec import unpack
 from ..wire.torch_environment import TorchOptions
-from . import torch_start
+from . import launch, torch_start
 from .installation import install_agents
 from .rank_slots import environment, note_gpus
 from .registry import EngineRegistry
@@ -396,6 +396,11 @@ def rebuild(
                 registry.ask(Abort([key.id], reason, "the notebook"), [rank]).all()
                 continue
             known.setdefault(key, {})[rank] = one
+    one_job = any(
+        launch.needs_launcher(one["backend"])
+        for views in known.values()
+        for one in views.values()
+    )
     generations: dict[int, dict[str, int]] = {}
     without: set[int] = set()
     ready: list[GroupKey] = []
@@ -404,7 +409,7 @@ def rebuild(
         if any(one.get("rpc") for one in views.values()):
             # Its waits are abortable, and it is usable afterwards.
             continue
-        _check_alive(registry, answers, key)
+        _check_alive(registry, answers, key, one_job)
         generation = 1 + max(one["generation"] for one in views.values())
         for rank in key.ranks:
             generations.setdefault(rank, {})[key.id] = generation
@@ -449,16 +454,29 @@ def _stale(
     return [f"on {name_ranks(known)}, {one}" for one, known in ranks.items()]
 
 
-def _check_alive(registry: EngineRegistry, answers: Answers, key: GroupKey) -> None:
+def _check_alive(
+    registry: EngineRegistry, answers: Answers, key: GroupKey, one_job: bool
+) -> None:
+    """Raise `ClusterError` if a rank of the group is dead or does not answer.
+
+    `one_job`: single ranks cannot be started again, as in an MPI job.
+    """
     name, ranks = key
     dead = [one for one in registry.slots if one.rank in ranks and not one.alive]
     if dead:
         which = ",".join(str(one.rank) for one in dead)
+        what = "it" if len(dead) == 1 else "them"
+        how = f"%dist_restart {which} (Cluster.restart([{which}]))"
+        if one_job:
+            what = "all ranks"
+            how = (
+                "%dist_restart all (Cluster.restart()), as an MPI job cannot replace "
+                "single ranks"
+            )
         raise ClusterError(
             f"group {name!r} cannot be rebuilt: "
-            f"{'; '.join(str(one.death) for one in dead)}. Start "
-            f"{'it' if len(dead) == 1 else 'them'} again with %dist_restart {which} "
-            f"(Cluster.restart([{which}])), then rebuild"
+            f"{'; '.join(str(one.death) for one in dead)}. Start {what} again with "
+            f"{how}, then rebuild"
         )
     silent = [rank for rank in ranks if rank in answers.errors]
     if silent:

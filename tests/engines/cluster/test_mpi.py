@@ -79,6 +79,9 @@ def test_a_killed_rank_and_a_fresh_job(cluster: Cluster) -> None:
         message = "%dist_restart all"
     with pytest.raises(ClusterError, match=message):
         cluster.restart([1])
+    # What the rebuild advises is what the next command does.
+    with pytest.raises(ClusterError, match=r"Start all ranks .*%dist_restart all "):
+        cluster.rebuild()
     cluster.restart()
     cluster.rebuild()
     cluster.execute(CHECK).result(WAIT)
