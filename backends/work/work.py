@@ -19,6 +19,7 @@ from ..errors import (
     DistError,
     DistTimeoutError,
 )
+from ..quantities import as_seconds
 from .future import Future
 from .op_type import OpType
 from .state import WorkState, transition
@@ -192,7 +193,7 @@ class Work:
         is raised and the Work stays in flight. The op's own timeout, the
         group's, goes on counting from the op's start.
         """
-        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        seconds = None if timeout is None else as_seconds(timeout, "wait: timeout")
         if not self._state.is_terminal and not self._block(seconds):
             raise DistTimeoutError(
                 f"{self.describe()} was not done after wait(timeout={seconds:g} s); "
