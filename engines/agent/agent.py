@@ -126,7 +126,7 @@ class Agent:
         self._nccl_reports = NcclReports()
         # What ended the last cell that failed, and how a person looks at it.
         self._failure: BaseException | None = None
-        self._prompts = Prompts(self._publish_data)
+        self._prompts = Prompts(self._publish_data, self._is_heard)
         # Whether the present cell only looks at the end of an earlier one.
         self._looked_back = False
         self._handlers = dict(
@@ -357,7 +357,12 @@ class Agent:
         if failure is None:
             self._publish_data({"refusal": f"no cell has failed on rank {rank}"})
             return
-        inspect_failure(failure, rank, self._prompts, self._source.is_cell)
+        inspect_failure(failure, rank, self._prompts, self._source.cell_of)
+
+    def _is_heard(self) -> bool:
+        """Whether the notebook that sent the running cell renews its subscription."""
+        header = private.message_header(self.kernel.get_parent("shell"))
+        return self._publisher.is_watched_by(header["session"])
 
     def _publish_data(self, data: Mapping[str, Any]) -> None:
         """Send data of the running cell that is no output of it."""

@@ -41,11 +41,15 @@ class CellSource:
 
     def describe(self, filename: str, line: int) -> str:
         """Return ``cell 7 line 3``, or ``train.py line 3`` for a line of a file."""
+        cell = self.cell_of(filename)
+        return f"{cell or os.path.basename(filename)} line {line}"
+
+    def cell_of(self, filename: str) -> str | None:
+        """Return ``cell 7`` for the file of cell 7, ``None`` for other files."""
         named = self._shell.compile.format_code_name(filename)
         if named is None:
-            return f"{os.path.basename(filename)} line {line}"
-        number = named[1].removeprefix("In[").removesuffix("]")
-        return f"cell {number} line {line}"
+            return None
+        return f"cell {named[1].removeprefix('In[').removesuffix(']')}"
 
     def line_of(self, error: BaseException) -> int | None:
         """Return the line of the running cell at which `error` was raised."""

@@ -27,15 +27,25 @@ class Prompts:
     ----------
     publish
         Sends the notebook data of the cell that runs.
+    is_heard
+        Whether that notebook is still there: one that was killed answers no prompt.
     """
 
-    def __init__(self, publish: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        publish: Callable[[Mapping[str, Any]], None],
+        is_heard: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._publish = publish
+        self._is_heard = is_heard
         self._number = 0
         self._answers: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
 
     def ask(self, prompt: str) -> str:
-        """Have the notebook show `prompt`; return the line, without its end."""
+        """Have the notebook show `prompt`; return the line, without its end.
+
+        Raises `EOFError` once the notebook is gone.
+        """
         self._number += 1
         # What was printed belongs above the prompt.
         sys.stdout.flush()
@@ -45,6 +55,8 @@ class Prompts:
                 number, line = self._answers.get(timeout=TICK)
             except queue.Empty:
                 # Back in Python, where an interrupt is raised.
+                if not self._is_heard():
+                    raise EOFError("the notebook is gone") from None
                 continue
             if number == self._number:
                 return line
@@ -61,24 +73,49 @@ class _Lines:
         self._prompts, self._prompt = prompts, prompt
 
     def readline(self) -> str:
-        """Return the next line; the end of the file where it is interrupted."""
+        """Return the next line; the end of the file where there is none."""
         try:
             return self._prompts.ask(self._prompt) + "\n"
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, EOFError):
             return ""
 
 
+class _Debugger(Pdb):
+    """Names cells as all messages do, not by the files that IPython compiles them as.
+
+    `name_cell` returns ``cell 7``, or ``None`` for a file.
+    """
+
+    def __init__(self, name_cell: Callable[[str], str | None], stdin: _Lines) -> None:
+        super().__init__(stdin=stdin, stdout=sys.stdout)
+        self._name_cell = name_cell
+
+    def format_stack_entry(
+        self, frame_lineno: tuple[FrameType, int], lprefix: str = ": "
+    ) -> str:
+        """Return the lines of a frame, as `where`, `up` and `down` show them."""
+        text = str(super().format_stack_entry(frame_lineno, lprefix))
+        filename = self.canonic(frame_lineno[0].f_code.co_filename)
+        return text.replace(filename, self._name_cell(filename) or filename)
+
+
 def inspect_failure(
-    error: BaseException, rank: int, prompts: Prompts, is_cell: Callable[[str], bool]
+    error: BaseException,
+    rank: int,
+    prompts: Prompts,
+    name_cell: Callable[[str], str | None],
 ) -> None:
-    """Open the frame in which `error` was raised, until a person leaves it."""
-    debugger = Pdb(stdin=_Lines(prompts, f"rank {rank} ipdb> "), stdout=sys.stdout)
+    """Open the frame in which `error` was raised, until a person leaves it.
+
+    `name_cell` returns ``cell 7`` for the file of that cell, ``None`` for other files.
+    """
+    debugger = _Debugger(name_cell, _Lines(prompts, f"rank {rank} ipdb> "))
     # The notebook shows the prompt where it takes the line.
     debugger.use_rawinput = False
     debugger.prompt = ""
     print(f"{type(error).__name__}: {error}")
     debugger.reset()
-    shown = end_traceback(error.__traceback__, is_cell)
+    shown = end_traceback(error.__traceback__, lambda file: bool(name_cell(file)))
     debugger.interaction(None, shown)  # type: ignore[no-untyped-call]
 
 

@@ -61,6 +61,13 @@ class StatusPublisher:
         """End the subscription whose header has `msg_id`."""
         self.subscriptions.pop(msg_id, None)
 
+    def is_watched_by(self, session: str) -> bool:
+        """Whether a client with this session has subscribed, and renews it."""
+        return any(
+            header["session"] == session
+            for header, _ in list(self.subscriptions.values())
+        )
+
     def note_change(self) -> None:
         """Publish soon; called at every transition of every op, on any thread."""
         # Mostly the event is set already, and setting it takes a lock.

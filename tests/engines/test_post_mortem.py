@@ -47,6 +47,12 @@ def test_a_traceback_of_one_frame_stays() -> None:
     assert end_traceback(None, lambda name: True) is None
 
 
+def test_a_notebook_that_is_gone_ends_the_prompt() -> None:
+    prompts = Prompts(lambda data: None, is_heard=lambda: False)
+    with pytest.raises(EOFError, match="the notebook is gone"):
+        prompts.ask("> ")
+
+
 def test_a_line_for_another_prompt_is_dropped() -> None:
     asked: list[Mapping[str, Any]] = []
     was_asked = threading.Event()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.backends.conformance.waiting import until
+from rankscope.engines import Cluster
 from rankscope.magics.output.failures import plain
 from tests.magics.kernels import TIMEOUT, Kernel, running_kernel
 
@@ -80,6 +82,9 @@ def test_the_failed_frame_is_opened_and_left(kernel: Kernel) -> None:
     assert "ZeroDivisionError: division by zero" in shown
     assert "----> 4     return 1 / (x - 1)" in shown
     assert shown.count("rank 1 ipdb> ") == 4
+    # Cells go by their number, as in every message.
+    assert re.search(r"> cell \d+\(4\)halve\(\)", shown), shown
+    assert "ipykernel_" not in shown
     assert "[1]   10\n" in shown
     assert "----> 5 kept = halve(rank)" in shown
     assert "NameError: name 'x' is not defined" in shown
@@ -175,3 +180,25 @@ def test_a_rank_that_dies_meanwhile_is_named(kernel: Kernel) -> None:
         kernel.client.input("p 1")
 
     assert "killed by SIGKILL" in _debug(kernel, kill)
+
+
+@pytest.mark.soak
+def test_a_killed_notebook_leaves_no_rank_at_its_prompt() -> None:
+    with running_kernel() as killed:
+        killed("%dist_init -n 2 --keep --cluster-id debugged")
+        killed(*FAILS)
+        killed.client.execute("%dist_debug -r 1", allow_stdin=True)
+        killed.client.get_stdin_msg(timeout=TIMEOUT)
+        os.kill(killed.manager.provisioner.pid, signal.SIGKILL)
+    cluster = Cluster.attach(cluster_id="debugged")
+    try:
+        assert cluster.status(fresh=True).ranks[1].state == "busy"
+        # The notebook's subscription has to run out.
+        until(
+            lambda: cluster.status(fresh=True).ranks[1].state == "idle",
+            TIMEOUT,
+            "the debugger to be left",
+        )
+        cluster.execute("assert rank == 1", ranks=[1]).result(TIMEOUT)
+    finally:
+        cluster.shutdown()

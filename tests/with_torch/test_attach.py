@@ -144,6 +144,28 @@ def test_an_abort_from_the_notebook_ends_all_ranks_with_the_verdict(
         until(lambda: job.closed)
 
 
+def test_an_abort_from_a_terminal_that_the_script_allows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    allowed = {"RANKSCOPE_ALLOW_ABORT": "1"}
+    with Torchrun(4, TRAIN + RUN, tmp_path, env=allowed) as script:
+        with script.attach() as job:
+            until(lambda: waiting(job, 0, 2, 3), script)
+            verdict(job)
+            address = job.cluster_id
+        assert main(["abort", address]) == 0
+        said = capsys.readouterr().out
+        assert "rank 1 has not entered" in said
+        assert "the script's ops end with an error that says why" in said
+        errors = [script.read(f"error.{rank}") for rank in (0, 2, 3)]
+        script.let("go")
+        errors.append(script.read("error.1"))
+        for error in errors:
+            assert "aborted from a terminal; diagnosis: rank 1 has not" in error
+            assert "by a terminal" in error
+        assert script.finish() != 0
+
+
 @pytest.mark.parametrize("arrival", range(2))
 def test_an_abort_by_a_rank_reaches_all_ranks_without_a_notebook(
     tmp_path: Path, arrival: int

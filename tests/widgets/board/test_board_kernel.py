@@ -9,10 +9,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import psutil
 import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import start_new_kernel
 from jupyter_core.utils import ensure_event_loop
+
+from rankscope.backends.conformance.leaks import lives
+from rankscope.backends.conformance.waiting import until
 
 TIMEOUT = 90
 
@@ -325,3 +329,30 @@ def test_in_the_end_the_state_that_was_last_remains(page: FrontEnd) -> None:
     page.find(
         lambda m: m["msg_type"] == "comm_close" and m["content"]["comm_id"] == page.comm
     )
+
+
+def test_the_ranks_are_replaced_and_the_bar_goes_on_to_their_board(
+    page: FrontEnd,
+) -> None:
+    pids = (
+        "from rankscope.magics import current_cluster\n"
+        "print(*current_cluster().pids.values())"
+    )
+    page.messages.clear()
+    page.wait(page.run("%dist_init -n 2 --timeout 60"))
+    page.wait(page.run("%dist_board --pin"))
+    before = [psutil.Process(int(pid)) for pid in page.wait(page.run(pids)).split()]
+    assert len(before) == 2
+    refused = page.wait(page.run("%dist_init -n 1"))
+    assert "--replace swaps them for new ones" in refused
+    page.messages.clear()
+    page.wait(page.run("%dist_init -n 1 --replace"))
+    page.find(
+        lambda m: (
+            m["msg_type"] == "comm_open"
+            and m["content"]["data"]["state"].get("pinned") is True
+        )
+    )
+    until(lambda: not any(map(lives, before)), TIMEOUT, "the ranks before to end")
+    assert page.wait(page.run("%%distributed\nprint(world_size)")) == "1\n"
+    assert "Error" not in page.wait(page.run("%dist_shutdown"))
