@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from ..errors import DistError
 from ..groups.abort_reason import AbortReason
@@ -36,6 +36,12 @@ def base_name(group_name: str, description: str, ranks: Sequence[int]) -> str:
     return describe_members(ranks)
 
 
+class Refresh(Protocol):
+    """`TorchWatch.refresh`."""
+
+    def __call__(self, *, fully: bool = ...) -> None: ...
+
+
 class TorchGroup:
     """A ``ProcessGroup`` of torch as the world, the agent and the board treat it.
 
@@ -50,7 +56,7 @@ class TorchGroup:
     born_ns
         The time at which it was made; 0 where the watch began later.
     refresh
-        Reads what torch did since, if the last reading is old.
+        Reads what torch did since, ``fully`` or if the last reading is old.
     """
 
     def __init__(
@@ -59,7 +65,7 @@ class TorchGroup:
         key: GroupKey,
         names: Names,
         born_ns: int,
-        refresh: Callable[[], None],
+        refresh: Refresh,
     ) -> None:
         self.torch_group = group
         self.torch_name: str = group.group_name
@@ -122,7 +128,7 @@ class TorchGroup:
         """
         if culprits and not set(culprits) & set(self.key.ranks):
             return
-        self._refresh()
+        self._refresh(fully=True)
         oldest = next(iter(list(self.progress.in_flight.values())), None)
         rank = self.key.ranks[self.torch_group.rank()]
         aborting.abort(

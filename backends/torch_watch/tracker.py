@@ -7,8 +7,8 @@ the root. A call without an entry, as a send over gloo, gets a record of its own
 
 For gloo, torch records neither start nor end. There an op starts when it is issued,
 and ends when ``Work.wait`` returns in Python; where no Python code waits, as for DDP's
-gradients, it ends at the first poll that sees it retired. Durations of such ops are
-too long by up to the interval of the polls.
+gradients, it ends at the first look at torch's counters that counts it. Durations of
+such ops are too long by up to the interval of the looks.
 """
 
 from __future__ import annotations
@@ -25,13 +25,18 @@ from .calls import Call
 from .frames import waiting_frame
 from .torch_record import Entry, TorchRecord
 
-__all__ = ["Tracker"]
+__all__ = ["Status", "Tracker"]
 
 #: Seconds that an op without a known line is in flight before its line is looked up.
 FRAME_AFTER = 0.3
 
 # Records kept, as of our own groups.
 _KEPT = 2000
+# Looks at torch's counters that are kept: more than there are between two readings.
+_LOOKS = 64
+
+#: Torch's counters by the number of a group.
+Status = Mapping[str, Mapping[str, int]]
 
 
 class Tracker:
@@ -45,6 +50,8 @@ class Tracker:
         #: The records that torch does not have, and that are not over.
         self._own: list[TorchRecord] = []
         self._last_entry = -1
+        #: When torch's counters had which values, oldest first.
+        self._counted: deque[tuple[int, Status]] = deque(maxlen=_LOOKS)
         #: Calls that have no record yet, by group.
         self._calls: dict[Any, list[Call]] = {}
         #: When torch's recorder was read last.
@@ -113,6 +120,19 @@ class Tracker:
             kept = [one for one in self._records if id(one.group) in living]
             self._records = deque(kept, maxlen=_KEPT)
         return bool(gone) or len(self._own) != before
+
+    def note_status(self, status: Status, at_ns: int) -> None:
+        """Note torch's counters: they tell the end of an op before its entry does."""
+        self._counted.append((at_ns, status))
+
+    def _first_seen_done(self, entry: Entry, now_ns: int) -> int:
+        """Return when an op of gloo that is retired was seen first to have ended."""
+        number = str(entry["pg_id"])
+        for at_ns, status in self._counted:
+            done = status.get(number, {}).get("last_completed_collective", -1)
+            if at_ns > entry["time_created_ns"] and done >= entry["collective_seq_id"]:
+                return at_ns
+        return now_ns
 
     def fail_last(self, group: Any, error: str) -> bool:
         """Note that the last op of `group` has failed, if C++ code issued it.
@@ -212,6 +232,8 @@ class Tracker:
             return record.state != before
         call = record.call
         ended = entry.get("time_discovered_completed_ns") or now_ns
+        if not timed:
+            ended = self._first_seen_done(entry, ended)
         if call is not None and call.ended_ns and not timed:
             ended = min(call.ended_ns, ended)
         if call is not None and call.error is not None:

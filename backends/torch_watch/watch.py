@@ -23,7 +23,7 @@ from .groups import TorchGroup, base_name
 from .importing import when_imported
 from .private.groups import C10D, RECORDER_SIZE, Names, probe
 from .rejoining import PendingGroup
-from .tracker import Tracker
+from .tracker import Status, Tracker
 from .unfinished import UnfinishedGroup, UnfinishedGroups
 
 __all__ = ["TorchWatch", "watch"]
@@ -41,14 +41,17 @@ RECORDER_OFF = (
     f"{ENTRIES} before torch makes its first group, or use a newer torch"
 )
 
-#: Seconds between two readings: with ops in flight, and without.
-ACTIVE = 0.1
-IDLE = 0.5
+#: Seconds between two looks at torch's counters, which cost little.
+INTERVAL = 0.1
 #: The part of one core that the readings may take: they are seldom if they cost much.
 SHARE = 1 / 150
 
-#: Seconds after which ops in flight are read anew though torch's counters stand still.
+#: Seconds after which torch's entries are read anew: while its counters go on, and
+#: while ops are in flight though they stand still.
 _STALE = 1.0
+#: The part of torch's recorder that may be new at the next reading: it must not turn
+#: over meanwhile.
+_NEW = 1 / 4
 # Seconds that a summary may be older than the last reading.
 _FRESH = 0.1
 
@@ -72,6 +75,7 @@ class TorchWatch:
         self._born: dict[str, int] = {}
         self._status: Any = None
         self._confirmed = False
+        self._enqueued = 0
         self._lock = threading.RLock()
         self._read_at = self._dumped_at = 0.0
         #: What a person should change so that the watch sees all; mostly empty.
@@ -214,18 +218,27 @@ class TorchWatch:
 
     # -- reading torch ---------------------------------------------------------------
 
-    def refresh(self) -> None:
-        """Read torch, unless that was done a moment ago; note the ends of calls."""
+    def refresh(self, *, fully: bool = False) -> None:
+        """Look at torch, unless that was done a moment ago; note the ends of calls.
+
+        The last ops may be missing, unless torch is read `fully`.
+        """
         with self._lock:
             calls = self.calls
-            if time.monotonic() - self._read_at > max(_FRESH, self.cost / SHARE):
+            if fully:
                 self.read()
+            elif time.monotonic() - self._read_at > max(_FRESH, self.cost / SHARE):
+                self.read(lazily=True)
             elif calls is not None and calls.changed:
                 calls.changed = False
                 self._tracker.update(None, (), self._groups, self._registered())
 
-    def read(self) -> None:
-        """Read registry, recorder and calls; tell the listeners what has changed."""
+    def read(self, *, lazily: bool = False) -> None:
+        """Read registry, recorder and calls; tell the listeners what has changed.
+
+        The entries of the recorder cost much: they are read `lazily` where ops follow
+        each other, and in any case where one has not ended since the last look.
+        """
         began = time.thread_time()
         with self._lock:
             names, calls = self.names, self.calls
@@ -234,7 +247,7 @@ class TorchWatch:
             changed = self._discover()
             calls.changed = False
             taken = calls.take()
-            entries = self._dump(names, bool(taken))
+            entries = self._dump(names, bool(taken), lazily)
             changed |= self._tracker.update(
                 entries, taken, self._groups, self._registered()
             )
@@ -296,33 +309,62 @@ class TorchWatch:
             key = GroupKey(f"{base} ({count})", ranks)
         return key
 
-    def _dump(self, names: Names, called: bool) -> list[dict[str, Any]] | None:
-        """Return the entries of torch's recorder; ``None`` if none has changed."""
+    def _dump(
+        self, names: Names, called: bool, lazily: bool
+    ) -> list[dict[str, Any]] | None:
+        """Return the entries of torch's recorder; ``None`` if they were not read."""
         if names.dump is None:
             return []
         status = pickle.loads(names.dump(False, False, False)).get("pg_status")
-        now = time.monotonic()
-        stale = self._tracker.in_flight > 0 and now - self._dumped_at > _STALE
+        age = time.monotonic() - self._dumped_at
         same = status is not None and status == self._status
-        if same and self._confirmed and not called and not stale:
-            return None
+        self._status = status
+        if status is not None:
+            self._tracker.note_status(status, time.time_ns())
+        if same and self._confirmed and not called:
+            if self._tracker.in_flight == 0 or age < _STALE:
+                return None
+        elif lazily and status is not None and age < _STALE:
+            waits = same and (called or _pending(status))
+            if not waits and not self._fills(status):
+                self._confirmed = False
+                return None
         # Torch may count an op before it has its entry: once more when nothing changes.
         self._confirmed = same
-        self._status, self._dumped_at = status, now
+        self._dumped_at = time.monotonic()
+        self._enqueued = _enqueued(status)
         self._tracker.dumped_ns = time.time_ns()
         return pickle.loads(names.dump(True, False, False)).get("entries", [])
 
+    def _fills(self, status: Status) -> bool:
+        """Return whether much of torch's recorder is new since the last reading."""
+        sizes = (os.environ.get(name, "") for name in RECORDER_SIZE)
+        size = next((int(one) for one in sizes if one.isdecimal()), ENTRIES)
+        return _enqueued(status) - self._enqueued >= size * _NEW
+
     def _run(self) -> None:
-        interval = ACTIVE
-        while not self._stopped.wait(max(interval, self.cost / SHARE)):
+        while not self._stopped.wait(max(INTERVAL, self.cost / SHARE)):
             try:
-                self.read()
+                self.read(lazily=True)
             except Exception:  # noqa: BLE001 - the thread goes on
                 # The next reading may succeed: torch's groups come and go.
                 if not self._warned:
                     self._warned = True
                     _log.exception("torch's groups could not be read")
-            interval = ACTIVE if self._tracker.in_flight else IDLE
+
+
+def _enqueued(status: Status | None) -> int:
+    """Return how many ops torch's groups have enqueued, by its counters."""
+    counters = (status or {}).values()
+    return sum(max(0, one.get("last_enqueued_collective", 0)) for one in counters)
+
+
+def _pending(status: Status) -> bool:
+    """Return whether an op has not ended, by torch's counters."""
+    return any(
+        one.get("last_enqueued_collective", 0) > one.get("last_completed_collective", 0)
+        for one in status.values()
+    )
 
 
 _watch: TorchWatch | None = None

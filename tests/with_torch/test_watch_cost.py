@@ -91,5 +91,5 @@ def test_a_script_pays_little_for_its_board(
             assert script.finish() == 0, script.output
     for share in shares:
         assert 0 < share["False"] < 0.01, shares
-        # Rank 0 serves the notebook: 1.0 % on two busy cores, the other rank 0.8 %.
-        assert 0 < share["True"] < 0.02, shares
+        # Rank 0 serves the notebook: 0.8 % on two busy cores, the other rank 0.7 %.
+        assert 0 < share["True"] < 0.0125, shares

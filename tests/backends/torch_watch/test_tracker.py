@@ -1,0 +1,86 @@
+"""The records that are made of torch's entries, from entries made by hand: no torch."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rankscope.backends.groups.key import GroupKey
+from rankscope.backends.torch_watch.torch_record import Progress
+from rankscope.backends.torch_watch.tracker import Tracker
+
+
+class Group:
+    """What a tracker needs of a group of torch."""
+
+    torch_name = "0"
+    torch_group = "the group"
+    key = GroupKey("default_pg", (0, 1))
+    name = "default_pg"
+    generation = 0
+    born_ns = 0
+    timeout = 60.0
+    aborted = None
+
+    def __init__(self) -> None:
+        self.progress = Progress()
+
+
+def entry(seq: int, created_ns: int, **fields: Any) -> dict[str, Any]:
+    """An all_reduce over gloo that C++ code issued, as torch's recorder has it."""
+    values: dict[str, Any] = {
+        "record_id": seq,
+        "pg_id": 0,
+        "process_group": ("0", "default_pg"),
+        "collective_seq_id": seq,
+        "p2p_seq_id": 0,
+        "op_id": seq,
+        "profiling_name": "gloo:all_reduce",
+        "time_created_ns": created_ns,
+        "input_sizes": [[4]],
+        "input_dtypes": ["Float"],
+        "output_sizes": [[4]],
+        "output_dtypes": ["Float"],
+        "state": "scheduled",
+        "retired": False,
+    }
+    return {**values, **fields}
+
+
+def done(seq: int) -> dict[str, dict[str, int]]:
+    """Torch's counters when `seq` ops have ended."""
+    return {"0": {"last_enqueued_collective": 9, "last_completed_collective": seq}}
+
+
+def test_an_op_ends_when_the_counters_have_it_and_not_when_it_is_read() -> None:
+    group, tracker = Group(), Tracker()
+    groups = {group.torch_group: group}
+    began = time.time_ns() - 10**9
+    tracker.update([entry(1, began), entry(2, began)], (), groups)
+    assert tracker.in_flight == 2
+    for seq, after in ((0, 100), (1, 200), (1, 300), (2, 400)):
+        tracker.note_status(done(seq), began + after)
+    read = [entry(seq, began, retired=True) for seq in (1, 2)]
+    # What the counters do not have yet ends with the reading.
+    tracker.update([*read, entry(3, began, retired=True)], (), groups)
+    first, second, third = tracker.records([group])
+    assert (first.ended_ns - began, second.ended_ns - began) == (200, 400)
+    assert third.ended_ns > began + 400
+    assert tracker.in_flight == 0
+    assert group.progress.completed is not None
+
+
+def test_the_last_op_of_a_group_fails_if_no_python_code_issued_it() -> None:
+    group, tracker = Group(), Tracker()
+    groups = {group.torch_group: group}
+    began = time.time_ns() - 10**9
+    both = [entry(seq, began + seq, retired=True) for seq in (1, 2)]
+    tracker.update(both, (), groups)
+    assert tracker.fail_last(group, "Connection closed by peer")
+    first, second = tracker.records([group])
+    assert (first.state, second.state) == ("completed", "failed")
+    assert second.error == "Connection closed by peer"
+    assert group.progress.completed is first
+    # It is said once.
+    assert not tracker.fail_last(group, "again")
+    assert second.error == "Connection closed by peer"
