@@ -114,7 +114,7 @@ class Agent:
         self._source = CellSource(self.shell)
         self._print_marks = PrintMarks()
         # Threads that are here before any cell are those of ipykernel.
-        known = [one.ident for one in threading.enumerate() if one.ident is not None]
+        known = sys._current_frames()
         self._stacks = StackService(
             ThreadStacks(
                 self._source.name_of, lambda: self._cell_began is not None, known

@@ -104,6 +104,7 @@ def exchange(
 
 
 @needs_gloo
+@pytest.mark.processes  # gloo's side processes
 @settled
 @given(sizes, st.booleans())
 def test_parts_without_an_element_over_gloo(
@@ -169,11 +170,13 @@ def pass_empty_messages(pg: ProcessGroup) -> None:
 
 
 @needs_gloo
+@pytest.mark.processes  # gloo's side processes
 def test_a_message_without_an_element_over_gloo(gloo: Threads) -> None:
     gloo(pass_empty_messages)
 
 
 @needs_gloo
+@pytest.mark.processes  # gloo's side processes
 def test_a_message_that_should_have_no_element_stays_in_no_queue(gloo: Threads) -> None:
     def body(pg: ProcessGroup) -> None:
         if pg.rank() == 0:
@@ -301,6 +304,7 @@ def stays_in_step_after_refusals(pg: ProcessGroup, meet: Callable[[str], None]) 
 
 
 @needs_gloo
+@pytest.mark.processes  # gloo's side processes
 def test_refused_arguments_over_gloo(gloo: Threads) -> None:
     gloo(lambda pg: stays_in_step_after_refusals(pg, lambda name: None))
 
@@ -330,6 +334,7 @@ def test_refused_arguments_over_nccl(ranks: gpu_ranks.Ranks) -> None:
 
 
 @needs_gloo
+@pytest.mark.processes  # gloo's side processes
 def test_an_op_without_memory_on_one_rank(
     gloo: Threads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
