@@ -11,7 +11,6 @@ import atexit
 import json
 import os
 import platform
-import secrets
 import signal
 import socket
 import sys
@@ -55,14 +54,12 @@ from .gpus import Gpu, choose_device, load_cupy, may_share
 from .names import names_of
 from .nccl_report import NcclReports
 from .no_input import explain_input
-from .post_mortem import Prompts, inspect_failure
+from .post_mortem import PostMortem
 from .printing import PrintMarks, print_progress_as_text
 from .publisher import StatusPublisher
+from .rank_store import RankStore
 
-__all__ = ["Agent", "install", "installed"]
-
-#: Seconds that connecting to the ranks' store may take.
-STORE_TIMEOUT = 10.0
+__all__ = ["Agent", "debug", "install", "installed"]
 
 _agent: Agent | None = None
 
@@ -90,6 +87,11 @@ def installed() -> Agent:
     return _agent
 
 
+def debug() -> None:
+    """Open the failed frame of this rank; what `Ranks.debug` has the rank do."""
+    installed().debug()
+
+
 class Agent:
     """Serves the cluster's requests and publishes this rank's status."""
 
@@ -97,8 +99,7 @@ class Agent:
         self.kernel = kernel
         self.shell = kernel.shell
         self._assignment: requests.RankAssignment | None = None
-        self._store: TCPStore | None = None
-        self._key = b""
+        self._store = RankStore(self._offer_store)
         self._main = threading.main_thread()
         self._cell: int | None = None
         # How the last cell of a notebook ended: "left cell 7 with ValueError …".
@@ -124,16 +125,14 @@ class Agent:
         self._line = LineClock(lambda: self._place().location)
         self._publisher = StatusPublisher(kernel, self.summary)
         self._nccl_reports = NcclReports()
-        # What ended the last cell that failed, and how a person looks at it.
-        self._failure: BaseException | None = None
-        self._prompts = Prompts(self._publish_data, self._is_heard)
-        # Whether the present cell only looks at the end of an earlier one.
-        self._looked_back = False
+        self._post_mortem = PostMortem(
+            self._publish_data, self._is_heard, self._source.cell_of
+        )
         self._handlers = dict(
             [
                 requests.Abort.served_by(self._abort),
                 requests.AnswerPrompt.served_by(
-                    lambda typed: self._prompts.answer(typed.number, typed.line)
+                    lambda typed: self._post_mortem.answer(typed.number, typed.line)
                 ),
                 requests.AssignRank.served_by(self._assign_rank),
                 requests.ExportGroups.served_by(lambda _: world.export_groups()),
@@ -146,16 +145,16 @@ class Agent:
                     lambda _: names_of(self.shell, self._given)
                 ),
                 requests.GetNcclReport.served_by(lambda _: self._nccl_reports.latest()),
-                requests.GetStoreAddress.served_by(lambda _: self._store_address()),
+                requests.GetStoreAddress.served_by(lambda _: self._store.address()),
                 requests.GetSummary.served_by(lambda _: self.summary()),
-                requests.HostStore.served_by(self._host_store),
+                requests.HostStore.served_by(self._store.host),
                 requests.ImportGroups.served_by(
                     lambda wanted: world.import_groups(wanted.exported)
                 ),
                 requests.InitGroup.served_by(self._init_group),
                 requests.Interrupt.served_by(lambda _: self._interrupt()),
-                requests.IsStoreLost.served_by(lambda _: self._is_store_lost()),
-                requests.JoinStore.served_by(self._join_store),
+                requests.IsStoreLost.served_by(lambda _: self._store.lost),
+                requests.JoinStore.served_by(self._store.join),
                 requests.NoteCauses.served_by(
                     lambda wanted: world.note_causes(wanted.found)
                 ),
@@ -219,7 +218,7 @@ class Agent:
             "port": _free_port(),
             "job_rank": _job_rank(),
             "assignment": self._assignment,
-            "hosts_store": self._store is not None and self._store.is_master,
+            "hosts_store": self._store.is_host,
             "groups": [one.group_desc for one in world.groups()],
         }
 
@@ -264,43 +263,10 @@ class Agent:
         self._gpu = self._new_gpu = gpu
         assign_device(gpu.index)
 
-    def _host_store(self, wanted: requests.HostStore) -> requests.StoreAddress:
-        """Open the store of all ranks here; return how to reach it."""
-        self._key = secrets.token_bytes(32)
-        self._replace_store(
-            TCPStore(
-                wanted.host, 0, is_master=True, timeout=STORE_TIMEOUT, key=self._key
-            )
-        )
-        return self._store_address()
-
-    def _store_address(self) -> requests.StoreAddress:
-        """Return how to reach the store that is hosted here."""
-        assert self._store is not None
-        return {
-            "host": self._store.host,
-            "port": self._store.port,
-            "key": self._key.hex(),
-        }
-
-    def _join_store(self, wanted: requests.JoinStore) -> None:
-        """Connect to the store that another rank hosts."""
-        key = bytes.fromhex(wanted.key)
-        self._replace_store(
-            TCPStore(wanted.host, wanted.port, timeout=STORE_TIMEOUT, key=key)
-        )
-
-    def _is_store_lost(self) -> bool:
-        """Whether this rank has no connection to the store any more."""
-        return self._store is None or self._store.lost
-
-    def _replace_store(self, store: TCPStore) -> None:
-        if self._store is not None:
-            self._store.close()
-        self._store = store
-        if self._assignment is not None and self._assignment["torch"] is not None:
+    def _offer_store(self, store: TCPStore) -> None:
+        assigned = self._assignment
+        if assigned is not None and assigned["torch"] is not None:
             # No group of ours is made: a cell may make it.
-            assigned = self._assignment
             world.offered = store, assigned["rank"], assigned["world_size"]
 
     def _init_group(self, wanted: requests.InitGroup) -> list[requests.Refusal]:
@@ -315,7 +281,7 @@ class Agent:
             timeout=wanted.timeout,
             rank=self._assignment["rank"],
             world_size=self._assignment["world_size"],
-            store=self._store,
+            store=self._store.store,
         )
         return availability.refused(wanted.backend)
 
@@ -328,7 +294,7 @@ class Agent:
     def _rebuild(self, wanted: requests.Rebuild) -> dict[str, Any]:
         """Begin new generations of groups on the present store."""
         for group, generation in wanted.generations.items():
-            world.rebuild(group, generation, self._store)
+            world.rebuild(group, generation, self._store.store)
         return self.summary()
 
     def _interrupt(self) -> bool:
@@ -350,14 +316,9 @@ class Agent:
     # -- cells, on the main thread -----------------------------------------
 
     def debug(self) -> None:
-        """Open the failed frame of this rank; what `Ranks.debug` has the rank do."""
+        """Open the failed frame of this rank."""
         assert self._assignment is not None
-        self._looked_back = True
-        rank, failure = self._assignment["rank"], self._failure
-        if failure is None:
-            self._publish_data({"refusal": f"no cell has failed on rank {rank}"})
-            return
-        inspect_failure(failure, rank, self._prompts, self._source.cell_of)
+        self._post_mortem.open(self._assignment["rank"])
 
     def _is_heard(self) -> bool:
         """Whether the notebook that sent the running cell renews its subscription."""
@@ -419,7 +380,7 @@ class Agent:
                 # What the reply says: the traceback shows it already.
                 result.error_in_exec = explain(result.error_in_exec)
             error = result.error_before_exec or result.error_in_exec
-            self._failure = result.error_in_exec or self._failure
+            self._post_mortem.note(result.error_in_exec)
         line = None if error is None else self._source.line_of(error)
         if error is not None:
             private.publish(
@@ -434,11 +395,11 @@ class Agent:
                 self.shell.push(
                     {message_types.CELL_VALUE: result.result}, interactive=False
                 )
-            if not self._looked_back:
+            if not self._post_mortem.opened:
                 self._last_cell_exit = _describe_cell_exit(self._cell, error, line)
                 self._last_cell_failed = error is not None
         self._cell = self._cell_began = None
-        self._looked_back = False
+        self._post_mortem.opened = False
         settle()
         # The last op of the cell may be younger than the last reading of torch.
         self._torch.read()

@@ -14,7 +14,7 @@ from typing import Any
 
 from IPython.core.debugger import Pdb
 
-__all__ = ["Prompts", "end_traceback", "inspect_failure"]
+__all__ = ["PostMortem", "Prompts", "end_traceback"]
 
 #: Seconds between two checks for an interrupt while a person thinks.
 TICK = 0.2
@@ -99,24 +99,57 @@ class _Debugger(Pdb):
         return text.replace(filename, self._name_cell(filename) or filename)
 
 
-def inspect_failure(
-    error: BaseException,
-    rank: int,
-    prompts: Prompts,
-    name_cell: Callable[[str], str | None],
-) -> None:
-    """Open the frame in which `error` was raised, until a person leaves it.
+class PostMortem:
+    """What ended the last cell that failed on this rank, and the debugger on it.
 
-    `name_cell` returns ``cell 7`` for the file of that cell, ``None`` for other files.
+    Parameters
+    ----------
+    publish, is_heard
+        As of `Prompts`.
+    name_cell
+        Returns ``cell 7`` for the file of that cell, ``None`` for other files.
     """
-    debugger = _Debugger(name_cell, _Lines(prompts, f"rank {rank} ipdb> "))
-    # The notebook shows the prompt where it takes the line.
-    debugger.use_rawinput = False
-    debugger.prompt = ""
-    print(f"{type(error).__name__}: {error}")
-    debugger.reset()
-    shown = end_traceback(error.__traceback__, lambda file: bool(name_cell(file)))
-    debugger.interaction(None, shown)  # type: ignore[no-untyped-call]
+
+    def __init__(
+        self,
+        publish: Callable[[Mapping[str, Any]], None],
+        is_heard: Callable[[], bool],
+        name_cell: Callable[[str], str | None],
+    ) -> None:
+        self._publish = publish
+        self._name_cell = name_cell
+        self._prompts = Prompts(publish, is_heard)
+        self._failure: BaseException | None = None
+        #: Whether the present cell only looks at the end of an earlier one.
+        self.opened = False
+
+    def note(self, error: BaseException | None) -> None:
+        """Keep the error of a cell; the one before stays where there is none."""
+        self._failure = error or self._failure
+
+    def answer(self, number: int, line: str) -> None:
+        """As `Prompts.answer`."""
+        self._prompts.answer(number, line)
+
+    def open(self, rank: int) -> None:
+        """Open the frame in which the error was raised, until a person leaves it."""
+        self.opened = True
+        error = self._failure
+        if error is None:
+            self._publish({"refusal": f"no cell has failed on rank {rank}"})
+            return
+        debugger = _Debugger(
+            self._name_cell, _Lines(self._prompts, f"rank {rank} ipdb> ")
+        )
+        # The notebook shows the prompt where it takes the line.
+        debugger.use_rawinput = False
+        debugger.prompt = ""
+        print(f"{type(error).__name__}: {error}")
+        debugger.reset()
+        shown = end_traceback(
+            error.__traceback__, lambda file: bool(self._name_cell(file))
+        )
+        debugger.interaction(None, shown)  # type: ignore[no-untyped-call]
 
 
 def end_traceback(

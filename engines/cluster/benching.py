@@ -16,6 +16,7 @@ from rankscope.backends.benchmark import check_benchmark
 from rankscope.backends.interface.registry import known_backends
 from rankscope.backends.work.bandwidth import algbw, busbw
 
+from ..wire.engine_code import call_of
 from .execution import Execution
 
 __all__ = [
@@ -24,8 +25,6 @@ __all__ = [
     "BenchResult",
     "BenchRow",
 ]
-
-_MODULE = "rankscope.engines.agent.benchmark"
 
 
 @dataclass(frozen=True)
@@ -181,10 +180,7 @@ class BenchRequest:
     def code(self) -> str:
         """The cell that carries out the request; see `agent.benchmark`."""
         arguments = {one.name: getattr(self, one.name) for one in fields(self)}
-        return (
-            f"__import__('importlib').import_module({_MODULE!r})"
-            f".measure_on_rank({arguments!r})"
-        )
+        return call_of("benchmark", "measure_on_rank", arguments)
 
     @property
     def row_count(self) -> int:

@@ -17,16 +17,13 @@ from rankscope import __version__
 from ..errors import ClusterError
 from ..wire import ipyparallel_private as private
 from ..wire.channel import ControlChannel
+from ..wire.engine_code import call_of
 from ..wire.requests import GetHello, Hello
 
 __all__ = ["install_agents"]
 
 #: Seconds between two looks for engines that ended.
 PERIOD = 0.2
-
-_INSTALL = (
-    "__import__('rankscope.engines.agent.agent', fromlist=['install']).install({!r})"
-)
 
 
 def install_agents(
@@ -66,8 +63,9 @@ def install_agents(
     """
     uuids = private.engine_uuids(client)
     uuids = {number: uuids[number] for number in engine_ids}
+    install = call_of("agent", "install", __version__)
     installing = {
-        number: private.evaluate(client, uuid, _INSTALL.format(__version__))
+        number: private.evaluate(client, uuid, install)
         for number, uuid in uuids.items()
     }
     greeting = {

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..wire import ipyparallel_private as private
+from ..wire.engine_code import call_of
 from ..wire.requests import GetNames
 from .rank_slots import SILENCE
 from .registry import EngineRegistry
@@ -18,8 +19,6 @@ __all__ = ["PATIENCE", "Introspection"]
 #: Seconds that the main thread of a rank gets to answer, and those that its agent
 #: gets afterwards: a person types meanwhile, and a fifth of a second is not felt.
 PATIENCE, NAMES_PATIENCE = 0.15, 0.05
-
-_CALL = "__import__('rankscope.engines.agent.introspection', fromlist=['{0}']).{0}({1})"
 
 
 class Introspection:
@@ -86,7 +85,7 @@ class Introspection:
         if uuid is None:
             return None
         client = self._registry.client
-        call = _CALL.format(function, ", ".join(map(repr, arguments)))
+        call = call_of("introspection", function, *arguments)
         future: Any = private.evaluate(client, uuid, call)
         # Not before: a reply to a request that is forgotten is reported as an error.
         future.add_done_callback(

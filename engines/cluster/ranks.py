@@ -18,6 +18,7 @@ from rankscope.backends.rank_sets import format_ranks
 
 from ..errors import ClusterError
 from ..wire import requests
+from ..wire.engine_code import call_of
 from ..wire.message_types import CELL_VALUE
 from . import recovery
 from . import variables as variables_
@@ -31,10 +32,7 @@ from .registry import EngineRegistry
 
 __all__ = ["Chosen", "Ranks"]
 
-_DEBUG = (
-    "__import__('rankscope.engines.agent.agent', fromlist=['installed'])"
-    ".installed().debug()"
-)
+_DEBUG = call_of("agent", "debug")
 
 #: What `Ranks.bench` measures: bytes, doubling.
 DEFAULT_SIZES = "1K:64M"

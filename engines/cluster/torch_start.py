@@ -14,6 +14,7 @@ from rankscope.backends.rank_sets import name_ranks
 
 from ..errors import ClusterStartError
 from ..wire import ipyparallel_private as private
+from ..wire.engine_code import call_of
 from ..wire.requests import TorchAnswer
 from .rank_slots import note_gpus
 from .registry import EngineRegistry
@@ -24,8 +25,6 @@ __all__ = ["INSTALL", "start"]
 INSTALL = pip_install("torch")
 #: Seconds between two looks for dead ranks.
 _POLL = 0.2
-
-_MODULE = "__import__('rankscope.engines.agent.torch_ranks', fromlist=['load'])"
 
 Progress = Callable[[str], None]
 
@@ -57,7 +56,8 @@ def start(
         rank: json.loads(value)
         for rank, value in _evaluate(
             registry,
-            {rank: f"load({host if rank == hosting else None!r})" for rank in ranks},
+            "load",
+            {rank: (host if rank == hosting else None,) for rank in ranks},
             "importing torch",
             deadline,
         ).items()
@@ -74,11 +74,8 @@ def start(
     size = len(registry.slots)
     _evaluate(
         registry,
-        {
-            rank: f"init_group({backend!r}, {timeout!r}, {host!r}, {port}, {rank}, "
-            f"{size})"
-            for rank in ranks
-        },
+        "init_group",
+        {rank: (backend, timeout, host, port, rank, size) for rank in ranks},
         f"making torch's default group ({backend})",
         deadline,
     )
@@ -105,15 +102,21 @@ def _check(answers: Mapping[int, TorchAnswer]) -> None:
 
 def _evaluate(
     registry: EngineRegistry,
-    calls: Mapping[int, str],
+    function: str,
+    calls: Mapping[int, tuple[Any, ...]],
     step: str,
     deadline: float,
 ) -> dict[int, Any]:
-    """Return rank → the value of its call of `engines.agent.torch_ranks`."""
+    """Return rank → the value of its call of `engines.agent.torch_ranks.FUNCTION`.
+
+    `calls` has the arguments of each rank.
+    """
     uuids = registry.uuids(calls)
     waiting = {
-        private.evaluate(registry.client, uuids[rank], f"{_MODULE}.{call}"): rank
-        for rank, call in calls.items()
+        private.evaluate(
+            registry.client, uuids[rank], call_of("torch_ranks", function, *arguments)
+        ): rank
+        for rank, arguments in calls.items()
         if rank in uuids
     }
     values: dict[int, Any] = {}

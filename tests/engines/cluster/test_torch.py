@@ -11,6 +11,7 @@ from rankscope.engines import Cluster, ClusterStartError
 from rankscope.engines.cluster import preconditions
 from rankscope.engines.cluster.gpus import Gpus
 from rankscope.engines.cluster.rank_slots import RankSlot, environment
+from rankscope.engines.wire.engine_code import call_of
 from rankscope.engines.wire.torch_environment import TorchOptions
 
 
@@ -32,9 +33,10 @@ def test_a_torch_that_only_the_ranks_lack_ends_the_start(
     """As with engines on other hosts, whose Python is not this one."""
     monkeypatch.setattr(preconditions, "find_spec", lambda name: "there")
     monkeypatch.setattr(
-        "rankscope.engines.cluster.torch_start._MODULE",
-        "__import__('sys').modules.update(torch=None) or "
-        "__import__('rankscope.engines.agent.torch_ranks', fromlist=['load'])",
+        "rankscope.engines.cluster.torch_start.call_of",
+        lambda *call: (
+            f"__import__('sys').modules.update(torch=None) or {call_of(*call)}"
+        ),
     )
     with pytest.raises(ClusterStartError) as caught:
         Cluster.start(1, torch=True)

@@ -1,0 +1,69 @@
+"""RankStore: this rank's connection to the store of all ranks, or the store itself."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+from rankscope.backends import TCPStore
+
+from ..wire import requests
+
+__all__ = ["RankStore"]
+
+#: Seconds that connecting to the ranks' store may take.
+TIMEOUT = 10.0
+
+
+class RankStore:
+    """The store in which the groups of the ranks meet; replaced when its host is lost.
+
+    Parameters
+    ----------
+    on_change
+        Called with each new store.
+    """
+
+    def __init__(self, on_change: Callable[[TCPStore], None]) -> None:
+        #: The present one; ``None`` before the first request.
+        self.store: TCPStore | None = None
+        self._on_change = on_change
+        self._key = b""
+
+    @property
+    def is_host(self) -> bool:
+        """Whether the store is in this process."""
+        return self.store is not None and self.store.is_master
+
+    @property
+    def lost(self) -> bool:
+        """Whether this rank has no connection to the store any more."""
+        return self.store is None or self.store.lost
+
+    def host(self, wanted: requests.HostStore) -> requests.StoreAddress:
+        """Open the store of all ranks here; return how to reach it."""
+        self._key = secrets.token_bytes(32)
+        self._replace(
+            TCPStore(wanted.host, 0, is_master=True, timeout=TIMEOUT, key=self._key)
+        )
+        return self.address()
+
+    def address(self) -> requests.StoreAddress:
+        """Return how to reach the store that is hosted here."""
+        assert self.store is not None
+        return {
+            "host": self.store.host,
+            "port": self.store.port,
+            "key": self._key.hex(),
+        }
+
+    def join(self, wanted: requests.JoinStore) -> None:
+        """Connect to the store that another rank hosts."""
+        key = bytes.fromhex(wanted.key)
+        self._replace(TCPStore(wanted.host, wanted.port, timeout=TIMEOUT, key=key))
+
+    def _replace(self, store: TCPStore) -> None:
+        if self.store is not None:
+            self.store.close()
+        self.store = store
+        self._on_change(store)
