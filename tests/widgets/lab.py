@@ -130,7 +130,6 @@ class Notebook:
     def save(self) -> None:
         """Save the notebook, and wait until the file is there."""
         before = self.file.stat().st_mtime_ns
-        # By the button: the keys do nothing while the board has the focus.
         self.page.locator("[data-command='docmanager:save']").first.click()
 
         def saved() -> bool:

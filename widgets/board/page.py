@@ -15,6 +15,7 @@ __all__ = ["FILES", "module"]
 #: In this order; the last one has the export.
 FILES = (
     "text.js",
+    "host.js",
     "connection.js",
     "store.js",
     "table.js",

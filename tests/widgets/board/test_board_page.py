@@ -268,6 +268,25 @@ class TestKeyboard:
             "Timeline",
         ]
 
+    def test_keys_with_ctrl_are_left_to_the_page(self, scene: Scene) -> None:
+        page = scene.page.page
+        # As JupyterLab looks at it: at the document, before the board has the key.
+        page.evaluate(
+            """() => {
+              window.left = [];
+              document.addEventListener("keydown", (event) => {
+                if (!event.target.hasAttribute("data-lm-suppress-shortcuts"))
+                  window.left.push(event.key);
+              }, true);
+            }"""
+        )
+        scene.button("Diagnose").focus()
+        for key in ("d", "Control+s", "d", "Meta+s", "ArrowDown"):
+            page.keyboard.press(key)
+        left = page.evaluate("window.left")
+        assert [key for key in left if len(key) == 1] == ["s", "s"]
+        assert "ArrowDown" not in left
+
     def test_arrows_go_from_tab_to_tab(self, scene: Scene) -> None:
         both = [
             statuses.rank(n, statuses.group(), statuses.group("tp", (0, 1)))

@@ -11,10 +11,9 @@ class Bar {
   }
 
   build() {
-    this.element = make("div", "rankscope-bar");
-    setAttribute(this.element, "data-lm-suppress-shortcuts", "true");
-    const root = this.element.attachShadow({ mode: "open" });
-    this.body = make("section", "board", null, { "aria-label": "Rankscope board, pinned" });
+    const { element, body } = makeHost("rankscope-bar", "Rankscope board, pinned");
+    this.element = element;
+    this.body = body;
     this.drawer = make("div", "drawer");
     this.shape = makeShape("calm");
     this.title = make("b");
@@ -30,7 +29,6 @@ class Bar {
     const line = make("div", "line", null);
     line.append(this.shape, this.title, this.text, this.news, this.actions, this.opener, away);
     this.body.append(this.drawer, line);
-    root.append(make("style", "", CSS), this.body);
     this.showOutcome("", true);
   }
 

@@ -28,12 +28,9 @@ class Board {
   }
 
   build() {
-    // A shadow root: the page's styles for outputs do not apply inside, ours not outside.
-    this.element = make("div", "rankscope-live");
-    // Disables JupyterLab's shortcuts ("d d" deletes the cell) inside the board.
-    setAttribute(this.element, "data-lm-suppress-shortcuts", "true");
-    const root = this.element.attachShadow({ mode: "open" });
-    this.body = make("section", "board", null, { "aria-label": "Rankscope board" });
+    const { element, body } = makeHost("rankscope-live", "Rankscope board");
+    this.element = element;
+    this.body = body;
     this.title = make("b", "title");
     this.facts = make("span", "grow quiet facts");
     this.actions = make("span", "actions");
@@ -56,12 +53,10 @@ class Board {
     });
     this.fold.addEventListener("click", () => this.unfold(!this.timeline.open));
     this.buttons = makeActions(this);
-    const sheet = make("style", "", CSS);
     this.body.append(
       head, this.banner.element, this.news, this.tabs.element, this.map,
       this.table.element, this.fold, this.timeline.element,
     );
-    root.append(sheet, this.body);
     this.scrolled = 0;
     const rows = this.table.element;
     rows.addEventListener("scroll", () => (this.scrolled = rows.scrollTop));
