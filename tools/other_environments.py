@@ -41,6 +41,7 @@ TORCH_TESTS = (
     "ipywidgets>=8.1",
     "anywidget>=0.9",
     "accelerate>=1",
+    "ml_dtypes>=0.5",
     "nbclient>=0.10",
     "matplotlib>=3.8",
     "pytest-timeout>=2.3",

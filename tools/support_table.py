@@ -113,8 +113,8 @@ def support(kind: type[Backend], op: str) -> str | None:
 def reductions(name: str) -> dict[str, dict[dist.ReduceOp, str | None]]:
     """Return how backend `name` reduces each dtype by each reduction.
 
-    ``"own"``: it has the reduction; ``"SUM"``: AVG as a SUM and a division; ``None``:
-    the reduction is refused.
+    ``"own"``: it has the reduction; ``"SUM"``: AVG as a SUM and a division, PREMUL_SUM
+    as a SUM of products; ``None``: the reduction is refused.
     """
     # check() uses the class alone: no library has to be installed or loaded.
     kind = classes()[name]
@@ -134,8 +134,8 @@ def _reduction(backend: Backend, dtype: str, op: dist.ReduceOp) -> str | None:
         call.check(backend)
     except (TypeError, ValueError):
         return None
-    averaged = op is dist.ReduceOp.AVG and op not in backend.reduce_ops
-    return "SUM" if averaged else "own"
+    made = op in (dist.ReduceOp.AVG, dist.ReduceOp.PREMUL_SUM)
+    return "SUM" if made and op not in backend.reduce_ops else "own"
 
 
 # -- the page ------------------------------------------------------------------

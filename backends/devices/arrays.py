@@ -85,6 +85,9 @@ def native(
     whose memory cannot be shared. Raises `ValueError` for an array that is not
     C-contiguous, and for a read-only array if `writable` is true.
     """
+    if getattr(array, "requires_grad", False) and _library_of(array) == "torch":
+        # As torch's collectives: the data, of which the graph learns nothing.
+        array = array.detach()
     result = array
     if not isinstance(array, np.ndarray):
         if device == "cpu":
@@ -144,12 +147,28 @@ def _read_only(argument: str, copy: str, where: object) -> str:
 def _of_numpy(array: Any, argument: str, where: object) -> Any:
     """Return a CPU array of another library as a numpy array of the same memory."""
     try:
+        if _library_of(array) == "torch" and str(array.dtype) == "torch.bfloat16":
+            return _of_bfloat16(array, argument, where)
         return np.from_dlpack(array)
     except (BufferError, RuntimeError, TypeError) as error:
         raise TypeError(
             f"{where}: {argument} ({type(array).__name__}) cannot be shared "
             f"through DLPack: {error}"
         ) from error
+
+
+def _of_bfloat16(tensor: Any, argument: str, where: object) -> Any:
+    """Return a bfloat16 tensor of torch as an array of ml_dtypes' dtype."""
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise TypeError(
+            f"{where}: {argument} is a bfloat16 tensor, whose dtype numpy has with the "
+            "package ml_dtypes, which is not installed: pip install ml_dtypes"
+        ) from error
+    # numpy takes no bfloat16 through DLPack; its bits pass as integers.
+    bits = np.from_dlpack(tensor.view(sys.modules["torch"].int16))
+    return bits.view(ml_dtypes.bfloat16)
 
 
 def _of_cupy(array: Any, argument: str, where: object) -> Any:

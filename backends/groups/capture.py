@@ -116,4 +116,5 @@ def _belong_together(one: Op, other: Op) -> bool:
         one.kind.spec.fused
         and one.kind is other.kind
         and one.reduce_op is other.reduce_op
+        and one.is_fusible
     )

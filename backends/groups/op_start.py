@@ -31,7 +31,7 @@ class NoWorkError(TypeError):
 
 def start_run(current: Generation, run: Sequence[PendingOp]) -> list[Work]:
     """Start the ops of `run`; return a Work for each, or one for all of them."""
-    if run[0].op_type.spec.fused:
+    if run[0].op_type.spec.fused and run[0].op.is_fusible:
         batch = Batch([pending.entry for pending in run])
         return [start(current, batch, fuse([pending.op for pending in run]))]
     with run[0].op.backend.coalescing():

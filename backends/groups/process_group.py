@@ -424,15 +424,20 @@ class ProcessGroup(GroupOps):
         The caller keeps the deadline, too: `timeout` is only shown.
         """
         current = self._current
+        record = Record(current.status, op_type, (), peer, timeout)
+        hooks = active_hooks()
+        for hook in hooks:
+            hook.before(record)
         with current.issue_lock:
             current.raise_if_aborted(op_type)
             if current.departures:
                 current.departures.refuse(op_type, peer, buffered=False)
-            record = Record(current.status, op_type, (), peer, timeout)
             record.number()
             recorder.add(record)
             work = SelfTimedWork(op_type)
             current.status.in_flight[record.op_id] = work
             work.bind(record)
             work.mark_started()
+        for hook in hooks:
+            hook.watch(record, work)
         return work

@@ -485,7 +485,7 @@ _BITWISE = "; of the backends that come with Rankscope mpi has it"
 # a class of its own.
 _ELSEWHERE = {
     **dict.fromkeys(("BAND", "BOR", "BXOR"), _BITWISE),
-    "PREMUL_SUM": "; PREMUL_SUM is NCCL's alone: multiply before a SUM, x *= factor",
+    "PREMUL_SUM": "; PREMUL_SUM needs a factor, op=make_nccl_premul_sum(0.5), and SUM",
 }
 
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..work.composite import chain
 from ..work.op_type import OpType
-from ..work.reduce_op import ReduceOp
+from ..work.reduce_op import PremulSum, ReduceOp
 from ..work.work import Work
 from .base import Array, Backend
+from .premultiplied import multiplied
 
 __all__ = ["Op", "fuse"]
 
 # A look-up of a member on its class is a Python call before 3.11.
 _AVG = ReduceOp.AVG
 _SUM = ReduceOp.SUM
+_PREMUL_SUM = ReduceOp.PREMUL_SUM
 
 
 class Op:
@@ -39,9 +41,9 @@ class Op:
     """
 
     __slots__ = (
+        "after",
         "args",
         "arrays",
-        "averages",
         "backend",
         "device",
         "kind",
@@ -52,11 +54,11 @@ class Op:
         "result",
     )
 
-    # Set by `check`: the backend, what its method gets as the reduction, and whether
-    # the result is a sum that remains to be divided.
+    # Set by `check`: the backend, what its method gets as the reduction, and what makes
+    # the result of a sum, where the backend has SUM in the place of the reduction.
     backend: Backend
     reduction: Any
-    averages: bool
+    after: Callable[[], None] | None
 
     def __init__(
         self,
@@ -81,13 +83,15 @@ class Op:
     def check(self, backend: Backend) -> None:
         """Raise `TypeError` or `ValueError` where `backend` cannot do the op.
 
-        AVG is a SUM and a division where the backend has no AVG.
+        AVG is a SUM and a division where the backend has no AVG, and PREMUL_SUM is a
+        SUM of products.
         """
         self.backend = backend
         reduce_op, arrays = self.reduce_op, self.arrays
         if not arrays:
             return
         dtype = arrays[0].dtype
+        self.after = None
         if reduce_op is _AVG and _AVG not in backend.reduce_ops:
             if dtype.kind == "b":
                 raise TypeError(
@@ -96,9 +100,14 @@ class Op:
                     "x.astype(np.float32)"
                 )
             reduce_op = _SUM
+            self.after = self._divide
+        elif isinstance(reduce_op, PremulSum) and not self.is_fusible:
+            self.args, dtype, self.after = multiplied(
+                self.kind, self.args, dtype, reduce_op.factor
+            )
+            reduce_op = _SUM
         if self.kind.is_p2p:
             backend.check_message(self.kind, *self.args[1:])
-        self.averages = reduce_op is not self.reduce_op
         self.reduction = reduction = backend.check(self.kind, dtype, reduce_op)
         if reduction is None and reduce_op is not None:
             raise TypeError(
@@ -115,6 +124,13 @@ class Op:
             return False
         return not any(array.size for array in arrays)
 
+    @property
+    def is_fusible(self) -> bool:
+        """Whether the backend does the reduction of the op itself, or averages."""
+        had = self.backend.reduce_ops
+        premul = isinstance(self.reduce_op, PremulSum)
+        return not premul or _PREMUL_SUM in had or _SUM not in had
+
     def start(self) -> Work:
         """Call the method of the backend that `check` was given; return its Work."""
         method = getattr(self.backend, self.method)
@@ -122,9 +138,9 @@ class Op:
             work: Work = method(*self.args)
             return work
         work = method(*self.args, self.reduction)
-        if not self.averages or self.result is None:
+        if self.after is None or self.result is None:
             return work
-        return chain(work, self.kind, self._divide, self.result)
+        return chain(work, self.kind, self.after, self.result)
 
     def _divide(self) -> None:
         outputs = self.result if isinstance(self.result, list) else [self.result]
@@ -149,9 +165,9 @@ def fuse(ops: Sequence[Op]) -> Op:
     )
     fused.backend = first.backend
     fused.method = f"{first.method}_coalesced"
-    fused.averages = first.averages
+    fused.after = None if first.after is None else fused._divide
     # Of arrays that may differ in dtype: what the backend made of one is not for all.
-    fused.reduction = _SUM if first.averages else first.reduce_op
+    fused.reduction = _SUM if first.after is not None else first.reduce_op
     return fused
 
 

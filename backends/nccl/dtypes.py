@@ -69,7 +69,7 @@ _BOOL_OPS = {
 _COMPLEX_OPS = {ReduceOp.SUM: _SUM, ReduceOp.AVG: _AVG}
 
 #: The reductions that NCCL has for at least one dtype.
-REDUCE_OPS = frozenset(_OPS)
+REDUCE_OPS = frozenset({*_OPS, ReduceOp.PREMUL_SUM})
 
 
 @dataclass(frozen=True)

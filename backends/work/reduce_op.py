@@ -14,8 +14,8 @@ class ReduceOp(enum.Enum):
     """The reductions of ``torch.distributed.ReduceOp``.
 
     AVG divides the sum by the world size and is offered on every backend (by
-    SUM and a division where a backend has none). PREMUL_SUM is NCCL's alone and
-    needs a factor: `make_nccl_premul_sum` makes one.
+    SUM and a division where a backend has none). PREMUL_SUM needs a factor:
+    `make_nccl_premul_sum` makes one.
     """
 
     SUM = "sum"
@@ -36,8 +36,8 @@ class ReduceOp(enum.Enum):
 class PremulSum:
     """The sum of what the ranks give, each times `factor`.
 
-    It is ``ncclRedOpCreatePreMulSum``, and is given where a `ReduceOp` is, on NCCL
-    alone and for floating-point dtypes.
+    It is given where a `ReduceOp` is, for floating-point dtypes. On NCCL it is
+    ``ncclRedOpCreatePreMulSum``, elsewhere the SUM of copies that are multiplied.
     """
 
     factor: float
@@ -56,9 +56,9 @@ class PremulSum:
 def make_nccl_premul_sum(factor: float) -> ReduceOp:
     """A reduction that multiplies every rank's values by `factor` and adds them up.
 
-    NCCL alone has it. As ``torch.distributed._make_nccl_premul_sum``.
+    As ``torch.distributed._make_nccl_premul_sum``, on every backend that has SUM.
     """
-    # It goes wherever a ReduceOp does, and only NCCL's backend looks inside.
+    # It goes wherever a ReduceOp does.
     return cast(ReduceOp, PremulSum(factor))
 
 

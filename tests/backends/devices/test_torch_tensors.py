@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
 from rankscope.backends.conformance.ranks import Rank, run_ranks
@@ -30,10 +32,23 @@ def with_tensors(me: Rank) -> str:
         for one in some:
             dist.all_reduce(one)
     assert all(bool((one == 2).all()) for one in some)
+    leaf = torch.ones(3, requires_grad=True)
+    dist.all_reduce(leaf)
+    assert leaf.detach().tolist() == [2.0] * 3
+    assert leaf.requires_grad
+    assert leaf.grad_fn is None
+    narrow = torch.full((2, 2), me.rank + 1.0, dtype=torch.bfloat16)
+    if importlib.util.find_spec("ml_dtypes") is None:
+        with pytest.raises(TypeError, match="pip install ml_dtypes"):
+            dist.broadcast(narrow, 1)
+    else:
+        dist.broadcast(narrow, 1)
+        assert narrow.tolist() == [[2.0, 2.0]] * 2
     for bad, message in (
         (torch.ones(3, 4).t(), "not C-contiguous"),
-        (torch.ones(3, requires_grad=True), "detach"),
-        (torch.ones(3, dtype=torch.bfloat16), "cannot be shared"),
+        (torch.ones(3, dtype=torch.complex32), "cannot be shared"),
+        (torch.ones(3, dtype=torch.complex64).conj(), "conjugate bit"),
+        (torch.eye(2).to_sparse(), "strided"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             dist.all_reduce(bad)

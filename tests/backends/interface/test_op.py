@@ -165,10 +165,13 @@ def test_a_check_that_returns_no_reduction_is_refused() -> None:
 def test_each_backend_returns_a_reduction_for_a_reduction_alone(name: str) -> None:
     kind = support_table.classes()[name]
     backend = kind.__new__(kind)
-    dtype = np.dtype("int32")
+    factor = dist.make_nccl_premul_sum(0.5)
     for op in kind.reduce_ops:
-        assert backend.check(OpType.ALL_REDUCE, dtype, op) is not None
-    assert backend.check(OpType.BROADCAST, dtype, None) is None
+        premul = op is ReduceOp.PREMUL_SUM
+        dtype = np.dtype("float32" if premul else "int32")
+        given = factor if premul else op
+        assert backend.check(OpType.ALL_REDUCE, dtype, given) is not None
+    assert backend.check(OpType.BROADCAST, np.dtype("int32"), None) is None
 
 
 def test_the_average_of_truth_values_is_refused() -> None:

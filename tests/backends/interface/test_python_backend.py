@@ -278,6 +278,34 @@ def test_the_extended_api_tells_the_creator_of_its_group(join: Join) -> None:
     assert pg_options is None
 
 
+def test_a_premultiplied_sum_stands_on_sum(join: Join) -> None:
+    group = join(StoreBackend)
+    half = dist.make_nccl_premul_sum(0.5)
+    x, narrow = np.array([2.0, 4.0]), np.array([3, 2049], np.float16)
+    dist.all_reduce(x, half)
+    assert x.tolist() == [1.0, 2.0]
+    dist.reduce(x, 0, half)
+    assert x.tolist() == [0.5, 1.0]
+    # In float32, and rounded once: 2049 is no float16, half of 2048 is one.
+    dist.all_reduce(narrow, half)
+    assert narrow.tolist() == [1.5, 1024.0]
+    out, given = np.zeros(2, np.float32), np.array([2, 6], np.float32)
+    dist.reduce_scatter(out, [given], half)
+    assert (out.tolist(), given.tolist()) == ([1.0, 3.0], [2.0, 6.0])
+    dist.reduce_scatter_tensor(out, given, half)
+    assert out.tolist() == [1.0, 3.0]
+    y, z = np.full(3, 8.0), np.full(2, 8.0)
+    with dist.coalescing_manager():
+        dist.all_reduce(x, half)
+        dist.all_reduce(y, half)
+        dist.all_reduce(z)
+    assert (x.tolist(), y.tolist(), z.tolist()) == ([0.25, 0.5], [4.0] * 3, [8.0] * 2)
+    issued = group.status.collective_seq
+    with pytest.raises(TypeError, match="PREMUL_SUM is not defined for arrays of int"):
+        dist.all_reduce(np.ones(2, np.int32), half)
+    assert group.status.collective_seq == issued
+
+
 def test_an_op_in_the_queue_has_not_started(join: Join) -> None:
     group = join(Gated)
     first = dist.all_reduce(np.ones(3), async_op=True)

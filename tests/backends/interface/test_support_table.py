@@ -219,12 +219,15 @@ def wrong_cells(me: Rank, backend: str) -> list[str]:
 def outcome(x: Any, op: dist.ReduceOp, held: list[Any]) -> str:
     """What an all_reduce of `x` comes to: ``"exact"``, ``"refused"``, or else."""
     before = x.copy()
+    premul = op is dist.ReduceOp.PREMUL_SUM
     try:
-        dist.all_reduce(x, op)
+        dist.all_reduce(x, dist.make_nccl_premul_sum(0.5) if premul else op)
     except (TypeError, ValueError) as error:
         np.testing.assert_array_equal(x, before)
         return "refused" if "all_reduce #" not in str(error) else str(error)
-    if op is dist.ReduceOp.AVG:
+    if premul:
+        wanted = (sum(held) / 2).astype(x.dtype)
+    elif op is dist.ReduceOp.AVG:
         wanted = reference.reduced(op, held)
     else:
         wanted = _UFUNCS[op](*held).astype(x.dtype)
