@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -450,16 +449,12 @@ def barrier(
             raise ValueError(f"{where}: device_ids={device_ids!r}; expected one device")
         kind, index = "cuda", device_index(device_ids[0], str(where))
 
-    own = contextlib.nullcontext() if timeout is None else _own_timeout(timeout, where)
-    with own:
-        work = pg.issue(_Barrier(kind, index))
+    op = _Barrier(kind, index)
+    if timeout is None:
+        return pg.issue(op).finish(async_op)
+    with op_timeout(as_positive_seconds(timeout, f"{where}: timeout")):
+        work = pg.issue(op)
     return work.finish(async_op)
-
-
-def _own_timeout(
-    timeout: float | timedelta, where: Place
-) -> contextlib.AbstractContextManager[None]:
-    return op_timeout(as_positive_seconds(timeout, f"{where}: timeout"))
 
 
 class _Barrier(Op):

@@ -51,6 +51,8 @@ class PremulSum:
                 f"make_nccl_premul_sum: factor is a {type(self.factor).__name__}; "
                 "expected a number"
             )
+        # NCCL's bindings take Python's floats, and not every number of numpy's.
+        object.__setattr__(self, "factor", float(self.factor))
 
 
 def make_nccl_premul_sum(factor: float) -> ReduceOp:

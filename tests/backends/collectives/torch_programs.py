@@ -8,11 +8,13 @@ group and their arrays from the caller, so that they run on every device; those 
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
+import pytest
 
 import rankscope as dist
 from rankscope.device_mesh import init_device_mesh
@@ -215,7 +217,98 @@ def barriers(p: Place) -> None:
     assert work.wait(timedelta(seconds=50))
 
 
+def pipeline(p: Place) -> None:
+    """Pass five batches through the ranks; each adds one to them."""
+    for batch in range(5):
+        x = p.array([float(batch)] * 3)
+        if p.rank:
+            dist.recv(x, p.rank - 1, group=p.group)
+        p.holds(x, [float(batch + p.rank)] * 3)
+        x = p.array(p.host(x) + 1)
+        if p.rank < SIZE - 1:
+            dist.send(x, p.rank + 1, group=p.group)
+
+
+def sum_up_a_tree(p: Place) -> None:
+    """Reduce by hand: pairs add up, then pairs of pairs; and tell all."""
+    x, distance = p.array([p.rank + 1.0]), 1
+    while distance < SIZE:
+        if p.rank % (2 * distance):
+            dist.send(x, p.rank - distance, p.group)
+            break
+        came = p.array([0.0])
+        dist.recv(came, p.rank + distance, p.group)
+        x = p.array(p.host(x) + p.host(came))
+        distance *= 2
+    dist.broadcast(x, 0, group=p.group)
+    p.holds(x, [10.0])
+
+
+def sum_in_shards(p: Place) -> None:
+    """Sum as ZeRO does: each rank reduces its shard, and all gather the shards."""
+    gradients = p.array(np.arange(8.0) + p.rank)
+    shard = p.array(np.zeros(2))
+    dist.reduce_scatter_tensor(shard, gradients, group=p.group)
+    whole = p.array(np.zeros(8))
+    dist.all_gather_into_tensor(whole, shard, group=p.group)
+    p.holds(whole, SIZE * np.arange(8.0) + 6)
+
+
+def uneven_shards(p: Place) -> None:
+    """Reduce shards of every size."""
+    inputs = [p.array(np.full(rank + 1, p.rank + 1.0)) for rank in range(SIZE)]
+    shard = p.array(np.zeros(p.rank + 1))
+    dist.reduce_scatter(shard, inputs, group=p.group)
+    p.holds(shard, np.full(p.rank + 1, 10.0))
+
+
+def stop_early(p: Place) -> None:
+    """Train until one rank is done: all of them leave the loop together."""
+    steps = 0
+    while True:
+        done = p.array([steps == p.rank + 2], np.int32)
+        dist.all_reduce(done, dist.ReduceOp.MAX, p.group)
+        if p.host(done)[0]:
+            break
+        steps += 1
+    assert steps == 2
+    low = p.array([p.rank - 1.5, 1.0])
+    dist.all_reduce(low, dist.ReduceOp.MIN, p.group)
+    p.holds(low, [-1.5, 1.0])
+
+
+def coalesced_messages(p: Place) -> None:
+    """Exchange with every other rank in one coalescing block."""
+    came = [p.array([-1.0]) for _ in range(SIZE)]
+    with dist._coalescing_manager(p.group, async_ops=True) as manager:
+        for rank in range(SIZE):
+            if rank != p.rank:
+                dist.isend(p.array([10.0 * p.rank + rank]), rank, p.group)
+                dist.irecv(came[rank], rank, p.group)
+    manager.wait()
+    for rank in range(SIZE):
+        p.holds(came[rank], [-1.0 if rank == p.rank else 10.0 * rank + p.rank])
+
+
+def large_objects(p: Place) -> None:
+    """Send arrays, errors and nothing as objects."""
+    given = [np.arange(1000 * p.rank), None, ValueError(p.rank)]
+    everybody: list[Any] = [None] * SIZE
+    dist.all_gather_object(everybody, given, p.group)
+    for rank, (array, nothing, error) in enumerate(everybody):
+        np.testing.assert_array_equal(array, np.arange(1000 * rank))
+        assert nothing is None
+        assert error.args == (rank,)
+
+
 # -- on the world ----------------------------------------------------------------
+
+
+def _free(*groups: Any) -> None:
+    """Destroy groups once all ranks are done with them."""
+    dist.barrier()
+    for group in groups:
+        dist.destroy_process_group(group)
 
 
 def pairs(p: Place) -> None:
@@ -229,8 +322,7 @@ def pairs(p: Place) -> None:
     assert half is not None
     dist.all_reduce(x, group=half)
     p.holds(x, [6.0])
-    for one in (mine, half):
-        dist.destroy_process_group(one)
+    _free(mine, half)
 
 
 def some_ranks_alone(p: Place) -> None:
@@ -242,8 +334,7 @@ def some_ranks_alone(p: Place) -> None:
         p.holds(x, [4])
         assert dist.get_process_group_ranks(group) == [1, 3]
         assert dist.get_group_rank(group, 3) == 1
-    dist.destroy_process_group(group)
-    dist.barrier()
+    _free(group)
 
 
 def ranks_in_another_order(p: Place) -> None:
@@ -255,7 +346,7 @@ def ranks_in_another_order(p: Place) -> None:
     x = np.array([p.rank])
     dist.broadcast(x, group=group, group_src=0)
     p.holds(x, [2])
-    dist.destroy_process_group(group)
+    _free(group)
 
 
 def split_by_colour(p: Place) -> None:
@@ -266,7 +357,7 @@ def split_by_colour(p: Place) -> None:
     x = np.array([1.0])
     dist.all_reduce(x, group=group)
     p.holds(x, [group.size()])
-    dist.destroy_process_group(group)
+    _free(group)
 
 
 def grid(p: Place) -> None:
@@ -283,8 +374,7 @@ def grid(p: Place) -> None:
     parts = np.zeros(SIZE)
     dist.all_gather_single(parts, np.array([p.rank + 0.5]), group=both.get_group())
     p.holds(parts, np.arange(SIZE) + 0.5)
-    for group in (*mesh.get_all_groups(), both.get_group()):
-        dist.destroy_process_group(group)
+    _free(*mesh.get_all_groups(), both.get_group())
 
 
 def sum_in_two_levels(p: Place) -> None:
@@ -297,8 +387,7 @@ def sum_in_two_levels(p: Place) -> None:
         dist.all_reduce(x, group=nodes)
     dist.broadcast(x, group=local, group_src=0)
     p.holds(x, np.full(5, 10.0))
-    for group in (local, nodes):
-        dist.destroy_process_group(group)
+    _free(local, nodes)
 
 
 def work_from_a_queue(p: Place) -> None:
@@ -345,12 +434,101 @@ def addresses_in_a_store(p: Place) -> None:
     store.underlying_store.close()
 
 
+def cube(p: Place) -> None:
+    """Slice a mesh of three dimensions, and use two of them in the other order."""
+    mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("dp", "pp", "tp"))
+    part = mesh["tp", "dp"]
+    assert part.shape == (2, 2)
+    assert part.mesh.T.tolist() == [[0, 1], [2, 3]]
+    assert part.get_group("dp") is mesh["dp"].get_group()
+    assert mesh.size("pp") == mesh["pp"].size() == 1
+    x = np.array([float(p.rank)])
+    dist.all_reduce(x, group=mesh["pp"].get_group())
+    p.holds(x, [p.rank])
+    dist.all_reduce(x, group=part.get_group(1))
+    p.holds(x, [2.0 * (p.rank % 2) + 2])
+    _free(*mesh.get_all_groups())
+
+
+def mesh_of_own_groups(p: Place) -> None:
+    """Make the groups first, and the mesh of them."""
+    row, _ = dist.new_subgroups(2)
+    column, _ = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])
+    assert column is not None
+    ranks = np.arange(SIZE).reshape(2, 2)
+    mesh = dist.DeviceMesh.from_group(
+        [column, row], "cpu", ranks, mesh_dim_names=("dp", "tp")
+    )
+    x = np.array([1.0])
+    for group in mesh.get_all_groups():
+        dist.all_reduce(x, group=group)
+    p.holds(x, [4.0])
+    _free(*mesh.get_all_groups())
+
+
+def groups_that_overlap(p: Place) -> None:
+    """Chain groups of neighbours: a rank is in two of them."""
+    chain = [dist.new_group([rank, rank + 1]) for rank in range(SIZE - 1)]
+    mine = [one for one in chain if one is not dist.GroupMember.NON_GROUP_MEMBER]
+    assert len(mine) == (1 if p.rank in (0, SIZE - 1) else 2)
+    x = np.array([float(p.rank)])
+    for group in mine:
+        dist.all_reduce(x, dist.ReduceOp.MAX, group)
+    # The largest rank below has come as far as the order of the groups allows.
+    p.holds(x, [min(p.rank + 1, SIZE - 1)])
+    _free(*chain)
+
+
+def lock_in_a_store(p: Place) -> None:
+    """Guard a value by `compare_set`: every rank adds to it ten times, alone."""
+    assert p.store is not None
+    store = dist.PrefixStore("lock", p.store)
+    store.compare_set("count", "", "0")
+    for _ in range(10):
+        deadline = time.monotonic() + 50
+        while store.compare_set("owner", "", str(p.rank)) != str(p.rank).encode():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        store.set("count", str(int(store.get("count")) + 1))
+        store.delete_key("owner")
+    store.barrier("done", SIZE, 50)
+    assert store.get("count") == b"%d" % (10 * SIZE)
+
+
+def store_of_its_own(p: Place) -> None:
+    """Serve a second store from rank 2, whose port all learn."""
+    key, port = b"the key of these ranks", [0]
+    if p.rank == 2:
+        store = dist.TCPStore("127.0.0.1", 0, SIZE, True, 50, False, key=key)
+        port[0] = store.port
+    dist.broadcast_object_list(port, 2)
+    if p.rank != 2:
+        store = dist.TCPStore("127.0.0.1", port[0], SIZE, False, 50, False, key=key)
+    store.queue_push("to", str(p.rank))
+    store.barrier("here", SIZE)
+    if p.rank == 2:
+        assert {store.queue_pop("to", block=False) for _ in range(SIZE)} == {
+            b"%d" % rank for rank in range(SIZE)
+        }
+        with pytest.raises(dist.QueueEmptyError):
+            store.queue_pop("to", block=False)
+    # The master leaves last.
+    dist.barrier()
+    if p.rank != 2:
+        store.close()
+    dist.barrier()
+    store.close()
+
+
 ON_A_GROUP = (
     *(ring, exchange_in_a_batch, uneven_rows, uneven_lists, average_of_gradients),
     *(coalesced_sums, coalesced_shards, coalesced_lists, rows_of_a_product),
-    *(objects_of_everybody, objects_from_rank_to_rank, barriers),
+    *(objects_of_everybody, objects_from_rank_to_rank, barriers, pipeline),
+    *(sum_up_a_tree, sum_in_shards, uneven_shards, stop_early, coalesced_messages),
+    *(large_objects,),
 )
 ON_THE_WORLD = (
     *(pairs, some_ranks_alone, ranks_in_another_order, split_by_colour, grid),
-    *(sum_in_two_levels, work_from_a_queue, addresses_in_a_store),
+    *(sum_in_two_levels, work_from_a_queue, addresses_in_a_store, cube),
+    *(mesh_of_own_groups, groups_that_overlap, lock_in_a_store, store_of_its_own),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rankscope.backends.conformance.ranks import reserve_port
 from rankscope.backends.errors import (
     DistStoreError,
     DistStoreTimeoutError,
@@ -173,13 +173,11 @@ def test_a_value_is_not_given_to_a_client_that_died() -> None:
 
 
 def test_the_master_waits_for_the_workers(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-
     def worker(rank: int) -> TCPStore:
         return TCPStore("127.0.0.1", port, 3, rank == 0, timeout=20, key=KEY)
 
-    with ThreadPoolExecutor(3) as pool:
+    with reserve_port() as reserved, ThreadPoolExecutor(3) as pool:
+        port = reserved.getsockname()[1]
         first = pool.submit(worker, 0)
         others = [pool.submit(worker, rank) for rank in (1, 2)]
         stores = [one.result(30) for one in (first, *others)]
