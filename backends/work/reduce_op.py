@@ -65,5 +65,8 @@ def make_nccl_premul_sum(factor: float) -> ReduceOp:
 
 
 def supports_complex(reduceOp: ReduceOp) -> bool:
-    """Return whether complex numbers have the reduction: sums of all kinds alone."""
-    return reduceOp in (ReduceOp.SUM, ReduceOp.AVG) or isinstance(reduceOp, PremulSum)
+    """Return whether complex numbers have the reduction: SUM and AVG alone.
+
+    In ``torch.distributed`` they have PREMUL_SUM, too.
+    """
+    return reduceOp in (ReduceOp.SUM, ReduceOp.AVG)
