@@ -57,6 +57,7 @@ class GlooBackend(Backend):
     reduce_ops = Backend.reduce_ops | {ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR}
     # The side process of another rank ends where a call finds a connection closed.
     lingers = True
+    buffers_messages = False
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         super().__init__(rank, size)

@@ -17,13 +17,15 @@ class AbortReason:
     """Why a generation of a group ended; the first reason on any rank holds.
 
     `by` names who ended it, `at` is the time (``time.time()``), `culprits` are the
-    global ranks that are the cause, as far as they are known.
+    global ranks that are the cause, as far as they are known. `diagnosis` is the part
+    of `text` that explains why an op timed out, for ranks on which it did so too.
     """
 
     text: str
     by: str
     at: float = field(default_factory=time.time)
     culprits: Sequence[int] = ()
+    diagnosis: str = ""
 
     def __str__(self) -> str:
         when = time.strftime("%H:%M:%S", time.localtime(self.at))

@@ -12,8 +12,8 @@ from ..errors import DistBackendError, DistError
 from ..interface.registry import unavailable_reason
 from ..quantities import as_int, as_positive_seconds
 from ..stores.base import Store
-from ..stores.prefix import PrefixStore
 from ..work.async_errors import acknowledge, take_async_error
+from . import arrival
 from .config import BackendConfig, bound_index
 from .exit_status import fail_on_async_error
 from .membership import Group, is_initialized, resolve_group
@@ -57,8 +57,13 @@ def init_process_group(
     group_name: str = "",
     pg_options: Any = None,
     device_id: Any = None,
+    *,
+    wait_for_workers: bool = True,
 ) -> None:
     """Make the default process group; every rank calls it once.
+
+    Returns when every rank has called it. With `wait_for_workers` false, the same on
+    every rank, it does not wait for the others: the first op does.
 
     `backend`: see :class:`BackendConfig`. `timeout` (seconds or `timedelta`,
     default 30 min) bounds every op from its start and every rendezvous.
@@ -71,7 +76,8 @@ def init_process_group(
     `group_name` and `pg_options` are accepted for c10d's signature.
 
     Raises `ValueError` for a bad backend string, rank, world size or device, and
-    if the default group exists already; `DistBackendError` where the library of every
+    if the default group exists already; `DistStoreTimeoutError`, which names them, if
+    ranks do not come within `timeout`; `DistBackendError` where the library of every
     backend for host arrays is missing, and the config has no other backend.
     """
     config = BackendConfig(backend)
@@ -94,23 +100,37 @@ def init_process_group(
             "init_process_group: the default group is there already "
             f"({world.get_group(DEFAULT)!r}); call destroy_process_group() first"
         )
-    owns_store = store is None
+    given, offered = store, None
     if store is None and init_method is None and world.offered is not None:
-        owns_store = False
-        offered, rank, world_size = world.offered
-        # Of this process's default groups, each has keys of its own.
-        count = offered.add(f"init_process_group/{rank}", 1)
-        store = PrefixStore(f"init_process_group/{count}", offered)
-    if store is None:
-        store, rank, world_size = rendezvous(init_method, rank, world_size, seconds)
-    elif init_method is not None:
+        given, rank, world_size = world.offered
+        offered = given
+    if given is not None and init_method is not None:
         raise ValueError("init_process_group: give store or init_method, not both")
+    owned = None
+    if given is None:
+        owned, rank, world_size = rendezvous(init_method, rank, world_size, seconds)
     if world_size < 1 or not 0 <= rank < world_size:
         raise ValueError(
             f"init_process_group: rank {rank} of world_size {world_size}; expected "
             "world_size >= 1 and 0 <= rank < world_size"
         )
-    made = world.init(config, store, rank, world_size, seconds, owns_store)
+    entered = given is not None and (wait_for_workers or given is offered)
+    used = owned if given is None else given
+    assert used is not None
+    if entered:
+        used = arrival.enter(used, rank)
+    try:
+        if wait_for_workers:
+            arrival.await_ranks(used, rank, world_size, seconds)
+        made = world.init(
+            config, used, rank, world_size, seconds, owns_store=owned is not None
+        )
+    except BaseException:
+        if owned is not None:
+            owned.close()
+        elif entered and given is not None:
+            arrival.leave(given, rank)
+        raise
     if index is not None:
         set_device(index)
         try:

@@ -88,14 +88,19 @@ class Deadlines:
             return f"diagnosis: {found.text}", found.culprits
         return "", ()
 
-    def reason(self) -> tuple[str, tuple[int, ...]]:
-        """Return why the group ends for the `overdue` op, and the ranks at fault."""
+    def reason(self) -> AbortReason:
+        """Return why the group ends for the `overdue` op."""
         assert self.overdue is not None
         record = self.overdue.record
         assert record is not None
         found, culprits = self._found()
-        reason = f"{record.describe()} timed out after {record.timeout:g} s"
-        return f"{reason}; {found}" if found else reason, culprits
+        text = f"{record.describe()} timed out after {record.timeout:g} s"
+        return AbortReason(
+            f"{text}; {found}" if found else text,
+            f"rank {self._spec.global_rank}",
+            culprits=culprits,
+            diagnosis=found,
+        )
 
     def error(self, work: Work, reason: AbortReason) -> DistTimeoutError:
         """Return the error of `work`, which was overdue when its group was aborted."""
@@ -103,6 +108,8 @@ class Deadlines:
         assert record is not None
         timeout = record.timeout
         found, _ = self._found()
+        # Another rank may have asked, and aborted, before this one had the answer.
+        found = found or reason.diagnosis
         whose = "the group's" if timeout == self._spec.timeout else "its own"
         why = "not every rank entered it, or one is stuck"
         if found:

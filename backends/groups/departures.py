@@ -22,7 +22,7 @@ from .spec import GroupSpec
 __all__ = ["Departure", "Departures"]
 
 #: Seconds that a message of a rank that left may still be on its way.
-MESSAGE_WAIT = 0.3
+MESSAGE_WAIT = 0.5
 #: Seconds that ops without the rank get to end, before the group is aborted because of
 #: ops that wait for it.
 OTHERS_WAIT = 0.5
@@ -72,15 +72,17 @@ class Departures:
         """Take in that a rank left."""
         self._by_rank.setdefault(departure.rank, departure)
 
-    def refuse(self, op_type: OpType, peer: int | None, *, buffered: bool) -> None:
+    def refuse(
+        self, op_type: OpType, peer: int | None, number: int, *, buffered: bool
+    ) -> None:
         """Raise `DistAbortedError` for an op that would wait for a rank that left.
 
-        `peer` is a rank in the group. `buffered`: whether a message may have arrived
-        before it is received.
+        `peer` is a rank in the group, `number` the one that a collective is about to
+        get. `buffered`: whether a message may have arrived before it is received.
         """
         if buffered and op_type is OpType.RECV:
             return
-        departure = self._needed(op_type, peer, None)
+        departure = self._needed(op_type, peer, number)
         if departure is not None:
             spec = self._spec
             raise DistAbortedError(
@@ -133,17 +135,14 @@ class Departures:
         return None
 
     def _needed(
-        self, op_type: OpType, peer: int | None, number: int | None
+        self, op_type: OpType, peer: int | None, number: int
     ) -> Departure | None:
-        """Return how a rank left that an op needs; ``None``: it needs none.
-
-        `number` is the sequence number of a collective; ``None``: it has none yet.
-        """
+        """Return how a rank left that an op needs; ``None``: it needs none."""
         spec, by_rank = self._spec, self._by_rank
         if not op_type.is_p2p:
             for departure in list(by_rank.values()):
                 # It did its part of what it took part in.
-                if number is None or number > departure.collectives:
+                if number > departure.collectives:
                     return departure
             return None
         if peer is not None:

@@ -370,6 +370,16 @@ class Generation:
         # Its thread ends what waits for the rank.
         watchdog.wake()
 
+    def refuse_departed(
+        self, op_type: OpType, peer: int | None, buffered: bool
+    ) -> None:
+        """Raise `DistAbortedError` for an op that needs a rank that left.
+
+        The issue lock is held. `buffered`: see `Backend.buffers_messages`.
+        """
+        number = self.status.collective_seq + 1
+        self.departures.refuse(op_type, peer, number, buffered=buffered)
+
     def leave(self, how: str, *, at_end: bool = False) -> None:
         """Tell the other ranks that this one leaves, and `how`.
 
@@ -454,8 +464,7 @@ class Generation:
         elif not self.deadlines.asked():
             return _INQUIRY_PERIOD
         else:
-            reason, culprits = self.deadlines.reason()
-            self.abort(reason, culprits=culprits)
+            self._abort(self.deadlines.reason(), publish=True)
         return float("inf")
 
     def _note_withheld(self) -> None:

@@ -333,8 +333,7 @@ class ProcessGroup(GroupOps):
             try:
                 current.raise_if_aborted(op.kind)
                 if current.departures:
-                    buffered = backend.buffers_messages
-                    current.departures.refuse(op.kind, op.peer, buffered=buffered)
+                    current.refuse_departed(op.kind, op.peer, backend.buffers_messages)
                 if current.suspended:
                     refuse_if_suspended(current, device, op.kind)
                 record.number()
@@ -391,9 +390,9 @@ class ProcessGroup(GroupOps):
             try:
                 current.raise_if_aborted(OpType.COALESCED)
                 for pending in batch if current.departures else ():
-                    buffered = pending.op.backend.buffers_messages
-                    kind, peer = pending.op_type, pending.op.peer
-                    current.departures.refuse(kind, peer, buffered=buffered)
+                    op = pending.op
+                    buffered = op.backend.buffers_messages
+                    current.refuse_departed(op.kind, op.peer, buffered)
                 for pending in batch if current.suspended else ():
                     refuse_if_suspended(current, pending.op.device, pending.op_type)
                 seen: set[bool] = set()
@@ -431,7 +430,7 @@ class ProcessGroup(GroupOps):
         with current.issue_lock:
             current.raise_if_aborted(op_type)
             if current.departures:
-                current.departures.refuse(op_type, peer, buffered=False)
+                current.refuse_departed(op_type, peer, False)
             record.number()
             recorder.add(record)
             work = SelfTimedWork(op_type)

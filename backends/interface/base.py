@@ -104,8 +104,8 @@ class Backend:
     #: For the table of `docs/backends.md`: the functions of the library that a method
     #: calls, by the method's name, where their names say more than the method's.
     library_calls: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    #: Whether a message may arrive before it is received, and outlive its sender.
-    buffers_messages = False
+    #: Whether a message may arrive before it is received, and its sender leave.
+    buffers_messages = True
     #: Whether a rank that closes it fails what others have in flight with third ranks:
     #: a rank that leaves the group then waits for the others to leave.
     lingers = False

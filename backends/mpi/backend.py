@@ -75,7 +75,6 @@ class MPIBackend(Backend):
 
     name = "mpi"
     interface_version = 1
-    buffers_messages = True
     reduce_ops = frozenset(_ALL)
 
     def __init__(self, store: Store, rank: int, size: int) -> None:

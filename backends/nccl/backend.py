@@ -67,6 +67,7 @@ class NCCLBackend(Backend):
 
     name = "nccl"
     interface_version = 1
+    buffers_messages = False
     supports_split = True
     reduce_ops = REDUCE_OPS
     library_calls = LIBRARY_CALLS

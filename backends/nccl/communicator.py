@@ -185,7 +185,7 @@ class NCCLComm:
         """
         if self._error is not None:
             raise self._error
-        if self.state in (CommState.ABORTED, CommState.CLOSED):
+        if self.ended:
             raise DistBackendError(f"{self.name} was {self.state.value}")
         if self._handle is not None and self._api.nccl.ready(self._handle):
             self.state = CommState.RUNNING
@@ -231,6 +231,11 @@ class NCCLComm:
                 "NCCL_SOCKET_IFNAME chooses one"
             )
         return f"{name_ranks(missing)} of the group never joined"
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was aborted or closed."""
+        return self.state in (CommState.ABORTED, CommState.CLOSED)
 
     @property
     def handle(self) -> Handle:
@@ -285,7 +290,7 @@ class NCCLComm:
         """
         self._store.close()
         with self.locked(MUTEX_WAIT):
-            over = self.state in (CommState.ABORTED, CommState.CLOSED)
+            over = self.ended
             being_made = self.state is CommState.INIT and self._handle is None
             handle, self._handle = self._handle, None
             if not over:

@@ -4,8 +4,10 @@ NCCL requires that every rank of the new communicator takes part, and that the p
 communicator is idle. The ranks reach the first use of a new group at different times,
 so the ranks first pass a barrier in the store. Each rank then reserves the parent
 communicator if the parent is idle on that rank, and votes through the store. The
-parent is split only if every rank has reserved the parent. Otherwise a new
-communicator is created from a fresh unique id.
+parent is split only if every rank has reserved the parent. The ranks vote once more
+when NCCL is done: an abort of the parent ends the split on some ranks, and others may
+have been faster. After a vote that was lost, a new communicator is created from a
+fresh unique id.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from ..errors import DistTimeoutError
+from ..errors import DistError, DistTimeoutError
 from ..stores.base import Store
 from .communicator import NCCLComm
 from .interface import GpuApi, Handle
@@ -96,26 +98,31 @@ class CommSplit:
             self.deriving = reserved = self._reserve(api, options)
             vote = self._ordinal if reserved else None
             try:
-                agreed = _vote(store, vote, size, deadline)
+                agreed = _vote(store, "votes", vote, size, deadline)
                 if not agreed or parent is None:
                     return None
-                made = self._call(api, parent.comm, rank)
-                _await_ready(api, parent.comm, made, deadline)
-                if self._abort:
-                    # A rank frees the parent after this: wait until no other rank
-                    # needs the parent either.
-                    meet(store, "made", size, deadline)
+                try:
+                    made = self._call(api, parent.comm, rank)
+                    _await_ready(api, parent.comm, made, deadline)
+                except DistError:
+                    if not parent.comm.ended:
+                        raise
+                    # For a reason of its own: the new group begins anew.
+                    _vote(store, "made", None, size, deadline)
+                    _discard(api, parent.comm, made, ready=False)
+                    return None
+                # With `abort` a rank frees the parent after this: no other rank needs
+                # the parent any more, either.
+                if not _vote(store, "made", 0, size, deadline):
+                    _discard(api, parent.comm, made, ready=True)
+                    return None
             except BaseException as error:
                 if reserved and parent is not None:
                     parent.abort_group(
                         f"{parent.comm.name}: a communicator derived from it failed: "
                         f"{error}"
                     )
-                    if made is not None:
-                        # NCCL may write the handle until the parent is freed, so the
-                        # new communicator is aborted only after that.
-                        device = parent.comm.device
-                        parent.comm.when_freed(partial(_abort, api, device, made))
+                    _discard(api, parent.comm, made, ready=False)
                 raise
             return made
         finally:
@@ -146,6 +153,21 @@ class CommSplit:
             if self._excluded:
                 return nccl.shrink(parent.handle, self._excluded, abort=self._abort)
             return nccl.split(parent.handle, rank)
+
+
+def _discard(
+    api: GpuApi, parent: NCCLComm, made: Handle | None, *, ready: bool
+) -> None:
+    """Abort the communicator `made`, if there is one, that no rank is to use."""
+    if made is None:
+        return
+    abort = partial(_abort, api, parent.device, made)
+    if ready:
+        abort()
+    else:
+        # NCCL may write the handle until the parent is freed, so the new
+        # communicator is aborted only after that.
+        parent.when_freed(abort)
 
 
 def _abort(api: GpuApi, device: int, made: Handle) -> None:
@@ -181,22 +203,22 @@ def meet(store: Store, key: str, size: int, deadline: float) -> None:
     store.wait([f"{key}/all"], _left(deadline))
 
 
-def _vote(store: Store, vote: int | None, size: int, deadline: float) -> bool:
+def _vote(store: Store, key: str, vote: int | None, size: int, deadline: float) -> bool:
     """Return whether all ranks vote for the same number; ``None`` is a vote against.
 
     A vote against decides at once: the other ranks hold back ops of the parent until
     the vote is decided.
     """
     if vote is None:
-        store.set("votes/agreed", b"0")
+        store.set(f"{key}/agreed", b"0")
         return False
-    ballot = f"votes/{vote}"
+    ballot = f"{key}/{vote}"
     store.add(ballot, 1)
-    if store.add("votes/count", 1) == size:
+    if store.add(f"{key}/count", 1) == size:
         # This rank is the last to vote: the ballots of all other ranks are counted.
         agreed = store.add(ballot, 0) == size
-        store.set("votes/agreed", b"1" if agreed else b"0")
-    return store.get("votes/agreed", _left(deadline)) == b"1"
+        store.set(f"{key}/agreed", b"1" if agreed else b"0")
+    return store.get(f"{key}/agreed", _left(deadline)) == b"1"
 
 
 def _left(deadline: float) -> float:

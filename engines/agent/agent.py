@@ -282,6 +282,8 @@ class Agent:
             rank=self._assignment["rank"],
             world_size=self._assignment["world_size"],
             store=self._store.store,
+            # The cluster sees to it that all come; a fresh rank comes alone.
+            wait_for_workers=False,
         )
         return availability.refused(wanted.backend)
 

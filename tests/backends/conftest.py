@@ -33,7 +33,13 @@ def group(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
     """The default group of rank 0 of 4, over `Manual` for cpu and cuda."""
     dist.Backend.register_backend("manual", Manual, devices=("cpu", "cuda"))
     store = dist.FileStore(str(tmp_path / "store"), 4)
-    dist.init_process_group("cpu:manual,cuda:manual", store=store, rank=0, world_size=4)
+    dist.init_process_group(
+        "cpu:manual,cuda:manual",
+        store=store,
+        rank=0,
+        world_size=4,
+        wait_for_workers=False,
+    )
     recorder.clear()
     yield world.get_group()
     world.destroy()

@@ -65,7 +65,7 @@ def test_a_later_op_is_refused_without_a_number(group: dist.ProcessGroup) -> Non
     for call in (
         all_reduce,
         lambda: dist.isend(np.ones(1), 2),
-        lambda: dist.irecv(np.ones(1), 2),
+        dist.barrier,
     ):
         with pytest.raises(dist.DistAbortedError, match=r"line 7; shrink_group\(\)"):
             call()
@@ -74,6 +74,18 @@ def test_a_later_op_is_refused_without_a_number(group: dist.ProcessGroup) -> Non
     assert group.status.collective_seq == 1
     assert group.status.p2p_seq == 0
     assert group.aborted is None
+
+
+def test_what_arrived_before_it_left_is_received(group: dist.ProcessGroup) -> None:
+    tell(group, 2, collectives=1)
+    # It did its part of the first collective, and has sent a message.
+    for issue in (all_reduce, lambda: dist.irecv(np.ones(1), 2)):
+        work = issue()
+        Manual.made[0].works[-1].mark_completed()
+        assert work.wait()
+    nothing = dist.irecv(np.ones(1), 2)
+    with pytest.raises(dist.DistAbortedError, match="recv #2.*line 7"):
+        nothing.wait(10)
 
 
 def test_messages_between_others_go_on(group: dist.ProcessGroup) -> None:

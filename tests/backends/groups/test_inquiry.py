@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -33,7 +34,9 @@ def join() -> dist.ProcessGroup:
 def error_of(group: dist.ProcessGroup, op: str, *args: Any) -> dict[str, Any]:
     """Run an op until its group times out; return what its error says."""
     began = time.monotonic()
-    with pytest.raises(dist.DistTimeoutError) as caught:
+    # On a busy machine the op of one rank may begin so late that the timeout of the
+    # other rank aborts it: the error is another one then, and says the same.
+    with pytest.raises((dist.DistTimeoutError, dist.DistAbortedError)) as caught:
         getattr(dist, op)(np.ones(3), *args, group=group)
     return {
         "text": str(caught.value),
@@ -68,8 +71,10 @@ def test_the_rank_that_did_not_enter_is_named_with_its_line() -> None:
     first, second, _ = run_ranks(3, misses)
     line = misses.__code__.co_firstlineno + 3
     for said in (first, second):
-        assert (
-            "(the group's timeout): diagnosis: rank 2 has not entered" in said["text"]
+        assert re.search(
+            r"(\(the group's timeout\):|timed out after 1.5 s;) "
+            "diagnosis: rank 2 has not entered",
+            said["text"],
         )
         assert f"it is at test_inquiry.py:{line}" in said["text"]
         assert "ranks 0–1 wait in" in said["text"]

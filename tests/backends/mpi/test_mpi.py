@@ -511,7 +511,9 @@ def test_a_plain_script(tmp_path: Any, method: list[str]) -> None:
 
 def test_without_a_launcher(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.FileStore(str(tmp_path / "store"), 2)
-    dist.init_process_group("cpu:mpi", store=store, rank=0, world_size=2)
+    dist.init_process_group(
+        "cpu:mpi", store=store, rank=0, world_size=2, wait_for_workers=False
+    )
     try:
         with pytest.raises(dist.DistBackendError) as caught:
             dist.all_reduce(np.ones(3))

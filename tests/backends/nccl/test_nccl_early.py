@@ -39,6 +39,7 @@ def begin(simulation: Simulation, tmp_path: Path) -> Iterator[Begin]:
             world_size=size,
             device_id=device_id,
             timeout=30,
+            wait_for_workers=False,
         )
 
     yield begin

@@ -236,8 +236,6 @@ def test_an_op_held_back_by_a_split_is_timed_out(
             old = dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True)
             with pytest.raises(dist.DistTimeoutError, match="1 s after it began"):
                 old.synchronize()
-            # A split of a communicator that is aborted meanwhile aborts the new group.
-            until(lambda: all(one.pg.aborted for one in worlds.ranks))
             votes.set()
         # The new one begins anew, as the old one was aborted.
         assert total(r, groups[r.rank]) == 3.0
@@ -247,6 +245,48 @@ def test_an_op_held_back_by_a_split_is_timed_out(
     finally:
         votes.set()
     assert worlds.calls("split") == 0
+
+
+def test_an_abort_of_the_old_one_after_the_vote_begins_the_new_one_anew(
+    worlds: Worlds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worlds.begin(2)
+    worlds(lambda r: dist.barrier(group=r.pg))
+    groups = worlds.new_groups()
+    reserve = NCCLStream.reserve
+
+    def aborted(stream: NCCLStream, options: Any, *, abort: bool) -> bool:
+        reserved = reserve(stream, options, abort=abort)
+        if stream.comm.rank == 1:
+            worlds.ranks[0].pg.abort("enough")
+            until(lambda: all(one.pg.aborted for one in worlds.ranks))
+        return reserved
+
+    monkeypatch.setattr(NCCLStream, "reserve", aborted)
+    assert worlds(everywhere(groups)) == [3.0] * 2
+    assert [group.aborted for group in groups] == [None] * 2
+    assert "enough" in str(worlds.ranks[1].pg.aborted)
+
+
+def test_an_abort_during_the_split_begins_the_new_one_anew(
+    worlds: Worlds, simulation: Simulation
+) -> None:
+    worlds.begin(2)
+    worlds(lambda r: dist.barrier(group=r.pg))
+    groups = worlds.new_groups()
+    split = simulation.nccl.split
+
+    def aborted(comm: Any, rank: int) -> Any:
+        made = split(comm, rank)
+        if rank == 1:
+            # The communicator's mutex is held here: the abort comes after the call.
+            threading.Thread(target=worlds.ranks[1].pg.abort, args=["enough"]).start()
+            until(lambda: all(one.pg.aborted for one in worlds.ranks))
+        return made
+
+    simulation.nccl.split = aborted  # type: ignore[method-assign]
+    assert worlds(everywhere(groups)) == [3.0] * 2
+    assert [group.aborted for group in groups] == [None] * 2
 
 
 def test_a_rank_that_never_comes_to_a_split_holds_back_nothing(
@@ -526,7 +566,7 @@ def test_a_vote_against_a_split_does_not_wait_for_the_other_votes(
     deadline = time.monotonic() + 30
     # Rank 2 never votes.
     for store, ordinal in zip(stores, [None, 0], strict=True):
-        assert not _vote(store, ordinal, 3, deadline)
+        assert not _vote(store, "votes", ordinal, 3, deadline)
     for store in stores:
         store.close()
 

@@ -1,0 +1,112 @@
+"""init_process_group waits for all ranks, and names those that do not come."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import rankscope as dist
+from rankscope.backends.conformance.ranks import Rank, run_ranks
+from rankscope.backends.conformance.waiting import until
+from rankscope.backends.groups import arrival
+from rankscope.backends.groups.world import world
+from rankscope.backends.stores.hash import HashStore
+from tests.backends.store_backend import register
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    register()
+    store = HashStore()
+
+    def start(rank: int) -> threading.Thread:
+        place = arrival.enter(store, rank)
+        thread = threading.Thread(
+            target=arrival.await_ranks, args=(place, rank, 4, 30), daemon=True
+        )
+        thread.start()
+        return thread
+
+    others = [start(1)]
+    until(lambda: store.check(["init_process_group/1/arrived/1"]))
+    with pytest.raises(dist.DistStoreTimeoutError) as caught:
+        dist.init_process_group(
+            "cpu:store", store=store, rank=0, world_size=4, timeout=0.3
+        )
+    text = str(caught.value)
+    assert "rank 0: ranks 2–3 of 4 did not come within 0.3 s" in text
+    assert "wait_for_workers=False" in text
+    assert caught.value.culprits == (2, 3)
+    assert not dist.is_initialized()
+    # Who comes later does not take this rank for one that waits.
+    assert not store.check(["init_process_group/1/arrived/0"])
+    others += [start(2), start(3)]
+    # It may try again.
+    try:
+        dist.init_process_group(
+            "cpu:store", store=store, rank=0, world_size=4, timeout=30
+        )
+        for other in others:
+            other.join(30)
+            assert not other.is_alive()
+    finally:
+        world.destroy()
+        store.close()
+
+
+def test_an_option_waits_for_nobody() -> None:
+    register()
+    store = HashStore()
+    dist.init_process_group(
+        "cpu:store",
+        store=store,
+        rank=1,
+        world_size=3,
+        timeout=30,
+        wait_for_workers=False,
+    )
+    assert dist.get_world_size() == 3
+    world.destroy()
+    store.close()
+
+
+def comes_late(me: Rank) -> bool:
+    register()
+    with me.store("came") as came:
+        if me.rank == 2:
+            # The others are in init_process_group, or about to be.
+            came.wait(["0", "1"], 30)
+        came.set(str(me.rank), b"1")
+        dist.init_process_group("cpu:store", timeout=30)
+        everybody = came.check(["0", "1", "2"])
+        x = np.ones(2)
+        dist.all_reduce(x)
+        assert x[0] == 3
+        dist.destroy_process_group()
+    return everybody
+
+
+def test_it_returns_when_all_have_come() -> None:
+    assert run_ranks(3, comes_late) == [True] * 3
+
+
+def twice(me: Rank) -> list[float]:
+    """Over one store, what the first default group left does not concern the second."""
+    register()
+    sums = []
+    with me.store("all") as store:
+        for _ in range(3):
+            dist.init_process_group(
+                "cpu:store", store=store, rank=me.rank, world_size=me.size, timeout=30
+            )
+            x = np.ones(2)
+            dist.all_reduce(x)
+            sums.append(float(x[0]))
+            dist.destroy_process_group()
+        me.meet("end")
+    return sums
+
+
+def test_default_groups_one_after_another_over_one_store() -> None:
+    assert run_ranks(2, twice) == [[2.0] * 3] * 2
