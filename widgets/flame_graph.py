@@ -177,7 +177,13 @@ body.vscode-dark .rankscope-flame {
 .rankscope-flame .legend span:first-child { margin-left: 0; }
 .rankscope-flame .graph { max-height: 32em; overflow: hidden auto; }
 .rankscope-flame .calls { display: flex; align-items: flex-start; }
-.rankscope-flame .node { flex: none; min-width: 0; overflow: hidden; }
+.rankscope-flame .node {
+  flex: none; min-width: 0; overflow: hidden; container-type: inline-size;
+}
+@container (max-width: 32px) {
+  /* One letter is no label. */
+  .rankscope-flame .node > button { color: transparent; }
+}
 .rankscope-flame .node > button {
   display: block; position: relative; box-sizing: border-box; width: 100%;
   height: 1.75em; padding: 0 .35em; margin: 0; overflow: hidden; text-align: left;

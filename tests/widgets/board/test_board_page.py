@@ -81,6 +81,30 @@ class TestTable:
         # The page's own clock goes on.
         until(lambda: line.inner_text().startswith("cell 7 line 4 for 5."), 30)
 
+    @pytest.mark.parametrize(
+        ("width", "memory", "line"),
+        [
+            (1400, ["memory", "312 MiB"], "cell 7 line 4 for 12 s"),
+            (560, [], "cell 7 line 4"),
+        ],
+    )
+    def test_what_has_room_is_shown(
+        self, browser: Browser, width: int, memory: list[str], line: str
+    ) -> None:
+        """The memory on a wide page; on a narrow one the line without its time."""
+        busy = statuses.rank(
+            0, statuses.group(), state="busy", cell=7, line="cell 7 line 4",
+            line_for=12.0, busy_for=12.0, memory=312 << 20,
+        )  # fmt: skip
+        scene = Scene(browser, width=width)
+        scene.take(statuses.cluster(busy, *idle(4)[1:]))
+        until(lambda: len(scene.texts("c-line")) > 1, 30)
+        shown = [text for text in scene.texts("c-memory") if text]
+        assert shown == memory
+        # A machine that is busy may show it a moment later.
+        assert scene.texts("c-line")[1].replace("13 s", "12 s") == line
+        scene.close()
+
     def test_deltas_lead_to_what_a_new_page_shows(
         self, scene: Scene, browser: Browser
     ) -> None:

@@ -4,9 +4,10 @@
 
 const PADDING = 18; // px between two columns, and reserve for wide letters
 const LINGERS = 5; // s at one line from which on they are shown; as in columns.py
+const STAY = / for [\d.]+ \w+$/; // what stayText adds
 const BAR = 44; // px of the bar beside the elapsed time
 const SHAPE = 16; // px of the shape before a state
-const DROPS = [7, 6, 5, 4, 3, 2, 1]; // the columns that are left out first, then second, ...
+const DROPS = [8, 7, 6, 5, 4, 3, 2, 1]; // the columns that are left out first, then second, ...
 const FIT = 1; // px for rounding
 const STALL = 5; // s after which a bar changes its colour
 
@@ -133,6 +134,7 @@ class Table {
         cell.append(bar, node, limit);
       } else {
         cell.append(node);
+        if (column.key === "line") cell.append(make("span", "limit", ""));
       }
       row.append(cell);
       return { cell, node };
@@ -151,11 +153,12 @@ class Table {
       return;
     }
     const text = cellText(column.key, rank, cells, now);
-    if (target.node.data !== text) {
-      target.node.data = text;
-      this.measure(place, text);
-    }
-    if (column.key === "state") {
+    const stay = column.key === "line" ? stayText(cells, now) : "";
+    if (target.node.data !== text) target.node.data = text;
+    this.measure(place, text + stay);
+    if (column.key === "line") {
+      setText(target.cell.lastChild, stay);
+    } else if (column.key === "state") {
       setAttribute(target.cell.firstChild, "class", `shape ${moodClass(cells.mood)}`);
     } else if (column.key === "size" && cells.shape) {
       setAttribute(target.cell, "title", `${cells.shape} ${cells.dtype ?? ""}`);
@@ -241,10 +244,14 @@ class Table {
     const hidden = (column, place, level) =>
       this.lengths[place] === 0 || isHidden(column, level, single);
     const needed = (level) => {
-      // The bar and the timeout are left out before the line; the time remains.
+      // The bar, the timeout and the time at a line are left out before the line; the
+      // time elapsed remains.
       if (level <= 2) {
         const elapsed = this.columns.findIndex(({ key }) => key === "elapsed");
         widths[elapsed] = this.pen.measureText("elapsed").width + PADDING;
+        const line = this.columns.findIndex(({ key }) => key === "line");
+        const longest = this.longest[line].replace(STAY, "");
+        widths[line] = Math.ceil(this.pen.measureText(longest).width + PADDING);
       }
       return this.columns.reduce(
         (sum, column, place) => sum + (hidden(column, place, level) ? 0 : widths[place]),
@@ -313,9 +320,12 @@ function cellText(key, rank, cells, now) {
     if (cells.state === "dead" || !cells.silent) return "";
     return elapsedText(now - cells.silent);
   }
-  const value = cells[key] === undefined ? "" : String(cells[key]);
-  if (key === "line" && now - cells.at >= LINGERS) {
-    return `${value} for ${elapsedText(now - cells.at)}`;
-  }
-  return value;
+  const value = cells[key];
+  return value === undefined ? "" : String(value);
+}
+
+/** How long a rank has been at its line, behind the line. */
+function stayText(cells, now) {
+  const stay = now - cells.at;
+  return stay >= LINGERS ? ` for ${elapsedText(stay)}` : "";
 }
