@@ -32,7 +32,7 @@ _LOOK = 0.1
 #: Seconds that the address may take: rank 0 may not be watched.
 _ADDRESS_WAIT = 60.0
 #: Seconds that connecting to the channel may take, and an answer of it.
-_TIMEOUT = 10.0
+TIMEOUT = 10.0
 
 #: Addresses at which only processes of the same host connect.
 _LOOPBACK = ("127.", "localhost", "::1")
@@ -111,7 +111,7 @@ def _open(options: JobOptions, nonce: str, world_size: int) -> Channel:
         options.host,
         options.port,
         is_master=True,
-        timeout=_TIMEOUT,
+        timeout=TIMEOUT,
         key=bytes.fromhex(key),
         reports_deaths=True,
     )
@@ -141,7 +141,7 @@ def _connect(address: _Address, rank: int, world_size: int) -> Channel | None:
     store = TCPStore(
         address.host,
         address.port,
-        timeout=_TIMEOUT,
+        timeout=TIMEOUT,
         key=bytes.fromhex(channel_key(address.nonce)),
         reports_deaths=True,
     )

@@ -171,15 +171,22 @@ class Publication:
                     return
                 if watched:
                     began = time.thread_time()
-                    channel.store.set(
-                        status_key(channel.rank), json.dumps(self.summary())
-                    )
+                    self._publish(channel)
                     cost = time.thread_time() - began
                     pause = min(_LONGEST_PAUSE, cost / SHARE)
                     self._stopped.wait(max(self._interval, pause))
         finally:
             if forget is not None:
                 forget()
+
+    def _publish(self, channel: Channel) -> None:
+        try:
+            channel.store.set(status_key(channel.rank), json.dumps(self.summary()))
+        except DistError as error:
+            if channel.store.lost:
+                raise
+            # Rank 0, or this process, was stopped for a while: the next one arrives.
+            _log.debug("no status was published: %s", error)
 
     def _note_change(self) -> None:
         # Mostly the event is set already, and setting it takes a lock.

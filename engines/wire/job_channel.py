@@ -8,6 +8,9 @@ that it neither polls nor is slowed down while no notebook is attached.
 
 from __future__ import annotations
 
+import functools
+import logging
+import time
 from collections.abc import Callable
 
 from rankscope.backends.errors import DistError
@@ -23,6 +26,8 @@ __all__ = [
     "status_key",
 ]
 
+_log = logging.getLogger(__name__)
+
 #: The key with what a notebook has to know of the job.
 JOB = "job"
 
@@ -32,6 +37,8 @@ ENDED = "its script has ended"
 #: Entries of a queue that are kept behind the reader: a writer that has read the
 #: position a moment ago must not find its entry free again.
 _KEPT = 64
+#: Seconds before a request is repeated that the store has not answered.
+_RETRY = 0.1
 
 
 def status_key(rank: int) -> str:
@@ -83,22 +90,33 @@ class QueueReader:
         self._watch()
 
     def _watch(self) -> None:
-        self._store.watch(f"{self._queue}/{self._place}", self._receive)
+        receive = functools.partial(self._receive, self._place)
+        self._store.watch(f"{self._queue}/{self._place}", receive)
 
-    def _receive(self, message: bytes) -> None:
+    def _receive(self, place: int, message: bytes) -> None:
+        if place != self._place:
+            # Of a watch that was repeated, as its answer did not come in time.
+            return
         self._place += 1
         try:
             self._callback(message)
         finally:
-            try:
-                self._await_next()
-            except DistError:
-                # At the end of the job nothing follows.
-                if not self._store.lost:
-                    raise
+            self._await_next()
 
     def _await_next(self) -> None:
-        if not self._shared:
-            self._store.set(f"{self._queue}/next", b"%d" % self._place)
-            self._store.delete_key(f"{self._queue}/{self._place - _KEPT}")
-        self._watch()
+        """Watch the next entry; go on until that is done, or the job has ended.
+
+        The store does not answer in time while rank 0 is stopped, and seems not to
+        where this process itself was.
+        """
+        while not self._store.lost:
+            try:
+                if not self._shared:
+                    self._store.set(f"{self._queue}/next", b"%d" % self._place)
+                    self._store.delete_key(f"{self._queue}/{self._place - _KEPT}")
+                self._watch()
+            except DistError as error:
+                _log.debug("queue %s: %s", self._queue, error)
+                time.sleep(_RETRY)
+            else:
+                return

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,47 +15,22 @@ import pytest
 
 from rankscope.backends import is_gloo_available
 from tests.engines.cluster import two_hosts
-from tests.engines.cluster.cable import TUN
 
 pytestmark = pytest.mark.soak
 
 _ROOT = Path(__file__).resolve().parents[3]
 
-#: A network and a hostname of its own, as root of its own if we are not root.
-UNSHARE = [
-    "unshare",
-    *([] if os.geteuid() == 0 else ["--map-root-user"]),
-    "--net",
-    "--uts",
-]
-
-
-def _why_not() -> str:
-    """Why there can be no two hosts here; empty if there can."""
-    missing = [one for one in ("unshare", "nsenter", "ip") if shutil.which(one) is None]
-    if missing:
-        return f"needs {', '.join(missing)}"
-    if not is_gloo_available():
-        return "needs gloo"
-    if not os.access(TUN, os.R_OK | os.W_OK):
-        return f"needs {TUN}, for the cable"
-    tried = subprocess.run(
-        [*UNSHARE, "ip", "tuntap", "add", "trial", "mode", "tun"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return f"may not make namespaces: {tried.stderr}" if tried.returncode else ""
-
 
 @pytest.fixture(scope="module")
 def seen(_module_leaves_nothing: None) -> Iterator[dict[str, Any]]:
     """What the program saw at each step, by step; it runs once."""
-    if why := _why_not():
+    if not is_gloo_available():
+        pytest.skip("needs gloo")
+    if why := two_hosts.why_not():
         pytest.skip(why)
     before = _interfaces()
     ran = subprocess.run(
-        [*UNSHARE, sys.executable, two_hosts.__file__],
+        [*two_hosts.UNSHARE, sys.executable, two_hosts.__file__],
         env={**os.environ, "PYTHONPATH": str(_ROOT)},
         capture_output=True,
         text=True,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,7 +26,7 @@ import ipyparallel
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError, Execution
 from rankscope.engines.cluster.launch import _CONTROLLER_ARGS
-from tests.engines.cluster.cable import Cable
+from tests.engines.cluster.cable import TUN, Cable
 
 WAIT = 60
 #: Of the group, in seconds.
@@ -45,6 +46,31 @@ try:
 except dist.DistError as error:
     caught = f"{type(error).__name__}: {error}"
 """
+
+
+#: A network and a hostname of its own, as root of its own if we are not root.
+UNSHARE = [
+    "unshare",
+    *([] if os.geteuid() == 0 else ["--map-root-user"]),
+    "--net",
+    "--uts",
+]
+
+
+def why_not() -> str:
+    """Return why there can be no two hosts here; empty if there can."""
+    missing = [one for one in ("unshare", "nsenter", "ip") if shutil.which(one) is None]
+    if missing:
+        return f"needs {', '.join(missing)}"
+    if not os.access(TUN, os.R_OK | os.W_OK):
+        return f"needs {TUN}, for the cable"
+    tried = subprocess.run(
+        [*UNSHARE, "ip", "tuntap", "add", "trial", "mode", "tun"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return f"may not make namespaces: {tried.stderr}" if tried.returncode else ""
 
 
 def run(*command: str) -> None:

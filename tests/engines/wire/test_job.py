@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.backends import TCPStore
+from rankscope.backends.errors import DistNetworkError
 from rankscope.engines import ClusterError, Job
 from rankscope.engines.script.options import JobOptions
 from rankscope.engines.wire import job_channel
@@ -96,6 +97,28 @@ def test_a_queue_is_read_in_order_by_one_reader(store: TCPStore) -> None:
     assert [read.get(timeout=DEADLINE) for _ in sent] == sent
     # What was read is deleted.
     assert store.num_keys() < 2 * job_channel._KEPT
+
+
+def test_a_reader_goes_on_after_a_request_without_an_answer(
+    store: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where its process was stopped for longer than a request may take."""
+    read: queue.Queue[bytes] = queue.Queue()
+    QueueReader(store, "q", read.put)
+    failures = [DistNetworkError("does not answer"), DistNetworkError("nor now")]
+    store_set = TCPStore.set
+
+    def fails(self: TCPStore, key: str, value: bytes) -> None:
+        if failures:
+            raise failures.pop()
+        store_set(self, key, value)
+
+    monkeypatch.setattr(TCPStore, "set", fails)
+    for message in (b"1", b"2", b"3"):
+        append(store, "q", message)
+    assert [read.get(timeout=DEADLINE) for _ in range(3)] == [b"1", b"2", b"3"]
+    assert failures == []
+    assert read.empty()
 
 
 def test_a_shared_queue_is_read_by_all_from_its_start(store: TCPStore) -> None:

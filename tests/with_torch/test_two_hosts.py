@@ -1,0 +1,38 @@
+"""A job whose ranks are on two hosts, as `two_hosts_job` sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.engines.cluster.two_hosts import UNSHARE, why_not
+from tests.with_torch import two_hosts_job
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.timeout(300)
+def test_a_notebook_sees_the_ranks_of_both_hosts(tmp_path: Path) -> None:
+    if why := why_not():
+        pytest.skip(why)
+    ran = subprocess.run(
+        [*UNSHARE, sys.executable, two_hosts_job.__file__, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    seen = {one["step"]: one for one in map(json.loads, ran.stdout.splitlines())}
+    assert seen["seen"]["hosts"] == ["host-a", "host-a", "host-b", "host-b"]
+    assert seen["hang"]["culprits"] == [3]
+    assert "on host-b) has not answered" in seen["stopped"]["text"]
+    assert "other ranks of host-b answer" in seen["stopped"]["text"]
+    assert seen["aborted"]["ranks"] == [0, 1, 2, 3]
+    assert "on host-b): killed by SIGKILL" in seen["killed"]["why"]
