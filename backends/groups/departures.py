@@ -61,16 +61,14 @@ class Departures:
 
     def __init__(self, spec: GroupSpec) -> None:
         self._spec = spec
-        self._by_rank: dict[int, Departure] = {}
+        #: By global rank. Each op looks here: a ``__bool__`` would be a call.
+        self.by_rank: dict[int, Departure] = {}
         # Since when ops in flight wait for a rank that left; 0: none does.
         self._doomed_at = 0.0
 
-    def __bool__(self) -> bool:
-        return bool(self._by_rank)
-
     def add(self, departure: Departure) -> None:
         """Take in that a rank left."""
-        self._by_rank.setdefault(departure.rank, departure)
+        self.by_rank.setdefault(departure.rank, departure)
 
     def refuse(
         self, op_type: OpType, peer: int | None, number: int, *, buffered: bool
@@ -110,7 +108,7 @@ class Departures:
                 doomed.append(departure)
         if lost and not doomed and others:
             # An op that does without the rank, but not without the connection.
-            doomed.append(next(iter(self._by_rank.values())))
+            doomed.append(next(iter(self.by_rank.values())))
         if not doomed:
             self._doomed_at = 0.0
             return None
@@ -138,7 +136,7 @@ class Departures:
         self, op_type: OpType, peer: int | None, number: int
     ) -> Departure | None:
         """Return how a rank left that an op needs; ``None``: it needs none."""
-        spec, by_rank = self._spec, self._by_rank
+        spec, by_rank = self._spec, self.by_rank
         if not op_type.is_p2p:
             for departure in list(by_rank.values()):
                 # It did its part of what it took part in.

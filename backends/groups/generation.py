@@ -445,7 +445,7 @@ class Generation:
         self._note_withheld()
         in_flight = list(self.status.in_flight.values())
         nearest = self.deadlines.check(in_flight)
-        if self.departures:
+        if self.departures.by_rank:
             departure = self.departures.verdict(in_flight, lost=self.loss is not None)
             if departure is not None:
                 # Each rank decides for itself: others may go on without that rank.

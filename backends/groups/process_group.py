@@ -332,7 +332,7 @@ class ProcessGroup(GroupOps):
             current.handing_over = record, time.monotonic()
             try:
                 current.raise_if_aborted(op.kind)
-                if current.departures:
+                if current.departures.by_rank:
                     current.refuse_departed(op.kind, op.peer, backend.buffers_messages)
                 if current.suspended:
                     refuse_if_suspended(current, device, op.kind)
@@ -389,7 +389,7 @@ class ProcessGroup(GroupOps):
             current.handing_over = batch[0].entry, time.monotonic()
             try:
                 current.raise_if_aborted(OpType.COALESCED)
-                for pending in batch if current.departures else ():
+                for pending in batch if current.departures.by_rank else ():
                     op = pending.op
                     buffered = op.backend.buffers_messages
                     current.refuse_departed(op.kind, op.peer, buffered)
@@ -429,7 +429,7 @@ class ProcessGroup(GroupOps):
             hook.before(record)
         with current.issue_lock:
             current.raise_if_aborted(op_type)
-            if current.departures:
+            if current.departures.by_rank:
                 current.refuse_departed(op_type, peer, False)
             record.number()
             recorder.add(record)

@@ -25,10 +25,10 @@ needs_gloo = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo
 
 def tell(group: dist.ProcessGroup, rank: int, collectives: int = 0) -> None:
     """Tell this rank what the store does when `rank` has left."""
-    place = len(group.current.departures._by_rank) + 1
+    place = len(group.current.departures.by_rank) + 1
     departure = Departure(rank, f"rank {rank} left at line 7", collectives)
     group.store.set(f"left/{place}", departure.to_json())
-    until(lambda: rank in group.current.departures._by_rank, what="the notice")
+    until(lambda: rank in group.current.departures.by_rank, what="the notice")
 
 
 def all_reduce() -> dist.Work:
@@ -180,7 +180,7 @@ def left_behind(me: Rank, backend: str) -> list[tuple[float, str]]:
         calls.insert(0, pending.wait)
     me.meet("in flight")
     group = world.get_group()
-    until(lambda: bool(group.current.departures), what="the departure")
+    until(lambda: bool(group.current.departures.by_rank), what="the departure")
     began = time.monotonic()
     if me.rank == 0:
         # It needs nobody who left, and completes first.
