@@ -51,8 +51,12 @@ _ALL: dict[ReduceOp, Ufunc] = {
     ReduceOp.BXOR: np.bitwise_xor,
 }
 # The reductions that are defined for a dtype, by its kind: signed and unsigned
-# integers, bool, float, complex.
-_UFUNCS = {"i": _ALL, "u": _ALL, "b": _ALL, "f": _ORDERED, "c": _SUMS}
+# integers, bool, float, bfloat16 (V), complex.
+_UFUNCS = {
+    **dict.fromkeys("iub", _ALL),
+    **dict.fromkeys("fV", _ORDERED),
+    "c": _SUMS,
+}
 _NONE: dict[ReduceOp, Ufunc] = {}
 
 # The tags of users' messages lie below, one for each kind of collective above:

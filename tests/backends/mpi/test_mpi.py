@@ -69,6 +69,26 @@ def everything(me: Rank, async_op: bool) -> int:
         )
 
 
+def narrow_floats(me: Rank) -> bool:
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    with mpi():
+        for size in (5, 40_000):
+            held = [np.arange(size).astype(bfloat16) % (r + 3) for r in range(me.size)]
+            for op, fold in ((dist.ReduceOp.SUM, sum), (dist.ReduceOp.MAX, None)):
+                x = held[me.rank].copy()
+                dist.all_reduce(x, op)
+                wanted = fold(held) if fold else np.maximum.reduce(held)
+                assert np.array_equal(x, wanted)
+            moved = held[me.rank].copy()
+            dist.broadcast(moved, 1)
+            assert np.array_equal(moved, held[1])
+    return True
+
+
+def test_bfloat16_is_moved_and_reduced() -> None:
+    assert all(run_mpi_ranks(2, narrow_floats))
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, pytest.param(4, marks=pytest.mark.soak)])
 def test_every_collective_is_exact(size: int) -> None:
     counts = run_mpi_ranks(size, everything, False, timeout=170)
