@@ -172,7 +172,8 @@ class _Case:
     def _whereabouts(self, rank: int) -> str:
         view = self.views[rank]
         if view.location:
-            return f"it is at {view.location}{self._op_elsewhere(rank)}"
+            inside = f" in {view.called}" if view.called else ""
+            return f"it is at {view.location}{self._op_elsewhere(rank) or inside}"
         if view.last_cell_exit:
             return f"it {view.last_cell_exit}"
         return "its cell has ended, or none ran there"

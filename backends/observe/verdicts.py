@@ -53,6 +53,9 @@ class RankView:
     process: str = ""
     #: Position of the rank's main thread, e.g. ``cell 7 line 3``; empty if idle.
     location: str = ""
+    #: The function of a library that was called there, e.g.
+    #: ``synchronize of torch/cuda/__init__.py``; empty if none is running.
+    called: str = ""
     #: The exception that ended the rank's last cell, if any:
     #: ``left cell 7 with ValueError at line 4``.
     last_cell_exit: str = ""

@@ -29,6 +29,7 @@ __all__ = [
     "diagnose_confirmed",
     "diagnose_once",
     "explain",
+    "library_call",
 ]
 
 #: Seconds in flight after which an op counts as stalled.
@@ -57,6 +58,13 @@ OVERLOADED = 10.0
 
 # A line of `Ranks.where`: a frame of a cell's own code.
 _CELL_LINE = re.compile(r"^Cell In\[(\d+)\], line (\d+)", re.MULTILINE)
+#: A call in the stack of a main thread: its place, and its function.
+_CALL = re.compile(
+    r'^(?:Cell In\[\d+\]|File "(?P<file>.*)"), line \d+, in (?P<name>.*)$', re.MULTILINE
+)
+#: The path of a library's file within its installation.
+_LIBRARY = re.compile(r"[/\\](?:site|dist)-packages[/\\](?P<path>.*)")
+_STANDARD_LIBRARY = re.compile(r"[/\\]python3\.\d+[/\\]|^<")
 
 
 class Diagnosable(Protocol):
@@ -184,6 +192,26 @@ def causes_by_group(
     return {group: in_one(found) for group, found in groups.items()}
 
 
+def library_call(stack: str) -> str:
+    """Return the function of a library that the user's innermost line has called.
+
+    Its name tells a data loader or ``torch.cuda.synchronize()`` from other calls, also
+    where it blocks in a thread's lock or in a driver. Rankscope's own functions are not
+    named: what they do stands in the records.
+    """
+    called = ""
+    for call in _CALL.finditer(stack):
+        file = call["file"] or ""
+        library = _LIBRARY.search(file)
+        if library is None:
+            if not _STANDARD_LIBRARY.search(file):
+                # The user's own code, which the library has called.
+                called = ""
+        elif not called and not library["path"].startswith("rankscope"):
+            called = f"`{call['name']}` of {library['path']}"
+    return called
+
+
 def _view(
     one: RankStatus,
     records: FlightRecords,
@@ -205,6 +233,7 @@ def _view(
         silence=why_silent,
         process=f"{engine}pid {one.pid} on {one.host}",
         location=location,
+        called=library_call(stack),
         last_cell_exit=str(one.summary.get("last_cell_exit", "")),
         groups=(
             {group: info["ranks"] for group, info in dump["groups"].items()}

@@ -126,6 +126,17 @@ def test_a_rank_that_is_busy_is_named_with_where(ranks: list[Simulated]) -> None
     assert "rank 1 has not entered: it is at cell 7 line 3 (sleep)" in str(verdict)
 
 
+def test_the_library_that_a_busy_rank_has_called_is_named(
+    ranks: list[Simulated],
+) -> None:
+    for rank in (0, 1, 3):
+        ranks[rank].issue(OpType.BARRIER, 5)
+    ranks[2].extra["location"] = "cell 7 line 3"
+    ranks[2].extra["called"] = "`synchronize` of torch/cuda/__init__.py"
+    said = "it is at cell 7 line 3 in `synchronize` of torch/cuda/__init__.py; ranks"
+    assert said in str(only(ranks))
+
+
 def test_an_op_mismatch_names_both_lines(ranks: list[Simulated]) -> None:
     for rank in (0, 1, 3):
         ranks[rank].issue(OpType.ALL_REDUCE, 5)

@@ -11,6 +11,7 @@ from rankscope.backends.conformance.waiting import until
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.engines import Cluster, StallWatch
+from rankscope.engines.cluster.diagnosing import library_call
 from tests.engines.cluster.faults import all_in_flight, until_at
 
 
@@ -60,6 +61,53 @@ def test_a_busy_rank_is_named_with_both_lines(cluster: Cluster) -> None:
     cluster.abort(reason="seen")
     cluster.interrupt()
     assert execution.wait(30)
+
+
+def test_the_library_in_which_a_rank_is_busy_is_named(cluster: Cluster) -> None:
+    in_psutil = "psutil.wait_procs([psutil.Process(1)], timeout=90)"
+    code = HANG.replace("import time", "import psutil")
+    execution = cluster.execute(code.replace("time.sleep(90)", in_psutil), cell=10)
+    until_at(cluster, [1], 10, 3)
+    verdicts = verdicts_of(cluster, waiting=[0, 2])
+    where = "it is at cell 10 line 3 in `wait_procs` of psutil/__init__.py"
+    assert f"rank 1 has not entered: {where}" in str(verdicts[0])
+    cluster.abort(reason="seen")
+    cluster.interrupt()
+    assert execution.wait(30)
+
+
+@pytest.mark.parametrize(
+    ("stack", "called"),
+    [
+        (
+            """\
+Cell In[7], line 3, in <module>
+    for batch in loader:
+File "/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py", line 733, \
+in _BaseDataLoaderIter.__next__
+File "/usr/lib/python3.11/queue.py", line 180, in Queue.get
+File "/usr/lib/python3.11/threading.py", line 331, in Condition.wait""",
+            "`_BaseDataLoaderIter.__next__` of torch/utils/data/dataloader.py",
+        ),
+        (
+            """\
+train.py:31
+File "/home/ada/train.py", line 50, in <module>
+File "/env/lib/python3.12/site-packages/torch/nn/modules/module.py", line 9, in call
+File "/home/ada/train.py", line 31, in forward""",
+            "",
+        ),
+        (
+            """\
+Cell In[7], line 3, in <module>
+File "/env/lib/python3.12/site-packages/rankscope/backends/api.py", line 9, in wait
+File "/usr/lib/python3.12/threading.py", line 331, in Condition.wait""",
+            "",
+        ),
+    ],
+)
+def test_what_is_named_is_what_the_user_has_called(stack: str, called: str) -> None:
+    assert library_call(stack) == called
 
 
 def test_the_errors_of_an_abort_say_why_the_ranks_waited(cluster: Cluster) -> None:
