@@ -31,6 +31,7 @@ MPI_TESTS = (
     "mpi4py>=4",
     "mpich>=4",
     "ipyparallel>=9",
+    "ml_dtypes>=0.5",
     "pytest-timeout>=2.3",
     "scipy>=1.13",
 )
@@ -95,7 +96,7 @@ def torch_python(report: Report, report_missing: Report) -> str | None:
 
 def mpich_python(report: Report, report_missing: Report) -> str | None:
     """Return the Python of ``.venv-mpich``, of our own version; see `torch_python`."""
-    check = "import rankscope, ipyparallel, pytest_timeout, scipy, mpi4py"
+    check = "import rankscope, ipyparallel, pytest_timeout, scipy, mpi4py, ml_dtypes"
     wanted = (*NEEDED, *MPI_TESTS)
     base = getattr(sys, "_base_executable", sys.executable)
     return _environment(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..stores.base import Store
@@ -28,9 +28,11 @@ class WatchedGroup(Protocol):
     def abort(self, reason: str, *, by: str = "", culprits: Sequence[int] = ()) -> None:
         """Fail the ops in flight, here and on the other ranks; return at once.
 
-        Does nothing where the group is aborted already, or where `culprits` are known
-        and none of them is a rank of the group.
+        Does nothing where the group is aborted already.
         """
+
+    def goes_on_without(self, ranks: Collection[int]) -> bool:
+        """Return whether these global ranks may die without harm to the group."""
 
     def rebuild(self, generation: int | None, store: Store | None) -> None:
         """Make the library's group anew; its ranks meet in `store`."""

@@ -286,6 +286,7 @@ class World:
         *,
         by: str = "",
         culprits: Sequence[int] = (),
+        by_death: bool = False,
     ) -> list[str]:
         """Abort groups, all at once; return their names.
 
@@ -297,6 +298,10 @@ class World:
             The reason, and the initiator (default: this rank); errors contain both.
         culprits
             The global ranks that caused the abort, as far as they are known.
+        by_death
+            The culprits have died: of other libraries' groups those that
+            `WatchedGroup.goes_on_without` them are left alone. What a person aborts
+            ends in every group: one group may wait because another one does.
 
         Raises
         ------
@@ -305,6 +310,10 @@ class World:
         """
         known = self._all_groups()
         chosen = known if groups is None else [self._find(one, known) for one in groups]
+        if by_death:
+            watched = self.watched_groups()
+            unharmed = {one.key for one in watched if one.goes_on_without(culprits)}
+            chosen = [one for one in chosen if one.key not in unharmed]
         # At once: a backend waits up to a second for its library to end a group.
         aborts = [
             partial(one.abort, reason, by=by, culprits=culprits) for one in chosen

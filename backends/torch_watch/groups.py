@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 from ..errors import DistError
@@ -122,12 +122,7 @@ class TorchGroup:
         }
 
     def abort(self, reason: str, *, by: str = "", culprits: Sequence[int] = ()) -> None:
-        """Fail the ops in flight of this rank, and of its peers; return at once.
-
-        Does nothing where `culprits` are known and none of them is in the group.
-        """
-        if culprits and not set(culprits) & set(self.key.ranks):
-            return
+        """Fail the ops in flight of this rank, and of its peers; return at once."""
         self._refresh(fully=True)
         oldest = next(iter(list(self.progress.in_flight.values())), None)
         rank = self.key.ranks[self.torch_group.rank()]
@@ -138,6 +133,10 @@ class TorchGroup:
             sequence_number=None if oldest is None else oldest.seq,
         )
         recorder.changed()
+
+    def goes_on_without(self, ranks: Collection[int]) -> bool:
+        """Return whether none of these global ranks is in the group."""
+        return set(ranks).isdisjoint(self.key.ranks)
 
     def rebuild(self, generation: int | None, store: Store | None) -> None:
         """Make the group anew; its ranks meet in `store`."""

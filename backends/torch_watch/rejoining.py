@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -85,6 +85,10 @@ class PendingGroup:
             "oldest": None,
             "library": "torch",
         }
+
+    def goes_on_without(self, ranks: Collection[int]) -> bool:
+        """Return False: all ranks of the world meet while a group is made."""
+        return False
 
     def abort(self, reason: str, *, by: str = "", culprits: Sequence[int] = ()) -> None:
         """Do nothing: no op was issued."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -106,12 +106,14 @@ class RpcGroup:
             return None
 
     def abort(self, reason: str, *, by: str = "", culprits: Sequence[int] = ()) -> None:
-        """End waits of this rank: those for `culprits`, or all where there are none."""
-        if culprits and not set(culprits) & set(self.key.ranks):
-            return
+        """End the waits of this rank."""
         by = by or this_rank()
         self._log.abort(AbortReason(reason, by, culprits=tuple(culprits)))
         recorder.changed()
+
+    def goes_on_without(self, ranks: Collection[int]) -> bool:
+        """Return whether none of these global ranks is in the group."""
+        return set(ranks).isdisjoint(self.key.ranks)
 
     def rebuild(self, generation: int | None, store: Store | None) -> None:
         """Refuse: what the workers hold for each other would be lost."""

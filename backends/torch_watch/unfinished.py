@@ -11,7 +11,7 @@ import functools
 import inspect
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ..errors import DistAbortedError, DistError
@@ -100,6 +100,10 @@ class UnfinishedGroup:
             frame=self._frame,
             name_source=recorder.name_source,
         )
+
+    def goes_on_without(self, ranks: Collection[int]) -> bool:
+        """Return False: all ranks of the world meet while a group is made."""
+        return False
 
     def abort(self, reason: str, *, by: str = "", culprits: Sequence[int] = ()) -> None:
         """End the wait: disconnect this rank from the store; return at once.

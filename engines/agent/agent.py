@@ -289,7 +289,11 @@ class Agent:
 
     def _abort(self, wanted: requests.Abort) -> requests.Aborted:
         names = world.abort(
-            wanted.groups, wanted.reason, by=wanted.by, culprits=wanted.culprits
+            wanted.groups,
+            wanted.reason,
+            by=wanted.by,
+            culprits=wanted.culprits,
+            by_death=wanted.by_death,
         )
         return {"groups": names, "summary": self.summary()}
 

@@ -322,6 +322,6 @@ class Ranks(ObservedRanks):
             with contextlib.suppress(OSError):
                 death, culprits = str(slot.death), [slot.rank]
                 self._registry.post(
-                    requests.Abort(None, death, "the notebook", culprits)
+                    requests.Abort(None, death, "the notebook", culprits, by_death=True)
                 )
         self._cells.engine_died(slot)

@@ -242,7 +242,11 @@ class Publication:
                 "RANKSCOPE_ALLOW_ABORT=1, or rankscope.torch.watch(allow_abort=True)"
             )
         names = world.abort(
-            wanted.groups, wanted.reason, by=wanted.by, culprits=wanted.culprits
+            wanted.groups,
+            wanted.reason,
+            by=wanted.by,
+            culprits=wanted.culprits,
+            by_death=wanted.by_death,
         )
         return {"groups": names, "summary": self.summary()}
 

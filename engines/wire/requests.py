@@ -192,7 +192,7 @@ class Abort(Request[Aborted]):
     """Abort groups, by id; ``None``: all.
 
     `by` is the author of the abort, `culprits` are the ranks that caused it, as far
-    as they are known.
+    as they are known; `by_death`: they have died.
     """
 
     op = "abort"
@@ -200,6 +200,7 @@ class Abort(Request[Aborted]):
     reason: str
     by: str
     culprits: Sequence[int] = field(default_factory=list)
+    by_death: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,9 @@ class Group:
 
     def abort(self, reason: str, *, by: str = "", culprits: Sequence[int] = ()) -> None:
         self.requests.append(("abort", reason, by, tuple(culprits)))
+
+    def goes_on_without(self, ranks: Collection[int]) -> bool:
+        return set(ranks).isdisjoint(self.ranks)
 
     def rebuild(self, generation: int | None, store: Store | None) -> None:
         self.requests.append(("rebuild", generation))
@@ -90,6 +93,14 @@ def test_a_watched_group_is_aborted_by_its_id_or_its_name(source: Source) -> Non
     assert world.abort(["main"], "stuck") == ["main"]
     assert tp.requests == [("abort", "stuck", "rank 0", (2,))]
     assert main.requests == [("abort", "stuck", "", ())]
+
+
+def test_a_death_ends_the_groups_of_the_rank_a_person_ends_all(source: Source) -> None:
+    main, tp = source.made
+    (stranger,) = set(main.ranks) - set(tp.ranks)
+    assert world.abort(None, "killed", culprits=[stranger], by_death=True) == ["main"]
+    # A group may wait because another one does.
+    assert world.abort(None, "stuck", culprits=[stranger]) == ["main", "tp"]
 
 
 def test_all_groups_are_aborted_and_rebuilt(source: Source) -> None:
