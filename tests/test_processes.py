@@ -15,6 +15,7 @@ from rankscope.backends.conformance import waiting
 from rankscope.backends.conformance.ranks import run_ranks
 from rankscope.conformance import Processes, Setup, check_backend
 from rankscope.engines import Cluster
+from tests import processes
 from tests.processes import reaches_a_starter
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -138,3 +139,12 @@ def test_a_test_that_was_missed_fails_with_a_sentence(tmp_path: Path) -> None:
     ):
         assert f"{name} starts a process ({event}" in done.stdout
     assert "mark it with @pytest.mark.processes" in done.stdout
+
+
+def test_a_package_that_is_not_installed_does_not_end_the_collection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "playwright", None)
+    monkeypatch.setitem(sys.modules, "playwright.sync_api", None)
+    monkeypatch.delitem(sys.modules, "tests.widgets.bare_page", raising=False)
+    assert processes._module("tests.widgets.bare_page") is None
