@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from ..errors import DistError
+from ..errors import DistError, DistNetworkError
 from ..stores.base import UNKNOWN_END, Store
 from .abort_reason import AbortReason
 from .departures import Departure
@@ -139,7 +139,10 @@ class PeerWatch:
         try:
             held = self._store.compare_set(key, b"", reason.to_json())
         except DistError as error:
-            _log.warning(
+            # Whoever loses the store aborts because of that: so do the other ranks.
+            lost = isinstance(error, DistNetworkError)
+            _log.log(
+                logging.DEBUG if lost else logging.WARNING,
                 "%s: could not publish the %s to the other ranks: %s",
                 self._spec.describe(),
                 key,

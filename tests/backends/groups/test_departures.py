@@ -278,7 +278,7 @@ def test_a_script_that_ends_without_a_word(
         code, output = results[rank]
         assert code == 0, output
         *errors, destroyed = output.splitlines()
-        assert len(errors) == 2
+        assert len(errors) == 2, output
         for error in errors:
             assert re.search(f"rank {leaver} left group 'default': {told}", error)
             assert float(error.split()[0]) < 4, error
