@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.diagnosis import diagnose
+from rankscope.backends.observe.stacks import Frame
 from rankscope.backends.observe.verdicts import ConfirmTwice, RankView, Verdict, in_one
 
 from ..errors import ClusterError
@@ -19,6 +20,7 @@ from ..wire.requests import NcclReport
 from . import silence
 from .flight_records import FlightRecords
 from .nccl_account import account_of_group
+from .profiling import RankStacks, is_cell, line_name
 from .rank_slots import SILENCE
 
 __all__ = [
@@ -56,12 +58,6 @@ ANSWER = 0.8
 #: Seconds without a summary after which the load of its host is named as the cause.
 OVERLOADED = 10.0
 
-# A line of `Ranks.where`: a frame of a cell's own code.
-_CELL_LINE = re.compile(r"^Cell In\[(\d+)\], line (\d+)", re.MULTILINE)
-#: A call in the stack of a main thread: its place, and its function.
-_CALL = re.compile(
-    r'^(?:Cell In\[\d+\]|File "(?P<file>.*)"), line \d+, in (?P<name>.*)$', re.MULTILINE
-)
 #: The path of a library's file within its installation.
 _LIBRARY = re.compile(r"[/\\](?:site|dist)-packages[/\\](?P<path>.*)")
 _STANDARD_LIBRARY = re.compile(r"[/\\]python3\.\d+[/\\]|^<")
@@ -81,8 +77,8 @@ class Diagnosable(Protocol):
     ) -> FlightRecords:
         """Return the flight recorders of some ranks."""
 
-    def where(self, ranks: Iterable[int]) -> dict[int, str]:
-        """Return the stacks of the main threads."""
+    def stacks(self, ranks: Iterable[int]) -> RankStacks:
+        """Return where some ranks are now."""
 
     def nccl_report(self, rank: int) -> NcclReport | None:
         """Return NCCL's own report about the job, or that it is pending."""
@@ -126,12 +122,12 @@ def diagnose_once(
         if responding
         else FlightRecords()
     )
-    stacks = cluster.where(responding) if responding else {}
+    stacks = cluster.stacks(responding) if responding else RankStacks({})
     views = {
         one.rank: _view(
             one,
             records,
-            stacks.get(one.rank, ""),
+            stacks,
             silence.describe(
                 causes.get(one.rank), one.rank, one.pid, one.host, bool(status.script)
             ),
@@ -192,7 +188,7 @@ def causes_by_group(
     return {group: in_one(found) for group, found in groups.items()}
 
 
-def library_call(stack: str) -> str:
+def library_call(frames: Iterable[Frame]) -> str:
     """Return the function of a library that the user's innermost line has called.
 
     Its name tells a data loader or ``torch.cuda.synchronize()`` from other calls, also
@@ -200,29 +196,28 @@ def library_call(stack: str) -> str:
     named: what they do stands in the records.
     """
     called = ""
-    for call in _CALL.finditer(stack):
-        file = call["file"] or ""
-        library = _LIBRARY.search(file)
-        if library is None:
-            if not _STANDARD_LIBRARY.search(file):
-                # The user's own code, which the library has called.
-                called = ""
-        elif not called and not library["path"].startswith("rankscope"):
-            called = f"`{call['name']}` of {library['path']}"
+    for frame in frames:
+        library = _LIBRARY.search(frame.place)
+        if library is not None and not frame.internal:
+            called = called or f"`{frame.function}` of {library['path']}"
+        elif not (frame.internal or _STANDARD_LIBRARY.search(frame.place)):
+            # The user's own code, which the library has called.
+            called = ""
     return called
 
 
 def _view(
     one: RankStatus,
     records: FlightRecords,
-    stack: str,
+    stacks: RankStacks,
     why_silent: str,
 ) -> RankView:
     dump = records.dumps.get(one.rank)
-    cell_lines = _CELL_LINE.findall(stack)
-    location = "cell {} line {}".format(*cell_lines[-1]) if cell_lines else ""
+    frames, stack = stacks.main_frames(one.rank), stacks.main_text(one.rank)
+    cells = [frame for frame in frames if is_cell(frame)]
+    location = line_name(cells[-1]) if cells else ""
     engine = "" if one.engine_id is None else f"engine {one.engine_id}, "
-    if one.state == "busy" and not location and stack not in ("", "idle"):
+    if one.state == "busy" and not location and stack != "idle":
         location = stack.splitlines()[0]
     return RankView(
         one.rank,
@@ -233,7 +228,7 @@ def _view(
         silence=why_silent,
         process=f"{engine}pid {one.pid} on {one.host}",
         location=location,
-        called=library_call(stack),
+        called=library_call(frames),
         last_cell_exit=str(one.summary.get("last_cell_exit", "")),
         groups=(
             {group: info["ranks"] for group, info in dump["groups"].items()}

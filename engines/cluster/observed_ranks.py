@@ -132,8 +132,10 @@ class ObservedRanks:
     def where(self, ranks: Chosen = None) -> dict[int, str]:
         """Return rank → the stack of its main thread."""
         found = self.stacks(ranks)
-        texts = {rank: found.main_text(rank) for rank in found.stacks}
-        return dict(sorted({**texts, **found.errors}.items()))
+        return {
+            rank: found.main_text(rank)
+            for rank in sorted({*found.stacks, *found.errors})
+        }
 
     def stacks(self, ranks: Chosen = None, *, every: bool = False) -> RankStacks:
         """Return where `ranks` are now: the Python stacks of their threads.

@@ -22,6 +22,7 @@ __all__ = [
     "Profile",
     "RankStacks",
     "Sampled",
+    "is_cell",
     "line_name",
     "sample_ranks",
     "stacks_of",
@@ -51,9 +52,18 @@ class RankStacks:
     #: Rank → why it did not answer.
     errors: dict[int, str] = field(default_factory=dict)
 
+    def main_frames(self, rank: int) -> tuple[Frame, ...]:
+        """Return the calls of a rank's main thread; none where it did not answer."""
+        return self.stacks[rank][0].frames if rank in self.stacks else ()
+
     def main_text(self, rank: int) -> str:
-        """Return the stack of a rank's main thread as lines, ``"idle"`` without one."""
-        frames = self.stacks[rank][0].frames
+        """Return the stack of a rank's main thread as lines, ``"idle"`` without one.
+
+        Why there is none, where the rank did not answer.
+        """
+        if rank in self.errors:
+            return self.errors[rank]
+        frames = self.main_frames(rank)
         lines = [self.locations[rank]] if self.locations.get(rank) else []
         for one in frames:
             lines.append(f"{frame_place(one)}, in {one.function}")
@@ -89,10 +99,14 @@ class Profile:
         return max((one.seconds for one in self.ranks.values()), default=0.0)
 
 
+def is_cell(frame: Frame) -> bool:
+    """Return whether the code of the call is that of a cell."""
+    return _CELL.match(frame.place) is not None
+
+
 def frame_place(frame: Frame) -> str:
     """Return ``Cell In[7], line 3`` or ``File "train.py", line 3``."""
-    cell = _CELL.match(frame.place)
-    place = frame.place if cell else f'File "{frame.place}"'
+    place = frame.place if is_cell(frame) else f'File "{frame.place}"'
     return f"{place}, line {frame.line}"
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.groups.key import GroupKey
+from rankscope.backends.observe.stacks import Frame
 from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.engines import Cluster, StallWatch
 from rankscope.engines.cluster.diagnosing import library_call
@@ -76,38 +77,47 @@ def test_the_library_in_which_a_rank_is_busy_is_named(cluster: Cluster) -> None:
     assert execution.wait(30)
 
 
+def _call(place: str, function: str, internal: bool = False) -> Frame:
+    return Frame(place, 3, function, "", internal)
+
+
 @pytest.mark.parametrize(
-    ("stack", "called"),
+    ("frames", "called"),
     [
         (
-            """\
-Cell In[7], line 3, in <module>
-    for batch in loader:
-File "/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py", line 733, \
-in _BaseDataLoaderIter.__next__
-File "/usr/lib/python3.11/queue.py", line 180, in Queue.get
-File "/usr/lib/python3.11/threading.py", line 331, in Condition.wait""",
+            [
+                _call("Cell In[7]", "<module>"),
+                _call(
+                    "/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py",
+                    "_BaseDataLoaderIter.__next__",
+                ),
+                _call("/usr/lib/python3.11/queue.py", "Queue.get"),
+                _call("/usr/lib/python3.11/threading.py", "Condition.wait"),
+            ],
             "`_BaseDataLoaderIter.__next__` of torch/utils/data/dataloader.py",
         ),
         (
-            """\
-train.py:31
-File "/home/ada/train.py", line 50, in <module>
-File "/env/lib/python3.12/site-packages/torch/nn/modules/module.py", line 9, in call
-File "/home/ada/train.py", line 31, in forward""",
+            [
+                _call("/home/ada/train.py", "<module>"),
+                _call("/env/lib/python3.12/site-packages/torch/nn/module.py", "call"),
+                _call("/home/ada/train.py", "forward"),
+            ],
             "",
         ),
         (
-            """\
-Cell In[7], line 3, in <module>
-File "/env/lib/python3.12/site-packages/rankscope/backends/api.py", line 9, in wait
-File "/usr/lib/python3.12/threading.py", line 331, in Condition.wait""",
+            [
+                _call("Cell In[7]", "<module>"),
+                _call("/env/lib/python3.12/site-packages/rankscope/a.py", "wait", True),
+                _call("/usr/lib/python3.12/threading.py", "Condition.wait"),
+            ],
             "",
         ),
     ],
 )
-def test_what_is_named_is_what_the_user_has_called(stack: str, called: str) -> None:
-    assert library_call(stack) == called
+def test_what_is_named_is_what_the_user_has_called(
+    frames: list[Frame], called: str
+) -> None:
+    assert library_call(frames) == called
 
 
 def test_the_errors_of_an_abort_say_why_the_ranks_waited(cluster: Cluster) -> None:

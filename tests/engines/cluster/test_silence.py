@@ -22,6 +22,7 @@ from rankscope.engines.cluster.diagnosing import (
     diagnose_once,
 )
 from rankscope.engines.cluster.flight_records import FlightRecords
+from rankscope.engines.cluster.profiling import RankStacks
 from rankscope.engines.cluster.rank_slots import SILENCE
 from rankscope.engines.cluster.silence import (
     Cause,
@@ -192,8 +193,8 @@ class Ranks:
     ) -> FlightRecords:
         return FlightRecords()
 
-    def where(self, ranks: Iterable[int]) -> dict[int, str]:
-        return {}
+    def stacks(self, ranks: Iterable[int]) -> RankStacks:
+        return RankStacks({})
 
     def nccl_report(self, rank: int) -> NcclReport | None:
         return None
