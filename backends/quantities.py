@@ -8,7 +8,7 @@ import operator
 import threading
 from datetime import timedelta
 
-__all__ = ["as_int", "as_positive_seconds", "as_seconds"]
+__all__ = ["as_int", "as_positive_seconds", "as_seconds", "as_timeout"]
 
 
 def as_int(value: object, what: str) -> int:
@@ -49,3 +49,8 @@ def as_positive_seconds(value: object, what: str) -> float:
     if not seconds > 0:
         raise ValueError(f"{what}={seconds:g}; expected more than 0 seconds")
     return seconds
+
+
+def as_timeout(value: object, default: float, what: str) -> float:
+    """Do the same for a time that may be ``None``, which means `default` seconds."""
+    return default if value is None else as_positive_seconds(value, what)

@@ -9,7 +9,7 @@ from datetime import timedelta
 from ..errors import DistBackendError, DistError, DistStoreTimeoutError
 from ..groups.membership import Group, resolve_group
 from ..groups.process_group import ProcessGroup
-from ..quantities import as_positive_seconds
+from ..quantities import as_timeout
 from ..rank_sets import name_ranks
 from ..work.op_type import OpType
 from ..work.state import WorkState
@@ -35,11 +35,7 @@ def monitored_barrier(
     ``torch.distributed``.
     """
     pg = resolve_group(group, "monitored_barrier")
-    seconds = (
-        pg.timeout
-        if timeout is None
-        else as_positive_seconds(timeout, "monitored_barrier: timeout")
-    )
+    seconds = as_timeout(timeout, pg.timeout, "monitored_barrier: timeout")
     work = pg.enter(OpType.MONITORED_BARRIER, seconds, 0)
     try:
         if pg.rank() == 0:

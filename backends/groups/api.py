@@ -10,7 +10,7 @@ from typing import Any
 from ..devices.cuda_device import set_device
 from ..errors import DistBackendError, DistError
 from ..interface.registry import unavailable_reason
-from ..quantities import as_int, as_positive_seconds
+from ..quantities import as_int, as_timeout
 from ..stores.base import Store
 from ..work.async_errors import acknowledge, take_async_error
 from . import arrival
@@ -88,11 +88,7 @@ def init_process_group(
             f"init_process_group: {unusable}{mpi_instead(backend, how)}"
         )
     index = bound_index(device_id, config, "init_process_group")
-    seconds = (
-        DEFAULT_TIMEOUT
-        if timeout is None
-        else as_positive_seconds(timeout, "init_process_group: timeout")
-    )
+    seconds = as_timeout(timeout, DEFAULT_TIMEOUT, "init_process_group: timeout")
     rank = as_int(rank, "init_process_group: rank")
     world_size = as_int(world_size, "init_process_group: world_size")
     if is_initialized():

@@ -46,8 +46,7 @@ class GroupOps:
     functions: ClassVar[Mapping[str, Callable[..., Any]]] = {}
 
     def _issue(self, name: str, timeout: Timeout, *args: Any, **kwargs: Any) -> Work:
-        own = contextlib.nullcontext() if timeout is None else op_timeout(timeout)
-        with own:
+        with _own_timeout(timeout):
             work = self.functions[name](*args, group=self, **kwargs)
         assert isinstance(work, Work)
         return work
@@ -61,8 +60,7 @@ class GroupOps:
         opts: BroadcastOptions | None = None,
     ) -> Work:
         """Do ``broadcast`` from rank `root` of the group (default 0)."""
-        opts = _options(opts, root, BroadcastOptions)
-        source = opts.rootRank if root is opts or root is None else root
+        opts, source = _options(opts, root, BroadcastOptions, "rootRank")
         return self._issue(
             "broadcast",
             _timeout(timeout, opts),
@@ -80,8 +78,7 @@ class GroupOps:
         opts: AllreduceOptions | None = None,
     ) -> Work:
         """Do ``all_reduce`` by `op` (default: SUM)."""
-        opts = _options(opts, op, AllreduceOptions)
-        reduce_op = opts.reduceOp if op is opts or op is None else op
+        opts, reduce_op = _options(opts, op, AllreduceOptions, "reduceOp")
         return self._issue(
             "all_reduce",
             _timeout(timeout, opts),
@@ -113,8 +110,7 @@ class GroupOps:
         opts: ReduceOptions | None = None,
     ) -> Work:
         """Do ``reduce`` to rank `root` of the group (default 0)."""
-        opts = _options(opts, root, ReduceOptions)
-        target = opts.rootRank if root is opts or root is None else root
+        opts, target = _options(opts, root, ReduceOptions, "rootRank")
         return self._issue(
             "reduce",
             _timeout(timeout, opts),
@@ -133,10 +129,10 @@ class GroupOps:
         opts: AllgatherOptions | None = None,
     ) -> Work:
         """Do ``all_gather``."""
-        opts = _options(opts, timeout, AllgatherOptions)
+        _, seconds = _options(opts, timeout, AllgatherOptions, "timeout")
         return self._issue(
             "all_gather",
-            _timeout(timeout, opts),
+            seconds,
             _one_list(output_tensors, "allgather"),
             _one(input_tensors, "allgather"),
             async_op=True,
@@ -200,8 +196,7 @@ class GroupOps:
 
         `output_tensors` is empty on the other ranks.
         """
-        opts = _options(opts, root, GatherOptions)
-        target = opts.rootRank if root is opts or root is None else root
+        opts, target = _options(opts, root, GatherOptions, "rootRank")
         return self._issue(
             "gather",
             _timeout(timeout, opts),
@@ -224,8 +219,7 @@ class GroupOps:
 
         `input_tensors` is empty on the other ranks.
         """
-        opts = _options(opts, root, ScatterOptions)
-        source = opts.rootRank if root is opts or root is None else root
+        opts, source = _options(opts, root, ScatterOptions, "rootRank")
         return self._issue(
             "scatter",
             _timeout(timeout, opts),
@@ -245,8 +239,7 @@ class GroupOps:
         opts: ReduceScatterOptions | None = None,
     ) -> Work:
         """Do ``reduce_scatter`` by `op` (default: SUM)."""
-        opts = _options(opts, op, ReduceScatterOptions)
-        reduce_op = opts.reduceOp if op is opts or op is None else op
+        opts, reduce_op = _options(opts, op, ReduceScatterOptions, "reduceOp")
         return self._issue(
             "reduce_scatter",
             _timeout(timeout, opts),
@@ -315,10 +308,10 @@ class GroupOps:
         opts: AllToAllOptions | None = None,
     ) -> Work:
         """Do ``all_to_all_single``; empty or missing sizes split evenly."""
-        opts = _options(opts, timeout, AllToAllOptions)
+        _, seconds = _options(opts, timeout, AllToAllOptions, "timeout")
         return self._issue(
             "all_to_all_single",
-            _timeout(timeout, opts),
+            seconds,
             output,
             input,
             output_split_sizes or None,
@@ -349,10 +342,10 @@ class GroupOps:
         opts: BarrierOptions | None = None,
     ) -> Work:
         """Do ``barrier``; return its Work."""
-        opts = _options(opts, timeout, BarrierOptions)
+        opts, seconds = _options(opts, timeout, BarrierOptions, "timeout")
         return self._issue(
             "barrier",
-            _timeout(timeout, opts),
+            seconds,
             device_ids=opts.device_ids or None,
             device=opts.device,
             async_op=True,
@@ -366,21 +359,29 @@ class GroupOps:
 
     @contextlib.contextmanager
     def _batch(self, opts: GroupOptions | None) -> Any:
-        timeout = opts.timeout if opts else None
-        own = contextlib.nullcontext() if timeout is None else op_timeout(timeout)
+        own = _own_timeout(opts.timeout if opts else None)
         with own, self.functions["coalescing_manager"](self, async_ops=True) as batch:
             yield batch
 
 
-def _options(given: Any, positional: Any, kind: type[Any]) -> Any:
-    """Return the options object of a call: by name, by position, or the defaults."""
-    if given is not None:
-        return given
-    return positional if isinstance(positional, kind) else kind()
+def _own_timeout(timeout: Timeout) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext() if timeout is None else op_timeout(timeout)
+
+
+def _options(given: Any, argument: Any, kind: type[Any], field: str) -> tuple[Any, Any]:
+    """Return the options object of a call, and the value of one of its fields.
+
+    The options are `given` by name, or stand in the place of the `argument` for
+    `field`, or are the defaults; the argument goes before them.
+    """
+    if given is None and isinstance(argument, kind):
+        given, argument = argument, None
+    opts = kind() if given is None else given
+    return opts, getattr(opts, field) if argument is None else argument
 
 
 def _timeout(given: Any, opts: GroupOptions) -> Timeout:
-    return opts.timeout if given is None or given is opts else given
+    return opts.timeout if given is None else given
 
 
 def _one(tensors: Any, name: str) -> Array:

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from ..devices.cuda_device import bound_device
-from ..quantities import as_int, as_positive_seconds
+from ..quantities import as_int, as_timeout
 from ..work.async_errors import acknowledge
 from .config import BackendConfig, bound_index
 from .membership import Group, resolve_group
@@ -80,11 +80,7 @@ def new_group(
         )
     config = default.config if backend is None else BackendConfig(backend)
     index = bound_index(device_id, config, "new_group")
-    seconds = (
-        default.timeout
-        if timeout is None
-        else as_positive_seconds(timeout, "new_group: timeout")
-    )
+    seconds = as_timeout(timeout, default.timeout, "new_group: timeout")
     # With NCCL the communicators can then be split off those of the default group.
     origin = Origin(default) if chosen == default.ranks else None
     made = world.new_group(chosen, group_desc, config, seconds, origin)
@@ -173,13 +169,7 @@ def new_subgroups_by_enumeration(
         [as_int(rank, f"{where}: a rank of list {place}") for rank in ranks]
         for place, ranks in enumerate(ranks_per_subgroup_list)
     ]
-    named = [rank for ranks in lists for rank in ranks]
-    if (
-        not lists
-        or not all(lists)
-        or len(set(named)) < len(named)
-        or not set(named) <= set(range(default.size()))
-    ):
+    if not _are_disjoint(lists, default.size()):
         raise ValueError(
             f"{where}: ranks_per_subgroup_list={lists}; expected lists of distinct "
             "global ranks, none of them empty and no rank in two, each from 0 to "
@@ -191,6 +181,16 @@ def new_subgroups_by_enumeration(
     ]
     mine = next((one for one in made if isinstance(one, ProcessGroup)), None)
     return mine, made
+
+
+def _are_disjoint(lists: Sequence[Sequence[int]], size: int) -> bool:
+    """Return whether there are lists, none empty, of distinct ranks below `size`."""
+    named = [rank for ranks in lists for rank in ranks]
+    return (
+        all(lists)
+        and 0 < len(named) == len(set(named))
+        and set(named) <= set(range(size))
+    )
 
 
 def shrink_group(
@@ -269,13 +269,7 @@ def split_group(
         sorted(as_int(rank, what) for rank in ranks)
         for ranks in (() if split_ranks is None else split_ranks)
     ]
-    named = [rank for ranks in lists for rank in ranks]
-    if (
-        not lists
-        or not all(lists)
-        or len(set(named)) < len(named)
-        or not set(named) <= set(range(pg.size()))
-    ):
+    if not _are_disjoint(lists, pg.size()):
         raise ValueError(
             f"split_group on {pg.describe()}: split_ranks={split_ranks}; expected "
             "lists of distinct ranks of the group, none of them empty and no rank in "
@@ -285,11 +279,7 @@ def split_group(
     if mine is None:
         return None
     config = pg.config if backend is None else BackendConfig(backend)
-    seconds = (
-        pg.timeout
-        if timeout is None
-        else as_positive_seconds(timeout, "split_group: timeout")
-    )
+    seconds = as_timeout(timeout, pg.timeout, "split_group: timeout")
     chosen = [pg.ranks[rank] for rank in mine]
     made = world.new_group(chosen, group_desc, config, seconds)
     assert isinstance(made, ProcessGroup)
