@@ -10,11 +10,15 @@ from typing import Any
 from rankscope.backends.observe.stacks import MAIN, Frame
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import Profile
-from rankscope.engines.cluster.profiling import line_name, without_internals
+from rankscope.engines.cluster.profiling import (
+    innermost_line,
+    is_users,
+    line_name,
+    without_internals,
+)
 from rankscope.engines.errors import group_by_message
 
 from .flame_graph import UNEVEN, Box, flame_graph
-from .stack_text import innermost_line, is_users
 
 __all__ = ["ProfileReport"]
 
@@ -132,12 +136,11 @@ class ProfileReport:
 
 def _line_and_call(frames: Sequence[Frame]) -> tuple[str, str]:
     """Return the user's innermost line, and what it has called."""
-    at = innermost_line(frames)
+    at, inner = innermost_line(frames)
     if not frames:
         return "idle", ""
     if at is None:
         return "", frames[-1].function
-    inner = frames[len(frames) - 1 - frames[::-1].index(at) + 1 :]
     return line_name(at), inner[-1].function if inner else at.text
 
 

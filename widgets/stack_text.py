@@ -7,24 +7,16 @@ from collections.abc import Mapping, Sequence
 from rankscope.backends.observe.stacks import Frame, Stack
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import RankStacks
-from rankscope.engines.cluster.profiling import line_name, without_internals
+from rankscope.engines.cluster.profiling import (
+    innermost_line,
+    line_name,
+    without_internals,
+)
 
-__all__ = ["innermost_line", "is_users", "stack_text"]
+__all__ = ["stack_text"]
 
-#: Parts of paths of what is installed, and of Python's own library.
-_INSTALLED = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
 #: The file whose calls begin each thread.
 _START = "/threading.py"
-
-
-def is_users(frame: Frame) -> bool:
-    """Whether the code is the user's: of a cell, or of a file that is not installed."""
-    return not frame.internal and not any(one in frame.place for one in _INSTALLED)
-
-
-def innermost_line(frames: Sequence[Frame]) -> Frame | None:
-    """Return the innermost call of the user's own code."""
-    return next((one for one in reversed(frames) if is_users(one)), None)
 
 
 def stack_text(found: RankStacks, every: bool = False) -> str:
@@ -46,7 +38,7 @@ def stack_text(found: RankStacks, every: bool = False) -> str:
 
 def _block(stacks: Sequence[Stack], ranks: Sequence[int]) -> str:
     main, *others = stacks
-    at = innermost_line(main.frames)
+    at, _ = innermost_line(main.frames)
     where = "idle: no cell runs"
     if main.frames:
         where = f"at {line_name(at)}" if at is not None else "busy, at no line of yours"

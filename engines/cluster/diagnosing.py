@@ -20,7 +20,7 @@ from ..wire.requests import NcclReport
 from . import silence
 from .flight_records import FlightRecords
 from .nccl_account import account_of_group
-from .profiling import RankStacks, is_cell, line_name
+from .profiling import RankStacks, innermost_line, is_cell, line_name
 from .rank_slots import SILENCE
 
 __all__ = [
@@ -60,7 +60,6 @@ OVERLOADED = 10.0
 
 #: The path of a library's file within its installation.
 _LIBRARY = re.compile(r"[/\\](?:site|dist)-packages[/\\](?P<path>.*)")
-_STANDARD_LIBRARY = re.compile(r"[/\\]python3\.\d+[/\\]|^<")
 
 
 class Diagnosable(Protocol):
@@ -188,22 +187,18 @@ def causes_by_group(
     return {group: in_one(found) for group, found in groups.items()}
 
 
-def library_call(frames: Iterable[Frame]) -> str:
+def library_call(frames: Sequence[Frame]) -> str:
     """Return the function of a library that the user's innermost line has called.
 
     Its name tells a data loader or ``torch.cuda.synchronize()`` from other calls, also
     where it blocks in a thread's lock or in a driver. Rankscope's own functions are not
     named: what they do stands in the records.
     """
-    called = ""
-    for frame in frames:
+    for frame in innermost_line(frames)[1]:
         library = _LIBRARY.search(frame.place)
         if library is not None and not frame.internal:
-            called = called or f"`{frame.function}` of {library['path']}"
-        elif not (frame.internal or _STANDARD_LIBRARY.search(frame.place)):
-            # The user's own code, which the library has called.
-            called = ""
-    return called
+            return f"`{frame.function}` of {library['path']}"
+    return ""
 
 
 def _view(

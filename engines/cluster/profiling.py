@@ -22,7 +22,9 @@ __all__ = [
     "Profile",
     "RankStacks",
     "Sampled",
+    "innermost_line",
     "is_cell",
+    "is_users",
     "line_name",
     "sample_ranks",
     "stacks_of",
@@ -39,6 +41,8 @@ ANSWER = 10.0
 STEP = 0.2
 
 _CELL = re.compile(r"Cell In\[(.*)\]$")
+#: Parts of paths of what is installed, and of Python's own library.
+_INSTALLED = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,19 @@ class Profile:
 def is_cell(frame: Frame) -> bool:
     """Return whether the code of the call is that of a cell."""
     return _CELL.match(frame.place) is not None
+
+
+def is_users(frame: Frame) -> bool:
+    """Whether the code is the user's: of a cell, or of a file that is not installed."""
+    return not frame.internal and not any(one in frame.place for one in _INSTALLED)
+
+
+def innermost_line(frames: Sequence[Frame]) -> tuple[Frame | None, Sequence[Frame]]:
+    """Return the innermost call of the user's own code, and the calls it has made."""
+    for place in reversed(range(len(frames))):
+        if is_users(frames[place]):
+            return frames[place], frames[place + 1 :]
+    return None, frames
 
 
 def frame_place(frame: Frame) -> str:
