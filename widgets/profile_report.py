@@ -50,14 +50,14 @@ class ProfileReport:
     def _repr_mimebundle_(
         self, include: Any = None, exclude: Any = None
     ) -> dict[str, str]:
-        return {"text/plain": repr(self), "text/html": self._html()}
+        return {"text/plain": repr(self), "text/html": self.html()}
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the flame graph as an HTML page that needs nothing else."""
         page = (
             '<!doctype html><meta charset="utf-8"><title>Rankscope</title>'
             '<meta name="color-scheme" content="light dark"><body>'
-            f"{self._html()}</body>"
+            f"{self.html()}</body>"
         )
         Path(path).write_text(page, encoding="utf-8")
 
@@ -115,7 +115,8 @@ class ProfileReport:
 
     # -- HTML ------------------------------------------------------------------
 
-    def _html(self) -> str:
+    def html(self) -> str:
+        """Return the flame graph."""
         ranks = list(self.profile.ranks)
         root = Box("all", "all", "root", [0.0] * len(ranks))
         for rank, frames, thread, seconds in self._stacks():

@@ -200,9 +200,9 @@ COMMANDS = {
             "dist_profile",
             "Show where the ranks are now, thread by thread, also while they hang;\n"
             "with -t, where they spend the next seconds, as a flame graph. It runs\n"
-            "beside cells of %%distributed --async; beside any other cell, rankscope\n"
-            "profile in a terminal does. An interrupt ends it early: it shows what\n"
-            "was seen so far.",
+            "beside cells of %%distributed --async; beside any other cell, Profile on\n"
+            "the board and rankscope profile in a terminal do. An interrupt ends it\n"
+            "early: it shows what was seen so far.",
             "%dist_profile\n%dist_profile -t 5 -r 0,2-3\n"
             "p = %dist_profile -t 5\np.save('profile.html')",
             "cluster.stacks(), rankscope.widgets.ProfileReport(cluster.sample(5))",

@@ -17,8 +17,10 @@ from typing import Any, Protocol
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.verdicts import Verdict
 from rankscope.backends.rank_sets import name_ranks
-from rankscope.engines import ClusterError, FlightRecords
+from rankscope.engines import ClusterError, FlightRecords, Profile, RankStacks
 
+from ..profile_report import ProfileReport
+from ..stack_text import stack_text
 from .group import Group
 from .model import BoardModel, Message
 from .timeline import timeline
@@ -30,6 +32,10 @@ _log = logging.getLogger(__name__)
 #: Limits of the timeline: records of one rank at most, of all ranks together, and
 #: the records of one rank that are shown however many ranks there are.
 MOST, IN_ALL, LEAST = 200, 12_800, 20
+
+#: Seconds of a flame graph at most, and characters of stacks: both go to every page.
+LONGEST, STACKS = 60, 200_000
+TRUNCATED = "(the stacks are longer: `rankscope profile` in a terminal prints all)"
 
 #: The reason of an abort and its author, as the errors on the ranks show them.
 REASON, BY = "aborted from the board", "the board"
@@ -56,6 +62,10 @@ class ClusterCommands(Protocol):
     def flight_records(
         self, ranks: Any = None, *, last: int | None = None
     ) -> FlightRecords: ...
+
+    def stacks(self, ranks: Any = None) -> RankStacks: ...
+
+    def sample(self, seconds: float, ranks: Any = None) -> Profile: ...
 
 
 class BoardActions:
@@ -105,6 +115,7 @@ class BoardActions:
             "rebuild": self._rebuild,
             "restart": self._restart,
             "diagnose": self._diagnose,
+            "profile": self._profile,
             "records": self._records,
             "trace": self._trace,
             "source": self._source_text,
@@ -186,6 +197,25 @@ class BoardActions:
             return {"text": "Nothing is wrong: no op is stuck, every rank answers."}
         faults = dict.fromkeys(verdict.fault.value for verdict in verdicts)
         return {"text": f"Diagnosis: {', '.join(faults)}."}
+
+    # -- where the ranks are ------------------------------------------------
+
+    def _profile(self, request: Message) -> Message:
+        """Return the stacks of all ranks now, or a flame graph of some seconds."""
+        seconds = request.get("seconds", 0)
+        if type(seconds) not in (int, float) or not 0 <= seconds <= LONGEST:
+            raise ValueError(
+                f"the board cannot sample for {seconds!r} s: expected 0, for the "
+                f"stacks now, to {LONGEST}"
+            )
+        if seconds:
+            report = ProfileReport(self._cluster.sample(seconds))
+            return {"title": "Where the ranks spent their time", "page": report.html()}
+        found = stack_text(self._cluster.stacks())
+        if len(found) > STACKS:
+            found = f"{found[:STACKS]}…\n\n{TRUNCATED}"
+        when = time.strftime("%H:%M:%S")
+        return {"title": f"Where the ranks were at {when}", "stacks": found}
 
     # -- timeline -----------------------------------------------------------
 

@@ -22,6 +22,7 @@ FILES = (
     "works.js",
     "draw.js",
     "timeline.js",
+    "stacks.js",
     "actions.js",
     "board.js",
     "bar.js",

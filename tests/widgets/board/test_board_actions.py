@@ -7,16 +7,29 @@ from typing import Any
 
 import pytest
 
+from rankscope.backends.observe.stacks import MAIN, Frame, Stack
+from rankscope.engines import Profile, RankStacks
+from rankscope.engines.cluster.profiling import Sampled
+from rankscope.widgets.board import actions as board_actions
 from rankscope.widgets.board.actions import BoardActions
 from rankscope.widgets.board.model import BoardModel
 from tests.widgets.statuses import cluster, group, rank
 
 
 class Asked:
-    """A cluster that notes what it is asked to do."""
+    """A cluster that notes what it is asked to do; its ranks compute `line`."""
 
-    def __init__(self) -> None:
+    def __init__(self, line: str = "load()") -> None:
         self.calls: list[tuple[str, Any]] = []
+        frame = Frame("Cell In[7]", 3, "<module>", line, False)
+        self._stack = Stack(MAIN, (frame,))
+
+    def stacks(self, ranks: Any = None) -> RankStacks:
+        return RankStacks({0: [self._stack]}, errors={1: "rank 1 is dead"})
+
+    def sample(self, seconds: float, ranks: Any = None) -> Profile:
+        self.calls.append(("sample", seconds))
+        return Profile({0: Sampled(seconds, 500, [(self._stack, seconds)])})
 
     def restart(self, ranks: Any = None) -> None:
         self.calls.append(("restart", ranks))
@@ -26,16 +39,13 @@ class Asked:
         return []
 
 
-@pytest.mark.parametrize(
-    ("dead", "frozen", "restarted"),
-    [([1], [], [1]), ([], [2], [2]), ([3], [2], [2, 3])],
-)
-def test_a_restart_replaces_dead_and_frozen_ranks(
-    dead: list[int], frozen: list[int], restarted: list[int]
-) -> None:
+def _click(
+    asked: Asked, what: str, head: dict[str, Any] | None = None, **parameters: Any
+) -> dict[str, Any]:
+    """Return the answer to a click on the board of four ranks."""
     model = BoardModel.of(cluster(*(rank(number, group()) for number in range(4))))
-    model.head |= {"dead": dead, "frozen": frozen}
-    asked, answers = Asked(), queue.SimpleQueue[Any]()
+    model.head |= head or {}
+    answers = queue.SimpleQueue[Any]()
     actions = BoardActions(
         asked,  # type: ignore[arg-type]
         diagnose=None,
@@ -45,8 +55,48 @@ def test_a_restart_replaces_dead_and_frozen_ranks(
         on_done=lambda: None,
         source_line=lambda cell, line: "",
     )
-    actions.start({"do": "restart", "id": "1", "group": model.groups[0].id})
-    answer = answers.get(timeout=30)
+    actions.start({"do": what, "id": "1", **parameters})
+    return answers.get(timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("dead", "frozen", "restarted"),
+    [([1], [], [1]), ([], [2], [2]), ([3], [2], [2, 3])],
+)
+def test_a_restart_replaces_dead_and_frozen_ranks(
+    dead: list[int], frozen: list[int], restarted: list[int]
+) -> None:
+    asked = Asked()
+    answer = _click(asked, "restart", head={"dead": dead, "frozen": frozen}, group="g0")
     assert answer["ok"]
     assert "restarted" in answer["text"]
     assert asked.calls == [("restart", restarted), ("rebuild", None)]
+
+
+def test_a_profile_is_the_stacks_now_or_a_flame_graph() -> None:
+    asked = Asked()
+    now = _click(asked, "profile")
+    assert now["title"].startswith("Where the ranks were at ")
+    assert now["stacks"].split("\n\n") == [
+        "rank 0: at cell 7 line 3\n    cell 7 line 3  load()",
+        "rank 1: rank 1 is dead",
+    ]
+    sampled = _click(asked, "profile", seconds=5)
+    assert asked.calls == [("sample", 5)]
+    assert sampled["title"] == "Where the ranks spent their time"
+    assert "rankscope-flame" in sampled["page"]
+
+
+@pytest.mark.parametrize("seconds", [-1, 61, float("nan"), "5", True, None])
+def test_a_profile_of_other_lengths_is_refused(seconds: object) -> None:
+    asked = Asked()
+    answer = _click(asked, "profile", seconds=seconds)
+    assert not answer["ok"]
+    assert "expected 0, for the stacks now, to 60" in answer["text"]
+    assert asked.calls == []
+
+
+def test_stacks_without_an_end_are_cut() -> None:
+    answer = _click(Asked("x" * 2 * board_actions.STACKS), "profile")
+    assert len(answer["stacks"]) < board_actions.STACKS + 200
+    assert answer["stacks"].endswith(board_actions.TRUNCATED)

@@ -79,6 +79,22 @@ def test_the_timeline_of_a_hang(person: Person) -> None:
     assert person.notebook.is_running("missing")
 
 
+def test_where_the_ranks_are_while_the_cell_runs(person: Person) -> None:
+    person.button("Profile").click()
+    panel = person.notebook.board.locator(".stacks")
+    panel.wait_for()
+    said = panel.locator("pre").inner_text()
+    assert re.search(r"ranks 0–1, 3: at cell \d+ line 4\n", said)
+    assert "rank 2: idle: no cell runs" in said
+    person.shot("04-stacks")
+    person.button("Sample 5 s").click()
+    calls = panel.frame_locator("iframe").locator(".node > button")
+    calls.filter(has_text="all_reduce").first.wait_for()
+    person.shot("04-flame-graph")
+    person.button("Close").click()
+    assert person.notebook.is_running("missing")
+
+
 def test_a_second_window_and_a_reload_have_the_live_board(
     person: Person, server: Lab
 ) -> None:
@@ -158,7 +174,7 @@ def test_a_board_whose_kernel_is_gone_says_so(person: Person) -> None:
     person.notebook.restart_kernel()
     said = person.banner("^No kernel|^No answer", 60)
     assert re.search(r"\d\d:\d\d:\d\d", said)
-    for name in ("Diagnose", "Abort", "Rebuild"):
+    for name in ("Profile", "Diagnose", "Abort", "Rebuild"):
         assert person.button(name).is_disabled()
     person.shot("11-kernel-gone")
     assert person.notebook.errors == []

@@ -14,7 +14,7 @@ from tests.widgets.scene import Scene, lanes
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-BUTTONS = ("Diagnose", "Abort", "Rebuild")
+BUTTONS = ("Profile", "Diagnose", "Abort", "Rebuild")
 CLOCK = r"\d\d:\d\d:\d\d"
 
 

@@ -182,6 +182,9 @@ def test_clicks_count_while_a_cell_blocks_the_main_thread(page: FrontEnd) -> Non
     # Cells that wait for their turn stay where they are.
     after = [page.run(f"print('cell {number}')") for number in range(3)]
     _open_a_page(page)
+    page.send(do="profile", id="profile")
+    stacks = page.reported("did", id="profile")["stacks"]
+    assert re.search(r"ranks 0–1, 3: at cell \d+ line 3", stacks), stacks
     page.send(do="abort", group="g0", id="click")
     did = page.reported("did", id="click")
     assert did["ok"], did

@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankscope.backends.conformance.waiting import until
+from rankscope.backends.observe.stacks import MAIN, Frame, Stack
 from rankscope.backends.observe.verdicts import Fault, Verdict
+from rankscope.engines import Profile
+from rankscope.engines.cluster.profiling import Sampled
+from rankscope.widgets import ProfileReport
 from rankscope.widgets.board.html import board_html
 from rankscope.widgets.board.timeline import timeline
 from tests.widgets import simulated, statuses
@@ -223,6 +227,54 @@ class TestButtons:
         scene.page.play(answer)
         assert scene.texts("news") == [why.strip()]
 
+    def test_where_the_ranks_are_is_shown_and_leads_to_the_cell(
+        self, scene: Scene
+    ) -> None:
+        page, panel = scene.page, scene.page.board().locator(".stacks")
+        assert not panel.is_visible()
+        page.sent()
+        scene.button("Profile").click()
+        (request,) = page.sent()
+        assert (request["do"], request["seconds"]) == ("profile", 0)
+        stacks = "ranks 0–3: at cell 7 line 3\n    cell 7 line 3  in <b>load</b>"
+        answer = {"type": "did", "id": request["id"], "ok": True}
+        page.play({**answer, "title": "Where the ranks were", "stacks": stacks})
+        assert panel.locator("pre").inner_text() == stacks
+        assert panel.get_by_role("button", name="cell 7 line 3").count() == 2
+        page.shot("board-stacks")
+        scene.button("Close").click()
+        assert not panel.is_visible()
+
+    def test_a_flame_graph_is_sampled_and_works_in_the_board(
+        self, scene: Scene
+    ) -> None:
+        page, panel = scene.page, scene.page.board().locator(".stacks")
+        scene.button("Profile").click()
+        answer = {"type": "did", "ok": True, "title": "Where the ranks were"}
+        page.play({**answer, "id": page.sent()[-1]["id"], "stacks": "idle"})
+        scene.button("Sample 5 s").click()
+        assert scene.button("Sampling…").is_disabled()
+        (request,) = page.sent()
+        assert (request["do"], request["seconds"]) == ("profile", 5)
+        seen = [
+            (Stack(MAIN, (Frame("Cell In[7]", 3, "<module>", "load()", False),)), 5.0)
+        ]
+        report = ProfileReport(Profile({0: Sampled(5.0, 500, seen)}))
+        page.play({**answer, "id": request["id"], "page": report.html()})
+        picture = panel.frame_locator("iframe")
+        call = picture.get_by_role("button", name="cell 7 line 3 · load()")
+        call.click()
+        assert picture.get_by_role("button", name="Zoom out").is_enabled()
+        page.shot("board-flame-graph")
+        assert scene.button("Sample 5 s").is_enabled()
+
+    def test_a_look_at_the_ranks_that_failed_says_why(self, scene: Scene) -> None:
+        scene.button("Profile").click()
+        failed = {"type": "did", "id": scene.page.sent()[-1]["id"], "ok": False}
+        scene.page.play({**failed, "text": "ranks 0–3 did not answer"})
+        assert scene.texts("news") == ["ranks 0–3 did not answer"]
+        assert not scene.page.board().locator(".stacks").is_visible()
+
     def test_an_aborted_group_can_be_rebuilt(self, scene: Scene) -> None:
         aborted = statuses.group(state="aborted", reason="by hand")
         scene.take(statuses.cluster(*(statuses.rank(n, aborted) for n in range(4))))
@@ -274,7 +326,7 @@ class TestKeyboard:
     def test_everything_can_be_reached(self, scene: Scene) -> None:
         scene.page.page.locator("body").press("Tab")
         reached = []
-        for _ in range(5):
+        for _ in range(6):
             reached.append(
                 scene.page.page.evaluate(
                     """() => {
@@ -285,6 +337,7 @@ class TestKeyboard:
             )
             scene.page.page.keyboard.press("Tab")
         assert reached == [
+            "Profile",
             "Diagnose",
             "Rebuild",
             "default4",

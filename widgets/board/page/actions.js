@@ -1,8 +1,8 @@
-// The buttons: Diagnose, Abort, Rebuild. A costly action asks for a confirmation.
+// The buttons: Profile, Diagnose, Abort, Rebuild. A costly action asks for a confirmation.
 
 class Action {
   constructor(board, options) {
-    // name, label, doing, about, what, parameters, question, strong, able, absent
+    // name, label, doing, about, what, parameters, question, strong, able, absent, done
     Object.assign(this, { board, ...options });
     const { label } = options;
     this.element = make("span", "action");
@@ -70,13 +70,14 @@ class Action {
     this.board.store.request(this.what(), this.parameters(), (answer) => {
       this.running = false;
       this.board.showOutcome(answer.text ?? "", answer.ok);
+      if (answer.ok) this.done?.(answer);
       this.update();
     });
   }
 }
 
 /** Make the buttons of a board, or those of them that `only` names. */
-function makeActions(board, only = ["Diagnose", "Abort", "Rebuild"]) {
+function makeActions(board, only = ["Profile", "Diagnose", "Abort", "Rebuild"]) {
   const { store } = board;
   const running = () => store.live;
   // A frozen rank, too, is replaced by a restart only.
@@ -91,6 +92,18 @@ function makeActions(board, only = ["Diagnose", "Abort", "Rebuild"]) {
   const refused = (what) => store.head.refused?.[what];
   const parameters = () => ({ group: group()?.id ?? null });
   const all = [
+    new Action(board, {
+      name: "Profile",
+      label: () => "Profile",
+      doing: "Profiling…",
+      about: () => "Show the calls that every rank is in now. Nothing is changed.",
+      what: () => "profile",
+      parameters: () => ({ seconds: 0 }),
+      question: () => null,
+      strong: () => false,
+      able: running,
+      done: (answer) => board.stacks.show(answer),
+    }),
     new Action(board, {
       name: "Diagnose",
       label: () => "Diagnose",

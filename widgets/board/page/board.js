@@ -52,9 +52,10 @@ class Board {
       "aria-expanded": "false",
     });
     this.fold.addEventListener("click", () => this.unfold(!this.timeline.open));
+    this.stacks = new Stacks(this);
     this.buttons = makeActions(this);
     this.body.append(
-      head, this.banner.element, this.news, this.tabs.element, this.map,
+      head, this.banner.element, this.news, this.stacks.element, this.tabs.element, this.map,
       this.table.element, this.fold, this.timeline.element,
     );
     this.scrolled = 0;
@@ -105,7 +106,10 @@ class Board {
     const marked = all || this.table.dirty.size > 0;
     this.table.flush(now);
     if (marked) this.drawMap();
-    if (all || groups || head || banner) this.buttons.update();
+    if (all || groups || head || banner) {
+      this.buttons.update();
+      this.stacks.update();
+    }
     if (this.timeline.open && (all || groups || timeline)) {
       this.timeline.group = this.tab();
       this.timeline.sort();
