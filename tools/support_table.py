@@ -215,8 +215,10 @@ def _ops_of(function: Callable[..., Any]) -> set[str]:
         value = function.__globals__.get(name)
         if name in OPS:
             found.add(name)
-        elif inspect.isfunction(value) and value.__module__ == function.__module__:
-            found |= _ops_of(value)
+        elif getattr(value, "__module__", None) == function.__module__:
+            functions = vars(value).values() if inspect.isclass(value) else [value]
+            for one in filter(inspect.isfunction, functions):
+                found |= _ops_of(one)
     return found
 
 

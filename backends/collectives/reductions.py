@@ -47,8 +47,8 @@ def all_reduce(
     tensor : array
         Read and written in place. Any array that exports DLPack, C-contiguous and
         writable, of one size and dtype on all ranks. A scipy.sparse array or matrix
-        (COO or CSR) is summed too: its pattern of entries may differ from rank to
-        rank, and the call blocks, so ``async_op=True`` raises `ValueError`.
+        (COO or CSR) is summed too, where every rank has one: its pattern of entries may
+        differ from rank to rank, its shape and dtype may not.
 
     Notes
     -----
@@ -67,8 +67,7 @@ def all_reduce(
     pg = resolve_group(group, "all_reduce")
     check_op(op, "all_reduce", pg)
     if type(tensor) is not np.ndarray and is_sparse(tensor):
-        sparse_all_reduce(tensor, op, pg, async_op)
-        return None
+        return sparse_all_reduce(tensor, op, pg).finish(async_op)
     array, device = take(tensor, "tensor", OpType.ALL_REDUCE, pg)
     return pg.issue(
         Op(OpType.ALL_REDUCE, device, (array,), (array,), result=array, reduce_op=op)

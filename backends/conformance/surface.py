@@ -115,8 +115,18 @@ def sparse(group: ProcessGroup | None = None) -> None:
         dist.all_reduce(sp.csr_array(of(rank)), dist.ReduceOp.MAX, group=group)
     with raises(TypeError, match="expected 'coo' or 'csr'"):
         dist.all_reduce(sp.dok_array(of(rank)), group=group)
-    with raises(ValueError, match="async_op=False"):
-        dist.all_reduce(sp.csr_array(of(rank)), async_op=True, group=group)
+
+    # In any order of completion, with other ops in between.
+    many = [sp.csr_array(of(rank) * n) for n in range(1, 4)]
+    dense = np.ones(3)
+    works = [dist.all_reduce(x, async_op=True, group=group) for x in many]
+    last = dist.all_reduce(dense, async_op=True, group=group)
+    for work in (last, *reversed(works)):
+        assert work is not None
+        assert work.wait()
+    same(dense, size)
+    for n, x in enumerate(many, 1):
+        same(x.toarray(), wanted * n)
 
 
 def coalesced(group: ProcessGroup | None = None) -> None:

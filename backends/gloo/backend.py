@@ -58,6 +58,7 @@ class GlooBackend(Backend):
     # The side process of another rank ends where a call finds a connection closed.
     lingers = True
     buffers_messages = False
+    private_tags = range(_TAGS, _TAGS + 256)
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         super().__init__(rank, size)

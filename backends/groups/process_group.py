@@ -417,23 +417,33 @@ class ProcessGroup(GroupOps):
             for run, works in issued
         ]
 
-    def enter(self, op_type: OpType, timeout: float, peer: int | None) -> Work:
+    def enter(
+        self,
+        op_type: OpType,
+        timeout: float | None = None,
+        peer: int | None = None,
+        work: Work | None = None,
+    ) -> Work:
         """Number and record an op that no backend runs; the caller ends its Work.
 
-        The caller keeps the deadline, too: `timeout` is only shown.
+        `work` is timed out as every Work is, after `timeout` seconds (default: as the
+        other ops of the group). Of an op without one, the caller keeps the deadline,
+        too: `timeout` is only shown.
         """
         current = self._current
-        record = Record(current.status, op_type, (), peer, timeout)
+        seconds = timeout or own_timeout() or self._spec.timeout
+        record = Record(current.status, op_type, (), peer, seconds)
         hooks = active_hooks()
         for hook in hooks:
             hook.before(record)
+        watchdog.touch()
         with current.issue_lock:
             current.raise_if_aborted(op_type)
             if current.departures.by_rank:
                 current.refuse_departed(op_type, peer, False)
             record.number()
             recorder.add(record)
-            work = SelfTimedWork(op_type)
+            work = SelfTimedWork(op_type) if work is None else work
             current.status.in_flight[record.op_id] = work
             work.bind(record)
             work.mark_started()

@@ -106,6 +106,9 @@ class Backend:
     library_calls: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     #: Whether a message may arrive before it is received, and its sender leave.
     buffers_messages = True
+    #: Tags of messages that the dispatcher itself sends: :meth:`check_message` may
+    #: refuse them where the caller chooses one.
+    private_tags: range = range(1 << 30, (1 << 30) + 256)
     #: Whether a rank that closes it fails what others have in flight with third ranks:
     #: a rank that leaves the group then waits for the others to leave.
     lingers = False

@@ -61,8 +61,9 @@ _NONE: dict[ReduceOp, Ufunc] = {}
 
 # The tags of users' messages lie below, one for each kind of collective above:
 # a rank in another collective than its peer waits, and mixes nothing up. MPI
-# guarantees tags up to 32767.
+# guarantees tags up to 32767. The dispatcher's own messages are above both.
 _USER_TAGS = 32000
+_PRIVATE_TAGS = 32500
 _TAGS = {kind: _USER_TAGS + place for place, kind in enumerate(OpType)}
 
 # A look-up of a member on its class, and an Enum's hash, are Python code before 3.11.
@@ -80,6 +81,7 @@ class MPIBackend(Backend):
     name = "mpi"
     interface_version = 1
     reduce_ops = frozenset(_ALL)
+    private_tags = range(_PRIVATE_TAGS, _PRIVATE_TAGS + 256)
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         super().__init__(rank, size)
