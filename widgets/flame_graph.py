@@ -34,7 +34,8 @@ _KINDS = {
 class Box:
     """A call, the seconds that each rank spent in it, and what it called.
 
-    `kind` is ``"root"``, ``"own"``, ``"op"``, ``"library"`` or ``"idle"``.
+    `kind` is ``"root"``, ``"own"``, ``"op"``, ``"library"`` or ``"idle"``; ``"line"``
+    is no call, but a line of the user's function whose box it is in.
     """
 
     label: str
@@ -191,7 +192,7 @@ body.vscode-dark .rankscope-flame {
   font: inherit; font-size: .92em; line-height: 1.5em; border-radius: 2px;
   border: solid var(--jp-layout-color0, Canvas); border-width: 0 1px 1px 0;
 }
-.rankscope-flame .own { background: var(--own); }
+.rankscope-flame :is(.own, .line) { background: var(--own); }
 .rankscope-flame .op { background: var(--op); }
 .rankscope-flame :is(.library, .root) { background: var(--library); }
 .rankscope-flame .idle { background: var(--idle); }

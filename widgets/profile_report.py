@@ -11,6 +11,7 @@ from rankscope.backends.observe.stacks import MAIN, Frame
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import Profile
 from rankscope.engines.cluster.profiling import (
+    file_name,
     innermost_line,
     is_users,
     line_name,
@@ -126,11 +127,13 @@ class ProfileReport:
             if thread != MAIN:
                 box = box.inside(f"thread {thread}", f"thread {thread}", "library")
                 box.seconds[place] += seconds
-            for label, about, kind in map(_box, frames):
-                box = box.inside(label, about, kind)
-                box.seconds[place] += seconds
+            for frame in frames:
+                for label, about, kind in _boxes(frame):
+                    box = box.inside(label, about, kind)
+                    box.seconds[place] += seconds
             if not frames:
                 box.inside("idle", "no cell runs", "idle").seconds[place] += seconds
+        _join_single_lines(root)
         notes, seconds = self._silent()[1:], self.profile.seconds
         return flame_graph(self._title(), root, ranks, seconds, notes)
 
@@ -163,15 +166,36 @@ def _row(by_rank: dict[int, float], line: str, call: str) -> tuple[str, str, str
     return spent, name_ranks(by_rank), line, call
 
 
-def _box(frame: Frame) -> tuple[str, str, str]:
-    """Return the label of a call, what its tooltip says, and its kind."""
+def _boxes(frame: Frame) -> Iterator[tuple[str, str, str]]:
+    """Yield label, tooltip and kind of a call's box, and of the box of its line in it.
+
+    A function is one box, as a flame graph has it, however many of its lines were seen:
+    a generator that is left and entered again would be a box for each of them. Where
+    the code is the user's, the box of the function has a box for each of its lines; the
+    lines of a cell or of a script itself need no function around them.
+    """
+    function = frame.function
     if frame.internal:
-        place = line_name(frame) if frame.line else "Rankscope"
-        return frame.function, f"{frame.function} · {place}", "op"
-    name = line_name(frame)
-    inside = "" if frame.function == "<module>" else f" in {frame.function}"
-    about = f"{name}{inside} · {frame.text}"
-    if is_users(frame):
-        return f"{name} · {frame.text}", about, "own"
-    kind = "op" if _TORCH_OPS in frame.place else "library"
-    return f"{frame.function} · {name}", f"{frame.function} · {about}", kind
+        place = file_name(frame) if frame.line else "Rankscope"
+        yield function, f"{function} · {place}", "op"
+        return
+    begins = f", which begins at line {frame.begins}" if frame.begins else ""
+    place, line = file_name(frame), line_name(frame)
+    box = f"{function} · {place}", f"{function} in {place}{begins}"
+    if not is_users(frame):
+        yield *box, "op" if _TORCH_OPS in frame.place else "library"
+    elif function == "<module>":
+        yield f"{line} · {frame.text}", f"{line} · {frame.text}", "own"
+    else:
+        yield *box, "own"
+        yield f"{line} · {frame.text}", f"{line} in {function} · {frame.text}", "line"
+
+
+def _join_single_lines(box: Box) -> None:
+    """Leave out the box of a function of which one line was seen; keep the line's."""
+    for key, call in box.calls.items():
+        # Only a function has lines, as long as those below are not joined.
+        inside = list(call.calls.values())
+        if len(inside) == 1 and inside[0].kind == "line":
+            box.calls[key] = call = inside[0]
+        _join_single_lines(call)

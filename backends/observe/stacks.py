@@ -34,6 +34,8 @@ class Frame(NamedTuple):
     text: str
     #: Whether the code is Rankscope's.
     internal: bool
+    #: The first line of the function, which tells two of one name apart.
+    begins: int = 0
 
 
 class Stack(NamedTuple):
@@ -115,7 +117,8 @@ class _Look:
             code, cell, internal = self._codes[number]
             text = linecache.getline(code.co_filename, line).strip()[:_LONGEST]
             name = getattr(code, "co_qualname", code.co_name)
-            found.append(Frame(cell or code.co_filename, line, name, text, internal))
+            place, begins = cell or code.co_filename, code.co_firstlineno
+            found.append(Frame(place, line, name, text, internal, begins))
         return tuple(found)
 
     def _main(self, frame: FrameType) -> _Key:

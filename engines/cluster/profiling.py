@@ -22,6 +22,7 @@ __all__ = [
     "Profile",
     "RankStacks",
     "Sampled",
+    "file_name",
     "innermost_line",
     "is_cell",
     "is_users",
@@ -127,11 +128,15 @@ def frame_place(frame: Frame) -> str:
     return f"{place}, line {frame.line}"
 
 
+def file_name(frame: Frame) -> str:
+    """Return ``cell 7`` or ``train.py``."""
+    cell = _CELL.match(frame.place)
+    return f"cell {cell[1]}" if cell else PurePath(frame.place).name
+
+
 def line_name(frame: Frame) -> str:
     """Return ``cell 7 line 3`` or ``train.py line 3``."""
-    cell = _CELL.match(frame.place)
-    name = f"cell {cell[1]}" if cell else PurePath(frame.place).name
-    return f"{name} line {frame.line}"
+    return f"{file_name(frame)} line {frame.line}"
 
 
 def without_internals(frames: Iterable[Frame]) -> tuple[Frame, ...]:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.backends.observe.stacks import MAIN, Frame, Stack
+from rankscope.backends.conformance.waiting import until
+from rankscope.backends.observe.stacks import (
+    MAIN,
+    Frame,
+    Stack,
+    StackSampler,
+    ThreadStacks,
+)
 from rankscope.engines import Profile, RankStacks
 from rankscope.engines.cluster.profiling import Sampled
 from rankscope.widgets import ProfileReport
@@ -117,6 +126,77 @@ def test_a_picture_of_many_stacks_stays_small() -> None:
         for line in range(10_000)
     ]
     assert len(_html(Profile({0: Sampled(0.1, 10, weights)}))) < 3_000_000
+
+
+def _boxes(*stacks: tuple[Frame, ...]) -> list[str]:
+    """Return the labels of the boxes, callers first, where each stack takes 1 s."""
+    seen = [(_main(*frames), 1.0) for frames in stacks]
+    html = _html(Profile({0: Sampled(float(len(seen)), 100, seen)}))
+    return re.findall(r'<button type="button" class="\w+" title="[^"]*">([^<]+)<', html)
+
+
+def test_a_generator_that_is_left_and_entered_again_is_one_box() -> None:
+    loop = Frame("Cell In[7]", 9, "<module>", "for x in batches():", False, 1)
+    lines = [
+        Frame("Cell In[7]", n, "batches", f"x = load({n})", False, 2) for n in (3, 4, 4)
+    ]
+    calls = [(loop, one) for one in lines]
+    assert _boxes(*calls) == [
+        "all",
+        "cell 7 line 9 · for x in batches():",
+        "batches · cell 7",
+        "cell 7 line 4 · x = load(4)",
+        "cell 7 line 3 · x = load(3)",
+    ]
+
+
+def test_a_function_of_a_library_is_one_box_whatever_its_line() -> None:
+    path = "/lib/python3.12/site-packages/data/loader.py"
+    calls = [(LOAD, Frame(path, n, "Loader.next", "", False, 10)) for n in (12, 15)]
+    assert _boxes(*calls)[2:] == ["Loader.next · loader.py"]
+
+
+def test_two_functions_of_one_name_are_two_boxes() -> None:
+    path = "/lib/python3.12/site-packages/data/loader.py"
+    calls = [(LOAD, Frame(path, n, "<lambda>", "", False, n)) for n in (12, 15)]
+    assert _boxes(*calls)[2:] == 2 * ["&lt;lambda&gt; · loader.py"]
+
+
+def test_a_real_generator_is_one_box() -> None:
+    """The sampler's own stacks of a generator that computes at two of its lines."""
+    ended = threading.Event()
+
+    def batches() -> Iterator[int]:
+        while not ended.is_set():
+            yield sum(range(20_000))
+            sum(range(30_000))
+
+    def consume() -> None:
+        for _ in batches():
+            pass
+
+    reader = threading.Thread(target=consume, name="reader", daemon=True)
+    reader.start()
+    try:
+        sampler = StackSampler(ThreadStacks(), 60.0, 500.0)
+        until(lambda: len(_lines(sampler, "batches")) > 1, 30)
+        seconds, looks, weights = sampler.result()
+    finally:
+        ended.set()
+        reader.join()
+    seen = [one for one in weights if one[0].thread == "reader"]
+    html = _html(Profile({0: Sampled(seconds, looks, seen)}))
+    assert len(re.findall(r">[^<]*batches · test_profile_report.py<", html)) == 1
+
+
+def _lines(sampler: StackSampler, function: str) -> set[int]:
+    """Return the lines of a function that a sampler has seen so far."""
+    return {
+        frame.line
+        for (_, key) in list(sampler._weights)
+        for frame in sampler._look.resolve(key)
+        if frame.function.endswith(function)
+    }
 
 
 @pytest.fixture(scope="module")
