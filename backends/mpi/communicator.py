@@ -13,6 +13,7 @@ from ..errors import DistBackendError, DistError
 from ..rank_sets import name_ranks
 from ..stores.base import Store
 from .job import check_job, initialise, making_communicator
+from .transport import MPITransport
 
 __all__ = ["GroupRendezvous"]
 
@@ -65,8 +66,8 @@ class GroupRendezvous:
         self._size = size
         self._cancelled = False
 
-    def communicator(self) -> Any:
-        """Return the group's communicator, or ``None`` after `cancel`.
+    def connect(self) -> MPITransport | None:
+        """Return the transport of the group, or ``None`` after `cancel`.
 
         Raises `DistError` if MPI or the store fails, or if the members do not
         belong to one MPI job. Blocks until all members are there.
@@ -97,9 +98,14 @@ class GroupRendezvous:
             raise
         self._check(members)
         with making_communicator():
-            comm = _make_communicator(mpi, members)
-            comm.Set_errhandler(mpi.ERRORS_RETURN)
-            return comm
+            try:
+                comm = _make_communicator(mpi, members)
+                comm.Set_errhandler(mpi.ERRORS_RETURN)
+            except mpi.Exception as error:
+                raise DistBackendError(
+                    f"MPI could not make a communicator: {error}"
+                ) from error
+            return MPITransport(mpi, comm)
 
     def _check(self, members: list[dict[str, Any]]) -> None:
         jobs = {member["job"] for member in members}
@@ -120,7 +126,7 @@ class GroupRendezvous:
             )
 
     def cancel(self) -> None:
-        """End `communicator` from another thread; returns at once."""
+        """End `connect` from another thread; returns at once."""
         self._cancelled = True
         threading.Thread(
             target=self._cancel, name="rankscope-mpi-cancel", daemon=True
@@ -131,5 +137,5 @@ class GroupRendezvous:
             self._store.compare_set("decision", b"", b"cancelled")
         except DistError as error:
             _log.debug("the cancellation of a group could not be published: %s", error)
-        # Ends communicator(), even if the store does not answer.
+        # Ends connect(), even if the store does not answer.
         self._store.close()

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,6 @@ from rankscope.backends.conformance.ranks import Rank, RankFailure, run_ranks
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.install import with_extra
 from rankscope.backends.mpi import job as mpi_job
-from rankscope.backends.mpi.requests import MPIQueue, MPIWork
 
 pytestmark = [
     pytest.mark.mpi,
@@ -212,11 +210,10 @@ def unattended(me: Rank) -> None:
         assert arrays[2][0] == 3.0 * me.size
         assert received[-1] == 7.0
         names = [thread.name for thread in threading.enumerate()]
-        assert "rankscope-mpi-progress" in names
+        assert "rankscope-messages" in names
         until(
             lambda: all(
-                thread.name != "rankscope-mpi-progress"
-                for thread in threading.enumerate()
+                thread.name != "rankscope-messages" for thread in threading.enumerate()
             )
         )
         dist.all_reduce(arrays[0])
@@ -570,66 +567,3 @@ def fails(me: Rank) -> None:
 def test_the_harness_shows_errors() -> None:
     with pytest.raises(RankFailure, match="on purpose"):
         run_mpi_ranks(2, fails)
-
-
-class _FailsOnce:
-    """A request that MPI completes with an error, and forgets."""
-
-    def __init__(self) -> None:
-        self.failed = False
-
-    def __bool__(self) -> bool:
-        return not self.failed
-
-    def Test(self, status: Any) -> bool:
-        self.failed = True
-        raise RuntimeError("the process of a rank died")
-
-
-def test_a_message_that_failed_is_never_taken_for_one_that_came() -> None:
-    """Another thread looks again before the group has heard of the failure."""
-    told: list[tuple[str, bool]] = []
-
-    def fail(reason: str | dist.DistError) -> None:
-        queue.advance()
-        told.append((str(reason), work.is_completed()))
-
-    queue = MPIQueue(fail)
-    queue._mpi = SimpleNamespace(Exception=RuntimeWarning)
-    work = MPIWork(queue, dist.OpType.ALL_REDUCE, iter([]), 0, 8)
-    work.requests.append((_FailsOnce(), 8, np.zeros(1)))
-    queue.opened.set()
-    queue.submit(work, message=False)
-    assert told == [("the process of a rank died", False)]
-    with pytest.raises(dist.DistBackendError, match="the process of a rank died"):
-        work.wait()
-
-
-class _ProcessFailed(Exception):
-    """What MPI raises where it knows that a process has died (ULFM)."""
-
-    def Get_error_class(self) -> int:
-        return 75
-
-
-def test_a_dead_rank_that_mpi_knows_is_the_culprit() -> None:
-    class Fails(_FailsOnce):
-        def Test(self, status: Any) -> bool:
-            self.failed = True
-            raise _ProcessFailed
-
-    told: list[str | dist.DistError] = []
-    queue = MPIQueue(told.append)
-    queue._mpi = SimpleNamespace(
-        Exception=_ProcessFailed, ERR_TRUNCATE=15, ERR_PROC_FAILED=75
-    )
-    failed = SimpleNamespace(Translate_ranks=lambda ranks, members: [1, 3])
-    queue._comm = SimpleNamespace(Get_failed=lambda: failed, Get_group=lambda: None)
-    work = MPIWork(queue, dist.OpType.ALL_REDUCE, iter([]), 0, 8)
-    work.requests.append((Fails(), 8, np.zeros(1)))
-    queue.opened.set()
-    queue.submit(work, message=False)
-    (reason,) = told
-    assert isinstance(reason, dist.DistBackendError)
-    assert str(reason) == "the process of ranks 1, 3 died"
-    assert reason.culprits == (1, 3)

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.backends.mpi import algorithms as schedules
-from rankscope.backends.mpi.algorithms import RECV, SEND, Schedule
+from rankscope.backends.messaging import algorithms as schedules
+from rankscope.backends.messaging.algorithms import RECV, SEND, Schedule
 
 Array = npt.NDArray[Any]
 

@@ -1,4 +1,4 @@
-"""The thread that advances MPI for Works that no thread waits for."""
+"""The thread that drives the queues whose Works no thread waits for."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import weakref
 from typing import Protocol
 
 from ..work.background_loop import BackgroundLoop
-from . import job
 
-__all__ = ["Progress", "progress"]
+__all__ = ["Progress", "Queue", "progress"]
 
 # After the last progress the thread spins for _SPIN seconds, yielding the
 # core, and then takes naps, which grow to _NAP_MAX: less eager than a waiter, so
@@ -24,7 +23,7 @@ _LINGER = 0.5
 
 
 class Queue(Protocol):
-    """What the thread drives: see `MPIQueue`."""
+    """What the thread drives: see `MessageQueue`."""
 
     waiting: set[int]
 
@@ -44,7 +43,7 @@ class Progress:
         self._lock = threading.Lock()
         self._nap = _NAP
         self._busy_at = self._moved_at = 0.0
-        self._loop = BackgroundLoop("rankscope-mpi-progress", self._advance)
+        self._loop = BackgroundLoop("rankscope-messages", self._advance)
 
     def add(self, queue: Queue) -> None:
         """Drive `queue` for as long as it is busy."""
@@ -83,4 +82,3 @@ class Progress:
 
 #: The thread of this process.
 progress = Progress()
-job.at_exit(progress.stop)

@@ -2,7 +2,7 @@
 
 A schedule is a generator. It yields stages: lists of transfers that may all
 run at once. It is resumed when a stage is done, reduces what was received, and
-ends when this rank is done with the collective. The runner (`MPIQueue`) posts
+ends when this rank is done with the collective. The runner (`MessageQueue`) posts
 the transfers and never blocks, so that a schedule can be abandoned at any point:
 a receive that was not matched is cancelled, and nothing more is written to the
 caller's arrays. (A collective of MPI's own cannot be cancelled: it would go on

@@ -1,0 +1,1 @@
+"""Collectives as schedules of tagged messages over a transport: MPI, UCX."""

@@ -1,0 +1,271 @@
+"""MessagingBackend: the collectives over the messages of a transport."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import DistError
+from ..interface.base import Array, Backend
+from ..work.op_type import OpType
+from ..work.reduce_op import ReduceOp
+from ..work.work import Work
+from . import algorithms, reductions
+from .algorithms import RECV, SEND, Flat, Schedule, Ufunc
+from .queue import MessageQueue
+from .transport import ANY_SOURCE, Connector
+from .work import MessageWork
+
+__all__ = ["MessagingBackend"]
+
+# The tags of users' messages lie below, one for each kind of collective above:
+# a rank in another collective than its peer waits, and mixes nothing up. MPI
+# guarantees tags up to 32767. The dispatcher's own messages are above both.
+_USER_TAGS = 32000
+_PRIVATE_TAGS = 32500
+_TAGS = {kind: _USER_TAGS + place for place, kind in enumerate(OpType)}
+
+# A look-up of a member on its class, and an Enum's hash, are Python code before 3.11.
+_ALL_REDUCE = OpType.ALL_REDUCE
+_ALL_REDUCE_TAG = _TAGS[_ALL_REDUCE]
+
+
+class MessagingBackend(Backend):
+    """One group over a library of tagged messages, on this rank.
+
+    From the first op on a thread makes the transport, which needs all ranks of
+    the group; ops issued before wait for it.
+
+    Parameters
+    ----------
+    rank, size : this rank in the group, and the group's size.
+    connector : makes the transport; a group of one needs none.
+    """
+
+    reduce_ops = reductions.REDUCE_OPS
+    private_tags = range(_PRIVATE_TAGS, _PRIVATE_TAGS + 256)
+
+    def __init__(self, rank: int, size: int, connector: Connector) -> None:
+        super().__init__(rank, size)
+        self._queue = MessageQueue(self._failed)
+        self._connector = connector
+        self._builder: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._aborted = False
+        # Memory for what other ranks send to be reduced here; collectives run
+        # one at a time, so one block serves them all.
+        self._scratch_memory = self._scratch_array = np.empty(0, np.uint8)
+
+    # -- the transport -----------------------------------------------------
+
+    def _connect(self) -> None:
+        """Start to make the transport, unless that has started."""
+        with self._lock:
+            if self._builder is not None or self._aborted:
+                return
+            self._builder = threading.Thread(
+                target=self._build, name=f"rankscope-{self.name}-build", daemon=True
+            )
+            if self.size > 1:
+                self._builder.start()
+        if self.size == 1:
+            self._queue.open(None)
+
+    def _build(self) -> None:
+        try:
+            transport = self._connector.connect()
+        except DistError as error:
+            self._failed(error)
+        except Exception as error:  # noqa: BLE001 - a fault of ours: the ops must end
+            self._failed(f"{self.name} could not connect the group: {error}")
+        else:
+            if transport is not None:
+                self._queue.open(transport)
+
+    def _failed(self, reason: str | DistError) -> None:
+        if not self._aborted:
+            self.on_failure(reason)
+
+    def _submit(
+        self, kind: OpType, schedule: Schedule, nbytes: int, result: Any = None
+    ) -> MessageWork:
+        """Issue a collective."""
+        return self._start(kind, schedule, nbytes, result, _TAGS[kind], False)
+
+    def _start(
+        self,
+        kind: OpType,
+        schedule: Schedule,
+        nbytes: int,
+        result: Any,
+        tag: int,
+        message: bool,
+    ) -> MessageWork:
+        if self._builder is None:
+            self._connect()
+        work = MessageWork(self._queue, kind, schedule, tag, nbytes, result)
+        self._queue.submit(work, message)
+        return work
+
+    def _scratch(self, size: int, dtype: Any) -> Flat:
+        array = self._scratch_array
+        if array.size == size and array.dtype is dtype:
+            return array
+        nbytes = size * dtype.itemsize
+        if self._scratch_memory.size < nbytes:
+            self._scratch_memory = np.empty(nbytes, np.uint8)
+        self._scratch_array = self._scratch_memory[:nbytes].view(dtype)
+        return self._scratch_array
+
+    # -- checks --------------------------------------------------------------
+
+    def check(self, op: OpType, dtype: Any, reduce_op: ReduceOp | None) -> Ufunc | None:
+        """Return the ufunc of `reduce_op`; refuse what `dtype` does not have."""
+        if reduce_op is None:
+            return None
+        ufunc = reductions.find(dtype, reduce_op)
+        if ufunc is not None:
+            return ufunc
+        super().check(op, dtype, reduce_op)
+        raise TypeError(
+            f"{op.value}: ReduceOp.{reduce_op.name} is not defined for arrays of "
+            f"{dtype.name}; convert them (astype) or choose another reduction"
+        )
+
+    # -- collectives -----------------------------------------------------------
+
+    def all_reduce(self, tensor: Array, op: Ufunc) -> Work:
+        """Reduce in place: recursive doubling up to some KiB, a ring above."""
+        flat = tensor if tensor.ndim == 1 else tensor.reshape(-1)
+        schedule = algorithms.all_reduce(self.rank, self.size, flat, op, self._scratch)
+        return self._start(
+            _ALL_REDUCE, schedule, flat.nbytes, tensor, _ALL_REDUCE_TAG, False
+        )
+
+    def broadcast(self, tensor: Array, src: int) -> Work:
+        """Copy `tensor` of rank `src` to every rank, down a binomial tree."""
+        flat = tensor.reshape(-1)
+        schedule = algorithms.broadcast(self.rank, self.size, flat, src)
+        return self._submit(OpType.BROADCAST, schedule, flat.nbytes, tensor)
+
+    def reduce(self, tensor: Array, dst: int, op: Ufunc) -> Work:
+        """Reduce into `tensor` of rank `dst`, up a binomial tree."""
+        flat = tensor.reshape(-1)
+        schedule = algorithms.reduce(self.rank, self.size, flat, dst, op, self._scratch)
+        return self._submit(OpType.REDUCE, schedule, flat.nbytes, tensor)
+
+    def all_gather(self, tensor_list: Sequence[Array], tensor: Array) -> Work:
+        """Send `tensor` to every rank; receive into the arrays of the list."""
+        outputs = _flat(tensor_list)
+        schedule = algorithms.all_gather(
+            self.rank, self.size, outputs, tensor.reshape(-1)
+        )
+        nbytes = sum(output.nbytes for output in outputs)
+        return self._submit(OpType.ALL_GATHER, schedule, nbytes, tensor_list)
+
+    def gather(
+        self, tensor: Array, gather_list: Sequence[Array] | None, dst: int
+    ) -> Work:
+        """Send `tensor` to `dst`, which receives into the arrays of its list."""
+        outputs = _flat(gather_list) if self.rank == dst and gather_list else None
+        schedule = algorithms.gather(
+            self.rank, self.size, outputs, tensor.reshape(-1), dst
+        )
+        nbytes = sum(array.nbytes for array in outputs or [tensor])
+        return self._submit(OpType.GATHER, schedule, nbytes, gather_list)
+
+    def scatter(
+        self, tensor: Array, scatter_list: Sequence[Array] | None, src: int
+    ) -> Work:
+        """Send the arrays of the list of `src`, one to each rank."""
+        inputs = _flat(scatter_list) if self.rank == src and scatter_list else None
+        schedule = algorithms.scatter(
+            self.rank, self.size, tensor.reshape(-1), inputs, src
+        )
+        nbytes = sum(array.nbytes for array in inputs or [tensor])
+        return self._submit(OpType.SCATTER, schedule, nbytes, tensor)
+
+    def reduce_scatter(
+        self, output: Array, input_list: Sequence[Array], op: Ufunc
+    ) -> Work:
+        """Send each part to its rank, which reduces it; parts may differ in size."""
+        inputs = _flat(input_list)
+        schedule = algorithms.reduce_scatter(
+            self.rank,
+            self.size,
+            output.reshape(-1),
+            inputs,
+            op,
+            self._scratch,
+        )
+        nbytes = sum(array.nbytes for array in inputs)
+        return self._submit(OpType.REDUCE_SCATTER, schedule, nbytes, output)
+
+    def all_to_all(
+        self, output_list: Sequence[Array], input_list: Sequence[Array]
+    ) -> Work:
+        """Send a part to each rank and receive one; parts may differ in size."""
+        outputs, inputs = _flat(output_list), _flat(input_list)
+        schedule = algorithms.all_to_all(self.rank, self.size, outputs, inputs)
+        nbytes = sum(array.nbytes for array in itertools.chain(outputs, inputs))
+        return self._submit(OpType.ALL_TO_ALL, schedule, nbytes, output_list)
+
+    def barrier(self) -> Work:
+        """End when every rank has entered."""
+        schedule = algorithms.barrier(self.rank, self.size)
+        return self._submit(OpType.BARRIER, schedule, 0)
+
+    # -- messages ----------------------------------------------------------------
+
+    def check_message(self, op: OpType, peer: int | None, tag: int) -> None:
+        """Raise `ValueError` for a tag that the backend does not have."""
+        if not 0 <= tag < _USER_TAGS:
+            raise ValueError(
+                f"{op.value} in {self.place}: tag={tag}; the {self.name} backend has "
+                f"tags 0 to {_USER_TAGS - 1}"
+            )
+
+    def send(self, tensor: Array, dst: int, tag: int) -> Work:
+        """Send at once, without waiting for earlier collectives."""
+        flat = tensor.reshape(-1)
+        schedule: Schedule = iter([[(SEND, dst, flat)]])
+        return self._start(OpType.SEND, schedule, flat.nbytes, None, tag, True)
+
+    def recv(self, tensor: Array, src: int | None, tag: int) -> Work:
+        """Receive at once, without waiting for earlier collectives."""
+        flat = tensor.reshape(-1)
+        source = ANY_SOURCE if src is None else src
+        schedule: Schedule = iter([[(RECV, source, flat)]])
+        return self._start(OpType.RECV, schedule, flat.nbytes, None, tag, True)
+
+    # -- end of life ---------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Advance the ops in flight."""
+        self._queue.advance()
+
+    def abort(self, reason: str) -> None:
+        """Abandon the ops in flight; the transport is never used again."""
+        with self._lock:
+            if self._aborted:
+                return
+            self._aborted = True
+            building = self._builder is not None and not self._queue.opened.is_set()
+        self._queue.abandon()
+        if building:
+            self._connector.cancel()
+
+    def shutdown(self) -> None:
+        """Close the connections."""
+        if self._queue.opened.is_set() and not self._aborted:
+            self._queue.close()
+            return
+        self.abort("the group was destroyed")
+
+
+def _flat(arrays: Sequence[Array]) -> list[Flat]:
+    return [array.reshape(-1) for array in arrays]

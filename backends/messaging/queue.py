@@ -1,0 +1,254 @@
+"""MessageQueue: the ops of one group in flight, over one transport.
+
+A library of messages advances only inside its calls. So a thread that waits for a
+Work drives the queue of its group; for Works that no thread waits for, `progress` does.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable
+
+import numpy as np
+
+from ..errors import DistBackendError, DistError
+from ..work.op_type import OpType
+from ..work.work import Work
+from .algorithms import SEND, Flat, Transfer
+from .transport import Transport
+from .work import MessageWork
+
+__all__ = ["MessageQueue"]
+
+# A member's look-up on its class is slow before Python 3.11.
+_RECV_OP = OpType.RECV
+
+
+class MessageQueue:
+    """The ops of one group on this rank, over one transport.
+
+    Collectives run one at a time in the order of issue, as one may read the
+    result of the one before it. Sends and receives start at once, beside them.
+    """
+
+    def __init__(self, fail: Callable[[str | DistError], None]) -> None:
+        self.opened = threading.Event()
+        #: The threads that drive this queue because they wait for one of its Works.
+        self.waiting = set[int]()
+        #: Seconds that a waiter spins before it sleeps.
+        self.spin = 0.0
+        self._fail = fail
+        self._lock = threading.Lock()
+        self._transport: Transport | None = None
+        self._collectives: collections.deque[MessageWork] = collections.deque()
+        self._messages: list[MessageWork] = []
+        # The Work whose schedule is being resumed; see _fail_after.
+        self._resumed: MessageWork | None = None
+        # Stages, of all Works.
+        self._posted = 0
+        self._closed = False
+        # A library may forget a request that failed, which then looks as if it had
+        # arrived: after the first error nothing advances.
+        self._broken = False
+
+    def open(self, transport: Transport | None) -> None:
+        """Start the ops issued meanwhile (``None``: of a group of one)."""
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                self._transport = transport
+                if transport is not None:
+                    self.spin = transport.spin
+                self.opened.set()
+        if closed:
+            if transport is not None:
+                transport.abandon([])
+            return
+        self.advance()
+
+    def submit(self, work: MessageWork, message: bool) -> None:
+        """Start `work`: after the other collectives, or, if a `message`, at once."""
+        with self._lock:
+            if self._closed:
+                raise DistBackendError("the connections of the group were abandoned")
+            if message:
+                self._messages.append(work)
+            else:
+                self._collectives.append(work)
+        self.advance()
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is in flight."""
+        return bool(self._collectives or self._messages)
+
+    def advance(self, tests: int = 1) -> bool:
+        """Advance without blocking; return whether any op progressed.
+
+        Any thread may call this; while one does, calls of others do nothing. Each
+        message is tested `tests` times.
+        """
+        if not self.opened.is_set() or not self._lock.acquire(blocking=False):
+            return False
+        over: list[MessageWork] = []
+        broken: BaseException | None = None
+        moved = False
+        try:
+            if self._broken:
+                return False
+            if self._messages:
+                for work in list(self._messages):
+                    if self._step(work, 1):
+                        self._messages.remove(work)
+                        over.append(work)
+            queue = self._collectives
+            while queue:
+                work = queue[0]
+                posted = self._posted
+                done = self._step(work, tests)
+                moved = moved or done or self._posted != posted
+                if not done:
+                    break
+                queue.popleft()
+                over.append(work)
+        except BaseException as error:  # noqa: BLE001 - it ends every Work
+            broken = error
+            self._broken = isinstance(error, Exception) or self._resumed is not None
+        finally:
+            self._lock.release()
+        for work in over:
+            work.mark_completed(work.source if work.op_type is _RECV_OP else None)
+        if broken is not None:
+            self._fail_after(broken)
+        if over and self._transport is not None and len(self.waiting) > 1:
+            # What came for one waiter may have ended the Work of another one.
+            self._transport.wake()
+        return moved or bool(over)
+
+    def sleep(self, work: Work, timeout: float, idle: float) -> None:
+        """Wait until something may have come for `work`, `timeout` seconds at most."""
+        with self._lock:
+            transport = self._transport
+            if transport is None or self._closed or not transport.arm():
+                return
+        # A thread that ended the Work before arm() has woken nobody.
+        if not work.is_completed():
+            transport.sleep(timeout, idle)
+
+    def _step(self, work: MessageWork, tests: int) -> bool:
+        """Resume `work` as far as its messages allow; return whether it is over."""
+        if not work.started_ns:
+            work.mark_started()
+        while True:
+            if work.requests and not self._arrived(work, tests):
+                return False
+            self._resumed = work
+            stage = next(work.schedule, None)
+            if stage is not None:
+                self._post(work, stage)
+            self._resumed = None
+            if stage is None:
+                return True
+
+    def _post(self, work: MessageWork, stage: list[Transfer]) -> None:
+        transport, tag = self._transport, work.tag
+        assert transport is not None
+        self._posted += 1
+        is_message = work.op_type.is_p2p
+        limit = transport.max_message
+        for kind, peer, array in stage:
+            if not array.size and not is_message:
+                continue
+            for piece in (array,) if array.nbytes <= limit else _pieces(array, limit):
+                if kind is SEND:
+                    request = transport.send(piece, peer, tag)
+                    if request is not None:
+                        work.requests.append((request, -1, piece))
+                else:
+                    request = transport.receive(piece, peer, tag)
+                    work.requests.append((request, piece.nbytes, piece))
+
+    def _arrived(self, work: MessageWork, tests: int) -> bool:
+        """Return whether all messages of the present stage have completed."""
+        transport, requests = self._transport, work.requests
+        assert transport is not None
+        while requests:
+            request, expected, _ = requests[-1]
+            for _ in range(tests):
+                if transport.progress() and transport.test(request):
+                    break
+            else:
+                return False
+            if expected >= 0:
+                source, came = transport.received(request)
+                if came != expected and source >= 0:
+                    raise DistBackendError(
+                        f"rank {source} sent {came} bytes where {expected} were "
+                        "expected: the arrays' sizes differ between ranks"
+                    )
+                work.source = source
+            requests.pop()
+        return True
+
+    def _fail_after(self, error: BaseException) -> None:
+        """Fail the group after `error`; re-raise an interrupt that broke nothing."""
+        work, self._resumed = self._resumed, None
+        if not isinstance(error, Exception) and work is None:
+            raise error
+        # Otherwise a schedule was interrupted and would look as if it had ended.
+        culprit = work or next(iter([*self._messages, *self._collectives]), None)
+        reason = self._explain(error)
+        # The group first, whose abort ends the Works: a thread that waits for one
+        # may rebuild the group at once, and the other ranks would not be informed.
+        self._fail(reason)
+        if culprit is not None:
+            cause = DistBackendError(f"{culprit.describe()} failed: {reason}")
+            cause.__cause__ = error
+            culprit.mark_failed(cause)
+        if not isinstance(error, Exception):
+            raise error
+
+    def _explain(self, error: BaseException) -> str | DistError:
+        transport = self._transport
+        reason = None if transport is None else transport.explain(error)
+        return reason or str(error) or type(error).__name__
+
+    def abandon(self) -> None:
+        """Refuse further ops and abandon those in flight; waits for no other rank."""
+        # Bounded, as this may be a signal handler that interrupted advance().
+        locked = self._lock.acquire(timeout=1.0)
+        try:
+            self._closed = True
+            works = [*self._collectives, *self._messages]
+            self._collectives.clear()
+            self._messages.clear()
+            in_flight = [
+                (request, array, expected >= 0)
+                for work in works
+                for request, expected, array in work.requests
+            ]
+            for work in works:
+                work.requests.clear()
+            if self._transport is not None:
+                self._transport.abandon(in_flight)
+        finally:
+            if locked:
+                self._lock.release()
+        self.opened.set()
+        if self._transport is not None:
+            self._transport.wake()
+
+    def close(self) -> None:
+        """Close the transport: nothing is in flight."""
+        with self._lock:
+            self._closed = True
+            transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.close()
+
+
+def _pieces(array: Flat, limit: int) -> list[Flat]:
+    """Cut the flat `array` into messages of `limit` bytes."""
+    view = array.view(np.uint8)
+    return [view[start : start + limit] for start in range(0, view.size, limit)]

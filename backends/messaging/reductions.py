@@ -1,0 +1,48 @@
+"""The reductions of numpy, by dtype.
+
+They are numpy's and not the library's: they are as fast, exist for every dtype of
+numpy (float16, bool, complex), and treat NaN alike on every rank. float16 and
+bfloat16 are added in float32 and rounded after each step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..work.reduce_op import ReduceOp
+from .algorithms import Ufunc
+
+__all__ = ["REDUCE_OPS", "find"]
+
+_SUMS: dict[ReduceOp, Ufunc] = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.PRODUCT: np.multiply,
+}
+_ORDERED: dict[ReduceOp, Ufunc] = {
+    **_SUMS,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum,
+}
+_ALL: dict[ReduceOp, Ufunc] = {
+    **_ORDERED,
+    ReduceOp.BAND: np.bitwise_and,
+    ReduceOp.BOR: np.bitwise_or,
+    ReduceOp.BXOR: np.bitwise_xor,
+}
+# By the dtype's kind: signed and unsigned integers, bool, float, bfloat16 (V), complex.
+_UFUNCS = {
+    **dict.fromkeys("iub", _ALL),
+    **dict.fromkeys("fV", _ORDERED),
+    "c": _SUMS,
+}
+_NONE: dict[ReduceOp, Ufunc] = {}
+
+#: The reductions that some dtype has.
+REDUCE_OPS = frozenset(_ALL)
+
+
+def find(dtype: Any, reduce_op: ReduceOp) -> Ufunc | None:
+    """Return the ufunc of `reduce_op`; ``None`` if `dtype` does not have it."""
+    return _UFUNCS.get(dtype.kind, _NONE).get(reduce_op)

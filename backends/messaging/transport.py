@@ -1,0 +1,120 @@
+"""Transport: what carries the tagged messages of one group.
+
+A `MessageQueue` cuts collectives into messages, and a transport sends and receives
+them. No call blocks, so that an op can be abandoned at any point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ..errors import DistError
+from .algorithms import Flat
+
+__all__ = ["ANY_SOURCE", "TRUNCATED", "Connector", "Request", "Transport"]
+
+#: As the source of a receive: from any rank of the group.
+ANY_SOURCE = -1
+
+#: The reason where a message was longer than the array that was to receive it.
+TRUNCATED = "a rank sent more than was expected: the arrays' sizes differ between ranks"
+
+#: What a transport returns for a message in flight; the queue only passes it on.
+Request = Any
+
+
+class Transport(Protocol):
+    """The connections of this rank to the others of one group.
+
+    Messages from one rank to another with the same tag arrive in the order in
+    which they were sent. Peers are ranks in the group. The queue keeps an array until
+    its request is over, and makes every call under its lock, but `sleep`, `wake` and
+    `fileno`, which any thread may make at any time.
+    """
+
+    #: Bytes of the largest message; the queue cuts larger arrays.
+    max_message: int
+    #: Seconds that a waiter spins, yielding the core, before it sleeps.
+    spin: float
+
+    def send(self, array: Flat, peer: int, tag: int) -> Request | None:
+        """Start to send `array`; ``None``: it was sent, and may change again."""
+
+    def receive(self, array: Flat, source: int, tag: int) -> Request:
+        """Start to receive into `array` from `source`, which may be `ANY_SOURCE`.
+
+        A message may be shorter than `array` (`received` tells); one that is longer
+        ends as an error.
+        """
+
+    def progress(self) -> bool:
+        """Advance what is in flight; return whether anything may have come to its end.
+
+        The queue calls it before it tests requests. A library that advances inside
+        its tests returns ``True``.
+        """
+
+    def test(self, request: Request) -> bool:
+        """Return whether `request` is over; raises its error.
+
+        An interrupt may lose the answer: a request that is over may be tested again.
+        """
+
+    def received(self, request: Request) -> tuple[int, int]:
+        """Return the source rank and the bytes of the receive that was tested last.
+
+        Called right after `test` returned ``True``. The source is negative if that was
+        not the first time: nothing is known then.
+        """
+
+    def explain(self, error: BaseException) -> str | DistError | None:
+        """Return the reason, for all ranks, of an error that a call raised.
+
+        A `DistError` may name dead ranks as its culprits. ``None``: the error is not
+        of the library.
+        """
+
+    def abandon(self, requests: Sequence[tuple[Request, Flat, bool]]) -> None:
+        """Abandon the requests in flight: request, array, whether it is a receive.
+
+        The last call of a group that was aborted; bounded, as it may run in a signal
+        handler. Afterwards nothing is written to an array whose receive has not begun
+        to arrive, and the transport keeps the memory that is still in use.
+        """
+
+    def arm(self) -> bool:
+        """Prepare `sleep`; return ``False`` if there is something to do first."""
+
+    def sleep(self, timeout: float, idle: float) -> None:
+        """Wait until a message or `wake` may have come, for `timeout` seconds at most.
+
+        `arm` was called before: what came since then ends it. It may return early: a
+        transport that is told of nothing takes naps, which grow with the seconds for
+        which nothing has come (`idle`).
+        """
+
+    def wake(self) -> None:
+        """End the sleep of other threads, or the next one if they have only armed."""
+
+    def fileno(self) -> int | None:
+        """Return the descriptor that is readable once there is something to do.
+
+        It holds after `arm`. ``None``: there is none, and waiters take naps.
+        """
+
+    def close(self) -> None:
+        """Free the connections: nothing is in flight."""
+
+
+class Connector(Protocol):
+    """Makes the transport of a group once all its members are there."""
+
+    def connect(self) -> Transport | None:
+        """Return the transport, or ``None`` after `cancel`; blocks, on its own thread.
+
+        Raises `DistError` if the members cannot be connected.
+        """
+
+    def cancel(self) -> None:
+        """End `connect` from another thread; returns at once."""

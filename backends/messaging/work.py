@@ -1,0 +1,104 @@
+"""MessageWork: a schedule of messages in flight, and how a thread waits for it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any, Protocol
+
+from ..work.op_type import OpType
+from ..work.work import Work
+from .algorithms import Flat, Schedule
+from .progress import Queue, progress
+from .transport import Request
+
+__all__ = ["DrivenQueue", "MessageWork"]
+
+# A waiter spins (yielding the core) after the last progress, longer for large
+# messages; then it sleeps: a rank that waits for a late one leaves the core to it.
+_SPIN_PER_BYTE = 2e-9
+# The number of tests before it yields: a turn of its loop takes longer than the
+# few microseconds that a small message needs.
+_TESTS = 16
+
+
+class DrivenQueue(Queue, Protocol):
+    """What the waiter of a Work drives: see `MessageQueue`."""
+
+    opened: threading.Event
+
+    def advance(self, tests: int = 1) -> bool:
+        """Advance without blocking; return whether any op progressed."""
+
+    def sleep(self, work: Work, timeout: float, idle: float) -> None:
+        """Wait until something may have come for `work`."""
+
+    @property
+    def spin(self) -> float:
+        """Seconds that a waiter spins before it sleeps."""
+
+
+class MessageWork(Work):
+    """A schedule of messages in flight."""
+
+    __slots__ = ("nbytes", "queue", "requests", "schedule", "source", "tag")
+
+    def __init__(
+        self,
+        queue: DrivenQueue,
+        op_type: OpType,
+        schedule: Schedule,
+        tag: int,
+        nbytes: int,
+        result: Any = None,
+    ) -> None:
+        super().__init__(op_type, result)
+        self.queue = queue
+        self.schedule = schedule
+        self.tag = tag
+        self.nbytes = nbytes
+        # What the present stage still waits for: the request, the bytes to be
+        # received (-1: a send), and the array, which must stay alive.
+        self.requests: list[tuple[Request, int, Flat]] = []
+        # The sender of what was received last.
+        self.source = -1
+
+    def detach(self) -> None:
+        """Have the process's thread drive it, as no thread waits for it."""
+        if not self.is_completed():
+            progress.add(self.queue)
+
+    def _block(self, timeout: float | None) -> bool:
+        clock = time.monotonic
+        deadline = float("inf") if timeout is None else clock() + timeout
+        queue = self.queue
+        patience = queue.spin + self.nbytes * _SPIN_PER_BYTE
+        idle_from = clock()
+        queue.waiting.add(me := threading.get_ident())
+        try:
+            while True:
+                moved = queue.advance(_TESTS)
+                if self.is_completed():
+                    return True
+                now = clock()
+                if now >= deadline:
+                    break
+                if not queue.opened.is_set():
+                    queue.opened.wait(min(0.1, deadline - now))
+                    patience = queue.spin + self.nbytes * _SPIN_PER_BYTE
+                    idle_from = clock()
+                elif moved:
+                    idle_from = now
+                elif now - idle_from < patience:
+                    os.sched_yield()
+                else:
+                    queue.sleep(self, deadline - now, now - idle_from)
+        except BaseException:
+            # An interrupt: the op continues, and other ranks depend on it.
+            self.detach()
+            raise
+        finally:
+            queue.waiting.discard(me)
+        self.detach()
+        return False

@@ -1,0 +1,126 @@
+"""MPITransport: the messages of a group over its MPI communicator."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import DistBackendError, DistError
+from ..messaging.algorithms import Flat
+from ..messaging.transport import ANY_SOURCE, TRUNCATED
+from ..rank_sets import name_ranks
+from . import job
+
+__all__ = ["MPITransport"]
+
+_log = logging.getLogger(__name__)
+
+# Naps of a waiter grow with the time for which nothing has come, between these.
+_NAP, _NAP_MAX = 2e-5, 5e-4
+
+# Of aborted groups: requests that MPI has not completed or cancelled yet, and the
+# memory that they may still read or write.
+_abandoned: list[tuple[Any, Flat]] = []
+
+
+class MPITransport:
+    """Messages over the communicator of a group; see `Transport`.
+
+    Nothing tells when a message has come: MPI has to be asked, and waiters take naps.
+    """
+
+    #: MPI counts with 32 bits.
+    max_message = 1 << 30
+    spin = 0.002
+
+    def __init__(self, mpi: Any, comm: Any) -> None:
+        self._mpi, self._comm = mpi, comm
+        self._byte, self._any = mpi.BYTE, mpi.ANY_SOURCE
+        self._status = mpi.Status()
+
+    def send(self, array: Flat, peer: int, tag: int) -> Any:
+        """Start to send `array`."""
+        return self._comm.Isend([array, self._byte], peer, tag)
+
+    def receive(self, array: Flat, source: int, tag: int) -> Any:
+        """Start to receive into `array`."""
+        if source == ANY_SOURCE:
+            source = self._any
+        return self._comm.Irecv([array, self._byte], source, tag)
+
+    def progress(self) -> bool:
+        """Do nothing: MPI advances inside `test`."""
+        return True
+
+    def test(self, request: Any) -> bool:
+        """Return whether `request` is over; raises its error."""
+        return request.Test(self._status)
+
+    def received(self, request: Any) -> tuple[int, int]:
+        """Return the source and the bytes of the receive that was tested last."""
+        status = self._status
+        # Of a request that was over before, MPI makes an empty status.
+        return status.Get_source(), status.Get_count(self._byte)
+
+    def explain(self, error: BaseException) -> str | DistError | None:
+        """Return the reason; that of a death has the dead ranks as culprits."""
+        mpi = self._mpi
+        if not isinstance(error, mpi.Exception):
+            return None
+        kind = error.Get_error_class()
+        if kind == mpi.ERR_TRUNCATE:
+            return TRUNCATED
+        if kind == getattr(mpi, "ERR_PROC_FAILED", None):
+            dead = self._dead_ranks()
+            who = name_ranks(dead) if dead else "a rank"
+            return DistBackendError(f"the process of {who} died", culprits=dead)
+        return f"MPI reports {error.Get_error_string()}"
+
+    def _dead_ranks(self) -> list[int]:
+        """Return the dead ranks of the group, as far as MPI knows by now."""
+        failed, members = self._comm.Get_failed(), self._comm.Get_group()
+        return list(failed.Translate_ranks(None, members))
+
+    def abandon(self, requests: Sequence[tuple[Any, Flat, bool]]) -> None:
+        """Cancel the receives in flight.
+
+        A request that MPI does not complete at once (a message half received, a
+        send that was never received) is kept, with its memory, until it does.
+        """
+        for request, array, is_receive in requests:
+            _abandoned.append((request, array))
+            if request and is_receive:
+                request.Cancel()
+        _abandoned[:] = [entry for entry in _abandoned if not _is_over(entry[0])]
+
+    def arm(self) -> bool:
+        """Allow a nap."""
+        return True
+
+    def sleep(self, timeout: float, idle: float) -> None:
+        """Take a nap, which is longer the longer nothing has come."""
+        time.sleep(min(max(idle / 16, _NAP), _NAP_MAX, timeout))
+
+    def wake(self) -> None:
+        """Do nothing: naps are short."""
+
+    def fileno(self) -> None:
+        """Return ``None``: MPI tells of nothing."""
+
+    def close(self) -> None:
+        """Free the communicator."""
+        try:
+            self._comm.Free()
+        except self._mpi.Exception as error:
+            # A member died in the meantime; its memory is all that is lost.
+            _log.debug("a communicator could not be freed: %s", error)
+
+
+def _is_over(request: Any) -> bool:
+    try:
+        return not request or bool(request.Test())
+    except job.mpi_error():
+        # Its peer died: the request ended with that error.
+        return True

@@ -1,0 +1,220 @@
+"""The queue over a transport that the test controls: no process, no library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rankscope as dist
+from rankscope.backends.messaging.algorithms import (
+    RECV,
+    SEND,
+    Flat,
+    Schedule,
+    Transfer,
+)
+from rankscope.backends.messaging.queue import MessageQueue
+from rankscope.backends.messaging.work import MessageWork
+
+
+class Message:
+    """A request that the test ends."""
+
+    def __init__(self, array: Flat, peer: int, tag: int) -> None:
+        self.array, self.peer, self.tag = array, peer, tag
+        self.over = False
+        self.came = array.nbytes
+        self.error: Exception | None = None
+
+
+class ByHand:
+    """A transport whose messages arrive when the test says so."""
+
+    max_message = 64
+    spin = 0.0
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+        self.posted: list[Message] = []
+        self.abandoned: list[tuple[Message, Flat, bool]] = []
+        self.closed = False
+
+    def send(self, array: Flat, peer: int, tag: int) -> Message:
+        self.sent.append(Message(array, peer, tag))
+        return self.sent[-1]
+
+    def receive(self, array: Flat, source: int, tag: int) -> Message:
+        self.posted.append(Message(array, source, tag))
+        return self.posted[-1]
+
+    def progress(self) -> bool:
+        return True
+
+    def test(self, request: Message) -> bool:
+        if request.error is not None:
+            # As MPI does: the request is forgotten with its error.
+            error, request.error, request.over = request.error, None, True
+            raise error
+        return request.over
+
+    def received(self, request: Message) -> tuple[int, int]:
+        return request.peer, request.came
+
+    def explain(self, error: BaseException) -> str | None:
+        return "the library lost it" if isinstance(error, LookupError) else None
+
+    def abandon(self, requests: Sequence[tuple[Message, Flat, bool]]) -> None:
+        self.abandoned.extend(requests)
+
+    def arm(self) -> bool:
+        return True
+
+    def sleep(self, timeout: float, idle: float) -> None:
+        """Return at once: the test is single-threaded."""
+
+    def wake(self) -> None:
+        """Nobody sleeps."""
+
+    def fileno(self) -> None:
+        return None
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def started(
+    schedule: Schedule,
+    op_type: dist.OpType = dist.OpType.ALL_REDUCE,
+    fail: Callable[[Any], None] = lambda reason: None,
+) -> tuple[MessageQueue, ByHand, MessageWork]:
+    queue, transport = MessageQueue(fail), ByHand()
+    queue.open(transport)
+    work = MessageWork(queue, op_type, schedule, 5, 8)
+    queue.submit(work, message=op_type.is_p2p)
+    return queue, transport, work
+
+
+def test_a_stage_starts_once_the_one_before_is_over() -> None:
+    data = np.arange(4.0)
+    stages: list[list[Transfer]] = [
+        [(RECV, 1, data[:2]), (SEND, 2, data[2:])],
+        [(SEND, 1, data)],
+    ]
+    queue, transport, work = started(iter(stages))
+    assert [m.tag for m in [*transport.posted, *transport.sent]] == [5, 5]
+    transport.sent[0].over = True
+    queue.advance()
+    assert len(transport.sent) == 1
+    transport.posted[0].over = True
+    assert queue.advance()
+    assert transport.sent[1].array is data
+    transport.sent[1].over = True
+    queue.advance()
+    assert work.is_success()
+    assert not queue.busy
+
+
+def test_large_arrays_are_cut_and_empty_ones_are_left_out() -> None:
+    data = np.zeros(20)
+    _, transport, _ = started(iter([[(SEND, 1, data), (RECV, 1, data[:0])]]))
+    assert [m.array.nbytes for m in transport.sent] == [64, 64, 32]
+    assert not transport.posted
+
+
+def test_an_empty_message_of_the_user_is_sent() -> None:
+    empty = np.zeros(0)
+    _, transport, _ = started(iter([[(SEND, 1, empty)]]), dist.OpType.SEND)
+    assert [m.array.nbytes for m in transport.sent] == [0]
+
+
+def test_messages_pass_collectives_which_keep_their_order() -> None:
+    data = np.zeros(1)
+    queue, transport, first = started(iter([[(RECV, 1, data)]]))
+    second = MessageWork(queue, dist.OpType.BARRIER, iter([[(RECV, 2, data)]]), 6, 8)
+    queue.submit(second, message=False)
+    receive = MessageWork(queue, dist.OpType.RECV, iter([[(RECV, 3, data)]]), 7, 8)
+    queue.submit(receive, message=True)
+    assert [m.peer for m in transport.posted] == [1, 3]
+    transport.posted[1].over = True
+    queue.advance()
+    assert receive.source_rank() == 3
+    assert not first.is_completed()
+    transport.posted[0].over = True
+    queue.advance()
+    assert first.is_success()
+    assert transport.posted[2].peer == 2
+
+
+def test_a_shorter_message_fails_the_group() -> None:
+    told: list[Any] = []
+    queue, transport, work = started(iter([[(RECV, 1, np.zeros(1))]]), fail=told.append)
+    transport.posted[0].over, transport.posted[0].came = True, 4
+    queue.advance()
+    assert told == [
+        "rank 1 sent 4 bytes where 8 were expected: the arrays' sizes differ "
+        "between ranks"
+    ]
+    with pytest.raises(dist.DistBackendError, match="rank 1 sent 4 bytes"):
+        work.wait()
+
+
+def test_a_message_that_failed_is_never_taken_for_one_that_came() -> None:
+    """Another thread looks again before the group has heard of the failure."""
+    told: list[tuple[str, bool]] = []
+
+    def fail(reason: str | dist.DistError) -> None:
+        queue.advance()
+        told.append((str(reason), work.is_completed()))
+
+    queue, transport, work = started(iter([[(RECV, 1, np.zeros(1))]]), fail=fail)
+    transport.posted[0].error = RuntimeError("the cable was cut")
+    queue.advance()
+    assert told == [("the cable was cut", False)]
+    with pytest.raises(dist.DistBackendError, match="the cable was cut"):
+        work.wait()
+
+
+def test_the_transport_explains_its_errors() -> None:
+    told: list[Any] = []
+    queue, transport, _ = started(iter([[(RECV, 1, np.zeros(1))]]), fail=told.append)
+    transport.posted[0].error = LookupError("code 17")
+    queue.advance()
+    assert told == ["the library lost it"]
+
+
+def test_abandon_hands_over_what_is_in_flight_and_refuses_more() -> None:
+    data, other = np.zeros(1), np.zeros(1)
+    queue, transport, _ = started(iter([[(RECV, 1, data), (SEND, 1, other)]]))
+    queue.abandon()
+    assert [(a is data, receives) for _, a, receives in transport.abandoned] == [
+        (True, True),
+        (False, False),
+    ]
+    assert not queue.busy
+    with pytest.raises(dist.DistBackendError, match="were abandoned"):
+        queue.submit(
+            MessageWork(queue, dist.OpType.BARRIER, iter([]), 0, 0), message=False
+        )
+
+
+def test_a_transport_that_comes_after_the_abort_is_abandoned_too() -> None:
+    class Late(ByHand):
+        told = False
+
+        def abandon(self, requests: Sequence[tuple[Message, Flat, bool]]) -> None:
+            self.told = True
+
+    queue, late = MessageQueue(lambda reason: None), Late()
+    queue.abandon()
+    queue.open(late)
+    assert late.told
+
+
+def test_close_closes_the_transport() -> None:
+    queue, transport, work = started(iter([]))
+    assert work.is_success()
+    queue.close()
+    assert transport.closed
