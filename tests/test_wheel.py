@@ -123,6 +123,11 @@ _TARGETS = [
         for machine in _MACHINES
     ),
     (10, "x86_64-manylinux_2_28", "[xoscar]"),
+    *(
+        (12, f"{machine}-manylinux_2_28", extra)
+        for machine in _MACHINES
+        for extra in ("[ucx]", "[ucx13]")
+    ),
     (12, "aarch64-apple-darwin", ""),
 ]
 
@@ -190,6 +195,16 @@ def test_every_python_gets_one_library_of_gloo(
 def test_both_libraries_of_gloo_can_be_had_side_by_side(resolved: Resolved) -> None:
     found = resolved[10, "x86_64-manylinux_2_28", "[xoscar]"]
     assert (found["pygloo"], found["xoscar"]) == ("0.2.1", "0.12.2")
+
+
+@pytest.mark.parametrize("machine", _MACHINES)
+@pytest.mark.parametrize(("extra", "cuda"), [("[ucx]", 12), ("[ucx13]", 13)])
+def test_the_extras_of_ucx_bring_its_wheel(
+    resolved: Resolved, extra: str, cuda: int, machine: str
+) -> None:
+    found = resolved[12, f"{machine}-manylinux_2_28", extra]
+    ucx = [name for name in found if name.startswith("libucx")]
+    assert ucx == [f"libucx-cu{cuda}"]
 
 
 def test_other_platforms_get_neither(resolved: Resolved) -> None:

@@ -1,0 +1,173 @@
+"""Finding UCX's libraries and loading them into this process.
+
+No package is imported: the libraries are loaded from the folder of the wheel, with
+settings that keep UCX from patching malloc and from taking signals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import os
+import platform
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import DistBackendError
+from ..install import pip_install, with_extra
+from . import ucp
+
+__all__ = ["VARIABLE", "UCXError", "UCXLibrary", "folder", "load", "unavailable_reason"]
+
+#: The environment variable that names the folder of another UCX than the wheel's, such
+#: as one that was built for InfiniBand.
+VARIABLE = "RANKSCOPE_UCX"
+
+# In this order, and RTLD_GLOBAL: each needs the symbols of those before it, and so do
+# the transports, which UCX loads as modules.
+_FILES = ("libucs.so", "libuct.so", "libucp.so")
+
+# Read when the libraries are loaded. Without them UCX writes its own code over malloc's
+# and mmap's first instructions, and handles SIGHUP, SIGSEGV, SIGBUS, SIGFPE and SIGILL.
+_SETTINGS = {
+    "UCX_MEM_EVENTS": "n",
+    "UCX_DEBUG_SIGNO": "",
+    "UCX_HANDLE_ERRORS": "none",
+}
+
+_ERROR_FROM = (1 << 8 * ctypes.sizeof(ctypes.c_void_p)) + ucp.CONSTANTS["UCS_ERR_LAST"]
+
+_lock = threading.Lock()
+_loaded: UCXLibrary | None = None
+
+
+class UCXError(Exception):
+    """A call of UCX failed; `status` is its ``ucs_status_t``."""
+
+    def __init__(self, call: str, status: int, text: str) -> None:
+        super().__init__(f"{call} failed: {text}")
+        self.status = status
+
+
+class UCXLibrary:
+    """UCP's functions as attributes: ``library.ucp_worker_progress(worker)``."""
+
+    def __init__(self, path: Path) -> None:
+        #: The folder of the libraries.
+        self.path = path
+        for file in _FILES:
+            found = path / file
+            library = ctypes.CDLL(str(found), ctypes.RTLD_GLOBAL)
+        with_gil = ctypes.PyDLL(str(found), ctypes.RTLD_GLOBAL)
+        for function in ucp.FUNCTIONS:
+            source = with_gil if function.short else library
+            entry = getattr(source, function.name)
+            entry.restype, entry.argtypes = function.result, function.arguments
+            setattr(self, function.name, entry)
+        self.version: str = self.ucp_get_version_string().decode()
+
+    def __getattr__(self, name: str) -> Any:
+        # For the type checker: the functions are set one by one above.
+        raise AttributeError(f"UCX's {name} is not among ucp.FUNCTIONS")
+
+    def check(self, call: str, status: int) -> None:
+        """Raise `UCXError` unless `status`, the result of `call`, says success."""
+        if status < 0:
+            raise UCXError(call, status, self.explain(status))
+
+    def explain(self, status: int) -> str:
+        """Return UCX's text for a ``ucs_status_t``."""
+        text: str = self.ucs_status_string(status).decode()
+        return text
+
+    def request(self, call: str, pointer: int | None) -> int:
+        """Return `pointer`, a ``ucs_status_ptr_t``; 0: `call` has completed.
+
+        Raises `UCXError` where the pointer is an error in disguise.
+        """
+        if pointer is None:
+            return 0
+        if pointer >= _ERROR_FROM:
+            status = pointer - (_ERROR_FROM - ucp.CONSTANTS["UCS_ERR_LAST"])
+            raise UCXError(call, status, self.explain(status))
+        return pointer
+
+
+def folder() -> Path | None:
+    """Return the folder of UCX's libraries; ``None`` where there is none."""
+    named = os.environ.get(VARIABLE, "")
+    if named:
+        return Path(named)
+    # Its package is not imported: that would load UCX with the settings of others.
+    spec = importlib.util.find_spec("libucx")
+    places = (spec.submodule_search_locations if spec is not None else None) or ()
+    for place in places:
+        found = Path(place) / "lib"
+        if (found / _FILES[-1]).exists():
+            return found
+    return None
+
+
+def unavailable_reason() -> str | None:
+    """Return why UCX cannot be used here, with the remedy; ``None`` if it can."""
+    if not sys.platform.startswith("linux") or sys.maxsize < 1 << 32:
+        return (
+            "Rankscope can use UCX on 64-bit Linux only; this is "
+            f"{platform.system()} on {platform.machine()}."
+        )
+    found = folder()
+    if found is None:
+        return (
+            "neither libucx-cu12 nor libucx-cu13, which carry UCX (no GPU is needed), "
+            f"is installed: {pip_install(with_extra('ucx'))}"
+        )
+    missing = [file for file in _FILES if not (found / file).exists()]
+    if missing:
+        return (
+            f"{VARIABLE} is {str(found)!r}, a folder without {', '.join(missing)}; "
+            "expected the folder of UCX's libraries"
+        )
+    return None
+
+
+def load() -> UCXLibrary:
+    """Return UCX, loaded at the first call.
+
+    Raises `DistBackendError`, with the remedy, where it cannot be used.
+    """
+    global _loaded
+    with _lock:
+        if _loaded is None:
+            reason = unavailable_reason()
+            path = folder()
+            if reason is not None or path is None:
+                raise DistBackendError(f"the ucx backend cannot be used: {reason}")
+            with _environment(_SETTINGS):
+                try:
+                    _loaded = UCXLibrary(path)
+                except (OSError, AttributeError) as error:
+                    raise DistBackendError(
+                        f"the ucx backend cannot be used: UCX in {path} does not load: "
+                        f"{error}"
+                    ) from error
+        return _loaded
+
+
+@contextlib.contextmanager
+def _environment(settings: dict[str, str]) -> Iterator[None]:
+    """Have the variables of `settings` that are not set hold them meanwhile.
+
+    Not for good: a program that this process starts, such as one that uses MPI, may
+    want UCX otherwise.
+    """
+    added = [name for name in settings if name not in os.environ]
+    os.environ.update({name: settings[name] for name in added})
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)

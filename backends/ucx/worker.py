@@ -1,0 +1,325 @@
+"""Worker: one UCX worker with its endpoints, and the requests on it.
+
+Nothing here is called back by UCX. A callback into Python would have to take the GIL
+in the middle of a C call, and could run while the interpreter ends; so requests are
+tested.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import DistBackendError
+from . import ucp
+from .library import UCXError, load
+
+__all__ = ["Request", "Worker"]
+
+_C = ucp.CONSTANTS
+_BUSY, _IN_PROGRESS = _C["UCS_ERR_BUSY"], _C["UCS_INPROGRESS"]
+_TRUNCATED = _C["UCS_ERR_MESSAGE_TRUNCATED"]
+
+# The receiver copies what is large, out of the sender's memory: put by the sender, it
+# would be written to the arrays of a receiver that has aborted. And a connect() to a
+# host that does not answer must not block.
+_CONFIG = {"RNDV_SCHEME": "get_zcopy", "TCP_CONN_NB": "y"}
+
+# An endpoint uses a handful of transports.
+_MOST_TRANSPORTS = 16
+
+# Where PyArrayObject, whose layout is part of numpy's stable ABI, has its address.
+_DATA = object.__basicsize__
+_pointer_at = ctypes.c_void_p.from_address
+
+
+def _address(array: Any) -> int:
+    """Return where the elements of `array` are: its ``ctypes.data`` takes 1 µs."""
+    return _pointer_at(id(array) + _DATA).value or 0
+
+
+def _slow_address(array: Any) -> int:
+    address: int = array.ctypes.data
+    return address
+
+
+_probe = np.zeros(3, np.int16)[1:]
+if _address(_probe) != _slow_address(_probe):  # another Python than CPython's usual one
+    _address = _slow_address
+
+
+class Request:
+    """A message in flight: UCX's request, and what has come where it is a receive."""
+
+    __slots__ = ("is_receive", "nbytes", "pointer", "tag")
+
+    def __init__(self, pointer: int, is_receive: bool) -> None:
+        #: UCX's request; 0 once it is over and UCX may use it for another message.
+        self.pointer = pointer
+        self.is_receive = is_receive
+        #: Tag and bytes of what was received.
+        self.tag = self.nbytes = 0
+
+
+class Worker:
+    """A context of UCX and one worker of it, for one group.
+
+    A context of its own reads ``UCX_TLS`` and the other variables anew for each group,
+    and costs a millisecond. Not thread-safe but for `arm`.
+
+    Parameters
+    ----------
+    peers : the number of ranks it will be connected to, a hint for UCX.
+    settings : of UCX, without ``UCX_`` before the name.
+    """
+
+    def __init__(self, peers: int, settings: dict[str, str] | None = None) -> None:
+        self._library = library = load()
+        self._endpoints: dict[int, int] = {}
+        self._addresses: Sequence[bytes] = ()
+        self._context = self._handle = 0
+        self._info = ucp.ReceiveInfo()
+        self._info_address = ctypes.addressof(self._info)
+        host = _C["UCS_MEMORY_TYPE_HOST"]
+        # Host memory, so that UCX does not look up what kind each array is.
+        send = ucp.RequestParameters(
+            op_attr_mask=_C["UCP_OP_ATTR_FIELD_MEMORY_TYPE"], memory_type=host
+        )
+        # A receive is never complete at once: its length would have nowhere to go.
+        receive = ucp.RequestParameters(
+            op_attr_mask=_C["UCP_OP_ATTR_FIELD_MEMORY_TYPE"]
+            | _C["UCP_OP_ATTR_FLAG_NO_IMM_CMPL"],
+            memory_type=host,
+        )
+        self._keep = (send, receive)
+        self._send_parameters = ctypes.addressof(send)
+        self._receive_parameters = ctypes.addressof(receive)
+        # An attribute of an instance costs less than a look-up in the library.
+        self._tag_send = library.ucp_tag_send_nbx
+        self._tag_receive = library.ucp_tag_recv_nbx
+        self._check_status = library.ucp_request_check_status
+        self._receive_test = library.ucp_tag_recv_request_test
+        self._free = library.ucp_request_free
+        self._progress = library.ucp_worker_progress
+        try:
+            self._context = self._make_context(peers, settings or {})
+            self._handle = self._make_worker()
+            self.address = self._read_address()
+            self.descriptor = self._event_descriptor()
+        except BaseException:
+            self.destroy()
+            raise
+
+    # -- making it ---------------------------------------------------------
+
+    def _make_context(self, peers: int, settings: dict[str, str]) -> int:
+        library = self._library
+        config, context = ctypes.c_void_p(), ctypes.c_void_p()
+        status = library.ucp_config_read(None, None, ctypes.byref(config))
+        library.check("ucp_config_read", status)
+        try:
+            for name, value in {**_CONFIG, **settings}.items():
+                # The user knows better.
+                if f"UCX_{name}" in os.environ:
+                    continue
+                status = library.ucp_config_modify(
+                    config, name.encode(), value.encode()
+                )
+                library.check(f"ucp_config_modify(UCX_{name}={value})", status)
+            parameters = ucp.ContextParameters(
+                field_mask=_C["UCP_PARAM_FIELD_FEATURES"]
+                | _C["UCP_PARAM_FIELD_ESTIMATED_NUM_EPS"],
+                features=_C["UCP_FEATURE_TAG"] | _C["UCP_FEATURE_WAKEUP"],
+                estimated_num_eps=peers,
+            )
+            status = library.ucp_init_version(
+                _C["UCP_API_MAJOR"],
+                1,
+                ctypes.byref(parameters),
+                config,
+                ctypes.byref(context),
+            )
+            library.check("ucp_init", status)
+        finally:
+            library.ucp_config_release(config)
+        return context.value or 0
+
+    def _make_worker(self) -> int:
+        library, worker = self._library, ctypes.c_void_p()
+        parameters = ucp.WorkerParameters(
+            field_mask=_C["UCP_WORKER_PARAM_FIELD_THREAD_MODE"]
+            | _C["UCP_WORKER_PARAM_FIELD_FLAGS"],
+            thread_mode=_C["UCS_THREAD_MODE_MULTI"],
+            # An abort leaves requests behind.
+            flags=_C["UCP_WORKER_FLAG_IGNORE_REQUEST_LEAK"],
+        )
+        status = library.ucp_worker_create(
+            self._context, ctypes.byref(parameters), ctypes.byref(worker)
+        )
+        library.check("ucp_worker_create", status)
+        return worker.value or 0
+
+    def _read_address(self) -> bytes:
+        library = self._library
+        attributes = ucp.WorkerAttributes(
+            field_mask=_C["UCP_WORKER_ATTR_FIELD_ADDRESS"]
+            | _C["UCP_WORKER_ATTR_FIELD_THREAD_MODE"]
+        )
+        status = library.ucp_worker_query(self._handle, ctypes.byref(attributes))
+        library.check("ucp_worker_query", status)
+        address = ctypes.string_at(attributes.address, attributes.address_length)
+        library.ucp_worker_release_address(self._handle, attributes.address)
+        if attributes.thread_mode != _C["UCS_THREAD_MODE_MULTI"]:
+            raise DistBackendError(
+                f"the ucx backend cannot be used: UCX in {library.path} was built "
+                "without --enable-mt, and two threads may not use it"
+            )
+        return address
+
+    def _event_descriptor(self) -> int:
+        descriptor = ctypes.c_int()
+        status = self._library.ucp_worker_get_efd(
+            self._handle, ctypes.byref(descriptor)
+        )
+        self._library.check("ucp_worker_get_efd", status)
+        return descriptor.value
+
+    # -- peers ---------------------------------------------------------------
+
+    def connect(self, addresses: Sequence[bytes]) -> None:
+        """Take the addresses of all ranks; an endpoint is made at the first send."""
+        self._addresses = addresses
+
+    def _connect_to(self, peer: int) -> int:
+        library, endpoint = self._library, ctypes.c_void_p()
+        address = ctypes.create_string_buffer(self._addresses[peer])
+        parameters = ucp.EndpointParameters(
+            field_mask=_C["UCP_EP_PARAM_FIELD_REMOTE_ADDRESS"],
+            address=ctypes.addressof(address),
+        )
+        status = library.ucp_ep_create(
+            self._handle, ctypes.byref(parameters), ctypes.byref(endpoint)
+        )
+        library.check(f"ucp_ep_create to rank {peer}", status)
+        self._endpoints[peer] = endpoint.value or 0
+        return self._endpoints[peer]
+
+    def transports(self) -> dict[int, list[tuple[str, str]]]:
+        """Return transports and their devices for each peer that was sent to."""
+        found = {}
+        for peer, endpoint in list(self._endpoints.items()):
+            entries = (ucp.TransportEntry * _MOST_TRANSPORTS)()
+            attributes = ucp.EndpointAttributes(
+                field_mask=_C["UCP_EP_ATTR_FIELD_TRANSPORTS"]
+            )
+            attributes.transports.entries = entries
+            attributes.transports.num_entries = len(entries)
+            attributes.transports.entry_size = ctypes.sizeof(ucp.TransportEntry)
+            status = self._library.ucp_ep_query(endpoint, ctypes.byref(attributes))
+            self._library.check(f"ucp_ep_query of rank {peer}", status)
+            pairs = (
+                (entry.transport_name.decode(), entry.device_name.decode())
+                for entry in entries[: attributes.transports.num_entries]
+            )
+            found[peer] = list(dict.fromkeys(pairs))
+        return found
+
+    # -- messages ------------------------------------------------------------
+
+    def send(self, array: Any, peer: int, tag: int) -> Request | None:
+        """Send the contiguous `array`; ``None``: UCX no longer needs it."""
+        endpoint = self._endpoints.get(peer) or self._connect_to(peer)
+        pointer = self._tag_send(
+            endpoint, _address(array), array.nbytes, tag, self._send_parameters
+        )
+        if pointer is None:
+            return None
+        pointer = self._library.request("ucp_tag_send", pointer)
+        return Request(pointer, False)
+
+    def receive(self, array: Any, tag: int, mask: int) -> Request:
+        """Receive into the contiguous `array` what is sent with `tag`, as to `mask`."""
+        pointer = self._tag_receive(
+            self._handle,
+            _address(array),
+            array.nbytes,
+            tag,
+            mask,
+            self._receive_parameters,
+        )
+        return Request(self._library.request("ucp_tag_recv", pointer), True)
+
+    def progress(self) -> bool:
+        """Advance everything once; return whether anything was done."""
+        return self._progress(self._handle) != 0
+
+    def test(self, request: Request) -> bool:
+        """Return whether `request` is over; raises `UCXError` for its error."""
+        pointer = request.pointer
+        if not pointer:
+            return True
+        if not request.is_receive:
+            status = self._check_status(pointer)
+            if status == _IN_PROGRESS:
+                return False
+        else:
+            status = self._receive_test(pointer, self._info_address)
+            if status == _IN_PROGRESS:
+                return False
+            request.tag, request.nbytes = self._info.sender_tag, self._info.length
+        # Forgotten first: an interrupt here leaks a request until the worker ends,
+        # and the other way round it would have one freed twice.
+        request.pointer = 0
+        self._free(pointer)
+        if status:
+            raise UCXError(
+                "a receive" if request.is_receive else "a send",
+                status,
+                self._library.explain(status),
+            )
+        return True
+
+    @staticmethod
+    def is_truncation(error: UCXError) -> bool:
+        """Whether a message was longer than the array that was to receive it."""
+        return error.status == _TRUNCATED
+
+    def arm(self) -> bool:
+        """Have `descriptor` become readable at the next event.
+
+        ``False``: there is something to do now. While a send waits for a peer that
+        takes nothing out of a full queue, that is so all the time.
+        """
+        status = self._library.ucp_worker_arm(self._handle)
+        if status == _BUSY:
+            return False
+        self._library.check("ucp_worker_arm", status)
+        return True
+
+    def flush(self) -> Request | None:
+        """Start to send what UCX still holds of sends that are over."""
+        pointer = self._library.request(
+            "ucp_worker_flush",
+            self._library.ucp_worker_flush_nbx(self._handle, self._send_parameters),
+        )
+        return Request(pointer, False) if pointer else None
+
+    # -- the end -------------------------------------------------------------
+
+    def destroy(self) -> None:
+        """End everything at once; waits for no peer.
+
+        Nothing is written to an array afterwards, as receiving is done by this
+        worker. To close an endpoint instead waits for its peer, which may be stopped.
+        """
+        handle, self._handle = self._handle, 0
+        context, self._context = self._context, 0
+        self._endpoints.clear()
+        if handle:
+            self._library.ucp_worker_destroy(handle)
+        if context:
+            self._library.ucp_cleanup(context)

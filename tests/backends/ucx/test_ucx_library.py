@@ -1,0 +1,181 @@
+"""UCX's library: found, loaded without side effects, and as its header says."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankscope.backends.errors import DistBackendError
+from rankscope.backends.ucx import library, ucp
+
+_needs_ucx = pytest.mark.skipif(
+    library.unavailable_reason() is not None, reason="needs UCX: pip install -e .[ucx]"
+)
+
+
+def _header() -> Path | None:
+    found = library.folder()
+    return None if found is None else found.parent / "include"
+
+
+def _facts() -> dict[str, int]:
+    """What `ucp` says of sizes, offsets and constants, by a C expression for each."""
+    facts = {name: value for name, value in ucp.CONSTANTS.items()}
+    facts["sizeof(ucs_status_t)"] = ctypes.sizeof(ucp.Status)
+    for name, struct in ucp.STRUCTS.items():
+        facts[f"sizeof({name})"] = ctypes.sizeof(struct)
+        for field, *_ in struct._fields_:
+            offset, size = getattr(struct, field).offset, getattr(struct, field).size
+            facts[f"offsetof({name}, {field})"] = offset
+            facts[f"sizeof((({name} *)0)->{field})"] = size
+    return facts
+
+
+@_needs_ucx
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_structs_and_constants_are_those_of_the_header(tmp_path: Path) -> None:
+    include, facts = _header(), _facts()
+    if include is None or not (include / "ucp/api/ucp.h").exists():
+        pytest.skip("this UCX comes without its header")
+    lines = "\n".join(f'    printf("%lld\\n", (long long)({fact}));' for fact in facts)
+    source = tmp_path / "facts.c"
+    source.write_text(
+        "#include <stddef.h>\n#include <stdio.h>\n#include <ucp/api/ucp.h>\n"
+        f"int main(void) {{\n{lines}\n    return 0;\n}}\n"
+    )
+    program = tmp_path / "facts"
+    subprocess.run(["cc", f"-I{include}", str(source), "-o", str(program)], check=True)
+    output = subprocess.run([str(program)], check=True, capture_output=True, text=True)
+    values = map(int, output.stdout.split())
+    assert dict(zip(facts, values, strict=True)) == facts
+
+
+@_needs_ucx
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_prototypes_are_those_of_the_header(tmp_path: Path) -> None:
+    """The compiler takes calls with the kinds of arguments that `ucp` gives."""
+    include = _header()
+    if include is None or not (include / "ucp/api/ucp.h").exists():
+        pytest.skip("this UCX comes without its header")
+    checks = [
+        f"_Static_assert(sizeof({function.name}({_arguments(function)})) == "
+        f'{ctypes.sizeof(function.result)}, "result of {function.name}");'
+        for function in ucp.FUNCTIONS
+        if function.result is not None
+    ] + [
+        f"void call_{function.name}(void) "
+        f"{{ {function.name}({_arguments(function)}); }}"
+        for function in ucp.FUNCTIONS
+    ]
+    source = tmp_path / "prototypes.c"
+    source.write_text("#include <ucp/api/ucp.h>\n" + "\n".join(checks) + "\n")
+    # A pointer where a number is expected, or the other way round, is an error too.
+    done = subprocess.run(
+        ["cc", "-isystem", str(include), "-Werror", "-Wconversion", "-c", str(source)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def _arguments(function: ucp.Function) -> str:
+    """Values in C of the sizes and kinds that `ucp` gives for the arguments."""
+    numbers = {
+        ctypes.c_uint: "1u",
+        ctypes.c_size_t: "(size_t)1",
+        ctypes.c_uint64: "(uint64_t)1",
+        ucp.Status: "UCS_OK",
+    }
+    return ", ".join(numbers.get(one, "(void *)0") for one in function.arguments)
+
+
+_EFFECTS = """
+import ctypes, os, re
+
+libc = ctypes.CDLL(None)
+PATCHED = "malloc mmap munmap mremap brk sbrk madvise shmat shmdt".split()
+
+def code():
+    addresses = (ctypes.cast(getattr(libc, name), ctypes.c_void_p) for name in PATCHED)
+    return [ctypes.string_at(address.value, 16) for address in addresses]
+
+def handled():
+    status = open("/proc/self/status").read()
+    mask = int(re.search(r"SigCgt:\\s*(\\w+)", status).group(1), 16)
+    return mask & 0x7FFFFFFF  # above are those of the C library for its threads
+
+before = code(), handled(), dict(os.environ)
+from rankscope.backends.ucx.worker import Worker
+worker = Worker(1)
+assert code() == before[0], "UCX patched the C library"
+assert handled() == before[1], "UCX handles signals"
+assert dict(os.environ) == before[2], "settings of UCX stay in the environment"
+worker.destroy()
+"""
+
+
+@_needs_ucx
+def test_loading_patches_nothing_and_takes_no_signal() -> None:
+    subprocess.run([sys.executable, "-c", _EFFECTS], check=True, timeout=60)
+
+
+def test_without_ucx_the_reason_has_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(library.VARIABLE, raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    reason = library.unavailable_reason()
+    assert reason is not None
+    assert "no GPU is needed" in reason
+    assert "pip install" in reason
+    assert "[ucx]" in reason
+
+
+def test_a_folder_without_ucx_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(library.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(library, "_loaded", None)
+    with pytest.raises(DistBackendError) as caught:
+        library.load()
+    said = str(caught.value)
+    assert f"RANKSCOPE_UCX is {str(tmp_path)!r}" in said
+    assert "libucs.so, libuct.so, libucp.so" in said
+
+
+def test_a_library_that_does_not_load_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("libucs.so", "libuct.so", "libucp.so"):
+        (tmp_path / name).write_text("no library")
+    monkeypatch.setenv(library.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(library, "_loaded", None)
+    with pytest.raises(DistBackendError, match="does not load"):
+        library.load()
+    assert "UCX_MEM_EVENTS" not in os.environ
+
+
+@_needs_ucx
+def test_the_users_settings_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_MEM_EVENTS", "y")
+    with library._environment({"UCX_MEM_EVENTS": "n", "UCX_DEBUG_SIGNO": ""}):
+        assert os.environ["UCX_MEM_EVENTS"] == "y"
+        assert os.environ["UCX_DEBUG_SIGNO"] == ""
+    assert os.environ["UCX_MEM_EVENTS"] == "y"
+    assert "UCX_DEBUG_SIGNO" not in os.environ
+
+
+@_needs_ucx
+def test_a_status_is_told_from_a_request() -> None:
+    ucx = library.load()
+    assert ucx.request("a call", None) == 0
+    assert ucx.request("a call", 4096) == 4096
+    disguised = (1 << 64) + ucp.CONSTANTS["UCS_ERR_CANCELED"]
+    with pytest.raises(library.UCXError, match=r"a call failed: .*[Cc]ancel") as caught:
+        ucx.request("a call", disguised)
+    assert caught.value.status == ucp.CONSTANTS["UCS_ERR_CANCELED"]
