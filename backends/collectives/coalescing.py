@@ -77,9 +77,10 @@ def coalescing_manager(
     """Coalesce the ops that this thread issues on `group` within the block.
 
     Ops are checked where they are written and issued at the end of the block,
-    in order: runs of all_reduce (of one reduction), all_gather_into_tensor
-    and reduce_scatter_tensor as one backend call each, sends and receives as
-    one batch. The whole batch has one sequence number, each op its ``op_id``.
+    in order: runs of all_reduce (of one reduction), all_gather,
+    all_gather_into_tensor and reduce_scatter_tensor as one backend call each,
+    sends and receives as one batch. The whole batch has one sequence number,
+    each op its ``op_id``.
 
     ``async_ops=True``: wait for the batch with ``cm.wait()``; else the end of
     the block waits. What an op inside returns with ``async_op=True`` may be

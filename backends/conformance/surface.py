@@ -148,6 +148,19 @@ def coalesced(group: ProcessGroup | None = None) -> None:
     same(outputs[0], np.concatenate(held))
     same(outputs[1], np.concatenate([h[:20] for h in held]))
 
+    # Sizes that differ from op to op and from rank to rank, one of them too large to be
+    # copied, in two dtypes.
+    def given(r: int) -> list[Any]:
+        lengths = 3 + r, 1, 0 if r else 4, (1 << 17) + r
+        floats = [np.full(n, r + n, np.float64) for n in lengths]
+        return [*floats, np.arange(r + 2), np.arange(5) * r]
+
+    gathered = [[np.zeros_like(one) for one in given(r)] for r in range(size)]
+    dist.all_gather_coalesced(gathered, given(rank), group=group)
+    for r, row in enumerate(gathered):
+        for got, sent in zip(row, given(r), strict=True):
+            same(got, sent)
+
     wide = [reference.data(r, 6 * size, "float64") for r in range(size)]
     narrow = [np.zeros(6), np.zeros(6)]
     dist.reduce_scatter_tensor_coalesced(
@@ -256,6 +269,11 @@ def staged() -> None:
     whole = Elsewhere(np.zeros(6 * size * size, np.int64))
     dist.all_gather_into_tensor_coalesced([whole], [Elsewhere(held[rank])])
     same(whole.data, np.concatenate(held))
+    lists = [[Elsewhere(np.zeros(n, np.int64)) for n in (6, 2)] for _ in range(size)]
+    dist.all_gather_coalesced(lists, [Elsewhere(held[rank][:n]) for n in (6, 2)])
+    for sent, (six, two) in zip(held, lists, strict=True):
+        same(six.data, sent[:6])
+        same(two.data, sent[:2])
     small = Elsewhere(np.zeros(6, np.int64))
     dist.reduce_scatter_tensor_coalesced([small], [Elsewhere(held[rank])])
     same(small.data, total[mine])

@@ -372,6 +372,12 @@ class Backend:
         """`all_reduce` of each of `tensors`; here, of one flat copy per dtype."""
         return fusion.all_reduce(self, tensors, op)
 
+    def all_gather_coalesced(
+        self, tensor_lists: Sequence[Sequence[Array]], tensors: Sequence[Array]
+    ) -> Work:
+        """`all_gather` of each pair; here, of one flat copy per dtype."""
+        return fusion.all_gather(self, tensor_lists, tensors)
+
     def all_gather_into_tensor_coalesced(
         self, outputs: Sequence[Array], tensors: Sequence[Array]
     ) -> Work:

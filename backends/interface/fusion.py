@@ -19,7 +19,12 @@ from ..work.op_type import OpType
 from ..work.reduce_op import ReduceOp
 from ..work.work import Work
 
-__all__ = ["all_gather_into_tensor", "all_reduce", "reduce_scatter_tensor"]
+__all__ = [
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_reduce",
+    "reduce_scatter_tensor",
+]
 
 Array = Any
 
@@ -38,6 +43,8 @@ class Fusible(Protocol):
     def check(self, op: OpType, dtype: Any, reduce_op: ReduceOp | None) -> Any: ...
 
     def all_reduce(self, tensor: Array, op: Any) -> Work: ...
+
+    def all_gather(self, tensor_list: Sequence[Array], tensor: Array) -> Work: ...
 
     def all_gather_into_tensor(self, output: Array, tensor: Array) -> Work: ...
 
@@ -69,12 +76,51 @@ def _all_reduce(backend: Fusible, arrays: Sequence[Array], op: ReduceOp) -> Work
     return chain(backend.all_reduce(flat, made), OpType.ALL_REDUCE, unpack)
 
 
+def all_gather(
+    backend: Fusible, lists: Sequence[Sequence[Array]], tensors: Sequence[Array]
+) -> Work:
+    """Gather each of `tensors` of all ranks into the list beside it."""
+    # The tensors may differ in size from rank to rank; a list has one size of each.
+    largest = [max(outputs, key=lambda output: output.nbytes) for outputs in lists]
+    works = [
+        _all_gather_lists(
+            backend, [lists[i] for i in members], [tensors[i] for i in members]
+        )
+        for members in _fusion_groups(largest)
+    ]
+    return _all(works, OpType.ALL_GATHER)
+
+
+def _all_gather_lists(
+    backend: Fusible, lists: Sequence[Sequence[Array]], arrays: Sequence[Array]
+) -> Work:
+    if len(arrays) == 1:
+        return backend.all_gather(lists[0], arrays[0])
+    dtype = arrays[0].dtype
+    places = _offsets(arrays)
+    flat = backend.scratch(places[-1].stop, dtype)
+    for array, place in zip(arrays, places, strict=True):
+        flat[place] = array.reshape(-1)
+    of_ranks = [[outputs[rank] for outputs in lists] for rank in range(backend.size)]
+    gathered = [
+        backend.scratch(sum(output.size for output in outputs), dtype)
+        for outputs in of_ranks
+    ]
+
+    def unpack() -> None:
+        for outputs, row in zip(of_ranks, gathered, strict=True):
+            for output, place in zip(outputs, _offsets(outputs), strict=True):
+                output.reshape(-1)[:] = row[place]
+
+    return chain(backend.all_gather(gathered, flat), OpType.ALL_GATHER, unpack)
+
+
 def all_gather_into_tensor(
     backend: Fusible, outputs: Sequence[Array], tensors: Sequence[Array]
 ) -> Work:
     """Gather each of `tensors` of all ranks into its output."""
     works = [
-        _all_gather(
+        _all_gather_whole(
             backend, [outputs[i] for i in members], [tensors[i] for i in members]
         )
         for members in _fusion_groups(tensors)
@@ -82,7 +128,7 @@ def all_gather_into_tensor(
     return _all(works, OpType.ALL_GATHER_INTO_TENSOR)
 
 
-def _all_gather(
+def _all_gather_whole(
     backend: Fusible, outputs: Sequence[Array], arrays: Sequence[Array]
 ) -> Work:
     if len(arrays) == 1:

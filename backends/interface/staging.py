@@ -170,6 +170,21 @@ class StagedBackend(Backend):
     def shutdown(self) -> None:
         self.inner.shutdown()
 
+    def _hosts(self, value: Any, copied: bool, pairs: list[tuple[Host, Array]]) -> Any:
+        """Return host arrays for `value`, an array or lists of arrays, in its shape.
+
+        They are put into `pairs` too, each with the array that it stands for.
+        """
+        if isinstance(value, (list, tuple)):
+            return [self._hosts(each, copied, pairs) for each in value]
+        host = (
+            self._copies.to_host(value)
+            if copied
+            else np.empty(value.shape, value.dtype)
+        )
+        pairs.append((host, value))
+        return host
+
     def _stage(self, op: OpType, method: str, args: Sequence[Any]) -> Work:
         """Call `method` of the inner backend on host memory.
 
@@ -188,16 +203,10 @@ class StagedBackend(Backend):
             writes = argument in _WRITTEN or (
                 argument in _ROOTED and at_root is (argument is Argument.TO_ROOT)
             )
-            arrays = value if isinstance(value, (list, tuple)) else [value]
-            hosts = [
-                self._copies.to_host(array)
-                if reads
-                else np.empty(array.shape, array.dtype)
-                for array in arrays
-            ]
-            staged[place] = hosts if arrays is value else hosts[0]
+            pairs: list[tuple[Host, Array]] = []
+            staged[place] = self._hosts(value, reads, pairs)
             if writes:
-                written += zip(hosts, arrays, strict=True)
+                written += pairs
         work: Work = getattr(self.inner, method)(*staged)
         if not written:
             return work

@@ -8,6 +8,7 @@ first op on a device creates the communicator of the device.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -196,10 +197,12 @@ class NCCLBackend(Backend):
         calls: Sequence[Call],
         *,
         reads: bool = True,
+        ops: int = 1,
     ) -> NCCLWork:
         """Issue an op on `arrays`; raise `ValueError` if they are on two devices.
 
-        `reads`: whether `arrays` have inputs on this rank.
+        `reads`: whether `arrays` have inputs on this rank. `ops`: of how many ops they
+        are, argument by argument.
         """
         devices = sorted({self._api.cuda.device_of(array) for array in arrays})
         if len(devices) > 1:
@@ -214,7 +217,7 @@ class NCCLBackend(Backend):
                 "this process uses: init_process_group(device_id=...)"
             )
         if self._nan_check and reads:
-            refuse_nan(self._api.cuda, kind, arrays)
+            refuse_nan(self._api.cuda, kind, arrays, ops)
         self._prepared, self._used = None, True
         work = NCCLWork(kind)
         work.timed = self.timing
@@ -308,6 +311,15 @@ class NCCLBackend(Backend):
         """Issue one NCCL group of broadcasts into the arrays of `tensor_list`."""
         calls = self._calls.all_gather(tensor_list, tensor)
         return self._start(OpType.ALL_GATHER, [*tensor_list, tensor], calls)
+
+    def all_gather_coalesced(
+        self, tensor_lists: Sequence[Sequence[Array]], tensors: Sequence[Array]
+    ) -> Work:
+        """Issue one NCCL group of the broadcasts of each all_gather."""
+        pairs = list(zip(tensor_lists, tensors, strict=True))
+        calls = [call for pair in pairs for call in self._calls.all_gather(*pair)]
+        arrays = [*itertools.chain.from_iterable(tensor_lists), *tensors]
+        return self._start(OpType.ALL_GATHER, arrays, calls, ops=len(pairs))
 
     def all_gather_into_tensor(self, output: Array, tensor: Array) -> Work:
         """Issue ``ncclAllGather``."""

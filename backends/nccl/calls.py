@@ -31,6 +31,7 @@ LIBRARY_CALLS: Mapping[str, tuple[str, ...]] = {
     "send": ("ncclSend",),
     "recv": ("ncclRecv",),
     "all_reduce_coalesced": ("ncclAllReduce",),
+    "all_gather_coalesced": ("ncclBroadcast",),
     "all_gather_into_tensor_coalesced": ("ncclAllGather",),
     "reduce_scatter_tensor_coalesced": ("ncclReduceScatter",),
 }

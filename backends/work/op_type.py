@@ -129,10 +129,10 @@ class OpSpec:
             return arrays - (arrays // 2 if _WRITTEN_LIST in arguments else 1)
         return arrays
 
-    def read_of(self, arrays: Sequence[A]) -> Sequence[A]:
+    def read_of(self, arrays: Sequence[A], calls: int = 1) -> Sequence[A]:
         """Return those of `arrays`, in the order of `arguments`, that the op reads.
 
-        `arrays` may be those of several calls at once, argument by argument. What only
+        `arrays` are those of so many `calls` at once, argument by argument. What only
         the root reads or has is taken as the caller gives it.
         """
         if not self.arguments or self.arguments == (_WRITTEN,):
@@ -141,9 +141,9 @@ class OpSpec:
             return arrays
         first, second = self.arguments
         if first in (_READ, _WRITTEN) and second in (_READ_LIST, _WRITTEN_LIST):
-            place = 1
+            place = calls
         elif first in (_READ_LIST, _WRITTEN_LIST) and second in (_READ, _WRITTEN):
-            place = len(arrays) - 1
+            place = len(arrays) - calls
         else:
             place = len(arrays) // 2
         return arrays[:place] if first in (_READ, _READ_LIST) else arrays[place:]
@@ -177,6 +177,7 @@ class OpType(enum.Enum):
             arguments=(_WRITTEN_LIST, _READ),
             payload=_first_of_each_rank,
             bus_factor=_all_but_own_part,
+            fused=True,
             torch_uneven="all_gather_v",
         ),
     )

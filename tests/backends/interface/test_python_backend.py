@@ -188,21 +188,28 @@ def coalesces(me: Rank) -> None:
     with joined("store") as group:
         arrays = [np.full(n, me.rank + n, np.float64) for n in range(1, 9)]
         gathered, means = np.zeros(6), np.full(2, me.rank * 2)
+        lists = [[np.zeros(n + rank) for rank in range(2)] for n in range(2)]
         with dist.coalescing_manager(async_ops=True) as manager:
             for array in arrays:
                 dist.all_reduce(array)
             dist.all_gather_into_tensor(gathered, np.full(3, float(me.rank)))
             dist.all_reduce(means, ReduceOp.AVG)
+            for n, outputs in enumerate(lists):
+                dist.all_gather(outputs, np.full(n + me.rank, float(n + me.rank)))
         manager.wait(timeout=30)
         for n, array in enumerate(arrays, 1):
             assert np.all(array == 2 * n + 1)
         assert gathered.tolist() == [0, 0, 0, 1, 1, 1]
         assert means.tolist() == [1, 1]
+        assert [[x.tolist() for x in row] for row in lists] == [
+            [[], [1]],
+            [[1], [2, 2]],
+        ]
         backend = group.current.backends["cpu"]
         assert isinstance(backend, StoreBackend)
-        assert backend._ops == 3  # one for each run of like ops
+        assert backend._ops == 4  # one for each run of like ops
         entries = [entry for entry in recorder.dump() if entry["group"] == "default"]
-        assert [entry["op_id"] for entry in entries] == list(range(1, 11))
+        assert [entry["op_id"] for entry in entries] == list(range(1, 13))
         assert {entry["collective_seq_id"] for entry in entries} == {1}
         assert {entry["state"] for entry in entries} == {"completed"}
 

@@ -196,6 +196,9 @@ CALLS: dict[str, Callable[[Rank, Any, Any], Any]] = {
     "all_reduce_coalesced": lambda r, x, parts: dist.all_reduce_coalesced(
         parts, group=r.pg
     ),
+    "all_gather_coalesced": lambda r, x, parts: dist.all_gather_coalesced(
+        [[r.array(np.zeros(4))] for _ in range(2)], [x], r.pg
+    ),
     "all_gather_into_tensor_coalesced": lambda r, x, parts: (
         dist.all_gather_into_tensor_coalesced([r.array(np.zeros(8))], [x], r.pg)
     ),
@@ -282,6 +285,24 @@ def test_coalesced_ops_are_one_call(ranks: Ranks, simulation: Simulation) -> Non
         r.synchronize()
         for i, array in enumerate(arrays):
             np.testing.assert_array_equal(array, np.full(3, 2 * i + 1))
+
+    ranks.start(2)(body)
+    assert [call for call, rank in simulation.calls if rank == 0].count("group") == 1
+
+
+def test_coalesced_all_gathers_are_one_call(
+    ranks: Ranks, simulation: Simulation
+) -> None:
+    def body(r: Rank) -> None:
+        inputs = [r.array(np.full(1 + i + r.rank, float(i + r.rank))) for i in range(4)]
+        outputs = [
+            [r.array(np.zeros(1 + i + rank)) for i in range(4)] for rank in range(2)
+        ]
+        dist.all_gather_coalesced(outputs, inputs, r.pg)
+        r.synchronize()
+        for rank, row in enumerate(outputs):
+            for i, array in enumerate(row):
+                np.testing.assert_array_equal(array, np.full(1 + i + rank, i + rank))
 
     ranks.start(2)(body)
     assert [call for call, rank in simulation.calls if rank == 0].count("group") == 1

@@ -229,6 +229,9 @@ def test_the_arrays_that_an_op_reads_are_told_by_its_arguments(op: OpType) -> No
         one for one in arrays if one[0] not in (Argument.WRITTEN, Argument.WRITTEN_LIST)
     ]
     assert list(op.spec.read_of(arrays)) == read
+    # Those of two calls, argument by argument.
+    arrays, read = ([one for one in ones for _ in range(2)] for ones in (arrays, read))
+    assert list(op.spec.read_of(arrays, 2)) == read
     # A barrier's array is the backend's own.
     if op is OpType.BARRIER:
         assert list(op.spec.read_of(["scratch"])) == []
