@@ -156,6 +156,9 @@ class RankStatus:
     gpu: str = ""
     #: Bytes of resident memory of the rank's process, ``None`` where it is not known.
     memory: int | None = None
+    #: Bytes of its GPU's memory that the process holds, ``None`` where there is no GPU,
+    #: or it is not known.
+    gpu_memory: int | None = None
     groups: tuple[GroupStatus, ...] = ()
     #: What a person should change so that all that the rank does is shown.
     advice: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Sequence
 from html import escape
 from itertools import islice
 from typing import Any
@@ -30,6 +31,7 @@ COLUMNS = (
     Column("engine", "engine", "number of the engine", numeric=True, drop=6),
     Column("device", "device", "device types, with the backends in use", drop=3),
     Column("memory", "memory", "resident memory of the rank's process", True, drop=4),
+    Column("gpu_memory", "GPU memory", "what the process holds of it", True, drop=2),
     Column("state", "state", "what the rank is doing"),
     Column("enqueued", "enqueued", "the last op issued"),
     Column("started", "started", "the last op started", drop=5),
@@ -62,7 +64,7 @@ def _text(model: BoardModel, width: int) -> str:
     """Return the table in lines of at most `width` characters, where possible."""
     found = sections(model)
     rows = [row for section in found for row in section.rows]
-    titles, *body = lines(fitting(COLUMNS, rows, width), rows)
+    titles, *body = lines(fitting(_columns(rows), rows, width), rows)
     room = max(map(len, (titles, *body)))
     out = [" · ".join(_facts(model)), "", titles]
     left = iter(body)
@@ -76,13 +78,21 @@ def _text(model: BoardModel, width: int) -> str:
 
 def _html(model: BoardModel) -> str:
     title, *facts = (escape(fact) for fact in _facts(model))
+    found = sections(model)
+    columns = _columns([row for section in found for row in section.rows])
     return (
         f'<div class="rankscope-status"><div class="rankscope-static">\n{STYLE}\n'
         f'<p><b>{title}</b> <span class="quiet">· {" · ".join(facts)}</span></p>\n'
-        f"{table_html(COLUMNS, sections(model))}\n"
+        f"{table_html(columns, found)}\n"
         + "".join(f"<p>{escape(one)}</p>\n" for one in _advice(model))
         + "</div></div>"
     )
+
+
+def _columns(rows: Sequence[Row]) -> list[Column]:
+    """Return all columns, but that of GPUs only where a rank has one."""
+    with_gpus = any(row.texts["gpu_memory"] for row in rows)
+    return [one for one in COLUMNS if with_gpus or one.key != "gpu_memory"]
 
 
 def _facts(model: BoardModel) -> list[str]:
@@ -129,6 +139,7 @@ def _row(model: BoardModel, group: Group, rank: int, row: Cells, first: bool) ->
         "engine": str(one.engine_id) if first and one.engine_id is not None else "",
         "device": str(row.get("device", "")) if first else "",
         "memory": bytes_text(one.memory) if first and one.memory is not None else "",
+        "gpu_memory": str(row.get("gpu_memory", "")) if first else "",
         "state": _state(row, model.now),
         "enqueued": _op(None if status is None else status.enqueued),
         "started": _op(None if status is None else status.started),

@@ -59,6 +59,12 @@ class CudaContexts:
             self._thread.relaxed = True
         self.enter(index)
 
+    def is_active(self, index: int) -> bool:
+        """Return whether this process has a primary context on device `index`."""
+        (device,) = self.check(self._driver.cuDeviceGet(index))
+        _, active = self.check(self._driver.cuDevicePrimaryCtxGetState(device))
+        return bool(active)
+
     def device_count(self) -> int:
         """Return the number of devices that this process may use."""
         (count,) = self.check(self._driver.cuDeviceGetCount())

@@ -8,13 +8,27 @@ that another thread keeps until the kernel ends.
 from __future__ import annotations
 
 import logging
-from typing import Any
+import os
+from typing import Any, NamedTuple
 
 from .cuda_context import cuda_contexts
 
-__all__ = ["GpuMemory"]
+__all__ = ["GpuMemory", "GpuUse"]
 
 _log = logging.getLogger(__name__)
+
+#: NVML_VALUE_NOT_AVAILABLE: the driver does not account for processes.
+_NOT_AVAILABLE = 2**64 - 1
+
+
+class GpuUse(NamedTuple):
+    """The memory of a GPU, in bytes; ``None`` where it is not known."""
+
+    #: What all processes hold.
+    used: int | None = None
+    total: int | None = None
+    #: What this process holds.
+    own: int | None = None
 
 
 class GpuMemory:
@@ -36,8 +50,8 @@ class GpuMemory:
         else:
             self._nvml = nvml
 
-    def read(self) -> tuple[int, int] | None:
-        """Return how many bytes all processes use, and how many there are."""
+    def read(self) -> GpuUse | None:
+        """Return how much all processes hold, how much there is, and the own part."""
         if self._nvml is None:
             return None
         try:
@@ -45,7 +59,26 @@ class GpuMemory:
         except self._nvml.NvmlError as error:
             _log.info("NVML does not say how much memory is used: %s", error)
             return None
-        return int(memory.used), int(memory.total)
+        return GpuUse(int(memory.used), int(memory.total), self._own())
+
+    def _own(self) -> int | None:
+        """Return how many bytes this process holds: arrays, context, NCCL's buffers.
+
+        ``None`` where NVML does not list it: it has no context on the GPU, or it is in
+        a container, and NVML knows it by another number.
+        """
+        try:
+            listed = self._nvml.device_get_compute_running_processes_v3(self._handle)
+        except self._nvml.NvmlError as error:
+            _log.info("NVML does not say what each process holds: %s", error)
+            return None
+        pid = os.getpid()
+        sizes = [
+            int(process.used_gpu_memory)
+            for process in (listed[place] for place in range(len(listed)))
+            if int(process.pid) == pid
+        ]
+        return sum(sizes) if sizes and _NOT_AVAILABLE not in sizes else None
 
 
 def _find(nvml: Any, uuid: str) -> int:

@@ -444,6 +444,7 @@ class Agent:
             "last_cell_failed": self._last_cell_failed and began is None,
             "gpu": "" if self._gpu is None else self._gpu.describe(),
             "memory": resident_bytes(),
+            "gpu_memory": None if self._gpu is None else self._gpu.held(),
         }
 
     def _subscribe(self, wanted: requests.Subscribe) -> requests.Summary:

@@ -6,19 +6,19 @@ given to the ranks of a host in turn, by local rank.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
 from rankscope.backends import unavailable_reason
-from rankscope.backends.devices.cuda_context import gpu_uuid
+from rankscope.backends.devices.cuda_context import cuda_contexts, gpu_uuid
 from rankscope.backends.devices.cuda_install import has_driver
 from rankscope.backends.devices.gpu_memory import GpuMemory
 from rankscope.backends.interface.registry import builtin_devices
 
 from ..errors import ClusterError
 from ..wire.gpu_environment import DEVICES, SHARE_GPU, parse_devices
+from .gpu_readings import GpuReadings
 
 __all__ = [
     "Gpu",
@@ -26,9 +26,6 @@ __all__ = [
     "load_cupy",
     "may_share",
 ]
-
-#: Seconds between two queries of a GPU's memory.
-QUERY_PERIOD = 1.0
 
 #: Values of `SHARE_GPU` that mean no.
 _NO = ("", "0", "false", "no", "off")
@@ -92,24 +89,50 @@ def load_cupy() -> Any | None:
 
 
 class Gpu:
-    """The GPU of this rank."""
+    """The GPU of this rank.
+
+    Parameters
+    ----------
+    index
+        The number of the CUDA device.
+    name
+        What it is called.
+    use
+        Makes the GPU the calling thread's current device.
+    pool
+        Returns the bytes that the pool of the rank's array library holds on the GPU.
+    uuid
+        The UUID of the GPU, where cuda-bindings does not know it.
+    """
 
     def __init__(
-        self, index: int, name: str, use: Callable[[], object], uuid: str = ""
+        self,
+        index: int,
+        name: str,
+        use: Callable[[], object],
+        pool: Callable[[], int | None],
+        uuid: str = "",
     ) -> None:
         self.index, self.name = index, name
-        #: Makes the GPU the calling thread's current device.
         self.use = use
         #: Empty where it is not known.
         self.uuid = gpu_uuid(index) or uuid
-        self._memory = GpuMemory(index)
-        self._text, self._queried_at = "", -QUERY_PERIOD
+        self._readings = GpuReadings(GpuMemory(index), pool)
 
     @classmethod
     def of_cupy(cls, cupy: Any, index: int) -> Gpu:
         """Return the GPU `index` as cupy has it."""
         name = cupy.cuda.runtime.getDeviceProperties(index)["name"].decode()
-        return cls(index, name, cupy.cuda.Device(index).use)
+        use = cupy.cuda.Device(index).use
+
+        def pool() -> int | None:
+            # To choose the device makes a context on it, of some 500 MB.
+            if not cuda_contexts().is_active(index):
+                return None
+            use()
+            return int(cupy.get_default_memory_pool().total_bytes())
+
+        return cls(index, name, use, pool)
 
     @classmethod
     def of_torch(cls, torch: Any, index: int) -> Gpu:
@@ -117,19 +140,23 @@ class Gpu:
         properties = torch.cuda.get_device_properties(index)
         # torch 2.5 and later tell the UUID without cuda-bindings.
         uuid = str(getattr(properties, "uuid", ""))
-        return cls(index, properties.name, lambda: torch.cuda.set_device(index), uuid)
+        cuda = torch.cuda
+
+        def pool() -> int | None:
+            return int(cuda.memory_reserved(index)) if cuda.is_initialized() else None
+
+        return cls(index, properties.name, lambda: cuda.set_device(index), pool, uuid)
 
     def describe(self) -> str:
-        """``GPU 0 · NVIDIA H200 · 1.2 of 139.8 GiB``, for the board.
+        """``GPU 0 · NVIDIA H200 · 1.2 of 139.8 GiB``, for the board; never waits."""
+        text = f"GPU {self.index} · {self.name}"
+        use = self._readings.latest()
+        if use is not None and use.used is not None and use.total is not None:
+            used, total = (size / 2**30 for size in (use.used, use.total))
+            text += f" · {used:.1f} of {total:.1f} GiB"
+        return text
 
-        No call of CUDA: the agent calls this while a kernel hangs.
-        """
-        now = time.monotonic()
-        if now - self._queried_at > QUERY_PERIOD:
-            self._queried_at = now
-            self._text = f"GPU {self.index} · {self.name}"
-            memory = self._memory.read()
-            if memory is not None:
-                used, total = (size / 2**30 for size in memory)
-                self._text += f" · {used:.1f} of {total:.1f} GiB"
-        return self._text
+    def held(self) -> int | None:
+        """Return the bytes that this process holds on the GPU; never waits."""
+        use = self._readings.latest()
+        return None if use is None else use.own

@@ -85,6 +85,7 @@ class RankSlot:
             line_for=said.line_for if self.alive else None,
             gpu=said.gpu,
             memory=said.memory if self.alive else None,
+            gpu_memory=said.gpu_memory if self.alive else None,
             groups=said.groups,
             advice=said.advice,
             summary=self.summary,

@@ -78,6 +78,7 @@ class Parsed(NamedTuple):
     line_for: float | None = None
     gpu: str = ""
     memory: int | None = None
+    gpu_memory: int | None = None
     advice: tuple[str, ...] = ()
 
 
@@ -95,6 +96,7 @@ def parse_summary(summary: Mapping[str, Any]) -> Parsed:
         line_for=_number("line_for", summary.get("line_for")),
         gpu=_text("gpu", summary.get("gpu", "")),
         memory=_integer("memory", summary.get("memory")),
+        gpu_memory=_integer("gpu_memory", summary.get("gpu_memory")),
         advice=tuple(
             _text("advice", one) for one in _list("advice", summary.get("advice", ()))
         ),

@@ -20,6 +20,7 @@ OP = {"op": "all_reduce", "seq": 4, "source": "cell 7 line 3"}
 SUMMARY: dict[str, Any] = {
     "gpu": "GPU 0",
     "memory": 96 << 20,
+    "gpu_memory": 3 << 30,
     "rank": 1,
     "world_size": 2,
     "busy": True,
@@ -73,6 +74,7 @@ class TestSummaries:
         said = parse_summary({**SUMMARY, "advice": ["set X"]})
         (group,) = said.groups
         assert (said.gpu, said.memory) == ("GPU 0", 96 << 20)
+        assert said.gpu_memory == 3 << 30
         assert (said.cell, said.busy_for) == (7, 2.5)
         assert (said.line, said.line_for) == ("cell 7 line 2", 1.5)
         assert said.advice == ("set X",)

@@ -57,14 +57,15 @@ def test_every_state_has_a_word_and_a_mood(
 
 def test_a_row_has_all_that_is_asked_for() -> None:
     view = group(enqueued=op(seq=16), started=op(seq=15), completed=op("barrier", 14))
-    (section,) = sections(cluster(rank(2, view, memory=96 << 20)))
+    one = rank(2, view, memory=96 << 20, gpu_memory=12 << 30)
+    (section,) = sections(cluster(one))
     assert [column.title for column in COLUMNS] == [
-        "rank", "host", "pid", "engine", "device", "memory", "state", "enqueued",
-        "started", "completed", "heartbeat",
+        "rank", "host", "pid", "engine", "device", "memory", "GPU memory", "state",
+        "enqueued", "started", "completed", "heartbeat",
     ]  # fmt: skip
     assert cells(section.rows[0]) == (
-        "2", "node", "4002", "12", "cpu:gloo", "96 MiB", "idle", "#16 all_reduce",
-        "#15 all_reduce", "#14 barrier", "0.2 s",
+        "2", "node", "4002", "12", "cpu:gloo", "96 MiB", "12 GiB", "idle",
+        "#16 all_reduce", "#15 all_reduce", "#14 barrier", "0.2 s",
     )  # fmt: skip
 
 

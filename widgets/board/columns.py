@@ -28,6 +28,7 @@ COLUMNS = (
     Column("algbw", "algbw GB/s", "of the last op: size / time", True, drop=6),
     Column("busbw", "busbw GB/s", "of the last op, on the bus", True, drop=4),
     Column("memory", "memory", "resident memory of the rank's process", True, drop=7),
+    Column("gpu_memory", "GPU memory", "what the process holds of it", True, drop=4),
     Column("queue", "queue", "ops in flight", numeric=True, drop=3),
     Column("beat", "silent", "since the last heartbeat", numeric=True, drop=1),
     Column("verdict", "verdict", "verdict of the diagnosis on the rank"),

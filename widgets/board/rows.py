@@ -56,6 +56,8 @@ def cells(rank: RankStatus, group: GroupStatus | None, now: float) -> Cells:
         row["device"] = text("; ".join(filter(None, known)), 120)
     if rank.memory is not None:
         row["memory"] = bytes_text(rank.memory)
+    if rank.gpu_memory:
+        row["gpu_memory"] = bytes_text(rank.gpu_memory)
     if rank.line and row["mood"] == "busy":
         # It computes: where it last issued an op is of no interest now.
         row["line"] = text(rank.line, 80)

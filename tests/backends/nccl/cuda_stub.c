@@ -123,6 +123,13 @@ result_t cuDevicePrimaryCtxRetain(void **context, int device) {
   return SUCCESS;
 }
 
+result_t cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
+  if (device < 0 || device >= DEVICES) return INVALID_DEVICE;
+  *flags = 0;
+  *active = stub_contexts >> device & 1;
+  return SUCCESS;
+}
+
 result_t cuCtxGetCurrent(void **context) { *context = current; return SUCCESS; }
 
 result_t cuCtxSetCurrent(void *context) {

@@ -431,6 +431,7 @@ def test_the_uuid_of_a_gpu_needs_no_context(
     monkeypatch.setattr(cuda_context, "_contexts", None)
     assert cuda_context.gpu_uuid(2) == "02020202-0202-0202-0202-020202020202"
     assert cuda_context.gpu_uuid(9) == ""
+    assert not cuda_context.cuda_contexts().is_active(2)
     assert (cuda_stub.contexts, cuda_stub.switches) == (0, 0)
 
 
@@ -440,8 +441,12 @@ def test_the_memory_of_the_board_needs_no_context(
     monkeypatch.setattr(cuda_context, "_contexts", None)
     stub, gib = Stub(nvml), 1 << 30
     memory = GpuMemory(1)
-    assert memory.read() == (gib, 80 * gib)
-    assert GpuMemory(2).read() == (2 * gib, 80 * gib)  # a part of a GPU
+    assert memory.read() == (gib, 80 * gib, 3 << 29)
+    assert GpuMemory(2).read() == (2 * gib, 80 * gib, 3 << 29)  # a part of a GPU
+    for listed in (0, 1, 3):
+        stub.processes = listed
+        assert memory.read() == (gib, 80 * gib, None), listed
+    stub.processes = 2
     stub.lost = 1
     assert memory.read() is None
     stub.lost = 0

@@ -56,6 +56,26 @@ print('what comes after')
 """
 
 
+WITH_NVML = """
+import threading
+from rankscope.backends.devices.gpu_memory import GpuUse
+from rankscope.engines.agent import agent, gpu_readings, gpus
+nvml_answers = threading.Event()
+nvml_answers.set()
+gpu_readings.PERIOD, gpu_readings.KEPT = 0.1, 1.0
+
+class Nvml:
+    def __init__(self, index):
+        pass
+    def read(self):
+        nvml_answers.wait()
+        return GpuUse(13 << 30, 80 << 30, 12 << 30)
+
+gpus.GpuMemory = Nvml
+agent.installed()._gpu = gpus.Gpu(0, "Simulated", lambda: None, lambda: None)
+"""
+
+
 @pytest.fixture(scope="module")
 def simulated(_module_leaves_nothing: None) -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
@@ -74,6 +94,24 @@ def test_the_board_hears_of_the_communicator(simulated: Cluster) -> None:
         if one.name == "alone"
     ]
     assert group.devices == {"cuda": "nccl (device 0: running)"}
+
+
+def test_the_status_has_what_a_rank_holds_on_its_gpu(simulated: Cluster) -> None:
+    """Rank 1 has a GPU; when NVML does not answer, the status goes on without it."""
+    assert not simulated.execute(WITH_NVML, ranks=[1]).result(60).errors
+
+    def look() -> list[int | None]:
+        return [one.gpu_memory for one in simulated.status(fresh=True).ranks]
+
+    until(lambda: look() == [None, 12 << 30], 30)
+    assert simulated.status().ranks[1].gpu == "GPU 0 · Simulated · 13.0 of 80.0 GiB"
+    simulated.execute("nvml_answers.clear()", ranks=[1]).result(60)
+    until(lambda: look() == [None, None], 30)
+    status = simulated.status(fresh=True).ranks[1]
+    assert (status.state, status.gpu) == ("idle", "GPU 0 · Simulated")
+    assert (status.heartbeat_age or 0) < 1
+    simulated.execute("nvml_answers.set()", ranks=[1]).result(60)
+    until(lambda: look() == [None, 12 << 30], 30)
 
 
 def test_an_abort_ends_a_main_thread_that_synchronizes(simulated: Cluster) -> None:

@@ -109,6 +109,25 @@ class TestTable:
         assert scene.texts("c-line")[1].replace("13 s", "12 s") == line
         scene.close()
 
+    def test_what_a_rank_holds_on_its_gpu_is_shown_where_one_does(
+        self, browser: Browser
+    ) -> None:
+        scene = Scene(browser, width=1400)
+        assert "GPU memory" not in scene.page.rows()[0]
+        ranks = [
+            statuses.rank(
+                n, statuses.group(), gpu="GPU 0 · NVIDIA H200 · 13.2 of 139.8 GiB",
+                memory=2 << 30, gpu_memory=(12 << 30) + (n << 28),
+            )
+            for n in range(2)
+        ]  # fmt: skip
+        scene.take(statuses.cluster(*ranks, *idle(4)[2:]))
+        titles, *rows = scene.page.rows()
+        place = titles.index("GPU memory")
+        assert [row[place] for row in rows] == ["12 GiB", "12.2 GiB", "", ""]
+        scene.page.shot("board-gpu-memory")
+        scene.close()
+
     def test_deltas_lead_to_what_a_new_page_shows(
         self, scene: Scene, browser: Browser
     ) -> None:
