@@ -15,5 +15,6 @@ have in common:
   anything is sent; the group stays usable.
 - What goes wrong afterwards raises `DistTimeoutError`, `DistAbortedError` or
   another `DistBackendError`, naming rank, op and sequence number.
-- On a rank that is not in `group`, every op raises `ValueError`.
+- On a rank that is not in `group`, an op warns and does nothing; it returns ``None``,
+  and a blocking receive -1.
 """

@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 from ..devices.arrays import check_list, device_type
-from ..groups.membership import Group, resolve_group
+from ..groups.membership import Group, member_group, resolve_group
+from ..groups.non_member import NonGroupMember
 from ..groups.process_group import ProcessGroup
 from ..work.composite import join
 from ..work.op_type import OpType
@@ -42,7 +43,7 @@ class CoalescingManager:
     each run of ops that became one call.
     """
 
-    def __init__(self, group: ProcessGroup) -> None:
+    def __init__(self, group: ProcessGroup | NonGroupMember) -> None:
         self.group = group
         self.works: list[Work] = []
         self._work: Work | None = None
@@ -67,7 +68,9 @@ class CoalescingManager:
         return self.work.is_completed()
 
     def __repr__(self) -> str:
-        return f"<CoalescingManager of {self.group.group_desc!r}: {self.works}>"
+        group = self.group
+        name = group.group_desc if isinstance(group, ProcessGroup) else group
+        return f"<CoalescingManager of {name!r}: {self.works}>"
 
 
 @contextlib.contextmanager
@@ -118,6 +121,10 @@ def coalescing_manager(
     >>> x, y, len(cm.works)
     (array([1., 1.]), array([1., 1., 1.]), 1)
     """
+    if isinstance(group, NonGroupMember):
+        # Each op inside warns, and does nothing.
+        yield CoalescingManager(group)
+        return
     pg = resolve_group(group, "coalescing_manager")
     manager = CoalescingManager(pg)
     with pg.capture() as batch:
@@ -160,7 +167,7 @@ class P2POp:
 
     def __init__(
         self,
-        op: Callable[..., Work],
+        op: Callable[..., Work | None],
         tensor: Array,
         peer: int | None = None,
         group: Group = None,
@@ -216,7 +223,9 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
             "batch_isend_irecv: the ops are on different groups; expected one group"
         )
     with coalescing_manager(ops[0].group, async_ops=True):
-        return [op.op(op.tensor, op.peer, op.group, op.tag) for op in ops]
+        works = [op.op(op.tensor, op.peer, op.group, op.tag) for op in ops]
+    # This rank is in the group: P2POp has refused every other one.
+    return cast("list[Work]", works)
 
 
 @documented
@@ -345,7 +354,9 @@ def all_gather_coalesced(
     >>> out
     [[array([1., 1.]), array([5.])]]
     """
-    pg = resolve_group(group, "all_gather_coalesced")
+    pg = member_group(group, "all_gather_coalesced")
+    if pg is None:
+        return None
     where = Place("all_gather_coalesced", pg)
     check_list(output_tensor_lists, "output_tensor_lists", pg.size(), where)
     inputs = list(input_tensor_list)

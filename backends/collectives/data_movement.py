@@ -8,7 +8,7 @@ from typing import Any
 
 from ..devices.arrays import check_dtypes, check_list, check_size, device_type
 from ..devices.cuda_device import device_index
-from ..groups.membership import Group, resolve_group
+from ..groups.membership import Group, member_group
 from ..interface.op import Op
 from ..quantities import as_positive_seconds
 from ..work.op_timeout import op_timeout
@@ -69,7 +69,9 @@ def broadcast(
     >>> x
     array([0, 1, 2])
     """
-    pg = resolve_group(group, "broadcast")
+    pg = member_group(group, "broadcast")
+    if pg is None:
+        return None
     root = take_peer(pg, src, group_src, "src", "broadcast")
     array, device = take(
         tensor, "tensor", OpType.BROADCAST, pg, writable=pg.rank() != root
@@ -114,7 +116,9 @@ def all_gather(
     >>> parts
     [array([1., 2.])]
     """
-    pg = resolve_group(group, "all_gather")
+    pg = member_group(group, "all_gather")
+    if pg is None:
+        return None
     where = Place(OpType.ALL_GATHER, pg)
     array, device = take(tensor, "tensor", OpType.ALL_GATHER, pg, writable=False)
     outputs = take_list(tensor_list, "tensor_list", OpType.ALL_GATHER, pg, device)
@@ -164,7 +168,9 @@ def all_gather_into_tensor(
     >>> out
     array([[1., 2.]])
     """
-    pg = resolve_group(group, "all_gather_into_tensor")
+    pg = member_group(group, "all_gather_into_tensor")
+    if pg is None:
+        return None
     kind = OpType.ALL_GATHER_INTO_TENSOR
     where = Place(kind, pg)
     array, device = take(input_tensor, "input_tensor", kind, pg, writable=False)
@@ -218,7 +224,9 @@ def gather(
     >>> parts
     [array([1., 2.])]
     """
-    pg = resolve_group(group, "gather")
+    pg = member_group(group, "gather")
+    if pg is None:
+        return None
     where = Place(OpType.GATHER, pg)
     root = take_peer(pg, dst, group_dst, "dst", "gather", default=0)
     array, device = take(tensor, "tensor", OpType.GATHER, pg, writable=False)
@@ -270,7 +278,9 @@ def scatter(
     >>> x
     array([1., 2.])
     """
-    pg = resolve_group(group, "scatter")
+    pg = member_group(group, "scatter")
+    if pg is None:
+        return None
     where = Place(OpType.SCATTER, pg)
     root = take_peer(pg, src, group_src, "src", "scatter", default=0)
     array, device = take(tensor, "tensor", OpType.SCATTER, pg)
@@ -319,7 +329,9 @@ def all_to_all(
     >>> received
     [array([1., 2.])]
     """
-    pg = resolve_group(group, "all_to_all")
+    pg = member_group(group, "all_to_all")
+    if pg is None:
+        return None
     kind = OpType.ALL_TO_ALL
     where = Place(kind, pg)
     check_list(input_tensor_list, "input_tensor_list", pg.size(), where)
@@ -383,7 +395,9 @@ def all_to_all_single(
     >>> out
     array([1., 2.])
     """
-    pg = resolve_group(group, "all_to_all_single")
+    pg = member_group(group, "all_to_all_single")
+    if pg is None:
+        return None
     kind = OpType.ALL_TO_ALL_SINGLE
     where = Place(kind, pg)
     source, device = take(input, "input", kind, pg, writable=False)
@@ -439,7 +453,9 @@ def barrier(
     --------
     >>> dist.barrier()
     """
-    pg = resolve_group(group, "barrier")
+    pg = member_group(group, "barrier")
+    if pg is None:
+        return None
     where = Place(OpType.BARRIER, pg)
     kind, index = pg.first_device(), None
     if device is not None:

@@ -37,7 +37,9 @@ tag : int, default 0
     A receive matches the sends with its tag. NCCL has no tags: 0 only.""",
     "group": """\
 group : ProcessGroup, optional
-    The group; ``None`` is the default group. Every rank of it makes the call.""",
+    The group; ``None`` is the default group. Every rank of it makes the call; on other
+    ranks, to whom `new_group` returned `GroupMember.NON_GROUP_MEMBER`, it does nothing
+    but warn.""",
     "async_op": """\
 async_op : bool, default False
     Return a `Work` at once instead of blocking. The arrays belong to the op until
@@ -47,7 +49,8 @@ async_op : bool, default False
 _PARAMETERS_OF_MESSAGES = {
     "group": """\
 group : ProcessGroup, optional
-    The group of both ranks; ``None`` is the default group.""",
+    The group of both ranks; ``None`` is the default group. On a rank outside the group
+    the call does nothing but warn.""",
 }
 # The ops of objects are made of array ops, and block.
 _PARAMETERS_OF_OBJECTS = {

@@ -7,7 +7,7 @@ import time
 from datetime import timedelta
 
 from ..errors import DistBackendError, DistError, DistStoreTimeoutError
-from ..groups.membership import Group, resolve_group
+from ..groups.membership import Group, member_group
 from ..groups.process_group import ProcessGroup
 from ..quantities import as_timeout
 from ..rank_sets import name_ranks
@@ -34,7 +34,9 @@ def monitored_barrier(
     group stays usable. Rank 0 of the group collects, as in
     ``torch.distributed``.
     """
-    pg = resolve_group(group, "monitored_barrier")
+    pg = member_group(group, "monitored_barrier")
+    if pg is None:
+        return
     seconds = as_timeout(timeout, pg.timeout, "monitored_barrier: timeout")
     work = pg.enter(OpType.MONITORED_BARRIER, seconds, 0)
     try:

@@ -144,4 +144,5 @@ class ObjectTransport:
             work = irecv(there, None, self._pg, tag, peer)
             self._end(work)
             self._fetch(there, data)
+            assert work is not None
             return work.source_rank()

@@ -24,7 +24,7 @@ import numpy as np
 
 from ..devices.arrays import check_list
 from ..errors import DistError
-from ..groups.membership import Group, resolve_group
+from ..groups.membership import Group, member_group
 from ..groups.process_group import ProcessGroup
 from ..work.op_type import OpType
 from .arguments import Place, take_peer, take_tag
@@ -86,7 +86,9 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> 
     >>> objects
     [{'loss': 0.5}]
     """
-    pg = resolve_group(group, "all_gather_object")
+    pg = member_group(group, "all_gather_object")
+    if pg is None:
+        return
     where = Place("all_gather_object", pg)
     check_list(object_list, "object_list", pg.size(), where)
     mine = _pack(obj, "obj", where)
@@ -129,7 +131,9 @@ def broadcast_object_list(
     >>> settings
     ['adam', {'lr': 0.1}]
     """
-    pg = resolve_group(group, "broadcast_object_list")
+    pg = member_group(group, "broadcast_object_list")
+    if pg is None:
+        return
     where = Place("broadcast_object_list", pg)
     root = take_peer(pg, src, group_src, "src", "broadcast_object_list", default=0)
     _check_objects(object_list, "object_list", where)
@@ -179,7 +183,9 @@ def gather_object(
     >>> objects
     ['from rank 0']
     """
-    pg = resolve_group(group, "gather_object")
+    pg = member_group(group, "gather_object")
+    if pg is None:
+        return
     where = Place("gather_object", pg)
     root = take_peer(pg, dst, group_dst, "dst", "gather_object", default=0)
     if pg.rank() == root:
@@ -234,7 +240,9 @@ def scatter_object_list(
     >>> mine
     [{'shard': 0}]
     """
-    pg = resolve_group(group, "scatter_object_list")
+    pg = member_group(group, "scatter_object_list")
+    if pg is None:
+        return
     where = Place("scatter_object_list", pg)
     root = take_peer(pg, src, group_src, "src", "scatter_object_list", default=0)
     _check_objects(scatter_object_output_list, "scatter_object_output_list", where)
@@ -288,7 +296,9 @@ def send_object_list(
     -----
     The semantics are those of ``torch.distributed.send_object_list``.
     """
-    pg = resolve_group(group, "send_object_list")
+    pg = member_group(group, "send_object_list")
+    if pg is None:
+        return
     where = Place("send_object_list", pg)
     peer = take_peer(pg, dst, group_dst, "dst", "send_object_list", itself=False)
     tag = take_tag(tag, "send_object_list", pg)
@@ -329,7 +339,9 @@ def recv_object_list(
     -----
     The semantics are those of ``torch.distributed.recv_object_list``.
     """
-    pg = resolve_group(group, "recv_object_list")
+    pg = member_group(group, "recv_object_list")
+    if pg is None:
+        return -1
     where = Place("recv_object_list", pg)
     peer = None
     if src is not None or group_src is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..groups.membership import Group, resolve_group
+from ..groups.membership import Group, member_group, resolve_group
 from ..interface.op import Op
 from ..work.op_type import OpType
 from ..work.work import Work
@@ -19,7 +19,7 @@ def isend(
     group: Group = None,
     tag: int = 0,
     group_dst: int | None = None,
-) -> Work:
+) -> Work | None:
     """Start to send `tensor` to rank `dst`; return the Work.
 
     Parameters
@@ -37,7 +37,9 @@ def isend(
     The semantics are those of ``torch.distributed.isend``: a receive with the same
     `tag` matches the send, in order of issue.
     """
-    pg = resolve_group(group, "isend")
+    pg = member_group(group, "isend")
+    if pg is None:
+        return None
     peer = take_peer(pg, dst, group_dst, "dst", "isend", itself=False)
     tag = take_tag(tag, "isend", pg)
     array, device = take(tensor, "tensor", OpType.SEND, pg, writable=False)
@@ -61,7 +63,7 @@ def irecv(
     group: Group = None,
     tag: int = 0,
     group_src: int | None = None,
-) -> Work:
+) -> Work | None:
     """Start to receive into `tensor` from rank `src`; return the Work.
 
     Parameters
@@ -81,7 +83,9 @@ def irecv(
     -----
     The semantics are those of ``torch.distributed.irecv``.
     """
-    pg = resolve_group(group, "irecv")
+    pg = member_group(group, "irecv")
+    if pg is None:
+        return None
     peer = None
     if src is not None or group_src is not None:
         peer = take_peer(pg, src, group_src, "src", "irecv", itself=False)
@@ -120,7 +124,9 @@ def send(
     -----
     The semantics are those of ``torch.distributed.send``.
     """
-    isend(tensor, dst, group, tag, group_dst).wait()
+    work = isend(tensor, dst, group, tag, group_dst)
+    if work is not None:
+        work.wait()
 
 
 @documented
@@ -151,6 +157,8 @@ def recv(
     The semantics are those of ``torch.distributed.recv``.
     """
     work = irecv(tensor, src, group, tag, group_src)
+    if work is None:
+        return -1
     work.wait()
     if src is not None:
         return src

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..devices.arrays import check_dtypes, check_size
-from ..groups.membership import Group, resolve_group
+from ..groups.membership import Group, member_group
 from ..interface.op import Op
 from ..work.op_type import OpType
 from ..work.reduce_op import ReduceOp
@@ -64,7 +64,9 @@ def all_reduce(
     >>> work.wait()
     True
     """
-    pg = resolve_group(group, "all_reduce")
+    pg = member_group(group, "all_reduce")
+    if pg is None:
+        return None
     check_op(op, "all_reduce", pg)
     if type(tensor) is not np.ndarray and is_sparse(tensor):
         return sparse_all_reduce(tensor, op, pg).finish(async_op)
@@ -103,7 +105,9 @@ def reduce(
     >>> x
     array([1., 2.])
     """
-    pg = resolve_group(group, "reduce")
+    pg = member_group(group, "reduce")
+    if pg is None:
+        return None
     check_op(op, "reduce", pg)
     root = take_peer(pg, dst, group_dst, "dst", "reduce")
     is_root = pg.rank() == root
@@ -150,7 +154,9 @@ def reduce_scatter(
     >>> out
     array([1., 2.])
     """
-    pg = resolve_group(group, "reduce_scatter")
+    pg = member_group(group, "reduce_scatter")
+    if pg is None:
+        return None
     kind = OpType.REDUCE_SCATTER
     where = Place(kind, pg)
     check_op(op, "reduce_scatter", pg)
@@ -205,7 +211,9 @@ def reduce_scatter_tensor(
     >>> out
     array([1., 2.])
     """
-    pg = resolve_group(group, "reduce_scatter_tensor")
+    pg = member_group(group, "reduce_scatter_tensor")
+    if pg is None:
+        return None
     kind = OpType.REDUCE_SCATTER_TENSOR
     where = Place(kind, pg)
     check_op(op, "reduce_scatter_tensor", pg)

@@ -228,6 +228,7 @@ class Checker:
                 dist.irecv(from_down, group_src=down, tag=upwards, group=self.group),
             ]
         for work in works:
+            assert work is not None
             assert work.wait()
         self.same(from_down, data(down, size, dtype))
         self.same(from_up, data(up, size, dtype))

@@ -7,6 +7,7 @@ import warnings
 
 from ..quantities import as_int
 from ..rank_sets import name_ranks
+from ..work.flight_recorder import frames_inside
 from .non_member import NON_GROUP_MEMBER, NonGroupMember
 from .process_group import ProcessGroup
 from .world import world
@@ -26,6 +27,7 @@ __all__ = [
     "group",
     "is_initialized",
     "is_torchelastic_launched",
+    "member_group",
     "resolve_group",
 ]
 
@@ -164,3 +166,21 @@ def resolve_group(group: Group, op: str) -> ProcessGroup:
         f"{op}: group is a {type(group).__name__}; expected a ProcessGroup "
         "(what new_group returned) or None"
     )
+
+
+def member_group(group: Group, op: str) -> ProcessGroup | None:
+    """Return the group of an op; ``None`` where this rank is not in it.
+
+    A stranger is warned, and the op does nothing there, as in c10d: programs call the
+    ops of a group on all ranks. It raises the other errors of `resolve_group`.
+    """
+    if group is None:
+        return world.get_group()
+    if not isinstance(group, NonGroupMember):
+        return resolve_group(group, op)
+    warnings.warn(
+        f"{op} does nothing on rank {world.rank}, which is not in the group "
+        "(new_group returned GroupMember.NON_GROUP_MEMBER here)",
+        stacklevel=1 + frames_inside(),
+    )
+    return None

@@ -25,6 +25,7 @@ __all__ = [
     "FlightRecorder",
     "GroupCounters",
     "Record",
+    "frames_inside",
     "recorder",
     "user_frame",
 ]
@@ -50,6 +51,14 @@ def user_frame() -> Frame:
         frame = frame.f_back
     code = frame.f_code
     return code.co_filename, frame.f_lineno, code.co_name
+
+
+def frames_inside() -> int:
+    """Return how many frames of this package the caller is in, itself included."""
+    count, frame = 0, sys._getframe(1)
+    while frame.f_globals.get("__name__", "").startswith(_PACKAGE) and frame.f_back:
+        count, frame = count + 1, frame.f_back
+    return count
 
 
 class Record:

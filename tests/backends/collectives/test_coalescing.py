@@ -276,7 +276,7 @@ def test_a_bad_batch_is_refused(group: dist.ProcessGroup) -> None:
     other = dist.new_group([0, 1], group_desc="other")
     x = np.ones(2)
     with pytest.raises(ValueError, match="expected isend or irecv"):
-        dist.P2POp(dist.all_reduce, x, 1)  # type: ignore[arg-type]
+        dist.P2POp(dist.all_reduce, x, 1)
     with pytest.raises(ValueError, match="at least one P2POp"):
         dist.batch_isend_irecv([])
     with pytest.raises(ValueError, match="different groups"):

@@ -39,6 +39,67 @@ def test_a_stranger_gets_the_one_object_that_stands_for_it(
             ask()
 
 
+Y = np.arange(4.0)
+ROW = [np.zeros(2)]
+
+#: Each op, as a stranger calls it; what it returns.
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "all_reduce": lambda g: dist.all_reduce(X, group=g),
+    "broadcast": lambda g: dist.broadcast(X, 1, g, async_op=True),
+    "reduce": lambda g: dist.reduce(X, 1, group=g),
+    "all_gather": lambda g: dist.all_gather([X, Y], X, g),
+    "all_gather_into_tensor": lambda g: dist.all_gather_into_tensor(Y, X, g),
+    "all_gather_coalesced": lambda g: dist.all_gather_coalesced([ROW, ROW], ROW, g),
+    "all_gather_single": lambda g: dist.all_gather_single(Y, X, g),
+    "all_reduce_coalesced": lambda g: dist.all_reduce_coalesced(ROW, group=g),
+    "gather": lambda g: dist.gather(X, None, 1, g),
+    "scatter": lambda g: dist.scatter(X, None, 1, g),
+    "reduce_scatter": lambda g: dist.reduce_scatter(Y, [X, X], group=g),
+    "reduce_scatter_tensor": lambda g: dist.reduce_scatter_tensor(Y, X, group=g),
+    "all_to_all": lambda g: dist.all_to_all([X], [Y], g),
+    "all_to_all_single": lambda g: dist.all_to_all_single(X, Y, group=g),
+    "barrier": lambda g: dist.barrier(g),
+    "monitored_barrier": lambda g: dist.monitored_barrier(g, timeout=1),
+    "send": lambda g: dist.send(X, 1, g),
+    "isend": lambda g: dist.isend(X, 1, g),
+    "recv": lambda g: dist.recv(X, 1, g),
+    "irecv": lambda g: dist.irecv(X, 1, g),
+    "all_gather_object": lambda g: dist.all_gather_object([None], 1, g),
+    "broadcast_object_list": lambda g: dist.broadcast_object_list([None], 1, g),
+    "gather_object": lambda g: dist.gather_object(1, None, 1, g),
+    "scatter_object_list": lambda g: dist.scatter_object_list([None], None, 1, g),
+    "send_object_list": lambda g: dist.send_object_list([1], 1, g),
+    "recv_object_list": lambda g: dist.recv_object_list([None], 1, g),
+}
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_an_op_of_a_stranger_warns_and_does_nothing(
+    group: dist.ProcessGroup, op: str
+) -> None:
+    outside = dist.new_group([1, 3])
+    before = X.copy(), Y.copy()
+    with pytest.warns(UserWarning, match="does nothing on rank 0") as warned:
+        returned = CALLS[op](outside)
+    assert returned == -1 if op in ("recv", "recv_object_list") else returned is None
+    # At the line of the caller, so that Python shows each line once.
+    assert warned[0].filename == __file__
+    np.testing.assert_array_equal([X, Y], before)
+    assert group.status.collective_seq == group.status.p2p_seq == 0
+
+
+def test_a_batch_of_a_stranger_is_empty(group: dist.ProcessGroup) -> None:
+    outside = dist.new_group([1, 3])
+    with pytest.warns(UserWarning, match="all_reduce does nothing on rank 0"):  # noqa: SIM117
+        with dist.coalescing_manager(outside, async_ops=True) as manager:
+            dist.all_reduce(X, group=outside)
+    assert manager.wait()
+    assert manager.works == []
+    assert "NON_GROUP_MEMBER" in repr(manager)
+    with pytest.raises(ValueError, match="rank 0 is not in the group"):
+        dist.P2POp(dist.isend, X, 1, outside)
+
+
 def test_the_order_of_ranks_is_kept_where_it_is_asked_for(
     group: dist.ProcessGroup,
 ) -> None:
