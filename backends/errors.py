@@ -11,6 +11,7 @@ __all__ = [
     "DistBackendError",
     "DistError",
     "DistNetworkError",
+    "DistNetworkTimeoutError",
     "DistStoreError",
     "DistStoreTimeoutError",
     "DistTimeoutError",
@@ -140,7 +141,14 @@ class DistAbortedError(DistBackendError):
 
 
 class DistNetworkError(DistError):
-    """A connection could not be made or was lost."""
+    """A connection could not be made or was lost, which is final."""
+
+
+class DistNetworkTimeoutError(DistNetworkError, TimeoutError):
+    """The other side did not answer in time; the same call may succeed later.
+
+    In c10d, too, a timeout of the network is a `DistNetworkError`.
+    """
 
 
 class DistStoreError(DistError):

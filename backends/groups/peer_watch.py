@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from ..errors import DistError, DistNetworkError
+from ..errors import DistError, DistNetworkError, DistNetworkTimeoutError
 from ..stores.base import UNKNOWN_END, Store
 from .abort_reason import AbortReason
 from .departures import Departure
@@ -141,6 +141,8 @@ class PeerWatch:
         except DistError as error:
             # Whoever loses the store aborts because of that: so do the other ranks.
             lost = isinstance(error, DistNetworkError)
+            # A store that only does not answer goes on later, for the others.
+            lost = lost and not isinstance(error, DistNetworkTimeoutError)
             _log.log(
                 logging.DEBUG if lost else logging.WARNING,
                 "%s: could not publish the %s to the other ranks: %s",

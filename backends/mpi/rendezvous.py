@@ -11,7 +11,7 @@ import time
 import numpy as np
 import psutil
 
-from ..errors import DistNetworkError
+from ..errors import DistNetworkTimeoutError
 from ..stores.tcp import TCPStore
 from .job import initialise, unavailable_reason
 
@@ -26,7 +26,7 @@ def mpi_rendezvous(
     """Return a store hosted by rank 0 of the MPI job, this rank and the job's size.
 
     ``None`` if mpiexec did not start this process or mpi4py is missing. Every
-    process of the job has to call it. Initialises MPI. Raises `DistNetworkError`
+    process of the job has to call it. Initialises MPI. Raises `DistNetworkTimeoutError`
     if rank 0's address has not arrived within `timeout` seconds.
     """
     launched = "OMPI_COMM_WORLD_RANK" in os.environ or "PMI_RANK" in os.environ
@@ -55,7 +55,7 @@ def mpi_rendezvous(
     request = world.Ibcast([message, mpi.BYTE], 0)
     while not request.Test():
         if time.monotonic() > deadline:
-            raise DistNetworkError(
+            raise DistNetworkTimeoutError(
                 f"rank {rank} received no address of rank 0 within {timeout:g} s: "
                 "every process of the MPI job has to call init_process_group()"
             )

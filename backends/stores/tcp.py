@@ -38,10 +38,11 @@ class TCPStore(RequestStore):
     With `reports_deaths`, set alike on every rank, last wills are published and
     the loss of the master is reported.
 
-    Raises `DistNetworkError` if the master cannot listen, if no store answers
-    within `timeout`, or, at once, if the key of the master differs, and
-    `DistStoreTimeoutError` if not all ranks come to the master within it. When
-    the master ends, every wait and later call raises `DistNetworkError`.
+    Raises `DistNetworkError` if the master cannot listen or, at once, if the key of
+    the master differs, `DistNetworkTimeoutError` if no store answers within `timeout`,
+    and `DistStoreTimeoutError` if not all ranks come to the master within it. When
+    the master ends, every wait and later call raises `DistNetworkError`; while its
+    process is stopped, a call raises `DistNetworkTimeoutError`, and may be repeated.
     """
 
     #: Where the master listens.

@@ -16,7 +16,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from ..errors import DistNetworkError, DistStoreError
+from ..errors import DistNetworkError, DistNetworkTimeoutError, DistStoreError
 from .base import remaining
 from .process_end import ProcessEnd, process_end
 from .tcp_keys import CurveKeys
@@ -122,7 +122,7 @@ class TCPStoreClient:
     def connect(self, timeout: float) -> None:
         """Wait until the server has accepted this client."""
         if not self._settled.wait(timeout):
-            raise DistNetworkError(
+            raise DistNetworkTimeoutError(
                 f"no store answered at {self._where} within {timeout:g} s: is rank 0 "
                 "running, on the host that MASTER_ADDR names, and is the port open?"
             )
@@ -205,9 +205,9 @@ class TCPStoreClient:
         self.send_drop(request)
         self.forget(request)
 
-    def no_answer(self) -> DistNetworkError:
+    def no_answer(self) -> DistNetworkTimeoutError:
         """Return the error for a server that is connected but does not answer."""
-        return DistNetworkError(
+        return DistNetworkTimeoutError(
             f"the store at {self._where} does not answer: the process of rank 0 "
             "is stopped or overloaded"
         )

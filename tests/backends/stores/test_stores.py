@@ -20,9 +20,11 @@ import zmq
 
 from rankscope.backends.errors import (
     DistNetworkError,
+    DistNetworkTimeoutError,
     DistStoreError,
     DistStoreTimeoutError,
 )
+from rankscope.backends.stores import tcp
 from rankscope.backends.stores.base import Store
 from rankscope.backends.stores.file import FileStore
 from rankscope.backends.stores.hash import HashStore
@@ -525,17 +527,22 @@ def test_tcp_value_too_large(master: TCPStore, monkeypatch: pytest.MonkeyPatch) 
     master.set("k", bytes(4000))
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_tcp_death_of_the_master(how: signal.Signals) -> None:
+def serving_process() -> subprocess.Popen[bytes]:
+    """Start a process that serves a store, prints its port and ends with its input."""
     program = (
         "import sys\n"
         "from rankscope.backends.stores.tcp import TCPStore\n"
         f"store = TCPStore('127.0.0.1', 0, is_master=True, key={KEY!r})\n"
         "print(store.port, flush=True)\nsys.stdin.read()"
     )
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_tcp_death_of_the_master(how: signal.Signals) -> None:
+    process = serving_process()
     assert process.stdout is not None
     store = TCPStore("127.0.0.1", int(process.stdout.readline()), timeout=60, key=KEY)
     under = PrefixStore("p", store)
@@ -544,11 +551,35 @@ def test_tcp_death_of_the_master(how: signal.Signals) -> None:
         process.send_signal(how)
         process.communicate(timeout=10)
         for future in waiting:
-            with pytest.raises(DistNetworkError, match="rank 0 ended"):
+            with pytest.raises(DistNetworkError, match="rank 0 ended") as raised:
                 future.result(10)
+            # Not to be asked again.
+            assert not isinstance(raised.value, TimeoutError)
     with pytest.raises(DistNetworkError, match="rank 0 ended"):
         store.set("a", "1")
     store.close()
+
+
+def test_a_stopped_server_can_be_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "_GRACE", 0.2)
+    with serving_process() as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        store = TCPStore("127.0.0.1", port, timeout=60, key=KEY)
+        store.set_timeout(0.2)
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(DistNetworkTimeoutError, match="does not answer"):
+            store.set("a", "1")
+        with pytest.raises(DistNetworkTimeoutError, match="does not answer"):
+            store.wait(["b"], 0.1)
+        assert not store.lost
+        process.send_signal(signal.SIGCONT)
+        store.set_timeout(60)
+        store.set("a", "2")
+        assert store.get("a") == b"2"
+        store.close()
+        process.stdin.close()
 
 
 def test_tcp_store_ends_with_its_process() -> None:
