@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from .documentation import complete
+
 __all__ = [
     "ConnectionLostError",
     "DistAbortedError",
@@ -20,32 +22,55 @@ __all__ = [
 ]
 
 _Error = TypeVar("_Error", bound="DistError")
+_Class = TypeVar("_Class", bound=type)
 
 _ATTRIBUTES = ("rank", "group", "op", "sequence_number", "culprits", "reason")
 
 
+#: The parameters, and attributes, of every class here.
+_PARAMETERS = {
+    "message": """\
+message : str
+    What happened, for a person.""",
+    "rank": """\
+rank : int, optional
+    Global rank of the process that raised the error.""",
+    "group": """\
+group : str, optional
+    Name of the group.""",
+    "op": """\
+op : str, optional
+    Name of the op, such as ``"all_reduce"``.""",
+    "sequence_number": """\
+sequence_number : int, optional
+    ``collective_seq_id`` of the op, ``p2p_seq_id`` of a send or receive.""",
+    "culprits": """\
+culprits : sequence of int, optional
+    Global ranks that caused the error, as far as they are known: dead ones, or those
+    that did not come to a monitored barrier. The attribute is a tuple.""",
+    "reason": """\
+reason : str, optional
+    What happened, without the op and the group that it happened to: why the group was
+    aborted, what a library said.""",
+}
+
+
+def _documented(cls: _Class) -> _Class:
+    return complete(cls, _PARAMETERS)
+
+
+@_documented
 class DistError(RuntimeError):
     """Base of every error that a collective, a group or a store raises.
 
-    The message says all of it to a person; the attributes are for code. They
-    survive pickling.
+    The message says all of it to a person; the attributes, which have the names of the
+    parameters, are for code. They survive pickling.
 
-    Attributes
-    ----------
-    rank : int or None
-        Global rank of the process that raised the error.
-    group : str or None
-        Name of the group.
-    op : str or None
-        Name of the op, such as ``"all_reduce"``.
-    sequence_number : int or None
-        ``collective_seq_id`` of the op, ``p2p_seq_id`` of a send or receive.
-    culprits : tuple of int
-        Global ranks that caused the error, as far as they are known: dead ones,
-        or those that did not come to a monitored barrier.
-    reason : str or None
-        What happened, without the op and the group that it happened to: why the
-        group was aborted, what a library said.
+    Examples
+    --------
+    >>> error = dist.DistError("rank 2 has died", rank=0, culprits=[2])
+    >>> error.rank, error.culprits, error.op
+    (0, (2,), None)
     """
 
     rank: int | None = None
@@ -77,27 +102,64 @@ class DistError(RuntimeError):
         )
 
     def fill_in(self, **attributes: Any) -> None:
-        """Set those of `attributes` that the error does not have yet."""
+        """Set those of `attributes` that the error does not have yet.
+
+        Parameters
+        ----------
+        **attributes : object
+            Values by the names of the attributes; an absent one is ``None`` or ``()``.
+        """
         for name, value in attributes.items():
             if getattr(self, name) in (None, ()) and value not in (None, ()):
                 setattr(self, name, value)
 
     def attributes(self) -> dict[str, Any]:
-        """Return the attributes by name; absent ones are ``None`` or ``()``."""
+        """Return the attributes by name; absent ones are ``None`` or ``()``.
+
+        Returns
+        -------
+        dict
+            Keyword arguments of the class.
+        """
         return {name: getattr(self, name) for name in _ATTRIBUTES}
 
     def prefixed(self: _Error, prefix: str, **attributes: Any) -> _Error:
-        """Return the error with `prefix` before its message, and more attributes."""
+        """Return the error with `prefix` before its message, and more attributes.
+
+        Parameters
+        ----------
+        prefix : str
+            A text, which a colon parts from the message.
+        **attributes : object
+            Values for attributes that the error does not have yet.
+
+        Returns
+        -------
+        DistError
+            A new error of the same class.
+        """
         made = type(self)(f"{prefix}: {self}")
         made.fill_in(**self.attributes())
         made.fill_in(**attributes)
         return made
 
 
+@_documented
 class DistBackendError(DistError):
-    """A backend failed: a peer or a side process died, a library reported an error."""
+    """A backend failed: a peer or a side process died, a library reported an error.
+
+    Notes
+    -----
+    Named after ``torch.distributed.DistBackendError``.
+
+    Examples
+    --------
+    >>> issubclass(dist.DistBackendError, dist.DistError)
+    True
+    """
 
 
+@_documented
 class ConnectionLostError(DistBackendError):
     """A backend's report that the connection to a peer was closed, or broke.
 
@@ -108,15 +170,20 @@ class ConnectionLostError(DistBackendError):
 
     Parameters
     ----------
-    message
+    message : str
         What the library said; may be empty.
-    peer
+    peer : int, optional
         Rank, in the group, of the other end of the connection; ``None`` where the
         backend cannot say which connection it was.
-    attributes
+    **attributes : object
         Those of `DistError`. With a `reason`, which is for a failure that may have
         another cause than a connection, the group is aborted with that reason if no
         rank's end turns out to be the cause.
+
+    Examples
+    --------
+    >>> dist.ConnectionLostError("reset by peer", peer=1).peer
+    1
     """
 
     peer: int | None = None
@@ -128,40 +195,131 @@ class ConnectionLostError(DistBackendError):
         self.peer = peer
 
     def attributes(self) -> dict[str, Any]:
-        """As `DistError.attributes`, with the peer."""
+        """Return what `DistError.attributes` returns, with the peer.
+
+        Returns
+        -------
+        dict
+            Keyword arguments of the class.
+        """
         return {**super().attributes(), "peer": self.peer}
 
 
+@_documented
 class DistTimeoutError(DistBackendError, TimeoutError):
-    """A deadline passed before a Work was done."""
+    """A deadline passed before a Work was done.
 
+    Notes
+    -----
+    It is a `TimeoutError`, too.
 
-class DistAbortedError(DistBackendError):
-    """The group was aborted; the message says by whom, when and why."""
-
-
-class DistNetworkError(DistError):
-    """A connection could not be made or was lost, which is final."""
-
-
-class DistNetworkTimeoutError(DistNetworkError, TimeoutError):
-    """The other side did not answer in time; the same call may succeed later.
-
-    In c10d, too, a timeout of the network is a `DistNetworkError`.
+    Examples
+    --------
+    >>> issubclass(dist.DistTimeoutError, TimeoutError)
+    True
     """
 
 
+@_documented
+class DistAbortedError(DistBackendError):
+    """The group was aborted; the message says by whom, when and why.
+
+    Examples
+    --------
+    >>> dist.abort_process_group(reason="to try it")
+    >>> try:
+    ...     dist.barrier()
+    ... except dist.DistAbortedError as error:
+    ...     print(error.op, "-", error.reason)
+    barrier - to try it
+    >>> dist.rebuild_process_group()
+    """
+
+
+@_documented
+class DistNetworkError(DistError):
+    """A connection could not be made or was lost, which is final.
+
+    Notes
+    -----
+    Named after ``torch.distributed.DistNetworkError``.
+
+    Examples
+    --------
+    >>> issubclass(dist.DistNetworkError, dist.DistError)
+    True
+    """
+
+
+@_documented
+class DistNetworkTimeoutError(DistNetworkError, TimeoutError):
+    """The other side did not answer in time; the same call may succeed later.
+
+    Notes
+    -----
+    In c10d, too, a timeout of the network is a `DistNetworkError`.
+
+    Examples
+    --------
+    >>> issubclass(dist.DistNetworkTimeoutError, dist.DistNetworkError)
+    True
+    """
+
+
+@_documented
 class DistStoreError(DistError):
-    """A rendezvous store refused or failed."""
+    """A rendezvous store refused or failed.
+
+    Notes
+    -----
+    Named after ``torch.distributed.DistStoreError``.
+
+    Examples
+    --------
+    >>> store = dist.HashStore()
+    >>> store.close()
+    >>> try:
+    ...     store.get("key")
+    ... except dist.DistStoreError as error:
+    ...     print(error)
+    the hash store was closed
+    """
 
 
+@_documented
 class DistStoreTimeoutError(DistStoreError, TimeoutError):
-    """Keys were still missing in the store when the deadline passed."""
+    """Keys were still missing in the store when the deadline passed.
+
+    Its `culprits` are the ranks of keys that end in a rank.
+
+    Examples
+    --------
+    >>> try:
+    ...     dist.HashStore().wait(["ready/0", "ready/3"], timeout=0)
+    ... except dist.DistStoreTimeoutError as error:
+    ...     print(error.culprits)
+    (0, 3)
+    """
 
 
+@_documented
 class QueueEmptyError(DistStoreError):
-    """`Store.queue_pop` with ``block=False`` found nothing in the queue."""
+    """`Store.queue_pop` with ``block=False`` found nothing in the queue.
+
+    Notes
+    -----
+    Named after ``torch.distributed.QueueEmptyError``.
+
+    Examples
+    --------
+    >>> try:
+    ...     dist.HashStore().queue_pop("jobs", block=False)
+    ... except dist.QueueEmptyError as error:
+    ...     print(error)
+    queue_pop: the queue 'jobs' is empty
+    """
 
 
+@_documented
 class LibraryFailure(DistBackendError):
     """A call of NCCL or CUDA failed; the message is the library's."""

@@ -24,6 +24,14 @@ class ClusterError(RuntimeError):
     """A rank is dead, does not answer or does not exist, or a request makes no sense.
 
     The message is one line that names the ranks and what to do next.
+
+    Examples
+    --------
+    >>> try:
+    ...     dist.Cluster(0)
+    ... except dist.ClusterError as error:
+    ...     print(error)
+    n=0: the number of ranks, a whole number from 1
     """
 
 
@@ -34,9 +42,10 @@ class ClusterStartError(ClusterError):
 class RankError(RuntimeError):
     """The error that a cell ended with on one rank.
 
-    The exception itself stays on the rank; this is its description.
+    The exception itself stays on the rank; this is its description, and the parameters
+    are its attributes.
 
-    Attributes
+    Parameters
     ----------
     rank : int
         The rank.
@@ -45,16 +54,21 @@ class RankError(RuntimeError):
         ``ConnectionLost`` and ``ClusterShutDown`` where no answer can arrive.
     evalue : str
         Message of the exception.
-    traceback : tuple of str
-        The lines that IPython formatted, with ANSI colours.
-    cell : int or None
+    traceback : sequence of str
+        The lines that IPython formatted, with ANSI colours; the attribute is a tuple.
+    cell : int, optional
         Number of the cell.
-    line : int or None
+    line : int, optional
         Line of the cell that raised the exception.
-    group, op, sequence_number, culprits, reason
+    group, op, sequence_number, culprits, reason : optional
         Attributes of the exception if it is a `rankscope.DistError`; otherwise
         ``None``, and ``()`` for `culprits`. The culprit of ``EngineDied`` is the
         rank.
+
+    Examples
+    --------
+    >>> print(dist.RankError(2, "ValueError", "no", line=3))
+    rank 2, line 3: ValueError: no
     """
 
     def __init__(
@@ -96,7 +110,18 @@ class RankError(RuntimeError):
         return self.ename == "DistAbortedError"
 
     def replaced(self, **attributes: Any) -> RankError:
-        """Return a copy with other values of `attributes`."""
+        """Return a copy with other values of `attributes`.
+
+        Parameters
+        ----------
+        **attributes : object
+            The values, by the names of the attributes.
+
+        Returns
+        -------
+        RankError
+            The copy.
+        """
         made = copy.copy(self)
         vars(made).update(attributes)
         return made
@@ -113,10 +138,16 @@ class ExecutionError(RankError):
     its op; if there is no such rank, those of the first rank. `culprits` are the
     culprits of all errors.
 
-    Attributes
+    Parameters
     ----------
     errors : dict of int to RankError
-        The error of each rank that failed.
+        The error of each rank that failed; the attribute of that name has them.
+
+    Examples
+    --------
+    >>> error = dist.ExecutionError({2: dist.RankError(2, "ValueError", "no")})
+    >>> error.rank, sorted(error.errors)
+    (2, [2])
     """
 
     def __init__(self, errors: Mapping[int, RankError]) -> None:

@@ -50,7 +50,20 @@ def __getattr__(name: str) -> Any:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Register the magics: what ``%load_ext rankscope`` calls."""
+    """Register the magics: what ``%load_ext rankscope`` calls.
+
+    Parameters
+    ----------
+    shell : IPython.core.interactiveshell.InteractiveShell
+        The shell of the notebook or terminal.
+
+    Examples
+    --------
+    In a notebook::
+
+        %load_ext rankscope
+        %dist_init -n 4
+    """
     from rankscope.magics import load_ipython_extension as load
 
     load(shell)

@@ -31,7 +31,7 @@ def picture(before: Sequence[Any], after: Sequence[Any]) -> Picture:
 
     Parameters
     ----------
-    before, after
+    before, after : sequence
         One entry for each rank, in rank order, as ``%dist_pull before after`` makes
         them: an array of numbers, a list of arrays, or ``None`` where the rank has
         nothing. -1 stands for "nothing there yet".
@@ -41,9 +41,14 @@ def picture(before: Sequence[Any], after: Sequence[Any]) -> Picture:
     Picture
         The last expression of a cell shows it.
 
+    Raises
+    ------
+    ValueError
+        There are not as many entries in the one as in the other.
+
     Examples
     --------
-    >>> picture([[1, 2], [3, 4]], [[4, 6], [4, 6]])
+    >>> dist.picture(np.array([[1, 2], [3, 4]]), np.array([[4, 6], [4, 6]]))
             before      after
     rank 0  01 02   →   04 06
     rank 1  03 04   →   04 06

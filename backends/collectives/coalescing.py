@@ -37,10 +37,22 @@ __all__ = [
 
 
 class CoalescingManager:
-    """The batch of one `coalescing_manager` block.
+    """The batch of one `coalescing_manager` block, which makes it.
 
     `works` are the Works that the backends returned at the end of the block: one for
     each run of ops that became one call.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+        The group of the ops.
+
+    Examples
+    --------
+    >>> with dist.coalescing_manager(async_ops=True) as batch:
+    ...     _ = dist.all_reduce(np.ones(2), async_op=True)
+    >>> batch.wait(), len(batch.works)
+    (True, 1)
     """
 
     def __init__(self, group: ProcessGroup | NonGroupMember) -> None:
@@ -60,11 +72,33 @@ class CoalescingManager:
         return self._work
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
-        """Wait for the whole batch, as `Work.wait` does."""
+        """Wait for the whole batch, as `Work.wait` does.
+
+        Parameters
+        ----------
+        timeout : float or timedelta, optional
+            Bounds this wait, in seconds if it is a number.
+
+        Returns
+        -------
+        bool
+            ``True``.
+
+        Raises
+        ------
+        DistTimeoutError, DistAbortedError, DistBackendError
+            As `Work.wait` raises them.
+        """
         return self.work.wait(timeout)
 
     def is_completed(self) -> bool:
-        """Whether the whole batch is over."""
+        """Return whether the whole batch is over.
+
+        Returns
+        -------
+        bool
+            Whether it is, well or not.
+        """
         return self.work.is_completed()
 
     def __repr__(self) -> str:
@@ -163,6 +197,15 @@ class P2POp:
         For another `op`, a peer that is not given once, or not in the group.
     TypeError
         `tensor` is no array.
+
+    Examples
+    --------
+    >>> mine, theirs = np.full(2, float(dist.get_rank())), np.zeros(2)
+    >>> other = 1 - dist.get_rank()
+    >>> ops = [dist.P2POp(dist.isend, mine, other)]
+    >>> ops += [dist.P2POp(dist.irecv, theirs, other)]
+    >>> ops[0].peer == other
+    True
     """
 
     def __init__(
@@ -211,6 +254,17 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     Notes
     -----
     The semantics are those of ``torch.distributed.batch_isend_irecv``.
+
+    Examples
+    --------
+    >>> mine, theirs = np.full(2, float(dist.get_rank())), np.zeros(2)
+    >>> other = 1 - dist.get_rank()
+    >>> ops = [dist.P2POp(dist.isend, mine, other)]
+    >>> ops += [dist.P2POp(dist.irecv, theirs, other)]
+    >>> for work in dist.batch_isend_irecv(ops):
+    ...     assert work.wait()
+    >>> bool((theirs == other).all())
+    True
     """
     ops = list(p2p_op_list)
     if not ops or not all(isinstance(op, P2POp) for op in ops):

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from ..documentation import complete
 
 __all__ = ["documented", "documented_objects"]
 
-F = TypeVar("F", bound=Callable[..., object])
+F = TypeVar("F", bound=Callable[..., Any])
 
 #: The parameters that several functions have, in numpydoc's form.
 _PARAMETERS = {
@@ -68,36 +69,39 @@ _RETURNS = """\
 Work or None
     The Work with ``async_op=True``, else ``None`` after the op has ended. On a GPU
     the caller's current stream waits for the op, and the host does not."""
-_RAISES = """\
-TypeError, ValueError
-    An argument is wrong, or the backend cannot do the op with it: an array that is
-    not C-contiguous or, where it is written, not writable; sizes or dtypes that
-    differ; a rank that is not in the group. Nothing was sent; the group stays usable.
-NotImplementedError
-    The backend of the arrays' device type does not have the op.
-DistTimeoutError, DistAbortedError, DistBackendError
-    The op failed. The message names rank, op and sequence number; the error has them
-    as attributes. With ``async_op=True`` the Work raises the error."""
-_RAISES_OF_OBJECTS = """\
-TypeError, ValueError
-    An argument is wrong, or an object cannot be pickled. Nothing was sent; the group
-    stays usable. The lengths of two ranks' lists are compared after the transfer.
-DistError
-    An object cannot be unpickled here, or this rank refuses pickles
-    (`refuse_pickles`). The op has ended on all ranks.
-DistTimeoutError, DistAbortedError, DistBackendError
-    The op failed. The message names rank, op and sequence number; the error has them
-    as attributes."""
-_ORDER = ("Parameters", "Returns", "Raises", "Notes", "Examples")
-_HEADING = re.compile(rf"^({'|'.join(_ORDER)})\n-+\n", re.MULTILINE)
+_FAILED = "DistTimeoutError, DistAbortedError, DistBackendError"
+_HOW_IT_FAILED = (
+    "The op failed. The message names rank, op and sequence number; the error has them "
+    "as attributes."
+)
+_RAISES = {
+    "TypeError, ValueError": (
+        "An argument is wrong, or the backend cannot do the op with it: an array that "
+        "is not C-contiguous or, where it is written, not writable; sizes or dtypes "
+        "that differ; a rank that is not in the group. Nothing was sent; the group "
+        "stays usable."
+    ),
+    "NotImplementedError": (
+        "The backend of the arrays' device type does not have the op."
+    ),
+    _FAILED: f"{_HOW_IT_FAILED} With ``async_op=True`` the Work raises the error.",
+}
+_RAISES_OF_OBJECTS = {
+    "TypeError, ValueError": (
+        "An argument is wrong, or an object cannot be pickled. Nothing was sent; the "
+        "group stays usable. The lengths of two ranks' lists are compared after the "
+        "transfer."
+    ),
+    "DistError": (
+        "An object cannot be unpickled here, or this rank refuses pickles "
+        "(`refuse_pickles`). The op has ended on all ranks."
+    ),
+    _FAILED: _HOW_IT_FAILED,
+}
 
 
 def documented(function: F) -> F:
-    """Complete the docstring of a public op, in numpydoc's form; return `function`.
-
-    Parameters that the docstring leaves out get the text that all ops share, in the
-    order of the signature; *Returns* and *Raises* are added where they are missing.
-    """
+    """Complete the docstring of a public op, in numpydoc's form; return `function`."""
     return _complete(function, {}, _RAISES)
 
 
@@ -106,29 +110,11 @@ def documented_objects(function: F) -> F:
     return _complete(function, _PARAMETERS_OF_OBJECTS, _RAISES_OF_OBJECTS)
 
 
-def _complete(function: F, texts_of_kind: Mapping[str, str], raises: str) -> F:
-    if function.__doc__ is None:  # python -OO
-        return function
-    start, *rest = _HEADING.split(inspect.cleandoc(function.__doc__))
-    sections = {
-        title: text.rstrip() for title, text in zip(rest[::2], rest[1::2], strict=True)
-    }
-    described = re.findall(r"^(\w[\w, ]*?) :", sections.get("Parameters", ""), re.M)
-    own = {name.strip() for names in described for name in names.split(",")}
+def _complete(
+    function: F, texts_of_kind: Mapping[str, str], raises: Mapping[str, str]
+) -> F:
     parameters = inspect.signature(function).parameters
     of_messages = _PARAMETERS_OF_MESSAGES if "tag" in parameters else {}
     texts = {**_PARAMETERS, **of_messages, **texts_of_kind}
-    shared = [texts[name] for name in parameters if name not in own and name in texts]
-    sections["Parameters"] = "\n".join(
-        filter(None, [sections.get("Parameters", ""), *shared])
-    )
-    if "async_op" in parameters:
-        sections.setdefault("Returns", _RETURNS)
-    sections.setdefault("Raises", raises)
-    blocks = [
-        f"{title}\n{'-' * len(title)}\n{sections[title]}"
-        for title in _ORDER
-        if title in sections
-    ]
-    function.__doc__ = "\n\n".join([start.rstrip(), *blocks]) + "\n"
-    return function
+    returns = _RETURNS if "async_op" in parameters else ""
+    return complete(function, texts, raises, returns)

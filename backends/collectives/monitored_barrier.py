@@ -14,6 +14,7 @@ from ..rank_sets import name_ranks
 from ..work.op_type import OpType
 from ..work.state import WorkState
 from ..work.work import Work
+from .documentation import documented
 
 __all__ = ["monitored_barrier"]
 
@@ -21,6 +22,7 @@ __all__ = ["monitored_barrier"]
 _SLICE = 0.25
 
 
+@documented
 def monitored_barrier(
     group: Group = None,
     timeout: float | timedelta | None = None,
@@ -28,11 +30,30 @@ def monitored_barrier(
 ) -> None:
     """Block until every rank has entered, or raise an error that names the missing.
 
-    If a rank has not entered within `timeout` (seconds or `timedelta`; default:
-    the group's timeout), every rank that has entered raises `DistBackendError`
-    with the first missing rank, or with `wait_all_ranks` all missing ranks. The
-    group stays usable. Rank 0 of the group collects, as in
-    ``torch.distributed``.
+    Rank 0 of the group collects, as in ``torch.distributed``. The group stays usable.
+
+    Parameters
+    ----------
+    timeout : float or timedelta, optional
+        How long to wait for the others, in seconds if it is a number; the default is
+        the timeout of the group.
+    wait_all_ranks : bool, default False
+        Whether the error names all missing ranks, not the first one alone.
+
+    Raises
+    ------
+    DistBackendError
+        On every rank that has entered: ranks did not enter within `timeout`; `culprits`
+        of the error are their global ranks.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.monitored_barrier``, on every
+    backend: it goes through the store.
+
+    Examples
+    --------
+    >>> dist.monitored_barrier(timeout=5)
     """
     pg = member_group(group, "monitored_barrier")
     if pg is None:

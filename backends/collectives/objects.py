@@ -59,6 +59,16 @@ def refuse_pickles(refuse: bool = True) -> None:
     -----
     Unpickling runs code that the sender chose. ``torch.distributed`` has no such
     function.
+
+    Examples
+    --------
+    >>> dist.refuse_pickles()
+    >>> try:
+    ...     dist.all_gather_object([None, None], "text")
+    ... except dist.DistError:
+    ...     print("refused")
+    refused
+    >>> dist.refuse_pickles(False)
     """
     global _refused
     _refused = refuse
@@ -295,6 +305,16 @@ def send_object_list(
     Notes
     -----
     The semantics are those of ``torch.distributed.send_object_list``.
+
+    Examples
+    --------
+    >>> objects = ["text", {"a": 1}] if dist.get_rank() == 0 else [None, None]
+    >>> if dist.get_rank() == 0:
+    ...     dist.send_object_list(objects, dst=1)
+    ... else:
+    ...     sender = dist.recv_object_list(objects, src=0)
+    >>> objects
+    ['text', {'a': 1}]
     """
     pg = member_group(group, "send_object_list")
     if pg is None:
@@ -338,6 +358,16 @@ def recv_object_list(
     Notes
     -----
     The semantics are those of ``torch.distributed.recv_object_list``.
+
+    Examples
+    --------
+    >>> objects = ["text", {"a": 1}] if dist.get_rank() == 0 else [None, None]
+    >>> if dist.get_rank() == 0:
+    ...     dist.send_object_list(objects, dst=1)
+    ... else:
+    ...     sender = dist.recv_object_list(objects, src=0)
+    >>> objects
+    ['text', {'a': 1}]
     """
     pg = member_group(group, "recv_object_list")
     if pg is None:

@@ -36,6 +36,16 @@ def isend(
     -----
     The semantics are those of ``torch.distributed.isend``: a receive with the same
     `tag` matches the send, in order of issue.
+
+    Examples
+    --------
+    >>> if dist.get_rank() == 0:
+    ...     work = dist.isend(np.array([1.0, 2.0]), dst=1)
+    ... else:
+    ...     x = np.zeros(2)
+    ...     work = dist.irecv(x, src=0)
+    >>> work.wait()
+    True
     """
     pg = member_group(group, "isend")
     if pg is None:
@@ -82,6 +92,18 @@ def irecv(
     Notes
     -----
     The semantics are those of ``torch.distributed.irecv``.
+
+    Examples
+    --------
+    >>> x = np.zeros(2)
+    >>> if dist.get_rank() == 0:
+    ...     work = dist.isend(np.array([1.0, 2.0]), dst=1)
+    ... else:
+    ...     work = dist.irecv(x)  # from any rank
+    >>> work.wait()
+    True
+    >>> if dist.get_rank() == 1:
+    ...     assert work.source_rank() == 0 and x.tolist() == [1.0, 2.0]
     """
     pg = member_group(group, "irecv")
     if pg is None:
@@ -123,6 +145,16 @@ def send(
     Notes
     -----
     The semantics are those of ``torch.distributed.send``.
+
+    Examples
+    --------
+    >>> x = np.array([1.0, 2.0]) if dist.get_rank() == 0 else np.zeros(2)
+    >>> if dist.get_rank() == 0:
+    ...     dist.send(x, dst=1)
+    ... else:
+    ...     sender = dist.recv(x, src=0)
+    >>> x
+    array([1., 2.])
     """
     work = isend(tensor, dst, group, tag, group_dst)
     if work is not None:
@@ -155,6 +187,16 @@ def recv(
     Notes
     -----
     The semantics are those of ``torch.distributed.recv``.
+
+    Examples
+    --------
+    >>> x = np.array([1.0, 2.0]) if dist.get_rank() == 0 else np.zeros(2)
+    >>> if dist.get_rank() == 0:
+    ...     dist.send(x, dst=1, tag=7)
+    ... else:
+    ...     assert dist.recv(x, tag=7) == 0  # the sender
+    >>> x
+    array([1., 2.])
     """
     work = irecv(tensor, src, group, tag, group_src)
     if work is None:

@@ -240,10 +240,37 @@ def empty(shape: int | Sequence[int], dtype: Any = np.float32) -> np.ndarray:
     """Return an uninitialized array in shared memory, C-contiguous.
 
     Collectives of CPU backends that run in a side process (gloo) use the array in
-    place: no byte is copied in or out. Otherwise the array is a plain
-    `numpy.ndarray`. The deletion of the last view frees the memory. `dtype` may be any
-    fixed-size dtype without objects. Raises `TypeError` for a dtype with objects and
-    `ValueError` for a negative extent.
+    place: no byte is copied in or out. Otherwise the array is a plain `numpy.ndarray`.
+    The deletion of the last view frees the memory.
+
+    Parameters
+    ----------
+    shape : int or sequence of int
+        The length, or the length along each dimension.
+    dtype : dtype, default float32
+        Any fixed-size dtype without objects.
+
+    Returns
+    -------
+    numpy.ndarray
+        The array.
+
+    Raises
+    ------
+    TypeError
+        The dtype has objects.
+    ValueError
+        A length is negative.
+
+    Notes
+    -----
+    Named after ``numpy.empty``, whose default dtype is another one.
+
+    Examples
+    --------
+    >>> x = dist.empty((2, 3))
+    >>> x.shape, x.dtype
+    ((2, 3), dtype('float32'))
     """
     kind = np.dtype(dtype)
     if kind.hasobject:
@@ -261,7 +288,30 @@ def empty(shape: int | Sequence[int], dtype: Any = np.float32) -> np.ndarray:
 
 
 def zeros(shape: int | Sequence[int], dtype: Any = np.float32) -> np.ndarray:
-    """Return an array of zeros in shared memory; see :func:`empty`."""
+    """Return an array of zeros in shared memory; see `empty`.
+
+    Parameters
+    ----------
+    shape : int or sequence of int
+        The length, or the length along each dimension.
+    dtype : dtype, default float32
+        Any fixed-size dtype without objects.
+
+    Returns
+    -------
+    numpy.ndarray
+        The array.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As of `empty`.
+
+    Examples
+    --------
+    >>> dist.zeros(3)
+    array([0., 0., 0.], dtype=float32)
+    """
     array = empty(shape, dtype)
     array.fill(0)
     return array

@@ -65,7 +65,29 @@ class Library:
 
 @dataclass(frozen=True)
 class GlooInfo:
-    """Which gloo this process uses, and how; see `gloo_info`."""
+    """Which gloo this process uses, and how; made by `gloo_info`.
+
+    Parameters
+    ----------
+    library : str
+        The distribution that carries the library: ``"pygloo"`` or ``"xoscar"``.
+    version : str
+        Its version.
+    path : str
+        The file of the library.
+    transport : str
+        ``"uv"`` (pygloo) or ``"tcp"`` (xoscar).
+    interface, address : str
+        The network interface, and its address, at which ranks on other hosts reach this
+        one. Ranks that all share a host use loopback, unless GLOO_SOCKET_IFNAME is set.
+    self_test : SelfTest
+        The result of the self-test of the file.
+
+    Examples
+    --------
+    >>> isinstance(dist.gloo_info(), dist.GlooInfo)
+    True
+    """
 
     #: The distribution that carries the library: ``"pygloo"`` or ``"xoscar"``.
     library: str
@@ -92,11 +114,34 @@ class GlooInfo:
 def gloo_options(*, library: str | None = None) -> Iterator[None]:
     """Create the gloo backends of the block with these options; use it on every rank.
 
-    `library` is ``"pygloo"`` or ``"xoscar"``; all ranks of a group must use the same
-    library. Without the option the environment variable RANKSCOPE_GLOO names the
-    library, and without the variable the first of the two that is installed is used.
     The first use of a group creates the group's backend, so the first use belongs in
-    the block. Raises `ValueError` for another name.
+    the block.
+
+    Parameters
+    ----------
+    library : str, optional
+        ``"pygloo"`` or ``"xoscar"``, the same on all ranks of a group. ``None`` is what
+        the environment variable RANKSCOPE_GLOO names, or else the first of the two that
+        is installed.
+
+    Yields
+    ------
+    None
+        Nothing.
+
+    Raises
+    ------
+    ValueError
+        Another name.
+
+    Notes
+    -----
+    In the place of ``pg_options``, which torch's gloo ignores.
+
+    Examples
+    --------
+    >>> with dist.gloo_options(library="xoscar"):
+    ...     group = dist.new_group()
     """
     if library is not None and library not in LIBRARIES:
         raise ValueError(
@@ -119,7 +164,23 @@ def gloo_info() -> GlooInfo:
     """Return which gloo library this process uses, its transport and its self-test.
 
     Runs the self-test if no result is stored for this file, which takes less than a
-    second. Raises `DistBackendError` where there is no gloo, with the remedy.
+    second.
+
+    Returns
+    -------
+    GlooInfo
+        What there is; as text in two lines.
+
+    Raises
+    ------
+    DistBackendError
+        There is no gloo; the message has the remedy.
+
+    Examples
+    --------
+    >>> info = dist.gloo_info()
+    >>> info.library in ("pygloo", "xoscar"), info.transport in ("uv", "tcp")
+    (True, True)
     """
     library = _chosen()
     address = own_address()

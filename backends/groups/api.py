@@ -15,6 +15,7 @@ from ..stores.base import Store
 from ..work.async_errors import acknowledge, take_async_error
 from . import arrival
 from .config import BackendConfig, bound_index
+from .documentation import documented
 from .exit_status import fail_on_async_error
 from .membership import Group, is_initialized, resolve_group
 from .non_member import NonGroupMember
@@ -47,6 +48,7 @@ default_pg_timeout = timedelta(seconds=DEFAULT_TIMEOUT)
 atexit.register(fail_on_async_error)
 
 
+@documented
 def init_process_group(
     backend: str | None = None,
     init_method: str | None = None,
@@ -62,23 +64,53 @@ def init_process_group(
 ) -> None:
     """Make the default process group; every rank calls it once.
 
-    Returns when every rank has called it. With `wait_for_workers` false, the same on
-    every rank, it does not wait for the others: the first op does.
+    Returns when every rank has called it, and builds no backend: a backend is built at
+    its first use. Ranks connect through `store` or through `init_method`.
 
-    `backend`: see :class:`BackendConfig`. `timeout` (seconds or `timedelta`,
-    default 30 min) bounds every op from its start and every rendezvous.
-    Ranks connect through `store` (`rank` and `world_size` are then required), or
-    through `init_method`: ``env://`` (the default: ``RANK``, ``WORLD_SIZE``,
-    ``MASTER_ADDR``, ``MASTER_PORT``), ``tcp://host:port`` or
-    ``file:///path``. Backends are built at their first use. With `device_id`, the
-    CUDA device of this process (its number, a ``cupy.cuda.Device`` or a
-    ``torch.device``), the backend of ``cuda`` is built, and connected, at once.
-    `group_name` and `pg_options` are accepted for c10d's signature.
+    Parameters
+    ----------
+    init_method : str, optional
+        Where the ranks meet: ``env://``, the default, for ``RANK``, ``WORLD_SIZE``,
+        ``MASTER_ADDR`` and ``MASTER_PORT`` of the environment, as torchrun, Slurm's or
+        MPI's launcher has them; ``tcp://host:port``; ``file:///path``.
+    timeout : float or timedelta, optional
+        Bounds every op of the group, from its start, and every rendezvous; in seconds
+        if it is a number. The default is 30 minutes.
+    world_size, rank : int, default -1
+        The number of ranks, and which of them this one is; -1 where `init_method`
+        tells.
+    store : Store, optional
+        What the ranks connect through, in the place of `init_method`; needs `rank` and
+        `world_size`.
+    group_name : str, optional
+        Not used: accepted for c10d's signature.
+    wait_for_workers : bool, default True
+        Whether to wait for the other ranks, the same on every rank; else the first op
+        does.
 
-    Raises `ValueError` for a bad backend string, rank, world size or device, and
-    if the default group exists already; `DistStoreTimeoutError`, which names them, if
-    ranks do not come within `timeout`; `DistBackendError` where the library of every
-    backend for host arrays is missing, and the config has no other backend.
+    Raises
+    ------
+    ValueError
+        A bad backend string, rank, world size or device; or the default group exists.
+    DistStoreTimeoutError
+        Ranks did not come within `timeout`; the message names them.
+    DistNetworkError
+        The rendezvous cannot be reached.
+    DistBackendError
+        The library of every backend for host arrays is missing, and the config has no
+        other backend.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.init_process_group``;
+    `wait_for_workers` is Rankscope's own.
+
+    Examples
+    --------
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> x = np.ones(2)
+    >>> dist.all_reduce(x)
+    >>> dist.destroy_process_group()
     """
     config = BackendConfig(backend)
     unusable = why_unusable(backend)
@@ -136,12 +168,35 @@ def init_process_group(
             raise
 
 
+@documented
 def destroy_process_group(group: Group = None) -> None:
     """Free `group` and its backends; with the default group, all groups are freed.
 
-    Ops on a device get 10 s to end. The call then raises the error of an op that
-    failed after its ``wait()`` had returned, unless a later op or wait raised that
-    error, because the results that the caller has may be invalid.
+    Ops on a device get 10 s to end.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        The group; ``None`` is the default group, and so all groups.
+
+    Raises
+    ------
+    ValueError
+        There is no such group.
+    DistBackendError
+        An op failed after its ``wait()`` had returned, and no later op or wait raised
+        its error: results that the caller has may be invalid. The groups are freed.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.destroy_process_group``.
+
+    Examples
+    --------
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> dist.destroy_process_group()
+    >>> dist.is_initialized()
+    False
     """
     if isinstance(group, NonGroupMember):
         return
@@ -157,12 +212,32 @@ def destroy_process_group(group: Group = None) -> None:
         raise late
 
 
+@documented
 def abort_process_group(group: Group = None, reason: str = "") -> None:
     """Fail all ops in flight in `group`, on every rank, and stop its backends.
 
-    Returns at once, also while another thread hangs in an op of the group:
-    that op raises `DistAbortedError` with `reason`. The group refuses ops
-    until :func:`rebuild_process_group`.
+    Returns at once, also while another thread hangs in an op of the group: that op
+    raises `DistAbortedError` with `reason`. The group refuses ops until
+    `rebuild_process_group`.
+
+    Parameters
+    ----------
+    reason : str, optional
+        Why; the errors on all ranks say it.
+
+    Notes
+    -----
+    ``torch.distributed`` has ``_abort_process_group``, for NCCL, without `reason`.
+
+    Examples
+    --------
+    >>> dist.abort_process_group(reason="to try it")
+    >>> try:
+    ...     dist.all_reduce(np.ones(2))
+    ... except dist.DistAbortedError as error:
+    ...     print(error.reason)
+    to try it
+    >>> dist.rebuild_process_group()
     """
     pg = resolve_group(group, "abort_process_group")
     if threading.current_thread() is threading.main_thread():
@@ -172,56 +247,169 @@ def abort_process_group(group: Group = None, reason: str = "") -> None:
     pg.abort(reason or "abort_process_group()")
 
 
+@documented
 def rebuild_process_group(group: Group = None) -> None:
     """Make an aborted group usable again; every rank of the group calls it.
 
     The group keeps its name and ranks and begins a new generation, with fresh
     backends (built at their next use) and sequence numbers from the start. Works
     of the old generation keep their final state. No communication is needed.
+
+    Notes
+    -----
+    ``torch.distributed`` has no such function.
+
+    Examples
+    --------
+    >>> dist.abort_process_group()
+    >>> dist.rebuild_process_group()
+    >>> x = np.ones(2)
+    >>> dist.all_reduce(x)
+    >>> dist.group.WORLD.generation
+    1
     """
     pg = resolve_group(group, "rebuild_process_group")
     acknowledge(pg.status)
     pg.rebuild()
 
 
+@documented
 def enable_timing(group: Group = None, enabled: bool = True) -> None:
     """Switch the timing of the Works of `group` that are made from now on.
 
     A Work is timed or not from its creation on. Timing is on by default.
+
+    Parameters
+    ----------
+    enabled : bool, default True
+        Whether Works are timed.
+
+    Notes
+    -----
+    In ``torch.distributed`` it is ``ProcessGroup._enable_collectives_timing``.
+
+    Examples
+    --------
+    >>> dist.enable_timing(enabled=False)
+    >>> work = dist.all_reduce(np.ones(2), async_op=True)
+    >>> work.wait(), work.get_duration()
+    (True, None)
     """
     resolve_group(group, "enable_timing").enable_timing(enabled)
 
 
+@documented
 def is_available() -> bool:
-    """Return whether this package can be used: always."""
+    """Return whether this package can be used: always.
+
+    Notes
+    -----
+    For programs that ask ``torch.distributed.is_available()`` first.
+
+    Examples
+    --------
+    >>> dist.is_available()
+    True
+    """
     return True
 
 
+@documented
 def is_backend_available(backend: str) -> bool:
-    """Return whether `backend` is registered and its libraries are installed."""
+    """Return whether `backend` is registered and its libraries are installed.
+
+    Parameters
+    ----------
+    backend : str
+        The name of a backend; `unavailable_reason` says why it cannot be used.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.is_backend_available``.
+
+    Examples
+    --------
+    >>> dist.is_backend_available("no such backend")
+    False
+    """
     return unavailable_reason(backend) is None
 
 
+@documented
 def is_gloo_available() -> bool:
-    """Return whether the gloo backend (pygloo or xoscar) can be used here."""
+    """Return whether the gloo backend can be used: pygloo or xoscar is installed.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.is_gloo_available``.
+
+    Examples
+    --------
+    >>> isinstance(dist.is_gloo_available(), bool)
+    True
+    """
     return is_backend_available("gloo")
 
 
+@documented
 def is_mpi_available() -> bool:
-    """Return whether the MPI backend (mpi4py) can be used here."""
+    """Return whether the MPI backend can be used: mpi4py and an MPI are installed.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.is_mpi_available``.
+
+    Examples
+    --------
+    >>> isinstance(dist.is_mpi_available(), bool)
+    True
+    """
     return is_backend_available("mpi")
 
 
+@documented
 def is_nccl_available() -> bool:
-    """Return whether the NCCL backend (nccl4py and cupy) can be used here."""
+    """Return whether the NCCL backend can be used: nccl4py, cupy and a GPU are there.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.is_nccl_available``.
+
+    Examples
+    --------
+    >>> isinstance(dist.is_nccl_available(), bool)
+    True
+    """
     return is_backend_available("nccl")
 
 
+@documented
 def is_ucc_available() -> bool:
-    """Return whether a backend called ``ucc`` is registered and can be used here."""
+    """Return whether a backend called ``ucc`` is registered and can be used here.
+
+    Notes
+    -----
+    Rankscope comes without one. As ``torch.distributed.is_ucc_available``.
+
+    Examples
+    --------
+    >>> dist.is_ucc_available()
+    False
+    """
     return is_backend_available("ucc")
 
 
+@documented
 def is_xccl_available() -> bool:
-    """Return whether a backend called ``xccl`` is registered and can be used here."""
+    """Return whether a backend called ``xccl`` is registered and can be used here.
+
+    Notes
+    -----
+    Rankscope comes without one. As ``torch.distributed.is_xccl_available``.
+
+    Examples
+    --------
+    >>> dist.is_xccl_available()
+    False
+    """
     return is_backend_available("xccl")

@@ -36,14 +36,33 @@ _ALIASES = {"gpu": "cuda", "hip": "rocm", "mps": "metal", "xpu": "oneapi"}
 class BackendConfig:
     """A parsed backend string; ``device_backend_map`` maps device type to name.
 
-    `backend` is ``None`` or ``""`` for the default: the first built-in backend of each
-    device type, ``cpu:gloo``, and ``cuda:nccl`` where cupy is installed. MPI is used
-    where it is named.
-    A backend is known if it is built in, registered, or declared by an installed
-    package (`interface.entry_points`). Anything that breaks the grammar, names an
-    unknown backend or device type, or a backend for a device type that it cannot
-    serve raises `ValueError` naming the offending part. Semantics of
-    ``torch.distributed.BackendConfig``.
+    Parameters
+    ----------
+    backend : str, optional
+        ``"gloo"``, for every device type that gloo serves, or ``"cpu:gloo,cuda:nccl"``.
+        ``None`` and ``""`` are the default: the first built-in backend of each device
+        type, ``cpu:gloo``, and ``cuda:nccl`` where cupy is installed. MPI is used where
+        it is named.
+
+    Raises
+    ------
+    ValueError
+        The text breaks the grammar, or names an unknown backend or device type, or a
+        backend for a device type that it cannot serve. The message names the part.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.BackendConfig``. A backend is known
+    if it is built in, registered, or declared by an installed package
+    (`interface.entry_points`).
+
+    Examples
+    --------
+    >>> config = dist.BackendConfig("cpu:gloo,cuda:nccl")
+    >>> config.get_device_backend_map()
+    {'cpu': 'gloo', 'cuda': 'nccl'}
+    >>> dist.BackendConfig("gloo")
+    BackendConfig('cpu:gloo')
     """
 
     def __init__(self, backend: str | None = None) -> None:
@@ -54,6 +73,16 @@ class BackendConfig:
         """Return the config that is `text` on another rank, where it was checked.
 
         A backend need not be known here: it is looked up at the first op that needs it.
+
+        Parameters
+        ----------
+        text : str
+            A config as text, a part for each device type.
+
+        Returns
+        -------
+        BackendConfig
+            The config.
         """
         config = cls.__new__(cls)
         config.device_backend_map = {}
@@ -63,7 +92,13 @@ class BackendConfig:
         return config
 
     def get_device_backend_map(self) -> dict[str, str]:
-        """Return the mapping from device type to backend name, in order of mention."""
+        """Return the mapping from device type to backend name, in order of mention.
+
+        Returns
+        -------
+        dict of str to str
+            A copy of ``device_backend_map``.
+        """
         return dict(self.device_backend_map)
 
     def __str__(self) -> str:
@@ -84,8 +119,30 @@ class BackendConfig:
 def get_default_backend_for_device(device: Any) -> str:
     """Return the backend that serves `device` where nobody names one.
 
-    `device` is a device type such as ``"cuda"``, with or without an index, or what has
-    a `type`, as ``torch.device`` does. Raises `ValueError` where there is none.
+    Parameters
+    ----------
+    device : str or torch.device
+        A device type such as ``"cuda"``, with or without an index, or what has a
+        `type`.
+
+    Returns
+    -------
+    str
+        The name of a backend.
+
+    Raises
+    ------
+    ValueError
+        No backend that comes with Rankscope serves the device type.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.get_default_backend_for_device``.
+
+    Examples
+    --------
+    >>> dist.get_default_backend_for_device("cuda:1")
+    'nccl'
     """
     kind = device if isinstance(device, str) else getattr(device, "type", None)
     found = [

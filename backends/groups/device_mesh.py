@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..documentation import complete, complete_methods
 from ..quantities import as_int
 from ..rank_sets import name_ranks
 from .api import init_process_group
@@ -128,10 +129,29 @@ class DeviceMesh:
         *,
         mesh_dim_names: Sequence[str] | None = None,
     ) -> DeviceMesh:
-        """Return the mesh of groups that are there: one for each dimension.
+        """Return the mesh over groups that exist, one for each dimension.
 
-        With a list of groups, `mesh` has the global ranks, and the group of dimension d
-        has the ranks that this rank sees along d.
+        Parameters
+        ----------
+        group : ProcessGroup or sequence of ProcessGroup
+            The group of each dimension; of one dimension, the group itself.
+        device_type : str
+            The device type of the arrays.
+        mesh : array_like of int, optional
+            The global ranks, which the groups have along their dimensions; one
+            dimension needs none.
+        mesh_dim_names : sequence of str, optional
+            A name for each dimension.
+
+        Returns
+        -------
+        DeviceMesh
+            The mesh.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Groups and `mesh` do not fit.
         """
         check_device(device_type)
         given = [group] if isinstance(group, ProcessGroup | NonGroupMember) else group
@@ -197,9 +217,11 @@ class DeviceMesh:
     def get_group(self, mesh_dim: int | str | None = None) -> ProcessGroup:
         """Return the group of the ranks that differ from this one in `mesh_dim` alone.
 
-        `mesh_dim` is the number or the name of a dimension, or a name that `_flatten`
-        gave; a mesh of one dimension needs none. On a rank that is not in the mesh it
-        is ``GroupMember.NON_GROUP_MEMBER``.
+        Returns
+        -------
+        ProcessGroup
+            The group; ``GroupMember.NON_GROUP_MEMBER`` on a rank that is not in the
+            mesh.
         """
         return self._group(mesh_dim, "get_group")  # type: ignore[return-value]
 
@@ -337,7 +359,32 @@ def init_device_mesh(
 ) -> DeviceMesh:
     """Return the mesh of the first ranks of the world, in order, in this shape.
 
-    Every rank calls this, with the same arguments, which are those of `DeviceMesh`.
+    Every rank calls this, with the same arguments.
+
+    Parameters
+    ----------
+    device_type : str
+        The device type of the arrays, ``"cpu"`` or ``"cuda"``, without an index.
+    mesh_shape : sequence of int
+        The number of ranks along each dimension.
+    mesh_dim_names : sequence of str, optional
+        A name for each dimension.
+    backend_override : dict, optional
+        As of `DeviceMesh`.
+
+    Returns
+    -------
+    DeviceMesh
+        The mesh.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument is wrong. No group was made.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.init_device_mesh``.
 
     Examples
     --------
@@ -387,3 +434,17 @@ def _along(ranks: Any, dim: int) -> list[int] | None:
 
 def _flat(ranks: Any) -> list[int]:
     return [int(rank) for rank in ranks.reshape(-1)]
+
+
+complete_methods(
+    DeviceMesh,
+    lambda method: complete(
+        method,
+        {
+            "mesh_dim": """\
+mesh_dim : int or str, optional
+    The number or the name of a dimension, or a name that `_flatten` gave. A mesh of one
+    dimension needs none."""
+        },
+    ),
+)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from ..work.op_timeout import op_timeout
 from ..work.reduce_op import ReduceOp
 from ..work.work import Work
+from .documentation import documented_ops
 from .options import (
     AllgatherOptions,
     AllreduceCoalescedOptions,
@@ -31,6 +32,7 @@ Arrays = Sequence[Array]
 Timeout = float | timedelta | None
 
 
+@documented_ops
 class GroupOps:
     """The methods of ``torch.distributed.ProcessGroup`` that start an op.
 

@@ -8,6 +8,7 @@ import warnings
 from ..quantities import as_int
 from ..rank_sets import name_ranks
 from ..work.flight_recorder import frames_inside
+from .documentation import documented
 from .non_member import NON_GROUP_MEMBER, NonGroupMember
 from .process_group import ProcessGroup
 from .world import world
@@ -42,34 +43,109 @@ class _GroupMeta(type):
 
 
 class group(metaclass=_GroupMeta):
-    """``group.WORLD`` is the default group, as in ``torch.distributed``."""
+    """The default group as ``group.WORLD``, for programs written for torch.
+
+    Notes
+    -----
+    ``group.WORLD`` is ``None`` before `init_process_group`, as in
+    ``torch.distributed``.
+
+    Examples
+    --------
+    >>> dist.group.WORLD.size()
+    1
+    """
 
 
 class GroupMember(metaclass=_GroupMeta):
-    """``GroupMember.WORLD``, and the object that stands for a group of other ranks."""
+    """``GroupMember.WORLD``, and the object that stands for a group of other ranks.
+
+    Notes
+    -----
+    Named after ``torch.distributed.GroupMember``. `NON_GROUP_MEMBER` is what
+    `new_group` returns on a rank that is not in the new group; see `NonGroupMember`.
+
+    Examples
+    --------
+    >>> made = dist.new_group([0])
+    >>> made is dist.GroupMember.NON_GROUP_MEMBER
+    False
+    """
 
     NON_GROUP_MEMBER = NON_GROUP_MEMBER
 
 
+@documented
 def is_initialized() -> bool:
-    """Return whether the default group exists."""
+    """Return whether the default group exists.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.is_initialized``.
+
+    Examples
+    --------
+    >>> dist.is_initialized()
+    True
+    """
     return world.default is not None
 
 
+@documented
 def is_torchelastic_launched() -> bool:
-    """Return whether torchrun started this process, as in c10d."""
+    """Return whether torchrun started this process, which sets ``TORCHELASTIC_RUN_ID``.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.is_torchelastic_launched``.
+
+    Examples
+    --------
+    >>> dist.is_torchelastic_launched()
+    False
+    """
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
+@documented
 def get_pg_count() -> int:
-    """Return the number of groups that this rank is in."""
+    """Return the number of groups that this rank is in.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.get_pg_count``.
+
+    Examples
+    --------
+    >>> dist.get_pg_count()
+    1
+    """
     return len(world.groups())
 
 
+@documented
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
     """Return the rank of this process among those of its host: ``LOCAL_RANK``.
 
-    Without the variable it is `fallback_rank`; `RuntimeError` where that is missing.
+    Parameters
+    ----------
+    fallback_rank : int, optional
+        What is returned where the launcher has not set ``LOCAL_RANK``.
+
+    Raises
+    ------
+    RuntimeError
+        ``LOCAL_RANK`` is no integer, or neither it nor `fallback_rank` is given.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.get_node_local_rank``. It needs no
+    group.
+
+    Examples
+    --------
+    >>> dist.get_node_local_rank(fallback_rank=0)
+    0
     """
     local = os.environ.get("LOCAL_RANK")
     if local is not None:
@@ -87,27 +163,81 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
     return as_int(fallback_rank, "get_node_local_rank: fallback_rank")
 
 
+@documented
 def get_rank(group: Group = None) -> int:
-    """Return this rank in `group` (default: the default group); -1: not a member."""
+    """Return this process's rank in `group`; -1 if it is not a member.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.get_rank``.
+
+    Examples
+    --------
+    >>> dist.get_rank()
+    0
+    """
     if isinstance(group, NonGroupMember):
         return -1
     return resolve_group(group, "get_rank").rank()
 
 
+@documented
 def get_world_size(group: Group = None) -> int:
-    """Return the number of ranks in `group`; -1 if this rank is not a member."""
+    """Return the number of ranks in `group`; -1 if this rank is not a member.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.get_world_size``.
+
+    Examples
+    --------
+    >>> dist.get_world_size()
+    1
+    """
     if isinstance(group, NonGroupMember):
         return -1
     return resolve_group(group, "get_world_size").size()
 
 
+@documented
 def get_process_group_ranks(group: Group = None) -> list[int]:
-    """Return the global ranks of `group`, by group rank; `ValueError`: no member."""
+    """Return the global ranks of `group`, in the order of their ranks in the group.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.get_process_group_ranks``.
+
+    Examples
+    --------
+    >>> dist.get_process_group_ranks()
+    [0]
+    """
     return list(resolve_group(group, "get_process_group_ranks").ranks)
 
 
+@documented
 def get_group_rank(group: Group, global_rank: int) -> int:
-    """Return the rank in `group` of `global_rank`; `ValueError` if not a member."""
+    """Return the rank in `group` of a process, given by its global rank.
+
+    Parameters
+    ----------
+    global_rank : int
+        The rank in the world.
+
+    Raises
+    ------
+    ValueError
+        `global_rank` is not in `group`, or this rank is not.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.get_group_rank``.
+
+    Examples
+    --------
+    >>> dist.get_group_rank(dist.group.WORLD, 0)
+    0
+    """
     pg = resolve_group(group, "get_group_rank")
     global_rank = as_int(global_rank, "get_group_rank: global_rank")
     if global_rank not in pg.ranks:
@@ -118,8 +248,29 @@ def get_group_rank(group: Group, global_rank: int) -> int:
     return pg.ranks.index(global_rank)
 
 
+@documented
 def get_global_rank(group: Group, group_rank: int) -> int:
-    """Return the global rank of `group_rank` in `group`; `ValueError` if none."""
+    """Return the global rank of a process, given by its rank in `group`.
+
+    Parameters
+    ----------
+    group_rank : int
+        The rank in the group.
+
+    Raises
+    ------
+    ValueError
+        `group` has no such rank, or this rank is not in it.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.get_global_rank``.
+
+    Examples
+    --------
+    >>> dist.get_global_rank(dist.group.WORLD, 0)
+    0
+    """
     pg = resolve_group(group, "get_global_rank")
     group_rank = as_int(group_rank, "get_global_rank: group_rank")
     if not 0 <= group_rank < pg.size():
@@ -130,13 +281,40 @@ def get_global_rank(group: Group, group_rank: int) -> int:
     return pg.ranks[group_rank]
 
 
+@documented
 def get_backend_config(group: Group = None) -> str:
-    """Return the backend string of `group`, per device: ``cpu:gloo,cuda:nccl``."""
+    """Return the backend string of `group`, per device type: ``cpu:gloo,cuda:nccl``.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.get_backend_config``.
+
+    Examples
+    --------
+    >>> dist.get_backend_config()
+    'cpu:gloo'
+    """
     return str(resolve_group(group, "get_backend_config").config)
 
 
+@documented
 def get_backend(group: Group = None) -> str:
-    """Return the backend of the first device. Deprecated: a group has several."""
+    """Return the backend of the group's first device type; deprecated.
+
+    A group may hold several backends: `get_backend_config` names all of them.
+
+    Notes
+    -----
+    As ``torch.distributed.get_backend``, with a `DeprecationWarning`.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore")
+    ...     dist.get_backend()
+    'gloo'
+    """
     warnings.warn(
         "get_backend() names one backend of a group that may hold several; use "
         "get_backend_config()",

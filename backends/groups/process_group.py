@@ -22,6 +22,7 @@ from ..work.work import Work
 from .abort_reason import AbortReason
 from .capture import PendingOp, fusible_runs
 from .config import BackendConfig
+from .documentation import documented_methods
 from .generation import Generation
 from .group_ops import GroupOps
 from .key import GroupKey
@@ -35,22 +36,49 @@ from .watchdog import watchdog
 __all__ = ["ProcessGroup"]
 
 
+@documented_methods
 class ProcessGroup(GroupOps):
     """A set of ranks with one :class:`Backend` per device type.
 
-    Backends are built at the first use of their device type, so that a group
-    whose config names a library that is not installed works until an array of
-    that device type is used. Every op goes through :meth:`issue`, the one place
-    where it is checked, shown to hooks, numbered, recorded and started.
+    `init_process_group` and `new_group` make groups. Backends are built at the first
+    use of their device type, so that a group whose config names a library that is not
+    installed works until an array of that device type is used. Every op goes through
+    :meth:`issue`, the one place where it is checked, shown to hooks, numbered, recorded
+    and started.
 
     Parameters
     ----------
-    ranks : global ranks, in the order of their ranks in the group.
-    global_rank : this process's.
-    store : shared by all ranks of the group; its keys get a prefix of their own.
-    timeout : of each op, in seconds.
-    generation : how often the group was rebuilt.
-    origin : the group that this one is made from, if every rank knows it.
+    name : str
+        The name that messages and the board show.
+    ranks : sequence of int
+        The global ranks, in the order of their ranks in the group.
+    global_rank : int
+        This process's rank in the world.
+    config : BackendConfig
+        The backend of each device type.
+    store : Store
+        Shared by all ranks of the group; its keys get a prefix of their own.
+    timeout : float
+        Of each op, in seconds.
+    generation : int, default 0
+        How often the group was rebuilt.
+    origin : Origin, optional
+        The group that this one is made from, if every rank knows it.
+
+    Notes
+    -----
+    Named after ``torch.distributed.ProcessGroup``, whose methods start the ops too:
+    `allreduce` and the others return a Work, and do what the functions do with
+    ``async_op=True``.
+
+    Examples
+    --------
+    >>> group = dist.new_group([0], group_desc="mine")
+    >>> group.rank(), group.size(), group.ranks
+    (0, 1, [0])
+    >>> x = np.ones(2)
+    >>> group.allreduce([x]).wait()
+    True
     """
 
     def __init__(
@@ -132,7 +160,18 @@ class ProcessGroup(GroupOps):
         return self._spec.timeout
 
     def set_timeout(self, timeout: float | timedelta) -> None:
-        """Set the timeout of the ops that are issued from now on; on this rank."""
+        """Set the timeout of the ops that are issued from now on; on this rank.
+
+        Parameters
+        ----------
+        timeout : float or timedelta
+            Counted from an op's start; in seconds if it is a number.
+
+        Raises
+        ------
+        TypeError, ValueError
+            It is no duration, or not positive.
+        """
         self._spec.timeout = as_positive_seconds(
             timeout, f"set_timeout on {self.describe()}: timeout"
         )
@@ -142,7 +181,13 @@ class ProcessGroup(GroupOps):
         return self._current.store
 
     def describe(self) -> str:
-        """``group 'default' on rank 2``, for messages."""
+        """Return ``group 'default' on rank 2``, for messages.
+
+        Returns
+        -------
+        str
+            The name of the group, and the global rank.
+        """
         return self._spec.describe()
 
     def first_device(self) -> str:
@@ -196,21 +241,52 @@ class ProcessGroup(GroupOps):
         return self._current.backends.get(device)
 
     def backend_for(self, device: str, op_type: OpType | None = None) -> Backend:
-        """Return the backend of `device`: see `Generation.backend_for`."""
+        """Return the backend of `device`, which is built at the first call.
+
+        Parameters
+        ----------
+        op_type : OpType, optional
+            The op that needs it, for messages.
+
+        Raises
+        ------
+        ValueError
+            The group has no backend for the device type.
+        DistError
+            The group is aborted, or the backend cannot be built.
+        """
         return self._current.backend_for(device, op_type)
 
     def connect(self, index: int) -> None:
-        """Prepare, before any op, what ops on CUDA device `index` will need."""
+        """Prepare, before any op, what ops on a CUDA device will need.
+
+        Parameters
+        ----------
+        index : int
+            The number of the device.
+        """
         self.backend_for("cuda").prepare(index=index)
 
     def open_from(self, group: ProcessGroup) -> None:
-        """Eagerly create the backends that can be split from those of `group`."""
+        """Eagerly create the backends that can be split from those of `group`.
+
+        Parameters
+        ----------
+        group : ProcessGroup
+            The group that this one is made from.
+        """
         for device, backend in list(group.current.backends.items()):
             if backend.supports_split and device in self.config.device_backend_map:
                 self.backend_for(device)
 
     def enable_timing(self, enabled: bool) -> None:
-        """Time the Works that are made from now on, or do not."""
+        """Time the Works that are made from now on, or do not.
+
+        Parameters
+        ----------
+        enabled : bool
+            Whether they are timed.
+        """
         self._current.set_timing(enabled)
 
     def abort(
@@ -218,11 +294,18 @@ class ProcessGroup(GroupOps):
     ) -> None:
         """Fail the ops in flight and stop the backends, here and on every rank.
 
-        Every Work in flight ends as ABORTED with `reason`; ops issued later
-        raise it. Returns at once, whatever the backends hang in; the other
-        ranks read the reason in the store. Does nothing if the group is aborted.
-        `by` says who aborts (default: this rank), `culprits` are the global ranks
-        that are the cause, as far as they are known.
+        Every Work in flight ends as ABORTED with `reason`; ops issued later raise it.
+        Returns at once, whatever the backends hang in; the other ranks read the reason
+        in the store. Does nothing if the group is aborted.
+
+        Parameters
+        ----------
+        reason : str, optional
+            Why; the errors on all ranks say it.
+        by : str, optional
+            Who aborts; the default is this rank.
+        culprits : sequence of int, optional
+            The global ranks that are the cause, as far as they are known.
         """
         reason = reason or "ProcessGroup.abort()"
         self._current.abort(reason, by=by, culprits=culprits)
@@ -232,9 +315,15 @@ class ProcessGroup(GroupOps):
     ) -> None:
         """Begin a new generation: same name and ranks, fresh backends, seq from 0.
 
-        Local and immediate; every rank of the group has to do it, with the
-        same `generation` (default: the next one). Works of the old generation
-        stay as they ended. `store` replaces the group's store.
+        Local and immediate; every rank of the group has to do it, with the same
+        `generation`. Works of the old generation stay as they ended.
+
+        Parameters
+        ----------
+        generation : int, optional
+            The number of the new generation; the default is the next one.
+        store : Store, optional
+            Replaces the group's store.
         """
         while not self._replace(self._current, generation, store):
             pass  # another thread has rebuilt the group meanwhile
@@ -267,27 +356,48 @@ class ProcessGroup(GroupOps):
         The nccl backend can be suspended, with NCCL 2.29.7 or later; the other
         backends of the group go on.
 
-        Raises `NotImplementedError`, which says what is lacking, if no backend of the
-        group can be suspended, and `DistBackendError` if the group is suspended.
-        `DistTimeoutError` names the ranks that did not come within the timeout; the
-        group is then aborted, as it is after an error of NCCL.
+        Raises
+        ------
+        NotImplementedError
+            No backend of the group can be suspended; the message says what is lacking.
+        DistBackendError
+            The group is suspended.
+        DistTimeoutError
+            Ranks did not come within the timeout; the message names them. The group is
+            then aborted, as it is after an error of NCCL.
         """
         suspend(self._current)
 
     def resume(self) -> None:
         """Allocate what `suspend` freed, on every rank; the group takes ops again.
 
-        Blocks, and raises errors, as `suspend` does.
+        Blocks as `suspend` does.
+
+        Raises
+        ------
+        NotImplementedError, DistBackendError, DistTimeoutError
+            As `suspend` raises them.
         """
         resume(self._current)
 
     def memory_stats(self) -> dict[str, int]:
         """Return how much device memory the group's communicators hold on this rank.
 
-        The names are those of c10d's ``Backend.memory_stats``: `suspend` is what
-        :meth:`suspend` can free, `persist` what it cannot, `total` both, in bytes;
-        `suspended` is the number of suspended communicators. Raises
-        `NotImplementedError` as `suspend` does.
+        Returns
+        -------
+        dict of str to int
+            `suspend` is what :meth:`suspend` can free, `persist` what it cannot,
+            `total` both, in bytes; `suspended` is the number of suspended
+            communicators.
+
+        Raises
+        ------
+        NotImplementedError
+            As :meth:`suspend` raises it.
+
+        Notes
+        -----
+        The names are those of c10d's ``Backend.memory_stats``.
         """
         return memory_stats(self._current)
 
@@ -303,6 +413,23 @@ class ProcessGroup(GroupOps):
         An op on nothing but empty arrays is a completed Work with a sequence number of
         its own, unless it `OpSpec.runs_empty`. In a coalescing block of this thread the
         op is only checked, and issued with the batch.
+
+        Parameters
+        ----------
+        op : Op
+            The op and its arguments, as the public function has taken them.
+
+        Returns
+        -------
+        Work
+            The Work of the op.
+
+        Raises
+        ------
+        TypeError, ValueError, NotImplementedError
+            The backend refuses the op, which gets no number.
+        DistAbortedError, DistBackendError
+            The group is aborted or suspended, or the peer has left it.
         """
         current = self._current
         device = op.device
@@ -354,8 +481,11 @@ class ProcessGroup(GroupOps):
     def capture(self) -> Iterator[list[PendingOp] | None]:
         """Collect the ops this thread issues in the block instead of issuing them.
 
-        Yields the list they are put in, or ``None`` inside another such block
-        of this thread, which then gets them.
+        Yields
+        ------
+        list or None
+            The list they are put in; ``None`` inside another such block of this thread,
+            which then gets them.
         """
         thread = threading.get_ident()
         if thread in self._captures:
@@ -378,7 +508,18 @@ class ProcessGroup(GroupOps):
         return threading.get_ident() in self._captures
 
     def issue_batch(self, batch: Sequence[PendingOp]) -> list[Work]:
-        """Issue captured ops in order, each run of fusible ops as one call."""
+        """Issue captured ops in order, each run of fusible ops as one call.
+
+        Parameters
+        ----------
+        batch : sequence of PendingOp
+            What `capture` collected.
+
+        Returns
+        -------
+        list of Work
+            One for each run.
+        """
         if not batch:
             return []
         issued: list[tuple[list[PendingOp], list[Work]]] = []
@@ -426,9 +567,22 @@ class ProcessGroup(GroupOps):
     ) -> Work:
         """Number and record an op that no backend runs; the caller ends its Work.
 
-        `work` is timed out as every Work is, after `timeout` seconds (default: as the
-        other ops of the group). Of an op without one, the caller keeps the deadline,
-        too: `timeout` is only shown.
+        Parameters
+        ----------
+        op_type : OpType
+            The op.
+        timeout : float, optional
+            Seconds; the default is as for the other ops of the group. Of an op without
+            `work` the caller keeps the deadline, too: it is only shown.
+        peer : int, optional
+            The root, or the other side, as its rank in the group.
+        work : Work, optional
+            Its Work, which is timed out as every Work is; the default is a new one.
+
+        Returns
+        -------
+        Work
+            The Work, which has started.
         """
         current = self._current
         seconds = timeout or own_timeout() or self._spec.timeout

@@ -11,6 +11,7 @@ from ..devices.cuda_device import bound_device
 from ..quantities import as_int, as_timeout
 from ..work.async_errors import acknowledge
 from .config import BackendConfig, bound_index
+from .documentation import documented
 from .membership import Group, resolve_group
 from .non_member import NonGroupMember
 from .origin import Origin
@@ -31,6 +32,7 @@ __all__ = [
 SHRINK_DEFAULT, SHRINK_ABORT = 0, 1
 
 
+@documented
 def new_group(
     ranks: Sequence[int] | None = None,
     timeout: float | timedelta | None = None,
@@ -41,22 +43,46 @@ def new_group(
     device_id: Any = None,
     sort_ranks: bool = True,
 ) -> ProcessGroup | NonGroupMember:
-    """Make a group of some of the world's ranks; return it.
+    """Return a group of some of the world's ranks, made here and now.
 
-    A rank that is not in it gets ``GroupMember.NON_GROUP_MEMBER``.
+    No rank waits for another: all ranks may call this function, or only the members,
+    which make their common groups in the same order.
 
-    `ranks` are global ranks (default: all); they are sorted, as in c10d, unless
-    `sort_ranks` is false: ``ranks[i]`` then has rank i in the group. The backend
-    string and timeout default to the default group's. `group_desc` is the group's name
-    for display and look-up. No rank waits for another: all ranks may call this
-    function, or only the members (`use_local_synchronization` is accepted and has no
-    effect). Members make their common groups in the same order. `device_id`: as in
-    `init_process_group`. If that function was given one, the communicators of NCCL are
-    begun there at once, in the background, as in c10d: an error of theirs aborts the
-    new group, and its first op raises it.
+    Parameters
+    ----------
+    ranks : sequence of int, optional
+        The global ranks of the members; ``None``: all.
+    use_local_synchronization : bool, default False
+        Not used, as no rank waits: accepted for c10d's signature.
+    sort_ranks : bool, default True
+        Whether `ranks` are sorted, as in c10d; else ``ranks[i]`` has rank i in the
+        group.
 
-    Raises `ValueError` for ranks that are not in the world or given twice, and for
-    a bad device.
+    Returns
+    -------
+    ProcessGroup or NonGroupMember
+        The group; ``GroupMember.NON_GROUP_MEMBER`` on a rank that is not in it.
+
+    Raises
+    ------
+    ValueError
+        Ranks that are not in the world or given twice, a bad backend string or device;
+        or there is no default group.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.new_group``. If `init_process_group`
+    got a `device_id`, the communicators of NCCL are begun there at once, in the
+    background, as in c10d: an error of theirs aborts the new group, and its first op
+    raises it.
+
+    Examples
+    --------
+    >>> half = dist.new_group([0], group_desc="half")
+    >>> x = np.ones(2)
+    >>> dist.all_reduce(x, group=half)
+    >>> half.group_desc, half.ranks
+    ('half', [0])
     """
     default = world.get_group(DEFAULT)
     size = default.size()
@@ -105,6 +131,7 @@ def _early_device(parent: ProcessGroup, config: BackendConfig) -> int | None:
     return bound_device() if config.device_backend_map.get("cuda") == name else None
 
 
+@documented
 def new_subgroups(
     group_size: int | None = None,
     group: Group = None,
@@ -115,13 +142,32 @@ def new_subgroups(
 ) -> tuple[ProcessGroup, list[ProcessGroup | NonGroupMember]]:
     """Divide `group` into groups of `group_size` ranks; every rank of it calls this.
 
-    Returns the new group that this rank is in, and all of them, in order, with
-    ``GroupMember.NON_GROUP_MEMBER`` in the place of those it is not in. Without
-    `group_size` it is the number of ranks of this host (``LOCAL_WORLD_SIZE``). Backend
-    string and timeout default to the default group's. `pg_options` is accepted for
-    c10d's signature.
+    Parameters
+    ----------
+    group_size : int, optional
+        The number of ranks in each; ``None`` is that of this host
+        (``LOCAL_WORLD_SIZE``).
 
-    Raises `ValueError` unless `group_size` divides the size of `group`.
+    Returns
+    -------
+    tuple of ProcessGroup and list
+        The new group that this rank is in, and all of them, in order, with
+        ``GroupMember.NON_GROUP_MEMBER`` in the place of those it is not in.
+
+    Raises
+    ------
+    ValueError
+        `group_size` does not divide the size of `group`, or is not known.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.new_subgroups``.
+
+    Examples
+    --------
+    >>> mine, all_of_them = dist.new_subgroups(group_size=1)
+    >>> mine.ranks, len(all_of_them)
+    ([0], 1)
     """
     pg = resolve_group(group, "new_subgroups")
     where = f"new_subgroups on {pg.describe()}"
@@ -147,6 +193,7 @@ def new_subgroups(
     return mine, all_of_them
 
 
+@documented
 def new_subgroups_by_enumeration(
     ranks_per_subgroup_list: Sequence[Sequence[int]],
     timeout: float | timedelta | None = None,
@@ -156,12 +203,33 @@ def new_subgroups_by_enumeration(
 ) -> tuple[ProcessGroup | None, list[ProcessGroup | NonGroupMember]]:
     """Make disjoint groups of the global ranks in each list; every rank calls this.
 
-    Returns the new group that this rank is in, ``None`` where it is in none, and all
-    of them, in order, with ``GroupMember.NON_GROUP_MEMBER`` in the place of those it
-    is not in. The other parameters are those of `new_group`.
+    Parameters
+    ----------
+    ranks_per_subgroup_list : sequence of sequence of int
+        The global ranks of each group; no rank is in two.
 
-    Raises `ValueError` before any group is made for lists that are empty, overlap, or
-    name a rank that is not in the world.
+    Returns
+    -------
+    tuple of (ProcessGroup or None) and list
+        The new group that this rank is in, ``None`` where it is in none, and all of
+        them, in order, with ``GroupMember.NON_GROUP_MEMBER`` in the place of those it
+        is not in.
+
+    Raises
+    ------
+    ValueError
+        Lists that are empty, overlap, or name a rank that is not in the world. No group
+        was made.
+
+    Notes
+    -----
+    The semantics are those of ``torch.distributed.new_subgroups_by_enumeration``.
+
+    Examples
+    --------
+    >>> mine, all_of_them = dist.new_subgroups_by_enumeration([[0]])
+    >>> mine.ranks
+    [0]
     """
     default = world.get_group(DEFAULT)
     where = f"new_subgroups_by_enumeration on rank {default.global_rank}"
@@ -193,28 +261,50 @@ def _are_disjoint(lists: Sequence[Sequence[int]], size: int) -> bool:
     )
 
 
+@documented
 def shrink_group(
     ranks_to_exclude: Sequence[int],
     group: Group = None,
     shrink_flags: int = SHRINK_DEFAULT,
     pg_options: Any = None,
 ) -> ProcessGroup:
-    """Make a group without some ranks of `group`; only the other ranks call it.
+    """Return a group without some ranks of `group`; only the other ranks call it.
 
-    `ranks_to_exclude` are ranks in `group`, which may be dead or hung. Backend
-    string and timeout are those of `group`. NCCL's communicators are derived from
-    those of `group` (``ncclCommShrink``, NCCL 2.27) if they are intact on every
-    remaining rank; otherwise, and with other backends, they are new.
+    Returns at once. Backend string and timeout are those of `group`.
 
-    With ``SHRINK_DEFAULT`` `group` stays as it is. With ``SHRINK_ABORT`` `group` is
-    aborted on every rank: its ops in flight raise `DistAbortedError`, and
-    :func:`rebuild_process_group` makes `group` usable once all its ranks are back.
-    Returns at once. Unlike in ``torch.distributed``, global ranks and the default
-    group do not change: pass the new group as `group`, or to
-    ``%%distributed --group``. `pg_options` is accepted for c10d's signature.
+    Parameters
+    ----------
+    ranks_to_exclude : sequence of int
+        Ranks in `group`, which may be dead or hung.
+    shrink_flags : int, default SHRINK_DEFAULT
+        With ``SHRINK_DEFAULT`` `group` stays as it is. With ``SHRINK_ABORT`` it is
+        aborted on every rank: its ops in flight raise `DistAbortedError`, and
+        `rebuild_process_group` makes it usable once all its ranks are back.
 
-    Raises `ValueError` for ranks that are not in `group` or given twice, if
-    none or all are excluded, if this rank is, and for unknown flags.
+    Returns
+    -------
+    ProcessGroup
+        The new group.
+
+    Raises
+    ------
+    ValueError
+        Ranks that are not in `group` or given twice; none or all are excluded, or this
+        rank is; unknown flags.
+
+    Notes
+    -----
+    As ``torch.distributed.shrink_group``, except that global ranks and the default
+    group do not change: pass the new group as `group`, or to ``%%distributed --group``.
+    NCCL's communicators are derived from those of `group` (``ncclCommShrink``, NCCL
+    2.27) if they are intact on every remaining rank; otherwise, and with other
+    backends, they are new.
+
+    Examples
+    --------
+    >>> if dist.get_rank() == 0:  # rank 1 of two is dead, or hung
+    ...     rest = dist.shrink_group([1])
+    ...     assert rest.ranks == [0]
     """
     pg = resolve_group(group, "shrink_group")
     excluded = sorted(
@@ -243,6 +333,7 @@ def shrink_group(
     return world.shrink(pg, excluded, abort=shrink_flags == SHRINK_ABORT)
 
 
+@documented
 def split_group(
     parent_pg: Group = None,
     split_ranks: Sequence[Sequence[int]] | None = None,
@@ -253,15 +344,37 @@ def split_group(
 ) -> ProcessGroup | None:
     """Make disjoint groups of ranks of `parent_pg`; return this rank's one.
 
-    `split_ranks` has the ranks of each new group, as ranks in `parent_pg`, the same
-    lists on every rank of it; each is sorted, as in c10d. A rank in none of the lists
-    gets ``None`` (``NCCL_SPLIT_NOCOLOR``) and need not call this function. Backend
-    string and timeout default to those of `parent_pg`. Returns at once, and works with
-    every backend: communicators of the new groups are made when `new_group` would make
-    them, from a unique id of their own. `pg_options` is accepted for c10d's signature.
+    Returns at once, and works with every backend.
 
-    Raises `ValueError` for lists that are empty, overlap, or name a rank that is not in
-    the group.
+    Parameters
+    ----------
+    parent_pg : ProcessGroup, optional
+        The group that is divided; ``None`` is the default group.
+    split_ranks : sequence of sequence of int
+        The ranks of each new group, as ranks in `parent_pg`, the same lists on every
+        rank of it; each is sorted, as in c10d.
+
+    Returns
+    -------
+    ProcessGroup or None
+        The new group; ``None`` on a rank in none of the lists (``NCCL_SPLIT_NOCOLOR``),
+        which need not call this function.
+
+    Raises
+    ------
+    ValueError
+        Lists that are missing, empty, overlap, or name a rank that is not in the group.
+
+    Notes
+    -----
+    As ``torch.distributed.split_group``. Communicators of the new groups are made when
+    `new_group` would make them, from a unique id of their own.
+
+    Examples
+    --------
+    >>> mine = dist.split_group(split_ranks=[[0]], group_desc="part")
+    >>> mine.ranks
+    [0]
     """
     pg = resolve_group(parent_pg, "split_group")
     what = f"split_group on {pg.describe()}: a rank of split_ranks"

@@ -20,6 +20,7 @@ from ..work.op_type import OpType
 from ..work.reduce_op import ReduceOp
 from ..work.work import Work
 from . import fusion
+from .documentation import documented
 from .registration import BackendCreator, LauncherRendezvous, Registration
 
 __all__ = [
@@ -42,6 +43,7 @@ Array = Any
 Reduction = Any
 
 
+@documented
 class Backend:
     """One communication library, serving one group on this rank.
 
@@ -81,6 +83,17 @@ class Backend:
     The easy way to fulfil the contract: one thread per backend,
     ``ThreadPoolExecutor(1)``, and `create_work_from_call` for each op. Waits on
     `store` end when `store` is closed, so that is what :meth:`abort` does.
+
+    Notes
+    -----
+    Named after ``torch.distributed.Backend``, whose registry and names it has too:
+    ``Backend("GLOO")`` is ``"gloo"``. `docs/conformance.md` is about the suite that
+    tries a backend.
+
+    Examples
+    --------
+    >>> dist.Backend("GLOO"), dist.Backend.NCCL
+    ('gloo', 'nccl')
     """
 
     #: The names of c10d's backends; `register_backend` adds others.
@@ -161,33 +174,33 @@ class Backend:
 
         Parameters
         ----------
-        name
+        name : str
             An identifier, which becomes lower-case, and an attribute of this class
             in upper case (``Backend.UCC``).
-        func
+        func : callable
             ``func(store, rank, world_size, timeout)`` returns the backend of
             this rank; `timeout` is the group's, in seconds.
-        extended_api
+        extended_api : bool, default False
             Whether `func` is called as ``func(options, None)``, with what c10d calls
             `DistributedBackendOptions`: the arguments above under other names, and
             the group.
-        devices
+        devices : str or sequence of str, optional
             The device types the backend serves; default: ``"cpu"`` and ``"cuda"``.
-        unavailable
+        unavailable : callable, optional
             Returns why the library cannot be used on this machine, as a sentence
             with the remedy; ``None`` if it can.
-        launcher
+        launcher : str, optional
             The launcher of the cluster that has to start the ranks, such as
             ``"mpi"``; ``None``: any launcher.
-        rendezvous
+        rendezvous : callable, optional
             Called by ``init_process_group`` where the environment names no
             address of rank 0: ``rendezvous(timeout, key)`` returns a store, this
             rank and the world size as the launcher knows them, or ``None`` if the
             launcher did not start this process.
-        on_init
+        on_init : callable, optional
             Called in every process that makes its default group after this call,
             whichever backends that group has. Must not block.
-        has_options
+        has_options : callable, optional
             Whether options of this backend are set in the current context. The
             creator runs in the context of the group's first use if so, else in a
             copy of the context that made the group.
@@ -198,6 +211,22 @@ class Backend:
             `name` is not an identifier, or `devices` is empty.
         TypeError
             `extended_api` is no bool: `devices` comes after it.
+
+        Notes
+        -----
+        As ``torch.distributed.Backend.register_backend``; what comes after `devices` is
+        Rankscope's own.
+
+        Examples
+        --------
+        >>> class Mine(dist.Backend):
+        ...     def all_reduce(self, tensor, op):  # one rank: nothing to add
+        ...         return dist.Work(dist.OpType.ALL_REDUCE).finish(True)
+        >>> def make(store, rank, world_size, timeout):
+        ...     return Mine(rank, world_size)
+        >>> dist.Backend.register_backend("mine", make, devices="cpu")
+        >>> dist.BackendConfig("mine")
+        BackendConfig('cpu:mine')
         """
         if not name.isidentifier():
             raise ValueError(
@@ -256,11 +285,11 @@ class Backend:
 
         Parameters
         ----------
-        op
+        op : OpType
             The type of the op.
-        dtype
+        dtype : dtype
             The dtype of its arrays.
-        reduce_op
+        reduce_op : ReduceOp or None
             The reduction; ``None`` for an op that only moves elements. AVG becomes SUM
             before the call where `reduce_ops` has no AVG: the dispatcher divides.
 
@@ -306,29 +335,29 @@ class Backend:
         self._missing("reduce")
 
     def all_gather(self, tensor_list: Sequence[Array], tensor: Array) -> Work:
-        """``tensor_list[r]`` becomes `tensor` of rank r (sizes may differ by rank)."""
+        """Set ``tensor_list[r]`` to `tensor` of rank r; sizes may differ by rank."""
         self._missing("all_gather")
 
     def all_gather_into_tensor(self, output: Array, tensor: Array) -> Work:
-        """`output`, flat, becomes the concatenation of all ranks' `tensor`."""
+        """Set `output`, flat, to the concatenation of all ranks' `tensor`."""
         return self.all_gather(_chunks(output, self.size), tensor)
 
     def gather(
         self, tensor: Array, gather_list: Sequence[Array] | None, dst: int
     ) -> Work:
-        """On `dst`, ``gather_list[r]`` becomes `tensor` of rank r."""
+        """Set ``gather_list[r]`` on rank `dst` to `tensor` of rank r."""
         self._missing("gather")
 
     def scatter(
         self, tensor: Array, scatter_list: Sequence[Array] | None, src: int
     ) -> Work:
-        """`tensor` becomes ``scatter_list[rank]`` of rank `src`."""
+        """Set `tensor` to ``scatter_list[rank]`` of rank `src`."""
         self._missing("scatter")
 
     def reduce_scatter(
         self, output: Array, input_list: Sequence[Array], op: Reduction
     ) -> Work:
-        """`output` becomes the reduction of all ranks' ``input_list[rank]``.
+        """Set `output` to the reduction of all ranks' ``input_list[rank]``.
 
         Built on all_reduce of one flat copy; entries may differ in size.
         """
@@ -345,13 +374,13 @@ class Backend:
     def reduce_scatter_tensor(
         self, output: Array, tensor: Array, op: Reduction
     ) -> Work:
-        """As `reduce_scatter`, `tensor` being the flat concatenation of the parts."""
+        """Do `reduce_scatter`, `tensor` being the flat concatenation of the parts."""
         return self.reduce_scatter(output, _chunks(tensor, self.size), op)
 
     def all_to_all(
         self, output_list: Sequence[Array], input_list: Sequence[Array]
     ) -> Work:
-        """``output_list[r]`` becomes ``input_list[rank]`` of rank r; sizes vary."""
+        """Set ``output_list[r]`` to ``input_list[rank]`` of rank r; sizes vary."""
         self._missing("all_to_all")
 
     def all_to_all_single(
@@ -361,7 +390,7 @@ class Backend:
         output_split_sizes: Sequence[int],
         input_split_sizes: Sequence[int],
     ) -> Work:
-        """As `all_to_all` on one array each, split along dimension 0."""
+        """Do `all_to_all` on one array each, split along dimension 0."""
         return self.all_to_all(
             _split(output, output_split_sizes), _split(tensor, input_split_sizes)
         )
@@ -369,25 +398,25 @@ class Backend:
     # -- coalesced: many small ops for the price of one --------------------
 
     def all_reduce_coalesced(self, tensors: Sequence[Array], op: ReduceOp) -> Work:
-        """`all_reduce` of each of `tensors`; here, of one flat copy per dtype."""
+        """Do `all_reduce` of each of `tensors`; here, of one flat copy per dtype."""
         return fusion.all_reduce(self, tensors, op)
 
     def all_gather_coalesced(
         self, tensor_lists: Sequence[Sequence[Array]], tensors: Sequence[Array]
     ) -> Work:
-        """`all_gather` of each pair; here, of one flat copy per dtype."""
+        """Do `all_gather` of each pair; here, of one flat copy per dtype."""
         return fusion.all_gather(self, tensor_lists, tensors)
 
     def all_gather_into_tensor_coalesced(
         self, outputs: Sequence[Array], tensors: Sequence[Array]
     ) -> Work:
-        """`all_gather_into_tensor` of each pair; here, of one flat copy per dtype."""
+        """Do `all_gather_into_tensor` of each pair; here, of a flat copy per dtype."""
         return fusion.all_gather_into_tensor(self, outputs, tensors)
 
     def reduce_scatter_tensor_coalesced(
         self, outputs: Sequence[Array], tensors: Sequence[Array], op: ReduceOp
     ) -> Work:
-        """`reduce_scatter_tensor` of each pair; here, of one flat copy per dtype."""
+        """Do `reduce_scatter_tensor` of each pair; here, of one flat copy per dtype."""
         return fusion.reduce_scatter_tensor(self, outputs, tensors, op)
 
     def coalescing(self) -> contextlib.AbstractContextManager[None]:
@@ -407,27 +436,52 @@ class Backend:
         self._missing("send")
 
     def recv(self, tensor: Array, src: int | None, tag: int) -> Work:
-        """Receive into `tensor` from `src`; ``None``: from any rank.
+        """Receive into `tensor` from `src`.
 
-        The Work's result is the sender's rank in the group.
+        Returns
+        -------
+        Work
+            Its result is the sender's rank in the group.
+
+        Raises
+        ------
+        NotImplementedError
+            The backend does not have it.
         """
         self._missing("recv")
 
     def check_message(self, op: OpType, peer: int | None, tag: int) -> None:
-        """Raise `ValueError` where the library cannot send or receive with `tag`.
+        """Refuse a send or receive with a tag that the library cannot match.
 
         Called before the op has a number, so that only the caller is concerned.
-        `peer` is a rank in the group; ``None``: a receive from any rank.
+
+        Parameters
+        ----------
+        op : OpType
+            ``SEND`` or ``RECV``.
+        peer : int or None
+            The other side, as its rank in the group; ``None``: a receive from any rank.
+
+        Raises
+        ------
+        ValueError
+            The library cannot send or receive with `tag`.
         """
 
     def prepare(self, arrays: Sequence[Array] = (), index: int | None = None) -> None:
         """Begin to connect this rank, because ops of other ranks may need it.
 
         Called where the first op of this rank does not reach the backend: its arrays
-        are empty, or it is one that not every rank takes part in. `arrays` are those
-        of the op, `index` is that of the device, where one is given. For a backend
+        are empty, or it is one that not every rank takes part in. For a backend
         that connects all ranks at the first op instead of when it is made. Never
         blocks on a peer.
+
+        Parameters
+        ----------
+        arrays : sequence of array, optional
+            Those of the op.
+        index : int, optional
+            The number of the device, where one is given.
         """
 
     def split_from(
@@ -438,12 +492,20 @@ class Backend:
     ) -> None:
         """Derive this backend's communicators from those of `parent`, if it can.
 
-        `parent` is this rank's backend of the group that this group is made from,
-        ``None`` where it was never used. Called once, before any op, on every rank
-        of this group, which has the ranks of the parent's without `excluded`, in
-        order. The parent may be busy or broken on some ranks, so the ranks have to
-        agree. With `release`, ops in flight on the parent may be aborted; it is to
-        be called, from any thread, once the parent is no longer needed.
+        Called once, before any op, on every rank of this group, which has the ranks of
+        the parent's without `excluded`, in order. The parent may be busy or broken on
+        some ranks, so the ranks have to agree.
+
+        Parameters
+        ----------
+        parent : Backend or None
+            This rank's backend of the group that this group is made from, ``None``
+            where it was never used.
+        excluded : sequence of int
+            Ranks of the parent's group that are not in this one.
+        release : callable or None
+            With it, ops in flight on the parent may be aborted; it is to be called,
+            from any thread, once the parent is no longer needed.
         """
 
     # -- memory while idle ---------------------------------------------------
@@ -477,6 +539,11 @@ class Backend:
         """Stop everything in flight, now, whatever it hangs in; never block on a peer.
 
         The dispatcher fails the Works itself. Calling it again does nothing.
+
+        Parameters
+        ----------
+        reason : str
+            Why, for messages.
         """
 
     def shutdown(self) -> None:

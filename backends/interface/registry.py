@@ -234,7 +234,27 @@ def _name_of(creator: BackendCreator) -> str:
 
 
 def unavailable_reason(name: str) -> str | None:
-    """Return why backend `name` cannot be used here, with the remedy; else ``None``."""
+    """Return why backend `name` cannot be used here, with the remedy; else ``None``.
+
+    Parameters
+    ----------
+    name : str
+        The name of a backend.
+
+    Returns
+    -------
+    str or None
+        A sentence, also for a name that nothing registers.
+
+    Notes
+    -----
+    ``torch.distributed`` has no such function.
+
+    Examples
+    --------
+    >>> dist.unavailable_reason("glo")  # doctest: +ELLIPSIS
+    "no backend 'glo' is registered, ...; did you mean gloo?"
+    """
     try:
         return resolve(name).unavailable()
     except DistBackendError as error:

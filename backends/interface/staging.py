@@ -58,12 +58,33 @@ def register_staging(
 ) -> None:
     """Define how arrays of device type `device` are copied to host memory and back.
 
-    ``to_host(array)`` returns a new, C-contiguous numpy array with the same
-    shape and dtype; ``from_host(host, array)`` copies it back into `array`.
-    Both have returned only when the copy is done. ``to_device(host, index)``
-    returns a new array like `host` on device `index` (``None``: the current
-    one), on whose current stream later ops follow the copy. It is for the object
-    collectives of groups without a backend for host memory.
+    The copies let a backend for host memory serve the device type: ``"metal:gloo"``.
+    For CUDA they are there.
+
+    Parameters
+    ----------
+    device : str
+        The device type.
+    to_host : callable
+        ``to_host(array)`` returns a new, C-contiguous numpy array with the same shape
+        and dtype, when the copy is done.
+    from_host : callable
+        ``from_host(host, array)`` copies it back into `array`, and returns when the
+        copy is done.
+    to_device : callable, optional
+        ``to_device(host, index)`` returns a new array like `host` on device `index`
+        (``None``: the current one), on whose current stream later ops follow the copy.
+        It is for the object collectives of groups without a backend for host memory.
+
+    Notes
+    -----
+    ``torch.distributed`` has no such function.
+
+    Examples
+    --------
+    >>> dist.register_staging("oneapi", lambda a: a.to_host(), lambda h, a: a.set(h))
+    >>> dist.BackendConfig("cpu:gloo,oneapi:gloo")
+    BackendConfig('cpu:gloo,oneapi:gloo')
     """
     _copies[device] = Copies(to_host, from_host, to_device)
 

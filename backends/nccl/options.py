@@ -89,14 +89,38 @@ def options() -> dict[str, Any]:
 def nccl_options(**chosen: Any) -> Iterator[None]:
     """Create the NCCL backends of the block with these options; use it on every rank.
 
-    The options are the fields of ``ncclConfig_t`` in nccl4py's spelling:
-    ``min_ctas``, ``max_ctas``, ``cga_cluster_size``, ``net_name`` and others; NCCL's
-    documentation of ``ncclConfig_t`` describes each field. With ``high_priority`` the
-    ops run on a CUDA stream of the highest priority. The first use of a group
-    creates the group's backend, so the first use belongs in the block. A nested block
-    adds to the options of the outer block. Raises `ValueError` for an unknown name, a
-    number out of range or a ``min_ctas`` without ``max_ctas``, which NCCL refuses, and
-    `TypeError` for a value of another type.
+    The first use of a group creates the group's backend, so the first use belongs in
+    the block. A nested block adds to the options of the outer block.
+
+    Parameters
+    ----------
+    **chosen : int, bool or str
+        The fields of ``ncclConfig_t`` in nccl4py's spelling: ``min_ctas``,
+        ``max_ctas``, ``cga_cluster_size``, ``net_name`` and others; NCCL's
+        documentation of ``ncclConfig_t`` describes each. With ``high_priority`` the ops
+        run on a CUDA stream of the highest priority.
+
+    Yields
+    ------
+    None
+        Nothing.
+
+    Raises
+    ------
+    ValueError
+        An unknown name, a number out of range, or ``min_ctas`` without ``max_ctas``,
+        which NCCL refuses.
+    TypeError
+        A value of another type.
+
+    Notes
+    -----
+    In the place of ``ProcessGroupNCCL.Options``.
+
+    Examples
+    --------
+    >>> with dist.nccl_options(min_ctas=1, max_ctas=8, high_priority=True):
+    ...     group = dist.new_group(backend="cuda:nccl")
     """
     for name, value in chosen.items():
         if name not in _KINDS:

@@ -23,28 +23,54 @@ def dump_flight_recorder(
 ) -> Path:
     """Write this rank's flight recorder for PyTorch's analyser; return the file.
 
-    `path` is a folder (an existing one, or a path that ends in a slash), or a
-    prefix, to which the rank is appended, as with PyTorch's
-    ``TORCH_FR_DUMP_TEMP_FILE``. Missing folders are made. The file is written
-    as a whole or not at all. The call works at any time, also from another
-    thread while this rank hangs. When all ranks have written their files into
-    one folder that holds no other file, ``torchfrtrace FOLDER`` of PyTorch 2.13
-    reads the files and reports mismatches.
-    `rankscope.backends.observe.torch_format` documents the names of ops there.
+    The file is written as a whole or not at all. The call works at any time, also from
+    another thread while this rank hangs. When all ranks have written their files into
+    one folder that holds no other file, ``torchfrtrace FOLDER`` of PyTorch 2.13 reads
+    the files and reports mismatches.
 
-    The analyser has these limits, also with PyTorch's own dumps:
+    Parameters
+    ----------
+    path : str or path-like
+        A folder (an existing one, or a path that ends in a slash), or a prefix, to
+        which the rank is appended, as with PyTorch's ``TORCH_FR_DUMP_TEMP_FILE``.
+        Missing folders are made.
+    point_to_point : bool, default True
+        Whether sends and receives are written.
 
-    - Sends and receives are supported only one by one in a group of two. The
-      analyser reports any others as mismatches, and ends at a batch of them
-      with a `NameError` where tabulate is not installed;
-      ``point_to_point=False`` leaves all sends and receives out.
+    Returns
+    -------
+    pathlib.Path
+        The file.
+
+    Raises
+    ------
+    ValueError
+        This process has no rank yet, or a prefix ends with a digit.
+    OSError
+        The file cannot be written.
+
+    Notes
+    -----
+    `rankscope.backends.observe.torch_format` documents the names of ops there. The
+    analyser has these limits, also with PyTorch's own dumps:
+
+    - Sends and receives are supported only one by one in a group of two. The analyser
+      reports any others as mismatches, and ends at a batch of them with a `NameError`
+      where tabulate is not installed; ``point_to_point=False`` leaves all of them out.
     - Different ops in one coalesced batch need files that the analyser lists in order.
     - Each record of a generation that a restarted rank was not in counts as a
       mismatch. The analyser stops after ten mismatches in a group;
       ``--mismatch_cap`` sets that number.
 
-    Raises `ValueError` if this process has no rank yet, or if a prefix ends
-    with a digit, and `OSError` if the file cannot be written.
+    Examples
+    --------
+    >>> import tempfile
+    >>> dist.all_reduce(np.ones(2))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = dist.dump_flight_recorder(folder)
+    ...     size = file.stat().st_size
+    >>> size > 0
+    True
     """
     mine = local_dump()
     if not point_to_point:

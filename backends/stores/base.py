@@ -12,6 +12,7 @@ from datetime import timedelta
 from ..errors import DistStoreError, DistStoreTimeoutError, QueueEmptyError
 from ..quantities import as_int, as_seconds
 from ..rank_sets import name_ranks
+from .documentation import documented
 
 __all__ = [
     "DEFAULT_TIMEOUT",
@@ -42,13 +43,33 @@ UNKNOWN_END = (
 )
 
 
+@documented
 class Store:
-    """Base class of the stores.  Keys are ``str``, values ``bytes``.
+    """Base class of the stores: keys that are ``str``, with values that are ``bytes``.
 
     Every wait has a timeout, seconds or a `timedelta`; with 0 it does not wait. Its
     `DistStoreTimeoutError` names the keys that are still missing. All methods may be
     called from several threads at once, and a waiting thread blocks no other thread.
     After `close` every method, and every wait in progress, raises `DistStoreError`.
+
+    Notes
+    -----
+    Named after ``torch.distributed.Store``, whose methods it has. A subclass defines
+    all of them but `barrier`, `has_extended_api` and those of deaths; `set_timeout` and
+    `timeout` are here.
+
+    Examples
+    --------
+    >>> store = dist.HashStore(timeout=5)
+    >>> isinstance(store, dist.Store)
+    True
+    >>> store.set("address", "10.0.0.1:29500")
+    >>> store.get("address")
+    b'10.0.0.1:29500'
+    >>> store.add("ranks here", 1), store.add("ranks here", 1)
+    (1, 2)
+    >>> store.check(["address", "other"])
+    False
     """
 
     _timeout = DEFAULT_TIMEOUT
@@ -63,7 +84,18 @@ class Store:
         self._timeout = as_seconds(timeout, "the timeout of a store")
 
     def set_timeout(self, timeout: float | timedelta) -> None:
-        """Set `timeout`, for this store object alone."""
+        """Set `timeout`, for this store object alone.
+
+        Parameters
+        ----------
+        timeout : float or timedelta
+            How long a wait lasts that is given no timeout of its own.
+
+        Raises
+        ------
+        TypeError, ValueError
+            It is no duration, or negative.
+        """
         self._timeout = as_seconds(timeout, "set_timeout: timeout")
 
     def _limit(self, timeout: float | timedelta | None) -> float:
@@ -87,15 +119,37 @@ class Store:
     def multi_get(
         self, keys: Sequence[str], timeout: float | timedelta | None = None
     ) -> list[bytes]:
-        """Return the values of `keys`, waiting for all of them to be set."""
+        """Return the values of `keys`, in order, waiting for all of them to be set."""
         raise NotImplementedError
 
     def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
-        """Set each of `keys` to the value beside it, all at once."""
+        """Set each of `keys` to the value beside it, all at once.
+
+        Raises
+        ------
+        ValueError
+            There are not as many values as keys.
+        """
         raise NotImplementedError
 
     def add(self, key: str, amount: int) -> int:
-        """Add to the integer at `key` (absent: 0), atomically; return the sum."""
+        """Add to the integer at `key` (absent: 0), atomically; return the sum.
+
+        Returns
+        -------
+        int
+            The number after the addition.
+
+        Raises
+        ------
+        DistStoreError
+            The value of `key` is no integer, or the store is closed.
+
+        Notes
+        -----
+        Of callers that add 1 each gets another number: a counter hands out places in a
+        row.
+        """
         raise NotImplementedError
 
     def compare_set(
@@ -103,7 +157,10 @@ class Store:
     ) -> bytes:
         """Set `key` to `desired` if it is `expected`, atomically; return what it holds.
 
-        An absent key counts as ``b""``.
+        Returns
+        -------
+        bytes
+            `desired` if it was set; else the value of `key`, ``b""`` if it is absent.
         """
         raise NotImplementedError
 
@@ -118,7 +175,13 @@ class Store:
         raise NotImplementedError
 
     def delete_key(self, key: str) -> bool:
-        """Remove `key`; return whether it was set."""
+        """Remove `key`; return whether it was set.
+
+        Returns
+        -------
+        bool
+            Whether it was set.
+        """
         raise NotImplementedError
 
     def num_keys(self) -> int:
@@ -132,6 +195,8 @@ class Store:
     def queue_push(self, key: str, value: bytes | str) -> None:
         """Put `value` at the end of the queue `key`, which needs no making.
 
+        Notes
+        -----
         A queue and a key of the same name have nothing to do with each other.
         """
         raise NotImplementedError
@@ -144,8 +209,17 @@ class Store:
     ) -> bytes:
         """Take the first value out of the queue `key`; each value goes to one caller.
 
-        Waits for one, within `timeout`; without `block` an empty queue raises
-        `QueueEmptyError` at once.
+        Returns
+        -------
+        bytes
+            The value.
+
+        Raises
+        ------
+        QueueEmptyError
+            With ``block=False``, at once: the queue is empty.
+        DistStoreTimeoutError
+            The queue was empty until the timeout passed.
         """
         raise NotImplementedError
 
@@ -167,6 +241,11 @@ class Store:
         """Block until `world_size` callers have come to the barrier `key`.
 
         It may be used again, by as many callers. Its keys begin with `key`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `world_size` is no integer from 1.
         """
         size = as_int(world_size, "barrier: world_size")
         if size < 1:
@@ -180,9 +259,13 @@ class Store:
     def watch(self, key: str, callback: Callable[[bytes], None]) -> Callable[[], None]:
         """Call ``callback(value)`` once, on a thread of the store, when `key` is set.
 
-        Returns a function that cancels the watch. At most 0.1 s pass between set
-        and call. Callbacks run one after another, so a callback should be short;
-        it may use the store.
+        At most 0.1 s pass between set and call. Callbacks run one after another, so a
+        callback should be short; it may use the store.
+
+        Returns
+        -------
+        callable
+            Cancels the watch.
         """
         raise NotImplementedError
 
@@ -191,14 +274,20 @@ class Store:
     def last_will(self, key: str, value: bytes | str) -> bool:
         """Register `value` as what the store sets at `key` if this process dies.
 
-        Returns whether the store does so. A `key` that is already set then is kept; in
-        one that ends in ``/+`` the store replaces the plus by the next number of the
-        counter before the slash: ``left/+`` becomes ``left/3`` where `add` would make
-        `left` 3. An empty `value` drops the will for `key`.
+        A `key` that is already set then is kept; in one that ends in ``/+`` the store
+        replaces the plus by the next number of the counter before the slash: ``left/+``
+        becomes ``left/3`` where `add` would make `left` 3. An empty `value` drops the
+        will for `key`.
 
         A death is any end of the process without a preceding call of `withdraw`. The
         term is MQTT's. Where the store finds out how the process ended, it replaces
         `UNKNOWN_END` in `value`, by ``killed by SIGKILL`` for one.
+
+        Returns
+        -------
+        bool
+            Whether the store does so: a `TCPStore` made with ``reports_deaths=True``
+            does.
         """
         return False
 
@@ -208,7 +297,10 @@ class Store:
     def watch_loss(self, callback: Callable[[str], None]) -> Callable[[], None]:
         """Call ``callback(message)`` when the process that serves the store has died.
 
-        Returns a function that cancels the call.
+        Returns
+        -------
+        callable
+            Cancels the call.
         """
         return lambda: None
 

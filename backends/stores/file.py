@@ -26,6 +26,7 @@ from .base import (
     to_bytes,
     to_pairs,
 )
+from .documentation import documented
 from .file_log import DELETE, POLL_MAX, POLL_MIN, POP, PUSH, SET, FileLog
 
 __all__ = ["FileStore"]
@@ -35,21 +36,53 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
+@documented
 class FileStore(Store):
-    """A store in the file `path` on a file system that all ranks share.
+    """A store in a file that all ranks can open, on this host or a shared file system.
 
-    The file is made if it does not exist; in an existing directory, the file
-    ``rankscope-store`` is used. The keys outlive the processes: the death of a
-    rank, even while it writes, does not damage the store. With `discard_stale`,
-    the content of a file that no live process uses (the rest of an earlier run)
-    is dropped. `world_size` is the number of expected ranks (in c10d's position).
-    With `temporary`, which needs it, the file is removed when the last store is closed,
-    at the latest at exit, provided that `world_size` stores have opened it. `timeout`
-    is the default of every wait. Changes by other processes are seen within 50 ms.
+    The file is made, with mode 0600, if it does not exist: every process that can write
+    the file can write the store. The keys outlive the processes: the death of a rank,
+    even while it writes, does not damage the store. Changes by other processes are seen
+    within 50 ms.
 
-    Raises `DistStoreError` if the file cannot be opened or locked, or is not a
-    store. Every process that can write the file can write the store, so the
-    file is made with mode 0600.
+    Parameters
+    ----------
+    path : str or path-like
+        The file; in an existing directory it is ``rankscope-store``.
+    world_size : int, optional
+        The number of expected ranks (in c10d's position).
+    timeout : float or timedelta, default 300
+        The default of every wait, in seconds if it is a number.
+    discard_stale : bool, default False
+        Whether the content of a file that no live process uses, the rest of an earlier
+        run, is dropped.
+    temporary : bool, default False
+        Whether the file is removed when the last store is closed, at the latest at
+        exit, provided that `world_size` stores have opened it.
+
+    Raises
+    ------
+    DistStoreError
+        The file cannot be opened or locked, or is not a store.
+    ValueError
+        `temporary` without `world_size`, or a negative timeout.
+
+    Notes
+    -----
+    Named after ``torch.distributed.FileStore``; the format of the file is another one.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store = dist.FileStore(folder, 1)
+    ...     store.set("key", "value")
+    ...     store.close()
+    ...     again = dist.FileStore(folder, 1)
+    ...     value = again.get("key")
+    ...     again.close()
+    >>> value
+    b'value'
     """
 
     #: The file.
@@ -84,17 +117,14 @@ class FileStore(Store):
             self._log.count_user(self._timeout)
 
     def set(self, key: str, value: bytes | str) -> None:
-        """Set `key`, replacing what was there."""
         data = to_bytes(value)
         with self._writing() as log:
             log.append(SET, key, data)
 
     def get(self, key: str, timeout: float | timedelta | None = None) -> bytes:
-        """Return the value of `key`, waiting for it to be set."""
         return self.multi_get([key], timeout)[0]
 
     def append(self, key: str, value: bytes | str) -> None:
-        """Append `value` to the value of `key` (absent: empty), atomically."""
         data = to_bytes(value)
         with self._writing() as log:
             log.append(SET, key, log.values.get(key, b"") + data)
@@ -102,7 +132,6 @@ class FileStore(Store):
     def multi_get(
         self, keys: Sequence[str], timeout: float | timedelta | None = None
     ) -> list[bytes]:
-        """Return the values of `keys`, waiting for all of them to be set."""
         limit = self._limit(timeout)
         missing: list[str] = []
 
@@ -116,14 +145,12 @@ class FileStore(Store):
         return found
 
     def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
-        """Set each of `keys` to the value beside it, all at once."""
         pairs = to_pairs(keys, values)
         with self._writing() as log:
             for key, value in pairs:
                 log.append(SET, key, value)
 
     def add(self, key: str, amount: int) -> int:
-        """Add to the integer at `key` (absent: 0), atomically; return the sum."""
         with self._writing() as log:
             total = sum_of(key, log.values.get(key), as_int(amount, "add: amount"))
             log.append(SET, key, total)
@@ -132,7 +159,6 @@ class FileStore(Store):
     def compare_set(
         self, key: str, expected: bytes | str, desired: bytes | str
     ) -> bytes:
-        """Set `key` to `desired` if it is `expected`; return what it holds."""
         wanted, wish = to_bytes(expected), to_bytes(desired)
         with self._writing() as log:
             held = log.values.get(key, b"")
@@ -144,16 +170,13 @@ class FileStore(Store):
     def wait(
         self, keys: Sequence[str], timeout: float | timedelta | None = None
     ) -> None:
-        """Block until all of `keys` are set."""
         self.multi_get(keys, timeout)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all of `keys` are set, without waiting."""
         with self._reading() as log:
             return all(key in log.values for key in keys)
 
     def delete_key(self, key: str) -> bool:
-        """Remove `key`; return whether it was set."""
         with self._writing() as log:
             present = key in log.values
             if present:
@@ -161,17 +184,14 @@ class FileStore(Store):
         return present
 
     def num_keys(self) -> int:
-        """Return how many keys are set."""
         with self._reading() as log:
             return len(log.values)
 
     def list_keys(self) -> list[str]:
-        """Return the keys that are set, in no order."""
         with self._reading() as log:
             return list(log.values)
 
     def queue_push(self, key: str, value: bytes | str) -> None:
-        """Put `value` at the end of the queue `key`."""
         data = to_bytes(value)
         with self._writing() as log:
             log.append(PUSH, key, data)
@@ -182,7 +202,6 @@ class FileStore(Store):
         block: bool = True,
         timeout: float | timedelta | None = None,
     ) -> bytes:
-        """Take the first value out of the queue `key`; see `Store.queue_pop`."""
         limit = self._limit(timeout) if block else 0.0
 
         def take(log: FileLog) -> bytes | None:
@@ -198,21 +217,17 @@ class FileStore(Store):
         return value
 
     def queue_len(self, key: str) -> int:
-        """Return how many values are in the queue `key`."""
         with self._reading() as log:
             return len(log.queues.get(key, ()))
 
     def clone(self) -> FileStore:
-        """Return another store of the same file."""
         return FileStore(self.path, self.world_size, self._timeout)
 
     def watch(self, key: str, callback: Callable[[bytes], None]) -> Callable[[], None]:
-        """Call ``callback(value)`` once, when `key` is set; see `Store.watch`."""
         self._check_open()
         return self._watches.add(key, callback)
 
     def close(self) -> None:
-        """End the waits and watches of this object; the file stays."""
         self._finalizer()
 
     def _await(

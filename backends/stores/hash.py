@@ -12,6 +12,7 @@ from datetime import timedelta
 
 from ..errors import DistStoreError
 from .base import DEFAULT_TIMEOUT, remaining
+from .documentation import documented
 from .key_table import KeyTable, RequestStore, Ticket
 
 __all__ = ["HashStore"]
@@ -52,13 +53,14 @@ class _Shared:
             wait.callback(payload[0])
 
 
+@documented
 class HashStore(RequestStore):
     """A store in the memory of this process, for ranks that are its threads.
 
     Parameters
     ----------
-    timeout
-        Seconds, or a `timedelta`: the default of every wait.
+    timeout : float or timedelta, default 300
+        The default of every wait, in seconds if it is a number.
 
     Notes
     -----
@@ -67,8 +69,7 @@ class HashStore(RequestStore):
 
     Examples
     --------
-    >>> from rankscope import HashStore
-    >>> store = HashStore(timeout=5)
+    >>> store = dist.HashStore(timeout=5)
     >>> other = store.clone()
     >>> other.set("key", "value")
     >>> store.get("key")
@@ -89,7 +90,6 @@ class HashStore(RequestStore):
         self._calling: int | None = None
 
     def clone(self) -> HashStore:
-        """Return another store of the same keys."""
         with self._shared.lock:
             self._check_open()
         other = HashStore.__new__(HashStore)
@@ -98,10 +98,6 @@ class HashStore(RequestStore):
         return other
 
     def watch(self, key: str, callback: Callable[[bytes], None]) -> Callable[[], None]:
-        """Call ``callback(value)`` once, when `key` is set; return a cancel function.
-
-        The thread that sets the key has a thread of this store make the call.
-        """
         wait = _Wait(
             lambda value: self._callbacks.submit(self._notify, callback, value)
         )

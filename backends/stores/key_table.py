@@ -19,6 +19,7 @@ from .base import (
     to_bytes,
     to_pairs,
 )
+from .documentation import documented
 
 __all__ = ["NEXT_NUMBER", "KeyTable", "Reply", "RequestStore", "Ticket"]
 
@@ -218,6 +219,7 @@ class KeyTable:
         self._answer(ticket, b"missing", [key for key in keys if key in missing])
 
 
+@documented
 class RequestStore(Store):
     """A store whose methods are requests to a `KeyTable`, here or in another process.
 
@@ -238,21 +240,17 @@ class RequestStore(Store):
         raise NotImplementedError
 
     def set(self, key: str, value: bytes | str) -> None:
-        """Set `key`, replacing what was there."""
         self._call(b"set", key.encode(), to_bytes(value))
 
     def get(self, key: str, timeout: float | timedelta | None = None) -> bytes:
-        """Return the value of `key`, waiting for it to be set."""
         return self.multi_get([key], timeout)[0]
 
     def append(self, key: str, value: bytes | str) -> None:
-        """Append `value` to the value of `key` (absent: empty), atomically."""
         self._call(b"append", key.encode(), to_bytes(value))
 
     def multi_get(
         self, keys: Sequence[str], timeout: float | timedelta | None = None
     ) -> list[bytes]:
-        """Return the values of `keys`, waiting for all of them to be set."""
         limit = self._limit(timeout)
         if not keys:
             return []
@@ -262,14 +260,12 @@ class RequestStore(Store):
         return list(values)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
-        """Set each of `keys` to the value beside it, all at once."""
         pairs = to_pairs(keys, values)
         self._call(
             b"sets", *(part for key, value in pairs for part in (key.encode(), value))
         )
 
     def add(self, key: str, amount: int) -> int:
-        """Add to the integer at `key` (absent: 0), atomically; return the sum."""
         return int(
             self._call(b"add", key.encode(), b"%d" % as_int(amount, "add: amount"))[0]
         )
@@ -277,34 +273,27 @@ class RequestStore(Store):
     def compare_set(
         self, key: str, expected: bytes | str, desired: bytes | str
     ) -> bytes:
-        """Set `key` to `desired` if it is `expected`; return what it holds."""
         frames = key.encode(), to_bytes(expected), to_bytes(desired)
         return self._call(b"swap", *frames)[0]
 
     def wait(
         self, keys: Sequence[str], timeout: float | timedelta | None = None
     ) -> None:
-        """Block until all of `keys` are set."""
         self.multi_get(keys, timeout)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all of `keys` are set, without waiting."""
         return self._call(b"check", *(key.encode() for key in keys))[0] == b"1"
 
     def delete_key(self, key: str) -> bool:
-        """Remove `key`; return whether it was set."""
         return self._call(b"delete", key.encode())[0] == b"1"
 
     def num_keys(self) -> int:
-        """Return how many keys are set."""
         return int(self._call(b"count")[0])
 
     def list_keys(self) -> list[str]:
-        """Return the keys that are set, in no order."""
         return [key.decode() for key in self._call(b"keys")]
 
     def queue_push(self, key: str, value: bytes | str) -> None:
-        """Put `value` at the end of the queue `key`."""
         self._call(b"push", key.encode(), to_bytes(value))
 
     def queue_pop(
@@ -313,7 +302,6 @@ class RequestStore(Store):
         block: bool = True,
         timeout: float | timedelta | None = None,
     ) -> bytes:
-        """Take the first value out of the queue `key`; see `Store.queue_pop`."""
         if not block:
             values = self._call(b"pop now", key.encode())
             if not values:
@@ -326,5 +314,4 @@ class RequestStore(Store):
         return values[0]
 
     def queue_len(self, key: str) -> int:
-        """Return how many values are in the queue `key`."""
         return int(self._call(b"queued", key.encode())[0])

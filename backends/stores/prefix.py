@@ -9,6 +9,7 @@ from datetime import timedelta
 
 from ..errors import DistStoreError, DistStoreTimeoutError
 from .base import Store, empty_queue_error, missing_keys_error, remaining
+from .documentation import documented
 
 __all__ = ["PrefixStore"]
 
@@ -17,13 +18,29 @@ __all__ = ["PrefixStore"]
 _RECHECK = 1.0
 
 
+@documented
 class PrefixStore(Store):
-    """`store`, with ``prefix/`` put before every key (``c10d::PrefixStore``).
+    """A store with ``prefix/`` put before every key (``c10d::PrefixStore``).
 
-    `close` ends the waits and watches made through this object and leaves
-    `store` open for its other users. `num_keys` counts the keys of the
-    underlying store, as c10d does; `list_keys` lists those with the prefix, without
-    it. The timeout is the underlying store's at first, and is then set by itself.
+    `close` ends the waits and watches made through this object and leaves the
+    underlying store open for its other users. `num_keys` counts the keys of the
+    underlying store, as c10d does; `list_keys` lists those with the prefix, without it.
+
+    Parameters
+    ----------
+    prefix : str
+        What is put before the keys, without the slash.
+    store : Store
+        The store that has the keys. The timeout is its timeout at first, and is then
+        set by itself.
+
+    Examples
+    --------
+    >>> store = dist.HashStore()
+    >>> mine = dist.PrefixStore("mine", store)
+    >>> mine.set("key", "value")
+    >>> store.get("mine/key"), mine.list_keys()
+    (b'value', ['key'])
     """
 
     #: The store that has the keys.
@@ -39,24 +56,20 @@ class PrefixStore(Store):
         self._closed = False
 
     def set(self, key: str, value: bytes | str) -> None:
-        """Set `key`, replacing what was there."""
         self._open().set(self._full(key), value)
 
     def get(self, key: str, timeout: float | timedelta | None = None) -> bytes:
-        """Return the value of `key`, waiting for it to be set."""
         limit = self._limit(timeout)
         deadline = time.monotonic() + limit
         self.wait([key], limit)
         return self._open().get(self._full(key), remaining(deadline) + 1.0)
 
     def append(self, key: str, value: bytes | str) -> None:
-        """Append `value` to the value of `key` (absent: empty), atomically."""
         self._open().append(self._full(key), value)
 
     def multi_get(
         self, keys: Sequence[str], timeout: float | timedelta | None = None
     ) -> list[bytes]:
-        """Return the values of `keys`, waiting for all of them to be set."""
         limit = self._limit(timeout)
         deadline = time.monotonic() + limit
         self.wait(keys, limit)
@@ -64,17 +77,14 @@ class PrefixStore(Store):
         return self._open().multi_get(names, remaining(deadline) + 1.0)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
-        """Set each of `keys` to the value beside it, all at once."""
         self._open().multi_set([self._full(key) for key in keys], values)
 
     def add(self, key: str, amount: int) -> int:
-        """Add to the integer at `key` (absent: 0), atomically; return the sum."""
         return self._open().add(self._full(key), amount)
 
     def compare_set(
         self, key: str, expected: bytes | str, desired: bytes | str
     ) -> bytes:
-        """Set `key` to `desired` if it is `expected`; return what it holds."""
         return self._open().compare_set(self._full(key), expected, desired)
 
     def wait(
@@ -124,11 +134,9 @@ class PrefixStore(Store):
         return self._open().watch(key, arrived)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all of `keys` are set, without waiting."""
         return self._open().check([self._full(key) for key in keys])
 
     def delete_key(self, key: str) -> bool:
-        """Remove `key`; return whether it was set."""
         return self._open().delete_key(self._full(key))
 
     def num_keys(self) -> int:
@@ -145,7 +153,6 @@ class PrefixStore(Store):
         ]
 
     def queue_push(self, key: str, value: bytes | str) -> None:
-        """Put `value` at the end of the queue `key`."""
         self._open().queue_push(self._full(key), value)
 
     def queue_pop(
@@ -154,10 +161,20 @@ class PrefixStore(Store):
         block: bool = True,
         timeout: float | timedelta | None = None,
     ) -> bytes:
-        """Take the first value out of the queue `key`; see `Store.queue_pop`.
+        """Take the first value out of the queue `key`; each value goes to one caller.
 
         A `close` of this object ends the wait within a second: the wait is one of the
         underlying store, in parts.
+
+        Returns
+        -------
+        bytes
+            The value.
+
+        Raises
+        ------
+        QueueEmptyError
+            With ``block=False``, at once: the queue is empty.
         """
         if not block:
             return self._open().queue_pop(self._full(key), block=False)
@@ -172,18 +189,15 @@ class PrefixStore(Store):
                     raise empty_queue_error(self._full(key), limit) from error
 
     def queue_len(self, key: str) -> int:
-        """Return how many values are in the queue `key`."""
         return self._open().queue_len(self._full(key))
 
     def clone(self) -> PrefixStore:
-        """Return the same keys of a clone of the underlying store, closed with it."""
         made = PrefixStore(self.prefix, self._open().clone())
         made.timeout = self.timeout
         made._owns_store = True
         return made
 
     def watch(self, key: str, callback: Callable[[bytes], None]) -> Callable[[], None]:
-        """Call ``callback(value)`` once, when `key` is set; see `Store.watch`."""
 
         def fire(value: bytes) -> None:
             with self._changed:
@@ -207,15 +221,12 @@ class PrefixStore(Store):
         return cancel
 
     def last_will(self, key: str, value: bytes | str) -> bool:
-        """Register `value` as what the store sets at `key` if this process dies."""
         return self._open().last_will(self._full(key), value)
 
     def withdraw(self) -> None:
-        """Drop all last wills of this process, for all users of the store."""
         self._open().withdraw()
 
     def watch_loss(self, callback: Callable[[str], None]) -> Callable[[], None]:
-        """Call ``callback(message)`` when the store's server has died."""
         return self._open().watch_loss(callback)
 
     def close(self) -> None:

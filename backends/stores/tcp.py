@@ -10,6 +10,7 @@ from datetime import timedelta
 from ..errors import DistStoreError, DistStoreTimeoutError
 from ..quantities import as_int
 from .base import DEFAULT_TIMEOUT, remaining, to_bytes
+from .documentation import documented
 from .key_table import RequestStore
 from .process_end import own_process
 from .tcp_client import TCPStoreClient
@@ -25,24 +26,61 @@ _COME, _ALL_HERE = "tcp-store/connected", "tcp-store/all connected"
 _GRACE = 5.0
 
 
+@documented
 class TCPStore(RequestStore):
     """A store served over TCP by the process that has ``is_master=True``.
 
-    `host_name` is the name or address of the master, which listens on that
-    address alone. `port` is its port; with 0 the master picks a free port, which
-    the attribute `port` holds. `world_size` is the number of expected ranks, the
-    master one of them. With it, the master waits here until as many stores are
-    connected, unless every rank gives ``wait_for_workers=False``. `timeout` bounds
-    the connection set-up and is the default of every wait. A process without
-    `key` can neither read nor write; ``None`` means `tcp_keys.shared_key()`.
-    With `reports_deaths`, set alike on every rank, last wills are published and
-    the loss of the master is reported.
+    Parameters
+    ----------
+    host_name : str
+        The name or address of the master, which listens on that address alone.
+    port : int
+        Its port; with 0 the master picks a free port, which the attribute `port` holds.
+    world_size : int, optional
+        The number of expected ranks, the master one of them. With it, the master waits
+        here until as many stores are connected.
+    is_master : bool, default False
+        Whether this process serves the keys.
+    timeout : float or timedelta, default 300
+        Bounds the connection set-up, and is the default of every wait; in seconds if it
+        is a number.
+    wait_for_workers : bool, default True
+        Whether the master waits for the others; the same on every rank.
+    key : bytes, optional
+        The secret of the group: a process without it can neither read nor write.
+        ``None`` is that of ``RANKSCOPE_KEY``, or else one that all processes of this
+        user share.
+    reports_deaths : bool, default False
+        Whether last wills are published and the loss of the master is reported; the
+        same on every rank.
 
-    Raises `DistNetworkError` if the master cannot listen or, at once, if the key of
-    the master differs, `DistNetworkTimeoutError` if no store answers within `timeout`,
-    and `DistStoreTimeoutError` if not all ranks come to the master within it. When
-    the master ends, every wait and later call raises `DistNetworkError`; while its
-    process is stopped, a call raises `DistNetworkTimeoutError`, and may be repeated.
+    Raises
+    ------
+    DistNetworkError
+        The master cannot listen, or, at once, its key differs.
+    DistNetworkTimeoutError
+        No store answers within `timeout`.
+    DistStoreTimeoutError
+        Not all ranks came to the master within `timeout`.
+    ValueError
+        A port that cannot be.
+
+    Notes
+    -----
+    Named after ``torch.distributed.TCPStore``, with which it shares the methods, and
+    not the protocol: it goes over ZeroMQ, authenticated and encrypted. When the master
+    ends, every wait and later call raises `DistNetworkError`; while its process is
+    stopped, a call raises `DistNetworkTimeoutError`, and may be repeated.
+
+    Examples
+    --------
+    >>> master = dist.TCPStore("127.0.0.1", 0, is_master=True, key=b"secret")
+    >>> client = dist.TCPStore("127.0.0.1", master.port, key=b"secret")
+    >>> master.set("key", "value")
+    >>> client.get("key")
+    b'value'
+    >>> client.close(), master.close()
+    (None, None)
     """
 
     #: Where the master listens.
@@ -125,34 +163,22 @@ class TCPStore(RequestStore):
         )
 
     def watch(self, key: str, callback: Callable[[bytes], None]) -> Callable[[], None]:
-        """Call ``callback(value)`` once, when `key` is set; return a cancel function.
-
-        The server pushes the value: there is no polling. No callback is called
-        after the loss of the master.
-        """
         client = self._connected()
         request = client.submit(b"get", [key.encode()], callback)
         return lambda: client.drop(request)
 
     def last_will(self, key: str, value: bytes | str) -> bool:
-        """Have the master set `key` when the connection of this process breaks.
-
-        The master sets `key` after a short delay, so that a backend that has a
-        more specific message about the death can set `key` first.
-        """
         if self._reports_deaths:
             self._call(b"will", key.encode(), to_bytes(value))
         return self._reports_deaths
 
     def withdraw(self) -> None:
-        """Drop the last wills of this process; the master ends with a goodbye."""
         if self._reports_deaths:
             self._call(b"unwill")
         if self._server is not None:
             self._server.orderly = True
 
     def watch_loss(self, callback: Callable[[str], None]) -> Callable[[], None]:
-        """Call ``callback(message)`` once the master ends without a goodbye."""
         if not self._reports_deaths:
             return lambda: None
         return self._connected().watch_loss(callback)
@@ -166,7 +192,6 @@ class TCPStore(RequestStore):
         return self._client is None or self._client.ended
 
     def close(self) -> None:
-        """Free sockets and threads; end every wait; the master stops serving."""
         _close(self._client, self._server)
 
     def _connected(self) -> TCPStoreClient:

@@ -27,9 +27,35 @@ def create_work_from_future(
 ) -> Work:
     """Return a Work that ends as `future` does, with the future's result.
 
-    For process groups and backends written in plain Python (c10d's
-    ``create_work_from_future``). The op counts as started now: for one that may
-    have to queue for its thread there is :func:`create_work_from_call`.
+    For process groups and backends written in plain Python. The op counts as started
+    now: for one that may have to queue for its thread there is `create_work_from_call`.
+
+    Parameters
+    ----------
+    future : concurrent.futures.Future
+        What the op is; a future that is cancelled aborts the Work.
+    op_type : OpType, default UNKNOWN
+        The op, in messages and in the Flight Recorder.
+
+    Returns
+    -------
+    Work
+        The Work.
+
+    Notes
+    -----
+    Named after ``torch.distributed._create_work_from_future``.
+
+    Examples
+    --------
+    >>> import concurrent.futures
+    >>> future = concurrent.futures.Future()
+    >>> work = dist.create_work_from_future(future)
+    >>> work.is_completed()
+    False
+    >>> future.set_result(3)
+    >>> work.wait(), work.result()
+    (True, 3)
     """
     work = Work(op_type)
     work.mark_started()
@@ -59,9 +85,36 @@ def create_work_from_call(
 ) -> Work:
     """Run ``function(*args)`` on `executor`; return its Work.
 
-    The Work starts when the call begins, which a future does not report, and
-    ends with what it returns (``None``: the op's usual result) or raises. A
-    call whose Work is aborted while it queues is not made.
+    The Work starts when the call begins, which a future does not report, and ends with
+    what it returns or raises. A call whose Work is aborted while it queues is not made.
+
+    Parameters
+    ----------
+    executor : concurrent.futures.Executor
+        With one thread, calls run in the order of issue.
+    function : callable
+        The op. It may return ``None``: the op's usual result.
+    *args : object
+        Its arguments.
+    op_type : OpType, default UNKNOWN
+        The op, in messages and in the Flight Recorder.
+
+    Returns
+    -------
+    Work
+        The Work.
+
+    Notes
+    -----
+    ``torch.distributed`` has no such function.
+
+    Examples
+    --------
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> with ThreadPoolExecutor(1) as thread:
+    ...     work = dist.create_work_from_call(thread, max, 1, 2)
+    >>> work.result()
+    2
     """
     work = Work(op_type)
 

@@ -55,14 +55,42 @@ class OpHook:
 def add_op_hook(
     pre: Pre | None = None, post: Post | None = None, group: str | None = None
 ) -> OpHook:
-    """Call ``pre(record)`` before each op is issued and ``post(record, work)`` after.
+    """Call ``pre(record)`` before each op is issued, ``post(record, work)`` after it.
 
-    `record` is the op's flight-recorder entry: group, op type, sizes, dtypes,
-    peer, timeout and source line; before the op it has no sequence number
-    yet. `pre` runs on the caller's thread and may delay the op, or veto it by
-    raising: then nothing is issued here, and the other ranks wait, so veto on
-    all ranks alike. `post` runs once the Work is over, on whatever thread
-    ended it. `group` restricts the hook to the group of that name.
+    Parameters
+    ----------
+    pre : callable, optional
+        Runs on the caller's thread, and may delay the op, or veto it by raising: then
+        nothing is issued here, and the other ranks wait, so veto on all ranks alike.
+    post : callable, optional
+        Runs once the Work is over, on whatever thread ended it.
+    group : str, optional
+        The name of the only group whose ops the hook gets; ``None``: all groups.
+
+    Returns
+    -------
+    OpHook
+        The hook; its ``remove()`` uninstalls it.
+
+    Raises
+    ------
+    ValueError
+        Neither `pre` nor `post` is given.
+
+    Notes
+    -----
+    `record` is the op's entry of the Flight Recorder: group, op type, sizes, dtypes,
+    peer, timeout and source line; before the op it has no sequence number yet. As hooks
+    of ``torch.distributed.ProcessGroup``.
+
+    Examples
+    --------
+    >>> seen = []
+    >>> hook = dist.add_op_hook(pre=lambda record: seen.append(record.op_type.value))
+    >>> dist.all_reduce(np.ones(2))
+    >>> hook.remove()
+    >>> seen
+    ['all_reduce']
     """
     global _hooks
     if pre is None and post is None:

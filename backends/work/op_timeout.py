@@ -21,14 +21,33 @@ own_timeout = _OWN.get
 def op_timeout(timeout: float | timedelta) -> Iterator[None]:
     """Give the ops issued in the block this timeout in the place of their group's.
 
-    Seconds or a `timedelta`, counted as the group's is: from when an op starts
-    to execute. When it has passed, the op fails with `DistTimeoutError` and the
-    group is aborted on every rank. It is what the ``timeout`` of c10d's options
-    is for one op; ``work.wait(timeout)`` bounds a wait and lets the op go on.
-    Raises `ValueError` unless `timeout` is positive.
+    When it has passed, the op fails with `DistTimeoutError` and the group is aborted on
+    every rank; ``work.wait(timeout)`` bounds a wait and lets the op go on.
 
-        with dist.op_timeout(5):
-            dist.all_reduce(x)
+    Parameters
+    ----------
+    timeout : float or timedelta
+        Counted from when an op starts to execute; in seconds if it is a number.
+
+    Yields
+    ------
+    None
+        Nothing.
+
+    Raises
+    ------
+    TypeError, ValueError
+        It is no duration, or not positive.
+
+    Notes
+    -----
+    What the ``timeout`` of c10d's options is for one op.
+
+    Examples
+    --------
+    >>> x = np.ones(2)
+    >>> with dist.op_timeout(5):
+    ...     dist.all_reduce(x)
     """
     token = _OWN.set(as_positive_seconds(timeout, "op_timeout: timeout"))
     try:

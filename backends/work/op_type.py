@@ -150,7 +150,22 @@ class OpSpec:
 
 
 class OpType(enum.Enum):
-    """What an operation does; the values are the public names of the API."""
+    """The types of ops, by the names of their functions.
+
+    A member has the name of the function as its value and, as `spec`, the `OpSpec` with
+    what diagnosis, bandwidths and the Flight Recorder know of the op.
+
+    Notes
+    -----
+    Named after ``c10d::OpType``.
+
+    Examples
+    --------
+    >>> dist.OpType("all_reduce")
+    <OpType.ALL_REDUCE: 'all_reduce'>
+    >>> dist.OpType.SEND.is_p2p
+    True
+    """
 
     BROADCAST = (
         "broadcast",

@@ -13,9 +13,17 @@ __all__ = ["PremulSum", "ReduceOp", "make_nccl_premul_sum", "supports_complex"]
 class ReduceOp(enum.Enum):
     """The reductions of ``torch.distributed.ReduceOp``.
 
-    AVG divides the sum by the world size and is offered on every backend (by
-    SUM and a division where a backend has none). PREMUL_SUM needs a factor:
-    `make_nccl_premul_sum` makes one.
+    AVG divides the sum by the world size and is offered on every backend (by SUM and a
+    division where a backend has none). PREMUL_SUM needs a factor:
+    `make_nccl_premul_sum` makes one. Which dtypes have a reduction depends on the
+    backend: `docs/backends.md`.
+
+    Examples
+    --------
+    >>> x = np.array([1.0, 2.0])
+    >>> dist.all_reduce(x, dist.ReduceOp.MAX)
+    >>> [op.name for op in dist.ReduceOp][:5]
+    ['SUM', 'AVG', 'PRODUCT', 'MIN', 'MAX']
     """
 
     SUM = "sum"
@@ -56,9 +64,33 @@ class PremulSum:
 
 
 def make_nccl_premul_sum(factor: float) -> ReduceOp:
-    """A reduction that multiplies every rank's values by `factor` and adds them up.
+    """Return a reduction that multiplies all values by `factor` and adds them up.
 
+    Parameters
+    ----------
+    factor : float
+        The factor, the same on all ranks.
+
+    Returns
+    -------
+    ReduceOp
+        What goes wherever a `ReduceOp` does, for floating-point dtypes.
+
+    Raises
+    ------
+    TypeError
+        `factor` is no number.
+
+    Notes
+    -----
     As ``torch.distributed._make_nccl_premul_sum``, on every backend that has SUM.
+
+    Examples
+    --------
+    >>> x = np.array([1.0, 2.0])
+    >>> dist.all_reduce(x, dist.make_nccl_premul_sum(0.5))
+    >>> x
+    array([0.5, 1. ])
     """
     # It goes wherever a ReduceOp does.
     return cast(ReduceOp, PremulSum(factor))
@@ -67,6 +99,24 @@ def make_nccl_premul_sum(factor: float) -> ReduceOp:
 def supports_complex(reduceOp: ReduceOp) -> bool:
     """Return whether complex numbers have the reduction: SUM and AVG alone.
 
-    In ``torch.distributed`` they have PREMUL_SUM, too.
+    Parameters
+    ----------
+    reduceOp : ReduceOp
+        The reduction.
+
+    Returns
+    -------
+    bool
+        Whether they have it.
+
+    Notes
+    -----
+    As ``torch.distributed.distributed_c10d.supports_complex``, where they have
+    PREMUL_SUM, too.
+
+    Examples
+    --------
+    >>> [dist.supports_complex(op) for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX)]
+    [True, False]
     """
     return reduceOp in (ReduceOp.SUM, ReduceOp.AVG)

@@ -8,7 +8,18 @@ __all__ = ["WorkState", "transition"]
 
 
 class WorkState(enum.Enum):
-    """Where a Work is; the last four are terminal and never change."""
+    """Where a Work is; the last four are terminal and never change.
+
+    ``state.is_terminal`` tells the two kinds apart.
+
+    Examples
+    --------
+    >>> work = dist.all_reduce(np.ones(2), async_op=True)
+    >>> work.wait(), work.state
+    (True, <WorkState.COMPLETED: 'completed'>)
+    >>> [state.name for state in dist.WorkState]
+    ['SCHEDULED', 'STARTED', 'COMPLETED', 'FAILED', 'TIMED_OUT', 'ABORTED']
+    """
 
     SCHEDULED = "scheduled"
     STARTED = "started"

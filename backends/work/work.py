@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
+from ..documentation import complete, complete_methods
 from ..errors import (
     ConnectionLostError,
     DistBackendError,
@@ -70,13 +71,32 @@ class OpRecord(Protocol):
 class Work:
     """One operation of one group, from its issue to its end.
 
-    A backend makes the Work, returns it at once and reports on it, from
-    any thread, through :meth:`mark_started`,
-    :meth:`mark_completed` and :meth:`mark_failed`. The dispatcher binds it to
-    its flight-recorder slot (`record`), which carries the sequence numbers.
+    An op returns it with ``async_op=True``. Durations run from when the op started to
+    execute, never from when it was queued; `timed` is fixed when the Work is made.
 
-    Durations run from when the op started to execute, never from when it was
-    queued. `timed` is fixed when the Work is made.
+    Parameters
+    ----------
+    op_type : OpType, default UNKNOWN
+        The op.
+    result : object, optional
+        What `result` returns when the op has succeeded; an array or a list of arrays.
+
+    Notes
+    -----
+    Named after ``torch.distributed.Work``. A backend makes the Work, returns it at once
+    and reports on it, from any thread, through :meth:`mark_started`,
+    :meth:`mark_completed` and :meth:`mark_failed`. The dispatcher binds it to its
+    flight-recorder slot (`record`), which carries the sequence numbers. ``await work``
+    suspends a task, not the thread.
+
+    Examples
+    --------
+    >>> x = np.ones(2)
+    >>> work = dist.all_reduce(x, async_op=True)
+    >>> work.wait()
+    True
+    >>> work.is_success(), work.result(), work.sequence_number
+    (True, [array([1., 1.])], 1)
     """
 
     __slots__ = (
@@ -134,25 +154,34 @@ class Work:
         return self._state
 
     def is_completed(self) -> bool:
-        """Whether the op is over, well or not (``c10d::Work::isCompleted``)."""
+        """Return whether the op is over, well or not (``c10d::Work::isCompleted``)."""
         return self._state.is_terminal
 
     def is_success(self) -> bool:
-        """Whether the op is over and went well."""
+        """Return whether the op is over and went well."""
         return self._state is _COMPLETED
 
     def exception(self) -> BaseException | None:
-        """The error of a Work that did not go well, else ``None``."""
+        """Return the error of a Work that did not go well, else ``None``."""
         self._mark_observed()
         return self._exception
 
     def result(self) -> Any:
         """Return a list of the op's output arrays; of one output, too, as in c10d.
 
-        It is empty where this rank has no output. That of a receive is the sender's
-        rank in the group, and that of a Work of somebody else's future is the value of
-        the future. Raises the Work's error if it failed and `DistBackendError` if it
-        is still in flight.
+        Returns
+        -------
+        list or object
+            Empty where this rank has no output. That of a receive is the sender's rank
+            in the group, and that of a Work of somebody else's future is the value of
+            the future.
+
+        Raises
+        ------
+        DistBackendError
+            The op is still in flight.
+        DistError
+            The op failed: its error.
         """
         if self._exception is not None:
             self._mark_observed()
@@ -173,8 +202,15 @@ class Work:
     def source_rank(self) -> int:
         """Return the sender's rank in the group, of a receive that is over.
 
-        -1 where the backend does not tell it. Raises `DistBackendError` for other ops
-        and before the end of the receive.
+        Returns
+        -------
+        int
+            The rank; -1 where the backend does not tell it.
+
+        Raises
+        ------
+        DistBackendError
+            The op is no receive, or still in flight.
         """
         if self.op_type is not OpType.RECV:
             raise DistBackendError(
@@ -187,11 +223,29 @@ class Work:
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         """Block until the op is over; return ``True``, or raise its error.
 
-        On a device, without a timeout, as in c10d: the caller's current stream
-        waits for the op, the host does not (see `NCCLWork`). `timeout` (seconds
-        or `timedelta`) bounds this wait only: when it passes, `DistTimeoutError`
-        is raised and the Work stays in flight. The op's own timeout, the
-        group's, goes on counting from the op's start.
+        On a device, without a timeout, as in c10d: the caller's current stream waits
+        for the op, the host does not (see `NCCLWork`).
+
+        Parameters
+        ----------
+        timeout : float or timedelta, optional
+            Bounds this wait only, in seconds if it is a number: when it passes,
+            `DistTimeoutError` is raised and the Work stays in flight. The op's own
+            timeout, the group's, goes on counting from the op's start.
+
+        Returns
+        -------
+        bool
+            ``True``.
+
+        Raises
+        ------
+        DistTimeoutError
+            `timeout` passed, or the timeout of the op.
+        DistAbortedError
+            The group was aborted.
+        DistBackendError
+            The op failed.
         """
         seconds = None if timeout is None else as_seconds(timeout, "wait: timeout")
         if not self._state.is_terminal and not self._block(seconds):
@@ -210,6 +264,11 @@ class Work:
 
         In ``torch.distributed`` it does on a device what ``wait()`` does here and
         there: it makes the caller's current stream wait.
+
+        Raises
+        ------
+        DistTimeoutError, DistAbortedError, DistBackendError
+            As `wait` raises them.
         """
         self.wait()
 
@@ -223,15 +282,29 @@ class Work:
     def begun_ns(self, oldest: bool) -> int:
         """Return when the op's timeout began to count (``time.time_ns``); 0: not yet.
 
-        It is the start of the op. The `oldest` op of a group may have started without
-        a report of its start: its timeout counts from its issue then.
+        It is the start of the op.
+
+        Parameters
+        ----------
+        oldest : bool
+            Whether the op is the oldest of its group. It may have started without a
+            report of its start: its timeout counts from its issue then.
+
+        Returns
+        -------
+        int
+            Nanoseconds since the epoch, or 0.
         """
         return self.started_ns or (self.scheduled_ns if oldest else 0)
 
     def get_future(self) -> Future:
         """Return a future that ends as this Work does; its value is `result()`.
 
-        Its callbacks may block, for other Works too: see `Future`.
+        Returns
+        -------
+        Future
+            It has the methods of torch's futures and of ``concurrent.futures``. Its
+            callbacks may block, for other Works too.
         """
         future = Future(self)
 
@@ -268,15 +341,24 @@ class Work:
         return self.completed_ns - self.started_ns
 
     def get_duration(self) -> float | None:
-        """Milliseconds from start to end, as ``Work._get_duration`` has it."""
+        """Return the milliseconds from start to end, as ``Work._get_duration`` has it.
+
+        Returns
+        -------
+        float or None
+            ``None`` before the end, and for a Work that is not timed.
+        """
         duration = self.duration_ns
         return None if duration is None else duration / 1e6
 
     def add_done_callback(self, callback: Callable[[Work], None]) -> None:
         """Call ``callback(work)`` once, when the Work is over (at once if it is).
 
-        On the thread that ends the Work, which ends others too: a callback that blocks
-        belongs to the future (`get_future`).
+        Parameters
+        ----------
+        callback : callable
+            Runs on the thread that ends the Work, which ends others too: a callback
+            that blocks belongs to the future (`get_future`).
         """
         with self._lock:
             if not self._state.is_terminal:
@@ -287,13 +369,26 @@ class Work:
         callback(self)
 
     def describe(self) -> str:
-        """``all_reduce #14 of group 'default' on rank 2``, for messages."""
+        """Return ``all_reduce #14 of group 'default' on rank 2``, for messages.
+
+        Returns
+        -------
+        str
+            Op, sequence number, group and rank; the op alone before the Work has a
+            number.
+        """
         if self.record is None:
             return self.op_type.value
         return self.record.describe()
 
     def identity(self) -> dict[str, Any]:
-        """Return rank, group, op and sequence number as attributes of an error."""
+        """Return rank, group, op and sequence number as attributes of an error.
+
+        Returns
+        -------
+        dict
+            Keyword arguments of `DistError`.
+        """
         if self.record is None:
             return {"op": self.op_type.value}
         return self.record.identity()
@@ -313,7 +408,18 @@ class Work:
         """
 
     def finish(self, async_op: bool) -> Work | None:
-        """Return the Work if `async_op`, else wait for it and return ``None``."""
+        """Return the Work if `async_op`, else wait for it and return ``None``.
+
+        Parameters
+        ----------
+        async_op : bool
+            The argument of the op.
+
+        Returns
+        -------
+        Work or None
+            What the op returns.
+        """
         if async_op:
             self.detach()
             return self
@@ -336,7 +442,13 @@ class Work:
         return self._done.wait(timeout)
 
     def mark_started(self, at_ns: int | None = None) -> None:
-        """Report that the op began to execute (`at_ns`: ``time.time_ns``)."""
+        """Report that the op began to execute.
+
+        Parameters
+        ----------
+        at_ns : int, optional
+            When (``time.time_ns``); the default is now.
+        """
         with self._lock:
             if self._state is not _SCHEDULED:
                 return
@@ -353,7 +465,20 @@ class Work:
         started_ns: int | None = None,
         completed_ns: int | None = None,
     ) -> bool:
-        """Report success; `result` replaces the one given at construction."""
+        """Report success; the first outcome is the outcome.
+
+        Parameters
+        ----------
+        result : object, optional
+            Replaces the result that was given at construction.
+        started_ns, completed_ns : int, optional
+            When (``time.time_ns``), where the library tells it.
+
+        Returns
+        -------
+        bool
+            Whether this call ended the Work.
+        """
         return self._end(_COMPLETED, None, result, started_ns, completed_ns)
 
     def mark_failed(
@@ -361,11 +486,21 @@ class Work:
     ) -> bool:
         """Report that the op ended badly: FAILED, TIMED_OUT or ABORTED.
 
-        `error` is what `wait` raises; one that is no `DistError` becomes the
-        cause of one that names the op, once the Work is bound to its record.
-        Returns whether this call ended it (``False``: it was over already).
-        A `ConnectionLostError` does not end a Work of a group: the group does, once
-        it knows the cause.
+        A `ConnectionLostError` does not end a Work of a group: the group does, once it
+        knows the cause.
+
+        Parameters
+        ----------
+        error : BaseException
+            What `wait` raises; one that is no `DistError` becomes the cause of one that
+            names the op, once the Work is bound to its record.
+        state : WorkState, default FAILED
+            How it ended.
+
+        Returns
+        -------
+        bool
+            Whether this call ended the Work; ``False`` if it was over already.
         """
         return self._end(state, error, None, None, None)
 
@@ -376,6 +511,13 @@ class Work:
 
         An abort calls it before it stops the backend: the failure of the backend is
         then a consequence, and must not hide the cause.
+
+        Parameters
+        ----------
+        error : BaseException
+            The cause.
+        state : WorkState, default ABORTED
+            How the Work ends then.
         """
         with self._lock:
             self._fail_as = error, state
@@ -447,8 +589,16 @@ class Work:
     def bind(self, record: OpRecord) -> bool:
         """Tie the Work to its flight-recorder slot (the dispatcher does this).
 
-        Returns ``False``, and does nothing, where the Work has ended with a
-        `ConnectionLostError`, whose cause its group could not look for.
+        Parameters
+        ----------
+        record : OpRecord
+            The slot.
+
+        Returns
+        -------
+        bool
+            ``False``, and nothing is done, where the Work has ended with a
+            `ConnectionLostError`, whose cause its group could not look for.
         """
         with self._lock:
             if isinstance(self._exception, ConnectionLostError):
@@ -476,3 +626,6 @@ class Work:
             f"{self.describe()} failed: {reason}", **self.identity(), reason=reason
         )
         self._exception.__cause__ = error
+
+
+complete_methods(Work, lambda method: complete(method, {}))

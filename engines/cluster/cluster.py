@@ -22,6 +22,7 @@ from ..wire import ipyparallel_private as private
 from ..wire.gpu_environment import parse_devices
 from . import capacity, launch, preconditions, recovery
 from .cluster_file import Announcement, ClusterFile
+from .documentation import documented
 from .gpus import Gpus
 from .launched import Launched
 from .rank_slots import check_ranks
@@ -48,12 +49,58 @@ class _TheClass:
         return owner
 
 
+@documented
 class Cluster(Ranks):
     """`n` ranks, each an ipyparallel engine that keeps its variables.
 
-    Made by ``Cluster(n)``, which is :meth:`start`, or by :meth:`attach`. Usable from
+    Made by ``Cluster(n)``, which is also called :meth:`start`, or by :meth:`attach`. It
+    starts a controller and `n` engines, with one default group over them. Usable from
     any thread. As a context manager it ends what was started here; an attached
     cluster, and one started with ``keep=True``, runs on.
+
+    Parameters
+    ----------
+    n : int
+        The number of ranks.
+    engines : str, optional
+        A launcher of ipyparallel: ``local``, ``mpi``, ``ssh``, ``slurm``, ...;
+        ``None``: the launcher that `backend` needs (``mpi`` for MPI), else
+        ``local``. The ranks of ``local`` are forked from one process that has
+        imported what they need; ``spawn`` starts each from scratch instead.
+    timeout : float, optional
+        Timeout of the default group in seconds, as in `init_process_group`.
+    keep : bool, default False
+        Whether the cluster runs on when this process ends; `attach` finds it.
+    profile, cluster_id : str, optional
+        The IPython profile, and the id of the cluster (``None``: a new one).
+    devices : str, int or sequence of int, optional
+        The GPUs of each host, as in ``[0, 2]`` or ``"0,2-3"``, that become the
+        current devices of its ranks in turn; empty: all GPUs.
+    share_gpu : bool, default False
+        Whether several ranks may use one GPU. NCCL then works over loopback
+        sockets: for learning on a machine with one GPU, not for measuring.
+    force : bool, default False
+        Whether to start more ranks on this machine than its cores and its free
+        memory allow: 32 a core, 60 MB each.
+
+    Raises
+    ------
+    ValueError
+        For an invalid `backend`, `torch` or `devices`.
+    ClusterError
+        `n` is no number of ranks. A `ClusterStartError` if the library of every named
+        backend is missing, or torch; if `n` ranks are too many for this machine; and,
+        with the last lines of the logs, if the cluster is not ready in time or a
+        process of it ended. Nothing is left running then.
+
+    Examples
+    --------
+    >>> with dist.Cluster(2) as cluster:
+    ...     cluster.push({"x": 1})
+    ...     done = cluster.execute("y = x + dist.get_rank()").result()
+    ...     found = cluster.pull("y")
+    >>> found
+    {0: 1, 1: 2}
     """
 
     def __init__(
@@ -73,55 +120,6 @@ class Cluster(Ranks):
         start_timeout: float = 120,
         progress: Progress | None = None,
     ) -> None:
-        """Start a controller and `n` engines, with one default group over them.
-
-        Parameters
-        ----------
-        n
-            The number of ranks.
-        engines
-            A launcher of ipyparallel: ``local``, ``mpi``, ``ssh``, ``slurm``, ...;
-            ``None``: the launcher that `backend` needs (``mpi`` for MPI), else
-            ``local``. The ranks of ``local`` are forked from one process that has
-            imported what they need; ``spawn`` starts each from scratch instead.
-        backend, timeout
-            Config and timeout in seconds of the default group, as in
-            ``init_process_group``.
-        torch
-            Whether cells begin with ``torch.distributed``: ``torch``, ``dist`` and
-            ``device`` are there, the environment is that of torchrun, and the default
-            group is torch's, with `timeout`. A text names its backends, as in
-            ``"gloo"`` or ``"cpu:gloo,cuda:nccl"``, the default where every rank has a
-            GPU. Then there is no group of Rankscope until a cell calls
-            ``rankscope.init_process_group()``, and `backend` is not given.
-        keep
-            Whether the cluster runs on when this process ends; `attach` finds it.
-        profile, cluster_id
-            The IPython profile, and the id of the cluster (``None``: a new one).
-        devices
-            The GPUs of each host, as in ``[0, 2]`` or ``"0,2-3"``, that become the
-            current devices of its ranks in turn; empty: all GPUs.
-        share_gpu
-            Whether several ranks may use one GPU. NCCL then works over loopback
-            sockets: for learning on a machine with one GPU, not for measuring.
-        force
-            Whether to start more ranks on this machine than its cores and its free
-            memory allow: 32 a core, 60 MB each.
-        start_timeout
-            Seconds that the start may take.
-        progress
-            Called with a line of text at each step.
-
-        Raises
-        ------
-        ValueError
-            For an invalid `backend`, `torch` or `devices`.
-        ClusterStartError
-            If the library of every named backend is missing, or torch; if `n` ranks
-            are too many for this machine; and, with the last lines of the logs, if the
-            cluster is not ready in time or a process of it ended. Nothing is left
-            running then.
-        """
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             raise ClusterError(f"n={n!r}: the number of ranks, a whole number from 1")
         # Refused here, not seconds later on every engine.
@@ -220,26 +218,29 @@ class Cluster(Ranks):
 
         Parameters
         ----------
-        profile, cluster_id, connection_file
+        profile, cluster_id, connection_file : str, optional
             Where the cluster is: its `connection_file`, or its id in an IPython
             profile. Without both, the cluster of ``ipcluster start``, or the only one
             in the profile.
-        backend, timeout, torch
-            Of the default group, as for `start`, if it is made.
-        attach_timeout
+        timeout : float, optional
+            Timeout of the default group in seconds, if it is made.
+        attach_timeout : float, default 30
             Seconds that the engines get to answer. An engine that does not has the rank
             that the cluster's file in Jupyter's runtime folder names, if it does.
-        briefly
+        briefly : bool, default False
             Whether to attach for a moment, beside the notebook that uses the cluster:
             engines without ranks get none, and the ranks send no status by themselves.
-        progress
-            Called with a line of text at each step.
+
+        Returns
+        -------
+        Cluster
+            The cluster.
 
         Raises
         ------
         ClusterError
-            If the cluster does not run or has no engines, if engines do not answer in
-            time, or if they have no ranks and get none.
+            The cluster does not run or has no engines, engines do not answer in time,
+            or they have no ranks and get none.
         """
         options = preconditions.torch_options(torch, backend)
         private.check()
@@ -334,13 +335,18 @@ class Cluster(Ranks):
         start_timeout: float = 120,
         progress: Progress | None = None,
     ) -> None:
-        """Replace the engines of `ranks` (``None``: all), dead or alive.
+        """Replace the engines of `ranks`, dead or alive.
 
         The other ranks keep their variables; their groups are aborted, since
         members of them are gone, and the fresh ranks have the same groups:
-        `rebuild` makes them usable. Raises `ClusterError` for a cluster that
-        was attached to by nothing but its controller's connection file, and
-        for some ranks of an MPI job only, if a group uses MPI.
+        `rebuild` makes them usable.
+
+        Raises
+        ------
+        ClusterError
+            The cluster was attached to by nothing but its controller's connection file;
+            only some ranks of an MPI job are given, and a group uses MPI; or the start
+            failed.
         """
         self._check_open()
         chosen = check_ranks(ranks, self.n)
@@ -411,7 +417,10 @@ class Cluster(Ranks):
     def shutdown(self, reason: str = "") -> None:
         """End everything: cells, engines, controller, side processes, threads.
 
-        With a `reason` a notebook that uses the cluster, too, says it from then on.
+        Parameters
+        ----------
+        reason : str, optional
+            What a notebook that uses the cluster, too, says from then on.
         """
         with self._ending:
             if not self._open:

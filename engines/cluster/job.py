@@ -23,6 +23,7 @@ from ..wire.job_channel import JOB
 from ..wire.job_file import JobFile, job_files
 from ..wire.job_keys import key_of_environment
 from ..wire.requests import NcclReport
+from .documentation import documented
 from .job_registry import JobRegistry
 from .observed_ranks import Chosen, ObservedRanks
 
@@ -32,12 +33,30 @@ __all__ = ["Job"]
 FIRST_STATUS_WAIT = 2.0
 
 
+@documented
 class Job(ObservedRanks):
-    """The ranks of a script with ``rankscope.torch.watch()``; made by :meth:`attach`.
+    r"""The ranks of a script with ``rankscope.torch.watch()``; made by :meth:`attach`.
 
     Status, board, diagnosis and traces are those of a `Cluster`. The ranks take no
     cells, and their groups are aborted only where the script allows it. As a context
     manager it detaches; the script never notices.
+
+    Parameters
+    ----------
+    store : TCPStore
+        The store of the job.
+    address : str
+        Its ``HOST:PORT``.
+    about : dict
+        What the job says of itself.
+
+    Examples
+    --------
+    In a notebook, while a script of torchrun runs::
+
+        with rankscope.Job.attach() as job:
+            print(job.status())
+            print(*job.diagnose(), sep="\n")
     """
 
     _closed_because: ClassVar[str] = (
@@ -79,20 +98,25 @@ class Job(ObservedRanks):
 
         Parameters
         ----------
-        address
+        address : str, optional
             ``HOST:PORT``; ``None``: the only job of this user on this host.
-        key
+        key : str, optional
             As printed; ``None``: that of the job's file, which a job of this user on
             this host, or with the same home folder, has in Jupyter's runtime folder, or
             else of ``RANKSCOPE_KEY``.
-        attach_timeout
+        attach_timeout : float, default 10
             Seconds that the job may take to answer.
+
+        Returns
+        -------
+        Job
+            The job.
 
         Raises
         ------
         ClusterError
-            If there is no such job, if its key is another one, or if it runs another
-            version of Rankscope.
+            There is no such job, its key is another one, or it runs another version of
+            Rankscope.
         """
         host, port, key = _find(address, key)
         store = _connect(host, port, key, attach_timeout)

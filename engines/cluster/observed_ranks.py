@@ -14,6 +14,7 @@ from ..errors import ClusterError, group_by_message
 from ..status import ClusterStatus
 from ..wire import requests
 from . import diagnosing
+from .documentation import documented
 from .flight_records import FlightRecords, fetch
 from .profiling import RATE, Profile, RankStacks, sample_ranks, stacks_of
 from .rank_registry import RankRegistry
@@ -28,6 +29,7 @@ Chosen = Iterable[int] | int | None
 FRESH = 1.5
 
 
+@documented
 class ObservedRanks:
     """Ranks whose status, flight records and verdicts can be had.
 
@@ -140,8 +142,7 @@ class ObservedRanks:
     def stacks(self, ranks: Chosen = None, *, every: bool = False) -> RankStacks:
         """Return where `ranks` are now: the Python stacks of their threads.
 
-        Works while cells block. Threads of Jupyter and of Rankscope are left out,
-        unless `every` is set.
+        Works while cells block.
         """
         self._check_open()
         return stacks_of(self._observed, check_ranks(ranks, self.n), every)
@@ -155,26 +156,28 @@ class ObservedRanks:
         every: bool = False,
         on_progress: Callable[[float], None] | None = None,
     ) -> Profile:
-        """Sample where `ranks` are for `seconds`, while their cells run.
+        """Sample where `ranks` are for some seconds, while their cells run.
 
         Parameters
         ----------
-        seconds
+        seconds : float
             A `KeyboardInterrupt` ends the sampling earlier; the result is that of the
             time until then.
-        ranks
-            ``None``: all.
-        rate
+        rate : float, default 100
             Looks a second.
-        every
-            Whether threads of Jupyter and of Rankscope are sampled, too.
-        on_progress
+        on_progress : callable, optional
             Called with the seconds so far.
+
+        Returns
+        -------
+        Profile
+            How often each line was seen; the ranks that did not answer are in
+            ``errors``.
 
         Raises
         ------
         ClusterError
-            If none of the ranks answers; else the silent ones are in ``errors``.
+            None of the ranks answers.
         """
         self._check_open()
         return sample_ranks(
@@ -191,16 +194,31 @@ class ObservedRanks:
     def status(self, *, fresh: bool = False, timeout: float = 0.8) -> ClusterStatus:
         """Return the status of all ranks; request summaries where the last one is old.
 
-        With `fresh` every rank gets a request. The ranks have `timeout` seconds.
+        Parameters
+        ----------
+        fresh : bool, default False
+            Whether every rank gets a request.
+        timeout : float, default 0.8
+            Seconds that the ranks have.
+
+        Returns
+        -------
+        ClusterStatus
+            The status; of a rank that did not answer, the last known.
         """
         if not self.closed:
             self._observed.refresh(0.0 if fresh else FRESH, timeout)
         return self._status()
 
     def glance(self, ranks: Chosen = None) -> ClusterStatus:
-        """Return the last known status of `ranks` (``None``: all), without a request.
+        """Return the last known status of `ranks`, without a request.
 
         For callbacks of `subscribe`, which must not wait.
+
+        Returns
+        -------
+        ClusterStatus
+            The status.
         """
         return self._status(None if ranks is None else set(check_ranks(ranks, self.n)))
 
@@ -227,8 +245,17 @@ class ObservedRanks:
         """Call ``callback(rank, summary)`` on each change, on an I/O thread.
 
         At most 10 times a second and at least once a second per rank; once more for
-        a rank that died, with the reason under ``"dead"``. Returns a function that
-        ends the subscription.
+        a rank that died, with the reason under ``"dead"``.
+
+        Parameters
+        ----------
+        callback : callable
+            It must not wait.
+
+        Returns
+        -------
+        callable
+            Ends the subscription.
         """
         self._check_open()
         return self._observed.subscribe(callback)
@@ -240,8 +267,17 @@ class ObservedRanks:
     ) -> FlightRecords:
         """Fetch the flight recorders of `ranks`, and how their clocks differ.
 
-        With `last` at most so many records of each rank. Works while cells block; a
-        rank that did not answer is in ``errors``.
+        Works while cells block.
+
+        Parameters
+        ----------
+        last : int, optional
+            At most so many records of each rank; ``None``: all.
+
+        Returns
+        -------
+        FlightRecords
+            The records; a rank that did not answer is in ``errors``.
         """
         self._check_open()
         return fetch(self._observed, check_ranks(ranks, self.n), last)
@@ -250,7 +286,12 @@ class ObservedRanks:
         """Return what NCCL's RAS service reports on the host of `rank`.
 
         Returns at once: a ``pending`` report is the last one, or empty, while the
-        service is queried. ``None`` if the rank does not answer.
+        service is queried.
+
+        Returns
+        -------
+        NcclReport or None
+            The report; ``None`` if the rank does not answer.
         """
         self._check_open()
         answers = self._observed.ask(requests.GetNcclReport(), [rank], 0.5)
@@ -259,8 +300,18 @@ class ObservedRanks:
     def diagnose(self, stall: float = diagnosing.REQUESTED_STALL) -> list[Verdict]:
         """Return why ops hang; ``[]`` if none does.
 
-        An op counts once it has been in flight for `stall` seconds. Works while cells
-        block; two diagnoses in a row must give the same verdict.
+        Works while cells block; two diagnoses in a row must give the same verdict.
+
+        Parameters
+        ----------
+        stall : float, default 0.5
+            Seconds from which on an op in flight counts.
+
+        Returns
+        -------
+        list of Verdict
+            Each names its culprits, sequence number and source lines; as text, a
+            sentence.
         """
         self._check_open()
         return diagnosing.diagnose_confirmed(self, stall)
@@ -307,19 +358,19 @@ class ObservedRanks:
 
         Parameters
         ----------
-        group
-            A name, an id or a key; ``None``: all groups. See `find_groups`.
-        reason, by
-            Why, and the author of the abort: both are part of the errors on the ranks.
-        ranks
+        reason : str, optional
+            Why; part of the errors on the ranks.
+        ranks : int or iterable of int, optional
             Ranks that get the request; the others are aborted through the store.
-        verdicts
+        by : str, default "the notebook"
+            The author of the abort; part of the errors, too.
+        verdicts : sequence of Verdict, optional
             What `diagnose` found, which the errors repeat; ``None``: it is found first,
             in a moment where all ranks answer.
 
         Returns
         -------
-        dict
+        dict of int to list of str
             Rank → the names of the groups aborted there.
 
         Raises

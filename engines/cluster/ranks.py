@@ -24,6 +24,7 @@ from . import recovery
 from . import variables as variables_
 from .benching import Bench, BenchRequest, BenchRow
 from .cells import CellRunner
+from .documentation import documented
 from .execution import Execution
 from .introspection import Introspection
 from .observed_ranks import Chosen, ObservedRanks
@@ -38,6 +39,7 @@ _DEBUG = call_of("agent", "debug")
 DEFAULT_SIZES = "1K:64M"
 
 
+@documented
 class Ranks(ObservedRanks):
     """The ranks behind a client: cells, status, variables, groups.
 
@@ -96,18 +98,24 @@ class Ranks(ObservedRanks):
 
         Parameters
         ----------
-        code
+        code : str
             The source of the cell.
-        ranks
+        ranks : int or iterable of int, optional
             ``None``: all ranks of `group`, or of the cluster.
-        cell
+        cell : int, optional
             The number of the cell in tracebacks and source lines.
-        group
+        group : str, optional
             The group that ``group=None`` means inside the cell: a name or an id of a
             group of Rankscope's.
-        keep_value
+        keep_value : bool, default False
             Whether the ranks keep the value of the cell's last expression, for
             `values`.
+
+        Returns
+        -------
+        Execution
+            What runs: ``result()`` waits for it, and raises the `ExecutionError` of a
+            cell that failed.
 
         Raises
         ------
@@ -128,8 +136,24 @@ class Ranks(ObservedRanks):
         """Return rank → the value of the last expression of a cell that has ended.
 
         ``None`` where the cell ends with something else than an expression, or with a
-        semicolon. The cell ran with ``keep_value=True``, and is the last such cell of
-        its ranks. Raises `ClusterError` for a value that cannot be pickled.
+        semicolon.
+
+        Parameters
+        ----------
+        execution : Execution
+            A cell with ``keep_value=True``, the last such cell of its ranks.
+
+        Returns
+        -------
+        dict of int to object
+            The value of each rank.
+
+        Raises
+        ------
+        ValueError
+            The ranks kept no value.
+        ClusterError
+            A value cannot be pickled.
         """
         if not execution.keep_value:
             raise ValueError("the ranks kept no value: execute(…, keep_value=True)")
@@ -154,7 +178,12 @@ class Ranks(ObservedRanks):
     def interrupt(self, ranks: Chosen = None) -> list[int]:
         """Raise KeyboardInterrupt in the cells that run on `ranks`.
 
-        Returns the ranks where a cell ran. Engines and side processes are not ended.
+        Engines and side processes are not ended.
+
+        Returns
+        -------
+        list of int
+            The ranks where a cell ran.
         """
         self._check_open()
         chosen = check_ranks(ranks, self.n)
@@ -173,16 +202,30 @@ class Ranks(ObservedRanks):
     def debug(self, rank: int) -> Execution:
         """Open the frame in which the last failed cell of `rank` raised.
 
-        Returns at once. The data of the execution are ``{"prompt": …, "number": …}``,
-        which `answer_prompt` answers, or ``{"refusal": …}`` where no cell has failed.
-        The execution ends when the debugger is left.
+        Returns at once. The execution ends when the debugger is left.
+
+        Returns
+        -------
+        Execution
+            Its data are ``{"prompt": …, "number": …}``, which `answer_prompt` answers,
+            or ``{"refusal": …}`` where no cell has failed.
         """
         return self.execute(_DEBUG, ranks=[rank])
 
     def answer_prompt(self, rank: int, number: int, line: str) -> Future[Any]:
         """Give the debugger of `rank` the line for a prompt.
 
-        Returns at once: the Future is done when the rank has the line, or is dead.
+        Parameters
+        ----------
+        number : int
+            The number of the prompt.
+        line : str
+            The answer.
+
+        Returns
+        -------
+        concurrent.futures.Future
+            Done when the rank has the line, or is dead.
         """
         self._check_open()
         slot = self._registry.slots[rank]
@@ -211,23 +254,34 @@ class Ranks(ObservedRanks):
 
         Parameters
         ----------
-        op, dtype, iterations, warmup, shared
-            As of `rankscope.backends.benchmark.benchmark`.
-        sizes
+        op : str, default "all_reduce"
+            The collective.
+        sizes : str or sequence of int, default "1K:64M"
             Bytes, or a text such as ``"1K:64M"`` (doubling), ``"1K:64M:4"`` or
             ``"4K,1M"``.
-        backends
+        backends : sequence of str, optional
             Names, each measured in a group that is made for it; empty: `group` is
             measured as it is.
-        group
+        group : str, optional
             A name or an id; ``None``: the default group.
-        device
+        dtype : str, default "float32"
+            The dtype of the arrays.
+        device : str, optional
             Device type of the arrays; ``None``: the one that each backend is for, as
             ``cuda`` for NCCL.
-        cell
+        iterations, warmup : int, default 20 and 5
+            How often the op runs, and how often before that without being measured.
+        shared : bool, default True
+            Whether the arrays are in memory that the backend uses in place.
+        cell : int, optional
             The number of the cell in source lines.
-        on_row
+        on_row : callable, optional
             Called, on an I/O thread, for each size that all ranks have finished.
+
+        Returns
+        -------
+        Bench
+            What runs: ``result()`` waits for it.
 
         Raises
         ------
@@ -263,8 +317,17 @@ class Ranks(ObservedRanks):
     ) -> None:
         """Set variables on `ranks`; arrays travel without a copy where possible.
 
-        Waits until the ranks are free, at most `timeout` seconds
-        (`TimeoutError`).
+        Waits until the ranks are free.
+
+        Parameters
+        ----------
+        variables : dict of str to object
+            The values, by the names of the variables.
+
+        Raises
+        ------
+        TimeoutError
+            The ranks were not free within `timeout`.
         """
         self._check_open()
         variables_.push(self._registry, variables, check_ranks(ranks, self.n), timeout)
@@ -278,7 +341,22 @@ class Ranks(ObservedRanks):
     ) -> dict[int, Any]:
         """Return rank → value of a variable, or rank → {name: value} for a list.
 
-        Raises `ClusterError` naming the ranks that lack a name.
+        Parameters
+        ----------
+        names : str or list of str
+            The name of a variable, or several.
+
+        Returns
+        -------
+        dict of int to object
+            What each rank has.
+
+        Raises
+        ------
+        TimeoutError
+            The ranks were not free within `timeout`.
+        ClusterError
+            Ranks lack a name, a value cannot be pickled, or a rank is dead.
         """
         self._check_open()
         return variables_.pull(
@@ -289,11 +367,6 @@ class Ranks(ObservedRanks):
 
     def rebuild(self, group: str | GroupKey | None = None) -> list[str]:
         """Make an aborted group usable again; abort it first if it is not.
-
-        Parameters
-        ----------
-        group
-            A name, an id or a key; ``None``: all groups. See `find_groups`.
 
         Returns
         -------

@@ -1,0 +1,52 @@
+"""The public names of `rankscope`: what it exports, and the methods of its classes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import rankscope
+
+__all__ = ["exported", "public"]
+
+
+def exported() -> dict[str, Any]:
+    """Return the functions and classes that `rankscope` exports; aliases once."""
+    found: dict[str, Any] = {}
+    # A name without an underscore goes before its alias for torch's programs.
+    for name in sorted(rankscope.__all__, key=lambda name: name.startswith("_")):
+        member = getattr(rankscope, name)
+        if callable(member) and not any(member is other for other in found.values()):
+            found[name] = member
+    return found
+
+
+def public() -> dict[str, Any]:
+    """Return those, and the public methods and properties of the classes."""
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+    for name, member in exported().items():
+        found[name] = member
+        for method, defined in _methods(member):
+            if id(_function(defined)) not in seen:
+                seen.add(id(_function(defined)))
+                found[f"{name}.{method}"] = defined
+    return found
+
+
+def _methods(cls: Any) -> Iterator[tuple[str, Any]]:
+    if not inspect.isclass(cls):
+        return
+    for name in dir(cls):
+        defined = inspect.getattr_static(cls, name)
+        function = _function(defined)
+        ours = (getattr(function, "__module__", "") or "").startswith("rankscope")
+        if not name.startswith("_") and inspect.isfunction(function) and ours:
+            yield name, defined
+
+
+def _function(member: Any) -> Any:
+    if isinstance(member, property):
+        return member.fget
+    return getattr(member, "__func__", member)

@@ -1,0 +1,159 @@
+"""The docstrings of the public names: their sections, and examples that run."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import doctest
+import enum
+import gc
+import inspect
+import textwrap
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from numpydoc.validate import validate
+
+import rankscope as dist
+from rankscope.backends.conformance.ranks import Rank, run_ranks
+from rankscope.backends.devices.shared_memory import heap
+from rankscope.backends.groups.world import world
+from rankscope.backends.interface.registry import builtin_devices, resolve
+from tests.backends.store_backend import StoreBackend
+from tests.public_names import exported, public
+
+#: numpydoc's errors that count: a section is missing, or does not fit the signature.
+#: Its others are matters of style, of which the linter has charge.
+ERRORS = {
+    *("GL06", "GL07", "GL08", "SS01", "YD01"),
+    *("PR01", "PR02", "PR03", "PR04", "PR06", "PR07", "RT01", "RT03"),
+}
+#: What numpydoc cannot see: an Enum's signature, and c10d's ``Backend("GLOO")``.
+WITHOUT_PARAMETERS = ("Backend",)
+
+#: Examples on two ranks.
+TWO = (
+    *("P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "recv_object_list"),
+    *("refuse_pickles", "send", "send_object_list", "shrink_group"),
+)
+#: Examples that start processes.
+STARTING = ("Cluster", "gloo_info", "GlooInfo")
+#: They need a script of torchrun and a notebook: tests/with_torch and tests/magics.
+NOT_RUN = ("Job", "load_ipython_extension")
+
+PUBLIC = public()
+EXPORTED = exported()
+
+
+def parsed(name: str) -> doctest.DocTest:
+    (found,) = (
+        test
+        for test in doctest.DocTestFinder(recurse=False, exclude_empty=False).find(
+            EXPORTED[name], name, globs={"dist": dist, "np": np}
+        )
+    )
+    return found
+
+
+TESTS = {name: parsed(name) for name in EXPORTED}
+ALONE = [name for name in TESTS if name not in (*TWO, *STARTING, *NOT_RUN)]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_the_docstring_has_its_sections(name: str) -> None:
+    errors = validate(f"rankscope.{name}")["errors"]
+    member = PUBLIC[name]
+    exempt = set[str]()
+    if name in WITHOUT_PARAMETERS or (
+        inspect.isclass(member) and issubclass(member, enum.Enum)
+    ):
+        exempt.add("PR01")
+    if isinstance(member, property):
+        exempt |= {"RT01", "RT03"}
+    found = [text for code, text in errors if code in ERRORS - exempt]
+    assert not found
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_what_the_code_raises_is_documented(name: str) -> None:
+    member = PUBLIC[name]
+    function = getattr(member, "__func__", member)
+    if not inspect.isfunction(function):
+        return
+    source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
+    raises = any(
+        isinstance(node, ast.Raise) and node.exc is not None
+        for node in ast.walk(ast.parse(source))
+    )
+    assert not raises or "\nRaises\n------\n" in (inspect.getdoc(function) or "")
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_there_is_an_example(name: str) -> None:
+    text = inspect.getdoc(EXPORTED[name]) or ""
+    assert "\nExamples\n--------\n" in text
+    assert bool(TESTS[name].examples) is (name not in NOT_RUN)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _shared_memory_ends_with_the_module() -> Iterator[None]:
+    yield
+    gc.collect()
+    heap.trim()
+
+
+@contextlib.contextmanager
+def plain_gloo() -> Iterator[None]:
+    """The backend that examples call gloo is one without a side process."""
+    before = resolve("gloo")
+    dist.Backend.register_backend("gloo", StoreBackend, devices="cpu")
+    names = {*dist.Backend.registry, *builtin_devices()}
+    try:
+        yield
+    finally:
+        dist.Backend.registry["gloo"] = before
+        for name in {*dist.Backend.registry} - names:
+            del dist.Backend.registry[name]
+
+
+def run(name: str) -> str:
+    """Run the example of `name`; return doctest's report of what failed."""
+    report: list[str] = []
+    doctest.DocTestRunner().run(TESTS[name], out=report.append)
+    return "".join(report)
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_the_example_runs_on_one_rank(name: str) -> None:
+    with plain_gloo():
+        # An example of what begins with the group makes it.
+        if not any(".init_pro" in step.source for step in TESTS[name].examples):
+            store = dist.HashStore()
+            dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        try:
+            assert run(name) == ""
+        finally:
+            if world.default is not None:
+                world.destroy()
+
+
+def both(me: Rank) -> dict[str, str]:
+    """Run the examples of two ranks on one of them; return what failed, by name."""
+    dist.init_process_group("gloo")
+    found = {}
+    for name in TWO:
+        found[name] = run(name)
+        me.meet(name)
+    dist.destroy_process_group()
+    return {name: failed for name, failed in found.items() if failed}
+
+
+def test_the_examples_run_on_two_ranks() -> None:
+    assert run_ranks(2, both) == [{}, {}]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", STARTING)
+def test_the_example_runs_and_starts_what_it_needs(name: str) -> None:
+    assert run(name) == ""
