@@ -419,6 +419,7 @@ def all_to_all_single(
             (source, target),
             (target, source, receives, sends),
             result=target,
+            splits=(receives, sends),
         )
     ).finish(async_op)
 

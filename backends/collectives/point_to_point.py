@@ -60,6 +60,7 @@ def isend(
             (array,),
             (array, peer, tag),
             peer=peer,
+            tag=tag,
         )
     )
     work.detach()
@@ -120,6 +121,7 @@ def irecv(
             (array,),
             (array, peer, tag),
             peer=peer,
+            tag=tag,
             result=peer,
         )
     )

@@ -444,6 +444,8 @@ class ProcessGroup(GroupOps):
             timeout,
             backend.name,
             op.reduce_op,
+            op.tag,
+            op.splits,
         )
         hooks = active_hooks()
         for hook in hooks:

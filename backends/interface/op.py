@@ -9,6 +9,7 @@ import numpy as np
 
 from ..work.composite import chain
 from ..work.op_type import OpType
+from ..work.record_fields import Splits
 from ..work.reduce_op import PremulSum, ReduceOp
 from ..work.work import Work
 from .base import Array, Backend
@@ -35,6 +36,8 @@ class Op:
         reduction, what this rank receives.
     reduce_op : the reduction, of an op that has one.
     peer : rank in the group of the root, or of the other side of a send or recv.
+    tag : the tag of a send or recv.
+    splits : the rows from each rank and those to each rank, of an op that has them.
 
     :meth:`check` ties the op to a backend and keeps what the backend makes of the
     reduction; :meth:`start` then calls the backend's method.
@@ -52,6 +55,8 @@ class Op:
         "reduce_op",
         "reduction",
         "result",
+        "splits",
+        "tag",
     )
 
     # Set by `check`: the backend, what its method gets as the reduction, and what makes
@@ -70,6 +75,8 @@ class Op:
         result: Any = None,
         reduce_op: ReduceOp | None = None,
         peer: int | None = None,
+        tag: int | None = None,
+        splits: Splits | None = None,
     ) -> None:
         self.kind = kind
         self.device = device
@@ -78,6 +85,8 @@ class Op:
         self.result = result
         self.reduce_op = reduce_op
         self.peer = peer
+        self.tag = tag
+        self.splits = splits
         self.method = kind.method
 
     def check(self, backend: Backend) -> None:

@@ -12,15 +12,19 @@ from typing import Any
 
 from ..groups.key import GroupKey
 from ..rank_sets import name_ranks
-from ..work.op_type import OpType
 from . import group_cycle
+from .messages import diagnose_messages
 from .mismatches import TRAITS, describe_mismatch
 from .records import Record as Entry
 from .records import position, sequence_number, where
 from .rpc_waits import diagnose_rpcs, is_rpc
+from .splits import describe_disagreements, disagreements, those_at_fault
 from .verdicts import Fault, RankView, Verdict
 
 __all__ = ["diagnose"]
+
+#: Dead ranks of which each has a clause, with its process.
+MOST = 4
 
 _IN_FLIGHT = ("scheduled", "started")
 _UNEXPLAINED = (
@@ -51,7 +55,14 @@ def diagnose(
         if not verdicts:
             verdicts.append(case.execution_hang())
     elif case.point_to_point:
-        verdicts += case.unmatched(explained)
+        verdicts += diagnose_messages(
+            group,
+            case.point_to_point,
+            case.entries,
+            case.views,
+            explained,
+            case.whereabouts,
+        )
     return verdicts
 
 
@@ -169,14 +180,30 @@ class _Case:
         process = self.views[rank].process
         return f"rank {rank} ({process})" if process else f"rank {rank}"
 
-    def _whereabouts(self, rank: int) -> str:
+    def whereabouts(self, rank: int, several: bool = False) -> str:
+        """Return where `rank` is instead; of `several` ranks that are at one place."""
         view = self.views[rank]
         if view.location:
             inside = f" in {view.called}" if view.called else ""
-            return f"it is at {view.location}{self._op_elsewhere(rank) or inside}"
+            place = f"{view.location}{self._op_elsewhere(rank) or inside}"
+            return f"{'they are' if several else 'it is'} at {place}"
         if view.last_cell_exit:
-            return f"it {view.last_cell_exit}"
-        return "its cell has ended, or none ran there"
+            return f"{'they' if several else 'it'} {view.last_cell_exit}"
+        ended = "their cells have ended" if several else "its cell has ended"
+        return f"{ended}, or none ran there"
+
+    def _not_entered(self, ranks: Iterable[int]) -> str:
+        """Return where absent ranks are; those at one place share a clause."""
+        alike: dict[str, list[int]] = {}
+        for rank in ranks:
+            alike.setdefault(self.whereabouts(rank), []).append(rank)
+        clauses = []
+        for members in alike.values():
+            several = len(members) > 1
+            verb = "have" if several else "has"
+            place = self.whereabouts(members[0], several)
+            clauses.append(f"{name_ranks(members)} {verb} not entered: {place}")
+        return "; ".join(clauses)
 
     def _op_elsewhere(self, rank: int) -> str:
         """Return the oldest op that `rank` has in flight in another group, for a text.
@@ -210,7 +237,10 @@ class _Case:
         gone = [rank for rank in self.ranks if self.views[rank].death is not None]
         if not gone:
             return []
-        how = "; ".join(str(self.views[rank].death) for rank in gone)
+        deaths = [str(self.views[rank].death) for rank in gone]
+        if len(gone) > MOST:
+            deaths = [f"{name_ranks(gone)} are dead", *deaths[: MOST - 1], "…"]
+        how = "; ".join(deaths)
         text = _sentence(how, self._they_wait(gone))
         return [self._verdict(Fault.RANK_DEAD, gone, text, certain=True)]
 
@@ -249,7 +279,12 @@ class _Case:
                 values = {rank: one for rank, one in values.items() if one is not None}
             if len(set(values.values())) > 1:
                 return [self._mismatch(fault, values)]
-        return []
+        unequal = disagreements(self.there, self.ranks)
+        if not unequal:
+            return []
+        odd = those_at_fault(unequal)
+        text = describe_disagreements(unequal, self.there)
+        return [self._verdict(Fault.SPLIT_MISMATCH, odd, text, self.there[odd[0]])]
 
     def _mismatch(self, fault: Fault, values: Mapping[int, Any]) -> Verdict:
         # The value of most ranks is the usual one (in a tie, that of the lowest
@@ -304,11 +339,7 @@ class _Case:
             (Fault.MISSING_RANKS, missing),
         ):
             if ranks:
-                how = "; ".join(
-                    f"rank {rank} has not entered: {self._whereabouts(rank)}"
-                    for rank in ranks
-                )
-                text = _sentence(how, self._they_wait())
+                text = _sentence(self._not_entered(ranks), self._they_wait())
                 cycles = (group_cycle.find_cycle(rank, self.everyone) for rank in ranks)
                 cycle = next(filter(None, cycles), None)
                 if cycle is not None:
@@ -328,46 +359,6 @@ class _Case:
         if started and len(started) < len(self.waiting):
             text += f"; it has started on {name_ranks(started)} alone"
         return self._verdict(Fault.EXECUTION_HANG, self.waiting, text, entry)
-
-    def unmatched(self, explained: Iterable[int]) -> list[Verdict]:
-        """Return verdicts for sends and receives that no peer has matched."""
-        known = set(explained)
-        verdicts = []
-        for rank, entry in self.point_to_point.items():
-            if entry["peer"] is None:
-                text = f"rank {rank} waits in {where([entry])} for any rank to send"
-                verdicts.append(self._verdict(Fault.MISSING_RANKS, [rank], text, entry))
-                continue
-            peer = self.ranks[entry["peer"]]
-            if peer in known:
-                continue
-            sending = entry["op"] == OpType.SEND.value
-            wanted = OpType.RECV.value if sending else OpType.SEND.value
-            ours = self._issued(rank, entry["op"], peer)
-            theirs = self._issued(peer, wanted, rank)
-            doing = (
-                f"rank {rank} waits in {where([entry])} {'to' if sending else 'from'}"
-            )
-            if theirs >= ours:
-                text = f"{doing} rank {peer}, which has the matching {wanted} in flight"
-                fault, culprits = Fault.EXECUTION_HANG, [rank, peer]
-            else:
-                text = (
-                    f"rank {peer} has not issued the matching {wanted}: "
-                    f"{self._whereabouts(peer)}, while {doing} rank {peer}"
-                )
-                busy = bool(self.views[peer].location)
-                fault = Fault.RANK_BUSY_ELSEWHERE if busy else Fault.MISSING_RANKS
-                culprits = [peer]
-            verdicts.append(self._verdict(fault, culprits, text, entry))
-        return verdicts
-
-    def _issued(self, rank: int, op: str, peer: int) -> int:
-        place = self.ranks.index(peer)
-        return sum(
-            entry["op"] == op and entry["peer"] in (place, None)
-            for entry in self.entries[rank]
-        )
 
 
 def _sentence(fact: str, consequence: str) -> str:

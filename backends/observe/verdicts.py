@@ -27,6 +27,8 @@ class Fault(enum.Enum):
     REDUCE_OP_MISMATCH = "reduce op mismatch"
     DTYPE_MISMATCH = "dtype mismatch"
     SIZE_MISMATCH = "size mismatch"
+    SPLIT_MISMATCH = "split mismatch"
+    TAG_MISMATCH = "tag mismatch"
     RANK_BUSY_ELSEWHERE = "rank busy elsewhere"
     MISSING_RANKS = "missing ranks"
     EXECUTION_HANG = "execution hang"

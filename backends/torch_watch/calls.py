@@ -18,7 +18,7 @@ from typing import Any
 
 from ..work.flight_recorder import recorder
 from ..work.op_type import OpType
-from ..work.record_fields import Frame
+from ..work.record_fields import Frame, Splits
 from .frames import calling_frame
 from .private.groups import Names
 from .replacing import replace
@@ -79,6 +79,7 @@ class Call:
         "reduce_op",
         "returned_ns",
         "sizes",
+        "splits",
         "tag",
         "thread",
         "uncounted",
@@ -98,6 +99,7 @@ class Call:
         self.peer: int | None = None
         self.reduce_op: str | None = None
         self.tag: int | None = None
+        self.splits: Splits | None = None
         self.collective_seq_id = 0
         self.p2p_seq_id = 0
         #: The place among the collectives that torch does not count.
@@ -299,7 +301,10 @@ def _note_arrays(call: Call, arguments: Sequence[Any]) -> str:
 
 
 def _note_options(call: Call, rest: Sequence[Any]) -> None:
-    """Note root and reduce op, from torch's options or from bare arguments."""
+    """Note root, reduce op and splits, from torch's options or from bare arguments."""
+    if call.op_type is OpType.ALL_TO_ALL_SINGLE and len(rest) > 1:
+        # A list is empty where all parts are of one size.
+        call.splits = list(rest[0] or ()), list(rest[1] or ())
     for one in rest:
         # A bare number is the root: no other op of torch takes one.
         root = one if type(one) is int else getattr(one, "rootRank", None)

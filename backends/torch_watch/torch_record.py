@@ -9,7 +9,7 @@ from ..observe.torch_format import DTYPES
 from ..work.bandwidth import payload
 from ..work.flight_recorder import SIZES_SHOWN, recorder
 from ..work.op_type import OpType
-from ..work.record_fields import Frame, record_fields
+from ..work.record_fields import Frame, Splits, record_fields
 from .calls import Call
 
 __all__ = ["Entry", "Progress", "TorchRecord"]
@@ -95,6 +95,8 @@ class TorchRecord:
         self.dtypes: list[str] = []
         self.peer: int | None = None
         self.reduce_op: str | None = None
+        self.tag: int | None = None
+        self.splits: Splits | None = None
         self.timeout = 0.0
         self.frame: Frame | None = None
         self.thread: int | None = None
@@ -159,6 +161,7 @@ class TorchRecord:
         self.frame = call.frame
         self.peer = call.peer
         self.reduce_op = call.reduce_op
+        self.tag, self.splits = call.tag, call.splits
         if not self.sizes:
             self.sizes, self.dtypes = call.sizes, call.dtypes
 
@@ -198,6 +201,8 @@ class TorchRecord:
                 dtypes=self.dtypes,
                 peer=self.peer,
                 reduce_op=self.reduce_op,
+                tag=self.tag,
+                splits=self.splits,
                 timeout=self.timeout,
                 created_ns=self.created_ns,
                 started_ns=self.started_ns,

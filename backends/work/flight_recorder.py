@@ -15,7 +15,7 @@ from typing import Any
 
 from .bandwidth import payload
 from .op_type import OpType
-from .record_fields import Frame, record_fields
+from .record_fields import Frame, Splits, record_fields
 from .reduce_op import ReduceOp
 from .state import WorkState
 from .work import Work
@@ -69,7 +69,8 @@ class Record:
     of a rooted collective or the other side of a send or recv, as a rank in
     the group, else ``None``; of a recv from any rank, the sender, once it is
     known. `backend` is the name of the backend that runs the op, if one does;
-    `reduce_op` the reduction, of an op that has one.
+    `reduce_op` the reduction, `tag` the tag and `splits` the rows from and to each
+    rank, of an op that has them.
     """
 
     __slots__ = (
@@ -88,9 +89,11 @@ class Record:
         "record_id",
         "reduce_op",
         "sizes",
+        "splits",
         "started_ns",
         "state",
         "status",
+        "tag",
         "timeout",
     )
 
@@ -103,6 +106,8 @@ class Record:
         timeout: float,
         backend: str = "",
         reduce_op: ReduceOp | None = None,
+        tag: int | None = None,
+        splits: Splits | None = None,
     ) -> None:
         self.status = status
         self.generation = status.generation
@@ -112,6 +117,8 @@ class Record:
         self.dtypes = [array.dtype for array in arrays]
         self.peer = peer
         self.reduce_op = reduce_op
+        self.tag = tag
+        self.splits = splits
         self.timeout = timeout
         self.backend = backend
         self.frame = user_frame()
@@ -208,6 +215,8 @@ class Record:
             dtypes=[dtype.name for dtype in self.dtypes],
             peer=self.peer,
             reduce_op=self.reduce_op and self.reduce_op.name.lower(),
+            tag=self.tag,
+            splits=self.splits,
             timeout=self.timeout,
             created_ns=self.created_ns,
             started_ns=self.started_ns,

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["Frame", "record_fields"]
+__all__ = ["Frame", "Splits", "record_fields"]
 
 #: File, line and function.
 Frame = tuple[str, int, str]
+
+#: The rows that a rank receives from each rank of its group, and those that it sends;
+#: an empty list where all parts are of one size.
+Splits = tuple[Sequence[int], Sequence[int]]
 
 
 def record_fields(
@@ -34,6 +38,8 @@ def record_fields(
     dtypes: Sequence[str] = (),
     peer: int | None = None,
     reduce_op: str | None = None,
+    tag: int | None = None,
+    splits: Splits | None = None,
     error: str | None = None,
 ) -> dict[str, Any]:
     """Return a record as plain data (JSON-able).
@@ -58,6 +64,8 @@ def record_fields(
         "dtypes": list(dtypes),
         "peer": peer,
         "reduce_op": reduce_op,
+        "tag": tag,
+        "splits": splits and [list(rows) for rows in splits],
         "timeout": timeout,
         "time_created_ns": created_ns,
         "time_started_ns": started_ns,

@@ -96,6 +96,17 @@ def test_a_mismatch(
     assert re.search(words, str(verdict))
 
 
+def test_splits_that_disagree(ranks: Ranks) -> None:
+    call = "dist.all_to_all_single(torch.empty(3), torch.ones(3))"
+    uneven = call.replace("ones(3)", "ones(3), [1, 1, 1], [2, 0, 1]")
+    (verdict,) = hang(ranks, {1: call, 2: uneven})
+    assert verdict.fault is Fault.SPLIT_MISMATCH
+    # A part that is too long would end the process, in gloo. Of rank 0, which has not
+    # entered, it is not known what it expects.
+    assert verdict.culprits == (1, 2)
+    assert "rank 2 sends 0 rows to rank 1, which expects 1" in str(verdict)
+
+
 def test_two_groups_in_different_orders(ranks: Ranks) -> None:
     ranks.run(
         "a = dist.new_group([0, 1], group_desc='a')\n"

@@ -32,6 +32,8 @@ _BLAME = {
     Fault.REDUCE_OP_MISMATCH: "other reduce op",
     Fault.DTYPE_MISMATCH: "other dtype",
     Fault.SIZE_MISMATCH: "other size",
+    Fault.SPLIT_MISMATCH: "other splits",
+    Fault.TAG_MISMATCH: "other tag",
     Fault.RANK_BUSY_ELSEWHERE: "busy elsewhere",
     Fault.MISSING_RANKS: "not entered",
     Fault.EXECUTION_HANG: "hangs",
@@ -100,13 +102,9 @@ def banner_of(
 def _verdicts(verdicts: Sequence[Verdict], groups: Sequence[Group]) -> Banner:
     sentences = []
     for verdict in verdicts:
-        sentence = _sentence(text(verdict, 600))
         # Of one group the name adds nothing.
-        sentences.append(
-            sentence
-            if len(groups) == 1
-            else f"{sentence} (group {_named(verdict.group, groups)})"
-        )
+        group = f" (group {_named(verdict.group, groups)})" if len(groups) > 1 else ""
+        sentences.append(_sentence(text(verdict, 600) + group))
     first = verdicts[0]
     title = first.fault.value.capitalize()
     tab = next((group.id for group in groups if group.key == first.group), None)

@@ -7,6 +7,7 @@ The views are made of real recorders: every rank issues its ops over the
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -49,9 +50,14 @@ class Simulated:
         peer: int | None = None,
         reduce_op: ReduceOp | None = None,
         done: bool = False,
+        tag: int | None = None,
+        splits: tuple[list[int], list[int]] | None = None,
+        shapes: Sequence[int] = (),
     ) -> None:
-        arrays = [] if op is OpType.BARRIER else [np.empty(size, dtype)]
-        record = Record(self.status, op, arrays, peer, 60.0, "", reduce_op)
+        arrays = [np.empty(one, dtype) for one in shapes or (size,)]
+        if op is OpType.BARRIER:
+            arrays = []
+        record = Record(self.status, op, arrays, peer, 60.0, "", reduce_op, tag, splits)
         record.number()
         work = Work(op)
         work.bind(record)
@@ -123,7 +129,8 @@ def test_a_rank_that_is_busy_is_named_with_where(ranks: list[Simulated]) -> None
     verdict = only(ranks)
     assert verdict.fault is Fault.RANK_BUSY_ELSEWHERE
     assert verdict.culprits == (1, 2)
-    assert "rank 1 has not entered: it is at cell 7 line 3 (sleep)" in str(verdict)
+    said = "ranks 1–2 have not entered: they are at cell 7 line 3 (sleep)"
+    assert said in str(verdict)
 
 
 def test_the_library_that_a_busy_rank_has_called_is_named(
@@ -221,6 +228,53 @@ def test_a_mismatch_of_the_reduction(ranks: list[Simulated]) -> None:
     assert str(verdict).startswith("reduce op max / sum on rank 1 / ranks 0, 2–3 at ")
 
 
+def test_splits_that_disagree(ranks: list[Simulated]) -> None:
+    for one in ranks:
+        sends = [2, 1, 1, 0] if one.rank == 2 else [1] * 4
+        one.issue(OpType.ALL_TO_ALL_SINGLE, 5, shapes=(4, 4), splits=([1] * 4, sends))
+    verdict = only(ranks)
+    assert verdict.fault is Fault.SPLIT_MISMATCH
+    assert verdict.culprits == (2,)
+    assert verdict.waiting == (0, 1, 3)
+    assert str(verdict) == (
+        "rank 2 sends 2 rows to rank 0, which expects 1; rank 2 sends 0 rows to rank "
+        "3, which expects 1, at cell 7 line 5 `all_to_all_single` #2"
+    )
+
+
+def test_splits_that_are_not_given_are_even(ranks: list[Simulated]) -> None:
+    for one in ranks:
+        sends = [5, 1, 1, 1] if one.rank == 0 else []
+        one.issue(OpType.ALL_TO_ALL_SINGLE, 5, shapes=(8, 8), splits=([], sends))
+    assert str(only(ranks)) == (
+        "rank 0 sends 5 rows to rank 0, which expects 2; rank 0 sends 1 rows to ranks "
+        "1–3, which expect 2, at cell 7 line 5 `all_to_all_single` #2"
+    )
+
+
+def test_the_arrays_of_an_all_to_all_are_its_splits(ranks: list[Simulated]) -> None:
+    for one in ranks:
+        outputs = [3, 3, 3, 7] if one.rank == 1 else [3] * 4
+        one.issue(OpType.ALL_TO_ALL, 5, shapes=[3] * 4 + outputs)
+    verdict = only(ranks)
+    assert verdict.fault is Fault.SPLIT_MISMATCH
+    assert verdict.culprits == (1, 3)
+    assert "rank 3 sends 3 elements to rank 1, which expects 7, at" in str(verdict)
+
+
+def test_splits_that_agree_are_no_mismatch(ranks: list[Simulated]) -> None:
+    for one in ranks:
+        rows = [4 * one.rank, 1, 2, 3]
+        received = [[0, 4, 8, 12][i] if one.rank == 0 else one.rank for i in range(4)]
+        one.issue(
+            OpType.ALL_TO_ALL_SINGLE,
+            5,
+            shapes=(sum(rows), sum(received)),
+            splits=(received, rows),
+        )
+    assert only(ranks).fault is Fault.EXECUTION_HANG
+
+
 def test_sizes_that_may_differ_are_no_mismatch(ranks: list[Simulated]) -> None:
     for one in ranks:
         one.issue(OpType.ALL_GATHER, 5, size=3 + one.rank)
@@ -311,6 +365,63 @@ def test_a_matched_send_that_hangs(ranks: list[Simulated]) -> None:
     ranks[1].issue(OpType.RECV, 4, peer=0)
     verdicts = look(ranks)
     assert {verdict.fault for verdict in verdicts} == {Fault.EXECUTION_HANG}
+
+
+def test_a_send_and_a_receive_with_other_tags(ranks: list[Simulated]) -> None:
+    ranks[0].issue(OpType.SEND, 3, peer=1, tag=3)
+    ranks[1].issue(OpType.RECV, 4, peer=0, tag=5)
+    verdict = only(ranks)
+    assert verdict.fault is Fault.TAG_MISMATCH
+    assert verdict.culprits == (0, 1)
+    assert str(verdict) == (
+        "rank 0 sends with tag 3 to rank 1 in cell 7 line 3 `send` #1, which receives "
+        "with tag 5 in cell 7 line 4 `recv` #1"
+    )
+
+
+def test_a_send_of_another_size_than_its_receive(ranks: list[Simulated]) -> None:
+    ranks[0].issue(OpType.SEND, 3, size=9, peer=1, tag=3)
+    ranks[1].issue(OpType.RECV, 4, peer=0, tag=3)
+    verdict = only(ranks)
+    assert verdict.fault is Fault.SIZE_MISMATCH
+    assert "rank 0 sends 9 elements to rank 1" in str(verdict)
+    assert "which receives 4 elements in cell 7 line 4" in str(verdict)
+
+
+def test_a_receive_whose_tag_nobody_sends(ranks: list[Simulated]) -> None:
+    ranks[0].issue(OpType.SEND, 3, peer=1, tag=1, done=True)
+    ranks[1].issue(OpType.RECV, 4, peer=0, tag=1, done=True)
+    ranks[1].issue(OpType.RECV, 5, peer=0, tag=2)
+    ranks[0].issue(OpType.SEND, 6, peer=1, tag=1, done=True)
+    ranks[0].extra["location"] = "cell 7 line 9"
+    verdict = only(ranks)
+    assert verdict.fault is Fault.RANK_BUSY_ELSEWHERE
+    assert "rank 0 has not issued the matching send: it is at cell 7" in str(verdict)
+
+
+def test_equal_ranks_are_folded(ranks: list[Simulated]) -> None:
+    ranks[0].issue(OpType.ALL_REDUCE, 5)
+    for rank in (1, 2, 3):
+        ranks[rank].extra["location"] = f"cell 7 line {9 - rank // 3}"
+    assert str(only(ranks)) == (
+        "ranks 1–2 have not entered: they are at cell 7 line 9; rank 3 has not "
+        "entered: it is at cell 7 line 8; rank 0 waits in cell 7 line 5 `all_reduce` #2"
+    )
+    for rank in (1, 2, 3):
+        ranks[rank].extra.clear()
+    assert str(only(ranks)).startswith(
+        "ranks 1–3 have not entered: their cells have ended, or none ran there; rank 0"
+    )
+
+
+def test_many_dead_ranks_are_folded() -> None:
+    made = [Simulated(rank, 64) for rank in range(64)]
+    made[0].issue(OpType.ALL_REDUCE, 5)
+    for one in made[1:]:
+        one.extra["death"] = f"rank {one.rank} is dead: killed by SIGKILL (pid 4711)"
+    said = str(only(made))
+    assert said.startswith("ranks 1–63 are dead; rank 1 is dead: killed by SIGKILL")
+    assert said.count("SIGKILL") == 3
 
 
 def test_another_generation_is_none_of_our_business(ranks: list[Simulated]) -> None:

@@ -292,7 +292,7 @@ class TestBanner:
         rows = tabs[other.key].rows().values()
         assert not any("verdict" in row or "blame" in row for row in rows)
         banner = found.banner()
-        assert banner.text == "Why. (group 'tp' of ranks 0–1)"
+        assert banner.text == "Why (group 'tp' of ranks 0–1)."
         assert banner.group == tabs[hangs.key].id
 
     def test_every_fault_has_words(self) -> None:
