@@ -40,6 +40,7 @@ class MessageQueue:
         self.spin = 0.0
         self._fail = fail
         self._lock = threading.Lock()
+        self._is_open = False
         self._transport: Transport | None = None
         self._collectives: collections.deque[MessageWork] = collections.deque()
         self._messages: list[MessageWork] = []
@@ -60,6 +61,7 @@ class MessageQueue:
                 self._transport = transport
                 if transport is not None:
                     self.spin = transport.spin
+                self._is_open = True
                 self.opened.set()
         if closed:
             if transport is not None:
@@ -68,63 +70,83 @@ class MessageQueue:
         self.advance()
 
     def submit(self, work: MessageWork, message: bool) -> None:
-        """Start `work`: after the other collectives, or, if a `message`, at once."""
+        """Start `work`: after the other collectives, or, if a `message`, at once.
+
+        A collective that has none before it starts here, on the caller's thread; what
+        it waits for is first looked at when a thread waits for it.
+        """
+        over: list[MessageWork] = []
+        broken: BaseException | None = None
         with self._lock:
             if self._closed:
                 raise DistBackendError("the connections of the group were abandoned")
             if message:
                 self._messages.append(work)
+                looks = 1
             else:
                 self._collectives.append(work)
-        self.advance()
+                looks = 0 if len(self._collectives) == 1 else -1
+            if self._is_open and not self._broken and looks >= 0:
+                work.begin()
+                broken = self._advance(looks, over)
+        if over or broken is not None:
+            self._settle(over, broken)
 
     @property
     def busy(self) -> bool:
         """Whether anything is in flight."""
         return bool(self._collectives or self._messages)
 
-    def advance(self, tests: int = 1) -> bool:
+    def advance(self, looks: int = 1) -> bool:
         """Advance without blocking; return whether any op progressed.
 
-        Any thread may call this; while one does, calls of others do nothing. Each
-        message is tested `tests` times.
+        Any thread may call this; while one does, calls of others do nothing. The first
+        collective is looked at up to `looks` times.
         """
-        if not self.opened.is_set() or not self._lock.acquire(blocking=False):
+        if not self._is_open or not self._lock.acquire(blocking=False):
             return False
         over: list[MessageWork] = []
-        broken: BaseException | None = None
-        moved = False
         try:
             if self._broken:
                 return False
+            posted = self._posted
+            broken = self._advance(looks, over)
+            moved = self._posted != posted
+        finally:
+            self._lock.release()
+        if over or broken is not None:
+            self._settle(over, broken)
+            return True
+        return moved
+
+    def _advance(self, looks: int, over: list[MessageWork]) -> BaseException | None:
+        """Resume what can be, under the lock; return the error that ends the group.
+
+        Adds the Works that are over to `over`. Without `looks` stages are only posted.
+        """
+        try:
             if self._messages:
                 for work in list(self._messages):
-                    if self._step(work, 1):
+                    if self._resume(work, 1):
                         self._messages.remove(work)
                         over.append(work)
             queue = self._collectives
-            while queue:
-                work = queue[0]
-                posted = self._posted
-                done = self._step(work, tests)
-                moved = moved or done or self._posted != posted
-                if not done:
-                    break
-                queue.popleft()
-                over.append(work)
+            while queue and self._resume(queue[0], looks):
+                over.append(queue.popleft())
         except BaseException as error:  # noqa: BLE001 - it ends every Work
-            broken = error
             self._broken = isinstance(error, Exception) or self._resumed is not None
-        finally:
-            self._lock.release()
+            return error
+        return None
+
+    def _settle(self, over: list[MessageWork], broken: BaseException | None) -> None:
+        """End Works and, after an error, the group; the lock is free."""
         for work in over:
             work.mark_completed(work.source if work.op_type is _RECV_OP else None)
         if broken is not None:
             self._fail_after(broken)
-        if over and self._transport is not None and len(self.waiting) > 1:
+        if len(self.waiting) > 1 and self._transport is not None:
             # What came for one waiter may have ended the Work of another one.
             self._transport.wake()
-        return moved or bool(over)
 
     def sleep(self, work: Work, timeout: float, idle: float) -> None:
         """Wait until something may have come for `work`, `timeout` seconds at most."""
@@ -136,13 +158,26 @@ class MessageQueue:
         if not work.is_completed():
             transport.sleep(timeout, idle)
 
-    def _step(self, work: MessageWork, tests: int) -> bool:
+    def _resume(self, work: MessageWork, looks: int) -> bool:
         """Resume `work` as far as its messages allow; return whether it is over."""
+        requests, transport = work.requests, self._transport
         if not work.started_ns:
             work.mark_started()
         while True:
-            if work.requests and not self._arrived(work, tests):
-                return False
+            while requests:
+                request, expected, _ = requests[-1]
+                assert transport is not None
+                if not looks or not transport.test(request, looks):
+                    return False
+                if expected >= 0:
+                    source, came = transport.received(request)
+                    if came != expected and source >= 0:
+                        raise DistBackendError(
+                            f"rank {source} sent {came} bytes where {expected} were "
+                            "expected: the arrays' sizes differ between ranks"
+                        )
+                    work.source = source
+                requests.pop()
             self._resumed = work
             stage = next(work.schedule, None)
             if stage is not None:
@@ -152,44 +187,22 @@ class MessageQueue:
                 return True
 
     def _post(self, work: MessageWork, stage: list[Transfer]) -> None:
-        transport, tag = self._transport, work.tag
+        transport, requests, tag = self._transport, work.requests, work.tag
         assert transport is not None
         self._posted += 1
-        is_message = work.op_type.is_p2p
         limit = transport.max_message
         for kind, peer, array in stage:
-            if not array.size and not is_message:
+            nbytes = array.nbytes
+            if not nbytes and not work.op_type.is_p2p:
                 continue
-            for piece in (array,) if array.nbytes <= limit else _pieces(array, limit):
+            for piece in (array,) if nbytes <= limit else _pieces(array, limit):
                 if kind is SEND:
                     request = transport.send(piece, peer, tag)
                     if request is not None:
-                        work.requests.append((request, -1, piece))
+                        requests.append((request, -1, piece))
                 else:
                     request = transport.receive(piece, peer, tag)
-                    work.requests.append((request, piece.nbytes, piece))
-
-    def _arrived(self, work: MessageWork, tests: int) -> bool:
-        """Return whether all messages of the present stage have completed."""
-        transport, requests = self._transport, work.requests
-        assert transport is not None
-        while requests:
-            request, expected, _ = requests[-1]
-            for _ in range(tests):
-                if transport.progress() and transport.test(request):
-                    break
-            else:
-                return False
-            if expected >= 0:
-                source, came = transport.received(request)
-                if came != expected and source >= 0:
-                    raise DistBackendError(
-                        f"rank {source} sent {came} bytes where {expected} were "
-                        "expected: the arrays' sizes differ between ranks"
-                    )
-                work.source = source
-            requests.pop()
-        return True
+                    requests.append((request, piece.nbytes, piece))
 
     def _fail_after(self, error: BaseException) -> None:
         """Fail the group after `error`; re-raise an interrupt that broke nothing."""

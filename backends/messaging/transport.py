@@ -48,17 +48,12 @@ class Transport(Protocol):
         ends as an error.
         """
 
-    def progress(self) -> bool:
-        """Advance what is in flight; return whether anything may have come to its end.
+    def test(self, request: Request, looks: int = 1) -> bool:
+        """Advance what is in flight; return whether `request` is over; raise its error.
 
-        The queue calls it before it tests requests. A library that advances inside
-        its tests returns ``True``.
-        """
-
-    def test(self, request: Request) -> bool:
-        """Return whether `request` is over; raises its error.
-
-        An interrupt may lose the answer: a request that is over may be tested again.
+        Advances and looks up to `looks` times: a message may come within microseconds,
+        and calls from outside cost as much. An interrupt may lose the answer: a request
+        that is over may be tested again.
         """
 
     def received(self, request: Request) -> tuple[int, int]:

@@ -8,6 +8,7 @@ import time
 from typing import Any, Protocol
 
 from ..work.op_type import OpType
+from ..work.state import WorkState
 from ..work.work import Work
 from .algorithms import Flat, Schedule
 from .progress import Queue, progress
@@ -18,9 +19,12 @@ __all__ = ["DrivenQueue", "MessageWork"]
 # A waiter spins (yielding the core) after the last progress, longer for large
 # messages; then it sleeps: a rank that waits for a late one leaves the core to it.
 _SPIN_PER_BYTE = 2e-9
-# The number of tests before it yields: a turn of its loop takes longer than the
-# few microseconds that a small message needs.
-_TESTS = 16
+# The number of looks before the waiter looks at the clock, and lets other threads
+# have the queue.
+_LOOKS = 16
+
+# A member's look-up on its class is slow before Python 3.11.
+_STARTED = WorkState.STARTED
 
 
 class DrivenQueue(Queue, Protocol):
@@ -28,7 +32,7 @@ class DrivenQueue(Queue, Protocol):
 
     opened: threading.Event
 
-    def advance(self, tests: int = 1) -> bool:
+    def advance(self, looks: int = 1) -> bool:
         """Advance without blocking; return whether any op progressed."""
 
     def sleep(self, work: Work, timeout: float, idle: float) -> None:
@@ -64,8 +68,13 @@ class MessageWork(Work):
         # The sender of what was received last.
         self.source = -1
 
+    def begin(self) -> None:
+        """Report the start of a Work that only its queue knows, without its lock."""
+        self.started_ns, self._state = self.scheduled_ns, _STARTED
+
     def detach(self) -> None:
         """Have the process's thread drive it, as no thread waits for it."""
+        self.queue.advance()
         if not self.is_completed():
             progress.add(self.queue)
 
@@ -78,8 +87,8 @@ class MessageWork(Work):
         queue.waiting.add(me := threading.get_ident())
         try:
             while True:
-                moved = queue.advance(_TESTS)
-                if self.is_completed():
+                moved = queue.advance(_LOOKS)
+                if self._state.is_terminal:
                     return True
                 now = clock()
                 if now >= deadline:
