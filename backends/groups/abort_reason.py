@@ -19,6 +19,7 @@ class AbortReason:
     `by` names who ended it, `at` is the time (``time.time()``), `culprits` are the
     global ranks that are the cause, as far as they are known. `diagnosis` is the part
     of `text` that explains why an op timed out, for ranks on which it did so too.
+    `remedy` is what can be done, as the end of an error's message.
     """
 
     text: str
@@ -26,6 +27,7 @@ class AbortReason:
     at: float = field(default_factory=time.time)
     culprits: Sequence[int] = ()
     diagnosis: str = ""
+    remedy: str = REBUILD_HINT
 
     def __str__(self) -> str:
         when = time.strftime("%H:%M:%S", time.localtime(self.at))

@@ -28,6 +28,12 @@ MESSAGE_WAIT = 0.5
 OTHERS_WAIT = 0.5
 
 
+_REMEDY = (
+    "shrink_group() makes a group of the ranks that are left, and in a notebook "
+    "%dist_rebuild makes this one anew on all ranks"
+)
+
+
 @dataclass(frozen=True)
 class Departure:
     """How global rank `rank` left.
@@ -53,7 +59,9 @@ class Departure:
     @property
     def reason(self) -> AbortReason:
         """The reason of an abort that follows from it."""
-        return AbortReason(self.text, f"rank {self.rank}", culprits=(self.rank,))
+        return AbortReason(
+            self.text, f"rank {self.rank}", culprits=(self.rank,), remedy=_REMEDY
+        )
 
 
 class Departures:
@@ -84,8 +92,7 @@ class Departures:
         if departure is not None:
             spec = self._spec
             raise DistAbortedError(
-                f"{op_type.value} in {spec.describe()}: {departure.text}; "
-                "shrink_group() makes a group of the ranks that are left",
+                f"{op_type.value} in {spec.describe()}: {departure.text}; {_REMEDY}",
                 **spec.identity(),
                 op=op_type.value,
                 culprits=(departure.rank,),

@@ -25,7 +25,7 @@ from ..work.flight_recorder import GroupCounters, Record, recorder
 from ..work.op_type import OpType
 from ..work.state import WorkState
 from ..work.work import Work
-from .abort_reason import REBUILD_HINT, AbortReason
+from .abort_reason import AbortReason
 from .connection_loss import ConnectionLoss
 from .deadlines import Deadlines
 from .departures import Departure, Departures
@@ -263,7 +263,7 @@ class Generation:
         reason = self.aborted
         assert reason is not None
         return DistAbortedError(
-            f"{what}: the group was aborted: {reason}; {REBUILD_HINT}",
+            f"{what}: the group was aborted: {reason}; {reason.remedy}",
             **identity,
             culprits=reason.culprits,
             reason=reason.text,

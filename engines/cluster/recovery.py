@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
@@ -320,14 +320,26 @@ def _resume_groups(
         if registry.torch is None:
             registry.ask(InitGroup(backend, timeout), ranks).all()
         return
+    if not _import_groups(registry, ranks, exported):
+        return
+    registry.ask(Abort(None, reason, "the notebook"), ranks).all()
+    _advise_on_cells(registry, ranks, exported)
+
+
+def _import_groups(
+    registry: EngineRegistry, ranks: Collection[int], exported: ExportedGroups
+) -> bool:
+    """Make the groups of the other ranks on `ranks`, which have no default group.
+
+    Does nothing, and returns ``False``, where the others have none.
+    """
     found = {one["name"]: one for one in exported["groups"]}
     default = found.get("default")
     if default is None:
-        return
+        return False
     registry.ask(InitGroup(default["backend"], default["timeout"]), ranks).all()
     registry.ask(ImportGroups(exported), ranks).all()
-    registry.ask(Abort(None, reason, "the notebook"), ranks).all()
-    _advise_on_cells(registry, ranks, exported)
+    return True
 
 
 def _advise_on_cells(
@@ -413,14 +425,18 @@ def rebuild(
         generation = 1 + max(one["generation"] for one in views.values())
         for rank in key.ranks:
             generations.setdefault(rank, {})[key.id] = generation
-        # On some members the cell failed before it made the group.
+        # On some members the cell failed before it made the group, or destroyed it.
         without.update(set(key.ranks) - views.keys())
         if any(one["state"] == "ready" for one in views.values()):
             ready.append(key)
     if without:
         exported = export_groups(registry, ())
         assert exported is not None
-        registry.ask(ImportGroups(exported), without).all()
+        left = {rank for rank in without if not summaries[rank]["groups"]}
+        if left:
+            _import_groups(registry, left, exported)
+        if without - left:
+            registry.ask(ImportGroups(exported), without - left).all()
     for key in ready:
         reason = f"group {key.name!r} is being rebuilt"
         registry.ask(Abort([key.id], reason, "the notebook"), key.ranks).all()

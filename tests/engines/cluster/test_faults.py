@@ -143,6 +143,49 @@ def test_a_killed_engine_whose_connections_close_at_once(cluster: Cluster) -> No
     cluster.execute(DESTROY.format("direct")).result(WAIT)
 
 
+def test_a_rank_that_destroys_its_groups_gets_them_back(cluster: Cluster) -> None:
+    cluster.execute("pair = dist.new_group([1, 2], group_desc='pair')").result(WAIT)
+    cell = cluster.execute(
+        "if rank == 1:\n    dist.destroy_process_group()\n"
+        "else:\n    dist.all_reduce(np.ones(3))"
+    )
+    assert cell.wait(WAIT)
+    assert set(cell.errors) == set(cluster.ranks) - {1}
+    for error in cell.errors.values():
+        assert error.ename == "DistAbortedError"
+        assert "rank 1 left group 'default' by destroy_process_group()" in error.evalue
+        assert "in a notebook %dist_rebuild" in error.evalue
+        assert "rebuild_process_group" not in error.evalue
+    cluster.rebuild()
+    cluster.execute("mine += 1\n" + SUM).result(WAIT)
+    cluster.execute("dist.barrier()", group="pair").result(WAIT)
+    destroy = (
+        'if rank in (1, 2):\n    dist.destroy_process_group(world.get_group("pair"))'
+    )
+    imports = "from rankscope.backends.groups.world import world\n"
+    cluster.execute(imports + destroy).result(WAIT)
+
+
+@pytest.mark.parametrize("code", ["import sys; sys.exit(3)", "raise SystemExit(3)"])
+def test_sys_exit_in_a_cell_is_an_error_as_any_other(
+    cluster: Cluster, code: str
+) -> None:
+    before = cluster.pids
+    cell = cluster.execute(f"if rank == 1:\n    {code}\ndist.barrier()")
+    until(lambda: 1 in cell.errors, what="the error of rank 1")
+    assert (cell.errors[1].ename, cell.errors[1].evalue) == ("SystemExit", "3")
+    # For so long, nothing has stalled.
+    until(lambda: bool(cluster.diagnose()), WAIT, what="a verdict")
+    cluster.abort()
+    assert cell.wait(WAIT)
+    for rank in set(cluster.ranks) - {1}:
+        error = cell.errors[rank]
+        assert error.culprits == (1,)
+        assert "1 has not entered: it left its cell with SystemExit" in error.evalue
+    cluster.rebuild()
+    assert cluster.pids == before
+
+
 DESTROY = """
 from rankscope.backends.groups.world import world
 dist.destroy_process_group(world.get_group("{}"))
