@@ -41,9 +41,12 @@ _PACKAGE = f"{__name__.partition('.')[0]}."
 SIZES_SHOWN = 4
 
 
-def user_frame() -> Frame:
-    """Return (file, line, function) of the innermost frame outside of this package."""
-    frame = sys._getframe(1)
+def user_frame(depth: int = 1) -> Frame:
+    """Return (file, line, function) of the innermost frame outside of this package.
+
+    The search begins `depth` calls above: each frame that is looked at costs.
+    """
+    frame = sys._getframe(depth)
     # By the name of the module: the folders of the package differ when it is mapped.
     while frame.f_globals.get("__name__", "").startswith(_PACKAGE):
         if frame.f_back is None:
@@ -121,7 +124,8 @@ class Record:
         self.splits = splits
         self.timeout = timeout
         self.backend = backend
-        self.frame = user_frame()
+        # Above this method and the dispatcher's.
+        self.frame = user_frame(3)
         self.state = _SCHEDULED
         self.created_ns = time.time_ns()
         self.started_ns = 0
