@@ -76,8 +76,7 @@ class RankscopeMagics(CellMagics):
             print(cluster.advice)
         if values["keep"]:
             print(f"to attach again: %dist_init --cluster-id {cluster.cluster_id}")
-        if getattr(self.shell, "kernel", None) is not None:
-            session.show_board(self.shell)
+        self._show_board()
 
     def dist_attach(self, line: str) -> None:
         """Attach to the job of a script."""
@@ -99,6 +98,9 @@ class RankscopeMagics(CellMagics):
             session.use(job, values)
             may = "Abort allowed" if job.allow_abort else "read-only"
             progress.done(f"{_size(job)} of {job.launcher} attached · {may}")
+        self._show_board()
+
+    def _show_board(self) -> None:
         if getattr(self.shell, "kernel", None) is not None:
             session.show_board(self.shell)
 
@@ -114,6 +116,8 @@ class RankscopeMagics(CellMagics):
             print(f"{running}; {name_ranks(dead)} dead: %dist_restart replaces them")
         else:
             print(f"already running: {running}")
+        # The output of this cell, which had the board, begins anew.
+        self._show_board()
 
     def dist_shutdown(self, line: str) -> None:
         """End the ranks and their controller."""
@@ -161,8 +165,9 @@ class RankscopeMagics(CellMagics):
             progress.update(f"restarting {name_ranks(ranks)}")
             cluster.restart(ranks)
             took = time.monotonic() - began
+            whose = "its" if len(ranks) == 1 else "their"
             progress.done(
-                f"{name_ranks(ranks)} restarted in {took:.1f} s, their variables are "
+                f"{name_ranks(ranks)} restarted in {took:.1f} s, {whose} variables are "
                 "lost; %dist_rebuild makes aborted groups usable"
             )
         if cluster.advice:
@@ -301,6 +306,9 @@ class RankscopeMagics(CellMagics):
             return
         cluster = require(command)
         group = known_group(command, values["group"], cluster)
+        if _lacks_groups(cluster):
+            print("no rank has a group: there is nothing to abort")
+            return
         with reported(command):
             cluster.abort(group, "aborted with %dist_abort")
         them = "them" if group is None else "it"
@@ -317,6 +325,9 @@ class RankscopeMagics(CellMagics):
             return
         cluster = require_cluster(command)
         group = known_group(command, values["group"], cluster)
+        if _lacks_groups(cluster):
+            print("no rank has a group: there is nothing to rebuild")
+            return
         with reported(command):
             stale = cluster.rebuild(group)
         print("\n".join([f"{name_groups(group)} rebuilt", *stale]))
@@ -334,7 +345,13 @@ class RankscopeMagics(CellMagics):
         namespace = self.shell.user_ns
         for name in values["names"]:
             if name not in namespace:
-                known = [key for key in namespace if not key.startswith("_")]
+                # Not those that IPython has put there: open, exit, In.
+                hidden = self.shell.user_ns_hidden
+                known = [
+                    key
+                    for key in namespace
+                    if not key.startswith("_") and key not in hidden
+                ]
                 command.fail(
                     f"the notebook has no variable {name!r}{did_you_mean(name, known)}"
                 )
@@ -398,3 +415,8 @@ def _kind(cluster: Cluster | Job) -> str:
                 library = f" of {group.library}" if group.library else ""
                 return f"{group.backend} · group {name!r}{library}"
     return f"{cluster.launcher} · no group"
+
+
+def _lacks_groups(cluster: Cluster | Job) -> bool:
+    """Return whether no rank has a group; the last status may be older than one."""
+    return not cluster.status(fresh=True, timeout=ANSWER).group_keys

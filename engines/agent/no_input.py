@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from IPython.core.error import StdinNotImplementedError, UsageError
+from IPython.core.error import StdinNotImplementedError
 
 __all__ = ["explain_input"]
 
@@ -32,8 +32,9 @@ def explain_input(kernel: Any, describe: Callable[[str, int], str]) -> None:
             f"notebook, and after an error {_HINT}"
         )
 
-    def no_debug(line: str) -> NoReturn:
-        raise UsageError(f"%debug: nobody types on a rank; {_HINT}")
+    def no_debug(line: str) -> None:
+        # No error: it would be the last one, which %dist_debug opens.
+        print(f"%debug: nobody types on a rank; {_HINT}", file=sys.stderr)
 
     def no_breakpoint(*args: object, **options: object) -> Any:
         if os.environ.get("PYTHONBREAKPOINT"):

@@ -13,6 +13,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from IPython.core.debugger import Pdb
+from IPython.core.error import UsageError
 
 __all__ = ["PostMortem", "Prompts", "end_traceback"]
 
@@ -124,8 +125,12 @@ class PostMortem:
         self.opened = False
 
     def note(self, error: BaseException | None) -> None:
-        """Keep the error of a cell; the one before stays where there is none."""
-        self._failure = error or self._failure
+        """Keep the error of a cell; the one before stays where there is none.
+
+        Likewise where a magic was mistyped: its frame is IPython's.
+        """
+        if error is not None and not isinstance(error, UsageError):
+            self._failure = error
 
     def answer(self, number: int, line: str) -> None:
         """As `Prompts.answer`."""

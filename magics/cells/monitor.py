@@ -95,13 +95,17 @@ class CellMonitor:
             self._abort(group, reason, verdicts, report=False)
 
     def places(self) -> str:
-        """Return the places of the ranks when they were stopped, as text."""
+        """Return the places of the ranks when they were stopped, as text.
+
+        Not of those whose places the verdicts say.
+        """
         places = dict(self._places)
         for rank, error in self._execution.errors.items():
             if error.ename == "KeyboardInterrupt" and rank not in places:
                 places[rank] = place_of(error).strip()
+        told = {rank for one in self.verdicts for rank in (*one.culprits, *one.waiting)}
         groups: dict[str, list[int]] = {}
-        for rank in sorted(places):
+        for rank in sorted(places.keys() - told):
             if places[rank]:
                 groups.setdefault(places[rank], []).append(rank)
         return ", ".join(f"{name_ranks(who)} {place}" for place, who in groups.items())

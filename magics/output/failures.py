@@ -40,11 +40,18 @@ _SYNTAX_PLACE = re.compile(r" \([^()]*, line \d+\)$")
 _FILE = re.compile(r"File (.+?):\d+")
 # For ranks that run from the same checkout as the notebook.
 _ROOMS = tuple(f"{os.path.abspath(m.__path__[0])}/" for m in _PACKAGES)
-#: What the message of a timeout has before the cause, and before the remedy.
+#: What the message of a timeout has before the cause.
 _TIMED_OUT = re.compile(r"(?<= timeout\)): ")
-_REMEDY = ". The group was aborted; "
+#: What the messages of a timeout and of an abort have before the remedy.
+_REMEDY = re.compile(r"\. The group was aborted; |; (?=make it usable again with )")
 #: Errors that Rankscope raises besides its own classes, for bad arguments.
-_OURS = ("ValueError", "TypeError", "NotImplementedError", "RuntimeError")
+_OURS = (
+    "ValueError",
+    "TypeError",
+    "NotImplementedError",
+    "RuntimeError",
+    "StdinNotImplementedError",
+)
 
 #: Messages of one shared error that are listed; the rest is counted.
 VARIANTS = 8
@@ -229,7 +236,7 @@ def summary_of(errors: Iterable[RankError], remedy: bool = True) -> str:
         first = min(members, key=lambda e: len(e.evalue) * (_gist(e) != e.evalue))
         said = _impersonal(first, first.evalue)
         if not remedy:
-            said = said.partition(_REMEDY)[0]
+            said = _REMEDY.split(said, maxsplit=1)[0]
         # The file that a SyntaxError names exists in IPython only.
         message = _SYNTAX_PLACE.sub("", _one_line(said))
         if len({_impersonal(error, _gist(error)) for error in members}) > 1:

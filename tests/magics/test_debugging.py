@@ -141,7 +141,7 @@ def test_without_input_and_without_one_idle_rank_it_says_so(kernel: Kernel) -> N
             "input('name: ')",
             "StdinNotImplementedError: input(): nobody types on a rank; ",
         ),
-        ("%debug", "UsageError: %debug: nobody types on a rank; "),
+        ("%debug", "%debug: nobody types on a rank; "),
         ("breakpoint()", "breakpoint() at cell "),
     ],
 )
@@ -152,6 +152,17 @@ def test_what_asks_for_input_names_it(kernel: Kernel, code: str, said: str) -> N
     assert "%dist_debug -r RANK opens the frame in which a rank failed" in shown
     # It is the same on all ranks, and says so once.
     assert "[0]" not in shown
+    assert shown.count(said) == 1
+    assert "no_input.py" not in shown
+
+
+def test_what_was_typed_instead_leaves_the_failure_to_look_at(kernel: Kernel) -> None:
+    kernel("%%distributed", "kept = 42", "1 / 0")
+    kernel("%%distributed", "%debug")
+    assert "%no_such_magic" in kernel("%%distributed", "%no_such_magic").error
+    shown = _debug(kernel, "p kept", "q")
+    assert "ZeroDivisionError" in shown
+    assert "42" in shown
 
 
 def test_a_rank_that_does_not_answer_is_named_and_free_afterwards(

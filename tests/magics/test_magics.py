@@ -254,9 +254,10 @@ def test_the_deadline_ends_a_cell(notebook: Notebook) -> None:
     assert isinstance(seen.error, CellTimeout)
     message = str(seen.error)
     assert message.startswith("not done after 3 s; ")
-    assert f"rank 0 at cell {number} line 4" in message
-    assert "ranks 1–3 in barrier" in message
-    assert f"at cell {number} line 5" in message
+    assert f"rank 0 has not entered: it is at cell {number} line 4; " in message
+    # Each place once.
+    assert message.count("ranks 1–3") == 1
+    assert f"ranks 1–3 wait in cell {number} line 5 `barrier`" in message
     assert "group 'default' rebuilt" in message
     assert "Traceback" not in seen.err
 
@@ -535,6 +536,10 @@ def test_variables_are_pushed_and_pulled(notebook: Notebook) -> None:
     notebook("c = 5", "%dist_push c -r 1")
     seen = notebook("%%distributed", "'c' in globals()")
     assert seen.out.splitlines() == ["[0,2-3] False", "[1]   True"]
+    notebook("openings = 1")
+    # What IPython has put there is no suggestion.
+    assert "did you mean openings?" in notebook("%dist_push opening").err
+    assert "did you mean" not in notebook("%dist_push opem").err
 
 
 def test_a_group_is_aborted_and_rebuilt(notebook: Notebook) -> None:
@@ -547,6 +552,18 @@ def test_a_group_is_aborted_and_rebuilt(notebook: Notebook) -> None:
     table = notebook("%dist_status").displays[0].data["text/plain"]
     assert "aborted on ranks 0–3: aborted with %dist_abort" in table
     assert notebook("%dist_rebuild default").out == "group 'default' rebuilt\n"
+
+
+def test_without_a_group_there_is_nothing_to_abort(notebook: Notebook) -> None:
+    notebook("%%distributed", "dist.destroy_process_group()")
+    try:
+        seen = notebook("%dist_abort")
+        assert seen.out == "no rank has a group: there is nothing to abort\n"
+        seen = notebook("%dist_rebuild")
+        assert seen.out == "no rank has a group: there is nothing to rebuild\n"
+    finally:
+        notebook("%%distributed", "dist.init_process_group()")
+    assert notebook("%%distributed", "dist.barrier()").error is None
 
 
 def test_the_status_is_a_table(notebook: Notebook, cluster: Cluster) -> None:

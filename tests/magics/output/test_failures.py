@@ -7,6 +7,7 @@ import os
 import pytest
 
 from rankscope import backends
+from rankscope.backends.groups.abort_reason import REBUILD_HINT
 from rankscope.engines import RankError
 from rankscope.magics.output.failures import (
     CellError,
@@ -181,6 +182,19 @@ def test_a_timeout_is_one_error_whoever_found_its_cause() -> None:
         "diagnosis: rank 2 has not entered"
     )
     assert summary_of(errors).endswith(". The group was aborted; make it usable again")
+
+
+def test_the_remedy_of_an_abort_is_said_once() -> None:
+    message = (
+        "all_reduce #1 of group 'default' on rank {} (cell 7 line 3): the group was "
+        f"aborted: aborted from the board; {REBUILD_HINT}"
+    )
+    errors = [error(r, "DistAbortedError", message.format(r)) for r in (0, 1)]
+    assert summary_of(errors).endswith(REBUILD_HINT)
+    assert summary_of(errors, remedy=False) == (
+        "ranks 0–1: DistAbortedError: all_reduce #1 of group 'default' (cell 7 line "
+        "3): the group was aborted: aborted from the board"
+    )
 
 
 def test_an_endless_message_is_cut_and_no_command_in_another() -> None:

@@ -308,6 +308,15 @@ def test_it_may_be_shown_again(page: FrontEnd) -> None:
     assert "4 ranks" in _bundle(page, "display_data", "rankscope-board")["text/html"]
 
 
+def test_a_second_start_shows_it_below_its_cell(page: FrontEnd) -> None:
+    """The cell that had it runs again with all cells; its output begins anew."""
+    page.messages.clear()
+    assert "already running: 4 ranks" in page.wait(
+        page.run("%dist_init -n 4 --timeout 60")
+    )
+    assert "4 ranks" in _bundle(page, "display_data", "rankscope-board")["text/html"]
+
+
 def test_it_may_be_pinned(page: FrontEnd) -> None:
     for flag, pinned in [("--pin", True), ("--unpin", False)]:
         page.messages.clear()
