@@ -144,7 +144,22 @@ def _aborted(head: Mapping[str, Any], groups: Sequence[Group]) -> Banner | None:
     if "rebuild" not in head.get("refused", {}):
         them = "it" if len(found) == 1 else "them"
         sentences[-1] += f" Rebuild makes {them} usable again."
+        sentences += _left_running(found)
     return Banner("error", "Aborted", sentences[0], tuple(sentences[1:]), found[0].id)
+
+
+def _left_running(aborted: Sequence[Group]) -> list[str]:
+    """Return a sentence on ranks that an abort leaves in their cells: they compute."""
+    ranks: dict[str, set[int]] = {}
+    for group in aborted:
+        for rank, row in group.base.items():
+            if row["state"] == "aborted" and "cell" in row:
+                ranks.setdefault(str(row["cell"]), set()).add(rank)
+    return [
+        f"{name_ranks(those).capitalize()} still {'runs' if len(those) == 1 else 'run'}"
+        f" cell {cell}, which an abort does not end: interrupt the kernel."
+        for cell, those in ranks.items()
+    ]
 
 
 def _silent(groups: Sequence[Group]) -> Banner | None:

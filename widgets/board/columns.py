@@ -11,26 +11,27 @@ __all__ = ["COLUMNS", "shown"]
 #: Seconds at one line from which on they are shown; the page has the same number.
 LINGERS = 5.0
 
+#: `drop`: the highest go first where there is no room; the line goes last.
 COLUMNS = (
     Column("rank", "rank", "global rank", numeric=True),
-    Column("host", "host", "host of the rank's engine", drop=4),
-    Column("pid", "pid", "process of the rank's engine", numeric=True, drop=4),
-    Column("device", "device", "device types, with the backends in use", drop=5),
+    Column("host", "host", "host of the rank's engine", drop=6),
+    Column("pid", "pid", "process of the rank's engine", True, drop=6),
+    Column("device", "device", "device types, with the backends in use", drop=7),
     Column("state", "state", "what the rank is doing"),
-    Column("op", "op", "the oldest op in flight, or the last one completed"),
-    Column("seq", "seq", "sequence number in the group", numeric=True),
-    Column("lag", "lag", "collectives behind the rank that is ahead", True, drop=2),
+    Column("op", "op", "the oldest op in flight, or the last one completed", drop=3),
+    Column("seq", "seq", "sequence number in the group", True, drop=3),
+    Column("lag", "lag", "collectives behind the rank that is ahead", True, drop=4),
     Column("line", "line", "where the op was issued, or the rank computes", drop=1),
-    Column("size", "size", "bytes it moves, as nccl-tests counts", True, drop=3),
-    Column("dtype", "dtype", "data type of its first array", drop=5),
-    Column("elapsed", "elapsed", "time in flight, against the timeout", numeric=True),
-    Column("last", "last", "duration of the last op completed", True, drop=3),
-    Column("algbw", "algbw GB/s", "of the last op: size / time", True, drop=6),
-    Column("busbw", "busbw GB/s", "of the last op, on the bus", True, drop=4),
-    Column("memory", "memory", "resident memory of the rank's process", True, drop=7),
-    Column("gpu_memory", "GPU memory", "what the process holds of it", True, drop=4),
-    Column("queue", "queue", "ops in flight", numeric=True, drop=3),
-    Column("beat", "silent", "since the last heartbeat", numeric=True, drop=1),
+    Column("size", "size", "bytes it moves, as nccl-tests counts", True, drop=5),
+    Column("dtype", "dtype", "data type of its first array", drop=7),
+    Column("elapsed", "elapsed", "time in flight, against the timeout", True, drop=2),
+    Column("last", "last", "duration of the last op completed", True, drop=5),
+    Column("algbw", "algbw GB/s", "of the last op: size / time", True, drop=8),
+    Column("busbw", "busbw GB/s", "of the last op, on the bus", True, drop=6),
+    Column("memory", "memory", "resident memory of the rank's process", True, drop=9),
+    Column("gpu_memory", "GPU memory", "what the process holds of it", True, drop=6),
+    Column("queue", "queue", "ops in flight", True, drop=5),
+    Column("beat", "silent", "since the last heartbeat", True, drop=2),
     Column("verdict", "verdict", "verdict of the diagnosis on the rank"),
 )
 

@@ -41,6 +41,8 @@ class BoardModel:
     def __init__(self) -> None:
         self.version = 0
         self.groups: list[Group] = []
+        # Name of a group → the place of the groups that have it.
+        self._names: dict[str, int] = {}
         self.ranks: dict[int, RankStatus] = {}
         self.verdicts: tuple[Verdict, ...] = ()
         self.head: dict[str, Any] = {}
@@ -119,8 +121,16 @@ class BoardModel:
             )
             self._created += 1
             self.groups.append(found)
-            # The ranks without a group are in the last tab.
-            self.groups.sort(key=lambda one: one.name == NO_GROUP)
+            self._names.setdefault(key.name, len(self._names))
+            # Ranks report the groups of a mesh in any order. The ranks without a group
+            # are in the last tab.
+            self.groups.sort(
+                key=lambda one: (
+                    one.name == NO_GROUP,
+                    self._names[one.key.name],
+                    one.key.ranks,
+                )
+            )
         return found
 
     def _set_row(
@@ -172,7 +182,7 @@ class BoardModel:
         for group in self.groups:
             label = group.name
             if names.count(group.name) > 1:
-                label += f" ({format_ranks(group.ranks)})"
+                label += f" ({format_ranks(group.ranks, '–')})"
             if group.library:
                 label += f" · {group.library}"
             found.append(group.info(label))

@@ -58,8 +58,10 @@ def cells(rank: RankStatus, group: GroupStatus | None, now: float) -> Cells:
         row["memory"] = bytes_text(rank.memory)
     if rank.gpu_memory:
         row["gpu_memory"] = bytes_text(rank.gpu_memory)
-    if rank.line and row["mood"] == "busy":
-        # It computes: where it last issued an op is of no interest now.
+    left = state == "aborted" and rank.state == "busy"
+    if rank.line and (mood == "busy" or left):
+        # It computes, also after its group was aborted: where it last issued an op is
+        # of no interest now.
         row["line"] = text(rank.line, 80)
         if rank.line_for is not None:
             row["at"] = round(now - (age or 0.0) - rank.line_for, 2)
@@ -101,7 +103,7 @@ def _since(
         return None
     if group is not None and group.oldest is not None:
         elapsed = group.oldest.elapsed
-    elif group is not None and group.state == "aborted":
+    elif group is not None and group.state == "aborted" and rank.state != "busy":
         return None
     else:
         elapsed = rank.busy_for

@@ -143,6 +143,17 @@ class TestRows:
         row = self.row(rank(0, group(state="aborted", reason="by hand")))
         assert row["state"] == "aborted"
 
+    def test_who_computes_on_after_an_abort_shows_where(self) -> None:
+        aborted = group(state="aborted", reason="by hand")
+        row = self.row(
+            rank(0, aborted, state="busy", cell=7, line="cell 7 line 5", line_for=9.0,
+                 busy_for=12.0)
+        )  # fmt: skip
+        assert (row["state"], row["mood"]) == ("aborted", "error")
+        assert row["line"] == "cell 7 line 5"
+        assert row["at"] == pytest.approx(90.8)
+        assert row["since"] == pytest.approx(87.8)
+
     def test_devices_in_use_come_first(self) -> None:
         devices = {"cpu": "gloo (not built)", "cuda": "nccl"}
         assert self.row(rank(0, group(devices=devices)))["device"] == "cuda:nccl, cpu"
@@ -159,7 +170,23 @@ class TestGroups:
 
     def test_disjoint_groups_of_one_name_are_told_apart(self) -> None:
         found = model(rank(0, group("tp", (0, 1))), rank(2, group("tp", (2, 3))))
-        assert [tab["label"] for tab in found.tabs()] == ["tp (0-1)", "tp (2-3)"]
+        assert [tab["label"] for tab in found.tabs()] == ["tp (0–1)", "tp (2–3)"]
+
+    def test_the_groups_of_a_mesh_are_in_the_order_of_their_ranks(self) -> None:
+        mesh = [("dp", (1, 3)), ("tp", (2, 3)), ("dp", (0, 2)), ("tp", (0, 1))]
+        found = model(
+            *(
+                rank(n, group(), *(group(*one) for one in mesh if n in one[1]))
+                for n in (3, 0, 1, 2)
+            )
+        )
+        assert [tab["label"] for tab in found.tabs()] == [
+            "default",
+            "dp (0,2)",
+            "dp (1,3)",
+            "tp (0–1)",
+            "tp (2–3)",
+        ]
 
     def test_a_group_of_another_library_is_marked(self) -> None:
         first = [
@@ -377,6 +404,16 @@ class TestBanner:
             "Rebuild makes it usable again."
         )
 
+    def test_who_computes_on_after_an_abort_is_named(self) -> None:
+        aborted = group(state="aborted", reason="by hand")
+        found = model(
+            rank(0, aborted), *(rank(n, aborted, state="busy", cell=7) for n in (1, 2))
+        )
+        assert str(found.banner()).endswith(
+            "by hand. Rebuild makes it usable again. Ranks 1–2 still run cell 7, which "
+            "an abort does not end: interrupt the kernel."
+        )
+
     def test_silence(self) -> None:
         found = model(rank(0, group()), rank(1, group(), heartbeat_age=4.0))
         assert found.banner().title == "No answer"
@@ -506,7 +543,8 @@ class TestHostile:
         assert "<script" not in html
         board_text(found)
         # The other one is shown as ever.
-        assert found.groups[0].row(0)["op"] == "all_reduce"
+        (there,) = [one for one in found.groups if 0 in one.base]
+        assert there.row(0)["op"] == "all_reduce"
         rows = [one.row(1) for one in found.groups if 1 in one.base]
         assert rows
         assert all(row["state"] != "unreadable" or row["reason"] for row in rows)

@@ -68,10 +68,13 @@ function ticks(view) {
   return { step, found };
 }
 
-/** A time after the first op, in the unit for the distance of ticks. */
-function tickText(time, step) {
+/**
+ * A time after the first op; of the first second in the unit for the distance of ticks:
+ * 181954 ms is hard to read.
+ */
+function tickText(time, step, last) {
   const [unit, size] = [["s", 1e9], ["ms", 1e6], ["µs", 1e3]].find(
-    ([name, ns]) => step >= ns / 10 || name === "µs",
+    ([name, ns]) => step >= ns / 10 || (name === "s" && last >= ns) || name === "µs",
   );
   const digits = Math.max(0, Math.ceil(-Math.log10(step / size) - 1e-9));
   return `${(time / size).toFixed(digits)} ${unit}`;
@@ -83,7 +86,7 @@ function drawAxis(view, look, pen) {
   pen.textBaseline = "middle";
   pen.fillStyle = look.quiet;
   for (const time of found) {
-    const text = tickText(time, step);
+    const text = tickText(time, step, view.shown[1]);
     const x = view.xOf(time);
     if (x + pen.measureText(text).width < view.width) {
       pen.fillText(text, Math.round(x) + 4, AXIS / 2);

@@ -3,11 +3,12 @@
 // that changed (a <table> is laid out as a whole: ten times the work).
 
 const PADDING = 18; // px between two columns, and reserve for wide letters
+const SETTLED = 2; // s without a cell that runs after which empty columns go
 const LINGERS = 5; // s at one line from which on they are shown; as in columns.py
 const STAY = / for [\d.]+ \w+$/; // what stayText adds
 const BAR = 44; // px of the bar beside the elapsed time
 const SHAPE = 16; // px of the shape before a state
-const DROPS = [8, 7, 6, 5, 4, 3, 2, 1]; // the columns that are left out first, then second, ...
+const DROPS = [10, 9, 8, 7, 6, 5, 4, 3, 2, 1]; // the columns that are left out first, then second, ...
 const FIT = 1; // px for rounding
 const STALL = 5; // s after which a bar changes its colour
 
@@ -53,6 +54,7 @@ class Table {
 
   /** Forget what the columns have held: an empty one is not shown. */
   forget() {
+    this.ran ??= null; // when a cell ran last, if columns may have become empty since
     this.lengths = this.columns.map(() => 0); // of the longest text of each
     this.longest = this.columns.map((column) => column.title);
   }
@@ -110,6 +112,7 @@ class Table {
       entry = this.add(rank);
       names = null;
     }
+    if (cells.since !== undefined) this.ran = now;
     setAttribute(entry.row, "class", `row ${standing(cells)}`);
     this.columns.forEach((column, place) => {
       if (names !== null && !concerns(column.key, names)) return;
@@ -179,7 +182,7 @@ class Table {
         setAttribute(bar, "class", `bar${elapsed > STALL ? " late" : ""}`);
       }
     }
-    if (target.node.data !== text) {
+    if (target.node.data !== text || this.lengths[place] === 0) {
       target.node.data = text;
       this.measure(place, text + limit);
     }
@@ -190,8 +193,23 @@ class Table {
     if (bar.firstChild.style.width !== width) bar.firstChild.style.width = width;
   }
 
+  /** Forget columns that are empty since nothing runs: not at each end of a cell. */
+  settle(now) {
+    const runs = [...this.rowsOf().values()].some((cells) => cells.since !== undefined);
+    if (runs) {
+      this.ran = now;
+    } else if (this.ran !== null && now - this.ran >= SETTLED) {
+      this.ran = null;
+      this.forget();
+      for (const rank of this.ranks()) this.dirty.set(rank, null);
+      this.stale = true;
+      this.flush(now);
+    }
+  }
+
   /** Update the times; no other cell changes without a message. */
   tick(now) {
+    this.settle(now);
     const rows = this.rowsOf();
     const elapsed = this.columns.findIndex((column) => column.key === "elapsed");
     const beat = this.columns.findIndex((column) => column.key === "beat");
@@ -244,9 +262,8 @@ class Table {
     const hidden = (column, place, level) =>
       this.lengths[place] === 0 || isHidden(column, level, single);
     const needed = (level) => {
-      // The bar, the timeout and the time at a line are left out before the line; the
-      // time elapsed remains.
-      if (level <= 2) {
+      // The bar, the timeout and the time at a line are left out before the op.
+      if (level <= 4) {
         const elapsed = this.columns.findIndex(({ key }) => key === "elapsed");
         widths[elapsed] = this.pen.measureText("elapsed").width + PADDING;
         const line = this.columns.findIndex(({ key }) => key === "line");
