@@ -35,7 +35,7 @@ ONCE_MORE := == once more, one at a time: the tests that failed. What passes now
 # Those of PyTorch, in the environment that has it. A record of failures of its own.
 TORCH_TESTS := .venv-torch/bin/python -m pytest -o cache_dir=build/pytest-torch tests/with_torch
 
-.PHONY: help demo lab check test test-torch test-pythons retest retest-torch soak soak-torch lint style contracts \
+.PHONY: help demo lab check test test-torch test-pythons retest retest-torch soak soak-torch lint style contracts docs \
     types format bench clean distclean environment other-environments torch-environment typing
 
 help: ## list these targets
@@ -94,6 +94,9 @@ types: environment typing
 format: environment ## format the code and mend what the linter can mend
 	@$(BIN)/ruff check --fix $(SOURCES)
 	@$(BIN)/ruff format $(SOURCES)
+
+docs: environment ## build the site in build/docs/html; every warning is an error
+	@$(BIN)/python -m tools.site
 
 bench: environment ## measure against bare gloo, torch.distributed and ipyparallel (BENCH_ARGS=--quick)
 	@$(BIN)/python -m bench $(BENCH_ARGS)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from rankscope import __version__, doctor
 
-__all__ = ["main"]
+__all__ = ["command_parser", "main"]
 
 #: The commands for what runs, and what they do.
 _ON_CLUSTERS = {
@@ -32,7 +32,8 @@ exit status: 0 done (diagnose: nothing hangs), 1 diagnose: something hangs,
 """
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="rankscope",
         description="Rankscope's command line. Its commands find the clusters that "
@@ -92,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that `arguments` name; return its exit status."""
-    values = _parser().parse_args(arguments)
+    values = command_parser().parse_args(arguments)
     if values.command == "doctor":
         return doctor.main()
     # Here: the doctor runs where what the others import is missing.

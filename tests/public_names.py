@@ -12,14 +12,13 @@ __all__ = ["exported", "public"]
 
 
 def exported() -> dict[str, Any]:
-    """Return the functions and classes that `rankscope` exports; aliases once."""
-    found: dict[str, Any] = {}
-    # A name without an underscore goes before its alias for torch's programs.
-    for name in sorted(rankscope.__all__, key=lambda name: name.startswith("_")):
-        member = getattr(rankscope, name)
-        if callable(member) and not any(member is other for other in found.values()):
-            found[name] = member
-    return found
+    """Return the functions and classes that `rankscope` exports, aliases left out."""
+    members = {name: getattr(rankscope, name) for name in rankscope.__all__}
+    return {
+        name: member
+        for name, member in members.items()
+        if callable(member) and member.__name__ == name
+    }
 
 
 def public() -> dict[str, Any]:

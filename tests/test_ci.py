@@ -147,24 +147,29 @@ def test_what_fails_twice_is_red(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("fails", "made", "green"),
     [
-        ("", "lint test test-torch soak soak-torch test-pythons", True),
+        ("", "lint docs test test-torch soak soak-torch test-pythons", True),
         ("lint", "lint", False),
-        ("test", "lint test retest test-torch soak soak-torch test-pythons", True),
+        ("docs", "lint docs", False),
+        ("test", "lint docs test retest test-torch soak soak-torch test-pythons", True),
         (
             "test-torch",
-            "lint test test-torch retest-torch soak soak-torch test-pythons",
+            "lint docs test test-torch retest-torch soak soak-torch test-pythons",
             True,
         ),
-        ("soak", "lint test test-torch soak retest soak-torch test-pythons", True),
+        ("soak", "lint docs test test-torch soak retest soak-torch test-pythons", True),
         (
             "soak-torch",
-            "lint test test-torch soak soak-torch retest-torch test-pythons",
+            "lint docs test test-torch soak soak-torch retest-torch test-pythons",
             True,
         ),
-        ("test retest", "lint test retest", False),
-        ("test-torch retest-torch", "lint test test-torch retest-torch", False),
-        ("soak retest", "lint test test-torch soak retest", False),
-        ("test-pythons", "lint test test-torch soak soak-torch test-pythons", False),
+        ("test retest", "lint docs test retest", False),
+        ("test-torch retest-torch", "lint docs test test-torch retest-torch", False),
+        ("soak retest", "lint docs test test-torch soak retest", False),
+        (
+            "test-pythons",
+            "lint docs test test-torch soak soak-torch test-pythons",
+            False,
+        ),
     ],
 )
 def test_the_targets_of_a_ci_run(

@@ -1,0 +1,86 @@
+"""The site: every public name on one page, code blocks that run, nothing from afar."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rankscope as dist
+from rankscope.backends.groups.world import world
+from rankscope.backends.interface.registry import builtin_devices
+from tests.public_names import exported
+from tools.site import foreign
+from tools.site_directives import without_outer_links
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+REFERENCE = sorted((DOCS / "reference").glob("*.md"))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """Return the code of a page in one language."""
+    text = page.read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def test_every_public_name_stands_on_one_page() -> None:
+    named: Counter[str] = Counter()
+    for page in REFERENCE:
+        text = page.read_text(encoding="utf-8")
+        # What is there a second time has no entry in the index.
+        again = re.findall(r"autoclass:: (\w+)\n   :noindex:", text)
+        named.update(re.findall(r"auto(?:function|class):: (\w+)", text))
+        named.subtract(again)
+    assert named == Counter(list(exported()))
+
+
+def test_every_page_is_in_a_list_of_contents() -> None:
+    listed = set[str]()
+    for contents in blocks(DOCS / "index.md", "{toctree}"):
+        listed |= set(re.findall(r"^[a-z][\w/-]*$", contents, re.MULTILINE))
+    pages = {str(page.relative_to(DOCS).with_suffix("")) for page in DOCS.rglob("*.md")}
+    assert listed == pages - {"index"}
+
+
+def test_links_out_of_the_docs_become_paths() -> None:
+    text = "[07_ddp.ipynb](../notebooks/07_ddp.ipynb), [it](../x.md), [on](b.md#c)"
+    assert without_outer_links(text, "torch") == (
+        "`notebooks/07_ddp.ipynb`, it (`x.md`), [on](b.md#c)"
+    )
+    inside = "[all](../backends.md), [it](../../README.md)"
+    assert without_outer_links(inside, "reference/ops") == (
+        "[all](../backends.md), it (`README.md`)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("page", "found"),
+    [
+        ('<script src="https://cdn.test/x.js"></script>', ["https://cdn.test/x.js"]),
+        ('<link rel="stylesheet" href="//cdn.test/x.css">', ["//cdn.test/x.css"]),
+        ('<img src="_images/board.png"><a href="https://other.test">there</a>', []),
+        ('<link rel="search" href="https://other.test">', []),
+    ],
+)
+def test_what_a_page_loads_from_elsewhere_is_found(page: str, found: list[str]) -> None:
+    assert foreign(page) == found
+
+
+def test_the_backend_of_the_page_is_one() -> None:
+    (code,) = blocks(DOCS / "reference" / "writing_a_backend.md", "python")
+    try:
+        exec(code, {"__name__": "the_page"})
+        dist.init_process_group("mine", store=dist.HashStore(), rank=0, world_size=1)
+        work = dist.barrier(async_op=True)
+        assert work is not None
+        assert work.wait(10)
+        with pytest.raises(NotImplementedError, match="does not implement all_reduce"):
+            dist.all_reduce(np.ones(2))
+    finally:
+        if world.default is not None:
+            world.destroy()
+        for name in {*dist.Backend.registry} - {*builtin_devices()}:
+            del dist.Backend.registry[name]
