@@ -85,7 +85,7 @@ def test_groups_of_one_name_on_other_ranks_are_told_apart() -> None:
     status = cluster(rank(0, low), rank(1, low), rank(2, high), rank(3, high))
     found = sections(status)
     assert [section.facts[0] for section in found] == ["ranks 0–1", "ranks 2–3"]
-    assert [section.title for section in found] == ["dp (0-1)", "dp (2-3)"]
+    assert [section.title for section in found] == ["dp (0–1)", "dp (2–3)"]
 
 
 def test_a_dead_rank_and_an_abort_are_explained_below_their_group() -> None:
