@@ -8,7 +8,7 @@ a receive that was not matched is cancelled, and nothing more is written to the
 caller's arrays. (A collective of MPI's own cannot be cancelled: it would go on
 writing to them.)
 
-Arrays are flat numpy arrays. Which algorithm runs depends only on what all
+Arrays are flat numpy arrays. Which all_reduce runs (`choice`) depends only on what all
 ranks agree on: the world size, and the size of arrays that all ranks have.
 Between two ranks messages arrive in the order in which they were sent. A rank
 sends nothing to itself, and the runner leaves out transfers of empty arrays: a
@@ -33,7 +33,6 @@ __all__ = [
     "Transfer",
     "Ufunc",
     "all_gather",
-    "all_reduce",
     "all_to_all",
     "barrier",
     "broadcast",
@@ -41,6 +40,7 @@ __all__ = [
     "reduce",
     "reduce_scatter",
     "scatter",
+    "split_into_segments",
 ]
 
 Flat = npt.NDArray[Any]
@@ -61,16 +61,12 @@ Schedule = Iterator[list[Transfer]]
 # reduced, and little memory is needed.
 _SEGMENT = 1 << 20
 
-# Up to this many bytes every rank sends its whole array (log2 p steps); above, it
-# sends each byte twice (2 (p - 1) steps). Two ranks need one step either way.
-_DOUBLING_LIMIT_OF_TWO = 256 << 10
-_DOUBLING_LIMIT = 32 << 10
-
 # The number of peers with which a rank communicates at once.
 _PEERS = 8
 
 
-def _segments(size: int, itemsize: int) -> list[slice]:
+def split_into_segments(size: int, itemsize: int) -> list[slice]:
+    """Return the slices of an array of `size` elements that go as one message each."""
     step = max(1, _SEGMENT // itemsize)
     return [slice(start, min(start + step, size)) for start in range(0, size, step)]
 
@@ -87,80 +83,10 @@ def barrier(rank: int, size: int) -> Schedule:
         distance *= 2
 
 
-def all_reduce(
-    rank: int, size: int, data: Flat, ufunc: Ufunc, scratch: Scratch
-) -> Schedule:
-    """Reduce `data` over all ranks, in place; the same bits on every rank."""
-    limit = _DOUBLING_LIMIT_OF_TWO if size == 2 else _DOUBLING_LIMIT
-    if size == 1:
-        return iter(())
-    if data.nbytes <= limit or data.size < size:
-        return _all_reduce_doubling(rank, size, data, ufunc, scratch)
-    return _all_reduce_ring(rank, size, data, ufunc, scratch)
-
-
-def _all_reduce_doubling(
-    rank: int, size: int, data: Flat, ufunc: Ufunc, scratch: Scratch
-) -> Schedule:
-    """Recursive doubling; ranks above a power of two first fold into others."""
-    other = scratch(data.size, data.dtype)
-    power = 1 << (size.bit_length() - 1)
-    extra = size - power
-    position = rank - extra
-    if rank < 2 * extra:
-        if rank % 2:
-            yield [(SEND, rank - 1, data)]
-            yield [(RECV, rank - 1, data)]
-            return
-        yield [(RECV, rank + 1, other)]
-        ufunc(data, other, out=data)
-        position = rank // 2
-    distance = 1
-    while distance < power:
-        partner = position ^ distance
-        peer = 2 * partner if partner < extra else partner + extra
-        yield [(RECV, peer, other), (SEND, peer, data)]
-        # Both sides put the lower rank's part first: equal bits on both.
-        first, second = (data, other) if rank < peer else (other, data)
-        ufunc(first, second, out=data)
-        distance *= 2
-    if rank < 2 * extra:
-        yield [(SEND, rank + 1, data)]
-
-
-def _all_reduce_ring(
-    rank: int, size: int, data: Flat, ufunc: Ufunc, scratch: Scratch
-) -> Schedule:
-    """Reduce-scatter round the ring, then all-gather round it."""
-    edges = [part * data.size // size for part in range(size + 1)]
-    parts = [data[edges[p] : edges[p + 1]] for p in range(size)]
-    up, down = (rank + 1) % size, (rank - 1) % size
-    # Parts differ by one element at most, so all ranks see as many segments.
-    longest = max(part.size for part in parts)
-    segments = _segments(longest, data.itemsize)
-    other = scratch(segments[0].stop, data.dtype)
-    for step in range(size - 1):
-        outgoing, incoming = (
-            parts[(rank - step) % size],
-            parts[(rank - step - 1) % size],
-        )
-        for segment in segments:
-            mine = incoming[segment]
-            received = other[: mine.size]
-            yield [(RECV, down, received), (SEND, up, outgoing[segment])]
-            ufunc(mine, received, out=mine)
-    for step in range(size - 1):
-        outgoing, incoming = (
-            parts[(rank + 1 - step) % size],
-            parts[(rank - step) % size],
-        )
-        yield [(RECV, down, incoming), (SEND, up, outgoing)]
-
-
 def broadcast(rank: int, size: int, data: Flat, root: int) -> Schedule:
     """Down a binomial tree, segment by segment."""
     parent, children = _tree(rank, size, root)
-    for segment in _segments(data.size, data.itemsize):
+    for segment in split_into_segments(data.size, data.itemsize):
         piece = data[segment]
         if parent is not None:
             yield [(RECV, parent, piece)]
@@ -173,7 +99,7 @@ def reduce(
 ) -> Schedule:
     """Up a binomial tree into `data` of `root`; elsewhere `data` is only read."""
     parent, children = _tree(rank, size, root)
-    segments = _segments(data.size, data.itemsize)
+    segments = split_into_segments(data.size, data.itemsize)
     longest = segments[0].stop
     own = parent is None or not children
     space = scratch(longest if own else 2 * longest, data.dtype)
@@ -278,7 +204,7 @@ def reduce_scatter(
     output[...] = inputs[rank]
     # The parts of the two peers of a step may be longer or shorter.
     longest = max(part.size for part in inputs)
-    segments = _segments(longest, output.itemsize)
+    segments = split_into_segments(longest, output.itemsize)
     other = scratch(min(output.size, segments[0].stop), output.dtype)
     for step in range(1, size):
         target, source = (rank + step) % size, (rank - step) % size

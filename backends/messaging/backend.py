@@ -14,7 +14,7 @@ from ..interface.base import Array, Backend
 from ..work.op_type import OpType
 from ..work.reduce_op import ReduceOp
 from ..work.work import Work
-from . import algorithms, reductions
+from . import algorithms, choice, reductions
 from .algorithms import RECV, SEND, Flat, Schedule, Ufunc
 from .queue import MessageQueue
 from .transport import ANY_SOURCE, Connector
@@ -53,6 +53,7 @@ class MessagingBackend(Backend):
         super().__init__(rank, size)
         self._queue = MessageQueue(self._failed)
         self._connector = connector
+        self._all_reduce_of = choice.chooser(size)
         self._builder: threading.Thread | None = None
         self._lock = threading.Lock()
         self._aborted = False
@@ -139,9 +140,10 @@ class MessagingBackend(Backend):
     # -- collectives -----------------------------------------------------------
 
     def all_reduce(self, tensor: Array, op: Ufunc) -> Work:
-        """Reduce in place: recursive doubling up to some KiB, a ring above."""
+        """Reduce in place, by the algorithm of `choice`."""
         flat = tensor if tensor.ndim == 1 else tensor.reshape(-1)
-        schedule = algorithms.all_reduce(self.rank, self.size, flat, op, self._scratch)
+        algorithm = self._all_reduce_of(flat)
+        schedule = algorithm(self.rank, self.size, flat, op, self._scratch)
         return self._start(
             _ALL_REDUCE, schedule, flat.nbytes, tensor, _ALL_REDUCE_TAG, False
         )

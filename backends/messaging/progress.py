@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import os
+import select
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from typing import Protocol
 
 from ..work.background_loop import BackgroundLoop
 
 __all__ = ["Progress", "Queue", "progress"]
 
-# After the last progress the thread spins for _SPIN seconds, yielding the
-# core, and then takes naps, which grow to _NAP_MAX: less eager than a waiter, so
-# as to leave core and interpreter to those who compute. Without anything to do
-# it looks again every _NAP_MAX seconds, which spares those who issue ops a
-# wake-up, and ends after _LINGER.
+# After the last progress the thread spins for _SPIN seconds, yielding the core, and
+# then sleeps: on the descriptors of the transports, or, where one has none, by naps,
+# which grow with the time since then. It is less eager than a waiter, so as to leave
+# core and interpreter to those who compute.
 _SPIN = 1e-4
-_NAP, _NAP_MAX = 2e-5, 1e-3
+_NAP, _NAP_MAX = 2e-5, 5e-3
+# While other threads drive the queues, or there is nothing to do, it looks again from
+# time to time, which spares those who issue ops a wake-up; it ends after _LINGER.
+_LOOK, _LOOK_MAX = 1e-3, 2e-2
 _LINGER = 0.5
+# Seconds of a sleep on descriptors, at most.
+_SLEEP = 1.0
 
 
 class Queue(Protocol):
@@ -34,6 +40,12 @@ class Queue(Protocol):
     def advance(self) -> bool:
         """Advance without blocking; return whether any op progressed."""
 
+    def fileno(self) -> int | None:
+        """Return the descriptor that tells, after `arm`, that something has come."""
+
+    def arm(self) -> bool:
+        """Have the descriptor tell; ``False``: there is something to do first."""
+
 
 class Progress:
     """Drives queues for as long as they are busy, on one thread."""
@@ -41,8 +53,10 @@ class Progress:
     def __init__(self) -> None:
         self._queues: weakref.WeakSet[Queue] = weakref.WeakSet()
         self._lock = threading.Lock()
-        self._nap = _NAP
         self._busy_at = self._moved_at = 0.0
+        # While the thread sleeps on descriptors: one of its own, to wake it.
+        self._bell: int | None = None
+        self._stopped = False
         self._loop = BackgroundLoop("rankscope-messages", self._advance)
 
     def add(self, queue: Queue) -> None:
@@ -50,12 +64,20 @@ class Progress:
         with self._lock:
             self._queues.add(queue)
             if self._loop.idle:
-                self._nap, self._moved_at = _NAP, time.monotonic()
+                self._moved_at = time.monotonic()
+            self._ring()
         self._loop.kick_if_idle()
 
     def stop(self) -> None:
         """End the thread, for good."""
+        with self._lock:
+            self._stopped = True
+            self._ring()
         self._loop.stop()
+
+    def _ring(self) -> None:
+        if self._bell is not None:
+            os.eventfd_write(self._bell, 1)
 
     def _advance(self) -> float | None:
         with self._lock:
@@ -66,18 +88,49 @@ class Progress:
             elif now - self._busy_at > _LINGER:
                 self._queues.clear()
                 return None
+        idle = now - self._moved_at
         # The turns of a thread that waits do more than those of this one would.
         alone = [queue for queue in busy if not queue.waiting]
         if not alone:
-            return _NAP_MAX
+            return min(max(idle / 8, _LOOK), _LOOK_MAX)
         if any([queue.advance() for queue in alone]):
-            self._nap, self._moved_at = _NAP, time.monotonic()
+            self._moved_at = time.monotonic()
             return 0.0
-        if now - self._moved_at < _SPIN:
+        if idle < _SPIN:
             os.sched_yield()
             return 0.0
-        nap, self._nap = self._nap, min(1.5 * self._nap, _NAP_MAX)
-        return nap
+        descriptors = [queue.fileno() for queue in alone]
+        told = [number for number in descriptors if number is not None]
+        if len(told) < len(alone):
+            return min(max(idle / 8, _NAP), _NAP_MAX)
+        # A queue whose waiter leaves tells nobody.
+        self._sleep(alone, busy, told, _SLEEP if alone == busy else _LOOK_MAX)
+        return 0.0
+
+    def _sleep(
+        self,
+        alone: Sequence[Queue],
+        known: Sequence[Queue],
+        descriptors: Sequence[int],
+        timeout: float,
+    ) -> None:
+        """Wait until something has come for the queues that are `alone`, or `add`."""
+        with self._lock:
+            if self._stopped or any(
+                queue.busy and queue not in known for queue in self._queues
+            ):
+                return
+            self._bell = bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        try:
+            poll = select.poll()
+            for number in (bell, *descriptors):
+                poll.register(number, select.POLLIN)
+            if all([queue.arm() for queue in alone]):
+                poll.poll(timeout * 1e3)
+        finally:
+            with self._lock:
+                self._bell = None
+                os.close(bell)
 
 
 #: The thread of this process.

@@ -150,13 +150,21 @@ class MessageQueue:
 
     def sleep(self, work: Work, timeout: float, idle: float) -> None:
         """Wait until something may have come for `work`, `timeout` seconds at most."""
+        transport = self._transport
+        # A thread that ended the Work before arm() has woken nobody.
+        if self.arm() and transport is not None and not work.is_completed():
+            transport.sleep(timeout, idle)
+
+    def arm(self) -> bool:
+        """Have the transport tell what comes; ``False``: advance first."""
         with self._lock:
             transport = self._transport
-            if transport is None or self._closed or not transport.arm():
-                return
-        # A thread that ended the Work before arm() has woken nobody.
-        if not work.is_completed():
-            transport.sleep(timeout, idle)
+            return transport is not None and not self._closed and transport.arm()
+
+    def fileno(self) -> int | None:
+        """Return the descriptor that tells, after `arm`, that something has come."""
+        transport = self._transport
+        return None if transport is None else transport.fileno()
 
     def _resume(self, work: MessageWork, looks: int) -> bool:
         """Resume `work` as far as its messages allow; return whether it is over."""

@@ -18,7 +18,7 @@ __all__ = ["MPITransport"]
 _log = logging.getLogger(__name__)
 
 # Naps of a waiter grow with the time for which nothing has come, between these.
-_NAP, _NAP_MAX = 2e-5, 5e-4
+_NAP, _NAP_MAX = 2e-5, 4e-3
 
 # Of aborted groups: requests that MPI has not completed or cancelled yet, and the
 # memory that they may still read or write.

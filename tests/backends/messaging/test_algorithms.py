@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.backends.messaging import algorithms as schedules
+from rankscope.backends.messaging import all_reduce, choice
 from rankscope.backends.messaging.algorithms import RECV, SEND, Schedule
 
 Array = npt.NDArray[Any]
@@ -103,21 +104,45 @@ def network(request: pytest.FixtureRequest) -> Network:
 @pytest.fixture(autouse=True)
 def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedules, "_SEGMENT", 80)
-    monkeypatch.setattr(schedules, "_DOUBLING_LIMIT", 200)
-    monkeypatch.setattr(schedules, "_DOUBLING_LIMIT_OF_TWO", 200)
     monkeypatch.setattr(schedules, "_PEERS", 3)
 
 
-@pytest.mark.parametrize("size", SIZES)
+ALL_REDUCES = [
+    all_reduce.doubling,
+    all_reduce.halving,
+    all_reduce.ring,
+]
+
+
+@pytest.mark.parametrize("algorithm", ALL_REDUCES)
+@pytest.mark.parametrize("size", SIZES[1:])
 @pytest.mark.parametrize("count", [1, 5, 25, 26, 101])
-def test_all_reduce(network: Network, size: int, count: int) -> None:
+def test_all_reduce(
+    network: Network, algorithm: Callable[..., Schedule], size: int, count: int
+) -> None:
     data = [held(rank, count) for rank in range(size)]
     wanted = sum(data)
-    network.run(
-        lambda r: schedules.all_reduce(r, size, data[r], np.add, np.empty), size
-    )
+    network.run(lambda r: algorithm(r, size, data[r], np.add, np.empty), size)
     for array in data:
         np.testing.assert_array_equal(array, wanted)
+
+
+@pytest.mark.parametrize("size", range(1, 40))
+def test_every_size_has_an_all_reduce(size: int) -> None:
+    """The rows of a group ascend, and the last one takes arrays of any size."""
+    limits = [limit for limit, _ in choice.all_reduces(size)]
+    assert limits == sorted(limits)
+    assert limits[-1] > 1 << 60
+    choose = choice.chooser(size)
+    for limit, algorithm in choice.all_reduces(size)[:-1]:
+        assert choose(np.empty(limit, "u1")) is algorithm
+        assert choose(np.empty(limit + 1, "u1")) is not algorithm
+
+
+def test_an_array_of_fewer_elements_than_ranks_is_not_cut() -> None:
+    huge = np.empty(3, np.dtype((np.void, 1 << 20)))
+    assert choice.chooser(9)(huge) is all_reduce.doubling
+    assert choice.chooser(3)(huge) is all_reduce.halving
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -208,20 +233,28 @@ def test_barrier_waits_for_everybody(size: int) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(
-    size=st.integers(1, 9),
+    algorithm=st.sampled_from(ALL_REDUCES),
+    size=st.integers(2, 9),
     count=st.integers(1, 70),
     seed=st.integers(0, 1 << 30),
     eager=st.booleans(),
 )
 def test_all_reduce_gives_the_same_bits_everywhere(
-    size: int, count: int, seed: int, eager: bool
+    algorithm: Callable[..., Schedule], size: int, count: int, seed: int, eager: bool
 ) -> None:
     generator = np.random.default_rng(seed)
-    data = [generator.standard_normal(count).astype("f4") for _ in range(size)]
-    wanted = np.sum(np.array(data, "f8"), axis=0)
+    held = [generator.standard_normal(count).astype("f4") for _ in range(size)]
+    wanted = np.sum(np.array(held, "f8"), axis=0)
+    data = [array.copy() for array in held]
     Network(seed, eager).run(
-        lambda r: schedules.all_reduce(r, size, data[r], np.add, np.empty), size
+        lambda r: algorithm(r, size, data[r], np.add, np.empty), size
     )
     np.testing.assert_allclose(data[0], wanted, rtol=1e-4, atol=1e-5)
     for array in data[1:]:
         assert array.tobytes() == data[0].tobytes()
+    # Nor do they depend on when the messages come.
+    again = [array.copy() for array in held]
+    Network(seed + 1, not eager).run(
+        lambda r: algorithm(r, size, again[r], np.add, np.empty), size
+    )
+    assert again[0].tobytes() == data[0].tobytes()
