@@ -18,7 +18,7 @@ RATIO_BUDGETS = {64 << 10: 2.2, 1 << 20: 1.2}
 EXTRA_BUDGET = dispatch.BUDGET + 10e-6
 #: The micro-benchmarks of OSU that are measured, and at which sizes in bytes.
 OSU = {"latency": (4, 64 << 10), "bandwidth": (64 << 10, 4 << 20)}
-OSU_BLOCKS = {4: 500, 64 << 10: 100, 4 << 20: 5}
+OSU_BLOCKS = {4: 1500, 64 << 10: 100, 4 << 20: 5}
 CONTENDERS = ("mpi", "bare-mpi")
 
 

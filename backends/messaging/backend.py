@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -92,23 +91,22 @@ class MessagingBackend(Backend):
             self.on_failure(reason)
 
     def _submit(
-        self, kind: OpType, schedule: Schedule, nbytes: int, result: Any = None
+        self, kind: OpType, schedule: Schedule, result: Any = None
     ) -> MessageWork:
         """Issue a collective."""
-        return self._start(kind, schedule, nbytes, result, _TAGS[kind], False)
+        return self._start(kind, schedule, result, _TAGS[kind], False)
 
     def _start(
         self,
         kind: OpType,
         schedule: Schedule,
-        nbytes: int,
         result: Any,
         tag: int,
         message: bool,
     ) -> MessageWork:
         if self._builder is None:
             self._connect()
-        work = MessageWork(self._queue, kind, schedule, tag, nbytes, result)
+        work = MessageWork(self._queue, kind, schedule, tag, result)
         self._queue.submit(work, message)
         return work
 
@@ -144,21 +142,19 @@ class MessagingBackend(Backend):
         flat = tensor if tensor.ndim == 1 else tensor.reshape(-1)
         algorithm = self._all_reduce_of(flat)
         schedule = algorithm(self.rank, self.size, flat, op, self._scratch)
-        return self._start(
-            _ALL_REDUCE, schedule, flat.nbytes, tensor, _ALL_REDUCE_TAG, False
-        )
+        return self._start(_ALL_REDUCE, schedule, tensor, _ALL_REDUCE_TAG, False)
 
     def broadcast(self, tensor: Array, src: int) -> Work:
         """Copy `tensor` of rank `src` to every rank, down a binomial tree."""
         flat = tensor.reshape(-1)
         schedule = algorithms.broadcast(self.rank, self.size, flat, src)
-        return self._submit(OpType.BROADCAST, schedule, flat.nbytes, tensor)
+        return self._submit(OpType.BROADCAST, schedule, tensor)
 
     def reduce(self, tensor: Array, dst: int, op: Ufunc) -> Work:
         """Reduce into `tensor` of rank `dst`, up a binomial tree."""
         flat = tensor.reshape(-1)
         schedule = algorithms.reduce(self.rank, self.size, flat, dst, op, self._scratch)
-        return self._submit(OpType.REDUCE, schedule, flat.nbytes, tensor)
+        return self._submit(OpType.REDUCE, schedule, tensor)
 
     def all_gather(self, tensor_list: Sequence[Array], tensor: Array) -> Work:
         """Send `tensor` to every rank; receive into the arrays of the list."""
@@ -166,8 +162,7 @@ class MessagingBackend(Backend):
         schedule = algorithms.all_gather(
             self.rank, self.size, outputs, tensor.reshape(-1)
         )
-        nbytes = sum(output.nbytes for output in outputs)
-        return self._submit(OpType.ALL_GATHER, schedule, nbytes, tensor_list)
+        return self._submit(OpType.ALL_GATHER, schedule, tensor_list)
 
     def gather(
         self, tensor: Array, gather_list: Sequence[Array] | None, dst: int
@@ -177,8 +172,7 @@ class MessagingBackend(Backend):
         schedule = algorithms.gather(
             self.rank, self.size, outputs, tensor.reshape(-1), dst
         )
-        nbytes = sum(array.nbytes for array in outputs or [tensor])
-        return self._submit(OpType.GATHER, schedule, nbytes, gather_list)
+        return self._submit(OpType.GATHER, schedule, gather_list)
 
     def scatter(
         self, tensor: Array, scatter_list: Sequence[Array] | None, src: int
@@ -188,8 +182,7 @@ class MessagingBackend(Backend):
         schedule = algorithms.scatter(
             self.rank, self.size, tensor.reshape(-1), inputs, src
         )
-        nbytes = sum(array.nbytes for array in inputs or [tensor])
-        return self._submit(OpType.SCATTER, schedule, nbytes, tensor)
+        return self._submit(OpType.SCATTER, schedule, tensor)
 
     def reduce_scatter(
         self, output: Array, input_list: Sequence[Array], op: Ufunc
@@ -204,8 +197,7 @@ class MessagingBackend(Backend):
             op,
             self._scratch,
         )
-        nbytes = sum(array.nbytes for array in inputs)
-        return self._submit(OpType.REDUCE_SCATTER, schedule, nbytes, output)
+        return self._submit(OpType.REDUCE_SCATTER, schedule, output)
 
     def all_to_all(
         self, output_list: Sequence[Array], input_list: Sequence[Array]
@@ -213,13 +205,12 @@ class MessagingBackend(Backend):
         """Send a part to each rank and receive one; parts may differ in size."""
         outputs, inputs = _flat(output_list), _flat(input_list)
         schedule = algorithms.all_to_all(self.rank, self.size, outputs, inputs)
-        nbytes = sum(array.nbytes for array in itertools.chain(outputs, inputs))
-        return self._submit(OpType.ALL_TO_ALL, schedule, nbytes, output_list)
+        return self._submit(OpType.ALL_TO_ALL, schedule, output_list)
 
     def barrier(self) -> Work:
         """End when every rank has entered."""
         schedule = algorithms.barrier(self.rank, self.size)
-        return self._submit(OpType.BARRIER, schedule, 0)
+        return self._submit(OpType.BARRIER, schedule)
 
     # -- messages ----------------------------------------------------------------
 
@@ -235,14 +226,14 @@ class MessagingBackend(Backend):
         """Send at once, without waiting for earlier collectives."""
         flat = tensor.reshape(-1)
         schedule: Schedule = iter([[(SEND, dst, flat)]])
-        return self._start(OpType.SEND, schedule, flat.nbytes, None, tag, True)
+        return self._start(OpType.SEND, schedule, None, tag, True)
 
     def recv(self, tensor: Array, src: int | None, tag: int) -> Work:
         """Receive at once, without waiting for earlier collectives."""
         flat = tensor.reshape(-1)
         source = ANY_SOURCE if src is None else src
         schedule: Schedule = iter([[(RECV, source, flat)]])
-        return self._start(OpType.RECV, schedule, flat.nbytes, None, tag, True)
+        return self._start(OpType.RECV, schedule, None, tag, True)
 
     # -- end of life ---------------------------------------------------------------
 

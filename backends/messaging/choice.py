@@ -20,11 +20,16 @@ _ANY = 1 << 62
 
 
 class Row(NamedTuple):
-    """An algorithm, and up to how many ranks and bytes it is taken."""
+    """An algorithm, and up to how many ranks and bytes it is taken.
+
+    With `powers_of_two`, by groups of 4, 8, 16, … ranks only: the others would send the
+    whole array twice more.
+    """
 
     ranks: int
     nbytes: int
     algorithm: AllReduce
+    powers_of_two: bool = False
 
 
 #: The first row that fits is taken.
@@ -34,7 +39,7 @@ ALL_REDUCE = (
     Row(2, 256 << 10, doubling),
     Row(2, _ANY, ring),
     Row(_ANY, 256 << 10, doubling),
-    Row(_ANY, 4 << 20, halving),
+    Row(_ANY, _ANY, halving, powers_of_two=True),
     Row(_ANY, _ANY, ring),
 )
 
@@ -43,7 +48,9 @@ def all_reduces(size: int) -> list[tuple[int, AllReduce]]:
     """Return, for a group of `size` ranks, algorithms and up to how many bytes each."""
     fitting: list[tuple[int, AllReduce]] = []
     for row in ALL_REDUCE:
-        if size <= row.ranks and (not fitting or row.nbytes > fitting[-1][0]):
+        if size > row.ranks or (row.powers_of_two and size & (size - 1)):
+            continue
+        if not fitting or row.nbytes > fitting[-1][0]:
             fitting.append((row.nbytes, row.algorithm))
     return fitting
 
@@ -58,6 +65,9 @@ def chooser(size: int) -> Callable[[Flat], AllReduce]:
         if data.size < size:
             return smallest
         nbytes = data.nbytes
-        return next(algorithm for limit, algorithm in rows if nbytes <= limit)
+        for limit, algorithm in rows:
+            if nbytes <= limit:
+                return algorithm
+        return rows[-1][1]
 
     return choose

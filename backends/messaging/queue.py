@@ -36,7 +36,8 @@ class MessageQueue:
         self.opened = threading.Event()
         #: The threads that drive this queue because they wait for one of its Works.
         self.waiting = set[int]()
-        #: Seconds that a waiter spins before it sleeps.
+        #: Seconds after the last progress for which a waiter spins, yielding the core:
+        #: then it sleeps, and leaves the core to the rank that it waits for.
         self.spin = 0.0
         self._fail = fail
         self._lock = threading.Lock()
@@ -201,9 +202,13 @@ class MessageQueue:
         limit = transport.max_message
         for kind, peer, array in stage:
             nbytes = array.nbytes
-            if not nbytes and not work.op_type.is_p2p:
+            if nbytes > limit:
+                pieces = _pieces(array, limit)
+            elif nbytes or work.op_type.is_p2p:
+                pieces = (array,)
+            else:
                 continue
-            for piece in (array,) if nbytes <= limit else _pieces(array, limit):
+            for piece in pieces:
                 if kind is SEND:
                     request = transport.send(piece, peer, tag)
                     if request is not None:
@@ -269,7 +274,7 @@ class MessageQueue:
             transport.close()
 
 
-def _pieces(array: Flat, limit: int) -> list[Flat]:
+def _pieces(array: Flat, limit: int) -> tuple[Flat, ...]:
     """Cut the flat `array` into messages of `limit` bytes."""
     view = array.view(np.uint8)
-    return [view[start : start + limit] for start in range(0, view.size, limit)]
+    return tuple(view[start : start + limit] for start in range(0, view.size, limit))

@@ -16,9 +16,6 @@ from .transport import Request
 
 __all__ = ["DrivenQueue", "MessageWork"]
 
-# A waiter spins (yielding the core) after the last progress, longer for large
-# messages; then it sleeps: a rank that waits for a late one leaves the core to it.
-_SPIN_PER_BYTE = 2e-9
 # The number of looks before the waiter looks at the clock, and lets other threads
 # have the queue.
 _LOOKS = 16
@@ -46,7 +43,7 @@ class DrivenQueue(Queue, Protocol):
 class MessageWork(Work):
     """A schedule of messages in flight."""
 
-    __slots__ = ("nbytes", "queue", "requests", "schedule", "source", "tag")
+    __slots__ = ("queue", "requests", "schedule", "source", "tag")
 
     def __init__(
         self,
@@ -54,14 +51,12 @@ class MessageWork(Work):
         op_type: OpType,
         schedule: Schedule,
         tag: int,
-        nbytes: int,
         result: Any = None,
     ) -> None:
         super().__init__(op_type, result)
         self.queue = queue
         self.schedule = schedule
         self.tag = tag
-        self.nbytes = nbytes
         # What the present stage still waits for: the request, the bytes to be
         # received (-1: a send), and the array, which must stay alive.
         self.requests: list[tuple[Request, int, Flat]] = []
@@ -79,30 +74,29 @@ class MessageWork(Work):
             progress.add(self.queue)
 
     def _block(self, timeout: float | None) -> bool:
-        clock = time.monotonic
-        deadline = float("inf") if timeout is None else clock() + timeout
-        queue = self.queue
-        patience = queue.spin + self.nbytes * _SPIN_PER_BYTE
-        idle_from = clock()
-        queue.waiting.add(me := threading.get_ident())
+        queue, me = self.queue, threading.get_ident()
         try:
-            while True:
-                moved = queue.advance(_LOOKS)
-                if self._state.is_terminal:
-                    return True
-                now = clock()
-                if now >= deadline:
-                    break
+            # What it waits for may be there already: then no clock is looked at.
+            queue.advance(_LOOKS)
+            if self._state.is_terminal:
+                return True
+            now = idle_from = time.monotonic()
+            deadline = float("inf") if timeout is None else now + timeout
+            queue.waiting.add(me)
+            while now < deadline:
                 if not queue.opened.is_set():
                     queue.opened.wait(min(0.1, deadline - now))
-                    patience = queue.spin + self.nbytes * _SPIN_PER_BYTE
-                    idle_from = clock()
-                elif moved:
-                    idle_from = now
-                elif now - idle_from < patience:
+                    idle_from = time.monotonic()
+                elif now - idle_from < queue.spin:
                     os.sched_yield()
                 else:
                     queue.sleep(self, deadline - now, now - idle_from)
+                moved = queue.advance(_LOOKS)
+                if self._state.is_terminal:
+                    return True
+                now = time.monotonic()
+                if moved:
+                    idle_from = now
         except BaseException:
             # An interrupt: the op continues, and other ranks depend on it.
             self.detach()

@@ -139,10 +139,16 @@ def test_every_size_has_an_all_reduce(size: int) -> None:
         assert choose(np.empty(limit + 1, "u1")) is not algorithm
 
 
+@pytest.mark.parametrize("size", range(3, 40))
+def test_halving_is_for_powers_of_two(size: int) -> None:
+    algorithms = [algorithm for _, algorithm in choice.all_reduces(size)]
+    assert (all_reduce.halving in algorithms) == (size in (4, 8, 16, 32))
+
+
 def test_an_array_of_fewer_elements_than_ranks_is_not_cut() -> None:
     huge = np.empty(3, np.dtype((np.void, 1 << 20)))
     assert choice.chooser(9)(huge) is all_reduce.doubling
-    assert choice.chooser(3)(huge) is all_reduce.halving
+    assert choice.chooser(3)(huge) is all_reduce.ring
 
 
 @pytest.mark.parametrize("size", SIZES)

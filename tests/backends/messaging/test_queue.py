@@ -89,7 +89,7 @@ def started(
 ) -> tuple[MessageQueue, ByHand, MessageWork]:
     queue, transport = MessageQueue(fail), ByHand()
     queue.open(transport)
-    work = MessageWork(queue, op_type, schedule, 5, 8)
+    work = MessageWork(queue, op_type, schedule, 5)
     queue.submit(work, message=op_type.is_p2p)
     return queue, transport, work
 
@@ -130,9 +130,9 @@ def test_an_empty_message_of_the_user_is_sent() -> None:
 def test_messages_pass_collectives_which_keep_their_order() -> None:
     data = np.zeros(1)
     queue, transport, first = started(iter([[(RECV, 1, data)]]))
-    second = MessageWork(queue, dist.OpType.BARRIER, iter([[(RECV, 2, data)]]), 6, 8)
+    second = MessageWork(queue, dist.OpType.BARRIER, iter([[(RECV, 2, data)]]), 6)
     queue.submit(second, message=False)
-    receive = MessageWork(queue, dist.OpType.RECV, iter([[(RECV, 3, data)]]), 7, 8)
+    receive = MessageWork(queue, dist.OpType.RECV, iter([[(RECV, 3, data)]]), 7)
     queue.submit(receive, message=True)
     assert [m.peer for m in transport.posted] == [1, 3]
     transport.posted[1].over = True
@@ -193,7 +193,7 @@ def test_abandon_hands_over_what_is_in_flight_and_refuses_more() -> None:
     assert not queue.busy
     with pytest.raises(dist.DistBackendError, match="were abandoned"):
         queue.submit(
-            MessageWork(queue, dist.OpType.BARRIER, iter([]), 0, 0), message=False
+            MessageWork(queue, dist.OpType.BARRIER, iter([]), 0), message=False
         )
 
 
