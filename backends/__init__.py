@@ -7,6 +7,7 @@ launcher that sets ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT``.
 from __future__ import annotations
 
 from .collectives import methods as _methods  # noqa: F401 - the methods of groups
+from .collectives.breakpoint import breakpoint
 from .collectives.coalescing import (
     CoalescingManager,
     P2POp,
@@ -196,6 +197,7 @@ __all__ = [
     "all_to_all_single",
     "barrier",
     "batch_isend_irecv",
+    "breakpoint",
     "broadcast",
     "broadcast_object_list",
     "coalescing_manager",

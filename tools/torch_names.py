@@ -50,8 +50,6 @@ _REASONS: dict[str, str] = {
     "What programs import of that module is offered by `rankscope` itself.": (
         "distributed_c10d"
     ),
-    "Nobody types on a rank while its cell runs; `%dist_debug -r 2` opens the frame in "
-    "which a rank failed.": "breakpoint",
     "A profiler's title for an op is nothing that a recorder or the board of Rankscope "
     "shows.": "record_comm",
     "torch deprecates it: `ReduceOp` has the same values.": "reduce_op",
