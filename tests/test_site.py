@@ -56,6 +56,26 @@ def test_links_out_of_the_docs_become_paths() -> None:
     )
 
 
+def test_the_architecture_names_what_is_there() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    pictures = "".join(
+        (DOCS / "_static" / name).read_text(encoding="utf-8")
+        for name in re.findall(r":file: _static/(\S+)", text)
+    )
+    rooms = ("backends", "engines", "magics", "widgets")
+    code = "".join(
+        path.read_text(encoding="utf-8")
+        for room in rooms
+        for path in (DOCS.parent / room).rglob("*.py")
+    )
+    threads = set(re.findall(r"\brankscope-[a-z-]+", text + pictures))
+    assert len(threads) > 5
+    assert not [name for name in threads if f'"{name}"' not in code]
+    for path in re.findall(r"`([a-z_]+(?:/[a-z_.]*)+)`", text):
+        places = (DOCS.parent / path, DOCS.parent / "backends" / path)
+        assert any(place.exists() for place in places), path
+
+
 @pytest.mark.parametrize(
     ("page", "found"),
     [
