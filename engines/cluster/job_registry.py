@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import json
 import logging
 import queue
@@ -17,7 +16,7 @@ from rankscope.backends.errors import DistError, DistStoreError
 from rankscope.backends.stores.tcp import TCPStore
 
 from ..errors import ClusterError
-from ..wire.answers import Answers
+from ..wire.answers import Answers, wait_for_answers
 from ..wire.job_channel import ENDED, answer_key, append, end_key, status_key
 from ..wire.requests import PublishStatus, Request
 from .rank_registry import RankRegistry
@@ -129,11 +128,11 @@ class JobRegistry(RankRegistry):
             for rank in wanted
             if self.slots[rank].alive
         }
-        concurrent.futures.wait(futures.values(), timeout)
+        allowed = wait_for_answers(futures.values(), timeout)
         answers: Answers[A] = Answers()
         for rank, future in futures.items():
             if future.cancel():
-                answers.errors[rank] = f"no answer within {timeout:g} s"
+                answers.errors[rank] = f"no answer within {allowed:g} s"
             else:
                 answers.record(rank, future)
         return answers

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import threading
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from ..errors import ClusterError
 from . import ipyparallel_private as private
-from .answers import Answers
+from .answers import Answers, wait_for_answers
 from .message_types import REQUEST
 from .requests import Request
 
@@ -78,7 +76,7 @@ class ControlChannel:
         request
             One for all ranks, or a function of the rank.
         timeout
-            Seconds to wait at most.
+            Seconds to wait at most; see `wait_for_answers`.
 
         Returns
         -------
@@ -88,15 +86,14 @@ class ControlChannel:
         """
         if threading.current_thread() is private.io_thread(self._client):
             raise RuntimeError("the I/O thread cannot wait for answers")
-        deadline = time.monotonic() + timeout
         futures = {
             rank: self.post(uuid, request(rank) if callable(request) else request)
             for rank, uuid in uuids.items()
         }
-        concurrent.futures.wait(futures.values(), max(0.0, deadline - time.monotonic()))
+        allowed = wait_for_answers(futures.values(), timeout)
         answers: Answers[A] = Answers()
         for rank, future in futures.items():
-            self._collect(answers, rank, future, uuids[rank], timeout)
+            self._collect(answers, rank, future, uuids[rank], allowed)
         return answers
 
     def _collect(
@@ -105,11 +102,11 @@ class ControlChannel:
         rank: int,
         future: Future[Any],
         uuid: str,
-        timeout: float,
+        allowed: float,
     ) -> None:
         if not future.done():
             private.discard_request(self._client, future.msg_id)  # type: ignore[attr-defined]
             self.discard(uuid, future)
-            answers.errors[rank] = f"no answer within {timeout:g} s"
+            answers.errors[rank] = f"no answer within {allowed:g} s"
             return
         answers.record(rank, future)
