@@ -52,6 +52,11 @@ def breakpoint(
     Notes
     -----
     The semantics are those of ``torch.distributed.breakpoint``.
+
+    Examples
+    --------
+    >>> for step in range(3):
+    ...     dist.breakpoint(skip=100)  # stops at step 100
     """
     rank = as_int(rank, "breakpoint: rank")
     if not 0 <= rank < get_world_size():
