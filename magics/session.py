@@ -77,10 +77,10 @@ class Session:
         self._board.show()
 
     def pin_board(self, pinned: bool) -> None:
-        """Keep a bar of the board in sight, of later boards too, or remove it."""
+        """Keep the board in sight, and later boards, or no more."""
         self._pinned = pinned
         if self._board is not None:
-            self._board.pinned = pinned
+            self._board.pin(pinned)
 
     def serve_messages(self) -> None:
         """Handle clicks that wait for the main thread; to be called on that thread."""

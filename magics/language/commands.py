@@ -184,10 +184,11 @@ COMMANDS = {
             "rankscope.Cluster",
             (
                 Option(
-                    "pin", ("--pin",), "keep a bar with state, verdict and Abort in "
-                    "sight, of later clusters too, until --unpin",
+                    "pin", ("--pin",), "keep it in sight, for later clusters too: "
+                    "beside the notebook in JupyterLab with the package sidecar, else "
+                    "as a bar with state, verdict and Abort",
                 ),
-                Option("unpin", ("--unpin",), "remove the bar"),
+                Option("unpin", ("--unpin",), "remove the panel or the bar"),
             ),
         ),
         Command(

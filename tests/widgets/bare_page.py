@@ -6,10 +6,11 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from html import escape
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, Locator, Page, sync_playwright
+from playwright.sync_api import Browser, Frame, Locator, Page, sync_playwright
 
 from rankscope.widgets.board import page as module
 from rankscope.widgets.board.columns import COLUMNS
@@ -98,7 +99,9 @@ def chromium() -> Iterator[Browser]:
 class BarePage:
     """One board on an empty page of `width` px in a theme.
 
-    `clock` makes the page's time the test's: ``page.clock`` moves it.
+    `clock` makes the page's time the test's: ``page.clock`` moves it. `policy` is the
+    page's content security policy; with `sandbox` the page is a frame in another one,
+    with those rights.
     """
 
     def __init__(
@@ -110,6 +113,8 @@ class BarePage:
         snapshot: dict[str, Any] | None = None,
         home: str = "<div class='the-board'></div>",
         clock: bool = False,
+        policy: str = "",
+        sandbox: str | None = None,
     ) -> None:
         self.page: Page = browser.new_page(viewport={"width": width, "height": height})
         if clock:
@@ -118,10 +123,22 @@ class BarePage:
         self.errors: list[str] = []
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         style = ";".join(f"{k}:{v}" for k, v in (theme or LIGHT).items())
-        self.page.set_content(
-            "<!doctype html><body style='margin:12px;"
+        meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        content = (
+            f"<!doctype html>{meta if policy else ''}<body style='margin:12px;"
             f"background:var(--jp-layout-color0);{style}'>{home}</body>"
         )
+        #: Where the board is: the page, or the frame in it.
+        self.frame: Frame = self.page.main_frame
+        if sandbox is None:
+            self.page.set_content(content)
+        else:
+            self.page.set_content(
+                f'<iframe sandbox="{sandbox}" width="{width}" height="{height}" '
+                f'srcdoc="{escape(content, quote=True)}"></iframe>'
+            )
+            self.frame = self.page.frames[1]
+            self.frame.wait_for_load_state()
         traits = {
             "name": "the-board",
             "columns": [column.as_dict() for column in COLUMNS],
@@ -129,7 +146,7 @@ class BarePage:
             "pinned": False,
             "snapshot": snapshot or {},
         }
-        self.page.evaluate(
+        self.frame.evaluate(
             f"([source, traits]) => ({_MODEL})(source, traits)",
             [module.module(), traits],
         )
@@ -138,17 +155,17 @@ class BarePage:
         """Have the kernel send messages; wait until they are drawn."""
         for message in messages:
             if message is not None:
-                self.page.evaluate(
+                self.frame.evaluate(
                     "m => window.play(m)", json.loads(json.dumps(message))
                 )
-        self.page.evaluate(
+        self.frame.evaluate(
             "() => new Promise((done) => "
             "requestAnimationFrame(() => requestAnimationFrame(done)))"
         )
 
     def board(self, place: int = 0) -> Locator:
         """A board on the page."""
-        return self.page.locator(".rankscope-live").nth(place)
+        return self.frame.locator(".rankscope-live").nth(place)
 
     def rows(self) -> list[list[str]]:
         """The cells in sight of each row, titles first, all read in one go.
@@ -168,7 +185,7 @@ class BarePage:
 
     def sent(self) -> list[dict[str, Any]]:
         """What the page has sent to the kernel, since the last call."""
-        return self.page.evaluate("() => window.sent.splice(0)")
+        return self.frame.evaluate("() => window.sent.splice(0)")
 
     def shot(self, name: str) -> Path:
         """Take a picture of the page."""

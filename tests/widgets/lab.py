@@ -226,6 +226,7 @@ class Lab:
         python: str = sys.executable,
         width: int = 1280,
         height: int = 900,
+        alone: bool = True,
     ) -> Notebook:
         """Open a copy of a notebook in a page of its own, with a kernel of `python`."""
         content = json.loads(notebook.read_text(encoding="utf-8"))
@@ -233,21 +234,28 @@ class Lab:
         content["metadata"]["kernelspec"] = {"name": name, "display_name": name}
         file = self.folder / f"{notebook.stem}-{name}.ipynb"
         file.write_text(json.dumps(content), encoding="utf-8")
-        return self.show(file, width=width, height=height)
+        return self.show(file, width=width, height=height, alone=alone)
 
     def show(
-        self, file: Path, *, width: int = 1280, height: int = 900, idle: bool = True
+        self,
+        file: Path,
+        *,
+        width: int = 1280,
+        height: int = 900,
+        idle: bool = True,
+        alone: bool = True,
     ) -> Notebook:
         """Open a notebook that is in the server's folder.
 
         Where its kernel runs a cell, `idle` is false: the page does not wait for it.
+        Unless `alone`, JupyterLab has panels beside the notebook.
         """
         context = self._browser.new_context(
             viewport={"width": width, "height": height}, accept_downloads=True
         )
         page = context.new_page()
         page.set_default_timeout(PATIENCE)
-        where = f"{_PAGES[self.front_end]}/{file.name}"
+        where = f"{_PAGES[self.front_end] if alone else 'lab/tree'}/{file.name}"
         page.goto(f"{self.url}{where}?token={self._token}")
         page.locator(".jp-CodeCell .cm-content").first.wait_for()
         # Who runs a cell before there is a kernel is asked for one.

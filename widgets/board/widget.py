@@ -21,6 +21,7 @@ from rankscope.engines.wire.ipykernel_private import serve_messages
 from . import page
 from .actions import BoardActions
 from .columns import COLUMNS
+from .dock import Dock
 from .feed import BoardFeed
 from .html import board_html
 from .model import Message
@@ -29,6 +30,13 @@ from .text import board_text
 __all__ = ["Board"]
 
 _VIEW = "application/vnd.jupyter.widget-view+json"
+
+#: The answer to `Board.pin` in VS Code and Colab.
+NO_BAR = (
+    "There is no bar here: this front end shows each widget in a frame of its own, "
+    "which scrolls away with its cell. rankscope abort in a terminal ends a hang from "
+    "wherever the notebook is scrolled to."
+)
 
 
 class Board(anywidget.AnyWidget):
@@ -52,7 +60,7 @@ class Board(anywidget.AnyWidget):
     columns: Any = traitlets.List().tag(sync=True)
     #: Whether there is a button Diagnose.
     diagnoses = traitlets.Bool().tag(sync=True)
-    #: Whether a bar in the page shows state, verdict and Abort.
+    #: Whether a bar in the page shows state, verdict and Abort, where no panel does.
     pinned = traitlets.Bool().tag(sync=True)
     #: The whole state, for a page that opens; changes are sent as messages.
     snapshot = traitlets.Dict().tag(sync=True)
@@ -68,6 +76,7 @@ class Board(anywidget.AnyWidget):
         self._kernel = shell.kernel  # type: ignore[attr-defined]
         self._outputs: list[tuple[DisplayPublisher, str]] = []
         self._closing = threading.Lock()
+        self._dock = Dock(self._bundle)
         # A cell makes the board: until it ends, messages of pages may be delayed.
         self._cell_running = True
         self._feed = BoardFeed(
@@ -86,7 +95,7 @@ class Board(anywidget.AnyWidget):
             name=f"rankscope-board-{uuid.uuid4().hex}",
             columns=[column.as_dict() for column in COLUMNS],
             diagnoses=diagnose is not None,
-            pinned=pinned,
+            pinned=pinned and not self._needs_view(),
         )
         self.on_msg(self._on_page_message)
         events: Any = shell.events
@@ -107,6 +116,17 @@ class Board(anywidget.AnyWidget):
         if not isinstance(publisher, CapturingDisplayPublisher):
             self._outputs.append((publisher, display_id))
 
+    def pin(self, pinned: bool) -> None:
+        """Keep the board in sight, docked if possible, else as a bar; or no more."""
+        if pinned and self._needs_view():
+            print(NO_BAR)
+            return
+        # Also where it is pinned: the user may have closed the panel.
+        self._dock.close()
+        if pinned:
+            self._dock.open()
+        self.pinned = pinned
+
     def close(self) -> None:
         """End the board; its outputs keep the last state."""
         with self._closing:
@@ -116,6 +136,7 @@ class Board(anywidget.AnyWidget):
             events: Any = self._shell.events
             events.unregister("pre_run_cell", self._on_cell_start)
             events.unregister("post_run_cell", self._on_cell_end)
+            self._dock.close()
             self._update_outputs()
             super().close()
 
@@ -147,13 +168,23 @@ class Board(anywidget.AnyWidget):
         if not isinstance(message, dict):
             return
         if "watch" in message:
+            self._dock.note_page(str(message["watch"]), message.get("shell"))
+            if self.pinned:
+                self._dock.open()
             self._feed.watch(str(message["watch"]))
         elif "unwatch" in message:
+            self._dock.note_page(str(message["unwatch"]), None)
             self._feed.unwatch(str(message["unwatch"]))
         elif "sync" in message:
             self._feed.send_full()
         elif "do" in message:
             self._actions.start(message)
+
+    @traitlets.observe("pinned")
+    def _on_pinned(self, change: Any) -> None:
+        # The page has a button Unpin.
+        if not change.new:
+            self._dock.close()
 
     # -- the cells of the notebook --------------------------------------------------
 

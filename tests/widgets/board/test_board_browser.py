@@ -121,6 +121,28 @@ def test_abort_and_rebuild(person: Person) -> None:
     assert "[0-3] [60. 60. 60.]" in person.finish("check")
 
 
+def test_jupyterlabs_shortcuts_while_the_board_has_the_focus(person: Person) -> None:
+    """Ctrl+S saves and Ctrl+Shift+C opens the commands; "d d" deletes no cell."""
+    page, file = person.notebook.page, person.notebook.file
+    cells = page.locator(".jp-Notebook .jp-Cell")
+    count, saved = cells.count(), file.stat().st_mtime_ns
+    person.button("Diagnose").focus()
+    for key in ("d", "d", "a", "b", "x"):
+        page.keyboard.press(key)
+    page.keyboard.press("Control+s")
+    until(lambda: file.stat().st_mtime_ns != saved, 60, "Ctrl+S to save")
+    assert cells.count() == count
+    page.keyboard.press("Control+Shift+c")
+    commands = page.locator(".jp-ModalCommandPalette, #modal-command-palette").first
+    until(commands.is_visible, 30, "the commands to open")
+    page.keyboard.press("Escape")
+    until(lambda: not commands.is_visible(), 30)
+    # A focused button is pressed by the keys for that, and not by shortcuts.
+    person.button("Diagnose").focus()
+    page.keyboard.press("Enter")
+    until(lambda: "Nothing is wrong" in person.texts("head")[0], 30)
+
+
 def test_two_operations_that_do_not_match(person: Person) -> None:
     person.run("mismatch")
     said = person.verdict("^Op mismatch")

@@ -324,6 +324,19 @@ def test_it_may_be_pinned(page: FrontEnd) -> None:
         page.find(partial(_has_pinned, pinned))
 
 
+def test_a_front_end_with_frames_gets_a_view_and_no_bar(page: FrontEnd) -> None:
+    """VS Code says itself so, by a variable: its pages find no output of a cell."""
+    page.messages.clear()
+    page.wait(page.run("__vsc_ipynb_file__ = 'train.ipynb'\n%dist_board"))
+    bundle = _bundle(page, "display_data", "rankscope-board")
+    view = bundle["application/vnd.jupyter.widget-view+json"]
+    assert view["model_id"] == page.comm
+    page.messages.clear()
+    assert "There is no bar here" in page.wait(page.run("%dist_board --pin"))
+    assert not any(_has_pinned(True, message) for message in page.messages)
+    page.wait(page.run("del __vsc_ipynb_file__"))
+
+
 def _has_pinned(pinned: bool, message: dict[str, Any]) -> bool:
     if message["msg_type"] != "comm_msg":
         return False

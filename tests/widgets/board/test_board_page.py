@@ -693,3 +693,42 @@ class TestMany:
         assert row is not None
         assert rows["y"] < row["y"] < rows["y"] + rows["height"]
         scene.close()
+
+
+class TestOtherFrontEnds:
+    """What VS Code and Colab grant a widget, as far as a page can stand in for them."""
+
+    #: Of VS Code's web view of outputs: nothing may be fetched or framed but this.
+    VS_CODE = (
+        "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval' blob:; "
+        "style-src 'unsafe-inline'; child-src https: data:"
+    )
+
+    @pytest.mark.parametrize(
+        "limits",
+        [{"policy": VS_CODE}, {"sandbox": "allow-scripts"}],
+        ids=["vs-code", "colab"],
+    )
+    def test_a_view_works_within_their_limits(
+        self, browser: Browser, limits: dict[str, str]
+    ) -> None:
+        """The board is an ordinary view, as no output of a cell is in its page."""
+        scene = Scene(browser, home="<div id='view'></div>", **limits)
+        assert scene.page.frame.evaluate("() => window.jupyterapp") is None
+        scene.page.frame.evaluate(
+            "() => { window.show(document.querySelector('#view')); }"
+        )
+        scene.take(*simulated.hang(4, 2))
+        assert scene.texts("banner")[0].startswith("Missing ranks Rank 2")
+        scene.button("Timeline").click()
+        scene.page.play(lanes(late=2, absent=2))
+        scene.button("Profile").click()
+        answer = {"type": "did", "ok": True, "title": "Where the ranks were"}
+        seen = [(Stack(MAIN, (Frame("Cell In[7]", 3, "f", "load()", False),)), 5.0)]
+        picture = ProfileReport(Profile({0: Sampled(5.0, 500, seen)})).html()
+        asked = [one["id"] for one in scene.page.sent() if one.get("do") == "profile"]
+        scene.page.play({**answer, "id": asked[-1], "page": picture})
+        flames = scene.page.board().frame_locator("iframe")
+        flames.get_by_role("button", name="cell 7 line 3 · load()").click()
+        assert flames.get_by_role("button", name="Zoom out").is_enabled()
+        scene.close()

@@ -46,7 +46,7 @@ class Board {
     this.squares = [];
     this.map.addEventListener("click", (event) => this.onMap(event));
     this.table = new Table(this.store);
-    this.timeline = new Timeline(this.store, (line) => goToLine(this.element, line));
+    this.timeline = new Timeline(this.store, (line) => this.goTo(line));
     this.fold = make("button", "fold", "Timeline", {
       type: "button",
       "aria-expanded": "false",
@@ -242,6 +242,10 @@ class Board {
     this.table.resize(room);
     if (this.timeline.open) this.timeline.resize(this.timeline.scroll.clientWidth);
     this.request();
+  }
+
+  goTo(line) {
+    goToLine(this.element, line, this.store.model.get("name"));
   }
 
   // -- outcomes -----------------------------------------------------------------

@@ -1,23 +1,35 @@
 // The places of boards: a widget's view, or the HTML of an output.
 
-/** Scroll to a line of a cell and highlight it, if the notebook has it. */
-function goToLine(element, source) {
+const DOCKED = ".jupyterlab-sidecar"; // the panel that dock.py opens
+
+/** The first element with the class `name` in one that a selector finds. */
+function homeIn(selector, name) {
+  return [...document.getElementsByClassName(name)].find((home) => home.closest(selector));
+}
+
+/** Scroll to a line of a cell and highlight it, if the notebook of the board has it. */
+function goToLine(element, source, name) {
   const found = /^cell (\d+) line (\d+)$/.exec(source ?? "");
-  // The board of the bar stands beside the notebook's cells.
+  // The board of the bar stands beside the notebook's cells, a docked one elsewhere.
   const panel = element.getRootNode().host?.closest(".jp-NotebookPanel");
-  const notebook = element.closest(".jp-Notebook") ?? panel?.querySelector(".jp-Notebook");
+  const notebook =
+    element.closest(".jp-Notebook") ??
+    panel?.querySelector(".jp-Notebook") ??
+    homeIn(".jp-Notebook", name)?.closest(".jp-Notebook");
   if (!found || !notebook) return;
-  for (const prompt of notebook.querySelectorAll(".jp-InputPrompt")) {
-    if (prompt.textContent.trim() !== `[${found[1]}]:`) continue;
-    const cell = prompt.closest(".jp-Cell");
-    const line = cell.querySelectorAll(".cm-line")[Number(found[2]) - 1] ?? cell;
-    line.scrollIntoView({ block: "nearest" });
-    line.animate(
-      [{ background: "color-mix(in srgb, var(--jp-warn-color1) 45%, transparent)" }, {}],
-      { duration: 1800, easing: "ease-out" },
-    );
-    return;
-  }
+  const prompts = [...notebook.querySelectorAll(".jp-InputPrompt")];
+  const prompted = (text) => prompts.find((one) => one.textContent.trim() === text);
+  const last = Math.max(...prompts.map((one) => parseInt(one.textContent.slice(1)) || 0));
+  // The cell that runs has no number yet, and comes before those that wait for it.
+  const running = Number(found[1]) > last ? prompted("[*]:") : undefined;
+  const cell = (prompted(`[${found[1]}]:`) ?? running)?.closest(".jp-Cell");
+  if (!cell) return;
+  const line = cell.querySelectorAll(".cm-line")[Number(found[2]) - 1] ?? cell;
+  line.scrollIntoView({ block: "nearest" });
+  line.animate(
+    [{ background: "color-mix(in srgb, var(--jp-warn-color1) 45%, transparent)" }, {}],
+    { duration: 1800, easing: "ease-out" },
+  );
 }
 
 /**
@@ -36,11 +48,14 @@ function inhabit(store, model) {
     model.save_changes();
   };
   const pin = () => {
-    const pinned = model.get("pinned");
+    // A panel that is closed, or behind another, keeps nothing in sight.
+    const docked = homeIn(DOCKED, name)?.checkVisibility() ?? false;
+    const pinned = model.get("pinned") && !docked;
     if (pinned && !bar) bar = new Bar(store, unpin);
     else if (!pinned) bar = void bar?.destroy();
-    bar?.place(document.getElementsByClassName(name)[0]);
+    bar?.place(homeIn(".jp-NotebookPanel", name));
   };
+  const sight = new IntersectionObserver(pin);
   const settle = () => {
     const gone = [...homes.keys()].filter((home) => !home.isConnected);
     const homeless = gone.map((home) => homes.get(home));
@@ -52,6 +67,7 @@ function inhabit(store, model) {
       const board = homeless.pop() ?? new Board(store);
       board.moveTo(home);
       homes.set(home, board);
+      if (home.closest(DOCKED)) sight.observe(home);
     }
     homeless.forEach((board) => board.destroy());
     pin();
@@ -63,6 +79,7 @@ function inhabit(store, model) {
   model.on("change:pinned", pin);
   return () => {
     watcher.disconnect();
+    sight.disconnect();
     model.off("change:pinned", pin);
     bar?.destroy();
     for (const [home, board] of homes) {

@@ -67,7 +67,7 @@ class Stacks {
         continue;
       }
       const line = make("button", "place", part, { type: "button" });
-      line.addEventListener("click", () => goToLine(this.board.element, part));
+      line.addEventListener("click", () => this.board.goTo(part));
       text.append(line);
     }
     return text;

@@ -162,7 +162,10 @@ class Store {
   /** Have the kernel send changes from now on. */
   open(view) {
     this.views.add(view);
-    if (this.views.size === 1) this.connection.open({ watch: this.name });
+    if (this.views.size > 1) return;
+    // How JupyterLab is laid out; other front ends have no such shell.
+    const shell = document.querySelector(".jp-LabShell")?.dataset.shellMode;
+    this.connection.open({ watch: this.name, ...(shell && { shell }) });
   }
 
   close(view) {
