@@ -96,7 +96,7 @@ def banner_of(
         or _busy(head, groups)
     )
     advice = map(_sentence, head.get("advice", ()))
-    return replace(found, more=(*found.more, *advice))
+    return replace(found, more=(*found.more, *_last_hangs(groups), *advice))
 
 
 def _verdicts(verdicts: Sequence[Verdict], groups: Sequence[Group]) -> Banner:
@@ -160,6 +160,20 @@ def _left_running(aborted: Sequence[Group]) -> list[str]:
         f" cell {cell}, which an abort does not end: interrupt the kernel."
         for cell, those in ranks.items()
     ]
+
+
+def _last_hangs(groups: Sequence[Group]) -> list[str]:
+    """Return why groups hung that were rebuilt since, as a cell's deadline does."""
+    return [
+        _sentence(f"{_of_group(group, groups)}: {text(group.last_hang, 600)}")
+        for group in groups
+        if group.last_hang is not None
+    ]
+
+
+def _of_group(group: Group, groups: Sequence[Group]) -> str:
+    of = f" of group {_named(group.key, groups)}" if len(groups) > 1 else ""
+    return f"The last hang{of}, before the rebuild"
 
 
 def _silent(groups: Sequence[Group]) -> Banner | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rankscope.backends.groups.key import GroupKey
+from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import GroupStatus
 
@@ -44,6 +46,8 @@ class Group:
     late: dict[int, tuple[int, float]] = field(default_factory=dict)
     #: Rank → why the group was aborted there.
     reasons: dict[int, str] = field(default_factory=dict)
+    #: The last verdict on it, and the generation that hung.
+    hang: tuple[Verdict, int] | None = None
     #: Rank → the status that its row was made of.
     statuses: dict[int, GroupStatus] = field(default_factory=dict)
 
@@ -57,6 +61,30 @@ class Group:
         """Whether the group is aborted on any rank."""
         return any(row["state"] == "aborted" for row in self.base.values())
 
+    @property
+    def generation(self) -> int:
+        """The newest generation that a rank reports."""
+        rows = self.base.values()
+        return max((int(row.get("generation", 0)) for row in rows), default=0)
+
+    def keep_hang(self, verdicts: Sequence[Verdict]) -> None:
+        """Keep the first of `verdicts`, which hold, until the group has another op."""
+        hangs = [one for one in verdicts if one.fault is not Fault.RANK_DEAD]
+        if hangs:
+            self.hang = (hangs[0], self.generation)
+        elif self.hang is not None and not self.aborted:
+            ended = self.generation == self.hang[1]
+            if ended or any("op" in row for row in self.base.values()):
+                # The op has ended after all, or there was another.
+                self.hang = None
+
+    @property
+    def last_hang(self) -> Verdict | None:
+        """Why the generation before this one hung, while there is no op in this one."""
+        if self.hang is None or self.aborted or self.generation == self.hang[1]:
+            return None
+        return self.hang[0]
+
     def row(self, rank: int) -> Cells:
         """Return all cells of a rank."""
         return {**self.base[rank], **self.extra.get(rank, {})}
@@ -69,14 +97,13 @@ class Group:
         """Return the data of the group's tab, which is called `label`."""
         rows = self.base.values()
         moods = {str(row["mood"]) for row in rows}
-        generation = max((int(row.get("generation", 0)) for row in rows), default=0)
         facts = []
         if self.name != NO_GROUP:
             facts = [name_ranks(self.ranks), text(self.backend, 60)]
             if self.timeout < math.inf:
                 facts.append(f"timeout {elapsed_text(self.timeout)}")
-        if generation:
-            facts.append(f"generation {generation}")
+        if self.generation:
+            facts.append(f"generation {self.generation}")
         return {
             "id": self.id,
             "name": self.name,

@@ -231,6 +231,7 @@ class BoardModel:
         if self.head:
             self.head = {**self.head, "frozen": sorted(frozen)}
         for group in self.groups:
+            group.keep_hang([one for one in self.verdicts if one.group == group.key])
             extra: dict[int, Cells] = {
                 rank: {"lag": lag} for rank, lag in group.behind(self.now).items()
             }

@@ -404,6 +404,31 @@ class TestBanner:
             "Rebuild makes it usable again."
         )
 
+    def test_a_verdict_stays_after_a_rebuild_until_the_next_op(self) -> None:
+        status, verdicts = simulated.hang(4, 2)
+        found = model(*status.ranks)
+        found.show_verdicts(verdicts)
+        found.delta()
+        fresh = group(generation=1, completed=None, started=None, enqueued=None)
+        found.update(cluster(*(rank(n, fresh) for n in range(4))), 101.0)
+        found.delta()
+        assert found.banner().title == "Idle"
+        (said,) = found.banner().more
+        assert said.startswith("The last hang, before the rebuild: ")
+        assert str(verdicts[0]) in said
+        found.update(cluster(rank(0, group(generation=1))), 102.0)
+        found.delta()
+        assert found.banner().more == ()
+
+    def test_a_verdict_on_an_op_that_ended_after_all_goes(self) -> None:
+        status, verdicts = simulated.hang(4, 2)
+        found = model(*status.ranks)
+        found.show_verdicts(verdicts)
+        found.delta()
+        found.update(cluster(*(rank(n, group()) for n in range(4))), 101.0)
+        found.delta()
+        assert found.banner().more == ()
+
     def test_who_computes_on_after_an_abort_is_named(self) -> None:
         aborted = group(state="aborted", reason="by hand")
         found = model(
