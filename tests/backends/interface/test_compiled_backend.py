@@ -341,3 +341,50 @@ def test_a_program_may_end_with_an_op_in_flight(site: Path, tmp_path: Path) -> N
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "leaving\n", "")
+
+
+# -- without a Python class --------------------------------------------------------
+
+
+def twinless(me: Rank, folder: str) -> None:
+    sys.path.insert(0, folder)
+    module = importlib.import_module("rankscope_twinless")
+    assert module.Twinless.__mro__[1] is dist.Backend
+    dist.init_process_group("cpu:twinless", timeout=30)
+    x = np.arange(4.0)
+    dist.all_reduce(x)
+    assert x.tolist() == [0, 2, 4, 6]
+    # What the base class makes of it, and what the group does for it.
+    mean, part = np.ones(3), np.zeros(2)
+    dist.all_reduce(mean, ReduceOp.AVG)
+    dist.reduce_scatter_tensor(part, np.ones(4))
+    assert (mean.tolist(), part.tolist()) == ([1, 1, 1], [2, 2])
+    work = issue(x)
+    assert work.wait()
+    assert work.sequence_number == 4
+    dist.barrier()
+    with pytest.raises(TypeError, match="float64 only"):
+        dist.all_reduce(np.ones(2, np.int32))
+    with pytest.raises(NotImplementedError, match="'twinless' does not implement send"):
+        dist.send(x, 1 - me.rank)
+    dist.all_reduce(x)
+    assert world.get_group().status.collective_seq == 6
+    assert x.tolist() == [0, 8, 16, 24]
+    me.meet("end")
+    dist.destroy_process_group()
+
+
+def test_an_extension_may_make_the_subclass_itself(tmp_path: Path) -> None:
+    import pybind11
+
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    subprocess.run(
+        [
+            *(_COMPILER, "-std=c++17", "-shared", "-fPIC", "-O1"),
+            *(f"-I{pybind11.get_include()}", f"-I{sysconfig.get_paths()['include']}"),
+            *(str(Path(__file__).with_name("twinless.cpp")), "-o"),
+            str(tmp_path / f"rankscope_twinless{suffix}"),
+        ],
+        check=True,
+    )
+    run_ranks(2, twinless, str(tmp_path))
