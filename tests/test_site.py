@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 import rankscope as dist
+from rankscope.backends.conformance.ranks import run_ranks
 from rankscope.backends.groups.world import world
 from rankscope.backends.interface.registry import builtin_devices
+from tests.page_programs import PROGRAMS, left_in_x
 from tests.public_names import exported
 from tools.site import foreign
 from tools.site_directives import without_outer_links
@@ -54,6 +56,14 @@ def test_links_out_of_the_docs_become_paths() -> None:
     assert without_outer_links(inside, "reference/ops") == (
         "[all](../backends.md), it (`README.md`)"
     )
+
+
+@pytest.mark.parametrize(("expected", "torch", "ours"), PROGRAMS)
+def test_the_programs_beside_those_of_torch_run(
+    expected: list[list[float]], torch: str, ours: str
+) -> None:
+    assert "import torch\n" in torch
+    assert run_ranks(2, left_in_x, ours) == expected
 
 
 def test_the_architecture_names_what_is_there() -> None:
