@@ -125,6 +125,7 @@ from .stores.file import FileStore
 from .stores.hash import HashStore
 from .stores.prefix import PrefixStore
 from .stores.tcp import TCPStore
+from .ucx.info import UCXInfo, ucx_info
 from .work.futures import create_work_from_call, create_work_from_future
 from .work.hooks import add_op_hook
 from .work.op_timeout import op_timeout
@@ -179,6 +180,7 @@ __all__ = [
     "ScatterOptions",
     "Store",
     "TCPStore",
+    "UCXInfo",
     "Work",
     "WorkState",
     "_coalescing_manager",
@@ -261,6 +263,7 @@ __all__ = [
     "shrink_group",
     "split_group",
     "supports_complex",
+    "ucx_info",
     "unavailable_reason",
     "zeros",
 ]

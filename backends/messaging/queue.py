@@ -24,6 +24,9 @@ __all__ = ["MessageQueue"]
 # A member's look-up on its class is slow before Python 3.11.
 _RECV_OP = OpType.RECV
 
+# Seconds that abandon() waits for a thread that is advancing the ops.
+_ABANDON_PATIENCE = 1.0
+
 
 class MessageQueue:
     """The ops of one group on this rank, over one transport.
@@ -242,28 +245,39 @@ class MessageQueue:
 
     def abandon(self) -> None:
         """Refuse further ops and abandon those in flight; waits for no other rank."""
-        # Bounded, as this may be a signal handler that interrupted advance().
-        locked = self._lock.acquire(timeout=1.0)
-        try:
-            self._closed = True
-            works = [*self._collectives, *self._messages]
-            self._collectives.clear()
-            self._messages.clear()
-            in_flight = [
-                (request, array, expected >= 0)
-                for work in works
-                for request, expected, array in work.requests
-            ]
-            for work in works:
-                work.requests.clear()
-            if self._transport is not None:
-                self._transport.abandon(in_flight)
-        finally:
-            if locked:
+        self._closed = True
+        if self._lock.acquire(timeout=_ABANDON_PATIENCE):
+            try:
+                self._abandon()
+            finally:
                 self._lock.release()
+        else:
+            # A signal handler that interrupted advance(), which has to come to its end
+            # first: it may be about to use the transport.
+            threading.Thread(
+                target=self._abandon_later, name="rankscope-abandon", daemon=True
+            ).start()
         self.opened.set()
         if self._transport is not None:
             self._transport.wake()
+
+    def _abandon_later(self) -> None:
+        with self._lock:
+            self._abandon()
+
+    def _abandon(self) -> None:
+        works = [*self._collectives, *self._messages]
+        self._collectives.clear()
+        self._messages.clear()
+        in_flight = [
+            (request, array, expected >= 0)
+            for work in works
+            for request, expected, array in work.requests
+        ]
+        for work in works:
+            work.requests.clear()
+        if self._transport is not None:
+            self._transport.abandon(in_flight)
 
     def close(self) -> None:
         """Close the transport: nothing is in flight."""

@@ -27,13 +27,17 @@ __all__ = ["VARIABLE", "UCXError", "UCXLibrary", "folder", "load", "unavailable_
 #: as one that was built for InfiniBand.
 VARIABLE = "RANKSCOPE_UCX"
 
-# In this order, and RTLD_GLOBAL: each needs the symbols of those before it, and so do
-# the transports, which UCX loads as modules.
-_FILES = ("libucs.so", "libuct.so", "libucp.so")
+_FILES = ("libucs.so.0", "libuct.so.0", "libucp.so.0")
+
+# It brings the other two in the same step, in which no other thread loads an MPI. Its
+# symbols stay local: an MPI with a UCX of its own would find ours in their place.
+_UCP = _FILES[-1]
 
 # Read when the libraries are loaded. Without them UCX writes its own code over malloc's
-# and mmap's first instructions, and handles SIGHUP, SIGSEGV, SIGBUS, SIGFPE and SIGILL.
+# and mmap's first instructions, handles SIGHUP, SIGSEGV, SIGBUS, SIGFPE and SIGILL, and
+# prints a warning for each message that an aborted group had not received.
 _SETTINGS = {
+    "UCX_LOG_LEVEL": "error",
     "UCX_MEM_EVENTS": "n",
     "UCX_DEBUG_SIGNO": "",
     "UCX_HANDLE_ERRORS": "none",
@@ -54,21 +58,28 @@ class UCXError(Exception):
 
 
 class UCXLibrary:
-    """UCP's functions as attributes: ``library.ucp_worker_progress(worker)``."""
+    """UCP's functions as attributes: ``library.ucp_worker_progress(worker)``.
 
-    def __init__(self, path: Path) -> None:
-        #: The folder of the libraries.
-        self.path = path
-        for file in _FILES:
-            found = path / file
-            library = ctypes.CDLL(str(found), ctypes.RTLD_GLOBAL)
-        with_gil = ctypes.PyDLL(str(found), ctypes.RTLD_GLOBAL)
+    Parameters
+    ----------
+    path : the folder of the libraries; ``None``: they are loaded already.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        # By its name alone a library is found that is loaded.
+        file = _UCP if path is None else str(path / _UCP)
+        library, with_gil = ctypes.CDLL(file), ctypes.PyDLL(file)
         for function in ucp.FUNCTIONS:
             source = with_gil if function.short else library
             entry = getattr(source, function.name)
             entry.restype, entry.argtypes = function.result, function.arguments
             setattr(self, function.name, entry)
         self.version: str = self.ucp_get_version_string().decode()
+        folders = {str(found) for found in _loaded_folders()}
+        if len(folders) != 1:
+            raise OSError(f"parts of it are loaded from {', '.join(sorted(folders))}")
+        #: The folder of the libraries.
+        self.path = Path(*folders)
 
     def __getattr__(self, name: str) -> Any:
         # For the type checker: the functions are set one by one above.
@@ -95,6 +106,29 @@ class UCXLibrary:
             status = pointer - (_ERROR_FROM - ucp.CONSTANTS["UCS_ERR_LAST"])
             raise UCXError(call, status, self.explain(status))
         return pointer
+
+
+def _is_loaded() -> bool:
+    """Whether this process has loaded a UCX: Open MPI and MPICH bring their own.
+
+    Two are not possible. The loader takes one library for the other where the second
+    UCX asks for its parts by their names, and mixed parts crash.
+    """
+    try:
+        ctypes.CDLL(_UCP, os.RTLD_NOLOAD)
+    except OSError:
+        return False
+    return True
+
+
+def _loaded_folders() -> set[Path]:
+    """Return the folders from which parts of UCX are loaded."""
+    with open("/proc/self/maps") as maps:
+        files = {
+            Path(line.split(maxsplit=5)[-1].strip()) for line in maps if "/" in line
+        }
+    names = tuple(file.partition(".")[0] + "." for file in _FILES)
+    return {file.parent for file in files if file.name.startswith(names)}
 
 
 def folder() -> Path | None:
@@ -142,16 +176,18 @@ def load() -> UCXLibrary:
     global _loaded
     with _lock:
         if _loaded is None:
-            reason = unavailable_reason()
-            path = folder()
-            if reason is not None or path is None:
-                raise DistBackendError(f"the ucx backend cannot be used: {reason}")
+            path = None
+            if not _is_loaded():
+                reason, path = unavailable_reason(), folder()
+                if reason is not None or path is None:
+                    raise DistBackendError(f"the ucx backend cannot be used: {reason}")
             with _environment(_SETTINGS):
                 try:
                     _loaded = UCXLibrary(path)
                 except (OSError, AttributeError) as error:
+                    where = f" in {path}" if path else ", which is loaded already,"
                     raise DistBackendError(
-                        f"the ucx backend cannot be used: UCX in {path} does not load: "
+                        f"the ucx backend cannot be used: UCX{where} does not load: "
                         f"{error}"
                     ) from error
         return _loaded

@@ -8,7 +8,7 @@ tested.
 from __future__ import annotations
 
 import ctypes
-import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,8 +26,13 @@ _TRUNCATED = _C["UCS_ERR_MESSAGE_TRUNCATED"]
 
 # The receiver copies what is large, out of the sender's memory: put by the sender, it
 # would be written to the arrays of a receiver that has aborted. And a connect() to a
-# host that does not answer must not block.
+# host that does not answer must not block. The environment does not change these.
 _CONFIG = {"RNDV_SCHEME": "get_zcopy", "TCP_CONN_NB": "y"}
+
+# Seconds that `settle` takes at most, in which some 20 GB are copied, and the turns in
+# which nothing moves that end it.
+_SETTLE_SECONDS = 5.0
+_QUIET_TURNS = 3
 
 # An endpoint uses a handful of transports.
 _MOST_TRANSPORTS = 16
@@ -82,6 +87,8 @@ class Worker:
         self._endpoints: dict[int, int] = {}
         self._addresses: Sequence[bytes] = ()
         self._context = self._handle = 0
+        #: Set where `test` has advanced anything.
+        self.moved = False
         self._info = ucp.ReceiveInfo()
         self._info_address = ctypes.addressof(self._info)
         host = _C["UCS_MEMORY_TYPE_HOST"]
@@ -122,10 +129,7 @@ class Worker:
         status = library.ucp_config_read(None, None, ctypes.byref(config))
         library.check("ucp_config_read", status)
         try:
-            for name, value in {**_CONFIG, **settings}.items():
-                # The user knows better.
-                if f"UCX_{name}" in os.environ:
-                    continue
+            for name, value in {**settings, **_CONFIG}.items():
                 status = library.ucp_config_modify(
                     config, name.encode(), value.encode()
                 )
@@ -208,25 +212,27 @@ class Worker:
         self._endpoints[peer] = endpoint.value or 0
         return self._endpoints[peer]
 
-    def transports(self) -> dict[int, list[tuple[str, str]]]:
-        """Return transports and their devices for each peer that was sent to."""
-        found = {}
-        for peer, endpoint in list(self._endpoints.items()):
-            entries = (ucp.TransportEntry * _MOST_TRANSPORTS)()
-            attributes = ucp.EndpointAttributes(
-                field_mask=_C["UCP_EP_ATTR_FIELD_TRANSPORTS"]
-            )
-            attributes.transports.entries = entries
-            attributes.transports.num_entries = len(entries)
-            attributes.transports.entry_size = ctypes.sizeof(ucp.TransportEntry)
-            status = self._library.ucp_ep_query(endpoint, ctypes.byref(attributes))
-            self._library.check(f"ucp_ep_query of rank {peer}", status)
-            pairs = (
-                (entry.transport_name.decode(), entry.device_name.decode())
-                for entry in entries[: attributes.transports.num_entries]
-            )
-            found[peer] = list(dict.fromkeys(pairs))
-        return found
+    def transports(self) -> dict[int, str]:
+        """Return the transports to each peer that was sent to, and network devices."""
+        return {peer: self._query(peer) for peer in list(self._endpoints)}
+
+    def _query(self, peer: int) -> str:
+        entries = (ucp.TransportEntry * _MOST_TRANSPORTS)()
+        attributes = ucp.EndpointAttributes(
+            field_mask=_C["UCP_EP_ATTR_FIELD_TRANSPORTS"]
+        )
+        attributes.transports.entries = entries
+        attributes.transports.num_entries = len(entries)
+        attributes.transports.entry_size = ctypes.sizeof(ucp.TransportEntry)
+        status = self._library.ucp_ep_query(
+            self._endpoints[peer], ctypes.byref(attributes)
+        )
+        self._library.check(f"ucp_ep_query of rank {peer}", status)
+        names = []
+        for entry in entries[: attributes.transports.num_entries]:
+            name, device = entry.transport_name.decode(), entry.device_name.decode()
+            names.append(name if device == "memory" else f"{name} on {device}")
+        return ", ".join(dict.fromkeys(names))
 
     # -- messages ------------------------------------------------------------
 
@@ -257,19 +263,28 @@ class Worker:
         """Advance everything once; return whether anything was done."""
         return self._progress(self._handle) != 0
 
-    def test(self, request: Request) -> bool:
-        """Return whether `request` is over; raises `UCXError` for its error."""
+    def test(self, request: Request, looks: int = 1) -> bool:
+        """Advance everything up to `looks` times; return whether `request` is over.
+
+        Raises `UCXError` for its error.
+        """
         pointer = request.pointer
         if not pointer:
             return True
-        if not request.is_receive:
-            status = self._check_status(pointer)
-            if status == _IN_PROGRESS:
-                return False
+        progress, handle = self._progress, self._handle
+        is_receive, info = request.is_receive, self._info_address
+        for _ in range(looks):
+            if progress(handle):
+                self.moved = True
+            if is_receive:
+                status = self._receive_test(pointer, info)
+            else:
+                status = self._check_status(pointer)
+            if status != _IN_PROGRESS:
+                break
         else:
-            status = self._receive_test(pointer, self._info_address)
-            if status == _IN_PROGRESS:
-                return False
+            return False
+        if is_receive:
             request.tag, request.nbytes = self._info.sender_tag, self._info.length
         # Forgotten first: an interrupt here leaks a request until the worker ends,
         # and the other way round it would have one freed twice.
@@ -277,7 +292,7 @@ class Worker:
         self._free(pointer)
         if status:
             raise UCXError(
-                "a receive" if request.is_receive else "a send",
+                "a receive" if is_receive else "a send",
                 status,
                 self._library.explain(status),
             )
@@ -309,6 +324,23 @@ class Worker:
         return Request(pointer, False) if pointer else None
 
     # -- the end -------------------------------------------------------------
+
+    def settle(self, receives: Sequence[Request]) -> bool:
+        """Cancel `receives`; return whether the worker may be destroyed.
+
+        One that is being copied out of the sender's memory is copied to its end, at
+        some 250 ms for a GiB: UCX ends the process (an assertion in its arbiter.c) if
+        its worker is destroyed meanwhile. One that waits for a message, or for a peer
+        to send more of it, is left to `destroy`.
+        """
+        for request in receives:
+            if request.pointer:
+                self._library.ucp_request_cancel(self._handle, request.pointer)
+        deadline, quiet = time.monotonic() + _SETTLE_SECONDS, 0
+        # Every turn copies a piece of it.
+        while quiet < _QUIET_TURNS and time.monotonic() < deadline:
+            quiet = 0 if self.progress() else quiet + 1
+        return quiet >= _QUIET_TURNS
 
     def destroy(self) -> None:
         """End everything at once; waits for no peer.

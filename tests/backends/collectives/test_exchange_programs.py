@@ -251,7 +251,7 @@ ON_HOST = (*EVERYWHERE, ring_of_messages, ping_pong_by_tags, from_whoever_sends,
 def run_all(me: Rank, backend: str) -> list[str]:
     with me.store() as store:
         where: dict[str, Any] = {}
-        if backend == "gloo":
+        if backend != "mpi":
             where = {"store": store, "rank": me.rank, "world_size": me.size}
         dist.init_process_group(f"cpu:{backend}", timeout=60, **where)
         names = []
@@ -265,6 +265,12 @@ def run_all(me: Rank, backend: str) -> list[str]:
 
 def test_programs_over_gloo() -> None:
     for names in run_ranks(SIZE, run_all, "gloo"):
+        assert len(names) == len(ON_HOST)
+
+
+@pytest.mark.skipif(dist.unavailable_reason("ucx") is not None, reason="needs UCX")
+def test_programs_over_ucx() -> None:
+    for names in run_ranks(SIZE, run_all, "ucx"):
         assert len(names) == len(ON_HOST)
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import rankscope as dist
 from rankscope.backends.conformance.mpi_ranks import mpiexec, run_mpi_ranks
-from rankscope.backends.conformance.ranks import Rank
+from rankscope.backends.conformance.ranks import Rank, run_ranks
 from rankscope.backends.devices.shared_memory import heap
 from rankscope.backends.groups.config import BackendConfig
 from rankscope.backends.groups.process_group import ProcessGroup
@@ -128,8 +128,8 @@ def test_parts_without_an_element_over_nccl(ranks: gpu_ranks.Ranks) -> None:
     exchanged()
 
 
-def over_mpi(me: Rank) -> None:
-    dist.init_process_group("cpu:mpi", timeout=30)
+def over_messages(me: Rank, backend: str) -> None:
+    dist.init_process_group(f"cpu:{backend}", timeout=30)
     group = dist.group.WORLD
     assert group is not None
     # The same on every rank.
@@ -147,7 +147,12 @@ def over_mpi(me: Rank) -> None:
     not dist.is_mpi_available() or mpiexec() is None, reason="needs mpi4py and mpiexec"
 )
 def test_ranks_stay_in_step_over_mpi() -> None:
-    run_mpi_ranks(SIZE, over_mpi)
+    run_mpi_ranks(SIZE, over_messages, "mpi")
+
+
+@pytest.mark.skipif(dist.unavailable_reason("ucx") is not None, reason="needs UCX")
+def test_ranks_stay_in_step_over_ucx() -> None:
+    run_ranks(SIZE, over_messages, "ucx")
 
 
 # -- messages ----------------------------------------------------------------------

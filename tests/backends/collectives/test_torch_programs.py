@@ -1,4 +1,4 @@
-"""Programs for torch.distributed, on gloo, MPI, and NCCL over the simulation."""
+"""Programs for torch.distributed, on gloo, MPI, UCX, and NCCL over the simulation."""
 
 from __future__ import annotations
 
@@ -25,6 +25,12 @@ BACKENDS = [
     ),
     pytest.param(
         "mpi", marks=pytest.mark.skipif(mpiexec() is None, reason="needs mpiexec")
+    ),
+    pytest.param(
+        "ucx",
+        marks=pytest.mark.skipif(
+            dist.unavailable_reason("ucx") is not None, reason="needs UCX"
+        ),
     ),
 ]
 

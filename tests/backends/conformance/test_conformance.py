@@ -81,6 +81,19 @@ def test_mpi() -> None:
     assert not report.skipped
 
 
+@pytest.mark.processes  # where no session is named
+@pytest.mark.skipif(dist.unavailable_reason("ucx") is not None, reason="needs UCX")
+@pytest.mark.parametrize("transports", ["all", "tcp,self"])
+def test_ucx(transports: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", transports)
+    setup = Setup("ucx", options=Options(timeout=20, running_times=2, abort_seconds=5))
+    report = check_backend(setup, levels=["contract"])
+    rules = ["all_reduce", "recv"]
+    report.results += check_backend(setup, [3], levels=["recover"], rules=rules).results
+    assert not report.failed, text(report)
+    assert not report.skipped
+
+
 def notice_board(folder: Path) -> str:
     """The backend in Python of notebook 03, as the module `notice_board`."""
     notebook = json.loads((ROOT / "notebooks" / "03_backends.ipynb").read_text("utf-8"))

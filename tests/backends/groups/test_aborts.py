@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rankscope.backends import is_gloo_available
+from rankscope.backends import is_gloo_available, unavailable_reason
 from rankscope.backends.conformance.mpi_ranks import mpiexec
 from rankscope.conformance import (
     MPI,
@@ -24,6 +24,12 @@ BACKENDS = [
     ),
     pytest.param(
         "mpi", marks=pytest.mark.skipif(mpiexec() is None, reason="no mpiexec here")
+    ),
+    pytest.param(
+        "ucx",
+        marks=pytest.mark.skipif(
+            unavailable_reason("ucx") is not None, reason="needs UCX"
+        ),
     ),
     "store",
 ]

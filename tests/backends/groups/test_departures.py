@@ -213,6 +213,11 @@ def test_a_rank_that_destroys_its_group_over_gloo() -> None:
     check_left_behind(run_ranks(3, left_behind, "gloo"))
 
 
+@pytest.mark.skipif(dist.unavailable_reason("ucx") is not None, reason="needs UCX")
+def test_a_rank_that_destroys_its_group_over_ucx() -> None:
+    check_left_behind(run_ranks(3, left_behind, "ucx"))
+
+
 @pytest.mark.mpi
 @pytest.mark.skipif(
     not dist.is_mpi_available() or mpiexec() is None, reason="needs mpi4py and mpiexec"

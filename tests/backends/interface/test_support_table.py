@@ -28,7 +28,15 @@ _mpi = [
         reason="mpi4py or mpiexec is missing: pip install -e .[dev,mpi]",
     ),
 ]
-_BACKENDS = [pytest.param("gloo", marks=_gloo), pytest.param("mpi", marks=_mpi)]
+_ucx = pytest.mark.skipif(
+    dist.unavailable_reason("ucx") is not None,
+    reason="needs UCX: pip install -e .[ucx]",
+)
+_BACKENDS = [
+    pytest.param("gloo", marks=_gloo),
+    pytest.param("mpi", marks=_mpi),
+    pytest.param("ucx", marks=_ucx),
+]
 
 
 def run(backend: str, function: Callable[..., Any], *args: Any) -> list[Any]:

@@ -141,20 +141,22 @@ def test_a_folder_without_ucx_is_refused(
 ) -> None:
     monkeypatch.setenv(library.VARIABLE, str(tmp_path))
     monkeypatch.setattr(library, "_loaded", None)
+    monkeypatch.setattr(library, "_is_loaded", lambda: False)
     with pytest.raises(DistBackendError) as caught:
         library.load()
     said = str(caught.value)
     assert f"RANKSCOPE_UCX is {str(tmp_path)!r}" in said
-    assert "libucs.so, libuct.so, libucp.so" in said
+    assert "libucs.so.0, libuct.so.0, libucp.so.0" in said
 
 
 def test_a_library_that_does_not_load_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name in ("libucs.so", "libuct.so", "libucp.so"):
+    for name in ("libucs.so.0", "libuct.so.0", "libucp.so.0"):
         (tmp_path / name).write_text("no library")
     monkeypatch.setenv(library.VARIABLE, str(tmp_path))
     monkeypatch.setattr(library, "_loaded", None)
+    monkeypatch.setattr(library, "_is_loaded", lambda: False)
     with pytest.raises(DistBackendError, match="does not load"):
         library.load()
     assert "UCX_MEM_EVENTS" not in os.environ

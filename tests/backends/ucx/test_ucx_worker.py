@@ -155,9 +155,7 @@ def test_the_descriptor_tells_of_a_message() -> None:
         sender.join()
         until(over(other, incoming), other, one)
         assert other.transports() == {}
-        ((name, device), *_) = one.transports()[1]
-        assert name in ("self", "sysv", "posix")
-        assert device == "memory"
+        assert {*one.transports()[1].split(", ")} <= {"self", "sysv", "posix", "cma"}
 
 
 def test_a_flush_ends() -> None:

@@ -1,0 +1,198 @@
+"""UCXTransport: the messages of a group over its UCX worker."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import threading
+import time
+from collections.abc import Sequence
+
+from ..messaging.algorithms import Flat
+from ..messaging.transport import ANY_SOURCE, TRUNCATED
+from .library import UCXError
+from .settings import chosen
+from .worker import Request, Worker
+
+__all__ = ["UCXTransport"]
+
+_log = logging.getLogger(__name__)
+
+# UCX's tags have 64 bits: the sender's rank is in the upper half of ours.
+_TAG_BITS = 32
+_TAG_MASK = (1 << _TAG_BITS) - 1
+_EVERY_BIT = (1 << 64) - 1
+
+# UCX counts bytes with 64 bits.
+_MAX_MESSAGE = 1 << 60
+
+# While a send waits for a rank that takes nothing out of its full queue, UCX always
+# has something to do. After so many turns in which nothing moved a waiter takes naps,
+# which grow with the time for which nothing has come, between these seconds.
+_FUTILE_TURNS = 32
+_NAP, _NAP_MAX = 2e-5, 2e-2
+
+# A sleep ends now and then, in case its wake-up went to another thread.
+_SLEEP_MAX = 0.25
+
+# Seconds that close() may take to send what UCX has not sent yet.
+_FLUSH_SECONDS = 0.5
+
+# Workers that could not be destroyed; nothing advances them.
+_kept: list[Worker] = []
+
+
+class UCXTransport:
+    """Messages over one worker of UCX; see `Transport`."""
+
+    max_message = _MAX_MESSAGE
+    #: A wake-up through the descriptor costs 30 to 60 µs, and a thread that spins
+    #: yields its core to another rank.
+    spin = 0.001
+
+    def __init__(self, worker: Worker, rank: int) -> None:
+        self._worker = worker
+        self._sender = rank << _TAG_BITS
+        #: Advances everything, and tells whether a request is over; raises its error.
+        self.test = worker.test
+        self._futile = 0
+        # Of the descriptors; recursive, as a signal handler may abort.
+        self._guard = threading.RLock()
+        self._sleepers = 0
+        self._ended = False
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._events = select.epoll()
+        self._events.register(self._wakeup, select.EPOLLIN)
+        self._events.register(worker.descriptor, select.EPOLLIN)
+
+    # -- messages ------------------------------------------------------------
+
+    def send(self, array: Flat, peer: int, tag: int) -> Request | None:
+        """Start to send `array`."""
+        return self._worker.send(array, peer, self._sender | tag)
+
+    def receive(self, array: Flat, source: int, tag: int) -> Request:
+        """Start to receive into `array`."""
+        if source == ANY_SOURCE:
+            return self._worker.receive(array, tag, _TAG_MASK)
+        return self._worker.receive(array, source << _TAG_BITS | tag, _EVERY_BIT)
+
+    def received(self, request: Request) -> tuple[int, int]:
+        """Return the source and the bytes of a receive that is over."""
+        return request.tag >> _TAG_BITS, request.nbytes
+
+    def explain(self, error: BaseException) -> str | None:
+        """Return the reason that UCX gives."""
+        if not isinstance(error, UCXError):
+            return None
+        if self._worker.is_truncation(error):
+            return TRUNCATED
+        return f"UCX reports: {error}{chosen()}"
+
+    # -- waiting ---------------------------------------------------------------
+
+    def arm(self) -> bool:
+        """Have what comes from now on end `sleep`."""
+        worker = self._worker
+        if worker.moved:
+            # It may have ended a request that was looked at before.
+            worker.moved, self._futile = False, 0
+            return False
+        if worker.arm():
+            self._futile = 0
+        else:
+            self._futile += 1
+            if self._futile <= _FUTILE_TURNS:
+                return False
+        with self._guard:
+            if self._ended:
+                return False
+            with contextlib.suppress(BlockingIOError):  # nobody has called wake()
+                os.eventfd_read(self._wakeup)
+        return True
+
+    def sleep(self, timeout: float, idle: float) -> None:
+        """Wait for the descriptor, or take a nap where it would never sleep."""
+        longest = _SLEEP_MAX
+        if self._futile:
+            longest = min(max(idle / 16, _NAP), _NAP_MAX)
+        with self._guard:
+            if self._ended:
+                return
+            self._sleepers += 1
+        try:
+            if self._futile:
+                # Not the events: they say all the time that there is something to do.
+                select.select((self._wakeup,), (), (), min(longest, timeout))
+            else:
+                self._events.poll(min(longest, timeout), 1)
+        finally:
+            with self._guard:
+                self._sleepers -= 1
+                if self._ended and not self._sleepers:
+                    self._close_descriptors()
+
+    def wake(self) -> None:
+        """End the sleep of every thread."""
+        with self._guard:
+            if not self._ended:
+                os.eventfd_write(self._wakeup, 1)
+
+    def fileno(self) -> int | None:
+        """Return the descriptor; ``None`` while it would tell nothing: naps are due."""
+        futile = self._futile >= _FUTILE_TURNS and not self._worker.moved
+        with self._guard:
+            return None if self._ended or futile else self._events.fileno()
+
+    # -- the end -----------------------------------------------------------------
+
+    def transports(self) -> dict[int, str]:
+        """Return the transports to each rank that was sent to: ``"sysv, cma"``."""
+        with self._guard:
+            return {} if self._ended else self._worker.transports()
+
+    def abandon(self, requests: Sequence[tuple[Request, Flat, bool]]) -> None:
+        """Destroy the worker, whose requests end with it: 2 to 20 ms.
+
+        To cancel the receives alone would leave those that have begun to arrive.
+        """
+        receives = [request for request, _, is_receive in requests if is_receive]
+        self._end(receives)
+
+    def close(self) -> None:
+        """Send what UCX still holds, if the peers let it, and destroy the worker."""
+        deadline = time.monotonic() + _FLUSH_SECONDS
+        try:
+            flushed = self._worker.flush()
+            while flushed is not None and not self.test(flushed):
+                os.sched_yield()
+                if time.monotonic() > deadline:
+                    _log.debug("UCX could not send everything before it was closed")
+                    break
+        except UCXError as error:
+            # A peer died in the meantime, and nothing is in flight.
+            _log.debug("a connection could not be flushed: %s", error)
+        self._end([])
+
+    def _end(self, receives: Sequence[Request]) -> None:
+        with self._guard:
+            if self._ended:
+                return
+            os.eventfd_write(self._wakeup, 1)
+            self._ended = True
+            self._events.unregister(self._worker.descriptor)
+            if self._worker.settle(receives):
+                self._worker.destroy()
+            else:
+                _log.warning(
+                    "UCX is still copying after an abort: its worker is kept, unused"
+                )
+                _kept.append(self._worker)
+            if not self._sleepers:
+                self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
+        self._events.close()
+        os.close(self._wakeup)
