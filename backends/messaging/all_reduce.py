@@ -17,6 +17,9 @@ from .algorithms import (
 
 __all__ = ["alone", "doubling", "halving", "ring"]
 
+# A rank first offers what it sends: a receive that finds its message there may copy it
+# at once, and the other rank would wait meanwhile.
+#
 # Every one of them gives the same bits on all ranks, and in every run: an element is
 # reduced once and sent to the others, or by all in the same order of ranks.
 
@@ -42,7 +45,7 @@ def doubling(
     while distance < power:
         partner = position ^ distance
         peer = 2 * partner if partner < extra else partner + extra
-        yield [(RECV, peer, other), (SEND, peer, data)]
+        yield [(SEND, peer, data), (RECV, peer, other)]
         # Both sides put the lower rank's part first: equal bits on both.
         first, second = (data, other) if rank < peer else (other, data)
         ufunc(first, second, out=data)
@@ -81,7 +84,7 @@ def halving(
         for piece in segment:
             mine = kept[piece]
             received = other[: mine.size]
-            yield [(RECV, peer, received), (SEND, peer, given[piece])]
+            yield [(SEND, peer, given[piece]), (RECV, peer, received)]
             if rank < peer:
                 ufunc(mine, received, out=mine)
             else:
@@ -95,8 +98,8 @@ def halving(
         peer = 2 * partner if partner < extra else partner + extra
         theirs = first ^ distance
         yield [
-            (RECV, peer, data[edges[theirs] : edges[theirs + distance]]),
             (SEND, peer, data[edges[first] : edges[first + distance]]),
+            (RECV, peer, data[edges[theirs] : edges[theirs + distance]]),
         ]
         first = min(first, theirs)
         distance *= 2
@@ -121,14 +124,14 @@ def ring(rank: int, size: int, data: Flat, ufunc: Ufunc, scratch: Scratch) -> Sc
         for segment in segments:
             mine = incoming[segment]
             received = other[: mine.size]
-            yield [(RECV, down, received), (SEND, up, outgoing[segment])]
+            yield [(SEND, up, outgoing[segment]), (RECV, down, received)]
             ufunc(mine, received, out=mine)
     for step in range(size - 1):
         outgoing, incoming = (
             parts[(rank + 1 - step) % size],
             parts[(rank - step) % size],
         )
-        yield [(RECV, down, incoming), (SEND, up, outgoing)]
+        yield [(SEND, up, outgoing), (RECV, down, incoming)]
 
 
 def _fold(

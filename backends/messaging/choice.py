@@ -36,7 +36,7 @@ class Row(NamedTuple):
 ALL_REDUCE = (
     Row(1, _ANY, alone),
     # Two ranks have one step to do either way; above, the halves overlap.
-    Row(2, 256 << 10, doubling),
+    Row(2, 64 << 10, doubling),
     Row(2, _ANY, ring),
     Row(_ANY, 256 << 10, doubling),
     Row(_ANY, _ANY, halving, powers_of_two=True),
