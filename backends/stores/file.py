@@ -47,7 +47,7 @@ class FileStore(Store):
 
     Parameters
     ----------
-    path : str or path-like
+    file_name : str or path-like
         The file; in an existing directory it is ``rankscope-store``.
     world_size : int, optional
         The number of expected ranks (in c10d's position).
@@ -90,14 +90,14 @@ class FileStore(Store):
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        file_name: str | os.PathLike[str],
         world_size: int | None = None,
         timeout: float | timedelta = DEFAULT_TIMEOUT,
         *,
         discard_stale: bool = False,
         temporary: bool = False,
     ) -> None:
-        file = Path(path)
+        file = Path(file_name)
         if file.is_dir():
             file = file / "rankscope-store"
         if world_size is not None:

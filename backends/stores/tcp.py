@@ -46,6 +46,11 @@ class TCPStore(RequestStore):
         is a number.
     wait_for_workers : bool, default True
         Whether the master waits for the others; the same on every rank.
+    multi_tenant, master_listen_fd : optional
+        ``False`` and ``None``: another store in this process cannot share the server,
+        which opens its socket itself.
+    use_libuv : bool, default True
+        Not used: accepted for c10d's signature. The server stands on ZeroMQ.
     key : bytes, optional
         The secret of the group: a process without it can neither read nor write.
         ``None`` is that of ``RANKSCOPE_KEY``, or else one that all processes of this
@@ -63,7 +68,7 @@ class TCPStore(RequestStore):
     DistStoreTimeoutError
         Not all ranks came to the master within `timeout`.
     ValueError
-        A port that cannot be.
+        A port that cannot be, `multi_tenant` or `master_listen_fd`.
 
     Notes
     -----
@@ -95,10 +100,24 @@ class TCPStore(RequestStore):
         is_master: bool = False,
         timeout: float | timedelta = DEFAULT_TIMEOUT,
         wait_for_workers: bool = True,
+        multi_tenant: bool = False,
+        master_listen_fd: int | None = None,
+        use_libuv: bool = True,
         *,
         key: bytes | None = None,
         reports_deaths: bool = False,
     ) -> None:
+        port = as_int(port, "TCPStore: port")
+        if multi_tenant:
+            raise ValueError(
+                "TCPStore: multi_tenant is True; expected False: make one store, and a "
+                "PrefixStore on it for each of its users"
+            )
+        if master_listen_fd is not None:
+            raise ValueError(
+                f"TCPStore: master_listen_fd is {master_listen_fd!r}; expected None: "
+                "the master opens its socket itself; port=0 picks a free port"
+            )
         if not 0 <= port <= 65535 or (port == 0 and not is_master):
             raise ValueError(
                 f"port {port}: expected 1-65535 (0, any free one, for the master only)"

@@ -212,3 +212,18 @@ def test_the_last_to_leave_removes_a_temporary_file(tmp_path: Path) -> None:
     other.communicate("\n", timeout=30)
     assert other.returncode == 0
     assert not path.exists()
+
+
+def test_the_arguments_of_torchs_stores(tmp_path: Path) -> None:
+    port: Any = np.int64(0)
+    store = TCPStore("127.0.0.1", port, None, True, 30, True, False, None, False)
+    store.set("a", "b")
+    assert store.get("a") == b"b"
+    store.close()
+    with pytest.raises(ValueError, match="multi_tenant is True; .* PrefixStore"):
+        TCPStore("127.0.0.1", 0, is_master=True, multi_tenant=True)
+    with pytest.raises(ValueError, match="master_listen_fd is 3; expected None"):
+        TCPStore("127.0.0.1", 0, is_master=True, master_listen_fd=3)
+    one = FileStore(file_name=str(tmp_path / "keys"), world_size=1)
+    assert one.path == tmp_path / "keys"
+    one.close()
