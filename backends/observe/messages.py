@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -13,7 +14,11 @@ from .verdicts import Fault, RankView, Verdict
 
 __all__ = ["diagnose_messages"]
 
+#: Verdicts on sends and receives of which each has a sentence.
+MOST = 3
+
 _IN_FLIGHT = ("scheduled", "started")
+_ABSENT = (Fault.MISSING_RANKS, Fault.RANK_BUSY_ELSEWHERE)
 
 
 def diagnose_messages(
@@ -69,7 +74,28 @@ def diagnose_messages(
             fault = Fault.RANK_BUSY_ELSEWHERE if busy else Fault.MISSING_RANKS
             culprits = [peer]
         found[rank] = case.verdict(fault, culprits, text, entry)
-    return list(found.values())
+    return _fold(list(found.values()), stuck)
+
+
+def _fold(verdicts: list[Verdict], stuck: Mapping[int, Record]) -> list[Verdict]:
+    """Return the verdicts that explain the others, and of many alike the first ones.
+
+    In a pipeline each rank waits for the one before: the first is the cause. In a ring
+    in which all receive first, there is no cause but the ring.
+    """
+    if len(verdicts) <= MOST:
+        return verdicts
+    causes = [
+        one
+        for one in verdicts
+        if one.fault not in _ABSENT or not stuck.keys() >= set(one.culprits)
+    ]
+    left = causes or verdicts
+    if len(left) <= MOST:
+        return left
+    *first, last = left[:MOST]
+    text = f"{last.text}; and {len(left) - MOST} more wait like this"
+    return [*first, replace(last, text=text)]
 
 
 class _Messages:

@@ -399,6 +399,31 @@ def test_a_receive_whose_tag_nobody_sends(ranks: list[Simulated]) -> None:
     assert "rank 0 has not issued the matching send: it is at cell 7" in str(verdict)
 
 
+def test_a_pipeline_waits_for_its_first_rank() -> None:
+    made = [Simulated(rank, 64) for rank in range(64)]
+    made[0].extra["location"] = "cell 7 line 2"
+    for one in made[1:]:
+        one.issue(OpType.RECV, 4, peer=one.rank - 1)
+        one.extra["location"] = "cell 7 line 4"
+    verdict = only(made)
+    assert verdict.fault is Fault.RANK_BUSY_ELSEWHERE
+    assert verdict.culprits == (0,)
+    assert verdict.waiting == tuple(range(1, 64))
+    assert str(verdict).startswith(
+        "rank 0 has not issued the matching send: it is at cell 7 line 2, while rank 1"
+    )
+
+
+def test_a_ring_that_waits_for_itself_is_told_in_a_few_sentences() -> None:
+    made = [Simulated(rank, 64) for rank in range(64)]
+    for one in made:
+        one.issue(OpType.RECV, 4, peer=(one.rank - 1) % 64)
+        one.extra["location"] = "cell 7 line 4"
+    verdicts = look(made)
+    assert len(verdicts) == 3
+    assert str(verdicts[-1]).endswith("; and 61 more wait like this")
+
+
 def test_equal_ranks_are_folded(ranks: list[Simulated]) -> None:
     ranks[0].issue(OpType.ALL_REDUCE, 5)
     for rank in (1, 2, 3):
