@@ -13,6 +13,7 @@ import rankscope as dist
 from rankscope.backends.conformance.ranks import run_ranks
 from rankscope.backends.groups.world import world
 from rankscope.backends.interface.registry import builtin_devices
+from rankscope.magics.language.commands import COMMANDS
 from tests.page_programs import PROGRAMS, left_in_x
 from tests.public_names import exported
 from tools.site import foreign
@@ -114,3 +115,20 @@ def test_the_backend_of_the_page_is_one() -> None:
             world.destroy()
         for name in {*dist.Backend.registry} - {*builtin_devices()}:
             del dist.Backend.registry[name]
+
+
+def test_the_magics_and_options_that_pages_name_are_there() -> None:
+    named = [
+        (page, *line)
+        for page in sorted(DOCS.rglob("*.md"))
+        for line in re.findall(
+            r"^(?:.*`)?%{1,2}(dist_\w+)([^`\n#]*)(?:`|$|\s#)",
+            page.read_text(encoding="utf-8"),
+            re.MULTILINE,
+        )
+    ]
+    assert len(named) > 30
+    for page, magic, arguments in named:
+        assert magic in COMMANDS, f"{page.name}: %{magic}"
+        for flag in re.findall(r"(?<!\S)--?[a-z][a-z-]*", arguments):
+            assert COMMANDS[magic].option(flag), f"{page.name}: %{magic} {flag}"
