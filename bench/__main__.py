@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rankscope.backends import is_gloo_available
+from rankscope.backends import is_gloo_available, unavailable_reason
 from rankscope.backends.gloo.library import installed
 from tools.other_environments import TORCH, torch_python
 
@@ -65,6 +65,8 @@ def _all_reduce(quick: bool, versions: dict[str, str], note: Say) -> list[Row]:
         note("all_reduce: gloo is not available in this environment")
         return []
     contenders = ["rankscope", "rankscope-copies", *installed()]
+    if unavailable_reason("ucx") is None:
+        contenders.append("rankscope-ucx")
     if len(installed()) > 1:
         contenders.append("rankscope-xoscar")
     pythons = dict.fromkeys(contenders, sys.executable)

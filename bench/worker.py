@@ -65,6 +65,7 @@ class Rankscope(Contender):
     zero_copy = True
     #: The gloo library; "" is the default one of this Python.
     library = ""
+    backend = "gloo"
 
     def __init__(self, rank: int, size: int, folder: str) -> None:
         super().__init__(rank, size, folder)
@@ -73,7 +74,10 @@ class Rankscope(Contender):
         self.dist = dist
         os.environ["RANKSCOPE_GLOO"] = self.library
         dist.init_process_group(
-            "cpu:gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size
+            f"cpu:{self.backend}",
+            init_method=f"file://{folder}/store",
+            rank=rank,
+            world_size=size,
         )
 
     def allocate(self, count: int) -> Any:
@@ -92,6 +96,13 @@ class RankscopeCopies(Rankscope):
     """Rankscope's gloo backend, on ordinary numpy arrays."""
 
     zero_copy = False
+
+
+class RankscopeUCX(Rankscope):
+    """Rankscope's UCX backend, on ordinary numpy arrays."""
+
+    zero_copy = False
+    backend = "ucx"
 
 
 class RankscopeXoscar(Rankscope):
@@ -320,6 +331,7 @@ class BareMPI(MPI):
 CONTENDERS: dict[str, type[Contender]] = {
     "rankscope": Rankscope,
     "rankscope-copies": RankscopeCopies,
+    "rankscope-ucx": RankscopeUCX,
     "rankscope-xoscar": RankscopeXoscar,
     "pygloo": Pygloo,
     "xoscar": Xoscar,
