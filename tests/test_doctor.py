@@ -59,6 +59,9 @@ def test_it_reports_what_is_here() -> None:
     assert texts["self-test"].startswith("passed")
     assert texts["ipyparallel"] == importlib.metadata.version("ipyparallel")
     assert "mpiexec" in texts["launcher"]
+    assert any(
+        "--backend cpu:ucx" in text for _, name, text in found if name == "speed"
+    )
     assert all(len(line) <= 100 for line in done.stdout.splitlines())
 
 

@@ -598,7 +598,7 @@ def test_the_status_is_that_of_now(notebook: Notebook, cluster: Cluster) -> None
         (["%dist_init -n 0"], "there must be at least 1 rank"),
         (["%dist_init -n x"], "expected a number of ranks"),
         (["%dist_init"], "-n N is missing"),
-        (["%dist_init -n 2 --backend ucx"], "unknown backend 'ucx'"),
+        (["%dist_init -n 2 --backend smoke"], "unknown backend 'smoke'"),
         (["%dist_init -n 2 --backend cpu:gloo,cpu:mpi"], "'cpu' is given twice"),
         (["%dist_init -n 2 --backend cpu:"], "bad part 'cpu:'"),
         (["%dist_init -n 2 --keeep"], "did you mean --keep?"),

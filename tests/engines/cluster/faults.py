@@ -26,6 +26,7 @@ __all__ = [
     "left_hanging",
     "lives",
     "sides",
+    "stop",
     "until_at",
 ]
 
@@ -106,6 +107,19 @@ def left_hanging(cluster_id: str) -> list[psutil.Process]:
         processes = [psutil.Process(pid) for pid in pids]
     assert notebook.wait(WAIT) == -signal.SIGKILL
     return processes
+
+
+def stop(pid: int) -> None:
+    """Stop a process, and wait until none of its threads runs on."""
+    os.kill(pid, signal.SIGSTOP)
+    tasks = Path("/proc", str(pid), "task")
+
+    def states() -> set[str]:
+        # After the name, which is in parentheses.
+        stats = [(task / "stat").read_text() for task in tasks.iterdir()]
+        return {stat.rpartition(")")[2].split()[0] for stat in stats}
+
+    until(lambda: states() == {"T"}, WAIT, "every thread to stop")
 
 
 def sides(pid: int) -> list[psutil.Process]:

@@ -15,7 +15,7 @@ import pytest
 
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError, Execution, ExecutionError
-from tests.engines.cluster.faults import WAIT, until_at
+from tests.engines.cluster.faults import WAIT, stop, until_at
 
 #: Runs until the file is there; keeps the main thread in a C call each time.
 #: Has the next traceback take a second.
@@ -307,7 +307,7 @@ class TestWhileMainsAreBlocked:
     def test_a_silent_rank_does_not_hide_the_others(
         self, cluster: Cluster, blocked: Any
     ) -> None:
-        os.kill(cluster.pids[2], signal.SIGSTOP)
+        stop(cluster.pids[2])
         try:
             where = cluster.where()
             assert "no answer within" in where[2]

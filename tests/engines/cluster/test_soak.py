@@ -20,7 +20,7 @@ from rankscope.backends import is_gloo_available
 from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError, Execution
-from tests.engines.cluster.faults import HANG, SUM, WAIT, all_in_flight, sides
+from tests.engines.cluster.faults import HANG, SUM, WAIT, all_in_flight, sides, stop
 
 FAULTS = int(os.environ.get("RANKSCOPE_SOAK_FAULTS", "30"))
 
@@ -137,7 +137,7 @@ class Soak:
         victim = self.victim()
         cell = self.busy(victim)
         pid = self.cluster.pids[victim]
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         with pytest.raises(ClusterError, match=rf"rank {victim}: no answer within"):
             self.cluster.abort(reason="a rank was stopped")
         if cell is not None:
