@@ -433,8 +433,9 @@ def rebuild(
         exported = export_groups(registry, ())
         assert exported is not None
         left = {rank for rank in without if not summaries[rank]["groups"]}
-        if left:
-            _import_groups(registry, left, exported)
+        if not left or not _import_groups(registry, left, exported):
+            # Those of torch, which a restarted rank joins, need no default group.
+            left = set()
         if without - left:
             registry.ask(ImportGroups(exported), without - left).all()
     for key in ready:

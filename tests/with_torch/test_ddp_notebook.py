@@ -34,5 +34,7 @@ def test_the_hang_names_the_rank_that_left_a_branch_out(
 
 
 def test_the_training_goes_on_to_the_same_loss(outputs: dict[str, str]) -> None:
+    # Ranks print in the order in which they come to it.
+    before, after = (sorted(outputs[cell].splitlines()) for cell in ("train", "rewrap"))
     assert "loss " in outputs["rewrap"]
-    assert outputs["rewrap"] == outputs["train"]
+    assert after == before
