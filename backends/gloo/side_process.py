@@ -259,7 +259,8 @@ class SideProcess:
         self._channel.watch(self._on_event)
 
     def _on_event(self, events: int) -> None:
-        if events & select.EPOLLOUT:
+        # A hang-up can be reported before there is room: flushing then drops what waits.
+        if events & (select.EPOLLOUT | select.EPOLLHUP):
             with self._sending:
                 self._channel.flush()
         if events & (select.EPOLLHUP | select.EPOLLERR):

@@ -33,7 +33,7 @@ class Ends:
             self.channel.send(message)
 
     def _on_event(self, events: int) -> None:
-        if events & select.EPOLLOUT:
+        if events & (select.EPOLLOUT | select.EPOLLHUP):
             with self.sending:
                 self.channel.flush()
         if events & select.EPOLLHUP:
