@@ -259,7 +259,7 @@ class SideProcess:
         self._channel.watch(self._on_event)
 
     def _on_event(self, events: int) -> None:
-        # A hang-up can be reported before there is room: flushing then drops what waits.
+        # A hang-up may be reported before there is room: a flush then drops what waits.
         if events & (select.EPOLLOUT | select.EPOLLHUP):
             with self._sending:
                 self._channel.flush()
