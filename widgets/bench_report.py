@@ -20,8 +20,9 @@ _COLUMNS = (
     ("count", "elements"),
     ("type", ""),
     ("time", "µs"),
-    ("algbw", "GB/s"),
-    ("busbw", "GB/s"),
+    # With its unit in each cell: a small array has kB/s.
+    ("algbw", ""),
+    ("busbw", ""),
     ("#wrong", ""),
 )
 
@@ -48,15 +49,10 @@ def _cells(row: BenchRow) -> tuple[str, ...]:
         str(row.count),
         row.dtype,
         f"{row.time:.1f}" if row.time < 1000 else f"{row.time:.0f}",
-        _bandwidth(row.algbw),
-        _bandwidth(row.busbw),
+        bandwidth_text(row.algbw),
+        bandwidth_text(row.busbw),
         str(row.wrong),
     )
-
-
-def _bandwidth(gigabytes: float) -> str:
-    # Small arrays are slow: two digits remain.
-    return bandwidth_text(gigabytes) if gigabytes >= 0.1 else f"{gigabytes:.2g}"
 
 
 def _title(result: BenchResult) -> str:
@@ -142,8 +138,13 @@ def _time_plot(result: BenchResult, backends: Sequence[str]) -> str:
     return plot(
         "time",
         _series(result, backends, "time"),
-        lambda micros: duration_text(micros / 1e6).replace(".00", "").replace(".0", ""),
+        lambda micros: _even(duration_text(micros / 1e6)),
     )
+
+
+def _even(text: str) -> str:
+    """Return a power of ten without the zeros behind the point."""
+    return text.replace(".00", "").replace(".0", "")
 
 
 def _bandwidth_plot(result: BenchResult, backends: Sequence[str]) -> str:
@@ -151,7 +152,7 @@ def _bandwidth_plot(result: BenchResult, backends: Sequence[str]) -> str:
     series = _series(result, backends, "busbw")
     if not series:
         return ""
-    return plot("bus bandwidth in GB/s", series, lambda value: f"{value:g}")
+    return plot("bus bandwidth", series, lambda value: _even(bandwidth_text(value)))
 
 
 def _series(result: BenchResult, backends: Sequence[str], what: str) -> list[Series]:
@@ -172,9 +173,10 @@ def _note(row: BenchRow) -> str:
     spread = (
         f"{duration_text(row.time_min / 1e6)} to {duration_text(row.time_max / 1e6)}"
     )
+    bandwidth = f", busbw {bandwidth_text(row.busbw)}" if row.busbw > 0 else ""
     return (
         f"{row.backend}, {bytes_text(row.size)}: {duration_text(row.time / 1e6)} "
-        f"(ranks: {spread}), busbw {_bandwidth(row.busbw)} GB/s"
+        f"(ranks: {spread}){bandwidth}"
     )
 
 

@@ -51,5 +51,11 @@ def elapsed_text(seconds: float) -> str:
 
 
 def bandwidth_text(gigabytes: float) -> str:
-    """GB/s without the unit, which is in the column's title: ``0.04``, ``12.3``."""
-    return _digits(gigabytes) if gigabytes < 999.5 else f"{gigabytes:.0f}"
+    """``12.3 GB/s``, ``40.0 MB/s``, ``1.20 kB/s``; nothing where there is none."""
+    if gigabytes <= 0:
+        return ""
+    if gigabytes < 0.9995e-3:
+        return f"{_digits(gigabytes * 1e6)} kB/s"
+    if gigabytes < 0.9995:
+        return f"{_digits(gigabytes * 1e3)} MB/s"
+    return f"{_digits(gigabytes)} GB/s"

@@ -54,9 +54,19 @@ def test_the_table_is_that_of_nccl_tests() -> None:
         "backend", "size", "count", "type", "time", "algbw", "busbw", "#wrong",
     ]  # fmt: skip
     assert lines[3].split() == [
-        "gloo", "1024", "256", "float32", "101.0", "0.001", "0.0015", "0",
+        "gloo", "1024", "256", "float32", "101.0", "1.02", "MB/s", "1.54", "MB/s", "0",
     ]  # fmt: skip
     assert lines[4].split()[-1] == "3"
+
+
+def test_small_arrays_have_a_bandwidth_in_a_unit_that_fits() -> None:
+    shown = [
+        repr(BenchReport([row(size=4, algbw=one, busbw=one)])).splitlines()[-1]
+        for one in (40e-9, 3.2e-3, 12.0, 0.0)
+    ]
+    assert [line.split()[5:-1] for line in shown] == [
+        ["0.04", "kB/s"] * 2, ["3.20", "MB/s"] * 2, ["12.0", "GB/s"] * 2, [],
+    ]  # fmt: skip
 
 
 def test_columns_rows_and_slices() -> None:
