@@ -46,10 +46,11 @@ EXPLANATION = (
     "Medians, with the 99th percentile in parentheses. All contenders take turns, "
     "round by round; a ratio is the median over the rounds, so that what slows the "
     "machine down for a while slows both sides. all_reduce is in place on float32; "
-    "its time is the mean over the ranks. The gloo library in-process runs over the "
-    "same transport, with the faster of RING and BCUBE at each size. Of the times to "
-    "a verdict, an end and a new start the worst is in parentheses, and is what the "
-    "budget is for."
+    "its time is the mean over the ranks. The main thread of every rank is bound to "
+    "one core, in turn: otherwise the kernel at times puts both of two ranks on the "
+    "same one. The gloo library in-process runs over the same transport, with the "
+    "faster of RING and BCUBE at each size. Of the times to a verdict, an end and a "
+    "new start the worst is in parentheses, and is what the budget is for."
 )
 
 
@@ -67,6 +68,8 @@ def _all_reduce(quick: bool, versions: dict[str, str], note: Say) -> list[Row]:
     contenders = ["rankscope", "rankscope-copies", *installed()]
     if unavailable_reason("ucx") is None:
         contenders.append("rankscope-ucx")
+        if importlib.util.find_spec("mpi4py") is not None:
+            contenders.append("bare-mpi")
     if len(installed()) > 1:
         contenders.append("rankscope-xoscar")
     pythons = dict.fromkeys(contenders, sys.executable)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from statistics import median
 
-from .ranks import ContenderFailed, Ranks
+from .ranks import ContenderFailed, MPIRanks, Ranks
 from .table import Row, Sample, size_name
 
 __all__ = ["measure"]
@@ -24,18 +24,24 @@ ALGORITHMS = ("BCUBE", "RING")
 
 #: Contenders that run a gloo library in the rank's own process.
 BARE = ("pygloo", "xoscar")
-# (contender, reference): budget at 4 B, from 1 KiB up. At 4 B torch's time is out of
-# reach of a second process, and from 1 KiB up torch is the reference.
-COMPARISONS: dict[tuple[str, str], tuple[float | None, float | None]] = {
-    ("rankscope", "torch"): (None, 1.0),
-    ("rankscope-copies", "torch"): (None, 1.5),
-    # Of 4 ranks on 2 cores; of 2 ranks a quarter up to 64 KiB, and half above.
-    ("rankscope-ucx", "torch"): (0.5, 0.6),
-    ("rankscope", "pygloo"): (1.3, None),
-    ("rankscope", "xoscar"): (1.3, None),
-    ("rankscope-xoscar", "torch"): (None, 1.0),
-    ("rankscope-xoscar", "xoscar"): (1.3, None),
+_OF_TORCH = {1 << 10: 1.0}
+# (contender, reference), then by the number of ranks: from how many bytes on the ratio
+# has which budget. At 4 B torch's time is out of reach of a second process.
+COMPARISONS: dict[tuple[str, str], dict[int, dict[int, float]]] = {
+    ("rankscope", "torch"): {2: _OF_TORCH, 4: _OF_TORCH},
+    ("rankscope-copies", "torch"): {2: {1 << 10: 1.5}, 4: {1 << 10: 1.5}},
+    ("rankscope-ucx", "torch"): {
+        2: {4: 0.25, 1 << 20: 0.5},
+        4: {4: 0.5, 1 << 10: 0.25, 1 << 20: 0.6},
+    },
+    ("rankscope-ucx", "bare-mpi"): {2: {1 << 16: 3.5, 1 << 20: 1.8, 1 << 24: 1.2}},
+    ("rankscope", "pygloo"): {2: {4: 1.3}, 4: {4: 1.3}},
+    ("rankscope", "xoscar"): {2: {4: 1.3}, 4: {4: 1.3}},
+    ("rankscope-xoscar", "torch"): {2: _OF_TORCH, 4: _OF_TORCH},
+    ("rankscope-xoscar", "xoscar"): {2: {4: 1.3}, 4: {4: 1.3}},
 }
+#: Against bare mpi4py, below the sizes above: a difference in seconds.
+EXTRA_BUDGET = 25e-6
 NAMES = {
     "rankscope": "zero-copy",
     "rankscope-copies": "with copies",
@@ -44,6 +50,7 @@ NAMES = {
     "pygloo": "pygloo in-process",
     "xoscar": "xoscar's gloo in-process",
     "torch": "torch.distributed gloo",
+    "bare-mpi": "bare mpi4py",
 }
 
 
@@ -73,7 +80,8 @@ def measure(
         try:
             for name, python in pythons.items():
                 try:
-                    contenders[name] = Ranks(name, size, python)
+                    kind = MPIRanks if name == "bare-mpi" else Ranks
+                    contenders[name] = kind(name, size, python)
                 except ContenderFailed as error:
                     left_out(f"{size} ranks: {error}")
             for nbytes, iterations in BLOCKS.items():
@@ -140,14 +148,22 @@ def _better_variant(ranks: Ranks, nbytes: int, iterations: int) -> str:
 def _rows(
     samples: dict[str, Sample], compared: set[tuple[str, str]], nbytes: int, size: int
 ) -> list[Row]:
-    what = f"all_reduce {size_name(nbytes)}, {size} ranks"
-    return [
-        Row.compare(
-            f"{what}, {NAMES[ours]}, against {NAMES[reference]}",
-            samples[ours],
-            samples[reference],
-            budgets[nbytes >= 1 << 10],
+    rows = []
+    for pair, budgets in COMPARISONS.items():
+        ours, reference = pair
+        if not (ours in samples and reference in samples and pair in compared):
+            continue
+        what = (
+            f"all_reduce {size_name(nbytes)}, {size} ranks, "
+            f"{NAMES[ours]}, against {NAMES[reference]}"
         )
-        for (ours, reference), budgets in COMPARISONS.items()
-        if ours in samples and reference in samples and (ours, reference) in compared
-    ]
+        both = samples[ours], samples[reference]
+        limits = budgets.get(size, {})
+        if reference == "bare-mpi" and nbytes < 1 << 16:
+            rows.append(
+                Row.compare_extra(what, *both, EXTRA_BUDGET if limits else None)
+            )
+        else:
+            fitting = [limit for start, limit in limits.items() if nbytes >= start]
+            rows.append(Row.compare(what, *both, fitting[-1] if fitting else None))
+    return rows

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from . import dispatch
 from .all_reduce import BLOCKS
 from .ranks import ContenderFailed, MPIRanks
-from .table import Row, Sample, duration, size_name
+from .table import Row, Sample, size_name
 
 __all__ = ["measure"]
 
@@ -90,10 +90,4 @@ def _row(what: str, ours: Sample, bare: Sample, nbytes: int, has_budget: bool) -
     budgets = [limit for start, limit in RATIO_BUDGETS.items() if nbytes >= start]
     if budgets:
         return Row.compare(what, ours, bare, budgets[-1] if has_budget else None)
-    row = Row.compare(what, ours, bare, None)
-    extra = ours.median - bare.median
-    row.ratio = f"+{duration(max(extra, 0.0))}"
-    if has_budget:
-        row.budget = f"≤ +{duration(EXTRA_BUDGET)}"
-        row.passed = extra <= EXTRA_BUDGET
-    return row
+    return Row.compare_extra(what, ours, bare, EXTRA_BUDGET if has_budget else None)

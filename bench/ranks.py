@@ -149,6 +149,7 @@ class MPIRanks(Ranks):
                 process = subprocess.Popen(
                     [
                         *(program, "-n", str(self.size), "--oversubscribe"),
+                        *("--bind-to", "none"),  # the worker pins itself
                         *(python, "-I", WORKER, self.name, "-", str(self.size)),
                         *(self._folder.name, address),
                     ],

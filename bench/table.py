@@ -70,6 +70,19 @@ class Row:
             None if budget is None else ratio <= budget,
         )
 
+    @classmethod
+    def compare_extra(
+        cls, what: str, ours: Sample, reference: Sample, budget: float | None
+    ) -> Row:
+        """Return a row with both medians and their difference; `budget` in seconds."""
+        row = cls.compare(what, ours, reference, None)
+        extra = ours.median - reference.median
+        row.ratio = f"+{duration(max(extra, 0.0))}"
+        if budget is not None:
+            row.budget = f"≤ +{duration(budget)}"
+            row.passed = extra <= budget
+        return row
+
     @property
     def verdict(self) -> str:
         """``pass``, ``over``, or nothing where there is no budget."""

@@ -371,6 +371,15 @@ def _run(contender: Contender, iterations: int, variant: str) -> dict[str, Any]:
     return {"times": times, "cpu": _cpu_ns() - cpu}
 
 
+def _pin(rank: int) -> None:
+    """Bind this thread to one core, in turn by rank; the library's threads stay free.
+
+    Otherwise the kernel at times puts both of two ranks on the same core.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+
+
 def main() -> None:
     """Serve requests until the input ends."""
     name, rank, size, folder, *address = sys.argv[1:]
@@ -386,6 +395,7 @@ def main() -> None:
         rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"]
         answers.write(f"{rank:>3}\n")
     contender = CONTENDERS[name](int(rank), int(size), folder)
+    _pin(int(rank))
     answers.write(json.dumps({"ok": True}) + "\n")
     for line in requests:
         request = json.loads(line)
