@@ -24,6 +24,8 @@ __all__ = ["install_agents"]
 
 #: Seconds between two looks for engines that ended.
 PERIOD = 0.2
+#: Seconds after which an engine that did not answer gets the request again.
+AGAIN = 1.0
 
 
 def install_agents(
@@ -103,9 +105,45 @@ def install_agents(
             )
     for number, future in greeting.items():
         if not future.done():
-            private.discard_request(client, future.msg_id)  # type: ignore[attr-defined]
-            channel.discard(uuids[number], future)
+            _discard(client, channel, uuids[number], future)
+    if not attach:
+        _reach(client, channel, uuids, deadline, check)
     return hellos
+
+
+def _reach(
+    client: ipyparallel.Client,
+    channel: ControlChannel,
+    uuids: Mapping[int, str],
+    deadline: float,
+    check: Callable[[], None],
+) -> None:
+    """Wait until a request has arrived at each of the engines.
+
+    An engine connects its control channel beside that of the cells. The controller
+    drops what is for an engine that is not connected yet, and tells nobody.
+    """
+    missing = set(uuids)
+    while missing:
+        asked = {number: channel.post(uuids[number], GetHello()) for number in missing}
+        concurrent.futures.wait(asked.values(), AGAIN)
+        missing = {number for number in missing if not asked[number].done()}
+        for number in missing:
+            _discard(client, channel, uuids[number], asked[number])
+        check()
+        if missing and time.monotonic() >= deadline:
+            raise ClusterError(
+                f"engines {sorted(missing)} do not answer on the control channel: the "
+                "controller does not reach them. Try again"
+            )
+
+
+def _discard(
+    client: ipyparallel.Client, channel: ControlChannel, uuid: str, future: Future[Any]
+) -> None:
+    """Stop expecting a reply."""
+    private.discard_request(client, future.msg_id)  # type: ignore[attr-defined]
+    channel.discard(uuid, future)
 
 
 def _hello(engine_id: int, reply: Any) -> Hello:

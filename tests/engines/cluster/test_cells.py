@@ -261,6 +261,12 @@ class TestWhileMainsAreBlocked:
             WAIT,
             "all ranks to be in cell 33",
         )
+        # What the status tells came with a heartbeat, maybe from before the line.
+        until(
+            lambda: all(one.line for one in cluster.status().ranks),
+            WAIT,
+            "a heartbeat of each rank out of cell 33",
+        )
         yield cell
         go_on.touch()
         cell.result(WAIT)

@@ -13,6 +13,8 @@ import pytest
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError
 from rankscope.engines.cluster.installation import install_agents
+from rankscope.engines.wire.channel import ControlChannel
+from rankscope.engines.wire.requests import GetHello
 
 WAIT = 30
 
@@ -76,3 +78,21 @@ class TestWithoutNanny:
             "engines died before they had their ranks: "
             f"pid {killed[0]} killed by SIGKILL"
         )
+
+    def test_a_request_that_the_controller_drops_is_sent_again(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It drops what is for an engine whose control channel is not connected yet."""
+        dropped: list[type[Any]] = []
+        post = ControlChannel.post
+
+        def drop_the_first(self: ControlChannel, uuid: str, request: Any) -> Any:
+            if not dropped:
+                dropped.append(type(request))
+                uuid = "not connected"
+            return post(self, uuid, request)
+
+        monkeypatch.setattr(ControlChannel, "post", drop_the_first)
+        with Cluster.start(1) as cluster:
+            assert dropped == [GetHello]
+            assert cluster.pull("rank") == {0: 0}
