@@ -179,6 +179,25 @@ def test_readme_script_runs(tmp_path: Path) -> None:
     assert sorted(found) == ["0", "1", "2", "3"], done.stdout + done.stderr
 
 
+# -- what tools of others read -------------------------------------------------
+
+
+def test_pre_commit_runs_what_make_lint_runs() -> None:
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (parts,) = re.findall(r"^lint: ([a-z ]+?) *##", makefile, re.MULTILINE)
+    assert re.findall(r"entry: make ([a-z]+)", hooks) == parts.split()
+    # Nothing is fetched: no hook is another repository's.
+    assert re.findall(r"repo: (\S+)", hooks) == ["local"]
+
+
+def test_citation_names_this_version() -> None:
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    said = dict(re.findall(r"^(version|license): (.+)$", citation, re.MULTILINE))
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert said == dict(re.findall(r'^(version|license) = "(.+)"$', project, re.M))
+
+
 # -- the environment -----------------------------------------------------------
 
 # Stands in for a Python: makes environments of itself and notes what pip is
