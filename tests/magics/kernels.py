@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from jupyter_client.blocking.client import BlockingKernelClient
@@ -28,6 +29,7 @@ class Cell:
 
     messages: list[tuple[float, str, dict[str, Any]]] = field(default_factory=list)
     took: float = 0.0
+    status: str = ""
 
     @property
     def result(self) -> dict[str, Any]:
@@ -89,24 +91,38 @@ class Kernel:
 
         Each function of `when` is called once its text was shown.
         """
+        return self.end(self.begin(*lines), interrupt_at=interrupt_at, when=when)
+
+    def begin(self, *lines: str) -> str:
+        """Send a cell; return the request that `end` waits for."""
+        self.cells += 1
+        return self.client.execute("\n".join(lines))
+
+    def end(
+        self,
+        request: str,
+        *,
+        interrupt_at: str | None = None,
+        when: Mapping[str, Callable[[], object]] | None = None,
+    ) -> Cell:
+        """Wait for the end of a cell; the options are those of a call."""
         waiting = dict(when or {})
         sent = time.monotonic()
-        request = self.client.execute("\n".join(lines))
-        self.cells += 1
         cell = Cell()
         while True:
-            left = sent + TIMEOUT - time.monotonic()
+            left = max(0, sent + TIMEOUT - time.monotonic())
             try:
                 message = self.client.get_iopub_msg(timeout=left)
             except queue.Empty:
-                raise AssertionError(f"no end of {lines}: {cell.messages}") from None
+                said = f"the cell did not end: {cell.messages}"
+                raise AssertionError(said) from None
             if message["parent_header"].get("msg_id") != request:
                 continue
             kind, content = message["msg_type"], message["content"]
             now = time.monotonic() - sent
             if kind == "status" and content["execution_state"] == "idle":
                 cell.took = now
-                self._take_reply(request)
+                cell.status = self._take_reply(request)
                 return cell
             cell.messages.append((now, kind, content))
             text = content.get("text") or content.get("data", {}).get("text/plain", "")
@@ -117,18 +133,22 @@ class Kernel:
                 self.manager.interrupt_kernel()
                 sent = time.monotonic()
 
-    def _take_reply(self, request: str) -> None:
+    def _take_reply(self, request: str) -> str:
         """Read the reply, too: a kernel whose replies pile up stops to answer."""
         reply = self.client.get_shell_msg(timeout=TIMEOUT)
         while reply["parent_header"].get("msg_id") != request:
             reply = self.client.get_shell_msg(timeout=TIMEOUT)
+        status: str = reply["content"]["status"]
+        return status
 
 
 @contextmanager
-def running_kernel(**environment: str) -> Iterator[Kernel]:
-    """Start a kernel with the extension, and end it."""
+def running_kernel(
+    *, folder: Path | None = None, **environment: str
+) -> Iterator[Kernel]:
+    """Start a kernel with the extension, in `folder`, and end it."""
     env = {**os.environ, **environment}
-    manager, client = start_new_kernel(startup_timeout=TIMEOUT, env=env)
+    manager, client = start_new_kernel(startup_timeout=TIMEOUT, env=env, cwd=folder)
     try:
         kernel = Kernel(manager, client)
         kernel("%load_ext rankscope")
