@@ -43,7 +43,11 @@ class MessageQueue:
         #: then it sleeps, and leaves the core to the rank that it waits for.
         self.spin = 0.0
         self._fail = fail
-        self._lock = threading.Lock()
+        # Recursive, as a signal handler may abort the group in the midst of a call of
+        # the transport: it must not wait for the thread that it interrupts.
+        self._lock = threading.RLock()
+        # The lock's owner is in such a call, or between two of them.
+        self._inside = False
         self._is_open = False
         self._transport: Transport | None = None
         self._collectives: collections.deque[MessageWork] = collections.deque()
@@ -52,7 +56,7 @@ class MessageQueue:
         self._resumed: MessageWork | None = None
         # Stages, of all Works.
         self._posted = 0
-        self._closed = False
+        self._closed = self._abandoned = False
         # A library may forget a request that failed, which then looks as if it had
         # arrived: after the first error nothing advances.
         self._broken = False
@@ -90,6 +94,8 @@ class MessageQueue:
             else:
                 self._collectives.append(work)
                 looks = 0 if len(self._collectives) == 1 else -1
+            if self._inside:  # a signal handler, whose thread advances later
+                return
             if self._is_open and not self._broken and looks >= 0:
                 work.begin()
                 broken = self._advance(looks, over)
@@ -111,7 +117,7 @@ class MessageQueue:
             return False
         over: list[MessageWork] = []
         try:
-            if self._broken:
+            if self._broken or self._inside:
                 return False
             posted = self._posted
             broken = self._advance(looks, over)
@@ -128,7 +134,12 @@ class MessageQueue:
 
         Adds the Works that are over to `over`. Without `looks` stages are only posted.
         """
+        self._inside = True
         try:
+            # Looked at after `_inside` is set, and again after it no longer is:
+            # whenever a signal handler aborts, either it abandons the ops or this does.
+            if self._closed:
+                return None
             if self._messages:
                 for work in list(self._messages):
                     if self._resume(work, 1):
@@ -140,7 +151,15 @@ class MessageQueue:
         except BaseException as error:  # noqa: BLE001 - it ends every Work
             self._broken = isinstance(error, Exception) or self._resumed is not None
             return error
+        finally:
+            self._leave()
         return None
+
+    def _leave(self) -> None:
+        """Do what a signal handler had to leave undone, under the lock."""
+        self._inside = False
+        if self._closed:
+            self._abandon()
 
     def _settle(self, over: list[MessageWork], broken: BaseException | None) -> None:
         """End Works and, after an error, the group; the lock is free."""
@@ -163,7 +182,13 @@ class MessageQueue:
         """Have the transport tell what comes; ``False``: advance first."""
         with self._lock:
             transport = self._transport
-            return transport is not None and not self._closed and transport.arm()
+            if transport is None or self._inside:
+                return False
+            self._inside = True
+            try:
+                return not self._closed and transport.arm()
+            finally:
+                self._leave()
 
     def fileno(self) -> int | None:
         """Return the descriptor that tells, after `arm`, that something has come."""
@@ -190,6 +215,8 @@ class MessageQueue:
                         )
                     work.source = source
                 requests.pop()
+            if self._closed:  # by a signal handler, just now
+                return False
             self._resumed = work
             stage = next(work.schedule, None)
             if stage is not None:
@@ -248,12 +275,18 @@ class MessageQueue:
         self._closed = True
         if self._lock.acquire(timeout=_ABANDON_PATIENCE):
             try:
-                self._abandon()
+                done = not self._inside
+                if done:
+                    self._abandon()
             finally:
                 self._lock.release()
         else:
-            # A signal handler that interrupted advance(), which has to come to its end
-            # first: it may be about to use the transport.
+            done = False
+        if not done:
+            # A call of the transport has to come to its end first: one of another
+            # thread that takes long, or one of this thread, and this is a signal
+            # handler. Whoever made the call sees to it, too; but an interrupt may
+            # keep it from that.
             threading.Thread(
                 target=self._abandon_later, name="rankscope-abandon", daemon=True
             ).start()
@@ -266,6 +299,9 @@ class MessageQueue:
             self._abandon()
 
     def _abandon(self) -> None:
+        if self._abandoned:
+            return
+        self._abandoned = True
         works = [*self._collectives, *self._messages]
         self._collectives.clear()
         self._messages.clear()
@@ -282,9 +318,13 @@ class MessageQueue:
     def close(self) -> None:
         """Close the transport: nothing is in flight."""
         with self._lock:
-            self._closed = True
-            transport, self._transport = self._transport, None
-        if transport is not None:
+            transport = None
+            if not self._inside:
+                self._closed = True
+                transport, self._transport = self._transport, None
+        if not self._closed:  # a signal handler, whose thread uses the transport
+            self.abandon()
+        elif transport is not None:
             transport.close()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +11,8 @@ import numpy as np
 import pytest
 
 import rankscope as dist
+from rankscope.backends.conformance.waiting import until
+from rankscope.backends.messaging import queue as queue_module
 from rankscope.backends.messaging.algorithms import (
     RECV,
     SEND,
@@ -41,6 +45,7 @@ class ByHand:
         self.posted: list[Message] = []
         self.abandoned: list[tuple[Message, Flat, bool]] = []
         self.closed = False
+        self.ends = 0
 
     def send(self, array: Flat, peer: int, tag: int) -> Message:
         self.sent.append(Message(array, peer, tag))
@@ -65,6 +70,7 @@ class ByHand:
 
     def abandon(self, requests: Sequence[tuple[Message, Flat, bool]]) -> None:
         self.abandoned.extend(requests)
+        self.ends += 1
 
     def arm(self) -> bool:
         return True
@@ -195,6 +201,121 @@ def test_abandon_hands_over_what_is_in_flight_and_refuses_more() -> None:
         queue.submit(
             MessageWork(queue, dist.OpType.BARRIER, iter([]), 0), message=False
         )
+
+
+class Interrupted(ByHand):
+    """A signal handler runs in the midst of a call, on the thread that makes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.handler: Callable[[], object] = lambda: None
+        self.inside: list[bool] = []
+
+    def interrupt(self) -> None:
+        handler, self.handler = self.handler, lambda: None
+        handler()
+        self.inside.append(bool(self.ends or self.closed))
+
+    def test(self, request: Message, looks: int = 1) -> bool:
+        self.interrupt()
+        return super().test(request, looks)
+
+    def receive(self, array: Flat, source: int, tag: int) -> Message:
+        self.interrupt()
+        return super().receive(array, source, tag)
+
+    def arm(self) -> bool:
+        self.interrupt()
+        return super().arm()
+
+
+@pytest.mark.parametrize("call", ["advance", "arm", "submit"])
+@pytest.mark.parametrize("end", ["abandon", "close"])
+def test_a_handler_that_interrupts_a_call_waits_for_nothing(
+    call: str, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_module, "_ABANDON_PATIENCE", 60.0)
+    queue, transport = MessageQueue(lambda reason: None), Interrupted()
+    queue.open(transport)
+    stages: list[list[Transfer]] = [[(RECV, 1, np.zeros(1))], [(SEND, 1, np.zeros(1))]]
+    work = MessageWork(queue, dist.OpType.ALL_REDUCE, iter(stages), 5)
+    if call != "submit":
+        queue.submit(work, message=False)
+        transport.posted[0].over = True
+    transport.inside.clear()
+    transport.handler = getattr(queue, end)
+    began = time.monotonic()
+    if call == "submit":
+        queue.submit(work, message=False)
+    else:
+        getattr(queue, call)()
+    assert time.monotonic() - began < 30
+    # The transport is used until the call returns, and no longer than that.
+    assert transport.inside[0] is False
+    assert transport.ends == 1
+    assert not transport.sent
+    assert not queue.busy
+    with pytest.raises(dist.DistBackendError, match="were abandoned"):
+        queue.submit(work, message=False)
+    queue.advance()
+    queue.abandon()
+    assert transport.ends == 1
+
+
+def test_a_handler_that_interrupts_a_call_may_issue_ops_and_look() -> None:
+    queue, transport = MessageQueue(lambda reason: None), Interrupted()
+    queue.open(transport)
+    first, second, third = (
+        MessageWork(queue, dist.OpType.SEND, iter([[(kind, 1, np.zeros(1))]]), 5)
+        for kind in (RECV, SEND, SEND)
+    )
+    queue.submit(first, message=True)
+    looked: list[bool] = []
+
+    def handler() -> None:
+        looked.append(queue.advance())
+        looked.append(queue.arm())
+        queue.submit(second, message=True)
+        queue.submit(third, message=False)
+
+    transport.handler = handler
+    queue.advance()
+    assert looked == [False, False]
+    queue.advance()
+    assert len(transport.sent) == 2
+    for message in (*transport.sent, *transport.posted):
+        message.over = True
+    queue.advance()
+    assert first.is_success()
+    assert second.is_success()
+    assert third.is_success()
+
+
+def test_an_abort_waits_for_a_call_of_another_thread() -> None:
+    queue, transport = MessageQueue(lambda reason: None), Interrupted()
+    queue.open(transport)
+    work = MessageWork(queue, dist.OpType.RECV, iter([[(RECV, 1, np.zeros(1))]]), 5)
+    queue.submit(work, message=True)
+    inside, go_on = threading.Event(), threading.Event()
+
+    def handler() -> None:
+        inside.set()
+        assert go_on.wait(30)
+
+    transport.handler = handler
+    transport.inside.clear()
+    advancing = threading.Thread(target=queue.advance)
+    advancing.start()
+    assert inside.wait(30)
+    aborting = threading.Thread(target=queue.abandon)
+    aborting.start()
+    until(lambda: queue._closed)
+    assert not transport.ends
+    go_on.set()
+    advancing.join(30)
+    aborting.join(30)
+    assert transport.inside == [False]
+    assert transport.ends == 1
 
 
 def test_a_transport_that_comes_after_the_abort_is_abandoned_too() -> None:
