@@ -11,6 +11,7 @@ const SHAPE = 16; // px of the shape before a state
 const DROPS = [10, 9, 8, 7, 6, 5, 4, 3, 2, 1]; // the columns that are left out first, then second, ...
 const FIT = 1; // px for rounding
 const STALL = 5; // s after which a bar changes its colour
+const NARROW = /[ fijlrt.,:;'|()]/g; // letters of about half the width of others
 
 class Table {
   constructor(store) {
@@ -55,7 +56,7 @@ class Table {
   /** Forget what the columns have held: an empty one is not shown. */
   forget() {
     this.ran ??= null; // when an op was in flight last, if columns may have become empty since
-    this.lengths = this.columns.map(() => 0); // of the longest text of each
+    this.lengths = this.columns.map(() => 0); // of the longest text of each, see lengthOf
     this.longest = this.columns.map((column) => column.title);
   }
 
@@ -233,9 +234,11 @@ class Table {
 
   /** Columns never shrink while they are shown: moving text cannot be read. */
   measure(place, text) {
-    if (text.length > this.lengths[place]) {
-      this.lengths[place] = text.length;
-      if (text.length >= this.longest[place].length) this.longest[place] = text;
+    if (text.length <= this.lengths[place]) return; // most texts: no need to look closer
+    const length = lengthOf(text);
+    if (length > this.lengths[place]) {
+      this.lengths[place] = length;
+      if (length >= lengthOf(this.longest[place])) this.longest[place] = text;
       this.stale = true;
     }
   }
@@ -303,6 +306,11 @@ class Table {
       box.scrollTop = bottom - box.clientHeight;
     }
   }
+}
+
+/** The length of a text, in letters of full width: "no answer" is wider than "in flight". */
+function lengthOf(text) {
+  return text.length - (text.match(NARROW)?.length ?? 0) / 2;
 }
 
 function nameOf(column) {
