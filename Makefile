@@ -36,7 +36,7 @@ ONCE_MORE := == once more, one at a time: the tests that failed. What passes now
 TORCH_TESTS := .venv-torch/bin/python -m pytest -o cache_dir=build/pytest-torch tests/with_torch
 
 .PHONY: help demo lab check test test-torch test-pythons retest retest-torch soak soak-torch lint style contracts docs \
-    types format bench clean distclean environment other-environments torch-environment typing
+    pictures types format bench clean distclean environment other-environments torch-environment typing
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -97,6 +97,9 @@ format: environment ## format the code and mend what the linter can mend
 
 docs: environment ## build the site in build/docs/html; every warning is an error
 	@$(BIN)/python -m tools.site
+
+pictures: environment ## take the pictures of the docs anew, in Chromium
+	@$(BIN)/python -m tools.pictures
 
 bench: environment ## measure against bare gloo, torch.distributed and ipyparallel (BENCH_ARGS=--quick)
 	@$(BIN)/python -m bench $(BENCH_ARGS)

@@ -1,0 +1,82 @@
+"""Take the pictures of the docs: ``python -m tools.pictures``.
+
+The board at each verdict, of ranks that are made up (`tests.widgets.board.gallery`),
+and a JupyterLab whose cell hangs, of real ranks. The files go to ``docs/_static``.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.widgets.bare_page import chromium
+from tests.widgets.board import gallery
+from tests.widgets.lab import lab
+from tests.widgets.person import Person
+from tools import kernelspec
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+__all__ = ["take_hang"]
+
+#: The cells of the notebook in the picture, by their ids.
+CELLS = {
+    "init": "%load_ext rankscope\n%dist_init -n 4",
+    "hang": (
+        "%%distributed\n"
+        "gradients = np.full(1_000_000, rank, dtype=np.float32)\n"
+        "if rank != 2:  # a condition that is not true on every rank\n"
+        "    dist.all_reduce(gradients)"
+    ),
+}
+#: In pixels.
+_WIDTH, _HEIGHT = 1000, 560
+_COLOURS = 128
+
+
+def take_hang(browser: Browser, path: Path) -> None:
+    """Save a picture of a JupyterLab in which a cell hangs, with the verdict on it."""
+    cells: list[dict[str, Any]] = [
+        {
+            "cell_type": "code",
+            "id": name,
+            "metadata": {},
+            "source": source,
+            "outputs": [],
+            "execution_count": None,
+        }
+        for name, source in CELLS.items()
+    ]
+    metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
+    content = {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
+    with tempfile.TemporaryDirectory(prefix="rankscope-") as name:
+        folder = Path(name)
+        kernelspec.write(folder / "data")
+        file = folder / "training.ipynb"
+        file.write_text(json.dumps(content), encoding="utf-8")
+        with lab(folder, browser) as server:
+            shown = server.show(file, width=_WIDTH, height=_HEIGHT)
+            # The banner has its colour at once.
+            shown.page.emulate_media(reduced_motion="reduce")
+            person = Person(shown, "picture")
+            person.finish("init")
+            person.run("hang")
+            person.verdict("^Missing ranks")
+            shown.page.mouse.move(0, 0)
+            taken = shown.page.screenshot()
+            gallery.reduced(taken, _COLOURS).save(path, optimize=True)
+            person.abort("hang")
+
+
+def main() -> None:
+    """Take all pictures."""
+    with chromium() as browser:
+        gallery.take(browser)
+        take_hang(browser, gallery.file_of("hang"))
+
+
+if __name__ == "__main__":
+    main()
