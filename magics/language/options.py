@@ -6,6 +6,7 @@ and exits on its own, and it offers no completions.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,19 @@ from rankscope.backends.did_you_mean import did_you_mean
 __all__ = ["Command", "Option", "Parameter", "Values"]
 
 Values = dict[str, Any]
+
+#: What is quoted or escaped, a stretch of blanks, or a character.
+_PART = re.compile(r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\\.)|\s+|.""", re.DOTALL)
+
+
+def _without_comment(line: str) -> str:
+    """Return `line` up to a ``#`` that begins a word, as a shell reads it."""
+    before = " "
+    for part in _PART.finditer(line):
+        if part[0] == "#" and before.isspace():
+            return line[: part.start()]
+        before = part[0]
+    return line
 
 
 @dataclass(frozen=True)
@@ -137,10 +151,11 @@ class Command:
         """Return the values of `line`, or ``None`` when it asks for help.
 
         Options that were not given are ``None`` (switches ``False``).
-        Raises `UsageError` with one message for the first thing wrong.
+        A comment at the end is left out. Raises `UsageError` with one message for the
+        first thing wrong.
         """
         try:
-            words = shlex.split(line)
+            words = shlex.split(_without_comment(line))
         except ValueError as error:
             self.fail(f"cannot read {line.strip()!r}: {str(error).lower()}")
         values: Values = {

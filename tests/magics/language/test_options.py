@@ -64,6 +64,22 @@ def test_a_cell_line_is_read() -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "group"),
+    [
+        ("# every rank's cell ends", None),
+        ("tp  # one 'group'", "tp"),
+        ("tp#1", "tp#1"),
+        ("'tp #1'", "tp #1"),
+        ('"tp #1" # "', "tp #1"),
+        (r"tp\ #1 #", "tp #1"),
+        (r"\#1", "#1"),
+    ],
+)
+def test_a_comment_is_left_out(line: str, group: str | None) -> None:
+    assert COMMANDS["dist_abort"].parse(line) == {"group": group}
+
+
+@pytest.mark.parametrize(
     ("name", "line", "message"),
     [
         ("dist_init", "-n 0", "-n 0: there must be at least 1 rank"),
