@@ -119,6 +119,9 @@ class GroupStatus:
     issued: int | None = None
     #: The library that made the group, e.g. ``torch``; empty for our own groups.
     library: str = ""
+    #: Global rank → the transports to it, e.g. ``("shm", "cma")``, of the ranks that
+    #: this one has connected to; empty where the backend does not tell them.
+    transports: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     #: Whether its ops are RPCs, which each rank makes alone; it is never aborted.
     rpc: bool = False
 

@@ -45,6 +45,8 @@ from .work import GlooWork
 __all__ = ["GlooBackend"]
 
 _CODES = {op_type: number for number, op_type in enumerate(OpType)}
+# gloo's name of a transport → the name that is shown.
+_TRANSPORTS = {"tcp": "tcp", "uv": "libuv"}
 # A tag and its slot's prefix share 64 bits.
 _TAGS = 1 << 48
 
@@ -85,6 +87,13 @@ class GlooBackend(Backend):
         """Mark the Works as started whose ops the side process has started."""
         if self._side is not None:
             self._side.refresh()
+
+    def transports(self) -> dict[int, tuple[str, ...]]:
+        """Return gloo's transport to every other rank, once they are connected."""
+        if self._side is None or not self._side.connected:
+            return {}
+        peers = (peer for peer in range(self.size) if peer != self.rank)
+        return dict.fromkeys(peers, (_TRANSPORTS[self._side.transport],))
 
     def scratch(self, size: int, dtype: np.dtype) -> np.ndarray:
         """Return a flat array in shared memory: a fused op needs no further copy."""

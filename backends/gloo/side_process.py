@@ -53,6 +53,8 @@ class SideProcess:
         self.rank = rank
         self._size = size
         self._library = library
+        #: gloo's name of its transport.
+        self.transport = library.transport
         self._on_failure = on_failure
         # Held while a message is made and sent, so that messages go in order. A
         # signal handler may issue an op in the middle of another: hence an RLock.

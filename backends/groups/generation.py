@@ -174,9 +174,10 @@ class Generation:
             # Backends, and the keys of their stores, number ranks within the group.
             made.culprits = self.spec.global_ranks(error.culprits)
             raise made from error
+        backend.place = self.spec.describe()
+        backend.global_ranks = self.spec.ranks
         if staged:
             backend = StagedBackend(backend, device)
-        backend.place = self.spec.describe()
         backend.on_failure = self._backend_failed
         backend.timing = self.timing
         if self._origin is not None and backend.supports_split:

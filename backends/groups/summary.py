@@ -32,6 +32,7 @@ def summarize(spec: GroupSpec, current: Generation) -> dict[str, Any]:
             device: _with_state(name, current.backends.get(device))
             for device, name in spec.config.device_backend_map.items()
         },
+        "transports": {} if reason is not None else _transports(spec, current),
         "enqueued": status.enqueued.brief() if status.enqueued else None,
         "started": status.started.brief() if status.started else None,
         "completed": _completed(status.completed),
@@ -44,6 +45,18 @@ def summarize(spec: GroupSpec, current: Generation) -> dict[str, Any]:
 def _with_state(name: str, backend: Backend | None) -> str:
     state = "not built" if backend is None else backend.state()
     return f"{name} ({state})" if state else name
+
+
+def _transports(spec: GroupSpec, current: Generation) -> dict[str, list[int]]:
+    """Return the global ranks by the names of the transports to them: ``"shm,cma"``."""
+    names: dict[int, tuple[str, ...]] = {}
+    for backend in list(current.backends.values()):
+        for peer, found in backend.transports().items():
+            names[peer] = tuple(dict.fromkeys((*names.get(peer, ()), *found)))
+    peers: dict[str, list[int]] = {}
+    for peer, found in names.items():
+        peers.setdefault(",".join(found), []).append(spec.ranks[peer])
+    return {found: sorted(ranks) for found, ranks in peers.items()}
 
 
 def _in_flight(work: Work | None) -> dict[str, Any] | None:

@@ -139,6 +139,8 @@ class Backend:
         self.size = size
         #: Set by the group, for messages: ``group 'default' on rank 2``.
         self.place = f"rank {rank}"
+        #: Set by the group: the global rank of each rank in the group.
+        self.global_ranks: Sequence[int] = range(size)
         #: Set by the group: call it with a reason when the library, a peer or
         #: a side process fails on its own. The group is then aborted everywhere.
         #: The reason is a sentence, or a `DistError`: its `culprits`, ranks in the
@@ -267,6 +269,19 @@ class Backend:
     def state(self) -> str:
         """Return the state of the connections as text, for the board; may be empty."""
         return ""
+
+    def transports(self) -> Mapping[int, tuple[str, ...]]:
+        """Return the transports to the ranks that this one has connected to.
+
+        The board shows them. Called before each status summary; never blocks.
+
+        Returns
+        -------
+        mapping of int to tuple of str
+            By rank in the group, names such as ``("shm", "cma")``, sorted in the same
+            way on all ranks; empty where the library does not tell them.
+        """
+        return {}
 
     def default_device(self) -> int | None:
         """Return the device index for arrays without one; ``None``: no index."""

@@ -10,7 +10,7 @@ the same way, where a group has no backend for host memory.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,9 +170,10 @@ class StagedBackend(Backend):
         super().__init__(inner.rank, inner.size)
         self.inner = inner
         self._copies = staging_for(device, inner.name)
-        # The attributes of the class, as the wrapped backend has them.
+        # The attributes that the wrapped backend has.
         self.name = inner.name
         self.reduce_ops = inner.reduce_ops
+        self.place, self.global_ranks = inner.place, inner.global_ranks
         self.lingers, self.buffers_messages = inner.lingers, inner.buffers_messages
         inner.on_failure = lambda reason: self.on_failure(reason)
 
@@ -184,6 +185,9 @@ class StagedBackend(Backend):
 
     def refresh(self) -> None:
         self.inner.refresh()
+
+    def transports(self) -> Mapping[int, tuple[str, ...]]:
+        return self.inner.transports()
 
     def abort(self, reason: str) -> None:
         self.inner.abort(reason)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from ..interface.base import Backend
 from ..messaging.backend import MessagingBackend
-from ..rank_sets import name_ranks
 from ..stores.base import Store
 from .connector import UCXConnector
 from .info import note
 from .library import load, unavailable_reason
+from .transport_kinds import kinds
 
 __all__ = ["UCXBackend"]
 
@@ -29,19 +29,20 @@ class UCXBackend(MessagingBackend):
         super().__init__(rank, size, self._ucx)
         note(self)
 
-    def transports(self) -> dict[int, str]:
-        """Return the transports by rank of the group, of those that were sent to."""
+    def transports(self) -> dict[int, tuple[str, ...]]:
+        """Return the kinds of transports to each rank that was sent to."""
         transport = self._ucx.transport
-        return {} if transport is None else transport.transports()
+        found = {} if transport is None else transport.recent_transports()
+        return {peer: kinds(names) for peer, names in found.items()}
 
-    def state(self) -> str:
-        """Return the transports and the ranks that are reached over them."""
-        by_transport: dict[str, list[int]] = {}
-        for peer, names in sorted(self.transports().items()):
-            by_transport.setdefault(names, []).append(peer)
-        return "; ".join(
-            f"{names} to {name_ranks(peers)}" for names, peers in by_transport.items()
-        )
+    def connections(self) -> dict[int, str]:
+        """Return UCX's transports to each global rank that was sent to, and devices."""
+        transport = self._ucx.transport
+        found = {} if transport is None else transport.transports()
+        return {
+            self.global_ranks[peer]: ", ".join(names)
+            for peer, names in sorted(found.items())
+        }
 
 
 def _create(store: Store, rank: int, size: int, timeout: float) -> UCXBackend:

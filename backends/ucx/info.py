@@ -19,8 +19,8 @@ class Connected(Protocol):
     #: ``group 'default' on rank 2``.
     place: str
 
-    def transports(self) -> dict[int, str]:
-        """Return the transports by rank of the group."""
+    def connections(self) -> dict[int, str]:
+        """Return the transports by global rank."""
 
 
 _groups: weakref.WeakSet[Connected] = weakref.WeakSet()
@@ -47,7 +47,8 @@ class UCXInfo:
         What chooses its transports: variables such as UCX_TLS that are set, and the
         interface that GLOO_SOCKET_IFNAME names, as UCX_NET_DEVICES.
     connections : dict of str to dict of int to str
-        For each group the transports to its ranks, and the network interface:
+        For each group the transports to its ranks, by global rank, and the network
+        interface:
         ``{"group 'default' on rank 0": {1: "sysv, cma", 2: "tcp on eth0"}}``.
 
     Examples
@@ -92,7 +93,7 @@ def ucx_info() -> UCXInfo:
     chosen = {f"UCX_{name}": value for name, value in network_settings().items()}
     with _lock:
         groups = sorted(_groups, key=lambda group: group.place)
-    connections = {group.place: group.transports() for group in groups}
+    connections = {group.place: group.connections() for group in groups}
     return UCXInfo(
         library.version,
         str(library.path),

@@ -20,6 +20,9 @@ _MOST = 2**53
 # Made once: there are thousands of checks per second.
 _LISTS = (list, tuple)
 
+# The lists of ranks that are kept parsed: every rank of a group is connected to others
+# than the next rank.
+_MOST_LISTS = 512
 
 #: Ranks of a group at most: no memory is allocated for a claim of more.
 _MOST_RANKS = 1 << 20
@@ -30,16 +33,31 @@ def pack(summary: Mapping[str, Any]) -> dict[str, Any]:
 
     Otherwise each of 256 ranks would send 256 numbers, ten times a second.
     """
-    groups = [{**one, "ranks": _runs(one["ranks"])} for one in summary["groups"]]
-    return {**summary, "groups": groups}
+    return {**summary, "groups": [_packed(one) for one in summary["groups"]]}
+
+
+def _packed(group: Mapping[str, Any]) -> dict[str, Any]:
+    packed = {**group, "ranks": _runs(group["ranks"])}
+    if "transports" in group:
+        packed["transports"] = {
+            names: _runs(ranks) for names, ranks in group["transports"].items()
+        }
+    return packed
 
 
 def unpack(summary: dict[str, Any]) -> dict[str, Any]:
     """Undo `pack`, in place; fields that `pack` did not make stay as they are."""
     groups = summary.get("groups")
     for one in groups if isinstance(groups, _LISTS) else ():
-        if isinstance(one, dict) and isinstance(one.get("ranks"), str):
+        if not isinstance(one, dict):
+            continue
+        if isinstance(one.get("ranks"), str):
             one["ranks"] = list(_listed(one["ranks"]))
+        transports = one.get("transports")
+        if isinstance(transports, dict):
+            for names, ranks in transports.items():
+                if isinstance(ranks, str):
+                    transports[names] = list(_listed(ranks))
     return summary
 
 
@@ -54,7 +72,7 @@ def _runs(ranks: Sequence[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=_MOST_LISTS)
 def _listed(runs: str) -> tuple[Any, ...]:
     ranks: list[int] = []
     for run in runs.split(","):
@@ -123,6 +141,7 @@ def _group(one: Any) -> GroupStatus:
         oldest=_op("oldest", one.get("oldest")),
         issued=_integer("issued", one.get("issued")),
         library=_text("library", one.get("library", "")),
+        transports=_transports(one.get("transports", {})),
         rpc=one.get("rpc") is True,
     )
 
@@ -136,7 +155,7 @@ def _ranks(value: Any) -> tuple[int, ...]:
         _refuse("ranks", value)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=_MOST_LISTS)
 def _checked(ranks: tuple[Any, ...]) -> tuple[int, ...]:
     """Return checked ranks; cached, since every message of every rank has the same.
 
@@ -175,6 +194,22 @@ def _devices(value: Any) -> dict[str, str]:
     if not isinstance(value, Mapping):
         _refuse("devices", value)
     return {_text("devices", k): _text("devices", v) for k, v in value.items()}
+
+
+def _transports(value: Any) -> dict[int, tuple[str, ...]]:
+    if not isinstance(value, Mapping):
+        _refuse("transports", value)
+    # A copy: what is cached must not change.
+    return _by_rank(
+        tuple((_text("transports", names), _ranks(value[names])) for names in value)
+    ).copy()
+
+
+@lru_cache(maxsize=_MOST_LISTS)
+def _by_rank(
+    items: tuple[tuple[str, tuple[int, ...]], ...],
+) -> dict[int, tuple[str, ...]]:
+    return {rank: tuple(names.split(",")) for names, ranks in items for rank in ranks}
 
 
 def _text(field: str, value: Any) -> str:

@@ -101,6 +101,10 @@ class TestSummaries:
             ("generation", True),
             ("timeout", float("nan")),
             ("devices", []),
+            ("transports", []),
+            ("transports", {"tcp": "0-"}),
+            ("transports", {3: [1]}),
+            ("transports", {"tcp": [-1]}),
             ("oldest", {"op": "send", "elapsed": float("inf")}),
         ],
     )
@@ -192,6 +196,21 @@ class TestTravel:
         summary = pack({"pid": 1, "groups": [{"name": "tp", "ranks": ranks}]})
         assert summary["groups"][0]["ranks"] == packed
         assert unpack(summary)["groups"][0]["ranks"] == ranks
+
+    def test_transports_travel_as_runs(self) -> None:
+        transports = {"shm,cma": [0, 1, 2], "tcp": [4, 6]}
+        group = {**SUMMARY["groups"][0], "transports": transports}
+        packed = pack({"groups": [group]})
+        assert packed["groups"][0]["transports"] == {"shm,cma": "0-2", "tcp": "4,6"}
+        (read,) = parse_summary(unpack(packed)).groups
+        assert read.transports == {
+            **dict.fromkeys([0, 1, 2], ("shm", "cma")),
+            **dict.fromkeys([4, 6], ("tcp",)),
+        }
+
+    def test_a_rank_that_tells_no_transports(self) -> None:
+        (group,) = parse_summary(unpack(pack(SUMMARY))).groups
+        assert group.transports == {}
 
     @pytest.mark.parametrize(
         "ranks",

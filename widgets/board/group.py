@@ -13,7 +13,8 @@ from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import GroupStatus
 
 from ..units import elapsed_text
-from .rows import Cells, text
+from .rows import NOT_BUILT, Cells, text
+from .transports import Connections, transports_text
 
 __all__ = ["NO_GROUP", "Group"]
 
@@ -50,6 +51,9 @@ class Group:
     hang: tuple[Verdict, int] | None = None
     #: Rank → the status that its row was made of.
     statuses: dict[int, GroupStatus] = field(default_factory=dict)
+    # What the transports were last written of, and the text.
+    _connected: tuple[Connections, dict[int, str]] = field(default=({}, {}), repr=False)
+    _transports: str = field(default="", repr=False)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -102,6 +106,8 @@ class Group:
             facts = [name_ranks(self.ranks), text(self.backend, 60)]
             if self.timeout < math.inf:
                 facts.append(f"timeout {elapsed_text(self.timeout)}")
+            if connections := self._connections():
+                facts.append(text(connections))
         if self.generation:
             facts.append(f"generation {self.generation}")
         return {
@@ -117,6 +123,28 @@ class Group:
             "flight": sum(bool(row.get("queue")) for row in rows),
             "dead": sorted(r for r, row in self.base.items() if row["state"] == "dead"),
         }
+
+    def _connections(self) -> str:
+        """Return which transports the ranks use, or that they are not connected yet."""
+        size = len(self.ranks)
+        devices = [
+            backend
+            for status in self.statuses.values()
+            for backend in status.devices.values()
+        ]
+        if size > 1 and devices and all(one.endswith(NOT_BUILT) for one in devices):
+            return "connects at the first op"
+        known = {
+            rank: status.transports
+            for rank, status in self.statuses.items()
+            if status.transports and status.generation == self.generation
+        }
+        hosts = {rank: str(row["host"]) for rank, row in self.base.items()}
+        # Of 256 ranks they take 50 ms, and they hardly ever change.
+        if (known, hosts) != self._connected:
+            self._connected = known, hosts
+            self._transports = transports_text(known, hosts, size) if known else ""
+        return self._transports
 
     def _last_op(self) -> str:
         """Return what was last on any rank: ``last all_reduce #14``."""

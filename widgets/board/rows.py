@@ -12,13 +12,15 @@ from rankscope.engines import GroupStatus, OpStatus, RankStatus
 
 from ..units import bandwidth_text, bytes_text, duration_text
 
-__all__ = ["SILENT", "Cells", "cells", "text"]
+__all__ = ["NOT_BUILT", "SILENT", "Cells", "cells", "text"]
 
 #: A cell's name → what it shows. Names that are missing are empty cells.
 Cells = dict[str, str | int | float]
 
 #: Seconds without a heartbeat after which a rank counts as silent: three periods.
 SILENT = 3.0
+#: The end of a backend that has not been used yet; see `GroupStatus.devices`.
+NOT_BUILT = "(not built)"
 #: The longest text of a cell; the longest op has 22 characters.
 LONGEST = 160
 
@@ -155,7 +157,7 @@ def _device(group: GroupStatus) -> str:
     """Return ``cpu:gloo`` for a device in use, ``cpu`` for one not used yet."""
     shown: list[tuple[bool, str]] = []
     for device, backend in group.devices.items():
-        idle = backend.endswith("(not built)")
+        idle = backend.endswith(NOT_BUILT)
         shown.append((idle, device if idle else f"{device}:{backend}"))
     shown.sort(key=lambda one: one[0])
     return ", ".join(name for _, name in shown)

@@ -67,6 +67,7 @@ def test_the_base_class_adds_no_op_that_the_table_lacks() -> None:
         *(
             "scratch",
             "state",
+            "transports",
             "default_device",
             "prepare",
             "split_from",

@@ -367,7 +367,7 @@ def told(me: Rank) -> tuple[dict, str]:
         (peers,) = info.connections.values()
         (place,) = info.connections
         assert place == f"group 'default' on rank {me.rank}"
-        return {"peers": peers, **info.settings}, str(group.summary())
+        return {"peers": peers, **info.settings}, group.summary()["transports"]
 
 
 @pytest.mark.parametrize("transports", ["tcp,self", "sysv,cma,self"])
@@ -377,14 +377,49 @@ def test_ucx_info_tells_the_transports(
     monkeypatch.setenv("UCX_TLS", transports)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
-    for rank, (found, board) in enumerate(run_ranks(2, told)):
+    for rank, (found, kinds) in enumerate(run_ranks(2, told)):
         over = "tcp on lo" if "tcp" in transports else "sysv, cma"
         assert found == {
             "UCX_TLS": transports,
             "UCX_NET_DEVICES": "lo",
             "peers": {1 - rank: over},
         }
-        assert f"{over} to rank {1 - rank}" in board
+        assert kinds == {"tcp" if "tcp" in transports else "shm,cma": [1 - rank]}
+
+
+def told_of_a_part(me: Rank) -> tuple[dict, dict]:
+    with world():
+        part = dist.new_group([1, 2], backend="cpu:ucx")
+        assert part is not None
+        if me.rank == 0:
+            return {}, {}
+        x = np.ones(1)
+        dist.all_reduce(x, group=part)
+        assert x == 2
+        (peers,) = dist.ucx_info().connections.values()
+        return peers, part.summary()["transports"]
+
+
+def test_transports_are_by_global_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp,self")
+    monkeypatch.setenv("UCX_NET_DEVICES", "lo")
+    none, first, second = run_ranks(3, told_of_a_part)
+    assert none == ({}, {})
+    assert first == ({2: "tcp on lo"}, {"tcp": [2]})
+    assert second == ({1: "tcp on lo"}, {"tcp": [1]})
+
+
+def test_an_aborted_group_has_no_transports(monkeypatch: pytest.MonkeyPatch) -> None:
+    for transports in run_ranks(2, aborted_transports):
+        assert transports == {}
+
+
+def aborted_transports(me: Rank) -> dict:
+    with world() as group:
+        works_again(me)
+        assert group.summary()["transports"]
+        group.abort("a test")
+        return group.summary()["transports"]
 
 
 # -- connecting, in this process -----------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.observe.stacks import MAIN, Frame, Stack
 from rankscope.backends.observe.verdicts import Fault, Verdict
-from rankscope.engines import Profile
+from rankscope.engines import ClusterStatus, Profile
 from rankscope.engines.cluster.profiling import Sampled
 from rankscope.widgets import ProfileReport
 from rankscope.widgets.board.html import board_html
@@ -108,6 +108,46 @@ class TestTable:
         assert shown == memory
         # A machine that is busy may show it a moment later.
         assert scene.texts("c-line")[1].replace("13 s", "12 s") == line
+        scene.close()
+
+    @pytest.mark.parametrize("size", [4, 64])
+    def test_the_transports_are_in_the_groups_line(
+        self, browser: Browser, size: int
+    ) -> None:
+        """Once the ranks have connected; where it has no room, on hovering."""
+        scene = Scene(browser, width=1280)
+        per_host = max(size // 8, 2)
+
+        def status(connected: bool) -> ClusterStatus:
+            ranks = []
+            for one in range(size):
+                group = statuses.group(
+                    ranks=range(size),
+                    backend="cpu:ucx",
+                    devices={"cpu": "ucx" if connected else "ucx (not built)"},
+                    transports={
+                        other: ("shm", "cma")
+                        if other // per_host == one // per_host
+                        else ("tcp",)
+                        for other in range(size)
+                        if connected and other != one
+                    },
+                )
+                host = f"node-{one // per_host}"
+                ranks.append(statuses.rank(one, group, host=host))
+            return statuses.cluster(*ranks)
+
+        facts = scene.page.board().locator(".groups .facts").last
+        scene.take(status(connected=False))
+        until(lambda: "connects at the first op" in facts.inner_text(), 30)
+        scene.take(status(connected=True))
+        said = {
+            4: "shm+cma within each host, tcp between ranks 0–1 and 2–3",
+            64: "shm+cma within each host, tcp between hosts",
+        }[size]
+        until(lambda: said in facts.inner_text(), 30)
+        assert said in (facts.get_attribute("title") or "")
+        scene.page.shot(f"transports-{size}")
         scene.close()
 
     def test_columns_that_became_empty_go_a_while_after_the_end(

@@ -376,7 +376,10 @@ class Tabs {
       setAttribute(tab.element, "tabindex", mine ? "0" : "-1");
     }
     const group = this.groups?.find((one) => one.id === id);
-    setText(this.facts, group ? [...group.facts, group.last].filter(Boolean).join(" · ") : "");
+    const facts = group ? [...group.facts, group.last] : [];
+    setText(this.facts, facts.filter(Boolean).join(" · "));
+    // Whole, where the line has no room for it.
+    setAttribute(this.facts, "title", this.facts.textContent);
   }
 
   key(event) {
