@@ -15,13 +15,21 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ..errors import DistBackendError
 from ..install import pip_install, with_extra
 from . import ucp
 
-__all__ = ["VARIABLE", "UCXError", "UCXLibrary", "folder", "load", "unavailable_reason"]
+__all__ = [
+    "ERROR_FROM",
+    "VARIABLE",
+    "UCXError",
+    "UCXLibrary",
+    "folder",
+    "load",
+    "unavailable_reason",
+]
 
 #: The environment variable that names the folder of another UCX than the wheel's, such
 #: as one that was built for InfiniBand.
@@ -43,7 +51,8 @@ _SETTINGS = {
     "UCX_HANDLE_ERRORS": "none",
 }
 
-_ERROR_FROM = (1 << 8 * ctypes.sizeof(ctypes.c_void_p)) + ucp.CONSTANTS["UCS_ERR_LAST"]
+#: A ``ucs_status_ptr_t`` from here on is no request, but an error in disguise.
+ERROR_FROM = (1 << 8 * ctypes.sizeof(ctypes.c_void_p)) + ucp.CONSTANTS["UCS_ERR_LAST"]
 
 _lock = threading.Lock()
 _loaded: UCXLibrary | None = None
@@ -72,7 +81,9 @@ class UCXLibrary:
         for function in ucp.FUNCTIONS:
             source = with_gil if function.short else library
             entry = getattr(source, function.name)
-            entry.restype, entry.argtypes = function.result, function.arguments
+            entry.restype = function.result
+            if not function.by_words:
+                entry.argtypes = function.arguments
             setattr(self, function.name, entry)
         self.version: str = self.ucp_get_version_string().decode()
         folders = {str(found) for found in _loaded_folders()}
@@ -95,17 +106,10 @@ class UCXLibrary:
         text: str = self.ucs_status_string(status).decode()
         return text
 
-    def request(self, call: str, pointer: int | None) -> int:
-        """Return `pointer`, a ``ucs_status_ptr_t``; 0: `call` has completed.
-
-        Raises `UCXError` where the pointer is an error in disguise.
-        """
-        if pointer is None:
-            return 0
-        if pointer >= _ERROR_FROM:
-            status = pointer - (_ERROR_FROM - ucp.CONSTANTS["UCS_ERR_LAST"])
-            raise UCXError(call, status, self.explain(status))
-        return pointer
+    def refuse(self, call: str, pointer: int) -> NoReturn:
+        """Raise the `UCXError` that a pointer from `ERROR_FROM` on is in disguise."""
+        status = pointer - (ERROR_FROM - ucp.CONSTANTS["UCS_ERR_LAST"])
+        raise UCXError(call, status, self.explain(status))
 
 
 def _is_loaded() -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import DistBackendError
 from . import ucp
-from .library import UCXError, load
+from .library import ERROR_FROM, UCXError, load
 
 __all__ = ["Request", "Worker"]
 
@@ -41,19 +41,21 @@ _MOST_TRANSPORTS = 16
 _DATA = object.__basicsize__
 _pointer_at = ctypes.c_void_p.from_address
 
+_word = ucp.word
 
-def _address(array: Any) -> int:
+
+def _address(array: Any) -> Any:
     """Return where the elements of `array` are: its ``ctypes.data`` takes 1 µs."""
-    return _pointer_at(id(array) + _DATA).value or 0
+    return _pointer_at(id(array) + _DATA)
 
 
-def _slow_address(array: Any) -> int:
-    address: int = array.ctypes.data
-    return address
+def _slow_address(array: Any) -> Any:
+    return ctypes.c_void_p(array.ctypes.data)
 
 
 _probe = np.zeros(3, np.int16)[1:]
-if _address(_probe) != _slow_address(_probe):  # another Python than CPython's usual one
+# Another Python than CPython's usual one.
+if _address(_probe).value != _slow_address(_probe).value:
     _address = _slow_address
 
 
@@ -62,12 +64,14 @@ class Request:
 
     __slots__ = ("is_receive", "nbytes", "pointer", "tag")
 
-    def __init__(self, pointer: int, is_receive: bool) -> None:
-        #: UCX's request; 0 once it is over and UCX may use it for another message.
+    #: Tag and bytes of what was received, once it was.
+    tag: int
+    nbytes: int
+
+    def __init__(self, pointer: Any, is_receive: bool) -> None:
+        #: UCX's request; ``None`` once it is over: UCX may use it for another message.
         self.pointer = pointer
         self.is_receive = is_receive
-        #: Tag and bytes of what was received.
-        self.tag = self.nbytes = 0
 
 
 class Worker:
@@ -84,13 +88,14 @@ class Worker:
 
     def __init__(self, peers: int, settings: dict[str, str] | None = None) -> None:
         self._library = library = load()
-        self._endpoints: dict[int, int] = {}
+        # As `ucp.word` made them, as are all arguments below.
+        self._endpoints: dict[int, Any] = {}
         self._addresses: Sequence[bytes] = ()
         self._context = self._handle = 0
         #: Set where `test` has advanced anything.
         self.moved = False
         self._info = ucp.ReceiveInfo()
-        self._info_address = ctypes.addressof(self._info)
+        self._info_address = _word(ctypes.addressof(self._info))
         host = _C["UCS_MEMORY_TYPE_HOST"]
         # Host memory, so that UCX does not look up what kind each array is.
         send = ucp.RequestParameters(
@@ -103,8 +108,8 @@ class Worker:
             memory_type=host,
         )
         self._keep = (send, receive)
-        self._send_parameters = ctypes.addressof(send)
-        self._receive_parameters = ctypes.addressof(receive)
+        self._send_parameters = _word(ctypes.addressof(send))
+        self._receive_parameters = _word(ctypes.addressof(receive))
         # An attribute of an instance costs less than a look-up in the library.
         self._tag_send = library.ucp_tag_send_nbx
         self._tag_receive = library.ucp_tag_recv_nbx
@@ -115,6 +120,7 @@ class Worker:
         try:
             self._context = self._make_context(peers, settings or {})
             self._handle = self._make_worker()
+            self._worker = _word(self._handle)
             self.address = self._read_address()
             self.descriptor = self._event_descriptor()
         except BaseException:
@@ -198,7 +204,7 @@ class Worker:
         """Take the addresses of all ranks; an endpoint is made at the first send."""
         self._addresses = addresses
 
-    def _connect_to(self, peer: int) -> int:
+    def _connect_to(self, peer: int) -> Any:
         library, endpoint = self._library, ctypes.c_void_p()
         address = ctypes.create_string_buffer(self._addresses[peer])
         parameters = ucp.EndpointParameters(
@@ -209,7 +215,7 @@ class Worker:
             self._handle, ctypes.byref(parameters), ctypes.byref(endpoint)
         )
         library.check(f"ucp_ep_create to rank {peer}", status)
-        self._endpoints[peer] = endpoint.value or 0
+        self._endpoints[peer] = _word(endpoint.value)
         return self._endpoints[peer]
 
     @property
@@ -248,28 +254,35 @@ class Worker:
         """Send the contiguous `array`; ``None``: UCX no longer needs it."""
         endpoint = self._endpoints.get(peer) or self._connect_to(peer)
         pointer = self._tag_send(
-            endpoint, _address(array), array.nbytes, tag, self._send_parameters
+            endpoint,
+            _address(array),
+            _word(array.nbytes),
+            _word(tag),
+            self._send_parameters,
         )
         if pointer is None:
             return None
-        pointer = self._library.request("ucp_tag_send", pointer)
-        return Request(pointer, False)
+        if pointer >= ERROR_FROM:
+            self._library.refuse("ucp_tag_send", pointer)
+        return Request(_word(pointer), False)
 
     def receive(self, array: Any, tag: int, mask: int) -> Request:
         """Receive into the contiguous `array` what is sent with `tag`, as to `mask`."""
         pointer = self._tag_receive(
-            self._handle,
+            self._worker,
             _address(array),
-            array.nbytes,
-            tag,
-            mask,
+            _word(array.nbytes),
+            _word(tag),
+            _word(mask),
             self._receive_parameters,
         )
-        return Request(self._library.request("ucp_tag_recv", pointer), True)
+        if pointer >= ERROR_FROM:
+            self._library.refuse("ucp_tag_recv", pointer)
+        return Request(_word(pointer), True)
 
     def progress(self) -> bool:
         """Advance everything once; return whether anything was done."""
-        return self._progress(self._handle) != 0
+        return self._progress(self._worker) != 0
 
     def test(self, request: Request, looks: int = 1) -> bool:
         """Advance everything up to `looks` times; return whether `request` is over.
@@ -277,12 +290,12 @@ class Worker:
         Raises `UCXError` for its error.
         """
         pointer = request.pointer
-        if not pointer:
+        if pointer is None:
             return True
-        progress, handle = self._progress, self._handle
+        progress, worker = self._progress, self._worker
         is_receive, info = request.is_receive, self._info_address
         for _ in range(looks):
-            if progress(handle):
+            if progress(worker):
                 self.moved = True
             if is_receive:
                 status = self._receive_test(pointer, info)
@@ -296,7 +309,7 @@ class Worker:
             request.tag, request.nbytes = self._info.sender_tag, self._info.length
         # Forgotten first: an interrupt here leaks a request until the worker ends,
         # and the other way round it would have one freed twice.
-        request.pointer = 0
+        request.pointer = None
         self._free(pointer)
         if status:
             raise UCXError(
@@ -325,11 +338,14 @@ class Worker:
 
     def flush(self) -> Request | None:
         """Start to send what UCX still holds of sends that are over."""
-        pointer = self._library.request(
-            "ucp_worker_flush",
-            self._library.ucp_worker_flush_nbx(self._handle, self._send_parameters),
+        pointer = self._library.ucp_worker_flush_nbx(
+            self._handle, self._send_parameters
         )
-        return Request(pointer, False) if pointer else None
+        if pointer is None:
+            return None
+        if pointer >= ERROR_FROM:
+            self._library.refuse("ucp_worker_flush", pointer)
+        return Request(_word(pointer), False)
 
     # -- the end -------------------------------------------------------------
 
@@ -342,7 +358,7 @@ class Worker:
         to send more of it, is left to `destroy`.
         """
         for request in receives:
-            if request.pointer:
+            if request.pointer is not None:
                 self._library.ucp_request_cancel(self._handle, request.pointer)
         deadline, quiet = time.monotonic() + _SETTLE_SECONDS, 0
         # Every turn copies a piece of it.
