@@ -245,7 +245,10 @@ class MessageQueue:
                         requests.append((request, -1, piece))
                 else:
                     request = transport.receive(piece, peer, tag)
-                    requests.append((request, piece.nbytes, piece))
+                    if request is None:
+                        work.source = peer
+                    else:
+                        requests.append((request, piece.nbytes, piece))
 
     def _fail_after(self, error: BaseException) -> None:
         """Fail the group after `error`; re-raise an interrupt that broke nothing."""

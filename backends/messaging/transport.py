@@ -41,11 +41,12 @@ class Transport(Protocol):
     def send(self, array: Flat, peer: int, tag: int) -> Request | None:
         """Start to send `array`; ``None``: it was sent, and may change again."""
 
-    def receive(self, array: Flat, source: int, tag: int) -> Request:
+    def receive(self, array: Flat, source: int, tag: int) -> Request | None:
         """Start to receive into `array` from `source`, which may be `ANY_SOURCE`.
 
         A message may be shorter than `array` (`received` tells); one that is longer
-        ends as an error.
+        ends as an error. ``None``: the message of `source`, not `ANY_SOURCE`, was
+        there, and fills `array`.
         """
 
     def test(self, request: Request, looks: int = 1) -> bool:

@@ -80,11 +80,14 @@ class UCXTransport:
         """Start to send `array`."""
         return self._worker.send(array, peer, self._sender | tag)
 
-    def receive(self, array: Flat, source: int, tag: int) -> Request:
-        """Start to receive into `array`."""
+    def receive(self, array: Flat, source: int, tag: int) -> Request | None:
+        """Start to receive into `array`; ``None``: what was there fills it."""
         if source == ANY_SOURCE:
             return self._worker.receive(array, tag, _TAG_MASK)
-        return self._worker.receive(array, source << _TAG_BITS | tag, _EVERY_BIT)
+        request = self._worker.receive(array, source << _TAG_BITS | tag, _EVERY_BIT)
+        if request.pointer is None and request.nbytes == array.nbytes:
+            return None
+        return request
 
     def received(self, request: Request) -> tuple[int, int]:
         """Return the source and the bytes of a receive that is over."""

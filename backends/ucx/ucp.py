@@ -61,7 +61,7 @@ CONSTANTS = {
     "UCP_EP_PARAM_FIELD_REMOTE_ADDRESS": 1 << 0,
     "UCP_EP_ATTR_FIELD_TRANSPORTS": 1 << 3,
     "UCP_OP_ATTR_FIELD_MEMORY_TYPE": 1 << 6,
-    "UCP_OP_ATTR_FLAG_NO_IMM_CMPL": 1 << 16,
+    "UCP_OP_ATTR_FIELD_RECV_INFO": 1 << 7,
 }
 
 
@@ -252,7 +252,7 @@ class Function(NamedTuple):
 # its address, too: ctypes makes no object for it at each call.
 _Handle = _Address = c_void_p
 
-#: Makes an argument out of an int, for as many calls as one likes. A handle, an address,
+#: Makes an argument out of an int, once for any number of calls. A handle, an address,
 #: a ``size_t`` and a tag are all passed alike where a pointer has 64 bits.
 word = c_void_p.from_param
 

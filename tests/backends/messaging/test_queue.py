@@ -51,7 +51,7 @@ class ByHand:
         self.sent.append(Message(array, peer, tag))
         return self.sent[-1]
 
-    def receive(self, array: Flat, source: int, tag: int) -> Message:
+    def receive(self, array: Flat, source: int, tag: int) -> Message | None:
         self.posted.append(Message(array, source, tag))
         return self.posted[-1]
 
@@ -118,6 +118,28 @@ def test_a_stage_starts_once_the_one_before_is_over() -> None:
     queue.advance()
     assert work.is_success()
     assert not queue.busy
+
+
+def test_a_message_that_was_there_ends_its_stage_at_once() -> None:
+    class Early(ByHand):
+        def receive(self, array: Flat, source: int, tag: int) -> Message | None:
+            if source == 2:
+                return super().receive(array, source, tag)
+            array[...] = source
+            return None
+
+    data = np.zeros(2)
+    stages: list[list[Transfer]] = [[(RECV, 1, data)], [(RECV, 2, data)]]
+    queue, transport = MessageQueue(lambda reason: None), Early()
+    queue.open(transport)
+    work = MessageWork(queue, dist.OpType.ALL_REDUCE, iter(stages), 5)
+    queue.submit(work, message=False)
+    assert data.tolist() == [1, 1]
+    assert [m.peer for m in transport.posted] == [2]
+    assert not work.is_completed()
+    receive = MessageWork(queue, dist.OpType.RECV, iter([[(RECV, 3, data)]]), 7)
+    queue.submit(receive, message=True)
+    assert receive.source_rank() == 3
 
 
 def test_large_arrays_are_cut_and_empty_ones_are_left_out() -> None:

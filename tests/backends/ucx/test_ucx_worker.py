@@ -109,6 +109,34 @@ def test_a_tag_is_matched_under_the_mask() -> None:
     assert (first[0], second[0]) == (1.0, 2.0)
 
 
+@pytest.mark.parametrize("nbytes", [0, 8, 64])
+def test_a_small_message_that_is_there_needs_no_request(nbytes: int) -> None:
+    received = np.zeros(64, np.uint8)
+    with pair() as (one, other):
+        one.send(np.ones(nbytes, np.uint8), 1, 0x0A0007)
+        # The first receive finds it once it has crossed the shared memory.
+        requests: list[Request] = []
+        until(lambda: requests.append(other.receive(received, 1, _ALL)) or other.moved)
+        incoming = other.receive(received, 0x0007, 0xFFFF)
+        assert incoming.pointer is None
+        assert (incoming.tag, incoming.nbytes) == (0x0A0007, nbytes)
+        assert other.test(incoming)
+        assert other.settle([*requests, incoming])
+    assert received.sum() == nbytes
+
+
+def test_a_message_that_is_there_and_too_long_is_an_error() -> None:
+    received = np.zeros(64, np.uint8)
+    with pair() as (one, other):
+        one.send(np.ones(32, np.uint8), 1, 1)
+        for _ in range(100):
+            one.progress(), other.progress()
+        with pytest.raises(UCXError) as caught:
+            until(over(other, other.receive(received[:16], 1, _ALL)), one, other)
+        assert other.is_truncation(caught.value)
+    assert not received[16:].any()
+
+
 @pytest.mark.parametrize("nbytes", [64, 1 << 20])
 def test_a_message_that_is_too_long_is_an_error(nbytes: int) -> None:
     sent = np.ones(nbytes + 8, np.uint8)
