@@ -127,6 +127,11 @@ def test_the_backend_of_the_page_is_one() -> None:
             del dist.Backend.registry[name]
 
 
+def test_the_overview_has_each_magic() -> None:
+    text = (DOCS / "in_a_notebook.md").read_text(encoding="utf-8")
+    assert not [name for name in COMMANDS if not re.search(rf"`%+{name}\b", text)]
+
+
 def test_the_magics_and_options_that_pages_name_are_there() -> None:
     named = [
         (page, *line)
