@@ -36,7 +36,7 @@ ONCE_MORE := == once more, one at a time: the tests that failed. What passes now
 TORCH_TESTS := .venv-torch/bin/python -m pytest -o cache_dir=build/pytest-torch tests/with_torch
 
 .PHONY: help demo lab check test test-torch test-pythons retest retest-torch soak soak-torch lint style contracts docs \
-    pictures types format bench clean distclean environment other-environments torch-environment typing
+    pictures notebooks types format bench clean distclean environment other-environments torch-environment typing
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -100,6 +100,9 @@ docs: environment ## build the site in build/docs/html; every warning is an erro
 
 pictures: environment ## take the pictures of the docs anew, in Chromium
 	@$(BIN)/python -m tools.pictures
+
+notebooks: environment ## execute the notebooks, keep their outputs for the docs (NOTEBOOKS="05 07")
+	@$(BIN)/python -m tools.notebook_outputs $(NOTEBOOKS)
 
 bench: environment ## measure against bare gloo, torch.distributed and ipyparallel (BENCH_ARGS=--quick)
 	@$(BIN)/python -m bench $(BENCH_ARGS)

@@ -18,6 +18,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "numpydoc",
     "tools.site_directives",
+    "tools.notebook_pages",
 ]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3

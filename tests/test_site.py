@@ -51,7 +51,11 @@ def test_every_page_is_in_a_list_of_contents() -> None:
 def test_links_out_of_the_docs_become_paths() -> None:
     text = "[07_ddp.ipynb](../notebooks/07_ddp.ipynb), [it](../x.md), [on](b.md#c)"
     assert without_outer_links(text, "torch") == (
-        "`notebooks/07_ddp.ipynb`, it (`x.md`), [on](b.md#c)"
+        "[07_ddp.ipynb](notebooks/07_ddp.ipynb), it (`x.md`), [on](b.md#c)"
+    )
+    deeper = "[it](../../notebooks/07_ddp.ipynb)"
+    assert without_outer_links(deeper, "reference/ops") == (
+        "[it](../notebooks/07_ddp.ipynb)"
     )
     inside = "[all](../backends.md), [it](../../README.md)"
     assert without_outer_links(inside, "reference/ops") == (

@@ -18,7 +18,7 @@ from nbclient import NotebookClient
 
 from .kernelspec import ARGUMENT
 
-__all__ = ["CellRun", "execute", "outputs_of", "text_of"]
+__all__ = ["CellRun", "execute", "outputs_of", "text_of", "without_codes"]
 
 _TERMINAL_CODES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
@@ -60,7 +60,12 @@ def text_of(cell: nbformat.NotebookNode) -> str:
             parts.append("\n".join(output.traceback) + "\n")
         else:
             parts.append(output.data.get("text/plain", "") + "\n")
-    return _TERMINAL_CODES.sub("", "".join(parts))
+    return without_codes("".join(parts))
+
+
+def without_codes(text: str) -> str:
+    """Return `text` without a terminal's codes for colours and the like."""
+    return _TERMINAL_CODES.sub("", text)
 
 
 def _titles(notebook: nbformat.NotebookNode) -> dict[str, str]:

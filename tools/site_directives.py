@@ -26,6 +26,8 @@ __all__ = ["Magics", "parameters_as_code", "setup", "without_outer_links"]
 
 #: A link to a file of the repository that is no page of the site.
 _OUTER_LINK = re.compile(r"\[([^\]]+)\]\((\.\./[^)]+)\)")
+#: A notebook is one: it is there with its outputs.
+_NOTEBOOK = re.compile(r"notebooks/\w+\.ipynb")
 
 
 def without_outer_links(text: str, page: str) -> str:
@@ -36,6 +38,8 @@ def without_outer_links(text: str, page: str) -> str:
         if up <= page.count("/"):
             return link[0]
         path = link[2].replace("../", "")
+        if _NOTEBOOK.fullmatch(path):
+            return f"[{link[1]}]({'../' * page.count('/')}{path})"
         known = link[1].strip("`") in (path, Path(path).name)
         return f"`{path}`" if known else f"{link[1]} (`{path}`)"
 
