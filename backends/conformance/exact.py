@@ -127,6 +127,8 @@ def _op_is_exact(name: str, trial: Trial) -> None:
         except AssertionError as failure:
             refusal = failure.__cause__
             if isinstance(refusal, NotImplementedError) and not trial.cases:
+                # A rank that left now would be what the others are told of.
+                trial.meet("refused")
                 raise Unclaimed(str(refusal)) from None
             # A refusal comes from `Backend.check`, before the op has a number.
             if not isinstance(refusal, NotImplementedError) and (
@@ -150,6 +152,7 @@ def _barrier_holds(trial: Trial) -> None:
         try:
             work = dist.barrier(group=trial.group, async_op=async_op)
         except NotImplementedError as error:
+            trial.meet("refused")
             raise Unclaimed(str(error)) from None
         if work is not None:
             work.wait()

@@ -304,6 +304,8 @@ def _holds(body: Callable[[ProcessGroup], None], trial: Trial) -> None:
     try:
         body(trial.group)
     except NotImplementedError as error:
+        # A rank that left now would be what the others are told of.
+        trial.meet("refused")
         raise Unclaimed(str(error)) from None
     trial.held()
 
