@@ -101,7 +101,6 @@ class Backend:
     GLOO: ClassVar[str] = "gloo"
     MPI: ClassVar[str] = "mpi"
     NCCL: ClassVar[str] = "nccl"
-    UCC: ClassVar[str] = "ucc"
 
     registry: ClassVar[dict[str, Registration]] = {}
 
@@ -179,7 +178,7 @@ class Backend:
         ----------
         name : str
             An identifier, which becomes lower-case, and an attribute of this class
-            in upper case (``Backend.MINE``).
+            in upper case (``Backend.UCC``).
         func : callable
             ``func(store, rank, world_size, timeout)`` returns the backend of
             this rank; `timeout` is the group's, in seconds.
@@ -233,7 +232,7 @@ class Backend:
         """
         if not name.isidentifier():
             raise ValueError(
-                f"backend name {name!r}: expected an identifier such as 'mine'"
+                f"backend name {name!r}: expected an identifier such as 'ucc'"
             )
         name = name.lower()
         if not isinstance(extended_api, bool):

@@ -3,10 +3,10 @@
 A package declares its backend in its metadata, and nobody has to import it::
 
     [project.entry-points."rankscope.backends"]
-    mine = "my_package:register"
+    ucc = "my_package:register"
 
 ``register()`` is called without arguments at the first use of a backend called
-``mine``; it calls ``Backend.register_backend("mine", ...)``.
+``ucc``; it calls ``Backend.register_backend("ucc", ...)``.
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ __all__ = [
     "UCXLibrary",
     "folder",
     "load",
-    "settings_for_loading",
     "unavailable_reason",
 ]
 
@@ -186,7 +185,7 @@ def load() -> UCXLibrary:
                 reason, path = unavailable_reason(), folder()
                 if reason is not None or path is None:
                     raise DistBackendError(f"the ucx backend cannot be used: {reason}")
-            with settings_for_loading():
+            with _environment(_SETTINGS):
                 try:
                     _loaded = UCXLibrary(path)
                 except (OSError, AttributeError) as error:
@@ -199,14 +198,14 @@ def load() -> UCXLibrary:
 
 
 @contextlib.contextmanager
-def settings_for_loading() -> Iterator[None]:
-    """Have UCX, if it is loaded meanwhile, take no signals and patch nothing.
+def _environment(settings: dict[str, str]) -> Iterator[None]:
+    """Have the variables of `settings` that are not set hold them meanwhile.
 
-    The variables are not set for good: a program that this process starts, such as one
-    that uses MPI, may want UCX otherwise.
+    Not for good: a program that this process starts, such as one that uses MPI, may
+    want UCX otherwise.
     """
-    added = [name for name in _SETTINGS if name not in os.environ]
-    os.environ.update({name: _SETTINGS[name] for name in added})
+    added = [name for name in settings if name not in os.environ]
+    os.environ.update({name: settings[name] for name in added})
     try:
         yield
     finally:

@@ -4,6 +4,7 @@ A comment right above a block says what a reader knows and a test does not::
 
     <!-- not run here: needs a GPU -->   one of `REASONS`
     <!-- hangs -->                       a cell that ends by what the page does next
+    <!-- the cell ends -->               what that cell prints in the end
     <!-- continues hello.py -->          lines for the end of a program of the page
     <!-- in any order -->                the lines of an output may come in any order
 
@@ -28,7 +29,6 @@ REASONS = frozenset(
         "needs a package index",
         "needs a backend of yours",
         "needs Colab",
-        "needs Docker",
         "needs PyTorch",
         "needs several hosts",
         "needs Slurm",
@@ -40,7 +40,7 @@ _BLOCK = re.compile(
     r"^(?P<fence>`{3,})(?P<language>[^\n`]*)\n(?P<code>.*?)^(?P=fence)[^\S\n]*$",
     re.DOTALL | re.MULTILINE,
 )
-_NOTE = re.compile(r"<!-- (not run here|hangs|continues|in any order)")
+_NOTE = re.compile(r"<!-- (not run here|hangs|the cell ends|continues|in any order)")
 _MAGIC = re.compile(r"^(?:\w+ = )?%{1,2}\w", re.MULTILINE)
 _FILE = re.compile(r"(?:#|//) ((?:[\w-]+/)*[\w-]+\.\w+)\n")
 
@@ -74,7 +74,8 @@ class Block:
             return "commands"
         if self.language in _PROGRAMS:
             return "program"
-        return "output" if self.below and self.language == "text" else ""
+        shown = self.below or self.note == "the cell ends"
+        return "output" if shown and self.language == "text" else ""
 
     @property
     def file(self) -> str:

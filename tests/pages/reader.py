@@ -77,6 +77,8 @@ class Reader:
                 self._run_commands(block)
             elif block.kind == "cell":
                 self._run_cell(block)
+            elif block.note == "the cell ends":
+                self._end_hanging(block)
         self._end_hanging()
         if self._kernel is not None:
             self._kernel("%dist_shutdown")
@@ -84,12 +86,15 @@ class Reader:
     def _output_of(self, block: Block) -> Block | None:
         """Return the block that shows what `block` prints, if the page has one."""
         index = self.blocks.index(block) + 1
-        if index < len(self.blocks) and self.blocks[index].kind == "output":
-            return self.blocks[index]
-        return None
+        below = self.blocks[index] if index < len(self.blocks) else None
+        if below is None or below.kind != "output" or below.note == "the cell ends":
+            return None
+        return below
 
-    def _compare(self, block: Block, output: str) -> None:
-        expected = self._output_of(block)
+    def _compare(
+        self, block: Block, output: str, expected: Block | None = None
+    ) -> None:
+        expected = expected or self._output_of(block)
         assert expected is None or _shows(expected, output), (
             f"{block} does not print what {expected} says, but:\n{output}"
         )
@@ -188,14 +193,14 @@ class Reader:
         else:
             self._check_cell(block, kernel(*lines))
 
-    def _end_hanging(self) -> None:
+    def _end_hanging(self, shown: Block | None = None) -> None:
         """Wait for the end of the cell that hung: the page has said how to end it."""
         if self._hanging is not None:
             block, request = self._hanging
             self._hanging = None
             cell = self._open_notebook().end(request)
             assert cell.status == "error", f"{block} was to hang, and did not"
-            self._check_cell(block, cell)
+            self._check_cell(block, cell, shown)
 
     def _open_notebook(self) -> Kernel:
         if self._kernel is None:
@@ -207,7 +212,9 @@ class Reader:
                 kernel("%dist_init -n 4")
         return self._kernel
 
-    def _check_cell(self, block: Block, cell: Cell) -> None:
+    def _check_cell(
+        self, block: Block, cell: Cell, shown_later: Block | None = None
+    ) -> None:
         shown = [data.get("text/plain", "") for data in cell.data]
         results = [
             content["data"].get("text/plain", "")
@@ -221,7 +228,7 @@ class Reader:
             expected = self._output_of(block)
             assert expected is not None, f"{block}:\n{output}"
             assert cell.error.partition(":")[0] in expected.code, f"{block}:\n{output}"
-        self._compare(block, output)
+        self._compare(block, output, shown_later)
 
 
 def _shows(expected: Block, output: str) -> bool:
