@@ -36,8 +36,8 @@ DIST_INIT = Command(
             ),
         ),
         Option(
-            "backend", ("--backend",), "backends by device, e.g. cpu:ucx, the fastest "
-            "on one host (default: cpu:gloo,cuda:nccl, as far as they are installed)",
+            "backend", ("--backend",), "backends by device, e.g. cpu:ucx, faster on "
+            "one host (default: cpu:gloo,cuda:nccl, as far as they are installed)",
             "CONFIG", values.backend, "backend",
         ),
         Option(
