@@ -29,14 +29,15 @@ from rankscope.backends.devices.cuda_install import has_driver
 from rankscope.backends.gloo.library import VARIABLE, installed
 from rankscope.backends.install import pip_install, with_extra
 from rankscope.backends.interface.registry import known_backends, resolve
+from rankscope.backends.ucc.library import load as load_ucc
 
 __all__ = ["CHECKS", "DESCRIPTION", "EXIT", "Finding", "examine", "main"]
 
 DESCRIPTION = """
 Report what Rankscope finds on this machine: Python and platform, the backends that can
-be used and why others cannot, gloo's library and its self-test, UCX, MPI and its
-launcher, GPUs and NCCL, the versions of the Jupyter packages, and the limits of this
-machine.
+be used and why others cannot, gloo's library and its self-test, UCX, UCC, MPI and
+its launcher, GPUs and NCCL, the versions of the Jupyter packages, and the limits of
+this machine.
 """
 
 EXIT = """
@@ -158,7 +159,10 @@ def check_gloo() -> Iterator[Finding]:
 
 
 def check_ucx() -> Iterator[Finding]:
-    """Check UCX's library, and tell how to choose it."""
+    """Check the libraries of UCX and of UCC, and tell how to choose UCX."""
+    if unavailable_reason("ucc") is None:
+        ucc = load_ucc()
+        yield Finding("ok", "library", f"UCC {ucc.version} in {ucc.path}")
     if unavailable_reason("ucx") is not None:
         return
     info = ucx_info()
@@ -401,7 +405,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("Python and platform", check_python),
     ("Backends", check_backends),
     ("gloo", check_gloo),
-    ("UCX", check_ucx),
+    ("UCX and UCC", check_ucx),
     ("MPI", check_mpi),
     ("GPUs and NCCL", check_gpus),
     ("Jupyter", check_jupyter),

@@ -95,7 +95,7 @@ def test_too_few_descriptors_are_a_fault() -> None:
 def test_no_backend_at_all(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("gloo", "mpi", "ucx"):
+    for name in ("gloo", "mpi", "ucx", "ucc"):
         missing = replace(resolve(name), unavailable=lambda: "it is missing")
         monkeypatch.setitem(Backend.registry, name, missing)
     monkeypatch.setattr(doctor, "CHECKS", (("Backends", doctor.check_backends),))

@@ -17,7 +17,7 @@ from rankscope.magics.language.commands import COMMANDS
 from tests.page_programs import PROGRAMS, left_in_x
 from tests.public_names import exported
 from tools.site import foreign
-from tools.site_directives import without_outer_links
+from tools.site_directives import parameters_as_code, without_outer_links
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 REFERENCE = sorted((DOCS / "reference").glob("*.md"))
@@ -61,6 +61,16 @@ def test_links_out_of_the_docs_become_paths() -> None:
     assert without_outer_links(inside, "reference/ops") == (
         "[all](../backends.md), it (`README.md`)"
     )
+
+
+def test_a_parameter_is_no_link_to_what_has_its_name() -> None:
+    lines = ["The ranks of `group` meet; see `Work`, ``group``, :obj:`group`."]
+    expected = ["The ranks of ``group`` meet; see `Work`, ``group``, :obj:`group`."]
+    parameters_as_code(lines, dist.barrier)
+    assert lines == expected
+    # These have no signature.
+    parameters_as_code(lines, 1)
+    assert lines == expected
 
 
 @pytest.mark.parametrize(("expected", "torch", "ours"), PROGRAMS)
@@ -119,6 +129,11 @@ def test_the_backend_of_the_page_is_one() -> None:
             world.destroy()
         for name in {*dist.Backend.registry} - {*builtin_devices()}:
             del dist.Backend.registry[name]
+
+
+def test_the_overview_has_each_magic() -> None:
+    text = (DOCS / "in_a_notebook.md").read_text(encoding="utf-8")
+    assert not [name for name in COMMANDS if not re.search(rf"`%+{name}\b", text)]
 
 
 def test_the_magics_and_options_that_pages_name_are_there() -> None:

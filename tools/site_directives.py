@@ -7,6 +7,7 @@ the options of the magics are declared once, in `magics.language.commands`.
 from __future__ import annotations
 
 import argparse
+import inspect
 import re
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -21,7 +22,7 @@ from rankscope import __main__ as command_line
 from rankscope.magics.language import commands
 from rankscope.magics.language.options import Command
 
-__all__ = ["Magics", "setup", "without_outer_links"]
+__all__ = ["Magics", "parameters_as_code", "setup", "without_outer_links"]
 
 #: A link to a file of the repository that is no page of the site.
 _OUTER_LINK = re.compile(r"\[([^\]]+)\]\((\.\./[^)]+)\)")
@@ -130,6 +131,30 @@ def _table(rows: Iterable[tuple[str, str]]) -> nodes.table:
     return nodes.table("", group, classes=["options"])
 
 
+def parameters_as_code(lines: list[str], documented: object) -> None:
+    """Make the names of parameters in a docstring code, in place.
+
+    ``group`` in single backticks is the parameter, and would be a link to
+    `rankscope.group`, the class.
+    """
+    try:
+        names = inspect.signature(documented).parameters  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return  # no callable, or none with a signature
+    for number, line in enumerate(lines):
+        lines[number] = re.sub(
+            r"(?<![`:])`(\w+)`(?!`)",
+            lambda one: f"``{one[1]}``" if one[1] in names else one[0],
+            line,
+        )
+
+
+def _docstring(
+    app: Sphinx, what: str, name: str, documented: object, options: Any, lines: Any
+) -> None:
+    parameters_as_code(lines, documented)
+
+
 def _read(app: Sphinx, page: str, source: list[str]) -> None:
     source[0] = without_outer_links(source[0], page)
 
@@ -139,4 +164,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("magics", Magics)
     app.add_directive("command-line", CommandLine)
     app.connect("source-read", _read)
+    app.connect("autodoc-process-docstring", _docstring)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

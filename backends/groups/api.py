@@ -385,16 +385,17 @@ def is_nccl_available() -> bool:
 
 @documented
 def is_ucc_available() -> bool:
-    """Return whether a backend called ``ucc`` is registered and can be used here.
+    """Return whether the library UCC is found, so that backend ``ucc`` can be used.
 
     Notes
     -----
-    Rankscope comes without one. As ``torch.distributed.is_ucc_available``.
+    As ``torch.distributed.is_ucc_available``. `unavailable_reason` says where UCC comes
+    from.
 
     Examples
     --------
-    >>> dist.is_ucc_available()
-    False
+    >>> isinstance(dist.is_ucc_available(), bool)
+    True
     """
     return is_backend_available("ucc")
 

@@ -101,6 +101,7 @@ class Backend:
     GLOO: ClassVar[str] = "gloo"
     MPI: ClassVar[str] = "mpi"
     NCCL: ClassVar[str] = "nccl"
+    UCC: ClassVar[str] = "ucc"
 
     registry: ClassVar[dict[str, Registration]] = {}
 
@@ -178,7 +179,7 @@ class Backend:
         ----------
         name : str
             An identifier, which becomes lower-case, and an attribute of this class
-            in upper case (``Backend.UCC``).
+            in upper case (``Backend.MINE``).
         func : callable
             ``func(store, rank, world_size, timeout)`` returns the backend of
             this rank; `timeout` is the group's, in seconds.
@@ -232,7 +233,7 @@ class Backend:
         """
         if not name.isidentifier():
             raise ValueError(
-                f"backend name {name!r}: expected an identifier such as 'ucc'"
+                f"backend name {name!r}: expected an identifier such as 'mine'"
             )
         name = name.lower()
         if not isinstance(extended_api, bool):

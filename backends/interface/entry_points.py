@@ -3,10 +3,10 @@
 A package declares its backend in its metadata, and nobody has to import it::
 
     [project.entry-points."rankscope.backends"]
-    ucc = "my_package:register"
+    mine = "my_package:register"
 
 ``register()`` is called without arguments at the first use of a backend called
-``ucc``; it calls ``Backend.register_backend("ucc", ...)``.
+``mine``; it calls ``Backend.register_backend("mine", ...)``.
 """
 
 from __future__ import annotations

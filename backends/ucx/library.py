@@ -28,6 +28,7 @@ __all__ = [
     "UCXLibrary",
     "folder",
     "load",
+    "settings_for_loading",
     "unavailable_reason",
 ]
 
@@ -185,7 +186,7 @@ def load() -> UCXLibrary:
                 reason, path = unavailable_reason(), folder()
                 if reason is not None or path is None:
                     raise DistBackendError(f"the ucx backend cannot be used: {reason}")
-            with _environment(_SETTINGS):
+            with settings_for_loading():
                 try:
                     _loaded = UCXLibrary(path)
                 except (OSError, AttributeError) as error:
@@ -198,14 +199,14 @@ def load() -> UCXLibrary:
 
 
 @contextlib.contextmanager
-def _environment(settings: dict[str, str]) -> Iterator[None]:
-    """Have the variables of `settings` that are not set hold them meanwhile.
+def settings_for_loading() -> Iterator[None]:
+    """Have UCX, if it is loaded meanwhile, take no signals and patch nothing.
 
-    Not for good: a program that this process starts, such as one that uses MPI, may
-    want UCX otherwise.
+    The variables are not set for good: a program that this process starts, such as one
+    that uses MPI, may want UCX otherwise.
     """
-    added = [name for name in settings if name not in os.environ]
-    os.environ.update({name: settings[name] for name in added})
+    added = [name for name in _SETTINGS if name not in os.environ]
+    os.environ.update({name: _SETTINGS[name] for name in added})
     try:
         yield
     finally:

@@ -38,7 +38,7 @@ KINDS: complete.Kinds = {
         ("%dist_restart ", "", ["0", "all"]),
         ("%dist_init --engines s", "s", ["slurm"]),
         ("%dist_init --backend ", "", ["cpu:", "gloo"]),
-        ("%dist_init --backend cpu:", "", ["gloo", "mpi", "ucx"]),
+        ("%dist_init --backend cpu:", "", ["gloo", "mpi", "ucc", "ucx"]),
         ("%dist_init --backend cpu:gloo,", "", ["cuda:"]),
         ("%dist_init -n 2 --to", "--to", ["--torch"]),
         ("%dist_init --torch ", "", ["gloo", "nccl", "cpu:gloo,cuda:nccl"]),

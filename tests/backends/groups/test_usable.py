@@ -70,5 +70,5 @@ def test_one_backend_that_may_work_is_enough() -> None:
 
 
 def test_a_package_is_not_imported_to_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry_points, "declared", lambda: {"ucc": []})
-    assert why_unusable("cpu:ucc") is None
+    monkeypatch.setattr(entry_points, "declared", lambda: {"theirs": []})
+    assert why_unusable("cpu:theirs") is None

@@ -36,7 +36,16 @@ _BACKENDS = [
     pytest.param("gloo", marks=_gloo),
     pytest.param("mpi", marks=_mpi),
     pytest.param("ucx", marks=_ucx),
+    "ucc",
 ]
+
+
+@pytest.fixture(autouse=True)
+def _library_of_ucc(request: pytest.FixtureRequest) -> None:
+    """A test of ucc is skipped where there is no UCC, and uses the one for tests."""
+    case = getattr(request.node, "callspec", None)
+    if case is not None and case.params.get("backend") == "ucc":
+        request.getfixturevalue("ucc_library")
 
 
 def run(backend: str, function: Callable[..., Any], *args: Any) -> list[Any]:

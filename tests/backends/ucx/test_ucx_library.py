@@ -165,7 +165,7 @@ def test_a_library_that_does_not_load_is_refused(
 @_needs_ucx
 def test_the_users_settings_win(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_MEM_EVENTS", "y")
-    with library._environment({"UCX_MEM_EVENTS": "n", "UCX_DEBUG_SIGNO": ""}):
+    with library.settings_for_loading():
         assert os.environ["UCX_MEM_EVENTS"] == "y"
         assert os.environ["UCX_DEBUG_SIGNO"] == ""
     assert os.environ["UCX_MEM_EVENTS"] == "y"

@@ -344,9 +344,9 @@ def test_cupy_is_left_alone_without_a_driver(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_package_is_not_imported_to_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "declared", lambda: {"ucc": []})
-    assert why_refused("cuda", "ucc") is not None
-    assert availability.refused("cuda:ucc") == []
+    monkeypatch.setattr(plugins, "declared", lambda: {"theirs": []})
+    assert why_refused("cuda", "theirs") is not None
+    assert availability.refused("cuda:theirs") == []
 
 
 def test_an_answer_that_takes_long_is_not_waited_for(
