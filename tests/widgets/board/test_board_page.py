@@ -505,6 +505,35 @@ class TestTimeline:
         until(lambda: any(m.get("do") == "records" for m in scene.page.sent()))
         scene.page.play(found)
 
+    def listen(self, scene: Scene) -> None:
+        """Keep from now on what is written on a canvas, in ``window.written``."""
+        scene.page.page.evaluate(
+            """() => {
+              window.written = [];
+              const pen = CanvasRenderingContext2D.prototype, write = pen.fillText;
+              pen.fillText = function (text, ...rest) {
+                window.written.push(text);
+                return write.call(this, text, ...rest);
+              };
+            }"""
+        )
+
+    def test_the_lane_of_a_dead_rank_ends(self, scene: Scene) -> None:
+        """Its records are gone with it: a lane without works is marked too."""
+        self.listen(scene)
+        self.open(scene, lanes())
+        dead = statuses.rank(3, statuses.group(), state="dead", reason="killed")
+        scene.take(statuses.cluster(*idle(4)[:3], dead))
+        written = "() => window.written.filter((one) => one === 'dead').length"
+        until(lambda: scene.page.page.evaluate(written) > 0, 30)
+        rings = {rank: simulated.ring(rank, 4, count=8) for rank in range(3)}
+        scene.page.page.evaluate("() => { window.written = []; }")
+        scene.page.play(
+            {"type": "timeline", "now": 100.0, **timeline(rings, {}, 10**9)}
+        )
+        until(lambda: scene.page.page.evaluate(written) > 0, 30)
+        scene.page.shot("board-timeline-dead")
+
     def test_it_says_who_is_late(self, scene: Scene) -> None:
         self.open(scene, lanes(late=2))
         assert "Rank 2 cost the others 6" in scene.texts("tools")[0]
@@ -542,16 +571,7 @@ class TestTimeline:
         assert scene.texts("detail") in ([""], [])
 
     def test_the_axis_counts_in_seconds_after_the_first(self, scene: Scene) -> None:
-        scene.page.page.evaluate(
-            """() => {
-              window.written = [];
-              const pen = CanvasRenderingContext2D.prototype, write = pen.fillText;
-              pen.fillText = function (text, ...rest) {
-                window.written.push(text);
-                return write.call(this, text, ...rest);
-              };
-            }"""
-        )
+        self.listen(scene)
         rings = {rank: simulated.ring(rank, 4, count=8) for rank in range(4)}
         late = 180_000_000_000
         for one in rings.values():

@@ -10,6 +10,7 @@ function colours(element) {
     accent: get("--rs-accent"),
     late: get("--rs-warn"),
     bad: get("--rs-error"),
+    badText: get("--rs-error-text"),
     ground: get("--rs-ground"),
     font: `10px ${style.fontFamily}`,
   };
@@ -127,6 +128,17 @@ function drawLane(view, look, pen, place) {
     if (right - x <= 1.5) covered = right;
     drawBar(view, look, pen, work, x, right, top + gap, view.pitch - 2 * gap, now);
   }
+  if (view.store.head.dead?.includes(lane.rank)) drawDeath(view, look, pen, lane, place);
+}
+
+/** A line behind the last work of a dead rank; a word alone where its works are gone too. */
+function drawDeath(view, look, pen, lane, place) {
+  const ends = lane.works.map((work) => Math.max(work[W.created], work[W.ended]));
+  const x = ends.length ? Math.max(GUTTER, view.xOf(Math.max(...ends)) + 2) : GUTTER;
+  if (x >= view.width) return;
+  pen.fillStyle = look.badText;
+  if (ends.length) pen.fillRect(Math.round(x), place * view.pitch + 2, 2, view.pitch - 4);
+  pen.fillText("dead", Math.round(x) + 7, (place + 0.5) * view.pitch + 0.5);
 }
 
 function drawBar(view, look, pen, work, x, right, top, height, now) {
