@@ -93,10 +93,11 @@ def ucx_info() -> UCXInfo:
     chosen = {f"UCX_{name}": value for name, value in network_settings().items()}
     with _lock:
         groups = sorted(_groups, key=lambda group: group.place)
-    connections = {group.place: group.connections() for group in groups}
+    # One that was aborted, and may still be there, has the place of its successor.
+    connections = [(group.place, group.connections()) for group in groups]
     return UCXInfo(
         library.version,
         str(library.path),
         {**own_settings(), **chosen},
-        {group: peers for group, peers in connections.items() if peers},
+        {group: peers for group, peers in connections if peers},
     )

@@ -387,6 +387,26 @@ def test_ucx_info_tells_the_transports(
         assert kinds == {"tcp" if "tcp" in transports else "shm,cma": [1 - rank]}
 
 
+def told_after_rebuilds(me: Rank) -> list[dict]:
+    found, kept = [], []
+    with world() as group:
+        works_again(me)
+        for _ in range(8):
+            kept.append(group.current.backends["cpu"])
+            group.abort("a test")
+            dist.rebuild_process_group(group)
+            works_again(me)
+            found.append(dist.ucx_info().connections)
+    return found
+
+
+def test_ucx_info_tells_of_the_group_that_was_rebuilt() -> None:
+    """Also while the backend that was aborted is kept."""
+    for rank, found in enumerate(run_ranks(2, told_after_rebuilds)):
+        place = f"group 'default' on rank {rank}"
+        assert [[*one] for one in found] == [[place]] * 8
+
+
 def told_of_a_part(me: Rank) -> tuple[dict, dict]:
     with world():
         part = dist.new_group([1, 2], backend="cpu:ucx")
