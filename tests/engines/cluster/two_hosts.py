@@ -57,7 +57,14 @@ UNSHARE = [
 ]
 
 
-def why_not() -> str:
+#: The kinds of namespaces whose file has another name.
+_FILES = {"mount": "mnt"}
+
+#: A ``/sys`` with the network devices of this namespace, in which UCX looks for them.
+SYSFS = ["mount", "-t", "sysfs", "sysfs", "/sys"]
+
+
+def why_not(separate: bool = False) -> str:
     """Return why there can be no two hosts here; empty if there can."""
     missing = [one for one in ("unshare", "nsenter", "ip") if shutil.which(one) is None]
     if missing:
@@ -70,6 +77,13 @@ def why_not() -> str:
         text=True,
         check=False,
     )
+    if tried.returncode == 0 and separate:
+        tried = subprocess.run(
+            [*UNSHARE, "--mount", "--ipc", *SYSFS],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     return f"may not make namespaces: {tried.stderr}" if tried.returncode else ""
 
 
@@ -79,20 +93,33 @@ def run(*command: str) -> None:
 
 
 class Hosts:
-    """This host, a second one, and the cable between them."""
+    """This host, a second one, and the cable between them.
 
-    def __init__(self) -> None:
+    With `separate` the second reaches no shared memory of the first, and both have a
+    ``/sys`` with the network devices of their own; ``unshare`` needs ``--mount`` then.
+    """
+
+    def __init__(self, separate: bool = False) -> None:
+        kinds = ("net", "uts", *(("ipc", "mount") if separate else ()))
+        up = "echo up; exec cat"
+        if separate:
+            run(*SYSFS)
+            up = f"{' '.join(SYSFS)} && {up}"
         socket.sethostname("host-a")
         # Its stdin ends with this process, and with it the host.
         self._holder = subprocess.Popen(
-            ["unshare", "--net", "--uts", "sh", "-c", "echo up; exec cat"],
+            [
+                "unshare",
+                *(f"--{kind}" for kind in kinds),
+                *("sh", "-c", up),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
         assert self._holder.stdout is not None
         self._holder.stdout.readline()
         pid = str(self._holder.pid)
-        there = f"--net=/proc/{pid}/ns/net", f"--uts=/proc/{pid}/ns/uts"
+        there = [f"--{kind}=/proc/{pid}/ns/{_FILES.get(kind, kind)}" for kind in kinds]
         #: What a command is to begin with to run on the second host.
         self.there = ["nsenter", *there]
         run(*self.there, "hostname", "host-b")
@@ -113,8 +140,17 @@ class Hosts:
 
 
 @contextlib.contextmanager
-def four_ranks(hosts: Hosts) -> Iterator[Cluster]:
-    """A controller and two engines here, two engines there."""
+def four_ranks(
+    hosts: Hosts, backend: str | None = None, interfaces: bool = False
+) -> Iterator[Cluster]:
+    """A controller and two engines here, two engines there.
+
+    With `interfaces` the engines' environment names the ends of the cable.
+    """
+    here, there = {}, {}
+    if interfaces:
+        here["GLOO_SOCKET_IFNAME"], there["GLOO_SOCKET_IFNAME"] = "cable-a", "cable-b"
+    os.environ.update(here)
     args = [f"--{name}={value}" for name, value in _CONTROLLER_ARGS.items()]
     cluster = ipyparallel.Cluster(
         n=2, controller_ip=HERE, controller_args=args, delay=0, log_level=40
@@ -129,13 +165,16 @@ def four_ranks(hosts: Hosts) -> Iterator[Cluster]:
                 engines.append(
                     subprocess.Popen(
                         [*hosts.there, *command],
+                        env={**os.environ, **there},
                         start_new_session=True,
+                        stdout=subprocess.DEVNULL,
                         stderr=subprocess.DEVNULL,
                     )
                 )
             client.wait_for_engines(4, timeout=WAIT)
             with Cluster.attach(
                 connection_file=cluster.controller.connection_files["client"],
+                backend=backend,
                 timeout=TIMEOUT,
             ) as attached:
                 yield attached
