@@ -6,6 +6,7 @@ A comment right above a block says what a reader knows and a test does not::
     <!-- hangs -->                       a cell that ends by what the page does next
     <!-- the cell ends -->               what that cell prints in the end
     <!-- continues hello.py -->          lines for the end of a program of the page
+    <!-- from backends/work/work.py -->  lines of that file; ``...`` leaves some out
     <!-- in any order -->                the lines of an output may come in any order
 
 A block of text right below one that is run is its output.
@@ -40,7 +41,9 @@ _BLOCK = re.compile(
     r"^(?P<fence>`{3,})(?P<language>[^\n`]*)\n(?P<code>.*?)^(?P=fence)[^\S\n]*$",
     re.DOTALL | re.MULTILINE,
 )
-_NOTE = re.compile(r"<!-- (not run here|hangs|the cell ends|continues|in any order)")
+_NOTE = re.compile(
+    r"<!-- (not run here|hangs|the cell ends|continues|from|in any order)"
+)
 _MAGIC = re.compile(r"^(?:\w+ = )?%{1,2}\w", re.MULTILINE)
 _FILE = re.compile(r"(?:#|//) ((?:[\w-]+/)*[\w-]+\.\w+)\n")
 
@@ -65,7 +68,12 @@ class Block:
 
     @property
     def kind(self) -> str:
-        """``cell``, ``file``, ``program``, ``commands``, ``output`` or nothing."""
+        """``cell``, ``file``, ``program``, ``commands``, ``output`` or nothing.
+
+        One that is ``quoted`` is compared with its file.
+        """
+        if self.note.startswith("from "):
+            return "quoted"
         if self.language in {"", "text", *_PROGRAMS} and _MAGIC.match(self.code):
             return "cell"
         if self.language != "text" and _FILE.match(self.code):

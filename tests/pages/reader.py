@@ -77,6 +77,8 @@ class Reader:
                 self._run_commands(block)
             elif block.kind == "cell":
                 self._run_cell(block)
+            elif block.kind == "quoted":
+                self._find(block)
             elif block.note == "the cell ends":
                 self._end_hanging(block)
         self._end_hanging()
@@ -100,6 +102,13 @@ class Reader:
         )
 
     # -- files, programs and commands
+
+    def _find(self, block: Block) -> None:
+        """Find the lines of the block in their file, where they may be indented."""
+        name = block.note.split()[1]
+        text = _unindented((ROOT / name).read_text(encoding="utf-8"))
+        for part in re.split(r"^ *\.\.\.\n", block.code, flags=re.MULTILINE):
+            assert _unindented(part) in text, f"{block}: {name} does not have\n{part}"
 
     def _write(self, block: Block) -> None:
         later = self.blocks[self.blocks.index(block) + 1 :]
@@ -229,6 +238,10 @@ class Reader:
             assert expected is not None, f"{block}:\n{output}"
             assert cell.error.partition(":")[0] in expected.code, f"{block}:\n{output}"
         self._compare(block, output, shown_later)
+
+
+def _unindented(code: str) -> str:
+    return "\n".join(line.strip() for line in code.strip().splitlines())
 
 
 def _shows(expected: Block, output: str) -> bool:

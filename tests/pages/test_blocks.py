@@ -172,6 +172,7 @@ def test_commands_files_and_programs_are_run(tmp_path: Path) -> None:
         "```console\n$ echo 1\n2\n```\n",
         "```python\nraise SystemExit(1)\n```\n",
         "```python\n# lost.py\n```\n",
+        "<!-- from tests/pages/blocks.py -->\n```python\nno such line\n```\n",
     ],
 )
 def test_what_does_not_hold_fails(text: str, tmp_path: Path) -> None:
