@@ -8,8 +8,8 @@ a receive that was not matched is cancelled, and nothing more is written to the
 caller's arrays. (A collective of MPI's own cannot be cancelled: it would go on
 writing to them.)
 
-Arrays are flat numpy arrays. Which all_reduce runs (`choice`) depends only on what all
-ranks agree on: the world size, and the size of arrays that all ranks have.
+Arrays are flat numpy arrays. Which of several algorithms runs (`choice`) depends only
+on what all ranks agree on: the world size, and the size of arrays that all ranks have.
 Between two ranks messages arrive in the order in which they were sent. A rank
 sends nothing to itself, and the runner leaves out transfers of empty arrays: a
 rank with empty arrays alone may take no part.
@@ -36,9 +36,11 @@ __all__ = [
     "all_to_all",
     "barrier",
     "broadcast",
+    "broadcast_parts",
     "gather",
     "reduce",
     "reduce_scatter",
+    "reduce_scatter_at_once",
     "scatter",
     "split_into_segments",
 ]
@@ -58,7 +60,9 @@ Schedule = Iterator[list[Transfer]]
 
 # Bytes of a segment, in which a rank passes on what it receives: the next rank
 # starts while this one is receiving, a segment is still in the cache when it is
-# reduced, and little memory is needed.
+# reduced, and little memory is needed. Shorter ones gain nothing within a host, where a
+# core copies each message: the next one does not arrive while this one is reduced. With
+# 256 KiB an all_reduce of 16 MiB took 1.2 times as long over UCX on two ranks.
 _SEGMENT = 1 << 20
 
 # The number of peers with which a rank communicates at once.
@@ -92,6 +96,25 @@ def broadcast(rank: int, size: int, data: Flat, root: int) -> Schedule:
             yield [(RECV, parent, piece)]
         if children:
             yield [(SEND, child, piece) for child in children]
+
+
+def broadcast_parts(rank: int, size: int, data: Flat, root: int) -> Schedule:
+    """Scatter from `root`, then all-gather: van de Geijn's, for large arrays.
+
+    No rank sends the whole array more than twice.
+    """
+    edges = [part * data.size // size for part in range(size + 1)]
+    parts = [data[edges[place] : edges[place + 1]] for place in range(size)]
+    if rank == root:
+        for batch in _rounds(rank, size):
+            yield [(SEND, target, parts[target]) for target, _ in batch]
+    else:
+        yield [(RECV, root, parts[rank])]
+    for batch in _rounds(rank, size):
+        yield [
+            *((RECV, source, parts[source]) for _, source in batch if rank != root),
+            *((SEND, target, parts[rank]) for target, _ in batch if target != root),
+        ]
 
 
 def reduce(
@@ -213,3 +236,28 @@ def reduce_scatter(
             received = other[: mine.size]
             yield [(RECV, source, received), (SEND, target, inputs[target][segment])]
             ufunc(mine, received, out=mine)
+
+
+def reduce_scatter_at_once(
+    rank: int,
+    size: int,
+    output: Flat,
+    inputs: Sequence[Flat],
+    ufunc: Ufunc,
+    scratch: Scratch,
+) -> Schedule:
+    """`reduce_scatter` in one stage for each `_PEERS` ranks, for small parts.
+
+    It reduces in the same order, but needs memory for the parts of all these ranks.
+    """
+    output[...] = inputs[rank]
+    length = output.size
+    block = scratch(length * min(size - 1, _PEERS), output.dtype)
+    for batch in _rounds(rank, size):
+        parts = [block[k * length : (k + 1) * length] for k in range(len(batch))]
+        yield [
+            *((SEND, target, inputs[target]) for target, _ in batch),
+            *((RECV, batch[k][1], part) for k, part in enumerate(parts)),
+        ]
+        for part in parts:
+            ufunc(output, part, out=output)

@@ -52,7 +52,9 @@ class MessagingBackend(Backend):
         super().__init__(rank, size)
         self._queue = MessageQueue(self._failed)
         self._connector = connector
-        self._all_reduce_of = choice.chooser(size)
+        self._all_reduce_of = choice.chooser(choice.ALL_REDUCE, size)
+        self._broadcast_of = choice.chooser(choice.BROADCAST, size)
+        self._reduce_scatter_of = choice.chooser(choice.REDUCE_SCATTER, size)
         self._builder: threading.Thread | None = None
         self._lock = threading.Lock()
         self._aborted = False
@@ -145,9 +147,9 @@ class MessagingBackend(Backend):
         return self._start(_ALL_REDUCE, schedule, tensor, _ALL_REDUCE_TAG, False)
 
     def broadcast(self, tensor: Array, src: int) -> Work:
-        """Copy `tensor` of rank `src` to every rank, down a binomial tree."""
+        """Copy `tensor` of rank `src` to every rank, by the algorithm of `choice`."""
         flat = tensor.reshape(-1)
-        schedule = algorithms.broadcast(self.rank, self.size, flat, src)
+        schedule = self._broadcast_of(flat)(self.rank, self.size, flat, src)
         return self._submit(OpType.BROADCAST, schedule, tensor)
 
     def reduce(self, tensor: Array, dst: int, op: Ufunc) -> Work:
@@ -189,7 +191,8 @@ class MessagingBackend(Backend):
     ) -> Work:
         """Send each part to its rank, which reduces it; parts may differ in size."""
         inputs = _flat(input_list)
-        schedule = algorithms.reduce_scatter(
+        algorithm = self._reduce_scatter_of(max(inputs, key=_nbytes))
+        schedule = algorithm(
             self.rank,
             self.size,
             output.reshape(-1),
@@ -258,6 +261,10 @@ class MessagingBackend(Backend):
             self._queue.close()
             return
         self.abort("the group was destroyed")
+
+
+def _nbytes(array: Flat) -> int:
+    return array.nbytes
 
 
 def _flat(arrays: Sequence[Array]) -> list[Flat]:

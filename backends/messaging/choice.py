@@ -1,20 +1,34 @@
-"""Which algorithm an all_reduce takes, by the size of its group and of its array.
+"""Which algorithm a collective takes, by the size of its group and of its array.
 
-Measured with MPI, in turns, on a machine of two cores (docs/benchmarks.md). All ranks
-choose alike: they have the same size of group, and arrays of the same size.
+Measured on a machine of two cores, in turns: all_reduce with MPI (docs/benchmarks.md),
+the others with UCX. All ranks choose alike: they have the same size of group, and
+arrays of the same size.
+
+The other collectives have one algorithm each; what was tried against them lost, with 4
+and with 8 ranks. An all_gather by Bruck's algorithm took as long at 4 B, and 1.5 times
+as long from 4 KiB on, as it copies everything twice more. A barrier, and an all_reduce
+of 4 B, took 1.3 times as long in one step of messages to all. Bruck's all_to_all is for
+parts of one size, and no rank knows the sizes of what the others exchange.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from .algorithms import Flat, Schedule
+from .algorithms import (
+    Flat,
+    Schedule,
+    broadcast,
+    broadcast_parts,
+    reduce_scatter,
+    reduce_scatter_at_once,
+)
 from .all_reduce import alone, doubling, halving, ring
 
-__all__ = ["ALL_REDUCE", "Row", "all_reduces", "chooser"]
+__all__ = ["ALL_REDUCE", "BROADCAST", "REDUCE_SCATTER", "Row", "chooser", "fitting"]
 
-AllReduce = Callable[..., Schedule]
+Algorithm = Callable[..., Schedule]
 
 _ANY = 1 << 62
 
@@ -28,7 +42,7 @@ class Row(NamedTuple):
 
     ranks: int
     nbytes: int
-    algorithm: AllReduce
+    algorithm: Algorithm
     powers_of_two: bool = False
 
 
@@ -43,24 +57,38 @@ ALL_REDUCE = (
     Row(_ANY, _ANY, ring),
 )
 
+#: 16 MiB: 0.8 of the time of the tree with 4 ranks, 0.6 with 8; 1 MiB: 1.4 and 1.5.
+BROADCAST = (
+    Row(2, _ANY, broadcast),
+    Row(_ANY, 8 << 20, broadcast),
+    Row(_ANY, _ANY, broadcast_parts),
+)
 
-def all_reduces(size: int) -> list[tuple[int, AllReduce]]:
+#: By the largest part. 4 KiB: 0.5 of the time of one rank after the other with 4 ranks
+#: and 0.4 with 8, 256 KiB: 0.8, 1 MiB: 1.2.
+REDUCE_SCATTER = (
+    Row(_ANY, 256 << 10, reduce_scatter_at_once),
+    Row(_ANY, _ANY, reduce_scatter),
+)
+
+
+def fitting(table: Sequence[Row], size: int) -> list[tuple[int, Algorithm]]:
     """Return, for a group of `size` ranks, algorithms and up to how many bytes each."""
-    fitting: list[tuple[int, AllReduce]] = []
-    for row in ALL_REDUCE:
+    rows: list[tuple[int, Algorithm]] = []
+    for row in table:
         if size > row.ranks or (row.powers_of_two and size & (size - 1)):
             continue
-        if not fitting or row.nbytes > fitting[-1][0]:
-            fitting.append((row.nbytes, row.algorithm))
-    return fitting
+        if not rows or row.nbytes > rows[-1][0]:
+            rows.append((row.nbytes, row.algorithm))
+    return rows
 
 
-def chooser(size: int) -> Callable[[Flat], AllReduce]:
+def chooser(table: Sequence[Row], size: int) -> Callable[[Flat], Algorithm]:
     """Return what tells the algorithm for an array, in a group of `size` ranks."""
-    rows = all_reduces(size)
+    rows = fitting(table, size)
     smallest = rows[0][1]
 
-    def choose(data: Flat) -> AllReduce:
+    def choose(data: Flat) -> Algorithm:
         # Where an array is cut into parts, every rank has one.
         if data.size < size:
             return smallest

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import collections
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -127,28 +128,42 @@ def test_all_reduce(
         np.testing.assert_array_equal(array, wanted)
 
 
+@pytest.mark.parametrize(
+    "table", [choice.ALL_REDUCE, choice.BROADCAST, choice.REDUCE_SCATTER]
+)
 @pytest.mark.parametrize("size", range(1, 40))
-def test_every_size_has_an_all_reduce(size: int) -> None:
+def test_every_size_has_an_algorithm(table: Sequence[choice.Row], size: int) -> None:
     """The rows of a group ascend, and the last one takes arrays of any size."""
-    limits = [limit for limit, _ in choice.all_reduces(size)]
+    rows = choice.fitting(table, size)
+    limits = [limit for limit, _ in rows]
     assert limits == sorted(limits)
     assert limits[-1] > 1 << 60
-    choose = choice.chooser(size)
-    for limit, algorithm in choice.all_reduces(size)[:-1]:
+    choose = choice.chooser(table, size)
+    for limit, algorithm in rows[:-1]:
         assert choose(np.empty(limit, "u1")) is algorithm
         assert choose(np.empty(limit + 1, "u1")) is not algorithm
 
 
 @pytest.mark.parametrize("size", range(3, 40))
 def test_halving_is_for_powers_of_two(size: int) -> None:
-    algorithms = [algorithm for _, algorithm in choice.all_reduces(size)]
+    algorithms = [algorithm for _, algorithm in choice.fitting(choice.ALL_REDUCE, size)]
     assert (all_reduce.halving in algorithms) == (size in (4, 8, 16, 32))
 
 
 def test_an_array_of_fewer_elements_than_ranks_is_not_cut() -> None:
     huge = np.empty(3, np.dtype((np.void, 1 << 20)))
-    assert choice.chooser(9)(huge) is all_reduce.doubling
-    assert choice.chooser(3)(huge) is all_reduce.ring
+    assert choice.chooser(choice.ALL_REDUCE, 9)(huge) is all_reduce.doubling
+    assert choice.chooser(choice.ALL_REDUCE, 3)(huge) is all_reduce.ring
+
+
+def _rooted_at(
+    algorithm: Callable[..., Schedule],
+    size: int,
+    data: Sequence[Array],
+    root: int,
+    rank: int,
+) -> Schedule:
+    return algorithm(rank, size, data[rank], root)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -165,9 +180,12 @@ def test_rooted(network: Network, size: int, count: int, place: str) -> None:
     for rank in set(range(size)) - {root}:
         np.testing.assert_array_equal(data[rank], before[rank])
 
-    network.run(lambda r: schedules.broadcast(r, size, data[r], root), size)
-    for array in data:
-        np.testing.assert_array_equal(array, sum(before))
+    for algorithm in (schedules.broadcast, schedules.broadcast_parts):
+        for rank in set(range(size)) - {root}:
+            data[rank][...] = -1
+        network.run(partial(_rooted_at, algorithm, size, data, root), size)
+        for array in data:
+            np.testing.assert_array_equal(array, sum(before))
 
     parts = [held(root, count + rank, rank) for rank in range(size)]
     outputs = [np.zeros_like(part) for part in parts]
@@ -205,21 +223,40 @@ def test_unrooted_with_uneven_parts(network: Network, size: int) -> None:
             np.testing.assert_array_equal(row, wanted)
 
     inputs = [[held(r, n, q) for q, n in enumerate(lengths)] for r in range(size)]
-    results = [np.zeros(n, int) for n in lengths]
-    network.run(
-        lambda r: schedules.reduce_scatter(
-            r, size, results[r], inputs[r], np.add, np.empty
-        ),
-        size,
-    )
-    for rank, result in enumerate(results):
-        np.testing.assert_array_equal(result, sum(rows[rank] for rows in inputs))
-
     received = [[np.zeros(lengths[q], int) for _ in range(size)] for q in range(size)]
     network.run(lambda r: schedules.all_to_all(r, size, received[r], inputs[r]), size)
     for q in range(size):
         for r in range(size):
             np.testing.assert_array_equal(received[q][r], inputs[r][q])
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("longest", [9, 36])
+def test_both_reduce_scatters_give_the_same_bits(
+    network: Network, size: int, longest: int
+) -> None:
+    lengths = [(7 * rank) % 5 * longest // 4 for rank in range(size)]
+    lengths[0] = 3
+    inputs = [[held(r, n, q) / 7 for q, n in enumerate(lengths)] for r in range(size)]
+    results = []
+    for algorithm in (schedules.reduce_scatter, schedules.reduce_scatter_at_once):
+        outputs = [np.zeros(n) for n in lengths]
+        network.run(partial(_reduce_scatter, algorithm, size, outputs, inputs), size)
+        for rank, output in enumerate(outputs):
+            wanted = sum(rows[rank] for rows in inputs)
+            np.testing.assert_allclose(output, wanted, atol=1e-12)
+        results.append([output.tobytes() for output in outputs])
+    assert results[0] == results[1]
+
+
+def _reduce_scatter(
+    algorithm: Callable[..., Schedule],
+    size: int,
+    outputs: Sequence[Array],
+    inputs: Sequence[Sequence[Array]],
+    rank: int,
+) -> Schedule:
+    return algorithm(rank, size, outputs[rank], inputs[rank], np.add, np.empty)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -242,7 +242,7 @@ class Interrupted(ByHand):
         self.interrupt()
         return super().test(request, looks)
 
-    def receive(self, array: Flat, source: int, tag: int) -> Message:
+    def receive(self, array: Flat, source: int, tag: int) -> Message | None:
         self.interrupt()
         return super().receive(array, source, tag)
 

@@ -116,7 +116,12 @@ def test_a_small_message_that_is_there_needs_no_request(nbytes: int) -> None:
         one.send(np.ones(nbytes, np.uint8), 1, 0x0A0007)
         # The first receive finds it once it has crossed the shared memory.
         requests: list[Request] = []
-        until(lambda: requests.append(other.receive(received, 1, _ALL)) or other.moved)
+
+        def crossed() -> bool:
+            requests.append(other.receive(received, 1, _ALL))
+            return other.moved
+
+        until(crossed)
         incoming = other.receive(received, 0x0007, 0xFFFF)
         assert incoming.pointer is None
         assert (incoming.tag, incoming.nbytes) == (0x0A0007, nbytes)
