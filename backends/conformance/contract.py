@@ -33,12 +33,12 @@ _JOINT = ("all_reduce", "all_gather", "all_to_all", "barrier")
 _ENTERED = "entered"
 
 
-def _last_rank_enters_later(trial: Trial, key: str, limit: float) -> None:
-    """On the last rank: wait until `key` is set, for `limit` s at most."""
+def _last_rank_enters_later(trial: Trial, keys: list[str], limit: float) -> None:
+    """On the last rank: wait until `keys` are set, for `limit` s at most."""
     if trial.rank != trial.size - 1:
         return
     deadline = time.monotonic() + limit
-    while not trial.store.check([key]):
+    while not trial.store.check(keys):
         if time.monotonic() > deadline:
             trial.store.set(_ENTERED, b"")
             return
@@ -54,7 +54,8 @@ def returns_at_once(trial: Trial) -> None:
     connect(trial)
     trial.meet("start")
     last, limit = trial.size - 1, trial.options.report_seconds
-    _last_rank_enters_later(trial, "issued", limit)
+    others = [f"issued/{rank}" for rank in range(last)]
+    _last_rank_enters_later(trial, others, limit)
     works: list[tuple[str, Work]] = []
     for name in names:
         (work,) = start(trial, name, trial.array(np.ones(1000)))
@@ -72,8 +73,7 @@ def returns_at_once(trial: Trial) -> None:
             assert name == "barrier" or not work.is_completed(), (
                 f"{name} was over before rank {last} entered it"
             )
-    if trial.rank == 0:
-        trial.store.set("issued", b"")
+        trial.store.set(f"issued/{trial.rank}", b"")
     for _, work in reversed(works):
         assert work.wait(trial.options.timeout)
     trial.held(len(works))
@@ -163,7 +163,7 @@ def reports_start_and_end(trial: Trial) -> None:
     name, limit = first_claimed(trial, *_JOINT), trial.options.report_seconds
     connect(trial)
     trial.meet("start")
-    _last_rank_enters_later(trial, "started", trial.options.timeout)
+    _last_rank_enters_later(trial, ["started"], trial.options.timeout)
     try:
         (work,) = start(trial, name, trial.array(np.ones(4)))
         if trial.rank == 0:
