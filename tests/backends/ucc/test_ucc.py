@@ -210,6 +210,24 @@ def test_bool_has_the_reductions_of_numpy() -> None:
     run_ranks(3, _flags)
 
 
+def _sums(me: Rank) -> list[list[bytes]]:
+    """Return the bits of sums, twice each: of few elements, and of many."""
+    sums = []
+    with world():
+        for size in (1, 7, 1000, 1 << 16):
+            drawn = np.random.default_rng(me.rank).standard_normal(size)
+            twice = [drawn.astype(np.float32) for _ in range(2)]
+            for x in twice:
+                dist.all_reduce(x)
+            sums.append([x.tobytes() for x in twice])
+    return sums
+
+
+def test_sums_have_the_same_bits_on_every_rank_and_in_every_run() -> None:
+    for of_one_size in zip(*run_ranks(4, _sums), strict=True):
+        assert len({bits for twice in of_one_size for bits in twice}) == 1
+
+
 # -- aborts, deaths ----------------------------------------------------------------
 
 
