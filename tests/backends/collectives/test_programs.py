@@ -7,6 +7,7 @@ hold in the end. The ranks live through all programs, as a notebook's do.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import traceback
 from collections.abc import Callable, Iterator
@@ -40,11 +41,14 @@ PROGRAMS = 200
 
 @dataclass(frozen=True)
 class Step:
-    """One op; `size` is what one rank gives to one other, `root` a place."""
+    """One op; `size` is what one rank gives to one other, `root` a place.
+
+    `backend` modulo the number of backends is the place of its own.
+    """
 
     op: str
     members: int
-    backend: str
+    backend: int
     dtype: str
     size: int
     reduction: str
@@ -58,7 +62,7 @@ STEPS = st.builds(
     Step,
     op=st.sampled_from(OPS),
     members=st.integers(0, len(MEMBERS) - 1),
-    backend=st.sampled_from(BACKENDS),
+    backend=st.integers(0, 59),
     dtype=st.sampled_from(DTYPES),
     size=st.sampled_from([0, 1, 3, 64, 1009, 40_000]),
     reduction=st.sampled_from(["SUM", "PRODUCT", "MIN", "MAX"]),
@@ -77,7 +81,7 @@ Check = Callable[[], None]
 class Program:
     """Runs the steps of one program on this rank."""
 
-    def __init__(self, groups: dict[tuple[int, str], Any], me: int) -> None:
+    def __init__(self, groups: list[list[Any]], me: int) -> None:
         self.groups = groups
         self.me = me
         self.pending: list[tuple[Any, Check]] = []
@@ -104,7 +108,8 @@ class Program:
 
         ranks = MEMBERS[step.members]
         place, count = ranks.index(self.me), len(ranks)
-        group = self.groups[step.members, step.backend]
+        groups = self.groups[step.members]
+        group = groups[step.backend % len(groups)]
         op = dist.ReduceOp[step.reduction]
         root = step.root % count
         options = {"group": group, "async_op": step.async_op}
@@ -215,13 +220,12 @@ def _rank(me: Rank, backends: list[str]) -> None:
     store_backend.register()
     with me.store() as store:
         dist.init_process_group(
-            "store", store=store, rank=me.rank, world_size=me.size, timeout=60
+            backends[-1], store=store, rank=me.rank, world_size=me.size, timeout=60
         )
-        groups = {
-            (number, backend): dist.new_group(members, backend=backend)
-            for number, members in enumerate(MEMBERS)
-            for backend in backends
-        }
+        groups = [
+            [dist.new_group(members, backend=backend) for backend in backends]
+            for members in MEMBERS
+        ]
         while (steps := me.listen(120)) is not None:
             try:
                 Program(groups, me.rank).run(steps)
@@ -235,20 +239,33 @@ def _rank(me: Rank, backends: list[str]) -> None:
 # -- the test --------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def ranks(_module_leaves_nothing: None) -> Iterator[Ranks]:
+@contextlib.contextmanager
+def running(backends: list[str]) -> Iterator[Ranks]:
     """Four ranks that run programs until they are told ``None``."""
-    kind = MPIRanks if "mpi" in BACKENDS else Ranks
-    with kind(WORLD, _rank, BACKENDS, timeout=170) as started:
+    kind = MPIRanks if "mpi" in backends else Ranks
+    with kind(WORLD, _rank, backends, timeout=170) as started:
         yield started
         for rank in range(WORLD):
             started.tell(rank, None)
         started.wait()
 
 
-@pytest.mark.soak
-@given(steps=st.lists(STEPS, min_size=1, max_size=12))
-@settings(
+@pytest.fixture(scope="module")
+def ranks(_module_leaves_nothing: None) -> Iterator[Ranks]:
+    """Ranks with groups of each backend."""
+    with running(BACKENDS) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def ucx_ranks(_module_leaves_nothing: None) -> Iterator[Ranks]:
+    """Ranks all of whose groups are over UCX."""
+    with running(["cpu:ucx"]) as started:
+        yield started
+
+
+PROGRAM = given(steps=st.lists(STEPS, min_size=1, max_size=12))
+SETTINGS = settings(
     max_examples=PROGRAMS,
     deadline=None,
     derandomize=True,
@@ -258,7 +275,23 @@ def ranks(_module_leaves_nothing: None) -> Iterator[Ranks]:
     report_multiple_bugs=False,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
+
+
+@pytest.mark.soak
+@PROGRAM
+@SETTINGS
 def test_random_programs_give_what_numpy_gives(ranks: Ranks, steps: list[Step]) -> None:
+    run(ranks, steps)
+
+
+@pytest.mark.skipif(unavailable_reason("ucx") is not None, reason="needs UCX")
+@PROGRAM
+@SETTINGS
+def test_random_programs_over_ucx_alone(ucx_ranks: Ranks, steps: list[Step]) -> None:
+    run(ucx_ranks, steps)
+
+
+def run(ranks: Ranks, steps: list[Step]) -> None:
     for rank in range(WORLD):
         ranks.tell(rank, steps)
     errors = [ranks.next_report(rank, 60) for rank in range(WORLD)]
