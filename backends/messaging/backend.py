@@ -16,6 +16,7 @@ from ..work.work import Work
 from . import algorithms, choice, reductions
 from .algorithms import RECV, SEND, Flat, Schedule, Ufunc
 from .queue import MessageQueue
+from .signature import Signer
 from .transport import ANY_SOURCE, Connector
 from .work import MessageWork
 
@@ -43,15 +44,20 @@ class MessagingBackend(Backend):
     ----------
     rank, size : this rank in the group, and the group's size.
     connector : makes the transport; a group of one needs none.
+    signs : whether the transport carries signatures, so that ranks that do not call
+        collectives alike are told so.
     """
 
     reduce_ops = reductions.REDUCE_OPS
     private_tags = range(_PRIVATE_TAGS, _PRIVATE_TAGS + 256)
 
-    def __init__(self, rank: int, size: int, connector: Connector) -> None:
+    def __init__(
+        self, rank: int, size: int, connector: Connector, *, signs: bool = False
+    ) -> None:
         super().__init__(rank, size)
         self._queue = MessageQueue(self._failed)
         self._connector = connector
+        self._signer = Signer() if signs else None
         self._all_reduce_of = choice.chooser(choice.ALL_REDUCE, size)
         self._broadcast_of = choice.chooser(choice.BROADCAST, size)
         self._reduce_scatter_of = choice.chooser(choice.REDUCE_SCATTER, size)
@@ -77,6 +83,10 @@ class MessagingBackend(Backend):
         if self.size == 1:
             self._queue.open(None)
 
+    def prepare(self, arrays: Sequence[Array] = (), index: int | None = None) -> None:
+        """Begin to connect: an op of other ranks needs the transport."""
+        self._connect()
+
     def _build(self) -> None:
         try:
             transport = self._connector.connect()
@@ -93,10 +103,19 @@ class MessagingBackend(Backend):
             self.on_failure(reason)
 
     def _submit(
-        self, kind: OpType, schedule: Schedule, result: Any = None
+        self,
+        kind: OpType,
+        schedule: Schedule,
+        result: Any = None,
+        dtype: Any = None,
+        op: Ufunc | None = None,
+        root: int = 0,
     ) -> MessageWork:
         """Issue a collective."""
-        return self._start(kind, schedule, result, _TAGS[kind], False)
+        tag = _TAGS[kind]
+        if self._signer is not None:
+            tag |= self._signer.sign(dtype, op, root)
+        return self._start(kind, schedule, result, tag, False)
 
     def _start(
         self,
@@ -144,19 +163,22 @@ class MessagingBackend(Backend):
         flat = tensor if tensor.ndim == 1 else tensor.reshape(-1)
         algorithm = self._all_reduce_of(flat)
         schedule = algorithm(self.rank, self.size, flat, op, self._scratch)
-        return self._start(_ALL_REDUCE, schedule, tensor, _ALL_REDUCE_TAG, False)
+        tag = _ALL_REDUCE_TAG
+        if self._signer is not None:
+            tag |= self._signer.sign(flat.dtype, op)
+        return self._start(_ALL_REDUCE, schedule, tensor, tag, False)
 
     def broadcast(self, tensor: Array, src: int) -> Work:
         """Copy `tensor` of rank `src` to every rank, by the algorithm of `choice`."""
         flat = tensor.reshape(-1)
         schedule = self._broadcast_of(flat)(self.rank, self.size, flat, src)
-        return self._submit(OpType.BROADCAST, schedule, tensor)
+        return self._submit(OpType.BROADCAST, schedule, tensor, flat.dtype, root=src)
 
     def reduce(self, tensor: Array, dst: int, op: Ufunc) -> Work:
         """Reduce into `tensor` of rank `dst`, up a binomial tree."""
         flat = tensor.reshape(-1)
         schedule = algorithms.reduce(self.rank, self.size, flat, dst, op, self._scratch)
-        return self._submit(OpType.REDUCE, schedule, tensor)
+        return self._submit(OpType.REDUCE, schedule, tensor, flat.dtype, op, dst)
 
     def all_gather(self, tensor_list: Sequence[Array], tensor: Array) -> Work:
         """Send `tensor` to every rank; receive into the arrays of the list."""
@@ -164,7 +186,7 @@ class MessagingBackend(Backend):
         schedule = algorithms.all_gather(
             self.rank, self.size, outputs, tensor.reshape(-1)
         )
-        return self._submit(OpType.ALL_GATHER, schedule, tensor_list)
+        return self._submit(OpType.ALL_GATHER, schedule, tensor_list, tensor.dtype)
 
     def gather(
         self, tensor: Array, gather_list: Sequence[Array] | None, dst: int
@@ -174,7 +196,9 @@ class MessagingBackend(Backend):
         schedule = algorithms.gather(
             self.rank, self.size, outputs, tensor.reshape(-1), dst
         )
-        return self._submit(OpType.GATHER, schedule, gather_list)
+        return self._submit(
+            OpType.GATHER, schedule, gather_list, tensor.dtype, root=dst
+        )
 
     def scatter(
         self, tensor: Array, scatter_list: Sequence[Array] | None, src: int
@@ -184,7 +208,7 @@ class MessagingBackend(Backend):
         schedule = algorithms.scatter(
             self.rank, self.size, tensor.reshape(-1), inputs, src
         )
-        return self._submit(OpType.SCATTER, schedule, tensor)
+        return self._submit(OpType.SCATTER, schedule, tensor, tensor.dtype, root=src)
 
     def reduce_scatter(
         self, output: Array, input_list: Sequence[Array], op: Ufunc
@@ -200,7 +224,7 @@ class MessagingBackend(Backend):
             op,
             self._scratch,
         )
-        return self._submit(OpType.REDUCE_SCATTER, schedule, output)
+        return self._submit(OpType.REDUCE_SCATTER, schedule, output, output.dtype, op)
 
     def all_to_all(
         self, output_list: Sequence[Array], input_list: Sequence[Array]
@@ -208,7 +232,9 @@ class MessagingBackend(Backend):
         """Send a part to each rank and receive one; parts may differ in size."""
         outputs, inputs = _flat(output_list), _flat(input_list)
         schedule = algorithms.all_to_all(self.rank, self.size, outputs, inputs)
-        return self._submit(OpType.ALL_TO_ALL, schedule, output_list)
+        return self._submit(
+            OpType.ALL_TO_ALL, schedule, output_list, output_list[0].dtype
+        )
 
     def barrier(self) -> Work:
         """End when every rank has entered."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..errors import DistBackendError, DistError
+from ..errors import ConnectionLostError, DistBackendError, DistError
 from ..work.op_type import OpType
 from ..work.work import Work
 from .algorithms import SEND, Flat, Transfer
@@ -135,6 +135,7 @@ class MessageQueue:
         Adds the Works that are over to `over`. Without `looks` stages are only posted.
         """
         self._inside = True
+        work: MessageWork | None = None
         try:
             # Looked at after `_inside` is set, and again after it no longer is:
             # whenever a signal handler aborts, either it abandons the ops or this does.
@@ -146,14 +147,30 @@ class MessageQueue:
                         self._messages.remove(work)
                         over.append(work)
             queue = self._collectives
-            while queue and self._resume(queue[0], looks):
+            while queue and self._resume(work := queue[0], looks):
                 over.append(queue.popleft())
         except BaseException as error:  # noqa: BLE001 - it ends every Work
             self._broken = isinstance(error, Exception) or self._resumed is not None
+            if isinstance(error, Exception):
+                self._resumed = work
+                return self._mismatch(error, work) or error
             return error
         finally:
             self._leave()
         return None
+
+    def _mismatch(
+        self, error: Exception, work: MessageWork | None
+    ) -> DistBackendError | None:
+        """Return what says more than `error`, where a message to `work` is too long."""
+        transport = self._transport
+        received = None if transport is None else transport.too_long(error)
+        if received is None or work is None:
+            return None
+        _, expected, _ = work.requests[-1]
+        made = work.mismatch(received, expected)
+        made.__cause__ = error
+        return made
 
     def _leave(self) -> None:
         """Do what a signal handler had to leave undone, under the lock."""
@@ -207,12 +224,11 @@ class MessageQueue:
                 if not looks or not transport.test(request, looks):
                     return False
                 if expected >= 0:
-                    source, came = transport.received(request)
-                    if came != expected and source >= 0:
-                        raise DistBackendError(
-                            f"rank {source} sent {came} bytes where {expected} were "
-                            "expected: the arrays' sizes differ between ranks"
-                        )
+                    source, came, tag = received = transport.received(request)
+                    if source >= 0 and (
+                        came != expected or (tag != work.tag and tag >= 0)
+                    ):
+                        raise work.mismatch(received, expected)
                     work.source = source
                 requests.pop()
             if self._closed:  # by a signal handler, just now
@@ -262,7 +278,10 @@ class MessageQueue:
         # may rebuild the group at once, and the other ranks would not be informed.
         self._fail(reason)
         if culprit is not None:
-            cause = DistBackendError(f"{culprit.describe()} failed: {reason}")
+            if isinstance(reason, ConnectionLostError):
+                cause: DistBackendError = reason
+            else:
+                cause = DistBackendError(f"{culprit.describe()} failed: {reason}")
             cause.__cause__ = error
             culprit.mark_failed(cause)
         if not isinstance(error, Exception):

@@ -7,12 +7,20 @@ them. No call blocks, so that an op can be abandoned at any point.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..errors import DistError
 from .algorithms import Flat
 
-__all__ = ["ANY_SOURCE", "TRUNCATED", "Connector", "Request", "Transport"]
+__all__ = [
+    "ANY_SOURCE",
+    "LONGER",
+    "TRUNCATED",
+    "Connector",
+    "Received",
+    "Request",
+    "Transport",
+]
 
 #: As the source of a receive: from any rank of the group.
 ANY_SOURCE = -1
@@ -24,13 +32,27 @@ TRUNCATED = "a rank sent more than was expected: the arrays' sizes differ betwee
 Request = Any
 
 
+#: As the bytes of a message: more than there is room for, by how many is not known.
+LONGER = -1
+
+
+class Received(NamedTuple):
+    """What is known of a message that has come."""
+
+    source: int
+    nbytes: int
+    #: With the signature; negative where the transport does not look at it.
+    tag: int = -1
+
+
 class Transport(Protocol):
     """The connections of this rank to the others of one group.
 
     Messages from one rank to another with the same tag arrive in the order in
-    which they were sent. Peers are ranks in the group. The queue keeps an array until
-    its request is over, and makes every call under its lock, but `sleep`, `wake` and
-    `fileno`, which any thread may make at any time.
+    which they were sent. Above the tag there may be a signature (`Signer`), which is
+    carried and does not have to match. Peers are ranks in the group. The queue keeps
+    an array until its request is over, and makes every call under its lock, but
+    `sleep`, `wake` and `fileno`, which any thread may make at any time.
     """
 
     #: Bytes of the largest message; the queue cuts larger arrays.
@@ -57,11 +79,17 @@ class Transport(Protocol):
         that is over may be tested again.
         """
 
-    def received(self, request: Request) -> tuple[int, int]:
-        """Return the source rank and the bytes of the receive that was tested last.
+    def received(self, request: Request) -> Received:
+        """Return what the receive that was tested last has received.
 
         Called right after `test` returned ``True``. The source is negative if that was
         not the first time: nothing is known then.
+        """
+
+    def too_long(self, error: BaseException) -> Received | None:
+        """Return what was received, if `error` is that it is longer than the array.
+
+        ``None`` also where the library does not tell; see `explain` then.
         """
 
     def explain(self, error: BaseException) -> str | DistError | None:

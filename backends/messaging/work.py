@@ -7,12 +7,14 @@ import threading
 import time
 from typing import Any, Protocol
 
+from ..errors import DistBackendError
 from ..work.op_type import OpType
 from ..work.state import WorkState
 from ..work.work import Work
 from .algorithms import Flat, Schedule
+from .mismatch import mismatch
 from .progress import Queue, progress
-from .transport import Request
+from .transport import Received, Request
 
 __all__ = ["DrivenQueue", "MessageWork"]
 
@@ -62,6 +64,10 @@ class MessageWork(Work):
         self.requests: list[tuple[Request, int, Flat]] = []
         # The sender of what was received last.
         self.source = -1
+
+    def mismatch(self, received: Received, expected: int) -> DistBackendError:
+        """Return the error of a message that is not what this op has to receive."""
+        return mismatch(self.op_type, self.record, self.tag, received, expected)
 
     def begin(self) -> None:
         """Report the start of a Work that only its queue knows, without its lock."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import DistBackendError, DistError
 from ..messaging.algorithms import Flat
-from ..messaging.transport import ANY_SOURCE, TRUNCATED
+from ..messaging.transport import ANY_SOURCE, TRUNCATED, Received
 from ..rank_sets import name_ranks
 from . import job
 
@@ -58,11 +58,14 @@ class MPITransport:
                 return True
         return False
 
-    def received(self, request: Any) -> tuple[int, int]:
+    def received(self, request: Any) -> Received:
         """Return the source and the bytes of the receive that was tested last."""
         status = self._status
         # Of a request that was over before, MPI makes an empty status.
-        return status.Get_source(), status.Get_count(self._byte)
+        return Received(status.Get_source(), status.Get_count(self._byte))
+
+    def too_long(self, error: BaseException) -> None:
+        """Return ``None``: MPI does not say which message it was."""
 
     def explain(self, error: BaseException) -> str | DistError | None:
         """Return the reason; that of a death has the dead ranks as culprits."""

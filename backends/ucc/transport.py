@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..messaging.algorithms import Flat
+from ..messaging.transport import Received
 from . import abandoned, ucc
 from .context import Context
 from .library import UCCError
@@ -152,10 +153,13 @@ class UCCTransport:
             self._post(request, arguments)
         return request
 
-    def received(self, request: Request) -> tuple[int, int]:
+    def received(self, request: Request) -> Received:
         """Return the source and the bytes of a message that was received."""
         assert request.header is not None
-        return request.source, int(request.header[0])
+        return Received(request.source, int(request.header[0]))
+
+    def too_long(self, error: BaseException) -> None:
+        """Return ``None``: UCC does not say which message it was."""
 
     def explain(self, error: BaseException) -> str | None:
         """Return the reason that UCC gives."""

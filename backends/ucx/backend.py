@@ -26,7 +26,7 @@ class UCXBackend(MessagingBackend):
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self._ucx = UCXConnector(store, rank, size)
-        super().__init__(rank, size, self._ucx)
+        super().__init__(rank, size, self._ucx, signs=True)
         note(self)
 
     def transports(self) -> dict[int, tuple[str, ...]]:

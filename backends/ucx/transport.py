@@ -10,20 +10,27 @@ import threading
 import time
 from collections.abc import Sequence
 
+from ..errors import ConnectionLostError, DistError
 from ..messaging.algorithms import Flat
-from ..messaging.transport import ANY_SOURCE, TRUNCATED
+from ..messaging.signature import BITS, SHIFT
+from ..messaging.transport import ANY_SOURCE, LONGER, TRUNCATED, Received
 from .library import UCXError
 from .settings import chosen
-from .worker import Request, Worker
+from .ucp import CONSTANTS
+from .worker import Request, TruncationError, Worker
 
 __all__ = ["UCXTransport"]
 
 _log = logging.getLogger(__name__)
 
-# UCX's tags have 64 bits: the sender's rank is in the upper half of ours.
-_TAG_BITS = 32
-_TAG_MASK = (1 << _TAG_BITS) - 1
-_EVERY_BIT = (1 << 64) - 1
+# UCX's tags have 64 bits: from the top the sender's rank, a signature, and the tag. A
+# receive leaves the signature alone: it is compared when the message is there.
+_RANK_SHIFT = SHIFT + BITS
+_TAG_MASK = (1 << SHIFT) - 1
+_EXACT_MASK = (1 << 64) - (1 << _RANK_SHIFT) | _TAG_MASK
+_SIGNED_MASK = (1 << _RANK_SHIFT) - 1
+
+_UNREACHABLE = (CONSTANTS["UCS_ERR_SHMEM_SEGMENT"], CONSTANTS["UCS_ERR_UNREACHABLE"])
 
 # UCX counts bytes with 64 bits.
 _MAX_MESSAGE = 1 << 60
@@ -59,7 +66,7 @@ class UCXTransport:
 
     def __init__(self, worker: Worker, rank: int) -> None:
         self._worker = worker
-        self._sender = rank << _TAG_BITS
+        self._sender = rank << _RANK_SHIFT
         #: Advances everything, and tells whether a request is over; raises its error.
         self.test = worker.test
         self._futile = 0
@@ -84,22 +91,45 @@ class UCXTransport:
         """Start to receive into `array`; ``None``: what was there fills it."""
         if source == ANY_SOURCE:
             return self._worker.receive(array, tag, _TAG_MASK)
-        request = self._worker.receive(array, source << _TAG_BITS | tag, _EVERY_BIT)
-        if request.pointer is None and request.nbytes == array.nbytes:
+        wanted = source << _RANK_SHIFT | tag
+        try:
+            request = self._worker.receive(array, wanted, _EXACT_MASK)
+        except UCXError as error:
+            if error.status != CONSTANTS["UCS_ERR_MESSAGE_TRUNCATED"]:
+                raise
+            return Request(None, True, wanted, LONGER)
+        if (
+            request.pointer is None
+            and request.nbytes == array.nbytes
+            and request.tag == wanted
+        ):
             return None
         return request
 
-    def received(self, request: Request) -> tuple[int, int]:
-        """Return the source and the bytes of a receive that is over."""
-        return request.tag >> _TAG_BITS, request.nbytes
+    def received(self, request: Request) -> Received:
+        """Return what a receive that is over has received."""
+        return _received(request.tag, request.nbytes)
 
-    def explain(self, error: BaseException) -> str | None:
-        """Return the reason that UCX gives."""
+    def too_long(self, error: BaseException) -> Received | None:
+        """Return what was received, where it is longer than the array."""
+        if isinstance(error, TruncationError):
+            return _received(error.tag, error.nbytes)
+        return None
+
+    def explain(self, error: BaseException) -> str | DistError | None:
+        """Return the reason that UCX gives.
+
+        A rank may be unreachable because it has aborted, or is dead: its shared memory
+        is gone. The group looks for that cause first.
+        """
         if not isinstance(error, UCXError):
             return None
-        if self._worker.is_truncation(error):
+        said = f"UCX reports: {error}{chosen()}"
+        if error.status == CONSTANTS["UCS_ERR_MESSAGE_TRUNCATED"]:
             return TRUNCATED
-        return f"UCX reports: {error}{chosen()}"
+        if error.status in _UNREACHABLE:
+            return ConnectionLostError(said, reason=said)
+        return said
 
     # -- waiting ---------------------------------------------------------------
 
@@ -218,3 +248,7 @@ class UCXTransport:
     def _close_descriptors(self) -> None:
         self._events.close()
         os.close(self._wakeup)
+
+
+def _received(tag: int, nbytes: int) -> Received:
+    return Received(tag >> _RANK_SHIFT, nbytes, tag & _SIGNED_MASK)

@@ -18,7 +18,7 @@ from ..errors import DistBackendError
 from . import ucp
 from .library import ERROR_FROM, UCXError, load
 
-__all__ = ["Request", "Worker"]
+__all__ = ["Request", "TruncationError", "Worker"]
 
 _C = ucp.CONSTANTS
 _BUSY, _IN_PROGRESS = _C["UCS_ERR_BUSY"], _C["UCS_INPROGRESS"]
@@ -61,6 +61,15 @@ _probe = np.zeros(3, np.int16)[1:]
 # Another Python than CPython's usual one.
 if _address(_probe).value != _slow_address(_probe).value:
     _address = _slow_address
+
+
+class TruncationError(UCXError):
+    """A message was longer than the array that was to receive it."""
+
+    def __init__(self, explanation: str, tag: int, nbytes: int) -> None:
+        super().__init__("a receive", _TRUNCATED, explanation)
+        #: Of the message.
+        self.tag, self.nbytes = tag, nbytes
 
 
 class Request:
@@ -274,7 +283,8 @@ class Worker:
     def receive(self, array: Any, tag: int, mask: int) -> Request:
         """Receive into the contiguous `array` what is sent with `tag`, as to `mask`.
 
-        The request is over if the message was there.
+        The request is over if the message was there. Of one that was there and is
+        longer UCX tells nothing: a `UCXError`.
         """
         nbytes = array.nbytes
         if nbytes <= _SMALL and self._progress(self._worker):
@@ -326,17 +336,12 @@ class Worker:
         request.pointer = None
         self._free(pointer)
         if status:
-            raise UCXError(
-                "a receive" if is_receive else "a send",
-                status,
-                self._library.explain(status),
-            )
+            explanation = self._library.explain(status)
+            if status == _TRUNCATED and is_receive:
+                raise TruncationError(explanation, request.tag, request.nbytes)
+            call = "a receive" if is_receive else "a send"
+            raise UCXError(call, status, explanation)
         return True
-
-    @staticmethod
-    def is_truncation(error: UCXError) -> bool:
-        """Whether a message was longer than the array that was to receive it."""
-        return error.status == _TRUNCATED
 
     def arm(self) -> bool:
         """Have `descriptor` become readable at the next event.

@@ -21,6 +21,7 @@ from rankscope.backends.messaging.algorithms import (
     Transfer,
 )
 from rankscope.backends.messaging.queue import MessageQueue
+from rankscope.backends.messaging.transport import Received
 from rankscope.backends.messaging.work import MessageWork
 
 
@@ -32,6 +33,14 @@ class Message:
         self.over = False
         self.came = array.nbytes
         self.error: Exception | None = None
+
+
+class TooLong(Exception):
+    """As a library raises it."""
+
+    def __init__(self, received: Received) -> None:
+        super().__init__("a buffer overflow")
+        self.received = received
 
 
 class ByHand:
@@ -62,8 +71,11 @@ class ByHand:
             raise error
         return request.over
 
-    def received(self, request: Message) -> tuple[int, int]:
-        return request.peer, request.came
+    def received(self, request: Message) -> Received:
+        return Received(request.peer, request.came, request.tag)
+
+    def too_long(self, error: BaseException) -> Received | None:
+        return error.received if isinstance(error, TooLong) else None
 
     def explain(self, error: BaseException) -> str | None:
         return "the library lost it" if isinstance(error, LookupError) else None
@@ -179,10 +191,10 @@ def test_a_shorter_message_fails_the_group() -> None:
     transport.posted[0].over, transport.posted[0].came = True, 4
     queue.advance()
     assert told == [
-        "rank 1 sent 4 bytes where 8 were expected: the arrays' sizes differ "
-        "between ranks"
+        "all_reduce: rank 1 of the group sent 4 bytes where 8 were expected: the "
+        "arrays' sizes differ between ranks"
     ]
-    with pytest.raises(dist.DistBackendError, match="rank 1 sent 4 bytes"):
+    with pytest.raises(dist.DistBackendError, match="rank 1 of the group sent 4"):
         work.wait()
 
 

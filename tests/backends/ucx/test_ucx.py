@@ -477,6 +477,32 @@ def test_an_abort_ends_a_rank_that_connects() -> None:
     until(lambda: not Snapshot.take().surplus(before), 30)
 
 
+def test_a_rank_whose_memory_is_gone_has_closed_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has aborted: the group looks for that cause before it tells this one."""
+    monkeypatch.setenv("UCX_TLS", "posix")
+    store, made = dist.HashStore(), []
+    threads = [
+        threading.Thread(
+            target=lambda rank=rank: made.append(UCXConnector(store, rank, 2).connect())
+        )
+        for rank in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    first, second = sorted(made, key=lambda one: one._sender)
+    second.abandon([])
+    with pytest.raises(UCXError) as caught:
+        first.send(np.ones(3), 1, 0)
+    said = first.explain(caught.value)
+    first.close()
+    assert isinstance(said, dist.ConnectionLostError)
+    assert "ucp_ep_create to rank 1" in str(said.reason)
+
+
 def test_an_unreachable_rank_is_an_error_with_the_settings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -504,6 +530,8 @@ def test_an_unreachable_rank_is_an_error_with_the_settings(
     said = first.explain(caught.value)
     first.close()
     second.close()
-    assert said is not None
-    assert "to rank 1" in said
-    assert "(set: UCX_TLS=posix)" in said
+    # It may have aborted; if not, this is why the group ends.
+    assert isinstance(said, dist.ConnectionLostError)
+    assert said.reason is not None
+    assert "to rank 1" in said.reason
+    assert "(set: UCX_TLS=posix)" in said.reason

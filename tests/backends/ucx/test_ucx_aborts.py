@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import signal
 import statistics
@@ -176,6 +177,9 @@ def live(me: Rank) -> None:
     dist.destroy_process_group()
 
 
+_renewals = itertools.count()
+
+
 def works_again(me: Rank) -> None:
     for count in (1, 5000, 1 << 18):
         total = np.full(count, me.rank + 1.0)
@@ -185,7 +189,7 @@ def works_again(me: Rank) -> None:
 
 def renew(me: Rank, connect: bool = True) -> None:
     """Abort the group and rebuild it."""
-    dist.barrier()
+    me.meet(f"renew {next(_renewals)}")
     dist.abort_process_group(reason="to begin anew")
     dist.rebuild_process_group()
     if connect:

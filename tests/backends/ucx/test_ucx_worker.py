@@ -16,7 +16,7 @@ import pytest
 
 from rankscope.backends.ucx import library
 from rankscope.backends.ucx.library import UCXError
-from rankscope.backends.ucx.worker import Request, Worker
+from rankscope.backends.ucx.worker import Request, TruncationError, Worker
 
 pytestmark = pytest.mark.skipif(
     library.unavailable_reason() is not None, reason="needs UCX: pip install -e .[ucx]"
@@ -133,12 +133,11 @@ def test_a_small_message_that_is_there_needs_no_request(nbytes: int) -> None:
 def test_a_message_that_is_there_and_too_long_is_an_error() -> None:
     received = np.zeros(64, np.uint8)
     with pair() as (one, other):
-        one.send(np.ones(32, np.uint8), 1, 1)
+        one.send(np.ones(32, np.uint8), 1, 5)
         for _ in range(100):
             one.progress(), other.progress()
-        with pytest.raises(UCXError) as caught:
-            until(over(other, other.receive(received[:16], 1, _ALL)), one, other)
-        assert other.is_truncation(caught.value)
+        with pytest.raises(UCXError, match="truncated"):
+            other.receive(received[:16], 5, _ALL)
     assert not received[16:].any()
 
 
@@ -149,9 +148,9 @@ def test_a_message_that_is_too_long_is_an_error(nbytes: int) -> None:
     with pair() as (one, other):
         incoming = other.receive(received[:nbytes], 1, _ALL)
         one.send(sent, 1, 1)
-        with pytest.raises(UCXError) as caught:
+        with pytest.raises(TruncationError) as caught:
             until(over(other, incoming), one, other)
-        assert other.is_truncation(caught.value)
+        assert (caught.value.tag, caught.value.nbytes) == (1, nbytes + 8)
         assert other.test(incoming)
     assert not received[nbytes:].any()
 

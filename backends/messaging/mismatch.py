@@ -1,0 +1,71 @@
+"""The error of a message that does not fit: it names both ranks and what differs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import DistBackendError
+from ..work.op_type import OpType
+from ..work.work import OpRecord
+from .signature import Difference, differences
+from .transport import LONGER, Received
+
+__all__ = ["mismatch"]
+
+
+def mismatch(
+    op_type: OpType,
+    record: OpRecord | None,
+    tag: int,
+    received: Received,
+    expected: int,
+) -> DistBackendError:
+    """Return the error of an op to which a message came that does not fit.
+
+    Parameters
+    ----------
+    op_type, record, tag
+        Of the op; without a record ranks are named by their place in the group.
+    received
+        The message.
+    expected
+        The bytes that it should have had.
+    """
+    status = None if record is None else record.status
+    op, source = op_type.value, received.source
+    sender = _name(status, source)
+    receiver = "this rank" if status is None else f"rank {status.rank}"
+    found = differences(received.tag, tag) if received.tag >= 0 else None
+    if found is None:
+        sent = f"{received.nbytes} bytes where {expected}"
+        if received.nbytes == LONGER:
+            sent = f"more than the {expected} bytes that"
+        return DistBackendError(
+            f"{op}: {sender} sent {sent} were expected: the arrays' sizes differ "
+            "between ranks"
+        )
+    return DistBackendError(_sentence(op, sender, receiver, found, status))
+
+
+def _name(status: Any, place: int) -> str:
+    return (
+        f"rank {place} of the group"
+        if status is None
+        else f"rank {status.ranks[place]}"
+    )
+
+
+def _sentence(
+    op: str, sender: str, receiver: str, found: Difference, status: Any
+) -> str:
+    what, theirs, ours = found
+    if what == "calls":
+        more = int(theirs) - int(ours)
+        calls = f"{abs(more)} collective{'' if abs(more) == 1 else 's'}"
+        return (
+            f"{op}: {sender} has called {calls} {'more' if more > 0 else 'less'} than "
+            f"{receiver}: the ranks call them in different orders"
+        )
+    if what == "root":
+        theirs, ours = (_name(status, int(root)) for root in (theirs, ours))
+    return f"{op}: {what} {theirs} on {sender}, {ours} on {receiver}"

@@ -1,0 +1,107 @@
+"""Signature: what all ranks must call alike, in a number that each message carries.
+
+Ranks that call a collective with different dtypes, reductions or roots, or of which
+one has left a call out, could exchange messages that fit by accident, and would
+compute nonsense. The receiver compares the signature of each message with its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .algorithms import Ufunc
+
+__all__ = ["BITS", "SHIFT", "Difference", "Signer", "differences"]
+
+#: A signature has so many bits, above those of a message's tag.
+BITS, SHIFT = 28, 16
+
+# Its fields, from the lowest bit on: dtype, reduction, root, number of the call.
+_DTYPE, _REDUCTION, _ROOT, _NUMBER = 6, 4, 6, 12
+
+# A dtype or a reduction that is not listed has the number 0.
+_DTYPES = (
+    "another dtype",
+    *("bool", "int8", "int16", "int32", "int64"),
+    *("uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "longdouble", "bfloat16"),
+    *("complex64", "complex128", "clongdouble"),
+    *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
+)
+_UFUNCS: dict[Any, tuple[int, str]] = {
+    np.add: (1, "SUM"),
+    np.multiply: (2, "PRODUCT"),
+    np.minimum: (3, "MIN"),
+    np.maximum: (4, "MAX"),
+    np.bitwise_and: (5, "BAND"),
+    np.bitwise_or: (6, "BOR"),
+    np.bitwise_xor: (7, "BXOR"),
+}
+_REDUCTIONS = dict(_UFUNCS.values())
+
+
+class Difference(NamedTuple):
+    """What ranks have not called alike, and its value on either side.
+
+    A root is a place in the group, if that has no more than 64 ranks. Of the number of
+    calls `theirs` is how many more the other rank has made.
+    """
+
+    what: str
+    theirs: int | str
+    ours: int | str
+
+
+class Signer:
+    """Counts the collectives of one group on this rank, and signs them."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        # By dtype and ufunc: a dtype's name takes microseconds to find.
+        self._known: dict[tuple[Any, Ufunc | None], int] = {}
+
+    def sign(self, dtype: Any, ufunc: Ufunc | None = None, root: int = 0) -> int:
+        """Return the signature of the next collective, in its place above the tag."""
+        self._number = number = self._number + 1 & (1 << _NUMBER) - 1
+        known = self._known.get((dtype, ufunc))
+        if known is None:
+            known = self._known[dtype, ufunc] = _code(dtype, ufunc)
+        root &= (1 << _ROOT) - 1
+        return (known | root << _DTYPE + _REDUCTION | number << BITS - _NUMBER) << SHIFT
+
+
+def _code(dtype: Any, ufunc: Ufunc | None) -> int:
+    name = "" if dtype is None else dtype.name
+    # numpy names its longest floats by their bits.
+    if dtype is not None and dtype.char in "gG":
+        name = "longdouble" if dtype.char == "g" else "clongdouble"
+    reduction, _ = _UFUNCS.get(ufunc, (0, ""))
+    return (_DTYPES.index(name) if name in _DTYPES else 0) | reduction << _DTYPE
+
+
+def _fields(tag: int) -> tuple[int, int, int, int]:
+    rest, found = tag >> SHIFT, []
+    for bits in (_DTYPE, _REDUCTION, _ROOT, _NUMBER):
+        found.append(rest & (1 << bits) - 1)
+        rest >>= bits
+    dtype, reduction, root, number = found
+    return dtype, reduction, root, number
+
+
+def differences(theirs: int, ours: int) -> Difference | None:
+    """Return the first thing that differs between the tags of two ranks."""
+    their_dtype, their_reduction, their_root, their_number = _fields(theirs)
+    dtype, reduction, root, number = _fields(ours)
+    # Ranks that are in different calls need not call them alike.
+    if their_number != number:
+        half = 1 << _NUMBER - 1
+        more = (their_number - number + half & 2 * half - 1) - half
+        return Difference("calls", more, 0)
+    if their_dtype != dtype:
+        return Difference("dtype", _DTYPES[their_dtype], _DTYPES[dtype])
+    if their_reduction != reduction:
+        names = [_REDUCTIONS.get(one, "none") for one in (their_reduction, reduction)]
+        return Difference("reduce op", *names)
+    return None if their_root == root else Difference("root", their_root, root)

@@ -1,0 +1,93 @@
+"""Signatures: what differs between two ranks is told, and what is alike is not."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rankscope as dist
+from rankscope.backends.messaging.mismatch import mismatch
+from rankscope.backends.messaging.signature import (
+    BITS,
+    SHIFT,
+    Difference,
+    Signer,
+    differences,
+)
+from rankscope.backends.messaging.transport import LONGER, Received
+
+
+def sign(
+    dtype: Any = "f4", ufunc: Any = None, root: int = 0, calls: int = 1, tag: int = 9
+) -> int:
+    signer = Signer()
+    for _ in range(calls):
+        signature = signer.sign(np.dtype(dtype), ufunc, root)
+    return signature | tag
+
+
+def test_a_signature_leaves_the_tag_alone() -> None:
+    for calls in (1, 4095, 4096, 5000):
+        signed = sign("c16", np.bitwise_xor, 63, calls, tag=(1 << SHIFT) - 1)
+        assert signed & (1 << SHIFT) - 1 == (1 << SHIFT) - 1
+        assert signed < 1 << SHIFT + BITS
+
+
+def test_calls_that_are_alike_have_no_difference() -> None:
+    one, other = Signer(), Signer()
+    for call in range(5000):
+        root = call % 200
+        dtype = np.dtype("f4" if call % 3 else "i8")
+        assert one.sign(dtype, np.add, root) == other.sign(dtype, np.add, root)
+    assert differences(sign(), sign()) is None
+    # A barrier has no array, and some dtypes no number.
+    assert Signer().sign(None) == Signer().sign(None)
+    assert differences(sign("M8[s]"), sign("m8[s]")) is None
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "found"),
+    [
+        ({"dtype": "i4"}, {}, Difference("dtype", "int32", "float32")),
+        ({"dtype": "g"}, {}, Difference("dtype", "longdouble", "float32")),
+        ({"dtype": "S3"}, {}, Difference("dtype", "another dtype", "float32")),
+        (
+            {"ufunc": np.maximum},
+            {"ufunc": np.add},
+            Difference("reduce op", "MAX", "SUM"),
+        ),
+        ({"ufunc": np.add}, {}, Difference("reduce op", "SUM", "none")),
+        ({"root": 3}, {"root": 1}, Difference("root", 3, 1)),
+        ({"calls": 3}, {"calls": 5, "dtype": "i4"}, Difference("calls", -2, 0)),
+        ({"calls": 4097}, {"calls": 4095}, Difference("calls", 2, 0)),
+    ],
+)
+def test_the_first_difference_is_told(
+    theirs: dict[str, Any], ours: dict[str, Any], found: Difference
+) -> None:
+    assert differences(sign(**theirs), sign(**ours)) == found
+
+
+@pytest.mark.parametrize(
+    ("theirs", "nbytes", "text"),
+    [
+        ({}, 5, "rank 7 sent 5 bytes where 8 were expected"),
+        ({}, LONGER, "rank 7 sent more than the 8 bytes that were expected"),
+        # More than a size that differs, as it may be the reason.
+        ({"dtype": "i4"}, 5, "dtype int32 on rank 7, float32 on rank 4"),
+        ({"root": 1}, 8, "root rank 7 on rank 7, rank 4 on rank 4"),
+        ({"calls": 2}, 8, "rank 7 has called 1 collective more than rank 4"),
+        ({"calls": 3}, 8, "rank 7 has called 2 collectives more than rank 4"),
+    ],
+)
+def test_ranks_are_named_by_their_global_ranks(
+    theirs: dict[str, Any], nbytes: int, text: str
+) -> None:
+    record: Any = SimpleNamespace(status=SimpleNamespace(ranks=(4, 7), rank=4))
+    error = mismatch(
+        dist.OpType.BROADCAST, record, sign(), Received(1, nbytes, sign(**theirs)), 8
+    )
+    assert str(error).startswith(f"broadcast: {text}")
