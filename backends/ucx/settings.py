@@ -22,7 +22,7 @@ def own_settings() -> dict[str, str]:
 def network_settings() -> dict[str, str]:
     """Return UCX's settings for the network interface that the user has chosen.
 
-    That is GLOO_SOCKET_IFNAME, which ``--interface`` sets, unless UCX's own variable
+    That is GLOO_SOCKET_IFNAME, the variable of gloo, unless UCX's own variable
     is set. Raises `DistBackendError` where there is no such interface.
     """
     chosen = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
