@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from ..groups.key import GroupKey
+from ..rank_sets import name_ranks
 from ..work.op_type import OpType
 from .records import Record, sequence_number, where
 from .verdicts import Fault, RankView, Verdict
@@ -74,14 +75,16 @@ def diagnose_messages(
             fault = Fault.RANK_BUSY_ELSEWHERE if busy else Fault.MISSING_RANKS
             culprits = [peer]
         found[rank] = case.verdict(fault, culprits, text, entry)
-    return _fold(list(found.values()), stuck)
+    return _fold(case, list(found.values()), stuck)
 
 
-def _fold(verdicts: list[Verdict], stuck: Mapping[int, Record]) -> list[Verdict]:
+def _fold(
+    case: _Messages, verdicts: list[Verdict], stuck: Mapping[int, Record]
+) -> list[Verdict]:
     """Return the verdicts that explain the others, and of many alike the first ones.
 
     In a pipeline each rank waits for the one before: the first is the cause. In a ring
-    in which all receive first, there is no cause but the ring.
+    in which all receive first, there is no cause but the ring: one verdict.
     """
     if len(verdicts) <= MOST:
         return verdicts
@@ -90,6 +93,9 @@ def _fold(verdicts: list[Verdict], stuck: Mapping[int, Record]) -> list[Verdict]
         for one in verdicts
         if one.fault not in _ABSENT or not stuck.keys() >= set(one.culprits)
     ]
+    ring = [] if causes else case.ring()
+    if ring:
+        return [case.ring_verdict(ring, verdicts[0].fault)]
     left = causes or verdicts
     if len(left) <= MOST:
         return left
@@ -116,6 +122,40 @@ class _Messages:
         waiting = tuple(sorted(set(self._stuck) - set(at_fault)))
         number = sequence_number(entry)
         return Verdict(fault, self._group, at_fault, waiting, entry["op"], number, text)
+
+    def ring(self) -> list[int]:
+        """Return stuck ranks each of which waits for the next, the last for the first.
+
+        The first that is found; empty if there is none.
+        """
+        for start in self._stuck:
+            path: dict[int, None] = {}
+            rank: int | None = start
+            while rank is not None and rank not in path:
+                path[rank] = None
+                rank = self._peer(rank)
+            if rank is not None:
+                ranks = list(path)
+                return ranks[ranks.index(rank) :]
+        return []
+
+    def _peer(self, rank: int) -> int | None:
+        """Return the rank that `rank` is stuck with, if that is stuck too."""
+        place = self._stuck[rank]["peer"]
+        peer = None if place is None else self._group.ranks[place]
+        return peer if peer in self._stuck else None
+
+    def ring_verdict(self, ring: Sequence[int], fault: Fault) -> Verdict:
+        """Return the verdict on ranks that wait for each other; see `ring`."""
+        first = min(ring)
+        entry = self._stuck[first]
+        peer = f"{_direction(entry)} rank {self._peer(first)}"
+        text = (
+            f"{name_ranks(ring)} wait for each other in a ring: rank {first} waits in "
+            f"{where([entry])} {peer}, and so on; "
+            f"one of them must issue its {_wanted(entry)} first"
+        )
+        return self.verdict(fault, ring, text, entry)
 
     def _issued(self, rank: int, op: str, peer: int) -> list[Record]:
         """Return the sends or receives of `rank` to or from `peer`."""

@@ -414,14 +414,30 @@ def test_a_pipeline_waits_for_its_first_rank() -> None:
     )
 
 
-def test_a_ring_that_waits_for_itself_is_told_in_a_few_sentences() -> None:
+def test_a_ring_that_waits_for_itself_is_told_in_one_sentence() -> None:
     made = [Simulated(rank, 64) for rank in range(64)]
     for one in made:
         one.issue(OpType.RECV, 4, peer=(one.rank - 1) % 64)
         one.extra["location"] = "cell 7 line 4"
-    verdicts = look(made)
-    assert len(verdicts) == 3
-    assert str(verdicts[-1]).endswith("; and 61 more wait like this")
+    verdict = only(made)
+    assert verdict.culprits == tuple(range(64))
+    assert str(verdict) == (
+        "ranks 0–63 wait for each other in a ring: rank 0 waits in cell 7 line 4 "
+        "`recv` #1 from rank 63, and so on; one of them must issue its send first"
+    )
+
+
+def test_ranks_beside_a_ring_wait_for_it() -> None:
+    """Ranks 0 to 4 are a ring, 5 to 7 wait for rank 0."""
+    made = [Simulated(rank, 8) for rank in range(8)]
+    for one in made:
+        peer = (one.rank - 1) % 5 if one.rank < 5 else 0
+        one.issue(OpType.SEND, 4, peer=peer)
+        one.extra["location"] = "cell 7 line 4"
+    verdict = only(made)
+    assert (verdict.culprits, verdict.waiting) == ((0, 1, 2, 3, 4), (5, 6, 7))
+    assert str(verdict).startswith("ranks 0–4 wait for each other in a ring: rank 0")
+    assert str(verdict).endswith("one of them must issue its recv first")
 
 
 def test_equal_ranks_are_folded(ranks: list[Simulated]) -> None:
