@@ -24,7 +24,7 @@ from types import ModuleType
 import psutil
 
 from .leaks import lives
-from .ranks import Rank
+from .ranks import Rank, loads_a_script
 
 # What Open MPI and the launchers with PMI set.
 _MPI_RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
@@ -72,7 +72,8 @@ def _find(name: str, file: str) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    with loads_a_script():
+        spec.loader.exec_module(module)
     return module
 
 

@@ -6,7 +6,8 @@
     results = run_ranks(4, sums, 1000)          # [rank 0's, rank 1's, ...]
 
 A rank imports the function by the name of its module, or else loads the file of
-the module, so the function must stand at the top level. Every process is dead
+the module, so the function must stand at the top level, and the call of a script
+under ``if __name__ == "__main__":``. Every process is dead
 when `run_ranks` returns or raises. A caller that kills ranks or exchanges
 messages with them while they run uses `Ranks` itself.
 """
@@ -40,12 +41,27 @@ __all__ = [
     "RankFailure",
     "Ranks",
     "kill_tree",
+    "loads_a_script",
     "reserve_port",
     "run_ranks",
 ]
 
 #: The program of a rank: ``python -m PROGRAM DESCRIPTOR-OR-ADDRESS``.
 PROGRAM = "rankscope.backends.conformance.rank_process"
+
+
+# Not empty while this process, a rank, loads the script of its function.
+_loading: list[None] = []
+
+
+@contextlib.contextmanager
+def loads_a_script() -> Iterator[None]:
+    """Have `Ranks` refuse to start meanwhile: each rank would start as many."""
+    _loading.append(None)
+    try:
+        yield
+    finally:
+        _loading.pop()
 
 
 class RankFailure(AssertionError):
@@ -99,6 +115,11 @@ class Ranks:
         python: str = sys.executable,
         env: Mapping[str, str] | None = None,
     ) -> None:
+        if _loading:
+            raise RuntimeError(
+                "a rank loads the script of its function, and the script starts ranks "
+                'again: put the call under if __name__ == "__main__":'
+            )
         self._prepare(size, function, args, timeout)
         self._python = python
         self._env = {
