@@ -18,6 +18,8 @@ from playwright.sync_api import FloatRect
 
 from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.engines import ClusterStatus, GroupStatus, OpStatus, RankStatus
+from rankscope.widgets.board.model import BoardModel
+from tests.backends.observe import test_rpc_waits as rpc
 from tests.backends.observe.hang_scenes import SCENES, scene
 from tests.backends.observe.test_diagnosis import Simulated
 from tests.widgets import statuses
@@ -44,8 +46,10 @@ TEXTS = Path(__file__).with_name("gallery.json")
 
 #: A group that was aborted has no verdict any more, and a picture nevertheless.
 ABORTED = "aborted"
+#: Its group is one of torch, whose records are others.
+RPC = Fault.UNANSWERED_RPC.value
 #: Every picture: the verdicts, and what comes after them.
-NAMES = (*(fault.value for fault in SCENES), ABORTED)
+NAMES = (*(fault.value for fault in SCENES), RPC, ABORTED)
 
 #: Seconds for which the ops are in flight.
 ELAPSED = 7.2
@@ -63,11 +67,13 @@ _TIMEOUT = 300.0
 
 def file_of(name: str) -> Path:
     """Return where the picture `name` is: ``docs/_static/board_missing_ranks.png``."""
-    return PICTURES / f"board_{name.replace(' ', '_')}.png"
+    return PICTURES / f"board_{name.replace(' ', '_').lower()}.png"
 
 
 def hung(name: str) -> tuple[ClusterStatus, list[Verdict]]:
-    """Return the status of four ranks, and the verdicts on them, for a picture."""
+    """Return the status of the ranks, and the verdicts on them, for a picture."""
+    if name == RPC:
+        return _waiting_for_rpc()
     fault = Fault.MISSING_RANKS if name == ABORTED else Fault(name)
     ranks, verdict = scene(fault)
     if name == ABORTED:
@@ -89,20 +95,28 @@ def shown(browser: Browser, name: str) -> Scene:
         "() => { const now = performance.now(); performance.now = () => now; }"
     )
     status, verdicts = hung(name)
-    # So much later that the page takes the kernel's time over as it is.
+    # Another cluster than the idle one, so much later that the page takes the time of
+    # the kernel over as it is.
+    found.model = BoardModel()
     found.take(status, verdicts, after=10)
+    found.page.play(found.model.full())
     return found
 
 
 def read(found: Scene) -> dict[str, list[str]]:
     """Return what the page says: the banner, and a line for each row of the table."""
     titles, *rows = found.page.rows()
-    places = [titles.index(title) for title in _COLUMNS if title in titles]
+    columns = [title for title in _COLUMNS if title in titles]
+
+    def cell(title: str, row: list[str]) -> str:
+        text = row[titles.index(title)]
+        # Fonts decide whether there is room for a timeout, or for a time at a line.
+        return re.split(" / | for ", text)[0] if title in ("line", "elapsed") else text
+
     return {
         "banner": [" ".join(text.split()) for text in found.texts("banner")],
         "rows": [
-            # Fonts decide whether there is room for a timeout, or for a time at a line.
-            " | ".join(re.split(" / | for ", row[place])[0] for place in places).strip()
+            " | ".join(cell(title, row) for title in columns).strip()
             for row in (titles, *rows)
         ],
     }
@@ -139,6 +153,40 @@ def reduced(picture: bytes, colours: int) -> Image.Image:
     """Return a picture with a palette of `colours`: less than half the bytes."""
     with Image.open(BytesIO(picture)) as found:
         return found.convert("RGB").quantize(colours, dither=Image.Dither.NONE)
+
+
+def _waiting_for_rpc() -> tuple[ClusterStatus, list[Verdict]]:
+    """Return three workers, the second of which waits for the first."""
+    runs = rpc.served(function="synchronize")
+    waits = rpc.call(0, function="synchronize")
+    runs["frame"]["source"], waits["frame"]["source"] = "cell 5 line 9", "cell 7 line 3"
+    lasts = {0: runs, 1: waits}
+    ranks = []
+    for rank in rpc.GROUP.ranks:
+        last = lasts.get(rank)
+        oldest = None
+        if last is not None:
+            source = last["frame"]["source"]
+            seq = last["p2p_seq_id"]
+            oldest = statuses.op(last["op"], seq, source=source, elapsed=ELAPSED)
+        group = statuses.group(
+            rpc.GROUP.name,
+            rpc.GROUP.ranks,
+            backend="tensorpipe",
+            devices={},
+            enqueued=None,
+            started=None,
+            completed=None,
+            in_flight=int(rank == 1),
+            oldest=oldest,
+            timeout=60.0,
+            library="torch",
+            rpc=True,
+        )
+        # The server runs the function on a thread of its own.
+        doing = {"state": "busy", "cell": 7} if rank == 1 else {}
+        ranks.append(statuses.rank(rank, group, heartbeat_age=0.0, **doing))
+    return statuses.cluster(*ranks, backend=""), rpc.verdicts([runs], [waits], [])
 
 
 def _status(one: Simulated) -> RankStatus:
