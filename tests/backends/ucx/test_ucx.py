@@ -177,7 +177,9 @@ def bereaved(me: Rank, victim: int) -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_rank_that_dies_ends_the_ops_of_the_others(signum: int) -> None:
+def test_a_rank_that_dies_ends_the_ops_of_the_others(
+    signum: int, record_property: Callable[[str, object], None]
+) -> None:
     victim = 1
     with Ranks(3, bereaved, victim) as ranks:
         for rank in range(3):
@@ -188,8 +190,10 @@ def test_a_rank_that_dies_ends_the_ops_of_the_others(signum: int) -> None:
         began = time.monotonic()
         ranks.kill(victim, signum)
         for rank in others:
-            # One second is what is wanted of an idle machine.
-            assert ranks.next_report(rank, 30) - began < 10
+            took = ranks.next_report(rank, 30) - began
+            record_property(f"death_to_error_on_rank_{rank}_s", took)
+            # One second is what is wanted of an idle machine, where it takes 0.54.
+            assert took < 10
         for rank in others:
             assert ranks.next_report(rank, 30) == "done"
 
