@@ -395,7 +395,9 @@ def told_after_rebuilds(me: Rank) -> list[dict]:
     found, kept = [], []
     with world() as group:
         works_again(me)
-        for _ in range(8):
+        for turn in range(8):
+            # Nobody aborts what another rank has not looked at.
+            me.meet(f"seen {turn}")
             kept.append(group.current.backends["cpu"])
             group.abort("a test")
             dist.rebuild_process_group(group)
@@ -442,6 +444,7 @@ def aborted_transports(me: Rank) -> dict:
     with world() as group:
         works_again(me)
         assert group.summary()["transports"]
+        me.meet("seen")
         group.abort("a test")
         return group.summary()["transports"]
 
