@@ -17,7 +17,11 @@ from rankscope.magics.language.commands import COMMANDS
 from tests.page_programs import PROGRAMS, left_in_x
 from tests.public_names import exported
 from tools.site import foreign
-from tools.site_directives import parameters_as_code, without_outer_links
+from tools.site_directives import (
+    pages_as_links,
+    parameters_as_code,
+    without_outer_links,
+)
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 REFERENCE = sorted((DOCS / "reference").glob("*.md"))
@@ -70,6 +74,13 @@ def test_a_parameter_is_no_link_to_what_has_its_name() -> None:
     assert lines == expected
     # These have no signature.
     parameters_as_code(lines, 1)
+    assert lines == expected
+
+
+def test_a_page_that_a_docstring_names_is_a_link() -> None:
+    lines = ["The tables of ``docs/backends.md``; ``docs/a.png``, ``README.md``."]
+    pages_as_links(lines)
+    expected = ["The tables of :doc:`/backends`; ``docs/a.png``, ``README.md``."]
     assert lines == expected
 
 

@@ -22,7 +22,13 @@ from rankscope import __main__ as command_line
 from rankscope.magics.language import commands
 from rankscope.magics.language.options import Command
 
-__all__ = ["Magics", "parameters_as_code", "setup", "without_outer_links"]
+__all__ = [
+    "Magics",
+    "pages_as_links",
+    "parameters_as_code",
+    "setup",
+    "without_outer_links",
+]
 
 #: A link to a file of the repository that is no page of the site.
 _OUTER_LINK = re.compile(r"\[([^\]]+)\]\((\.\./[^)]+)\)")
@@ -149,10 +155,17 @@ def parameters_as_code(lines: list[str], documented: object) -> None:
         )
 
 
+def pages_as_links(lines: list[str]) -> None:
+    """Make the pages that a docstring names by their files links, in place."""
+    for number, line in enumerate(lines):
+        lines[number] = re.sub(r"``docs/(\w+)\.md``", r":doc:`/\1`", line)
+
+
 def _docstring(
     app: Sphinx, what: str, name: str, documented: object, options: Any, lines: Any
 ) -> None:
     parameters_as_code(lines, documented)
+    pages_as_links(lines)
 
 
 def _read(app: Sphinx, page: str, source: list[str]) -> None:
