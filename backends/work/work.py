@@ -562,7 +562,8 @@ class Work:
             self._exception = error
             self._state = transition(self._state, event)
             if self.record is not None:
-                self._name_error()
+                if error is not None:
+                    self._name_error()
                 self.record.ended(self)
             done, callbacks = self._done, self._callbacks
             self._callbacks = None
