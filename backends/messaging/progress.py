@@ -24,6 +24,8 @@ _NAP, _NAP_MAX = 2e-5, 5e-3
 # time to time, which spares those who issue ops a wake-up; it ends after _LINGER.
 _LOOK, _LOOK_MAX = 1e-3, 2e-2
 _LINGER = 0.5
+# Where all of these threads have waited for long, they tell when they leave.
+_PATIENT_LOOK = 0.5
 # Seconds of a sleep on descriptors, at most.
 _SLEEP = 1.0
 
@@ -32,6 +34,8 @@ class Queue(Protocol):
     """What the thread drives: see `MessageQueue`."""
 
     waiting: set[int]
+    #: Whether a thread has waited for long: it calls `Progress.look` when it leaves.
+    patient: bool
 
     @property
     def busy(self) -> bool:
@@ -54,6 +58,8 @@ class Progress:
         self._queues: weakref.WeakSet[Queue] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._busy_at = self._moved_at = 0.0
+        # Whether the thread looks seldom, as others have waited for long.
+        self._patient = False
         # While the thread sleeps on descriptors: one of its own, to wake it.
         self._bell: int | None = None
         self._stopped = False
@@ -66,7 +72,15 @@ class Progress:
             if self._loop.idle:
                 self._moved_at = time.monotonic()
             self._ring()
-        self._loop.kick_if_idle()
+            patient = self._patient
+        if patient:
+            self._loop.kick()
+        else:
+            self._loop.kick_if_idle()
+
+    def look(self) -> None:
+        """Look at the queues at once: a thread that had waited for long has left."""
+        self._loop.kick()
 
     def stop(self) -> None:
         """End the thread, for good."""
@@ -88,6 +102,11 @@ class Progress:
             elif now - self._busy_at > _LINGER:
                 self._queues.clear()
                 return None
+            self._patient = bool(busy) and all(
+                queue.waiting and queue.patient for queue in busy
+            )
+        if self._patient:
+            return _PATIENT_LOOK
         idle = now - self._moved_at
         # The turns of a thread that waits do more than those of this one would.
         alone = [queue for queue in busy if not queue.waiting]

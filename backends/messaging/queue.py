@@ -39,6 +39,8 @@ class MessageQueue:
         self.opened = threading.Event()
         #: The threads that drive this queue because they wait for one of its Works.
         self.waiting = set[int]()
+        #: Whether one of them has waited for long.
+        self.patient = False
         #: Seconds after the last progress for which a waiter spins, yielding the core:
         #: then it sleeps, and leaves the core to the rank that it waits for.
         self.spin = 0.0

@@ -22,6 +22,9 @@ __all__ = ["DrivenQueue", "MessageWork"]
 # have the queue.
 _LOOKS = 16
 
+# Seconds after the last progress from which on the process's thread looks seldom.
+_LONG = 0.5
+
 # A member's look-up on its class is slow before Python 3.11.
 _STARTED = WorkState.STARTED
 
@@ -96,6 +99,7 @@ class MessageWork(Work):
                 elif now - idle_from < queue.spin:
                     os.sched_yield()
                 else:
+                    queue.patient = now - idle_from > _LONG
                     queue.sleep(self, deadline - now, now - idle_from)
                 moved = queue.advance(_LOOKS)
                 if self._state.is_terminal:
@@ -109,5 +113,8 @@ class MessageWork(Work):
             raise
         finally:
             queue.waiting.discard(me)
+            if queue.patient:
+                queue.patient = False
+                progress.look()
         self.detach()
         return False

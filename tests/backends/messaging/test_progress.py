@@ -19,6 +19,7 @@ class Driven:
 
     def __init__(self, needed: int, has_descriptor: bool = True) -> None:
         self.waiting = set[int]()
+        self.patient = False
         self.needed = needed
         self.bell = os.eventfd(0, os.EFD_NONBLOCK) if has_descriptor else None
         self.came = 0
@@ -143,6 +144,27 @@ def test_a_queue_with_a_waiter_is_left_to_it(
     assert waited.busy
     assert not waited.turns
     waited.waiting.clear()
+    until(lambda: not waited.busy)
+
+
+def test_a_thread_that_waited_for_long_tells_when_it_leaves(
+    progress: Progress, driven: list[Driven]
+) -> None:
+    waited, added = Driven(needed=1), Driven(needed=1)
+    driven += [waited, added]
+    waited.waiting.add(threading.get_ident())
+    waited.patient = True
+    waited.come()
+    progress.add(waited)
+    until(lambda: progress._patient)
+    added.come()
+    progress.add(added)
+    until(lambda: not added.busy)
+    until(lambda: progress._patient)
+    assert not waited.turns
+    waited.waiting.clear()
+    waited.patient = False
+    progress.look()
     until(lambda: not waited.busy)
 
 
