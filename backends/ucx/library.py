@@ -136,6 +136,14 @@ def _loaded_folders() -> set[Path]:
     return {file.parent for file in files if file.name.startswith(names)}
 
 
+def _begun() -> Path | None:
+    """Return the folder of which a part of UCX is loaded, as an MPI does step by step.
+
+    Its other parts have to be loaded from there, too.
+    """
+    return next(iter(_loaded_folders()), None)
+
+
 def folder() -> Path | None:
     """Return the folder of UCX's libraries; ``None`` where there is none."""
     named = os.environ.get(VARIABLE, "")
@@ -182,7 +190,7 @@ def load() -> UCXLibrary:
     with _lock:
         if _loaded is None:
             path = None
-            if not _is_loaded():
+            if not _is_loaded() and (path := _begun()) is None:
                 reason, path = unavailable_reason(), folder()
                 if reason is not None or path is None:
                     raise DistBackendError(f"the ucx backend cannot be used: {reason}")

@@ -126,6 +126,33 @@ def test_loading_patches_nothing_and_takes_no_signal() -> None:
     subprocess.run([sys.executable, "-c", _EFFECTS], check=True, timeout=60)
 
 
+_BEGUN = """
+import ctypes, sys
+from pathlib import Path
+from rankscope.backends.ucx import library
+
+ctypes.CDLL(str(Path(sys.argv[1]) / "libucs.so.0"))
+print(library.load().path)
+"""
+
+
+@_needs_ucx
+def test_the_rest_comes_from_where_a_part_is_loaded(tmp_path: Path) -> None:
+    """Parts of two UCX do not fit together: an MPI may be about to load its own."""
+    wheel = library.folder()
+    assert wheel is not None
+    other = tmp_path / "lib"
+    shutil.copytree(wheel, other)
+    done = subprocess.run(
+        [sys.executable, "-c", _BEGUN, str(other)],
+        check=True,
+        timeout=60,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == str(other)
+
+
 def test_without_ucx_the_reason_has_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(library.VARIABLE, raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
