@@ -61,7 +61,7 @@ def test_the_status_and_the_board_show_the_duration_of_the_events(
         row = model.groups[0].row(r.rank)
         # 8 MB in 2.5 ms: of two ranks, busbw is algbw.
         speeds = row["algbw"], row["busbw"]
-        assert (row["last"], *speeds) == ("2.50 ms", "3.20", "3.20")
+        assert (row["last"], *speeds) == ("2.50 ms", "3.20 GB/s", "3.20 GB/s")
     assert board_text(model).count("2.50 ms") == 2
 
 
