@@ -281,9 +281,9 @@ def present(me: Rank, state: State, name: str) -> tuple[float, float]:
 def absent(me: Rank, state: State) -> None:
     """Be what the others wait for."""
     if state.joined:
-        works, _ = state.begin(me)
-        for work in works:
-            with contextlib.suppress(dist.DistAbortedError):
+        # The abort may come before this rank has entered.
+        with contextlib.suppress(dist.DistAbortedError):
+            for work in state.begin(me)[0]:
                 work.wait(60)
     me.listen(60)
     with contextlib.suppress(dist.DistAbortedError):
