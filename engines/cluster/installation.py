@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from types import MappingProxyType
 from typing import Any
@@ -24,8 +24,10 @@ __all__ = ["install_agents"]
 
 #: Seconds between two looks for engines that ended.
 PERIOD = 0.2
-#: Seconds after which an engine that did not answer gets the request again.
-AGAIN = 1.0
+#: Seconds after which an engine that did not answer gets the request again. The
+#: controller drops what is for an engine whose channel is not connected yet, and tells
+#: nobody; a request on the channel of the cells may also wait for an engine's imports.
+AGAIN, AGAIN_CELLS = 1.0, 5.0
 
 
 def install_agents(
@@ -67,7 +69,7 @@ def install_agents(
     uuids = {number: uuids[number] for number in engine_ids}
     install = call_of("agent", "install", __version__)
     installing = {
-        number: private.evaluate(client, uuid, install)
+        number: [private.evaluate(client, uuid, install)]
         for number, uuid in uuids.items()
     }
     greeting = {
@@ -75,20 +77,30 @@ def install_agents(
         for number, uuid in uuids.items()
         if attach
     }
-    deadline = time.monotonic() + timeout
+    began = time.monotonic()
+    deadline, again = began + timeout, began + AGAIN_CELLS
     hellos: dict[int, Hello] = {}
     while len(hellos) < len(uuids):
-        left = deadline - time.monotonic()
+        now = time.monotonic()
+        left = deadline - now
+        if now > again and not attach:
+            again = now + 2 * (now - began)
+            for number in uuids.keys() - hellos.keys():
+                installing[number].append(
+                    private.evaluate(client, uuids[number], install)
+                )
         waiting: list[Future[Any]] = []
         for number in uuids.keys() - hellos.keys():
-            greeted, installed = greeting.get(number), installing[number]
+            greeted = greeting.get(number)
+            installed = _first_done(client, installing[number])
             if greeted is not None and greeted.done():
                 hellos[number] = greeted.result()["content"]["result"]
                 _check_version(number, hellos[number])
-            elif installed.done():
+            elif installed is not None:
                 hellos[number] = _hello(number, installed.result())
             else:
-                waiting += [one for one in (greeted, installed) if one]
+                waiting += installing[number]
+                waiting += [greeted] if greeted else []
         if waiting and left <= 0:
             silent = sorted(uuids.keys() - hellos.keys())
             if all(uuids[number] in known for number in silent):
@@ -111,6 +123,21 @@ def install_agents(
     return hellos
 
 
+def _first_done(
+    client: ipyparallel.Client, requests: Sequence[Future[Any]]
+) -> Future[Any] | None:
+    """Return the first request that was answered; drop those before it.
+
+    An engine answers in turn: what it got before would be answered by now.
+    """
+    for place, request in enumerate(requests):
+        if request.done():
+            for dropped in requests[:place]:
+                private.discard_request(client, dropped.msg_id)  # type: ignore[attr-defined]
+            return request
+    return None
+
+
 def _reach(
     client: ipyparallel.Client,
     channel: ControlChannel,
@@ -120,8 +147,7 @@ def _reach(
 ) -> None:
     """Wait until a request has arrived at each of the engines.
 
-    An engine connects its control channel beside that of the cells. The controller
-    drops what is for an engine that is not connected yet, and tells nobody.
+    An engine connects its control channel beside that of the cells.
     """
     missing = set(uuids)
     while missing:

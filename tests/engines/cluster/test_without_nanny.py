@@ -12,7 +12,9 @@ import pytest
 
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError
+from rankscope.engines.cluster import installation
 from rankscope.engines.cluster.installation import install_agents
+from rankscope.engines.wire import ipyparallel_private as private
 from rankscope.engines.wire.channel import ControlChannel
 from rankscope.engines.wire.requests import GetHello
 
@@ -96,3 +98,21 @@ class TestWithoutNanny:
         with Cluster.start(1) as cluster:
             assert dropped == [GetHello]
             assert cluster.pull("rank") == {0: 0}
+
+    def test_so_is_what_is_dropped_on_the_channel_of_the_cells(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        clients: list[Any] = []
+        evaluate = private.evaluate
+
+        def drop_the_first(client: Any, uuid: str, expression: str) -> Any:
+            if not clients:
+                clients.append(client)
+                uuid = "not connected"
+            return evaluate(client, uuid, expression)
+
+        monkeypatch.setattr(private, "evaluate", drop_the_first)
+        monkeypatch.setattr(installation, "AGAIN_CELLS", 0.5)
+        with Cluster.start(2) as cluster:
+            assert cluster.pull("rank") == {0: 0, 1: 1}
+            until(lambda: not clients[0].outstanding, WAIT, "the end of every request")
