@@ -72,12 +72,11 @@ class UCXLibrary:
 
     Parameters
     ----------
-    path : the folder of the libraries; ``None``: they are loaded already.
+    path : the folder of the libraries.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        # By its name alone a library is found that is loaded.
-        file = _UCP if path is None else str(path / _UCP)
+    def __init__(self, path: Path) -> None:
+        file = str(path / _UCP)
         library, with_gil = ctypes.CDLL(file), ctypes.PyDLL(file)
         for function in ucp.FUNCTIONS:
             source = with_gil if function.short else library
@@ -113,19 +112,6 @@ class UCXLibrary:
         raise UCXError(call, status, self.explain(status))
 
 
-def _is_loaded() -> bool:
-    """Whether this process has loaded a UCX: Open MPI and MPICH bring their own.
-
-    Two are not possible. The loader takes one library for the other where the second
-    UCX asks for its parts by their names, and mixed parts crash.
-    """
-    try:
-        ctypes.CDLL(_UCP, os.RTLD_NOLOAD)
-    except OSError:
-        return False
-    return True
-
-
 def _loaded_folders() -> set[Path]:
     """Return the folders from which parts of UCX are loaded."""
     with open("/proc/self/maps") as maps:
@@ -136,10 +122,12 @@ def _loaded_folders() -> set[Path]:
     return {file.parent for file in files if file.name.startswith(names)}
 
 
-def _begun() -> Path | None:
-    """Return the folder of which a part of UCX is loaded, as an MPI does step by step.
+def _loaded_from() -> Path | None:
+    """Return the folder of the UCX that this process has loaded, in whole or in part.
 
-    Its other parts have to be loaded from there, too.
+    Open MPI and MPICH bring their own, and load its parts one after the other. Two are
+    not possible. The loader takes one library for the other where the second UCX asks
+    for its parts by their names, and mixed parts crash.
     """
     return next(iter(_loaded_folders()), None)
 
@@ -189,8 +177,8 @@ def load() -> UCXLibrary:
     global _loaded
     with _lock:
         if _loaded is None:
-            path = None
-            if not _is_loaded() and (path := _begun()) is None:
+            path = _loaded_from()
+            if path is None:
                 reason, path = unavailable_reason(), folder()
                 if reason is not None or path is None:
                     raise DistBackendError(f"the ucx backend cannot be used: {reason}")
@@ -198,9 +186,8 @@ def load() -> UCXLibrary:
                 try:
                     _loaded = UCXLibrary(path)
                 except (OSError, AttributeError) as error:
-                    where = f" in {path}" if path else ", which is loaded already,"
                     raise DistBackendError(
-                        f"the ucx backend cannot be used: UCX{where} does not load: "
+                        f"the ucx backend cannot be used: UCX in {path} does not load: "
                         f"{error}"
                     ) from error
         return _loaded

@@ -168,7 +168,7 @@ def test_a_folder_without_ucx_is_refused(
 ) -> None:
     monkeypatch.setenv(library.VARIABLE, str(tmp_path))
     monkeypatch.setattr(library, "_loaded", None)
-    monkeypatch.setattr(library, "_is_loaded", lambda: False)
+    monkeypatch.setattr(library, "_loaded_from", lambda: None)
     with pytest.raises(DistBackendError) as caught:
         library.load()
     said = str(caught.value)
@@ -183,7 +183,7 @@ def test_a_library_that_does_not_load_is_refused(
         (tmp_path / name).write_text("no library")
     monkeypatch.setenv(library.VARIABLE, str(tmp_path))
     monkeypatch.setattr(library, "_loaded", None)
-    monkeypatch.setattr(library, "_is_loaded", lambda: False)
+    monkeypatch.setattr(library, "_loaded_from", lambda: None)
     with pytest.raises(DistBackendError, match="does not load"):
         library.load()
     assert "UCX_MEM_EVENTS" not in os.environ
