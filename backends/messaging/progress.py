@@ -34,7 +34,7 @@ class Queue(Protocol):
     """What the thread drives: see `MessageQueue`."""
 
     waiting: set[int]
-    #: Whether a thread has waited for long: it calls `Progress.look` when it leaves.
+    #: Whether a thread has waited for long: it calls `Progress.add` when it leaves.
     patient: bool
 
     @property
@@ -77,10 +77,6 @@ class Progress:
             self._loop.kick()
         else:
             self._loop.kick_if_idle()
-
-    def look(self) -> None:
-        """Look at the queues at once: a thread that had waited for long has left."""
-        self._loop.kick()
 
     def stop(self) -> None:
         """End the thread, for good."""

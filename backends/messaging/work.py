@@ -115,6 +115,6 @@ class MessageWork(Work):
             queue.waiting.discard(me)
             if queue.patient:
                 queue.patient = False
-                progress.look()
+                progress.add(queue)
         self.detach()
         return False

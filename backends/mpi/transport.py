@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from ..errors import DistBackendError, DistError
 from ..messaging.algorithms import Flat
-from ..messaging.transport import ANY_SOURCE, TRUNCATED, Received
+from ..messaging.transport import ANY_SOURCE, TRUNCATED, Napping, Received
 from ..rank_sets import name_ranks
 from . import job
 
@@ -17,15 +16,12 @@ __all__ = ["MPITransport"]
 
 _log = logging.getLogger(__name__)
 
-# Naps of a waiter grow with the time for which nothing has come, between these.
-_NAP, _NAP_MAX = 2e-5, 4e-3
-
 # Of aborted groups: requests that MPI has not completed or cancelled yet, and the
 # memory that they may still read or write.
 _abandoned: list[tuple[Any, Flat]] = []
 
 
-class MPITransport:
+class MPITransport(Napping):
     """Messages over the communicator of a group; see `Transport`.
 
     Nothing tells when a message has come: MPI has to be asked, and waiters take naps.
@@ -33,7 +29,6 @@ class MPITransport:
 
     #: MPI counts with 32 bits.
     max_message = 1 << 30
-    spin = 0.002
 
     def __init__(self, mpi: Any, comm: Any) -> None:
         self._mpi, self._comm = mpi, comm
@@ -97,20 +92,6 @@ class MPITransport:
             if request and is_receive:
                 request.Cancel()
         _abandoned[:] = [entry for entry in _abandoned if not _is_over(entry[0])]
-
-    def arm(self) -> bool:
-        """Allow a nap."""
-        return True
-
-    def sleep(self, timeout: float, idle: float) -> None:
-        """Take a nap, which is longer the longer nothing has come."""
-        time.sleep(min(max(idle / 16, _NAP), _NAP_MAX, timeout))
-
-    def wake(self) -> None:
-        """Do nothing: naps are short."""
-
-    def fileno(self) -> None:
-        """Return ``None``: MPI tells of nothing."""
 
     def close(self) -> None:
         """Free the communicator."""

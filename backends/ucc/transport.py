@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Sequence
 from ctypes import byref, c_int, c_void_p
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..messaging.algorithms import Flat
-from ..messaging.transport import Received
+from ..messaging.transport import Napping, Received
 from . import abandoned, ucc
 from .context import Context
 from .library import UCCError
@@ -20,9 +19,6 @@ from .library import UCCError
 __all__ = ["Collective", "Request", "UCCTransport"]
 
 _log = logging.getLogger(__name__)
-
-# Naps of a waiter grow with the time for which nothing has come, between these.
-_NAP, _NAP_MAX = 2e-5, 4e-3
 
 # Seconds that close() waits for UCC, which may wait for a peer.
 _CLOSE_SECONDS = 2.0
@@ -66,14 +62,13 @@ class Request:
         self.parts: list[tuple[c_void_p, c_int]] = []
 
 
-class UCCTransport:
+class UCCTransport(Napping):
     """Collectives over one context of UCC, and messages as broadcasts to one rank.
 
     It is a `Transport`. UCC tells of nothing that has come, so that waiters take naps.
     """
 
     max_message = 1 << 60
-    spin = 0.002
 
     def __init__(self, context: Context, rank: int) -> None:
         self._context, self._rank = context, rank
@@ -164,22 +159,6 @@ class UCCTransport:
     def explain(self, error: BaseException) -> str | None:
         """Return the reason that UCC gives."""
         return f"UCC reports: {error}" if isinstance(error, UCCError) else None
-
-    # -- waiting ---------------------------------------------------------------
-
-    def arm(self) -> bool:
-        """Allow a nap."""
-        return True
-
-    def sleep(self, timeout: float, idle: float) -> None:
-        """Take a nap, which is longer the longer nothing has come."""
-        time.sleep(min(max(idle / 16, _NAP), _NAP_MAX, timeout))
-
-    def wake(self) -> None:
-        """Do nothing: naps are short."""
-
-    def fileno(self) -> None:
-        """Return ``None``: UCC tells of nothing."""
 
     # -- the end -----------------------------------------------------------------
 

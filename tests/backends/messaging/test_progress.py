@@ -164,7 +164,7 @@ def test_a_thread_that_waited_for_long_tells_when_it_leaves(
     assert not waited.turns
     waited.waiting.clear()
     waited.patient = False
-    progress.look()
+    progress.add(waited)
     until(lambda: not waited.busy)
 
 
