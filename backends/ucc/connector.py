@@ -10,8 +10,11 @@ from collections.abc import Sequence
 from ..errors import DistBackendError, DistError
 from ..rank_sets import name_ranks
 from ..stores.base import Store
+from ..stores.process_end import host_id
+from ..ucx.settings import network_settings
 from . import abandoned
 from .context import Context
+from .environment import in_environment
 from .library import UCCError, load
 from .transport import UCCTransport
 
@@ -45,12 +48,14 @@ class UCCConnector:
         their calls. Blocks until every rank is there.
         """
         library = load()
+        network_settings()  # its error is raised before this rank waits for others
         claimed = abandoned.claim(self._size)
         common: set[str] = set()
         try:
             own = {
                 "compares": self._compares,
                 "name": uuid.uuid4().hex,
+                "host": host_id("net"),
                 "abandoned": list(claimed),
             }
             # First of all: UCC would wait for the other ranks where nobody can cancel.
@@ -58,7 +63,9 @@ class UCCConnector:
             members = [json.loads(one) for one in given]
             _check_alike([one["compares"] for one in members])
             name = members[0]["name"]
-            context = Context(library, self._gather, self._rank, self._size, name)
+            hosts = {one["host"] for one in members}
+            with in_environment(network_settings(one_host=len(hosts) == 1)):
+                context = Context(library, self._gather, self._rank, self._size, name)
             common = set.intersection(*({*one["abandoned"]} for one in members))
         except UCCError as error:
             raise DistBackendError(

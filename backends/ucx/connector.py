@@ -8,6 +8,7 @@ import threading
 from ..errors import DistBackendError, DistError
 from ..rank_sets import name_ranks
 from ..stores.base import Store
+from ..stores.process_end import host_id
 from .library import UCXError, load
 from .settings import chosen, network_settings
 from .transport import UCXTransport
@@ -36,7 +37,16 @@ class UCXConnector:
         versions of UCX. Blocks until every rank has published its address.
         """
         version = load().version
-        settings = network_settings()
+        network_settings()  # its error is raised before this rank waits for others
+        # Ranks share a loopback in one network namespace only.
+        own = {"version": version, "host": host_id("net")}
+        given = self._gather("host", json.dumps(own))
+        if given is None:
+            return None
+        members = [json.loads(one) for one in given]
+        _check_versions([member["version"] for member in members])
+        hosts = {member["host"] for member in members}
+        settings = network_settings(one_host=len(hosts) == 1)
         try:
             worker = Worker(self._size, settings)
         except UCXError as error:
@@ -44,9 +54,9 @@ class UCXConnector:
                 f"UCX {version} cannot be used on rank {self._rank}: {error}{chosen()}"
             ) from error
         try:
-            addresses = self._exchange(worker, version)
+            addresses = self._gather("address", worker.address.hex())
             if addresses is not None:
-                worker.connect(addresses)
+                worker.connect([bytes.fromhex(one.decode()) for one in addresses])
                 self.transport = UCXTransport(worker, self._rank)
                 return self.transport
         except BaseException:
@@ -55,21 +65,17 @@ class UCXConnector:
         worker.destroy()
         return None
 
-    def _exchange(self, worker: Worker, version: str) -> list[bytes] | None:
-        own = {"version": version, "address": worker.address.hex()}
-        keys = [f"address/{rank}" for rank in range(self._size)]
+    def _gather(self, name: str, own: str) -> list[bytes] | None:
+        """Return what every rank has given under `name`; ``None`` after `cancel`."""
+        keys = [f"{name}/{rank}" for rank in range(self._size)]
         try:
-            self._store.set(keys[self._rank], json.dumps(own))
+            self._store.set(keys[self._rank], own)
             values = self._store.multi_get(keys, _FOREVER)
         except DistError:
             if self._cancelled:
                 return None
             raise
-        if self._cancelled:
-            return None
-        members = [json.loads(value) for value in values]
-        _check_versions([member["version"] for member in members])
-        return [bytes.fromhex(member["address"]) for member in members]
+        return None if self._cancelled else values
 
     def cancel(self) -> None:
         """End `connect` from another thread; returns at once."""

@@ -15,6 +15,7 @@ from rankscope.backends.conformance.ranks import Rank, Ranks, run_ranks
 from rankscope.backends.conformance.waiting import until
 from rankscope.conformance import Options, Setup, check_backend
 from tests.backends.conformance.runs import text
+from tests.test_security import elsewhere, seen
 
 pytestmark = [pytest.mark.usefixtures("ucc_library"), pytest.mark.processes]
 
@@ -54,6 +55,24 @@ def test_ops_are_exact(size: int) -> None:
     # What is skipped inside a rule are reductions of float16.
     refused = {reason for one in report.held for reason in one.skipped.values()}
     assert all("float16" in reason for reason in refused), refused
+
+
+def test_it_listens_on_loopback_where_all_ranks_share_a_host() -> None:
+    for found, _ in run_ranks(2, seen, "cpu:ucc"):
+        assert found
+        assert elsewhere(found) == []
+
+
+def test_the_interface_of_gloo_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-0")
+    for error in run_ranks(2, refused):
+        assert "GLOO_SOCKET_IFNAME names 'no-such-0'" in error
+
+
+def refused(me: Rank) -> str:
+    with world(), pytest.raises(dist.DistError) as caught:
+        works_again(me)
+    return str(caught.value)
 
 
 def test_the_contract_holds() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import json
 import os
 import random
 import signal
@@ -23,8 +24,10 @@ from rankscope.backends.conformance.leaks import Snapshot
 from rankscope.backends.conformance.mpi_ranks import mpiexec, run_mpi_ranks
 from rankscope.backends.conformance.ranks import Rank, Ranks, run_ranks
 from rankscope.backends.conformance.waiting import until
+from rankscope.backends.ucx import connector, library
 from rankscope.backends.ucx.connector import UCXConnector
 from rankscope.backends.ucx.library import UCXError
+from rankscope.backends.ucx.settings import network_settings
 from rankscope.backends.ucx.transport import UCXTransport
 
 pytestmark = pytest.mark.skipif(
@@ -452,6 +455,30 @@ def aborted_transports(me: Rank) -> dict:
 # -- connecting, in this process -----------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("one_host", "variables", "device"),
+    [
+        (True, {}, "lo"),
+        (False, {}, None),
+        (True, {"UCX_TLS": "rc,self"}, None),
+        (True, {"UCX_NET_DEVICES": "eth7"}, None),
+        (False, {"GLOO_SOCKET_IFNAME": "lo"}, "lo"),
+    ],
+)
+def test_ranks_of_one_host_use_loopback_unless_something_is_chosen(
+    one_host: bool,
+    variables: dict[str, str],
+    device: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("UCX_TLS", "UCX_NET_DEVICES", "GLOO_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    expected = {} if device is None else {"NET_DEVICES": device}
+    assert network_settings(one_host=one_host) == expected
+
+
 def test_an_interface_that_is_not_there_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -463,21 +490,25 @@ def test_an_interface_that_is_not_there_is_named(
 
 def test_different_versions_are_refused() -> None:
     store = dist.HashStore()
-    store.set("address/1", '{"version": "0.1", "address": ""}')
+    store.set("host/1", '{"version": "0.1", "host": "another"}')
     with pytest.raises(dist.DistBackendError) as caught:
         UCXConnector(store, 0, 2).connect()
     assert "rank 1: 0.1" in str(caught.value)
     assert "Install the same one for all" in str(caught.value)
 
 
-def test_an_abort_ends_a_rank_that_connects() -> None:
+@pytest.mark.parametrize("step", ["host", "address"])
+def test_an_abort_ends_a_rank_that_connects(step: str) -> None:
     store = dist.HashStore()
+    if step == "address":
+        other = {"version": library.load().version, "host": "another"}
+        store.set("host/1", json.dumps(other))
     before = Snapshot.take()
     one = UCXConnector(store, 0, 2)
     result: list[object] = []
     thread = threading.Thread(target=lambda: result.append(one.connect()))
     thread.start()
-    store.wait(["address/0"], 30)
+    store.wait([f"{step}/0"], 30)
     one.cancel()
     thread.join(30)
     assert result == [None]
@@ -514,19 +545,25 @@ def test_an_unreachable_rank_is_an_error_with_the_settings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rank 1 has shared memory alone, rank 0 the network alone."""
+    monkeypatch.setenv("UCX_SHM_DEVICES", "all")
+    transports = {"0": "tcp", "1": "posix"}
+    monkeypatch.setattr(
+        connector,
+        "network_settings",
+        lambda one_host: {"TLS": transports[threading.current_thread().name]},
+    )
     store = dist.HashStore()
     made: dict[int, UCXTransport | None] = {}
 
     def connect(rank: int) -> None:
         made[rank] = UCXConnector(store, rank, 2).connect()
 
-    threads = []
-    for rank, transports in enumerate(["tcp", "posix"]):
-        monkeypatch.setenv("UCX_TLS", transports)
-        threads.append(threading.Thread(target=connect, args=[rank]))
-        threads[-1].start()
-        # It has read the variable once its address is there.
-        store.wait([f"address/{rank}"], 30)
+    threads = [
+        threading.Thread(target=connect, args=[rank], name=str(rank))
+        for rank in range(2)
+    ]
+    for thread in threads:
+        thread.start()
     for thread in threads:
         thread.join(30)
     first, second = made[0], made[1]
@@ -541,4 +578,4 @@ def test_an_unreachable_rank_is_an_error_with_the_settings(
     assert isinstance(said, dist.ConnectionLostError)
     assert said.reason is not None
     assert "to rank 1" in said.reason
-    assert "(set: UCX_TLS=posix)" in said.reason
+    assert "(set: UCX_SHM_DEVICES=all)" in said.reason
