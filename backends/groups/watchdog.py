@@ -20,10 +20,14 @@ __all__ = ["Watchdog", "Watched", "watchdog"]
 _log = logging.getLogger(__name__)
 
 # Seconds between two checks while anything is in flight: the largest delay of a
-# timeout. The checks go on for _LINGER seconds after the last op, so that a loop of
-# short ops does not wake the thread, a context switch, for each op.
-_PERIOD = 0.1
+# timeout. While the nearest deadline stays the same, nothing happens, and the period
+# grows by a factor up to the longest. The checks go on for _LINGER seconds after the
+# last op, so that a loop of short ops does not wake the thread, a context switch, for
+# each op.
+_PERIOD, _PERIOD_MAX, _GROWTH = 0.1, 0.25, 1.2
 _LINGER = 5.0
+# Seconds by which two readings of one deadline may differ.
+_SAME = 1e-3
 # Seconds for which the thread then waits for the next op before it ends.
 _REST = 3600.0
 
@@ -50,6 +54,7 @@ class Watchdog:
         self._groups: weakref.WeakSet[Watched] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._busy_at = 0.0
+        self._period, self._deadline = _PERIOD, 0.0
         self._loop = BackgroundLoop("rankscope-watchdog", self._check, linger=_REST)
 
     def register(self, group: Watched) -> None:
@@ -80,8 +85,12 @@ class Watchdog:
         if any(group.busy for group in groups):
             self._busy_at = time.monotonic()
         nearest = min(map(_expire, groups), default=_PERIOD)
-        if time.monotonic() - self._busy_at < _LINGER:
-            return max(0.001, min(_PERIOD, nearest))
+        now = time.monotonic()
+        was, self._deadline = self._deadline, now + nearest
+        still = abs(self._deadline - was) < _SAME
+        self._period = min(self._period * _GROWTH, _PERIOD_MAX) if still else _PERIOD
+        if now - self._busy_at < _LINGER:
+            return max(0.001, min(self._period, nearest))
         return None
 
 

@@ -32,6 +32,18 @@ class Quiet:
         return float("inf")
 
 
+class Hung:
+    """A group whose op in flight has `end` as its deadline."""
+
+    busy = True
+
+    def __init__(self) -> None:
+        self.end = time.monotonic() + 60
+
+    def expire(self) -> float:
+        return self.end - time.monotonic()
+
+
 class Broken(Quiet):
     def expire(self) -> float:
         super().expire()
@@ -89,6 +101,18 @@ def test_a_group_that_fails_does_not_stop_the_watchdog(
     watchdog.touch()
     until(lambda: broken.checks > 1 and other.checks > 1)
     assert "the watchdog failed on" in caplog.text
+
+
+def test_the_checks_become_rarer_while_one_op_hangs(
+    watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SAME", 10.0)  # on a machine that stands still
+    group = Hung()
+    watchdog.register(group)
+    first, *_, last = [watchdog._check() for _ in range(8)]
+    assert (first, last) == (0.1, 0.25)
+    group.end += 60  # another op is the oldest
+    assert watchdog._check() == 0.1
 
 
 @pytest.mark.parametrize("hours", [1, -1])
