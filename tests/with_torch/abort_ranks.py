@@ -6,9 +6,11 @@ for the order of events. A program returns what the test asserts, printed as JSO
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -166,6 +168,8 @@ def each_op(rank: Rank) -> Any:
         for name in ops(model, optimizer):
             generation += 1
             place = f"{by}/{name}"
+            # An abort ends what the other rank still has of the last op.
+            rank.meet(place)
             if rank.rank == 0:
                 aborter = Aborter(dist.group.WORLD, "a test")
                 try:
@@ -196,6 +200,8 @@ def train(rank: Rank, faults: int) -> tuple[torch.nn.Module, list[int], list[Any
         x = torch.randn(4, 8, generator=data)
         if step < faults:
             generation = step + 1
+            # An abort ends what the other rank still has of the last step.
+            rank.meet(f"step {step}")
             optimizer.zero_grad()
             # The ranks take turns in not taking part.
             if step % rank.size == rank.rank:
@@ -287,6 +293,8 @@ def explained(rank: Rank) -> dict[str, Any]:
 
 
 def main() -> None:
+    # The test asks for the stacks of a rank that does not end.
+    faulthandler.register(signal.SIGUSR1)
     program, rank, size, port = sys.argv[1:]
     creation.install(probe(distributed_c10d))
     result = globals()[program](Rank(int(rank), int(size), int(port)))

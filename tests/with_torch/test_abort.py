@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +31,37 @@ def run(program: str, size: int) -> list[Any]:
         )
         for rank in range(size)
     ]
-    try:
-        lines = [one.stdout.readline() for one in ranks]
-        assert all(lines), "a rank ended without a result: see its traceback"
-        return [json.loads(line) for line in lines]
-    finally:
-        for one in ranks:
-            one.stdin.close()
-        for one in ranks:
-            try:
-                one.wait(10)
-            except subprocess.TimeoutExpired:
-                one.kill()
-                one.wait()
-            one.stdout.close()
-        store.close()
+    with ThreadPoolExecutor(size) as reading:
+        try:
+            results = [reading.submit(one.stdout.readline) for one in ranks]
+            for result in as_completed(results):
+                if not result.result():
+                    _show_stacks(ranks)
+            lines = [result.result() for result in results]
+            assert all(lines), "a rank ended without a result: see its traceback"
+            return [json.loads(line) for line in lines]
+        finally:
+            _end(ranks)
+            store.close()
+
+
+def _show_stacks(ranks: Sequence[subprocess.Popen[str]]) -> None:
+    """Have the ranks print where they are, and end them: they may wait for ever."""
+    for one in ranks:
+        one.send_signal(signal.SIGUSR1)
+    _end(ranks)
+
+
+def _end(ranks: Sequence[subprocess.Popen[str]]) -> None:
+    """End the processes, and kill those that go on."""
+    for one in ranks:
+        one.stdin.close()
+    for one in ranks:
+        try:
+            one.wait(10)
+        except subprocess.TimeoutExpired:
+            one.kill()
+            one.wait()
 
 
 def test_each_op_ends_within_a_second_and_the_group_is_rebuilt() -> None:
