@@ -550,7 +550,7 @@ def test_an_unreachable_rank_is_an_error_with_the_settings(
     monkeypatch.setattr(
         connector,
         "network_settings",
-        lambda one_host: {"TLS": transports[threading.current_thread().name]},
+        lambda **_: {"TLS": transports[threading.current_thread().name]},
     )
     store = dist.HashStore()
     made: dict[int, UCXTransport | None] = {}
