@@ -3,6 +3,7 @@
 A comment right above a block says what a reader knows and a test does not::
 
     <!-- not run here: needs a GPU -->   one of `REASONS`
+    <!-- needs PyTorch -->               run by make test-torch alone
     <!-- hangs -->                       a cell that ends by what the page does next
     <!-- the cell ends -->               what that cell prints in the end
     <!-- continues hello.py -->          lines for the end of a program of the page
@@ -19,7 +20,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["REASONS", "ROOT", "Block", "all_pages", "blocks_in", "blocks_of", "matches"]
+__all__ = [
+    "NEEDS_TORCH",
+    "REASONS",
+    "ROOT",
+    "Block",
+    "all_pages",
+    "blocks_in",
+    "blocks_of",
+    "matches",
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,11 +40,14 @@ REASONS = frozenset(
         "needs a package index",
         "needs a backend of yours",
         "needs Colab",
-        "needs PyTorch",
+        "needs a script under torchrun",
         "needs several hosts",
         "needs Slurm",
     }
 )
+
+#: The note above a block that only an environment with PyTorch runs.
+NEEDS_TORCH = "needs PyTorch"
 
 _BLOCK = re.compile(
     r"(?:^<!-- (?P<note>[^\n]*?) -->\n\s*?)?"
@@ -42,7 +55,7 @@ _BLOCK = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 _NOTE = re.compile(
-    r"<!-- (not run here|hangs|the cell ends|continues|from|in any order)"
+    r"<!-- (not run here|needs PyTorch|hangs|the cell ends|continues|from|in any order)"
 )
 _MAGIC = re.compile(r"^(?:\w+ = )?%{1,2}\w", re.MULTILINE)
 _FILE = re.compile(r"(?:#|//) ((?:[\w-]+/)*[\w-]+\.\w+)\n")

@@ -17,10 +17,11 @@ import sysconfig
 import time
 from collections.abc import Container, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 from tests.magics.kernels import TIMEOUT, Cell, Kernel, running_kernel
-from tests.pages.blocks import ROOT, Block, blocks_of, matches
+from tests.pages.blocks import NEEDS_TORCH, ROOT, Block, blocks_of, matches
 
 __all__ = ["Reader", "read"]
 
@@ -67,7 +68,8 @@ class Reader:
     def read(self) -> None:
         """Run all blocks in order."""
         for block in self.blocks:
-            if block.not_run:
+            needs_more = block.note == NEEDS_TORCH and find_spec("torch") is None
+            if block.not_run or needs_more:
                 continue
             if block.kind == "file":
                 self._write(block)
