@@ -7,6 +7,8 @@ import sys
 from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 
+from .display_id import new_display_id
+
 __all__ = ["ProgressLine"]
 
 
@@ -23,6 +25,7 @@ class ProgressLine:
         captured = isinstance(self._publisher, CapturingDisplayPublisher)
         self._updates = getattr(shell, "kernel", None) is not None and not captured
         self._overwrites = not self._updates and sys.stdout.isatty()
+        self._display_id = new_display_id()
         self._shown = False
         self._done = False
 
@@ -31,7 +34,7 @@ class ProgressLine:
         if self._updates:
             self._publisher.publish(
                 {"text/plain": text},
-                transient={"display_id": f"rankscope-{id(self):x}"},
+                transient={"display_id": self._display_id},
                 update=self._shown,
             )
             self._shown = True

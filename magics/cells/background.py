@@ -11,6 +11,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import Cluster, Execution, Output
+from rankscope.widgets.display_id import new_display_id
 
 from ..output.deduplicate import Item
 from ..output.failures import CellError, plain, summary_of
@@ -171,7 +172,7 @@ class BackgroundCell:
         if getattr(self._shell, "kernel", None) is None:
             print(repr(self))
             return
-        display_id = f"rankscope-{id(self):x}"
+        display_id = new_display_id()
         self._shell.display_pub.publish(
             self._repr_mimebundle_(), transient={"display_id": display_id}
         )

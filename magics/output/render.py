@@ -17,6 +17,7 @@ from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 
 from rankscope.backends.rank_sets import format_ranks, name_ranks
+from rankscope.widgets.display_id import new_display_id
 
 from .bars import bar_table
 from .deduplicate import Item
@@ -51,7 +52,6 @@ class Renderer:
         self._ends_with_panel = self._is_split = False
         self._overwrites = not self.is_rich and sys.stdout.isatty()
         self._line_written = False
-        self._serial = 0
         # By identity: two bundles may be equal, and are kept by the parser.
         self._handles: dict[int, str] = {}
         self._notices: list[str] = []
@@ -141,7 +141,7 @@ class Renderer:
             rows.append(f"… and {len(groups) - PARTIALS} more")
         if self.can_redraw:
             known = self._partials
-            self._partials = known or self._new_id()
+            self._partials = known or new_display_id()
             bundle = {"text/plain": "\n".join(rows)}
             bars = bar_table(shown)
             if bars is not None:
@@ -223,7 +223,7 @@ class Renderer:
             )
         transient: dict[str, Any] = {}
         if bundle.display_id is not None:
-            transient["display_id"] = self._new_id()
+            transient["display_id"] = new_display_id()
             self._handles[id(bundle)] = transient["display_id"]
         self._shell.display_pub.publish(
             bundle.data, bundle.metadata, transient=transient
@@ -239,10 +239,6 @@ class Renderer:
                 transient={"display_id": handle},
                 update=True,
             )
-
-    def _new_id(self) -> str:
-        self._serial += 1
-        return f"rankscope-{id(self):x}-{self._serial}"
 
 
 def label_width(ranks: Sequence[int]) -> int:

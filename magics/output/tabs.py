@@ -6,12 +6,12 @@ trusted loses the style, and shows all panels below each other, with their ranks
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from html import escape
 from typing import Any
 
 from rankscope.backends.rank_sets import format_ranks, name_ranks
+from rankscope.widgets.display_id import new_display_id
 
 from .parse import Bundle
 
@@ -43,7 +43,7 @@ def can_be_in_tab(bundle: Bundle) -> bool:
 
 def tabs(panels: Sequence[Panel]) -> dict[str, str]:
     """Return the mime bundle of `panels`, of which the first is shown."""
-    name = f"rankscope-{uuid.uuid4().hex[:12]}"
+    name = new_display_id()
     inputs, shown = [], []
     for place, (ranks, bundles) in enumerate(panels):
         label = name_ranks(ranks) if len(panels) <= _NAMED else format_ranks(ranks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -18,9 +18,13 @@ class Publisher:
 
     def __init__(self) -> None:
         self.events: list[tuple[str, bool]] = []
+        self.names: list[str] = []
 
-    def publish(self, data: dict[str, str], *, update: bool, **rest: Any) -> None:
+    def publish(
+        self, data: dict[str, str], *, update: bool, transient: dict[str, str]
+    ) -> None:
         self.events.append((data["text/plain"], update))
+        self.names.append(transient["display_id"])
 
 
 def line_on(kernel: bool) -> tuple[ProgressLine, Publisher]:
@@ -41,6 +45,18 @@ def test_a_notebook_keeps_one_display_with_the_last_text() -> None:
         ("still starting", True),
         ("ready", True),
     ]
+
+
+def test_a_line_has_the_name_of_no_other_one() -> None:
+    """Where a line is gone, the next may lie at the same place in memory."""
+    names = []
+    for _ in range(100):
+        line, publisher = line_on(kernel=True)
+        line.done("ready")
+        line.done("ready again")
+        names.append(set(publisher.names))
+    assert {len(own) for own in names} == {1}
+    assert len(set.union(*names)) == 100
 
 
 def test_a_line_that_came_to_nothing_is_taken_away() -> None:
