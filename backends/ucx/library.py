@@ -44,9 +44,11 @@ _UCP = _FILES[-1]
 
 # Read when the libraries are loaded. Without them UCX writes its own code over malloc's
 # and mmap's first instructions, handles SIGHUP, SIGSEGV, SIGBUS, SIGFPE and SIGILL, and
-# prints a warning for each message that an aborted group had not received.
+# prints a warning for each message that an aborted group had not received. Its errors
+# would go to stdout, which is a script's result, and a cell's.
 _SETTINGS = {
     "UCX_LOG_LEVEL": "error",
+    "UCX_LOG_FILE": "stderr",
     "UCX_MEM_EVENTS": "n",
     "UCX_DEBUG_SIGNO": "",
     "UCX_HANDLE_ERRORS": "none",

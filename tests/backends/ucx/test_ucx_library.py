@@ -126,6 +126,22 @@ def test_loading_patches_nothing_and_takes_no_signal() -> None:
     subprocess.run([sys.executable, "-c", _EFFECTS], check=True, timeout=60)
 
 
+_FAILING = """
+from rankscope.backends.ucx.worker import Worker
+Worker(1, {"TLS": "bogus"})
+"""
+
+
+@_needs_ucx
+def test_errors_of_ucx_are_written_to_stderr() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _FAILING], capture_output=True, text=True, timeout=60
+    )
+    assert ended.stdout == ""
+    assert "UCX  ERROR no usable transports/devices (asked bogus" in ended.stderr
+    assert "ucp_init failed" in ended.stderr
+
+
 _BEGUN = """
 import ctypes, sys
 from pathlib import Path
