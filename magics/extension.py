@@ -136,6 +136,8 @@ class RankscopeMagics(CellMagics):
     def _end(self, command: Command, cluster: Cluster | Job) -> None:
         """End the ranks, or detach from those that were attached."""
         size, owned = _size(cluster), cluster.owned
+        # The board, and a saved notebook, keep the last state.
+        cluster.status(fresh=True, timeout=ANSWER)
         session.drop()
         with ProgressLine(self.shell) as progress, reported(command):
             if not owned:

@@ -370,3 +370,24 @@ def test_names_are_known_while_the_ranks_are_busy(
     finally:
         (tmp_path / "go").touch()
     assert kernel("%%distributed", "assert everywhere").error == ""
+
+
+def test_ranks_that_are_replaced_leave_their_last_state() -> None:
+    with running_kernel() as kernel:
+        kernel("%dist_init -n 2")
+        kernel("%%distributed", "for _ in range(200):", "    dist.all_reduce(np.ones(2))")
+        replaced = kernel("%dist_init -n 2 --replace")
+        kernel("%dist_shutdown")
+    shown = [
+        (kind, content["data"]["text/plain"], content["transient"]["display_id"])
+        for _, kind, content in replaced.messages
+        if kind in ("display_data", "update_display_data")
+    ]
+    (board,) = [text for _, text, _ in shown if "Ended: " in text]
+    assert len(re.findall(r"idle +all_reduce +#200", board)) == 2, board
+    # An update changes every output of its name: each line keeps its own.
+    names = [name for kind, _, name in shown if kind == "display_data"]
+    assert len(names) == len(set(names)) == 3
+    last = {name: text for _, text, name in shown}
+    assert last[names[0]] == "2 ranks ended"
+    assert last[names[1]].startswith("2 ranks ready in ")

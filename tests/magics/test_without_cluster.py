@@ -114,7 +114,7 @@ class Ranks:
     def shutdown(self) -> None:
         self.closed = True
 
-    def status(self) -> ClusterStatus:
+    def status(self, **_: object) -> ClusterStatus:
         return ClusterStatus("id", "default", "local", "", "running", ())
 
 
