@@ -11,7 +11,9 @@ import nbformat
 import pytest
 from nbclient.exceptions import CellExecutionError
 
+from rankscope.backends import unavailable_reason
 from rankscope.backends.conformance.waiting import until
+from rankscope.magics.extension import FAST
 from rankscope.magics.output.failures import plain
 from tests.magics.kernels import TIMEOUT, Kernel, running_kernel
 from tools.execution import execute
@@ -374,8 +376,10 @@ def test_names_are_known_while_the_ranks_are_busy(
 
 def test_ranks_that_are_replaced_leave_their_last_state() -> None:
     with running_kernel() as kernel:
-        kernel("%dist_init -n 2")
-        kernel("%%distributed", "for _ in range(200):", "    dist.all_reduce(np.ones(2))")
+        first = kernel("%dist_init -n 2")
+        kernel(
+            "%%distributed", "for _ in range(200):", "    dist.all_reduce(np.ones(2))"
+        )
         replaced = kernel("%dist_init -n 2 --replace")
         kernel("%dist_shutdown")
     shown = [
@@ -391,3 +395,6 @@ def test_ranks_that_are_replaced_leave_their_last_state() -> None:
     last = {name: text for _, text, name in shown}
     assert last[names[0]] == "2 ranks ended"
     assert last[names[1]].startswith("2 ranks ready in ")
+    # Once in a notebook, where no backend was chosen.
+    fast = "" if unavailable_reason("ucx") else f"{FAST}\n"
+    assert (first.stream(), replaced.stream()) == (fast, "")
