@@ -25,10 +25,12 @@ from . import (
     publishing,
     recovery,
 )
+from .side_by_side import side_by_side
 from .table import Row, machine, markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
+CHOICE_PAGE = ROOT / "docs" / "which_backend.md"
 BEGIN, END = "<!-- make bench: begin -->", "<!-- make bench: end -->"
 PARTS = (
     "all_reduce",
@@ -110,14 +112,14 @@ def _nccl(quick: bool, versions: dict[str, str], note: Say) -> list[Row]:
     return rows
 
 
-def _publish(text: str) -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    before, begin, rest = page.partition(BEGIN)
+def _publish(text: str, page: Path) -> None:
+    content = page.read_text(encoding="utf-8")
+    before, begin, rest = content.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        sys.exit(f"{PAGE.name} lacks the lines {BEGIN} and {END}")
-    PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
-    _say(f"Written into {PAGE.name}.")
+        sys.exit(f"{page.name} lacks the lines {BEGIN} and {END}")
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+    _say(f"Written into {page.name}.")
 
 
 def main() -> None:
@@ -128,7 +130,7 @@ def main() -> None:
     parser.add_argument(
         "--publish",
         action="store_true",
-        help=f"put the table into docs/{PAGE.name} as well",
+        help=f"put the table into docs/{PAGE.name}, and one into {CHOICE_PAGE.name}",
     )
     options = parser.parse_args()
     quick: bool = options.quick
@@ -171,7 +173,9 @@ def main() -> None:
     judged = sum(row.passed is not None for row in rows)
     print(f"\n{judged - over} of {judged} within their budget.")
     if options.publish:
-        _publish(text)
+        _publish(text, PAGE)
+        when = time.strftime("%Y-%m-%d")
+        _publish(f"Measured on {when}: {head}\n\n{side_by_side(rows)}", CHOICE_PAGE)
 
 
 if __name__ == "__main__":
