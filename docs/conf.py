@@ -26,9 +26,13 @@ exclude_patterns = ["_build"]
 
 # `Work` in a docstring is a link where there is such a name, else plain code.
 default_role = "py:obj"
+# `--async` and quotes are copied out of pages and typed.
+smartquotes = False
 autodoc_member_order = "bysource"
 # The types are in the sections of the docstrings, for people.
 autodoc_typehints = "none"
+# As the code has them: a default is read, not evaluated.
+autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 numpydoc_show_class_members = False
 
