@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import re
 from collections import Counter
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import rankscope as dist
+from rankscope import engines, magics
 from rankscope.backends.conformance.ranks import run_ranks
 from rankscope.backends.groups.world import world
 from rankscope.backends.interface.registry import builtin_devices
@@ -42,6 +44,19 @@ def test_every_public_name_stands_on_one_page() -> None:
         named.update(re.findall(r"auto(?:function|class):: (\w+)", text))
         named.subtract(again)
     assert named == Counter(list(exported()))
+
+
+@pytest.mark.parametrize("page", ["cluster", "work"])
+def test_the_trees_of_the_errors_are_those_of_the_classes(page: str) -> None:
+    (tree,) = blocks(DOCS / "reference" / f"{page}.md", "text")
+    places = (dist, engines, magics, builtins)
+    above: list[type[BaseException]] = []
+    for indent, name in re.findall(r"^([│├└─ ]*)(\w+)", tree, re.MULTILINE):
+        error = next(getattr(one, name) for one in places if hasattr(one, name))
+        depth = len(indent) // 4
+        assert len(above) >= depth
+        assert depth == 0 or issubclass(error, above[depth - 1])
+        above[depth:] = [error]
 
 
 def test_every_page_is_in_a_list_of_contents() -> None:

@@ -70,7 +70,15 @@ class _ReportedError(BaseException):
 
 
 class CommandError(_ReportedError, RuntimeError):
-    """A magic has failed; `title` is the magic."""
+    """A magic failed, for another cause than that of a cell.
+
+    Parameters
+    ----------
+    title : str
+        The magic, such as ``"%dist_abort"``; an attribute, too.
+    message : str
+        What happened, and what to do next.
+    """
 
     def __init__(self, title: str, message: str) -> None:
         super().__init__(message)
@@ -81,9 +89,17 @@ class CommandError(_ReportedError, RuntimeError):
 
 
 class CellError(_ReportedError, Exception):
-    """A ``%%distributed`` cell failed on some ranks.
+    """A cell of a magic failed on some ranks.
 
-    `errors` maps each of them to its `rankscope.engines.RankError`.
+    ``%%distributed``, ``%%rank`` and ``%dist_mode on`` raise it, and ``result()`` of
+    the handle of ``%%distributed --async``.
+
+    Parameters
+    ----------
+    message : str
+        The failures, in one line.
+    errors : dict of int to RankError
+        The error of each rank that failed; an attribute, too.
     """
 
     def __init__(self, message: str, errors: dict[int, RankError]) -> None:
