@@ -35,6 +35,7 @@ def complete(
     parameters: Mapping[str, str],
     raises: Entries | None = None,
     returns: str = "",
+    notes: str = "",
 ) -> F:
     """Complete the docstring of a function or class; return `function`.
 
@@ -52,6 +53,8 @@ def complete(
     returns : str, optional
         The entry under *Returns*. Where it is missing, and the summary begins with
         "Return", the summary is the entry, with the type of the annotation.
+    notes : str, optional
+        A paragraph that ends the *Notes*.
     """
     if function.__doc__ is None:
         return function
@@ -73,6 +76,8 @@ def complete(
     if "Yields" not in sections:
         returns = returns or _returns(start, signature.return_annotation)
         sections.setdefault("Returns", returns)
+    if notes:
+        sections["Notes"] = "\n\n".join(filter(None, [sections.get("Notes"), notes]))
     blocks = [
         f"{title}\n{'-' * len(title)}\n{sections[title]}"
         for title in _ORDER

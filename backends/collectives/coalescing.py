@@ -194,7 +194,8 @@ class P2POp:
     Raises
     ------
     ValueError
-        For another `op`, a peer that is not given once, or not in the group.
+        For another `op`, a peer that is not given once, or not in the group, and on a
+        rank that is not in the group; without `group` where there is no default group.
     TypeError
         `tensor` is no array.
 

@@ -28,7 +28,7 @@ from .arguments import (
     take_root_list,
     take_splits,
 )
-from .documentation import documented
+from .documentation import documented, documented_barrier
 
 __all__ = [
     "all_gather",
@@ -424,7 +424,7 @@ def all_to_all_single(
     ).finish(async_op)
 
 
-@documented
+@documented_barrier
 def barrier(
     group: Group = None,
     async_op: bool = False,
@@ -436,6 +436,8 @@ def barrier(
 
     Parameters
     ----------
+    async_op : bool, default False
+        Return a `Work` at once, whose ``wait()`` blocks until every rank has entered.
     device_ids : list of int, optional
         The one CUDA device that runs the barrier, ``[0]``. For a group with a backend
         for ``cuda`` in which no op has used a device before.
@@ -445,10 +447,29 @@ def barrier(
         The device type whose backend runs the barrier: ``"cuda"`` or ``"cuda:0"``.
         Default: the first device type of the group.
 
+    Returns
+    -------
+    Work or None
+        The Work with ``async_op=True``, else ``None`` after every rank has entered. On
+        a rank outside the group it is ``None``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        There is no default group (`init_process_group` makes it), and `group` is
+        ``None``; `group` is no group; `device` or `device_ids` names no device of the
+        group's; `timeout` is no positive duration. This rank has not entered then.
+    DistTimeoutError
+        Ranks did not enter within the timeout.
+    DistAbortedError, DistBackendError
+        The group was aborted, or the backend failed. With ``async_op=True``
+        ``wait()`` of the Work raises the errors of the barrier; the call itself does
+        where the group is aborted already.
+
     Notes
     -----
     The semantics are those of ``torch.distributed.barrier``. The host blocks, over NCCL
-    too.
+    too. `monitored_barrier` names the ranks that are missing.
 
     Examples
     --------

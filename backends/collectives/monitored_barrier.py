@@ -14,7 +14,7 @@ from ..rank_sets import name_ranks
 from ..work.op_type import OpType
 from ..work.state import WorkState
 from ..work.work import Work
-from .documentation import documented
+from .documentation import documented_barrier
 
 __all__ = ["monitored_barrier"]
 
@@ -22,7 +22,7 @@ __all__ = ["monitored_barrier"]
 _SLICE = 0.25
 
 
-@documented
+@documented_barrier
 def monitored_barrier(
     group: Group = None,
     timeout: float | timedelta | None = None,
@@ -42,9 +42,15 @@ def monitored_barrier(
 
     Raises
     ------
+    TypeError, ValueError
+        There is no default group (`init_process_group` makes it), and `group` is
+        ``None``; `group` is no group; `timeout` is no duration. This rank has not
+        entered then.
     DistBackendError
         On every rank that has entered: ranks did not enter within `timeout`; `culprits`
         of the error are their global ranks.
+    DistAbortedError
+        The group was aborted.
 
     Notes
     -----

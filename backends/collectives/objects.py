@@ -127,8 +127,6 @@ def broadcast_object_list(
     object_list : list
         Picklable objects, read on `src` and replaced in place on the other ranks; of
         the same length, at least 1, on all ranks.
-    src : int, default 0
-        The source, as its rank in the world.
 
     Notes
     -----
@@ -178,8 +176,6 @@ def gather_object(
     object_gather_list : list, optional
         On `dst` one entry for each rank of the group, written in place; not used on
         the other ranks.
-    dst : int, default 0
-        The destination, as its rank in the world.
 
     Notes
     -----
@@ -235,8 +231,6 @@ def scatter_object_list(
     scatter_object_input_list : sequence, optional
         On `src` one picklable object for each rank of the group; not used on the
         other ranks.
-    src : int, default 0
-        The source, as its rank in the world.
 
     Notes
     -----

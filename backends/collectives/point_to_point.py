@@ -30,7 +30,8 @@ def isend(
     Returns
     -------
     Work
-        It is over when the array may be used again.
+        It is over when the array may be used again. On a rank outside the group it is
+        ``None``.
 
     Notes
     -----
@@ -88,7 +89,8 @@ def irecv(
     Returns
     -------
     Work
-        Its ``source_rank()`` is the sender's rank in the group.
+        Its ``source_rank()`` is the sender's rank in the group. On a rank outside the
+        group it is ``None``.
 
     Notes
     -----
@@ -184,7 +186,7 @@ def recv(
     Returns
     -------
     int
-        The sender's rank in the world.
+        The sender's rank in the world; -1 on a rank outside the group.
 
     Notes
     -----

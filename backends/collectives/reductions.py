@@ -45,14 +45,32 @@ def all_reduce(
     Parameters
     ----------
     tensor : array
-        Read and written in place. Any array that exports DLPack, C-contiguous and
-        writable, of one size and dtype on all ranks. A scipy.sparse array or matrix
-        (COO or CSR) is summed too, where every rank has one: its pattern of entries may
-        differ from rank to rank, its shape and dtype may not.
+        Read and written in place; C-contiguous and writable, of one size and dtype on
+        all ranks: of numpy or cupy, or a tensor of torch on the CPU or on CUDA. A
+        scipy.sparse array or matrix (COO or CSR) is summed too, where every rank has
+        one: its pattern of entries may differ from rank to rank, its shape and dtype
+        may not.
 
     Notes
     -----
-    The semantics are those of ``torch.distributed.all_reduce``.
+    The semantics are those of ``torch.distributed.all_reduce``. The reductions by dtype
+    and backend, of which ``docs/backends.md`` has the whole tables:
+
+    ==================  =========================  =============================
+    dtype               gloo, ucx, mpi, ucc        nccl
+    ==================  =========================  =============================
+    integers            all but PREMUL_SUM         SUM, AVG, PRODUCT, MIN, MAX;
+                                                   of 16 bits none
+    bool                all but AVG, PREMUL_SUM    SUM, PRODUCT, MIN, MAX
+    floats, bfloat16    all but BAND, BOR, BXOR;   all but BAND, BOR, BXOR
+                        on ucc those of 16 bits
+                        PREMUL_SUM alone
+    complex             SUM, AVG, PRODUCT;         SUM, AVG
+                        on gloo SUM, AVG
+    ==================  =========================  =============================
+
+    SUM of bool is "or", PRODUCT "and". Anything else is refused before it is sent. NCCL
+    2.24 reduces float8 on GPUs of compute capability 9.0.
 
     Examples
     --------

@@ -16,7 +16,7 @@ class ReduceOp(enum.Enum):
     AVG divides the sum by the world size and is offered on every backend (by SUM and a
     division where a backend has none). PREMUL_SUM needs a factor:
     `make_nccl_premul_sum` makes one. Which dtypes have a reduction depends on the
-    backend: `docs/backends.md`.
+    backend: see the Notes of `all_reduce`, and ``docs/backends.md``.
 
     Examples
     --------
@@ -97,7 +97,7 @@ def make_nccl_premul_sum(factor: float) -> ReduceOp:
 
 
 def supports_complex(reduceOp: ReduceOp) -> bool:
-    """Return whether complex numbers have the reduction: SUM and AVG alone.
+    """Return whether every backend has the reduction for complex numbers: SUM and AVG.
 
     Parameters
     ----------
@@ -107,12 +107,13 @@ def supports_complex(reduceOp: ReduceOp) -> bool:
     Returns
     -------
     bool
-        Whether they have it.
+        Whether all backends have it. The mpi, ucx and ucc backends have PRODUCT, too,
+        for which it is ``False``.
 
     Notes
     -----
-    As ``torch.distributed.distributed_c10d.supports_complex``, where they have
-    PREMUL_SUM, too.
+    As ``torch.distributed.distributed_c10d.supports_complex``, which names PREMUL_SUM,
+    too.
 
     Examples
     --------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -67,6 +69,40 @@ def world(config: str) -> Iterator[None]:
 def test_the_page_is_up_to_date() -> None:
     text = support_table.PAGE.read_text(encoding="utf-8")
     assert support_table.page(text) == text, "run python -m tools.support_table"
+
+
+#: What the cells of `all_reduce` say after their first sentence.
+_EXCEPT = {
+    ("int16", "nccl"): set(),
+    ("uint16", "nccl"): set(),
+    ("float16", "ucc"): {"PREMUL_SUM"},
+    ("complex64", "gloo"): {"SUM", "AVG"},
+    ("complex128", "gloo"): {"SUM", "AVG"},
+}
+
+
+def _said(cell: str) -> set[str]:
+    names = {*re.findall(r"[A-Z_]{2,}", cell.partition(";")[0])}
+    return {op.name for op in dist.ReduceOp} - names if "all but" in cell else names
+
+
+def test_all_reduce_says_what_the_tables_say() -> None:
+    text = inspect.getdoc(dist.all_reduce) or ""
+    _, heads, table, _ = re.split(r"\n=+  =+  =+\n", text)
+    assert heads.split() == ["dtype", "gloo,", "ucx,", "mpi,", "ucc", "nccl"]
+    columns = ((0, 20), (20, 47), (47, 88))
+    rows = {}
+    for line in table.splitlines():
+        kind, host, nccl = (line[a:b].strip() for a, b in columns)
+        if kind:
+            rows[kind.split(",")[0].rstrip("s")] = (host, nccl)
+    kinds = {"i": "integer", "u": "integer", "b": "bool", "f": "float", "c": "complex"}
+    for name in support_table.classes():
+        for dtype, row in support_table.reductions(name).items():
+            host, nccl = rows[kinds[np.dtype(dtype).kind]]
+            said = _said(nccl if name == "nccl" else host)
+            has = {op.name for op, how in row.items() if how is not None}
+            assert _EXCEPT.get((dtype, name), said) == has, (dtype, name)
 
 
 def test_the_base_class_adds_no_op_that_the_table_lacks() -> None:
