@@ -226,7 +226,13 @@ def _dtypes_table(name: str) -> str:
     ops = list(dist.ReduceOp)
     rows = []
     for dtype, row in reductions(name).items():
-        cells = [_cell(row[op]) for op in ops]
+        wide = np.dtype(dtype) == np.float16
+        cells = [
+            "by `SUM` of float32"
+            if wide and op is dist.ReduceOp.PREMUL_SUM and row[op] == "SUM"
+            else _cell(row[op])
+            for op in ops
+        ]
         rows.append([dtype, *cells])
     return _table(["dtype", *(op.name for op in ops)], rows)
 
