@@ -33,8 +33,10 @@ _REASONS: dict[str, str] = {
     "It serves DDP's hooks and buckets, which belong to a module of torch; use DDP "
     "itself on ranks started with `--torch`.": "BuiltinCommHookType GradBucket Logger "
     "Reducer",
-    "Every op here is checked on every rank before a byte moves, at no level that one "
-    "sets, and a hang is diagnosed at all times.": "DebugLevel get_debug_level "
+    "There are no levels: each rank always checks its own arguments before a byte "
+    "moves, and what differs from rank to rank (op, sizes, dtype, root, reduction) is not "
+    "refused by that, but found by the diagnosis of the hang, or by the backend "
+    "where it compares.": "DebugLevel get_debug_level "
     "set_debug_level set_debug_level_from_env",
     "It is a name for type checkers, and here the type is `str` or `int`.": "GroupName "
     "RankType",
