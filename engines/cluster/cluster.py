@@ -335,18 +335,26 @@ class Cluster(Ranks):
         start_timeout: float = 120,
         progress: Progress | None = None,
     ) -> None:
-        """Replace the engines of `ranks`, dead or alive.
+        """Replace the engines of `ranks`, dead or alive; without `ranks`, of all.
 
-        The other ranks keep their variables; their groups are aborted, since
-        members of them are gone, and the fresh ranks have the same groups:
-        `rebuild` makes them usable.
+        The engines are fresh: all variables of `ranks` are lost. The other ranks keep
+        theirs; their groups are aborted, since members of them are gone, and the fresh
+        ranks have the same groups: `rebuild` makes them usable.
+
+        ``%dist_restart`` without ranks replaces the dead ranks alone, which here is
+        ``cluster.restart(cluster.status().dead)``.
+
+        Parameters
+        ----------
+        ranks : int or iterable of int, optional
+            The ranks, at least one; ``None``: all, those that are alive too.
 
         Raises
         ------
         ClusterError
             The cluster was attached to by nothing but its controller's connection file;
-            only some ranks of an MPI job are given, and a group uses MPI; or the start
-            failed.
+            only some ranks of an MPI job are given, and a group uses MPI; `ranks` is
+            empty; or the start failed.
         """
         self._check_open()
         chosen = check_ranks(ranks, self.n)
@@ -417,6 +425,9 @@ class Cluster(Ranks):
     def shutdown(self, reason: str = "") -> None:
         """End everything: cells, engines, controller, side processes, threads.
 
+        An attached cluster, too, whoever else uses it: ``%dist_shutdown`` detaches from
+        it instead, as `close` does.
+
         Parameters
         ----------
         reason : str, optional
@@ -441,7 +452,10 @@ class Cluster(Ranks):
                 concurrent.futures.wait([private.shutdown_hub(self._client)], HUB_WAIT)
 
     def close(self) -> None:
-        """Disconnect from the cluster and leave it running."""
+        """Disconnect from the cluster and leave it running.
+
+        It is what ``%dist_shutdown`` does with ranks that were attached.
+        """
         with self._ending:
             if not self._open:
                 return

@@ -269,7 +269,8 @@ COMMANDS = {
             "Give ranks a fresh engine each; they keep their number and groups and\n"
             "lose their variables.",
             "%dist_restart 2",
-            "cluster.restart([2])",
+            "cluster.restart([2]); without RANKS, where ranks are dead,\n"
+            "cluster.restart(cluster.status().dead); cluster.restart() replaces all",
             parameter=Parameter(
                 "ranks", "RANKS", "?", "ranks such as 0,2-3 (default: the dead ones)",
                 "ranks",
@@ -342,7 +343,8 @@ COMMANDS = {
             "dist_shutdown",
             "End the ranks and their processes (attached ranks keep running).",
             "%dist_shutdown",
-            "cluster.shutdown()",
+            "cluster.shutdown(); of attached ranks cluster.close(), as shutdown()\n"
+            "ends them too",
         ),
     )
 }  # fmt: skip
