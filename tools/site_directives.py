@@ -168,6 +168,21 @@ def _docstring(
     pages_as_links(lines)
 
 
+def _signature(
+    app: Sphinx,
+    what: str,
+    name: str,
+    documented: object,
+    options: Any,
+    signature: str | None,
+    returned: str | None,
+) -> tuple[str | None, str | None]:
+    """Show a default that is a factory as an empty list, and a lambda as dots."""
+    if signature is not None:
+        signature = signature.replace("<factory>", "[]").replace("lambda : ...", "...")
+    return signature, returned
+
+
 def _read(app: Sphinx, page: str, source: list[str]) -> None:
     source[0] = without_outer_links(source[0], page)
 
@@ -178,4 +193,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("command-line", CommandLine)
     app.connect("source-read", _read)
     app.connect("autodoc-process-docstring", _docstring)
+    app.connect("autodoc-process-signature", _signature)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

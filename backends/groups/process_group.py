@@ -42,9 +42,7 @@ class ProcessGroup(GroupOps):
 
     `init_process_group` and `new_group` make groups. Backends are built at the first
     use of their device type, so that a group whose config names a library that is not
-    installed works until an array of that device type is used. Every op goes through
-    :meth:`issue`, the one place where it is checked, shown to hooks, numbered, recorded
-    and started.
+    installed works until an array of that device type is used.
 
     Parameters
     ----------

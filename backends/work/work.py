@@ -85,9 +85,8 @@ class Work:
     -----
     Named after ``torch.distributed.Work``. A backend makes the Work, returns it at once
     and reports on it, from any thread, through :meth:`mark_started`,
-    :meth:`mark_completed` and :meth:`mark_failed`. The dispatcher binds it to its
-    flight-recorder slot (`record`), which carries the sequence numbers. ``await work``
-    suspends a task, not the thread.
+    :meth:`mark_completed` and :meth:`mark_failed`. ``await work`` suspends a task, not
+    the thread.
 
     Examples
     --------
