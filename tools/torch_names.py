@@ -34,8 +34,8 @@ _REASONS: dict[str, str] = {
     "itself on ranks started with `--torch`.": "BuiltinCommHookType GradBucket Logger "
     "Reducer",
     "There are no levels: each rank always checks its own arguments before a byte "
-    "moves, and what differs from rank to rank (op, sizes, dtype, root, reduction) is not "
-    "refused by that, but found by the diagnosis of the hang, or by the backend "
+    "moves, and what differs from rank to rank (op, sizes, dtype, root, reduction) is "
+    "not refused by that, but found by the diagnosis of the hang, or by the backend "
     "where it compares.": "DebugLevel get_debug_level "
     "set_debug_level set_debug_level_from_env",
     "It is a name for type checkers, and here the type is `str` or `int`.": "GroupName "

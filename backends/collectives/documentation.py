@@ -102,7 +102,8 @@ _RAISES = {
     "ValueError": (
         f"{_NO_GROUP}; a rank that is given is not in the group, or none is given; "
         "sizes do not fit; an array is not C-contiguous, or read-only where it is "
-        f"written; the group has no backend for the device type of the arrays. {_BEFORE}"
+        "written; the group has no backend for the device type of the arrays. "
+        f"{_BEFORE}"
     ),
     "TypeError": (
         "An argument is no array, no list of them, no reduction or no group; dtypes of "
