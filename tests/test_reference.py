@@ -10,6 +10,7 @@ import gc
 import inspect
 import textwrap
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,17 +47,28 @@ PUBLIC = public()
 EXPORTED = exported()
 
 
-def parsed(name: str) -> doctest.DocTest:
+def parsed(name: str, member: Any) -> doctest.DocTest:
     (found,) = (
         test
         for test in doctest.DocTestFinder(recurse=False, exclude_empty=False).find(
-            EXPORTED[name], name, globs={"dist": dist, "np": np}
+            member, name, globs={"dist": dist, "np": np}
         )
     )
     return found
 
 
-TESTS = {name: parsed(name) for name in EXPORTED}
+#: The methods that have an example, but for those that inherit its docstring.
+METHODS = {
+    name: member
+    for name, member in {
+        **PUBLIC,
+        "DeviceMesh.__getitem__": dist.DeviceMesh.__getitem__,
+    }.items()
+    if "." in name
+    and name.split(".")[0] in ("DeviceMesh", "ProcessGroup", "Store", "Work")
+    and "\nExamples\n--------\n" in (inspect.getdoc(member) or "")
+}
+TESTS = {name: parsed(name, one) for name, one in {**EXPORTED, **METHODS}.items()}
 ALONE = [name for name in TESTS if name not in (*TWO, *STARTING, *NOT_RUN)]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,7 @@ class DeviceMesh:
     DeviceMesh('cpu', [0], mesh_dim_names=('tp',))
     """
 
+    #: The device type of the arrays, such as ``"cpu"``.
     device_type: str
     #: The global ranks, an array that cannot be written.
     mesh: Any
@@ -193,7 +195,18 @@ class DeviceMesh:
         return int(self.mesh.ndim)
 
     def size(self, mesh_dim: int | str | None = None) -> int:
-        """Return the number of ranks, in all or along a dimension."""
+        """Return the number of ranks, in all or along a dimension.
+
+        Parameters
+        ----------
+        mesh_dim : int or str, optional
+            The number or the name of a dimension; without it, all dimensions.
+
+        Examples
+        --------
+        >>> dist.init_device_mesh("cpu", (1, 1)).size(0)
+        1
+        """
         if mesh_dim is None:
             return int(self.mesh.size)
         return self.shape[self._dim(mesh_dim, "size")]
@@ -208,7 +221,19 @@ class DeviceMesh:
         return self._coordinate
 
     def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
-        """Return this rank's rank in the group of a dimension; -1: not in the mesh."""
+        """Return this rank's rank in the group of a dimension; -1: not in the mesh.
+
+        Returns
+        -------
+        int
+            The rank; -1 on a rank that is not in the mesh.
+
+        Examples
+        --------
+        >>> mesh = dist.init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
+        >>> mesh.get_local_rank("tp")
+        0
+        """
         group = self._group(mesh_dim, "get_local_rank")
         return -1 if isinstance(group, NonGroupMember) else group.rank()
 
@@ -222,6 +247,12 @@ class DeviceMesh:
         ProcessGroup
             The group; ``GroupMember.NON_GROUP_MEMBER`` on a rank that is not in the
             mesh.
+
+        Examples
+        --------
+        >>> mesh = dist.init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
+        >>> x = np.ones(2)
+        >>> dist.all_reduce(x, group=mesh.get_group("dp"))
         """
         return self._group(mesh_dim, "get_group")  # type: ignore[return-value]
 
@@ -247,6 +278,29 @@ class DeviceMesh:
 
         It has the ranks whose place in the other dimensions is this rank's, and the
         groups of this mesh.
+
+        Parameters
+        ----------
+        mesh_dim_names : str or tuple of str
+            The names of dimensions, or a name that `_flatten` gave.
+
+        Returns
+        -------
+        DeviceMesh
+            The part; the mesh itself for all its names in order.
+
+        Raises
+        ------
+        RuntimeError
+            The mesh has no `mesh_dim_names`.
+        KeyError
+            A name is that of no dimension, or stands there twice.
+
+        Examples
+        --------
+        >>> mesh = dist.init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
+        >>> mesh["tp"].mesh_dim_names
+        ('tp',)
         """
         if self.mesh_dim_names is None:
             raise RuntimeError("DeviceMesh: a mesh without mesh_dim_names has no parts")
@@ -436,15 +490,26 @@ def _flat(ranks: Any) -> list[int]:
     return [int(rank) for rank in ranks.reshape(-1)]
 
 
-complete_methods(
-    DeviceMesh,
-    lambda method: complete(
-        method,
-        {
-            "mesh_dim": """\
+_PARAMETERS = {
+    "mesh_dim": """\
 mesh_dim : int or str, optional
     The number or the name of a dimension, or a name that `_flatten` gave. A mesh of one
     dimension needs none."""
-        },
-    ),
-)
+}
+_NO_DIMENSION = {
+    "KeyError, IndexError": "The mesh has no dimension of that name, or number.",
+}
+_SEVERAL = {
+    "RuntimeError": "`mesh_dim` is missing, and the mesh has several dimensions.",
+}
+
+
+def _documented(method: Callable[..., Any]) -> None:
+    takes_dim = "mesh_dim" in inspect.signature(method).parameters
+    raises = _NO_DIMENSION if takes_dim else {}
+    if takes_dim and method.__name__ != "size":
+        raises = {**raises, **_SEVERAL}
+    complete(method, _PARAMETERS, raises)
+
+
+complete_methods(DeviceMesh, _documented)

@@ -37,8 +37,14 @@ device_id : int, cupy.cuda.Device or torch.device, optional
     The CUDA device of this process. The backend of ``cuda`` is then built, and
     connected, at once.""",
 }
+_REQUIRED_GROUP = """\
+group : ProcessGroup or None
+    The group; ``None`` is the default group."""
 _RAISES_OF_GROUP = {
-    "ValueError": "There is no default group, or this rank is not in `group`.",
+    "ValueError": (
+        "`group` is ``None``, and there is no default group; or this rank is not in "
+        "`group`."
+    ),
     "TypeError": "`group` is no group.",
 }
 # -1 is their answer on a rank that is not in the group.
@@ -47,11 +53,15 @@ _TAKES_OTHERS = ("get_rank", "get_world_size")
 
 def documented(function: F) -> F:
     """Complete the docstring of a function that makes or takes a group."""
-    takes_group = "group" in inspect.signature(function).parameters
+    group = inspect.signature(function).parameters.get("group")
+    takes_group = group is not None
+    texts = dict(_PARAMETERS)
+    if group is not None and group.default is group.empty:
+        texts["group"] = _REQUIRED_GROUP
     raises = dict(_RAISES_OF_GROUP) if takes_group else {}
     if function.__name__ in _TAKES_OTHERS:
-        raises["ValueError"] = "There is no default group."
-    return complete(function, _PARAMETERS, raises)
+        raises["ValueError"] = "`group` is ``None``, and there is no default group."
+    return complete(function, texts, raises)
 
 
 # -- the methods of a group, and their options -------------------------------

@@ -304,6 +304,16 @@ class ProcessGroup(GroupOps):
             Who aborts; the default is this rank.
         culprits : sequence of int, optional
             The global ranks that are the cause, as far as they are known.
+
+        Examples
+        --------
+        >>> group = dist.new_group([0])
+        >>> group.abort("the loss is NaN")
+        >>> try:
+        ...     dist.barrier(group)
+        ... except dist.DistAbortedError as error:
+        ...     print(error.reason)
+        the loss is NaN
         """
         reason = reason or "ProcessGroup.abort()"
         self._current.abort(reason, by=by, culprits=culprits)
@@ -322,6 +332,14 @@ class ProcessGroup(GroupOps):
             The number of the new generation; the default is the next one.
         store : Store, optional
             Replaces the group's store.
+
+        Examples
+        --------
+        >>> group = dist.new_group([0])
+        >>> group.abort("to try it")
+        >>> group.rebuild()
+        >>> group.aborted, group.generation
+        (None, 1)
         """
         while not self._replace(self._current, generation, store):
             pass  # another thread has rebuilt the group meanwhile

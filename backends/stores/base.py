@@ -105,21 +105,62 @@ class Store:
         return as_seconds(timeout, "the timeout of a store's wait")
 
     def set(self, key: str, value: bytes | str) -> None:
-        """Set `key`, replacing what was there."""
+        """Set `key`, replacing what was there.
+
+        Examples
+        --------
+        >>> store = dist.HashStore()
+        >>> store.set("address", "10.0.0.1:29500")
+        """
         raise NotImplementedError
 
     def get(self, key: str, timeout: float | timedelta | None = None) -> bytes:
-        """Return the value of `key`, waiting for it to be set."""
+        """Return the value of `key`, waiting for it to be set.
+
+        Returns
+        -------
+        bytes
+            The value, also of a key that was set to text.
+
+        Examples
+        --------
+        >>> store = dist.HashStore()
+        >>> store.set("lr", "0.1")
+        >>> store.get("lr")
+        b'0.1'
+        """
         raise NotImplementedError
 
     def append(self, key: str, value: bytes | str) -> None:
-        """Append `value` to the value of `key` (absent: empty), atomically."""
+        """Append `value` to the value of `key` (absent: empty), atomically.
+
+        Examples
+        --------
+        >>> store = dist.HashStore()
+        >>> store.append("log", "a"), store.append("log", "b")
+        (None, None)
+        >>> store.get("log")
+        b'ab'
+        """
         raise NotImplementedError
 
     def multi_get(
         self, keys: Sequence[str], timeout: float | timedelta | None = None
     ) -> list[bytes]:
-        """Return the values of `keys`, in order, waiting for all of them to be set."""
+        """Return the values of `keys`, in order, waiting for all of them to be set.
+
+        Returns
+        -------
+        list of bytes
+            A value for each key.
+
+        Examples
+        --------
+        >>> store = dist.HashStore()
+        >>> store.multi_set(["a", "b"], ["1", "2"])
+        >>> store.multi_get(["b", "a"])
+        [b'2', b'1']
+        """
         raise NotImplementedError
 
     def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
@@ -149,6 +190,12 @@ class Store:
         -----
         Of callers that add 1 each gets another number: a counter hands out places in a
         row.
+
+        Examples
+        --------
+        >>> store = dist.HashStore()
+        >>> store.add("arrived", 1), store.add("arrived", 1), store.add("arrived", 0)
+        (1, 2, 2)
         """
         raise NotImplementedError
 
@@ -161,17 +208,43 @@ class Store:
         -------
         bytes
             `desired` if it was set; else the value of `key`, ``b""`` if it is absent.
+
+        Examples
+        --------
+        >>> store = dist.HashStore()
+        >>> store.compare_set("leader", "", "rank 0")  # absent: it is set
+        b'rank 0'
+        >>> store.compare_set("leader", "", "rank 1")
+        b'rank 0'
         """
         raise NotImplementedError
 
     def wait(
         self, keys: Sequence[str], timeout: float | timedelta | None = None
     ) -> None:
-        """Block until all of `keys` are set."""
+        """Block until all of `keys` are set.
+
+        Examples
+        --------
+        >>> store = dist.HashStore()
+        >>> store.set("ready/0", "")
+        >>> store.wait(["ready/0"], timeout=5)
+        """
         raise NotImplementedError
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all of `keys` are set, without waiting."""
+        """Return whether all of `keys` are set, without waiting.
+
+        Returns
+        -------
+        bool
+            ``False`` where one of them is missing.
+
+        Examples
+        --------
+        >>> dist.HashStore().check(["address"])
+        False
+        """
         raise NotImplementedError
 
     def delete_key(self, key: str) -> bool:
@@ -181,6 +254,11 @@ class Store:
         -------
         bool
             Whether it was set.
+
+        Examples
+        --------
+        >>> dist.HashStore().delete_key("address")
+        False
         """
         raise NotImplementedError
 
@@ -220,6 +298,13 @@ class Store:
             With ``block=False``, at once: the queue is empty.
         DistStoreTimeoutError
             The queue was empty until the timeout passed.
+
+        Examples
+        --------
+        >>> store = dist.HashStore()
+        >>> store.queue_push("jobs", "first")
+        >>> store.queue_pop("jobs"), store.queue_len("jobs")
+        (b'first', 0)
         """
         raise NotImplementedError
 

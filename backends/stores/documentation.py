@@ -15,7 +15,7 @@ C = TypeVar("C", bound=type)
 _PARAMETERS = {
     "key": """\
 key : str
-    The key, or the queue.""",
+    The key.""",
     "keys": """\
 keys : sequence of str
     The keys.""",
@@ -60,6 +60,13 @@ _LATE = {
         "the ranks that were to set them."
     ),
 }
+#: What `key` is for some methods.
+_KEYS = {
+    **dict.fromkeys(("queue_push", "queue_pop", "queue_len"), "The name of the queue."),
+    "barrier": "The name of the barrier.",
+    "last_will": "The key that is set if this process dies.",
+    "watch": "The key whose value is waited for.",
+}
 # They answer from the object itself, and end what others wait for.
 _LOCAL = ("close", "set_timeout", "has_extended_api")
 
@@ -72,4 +79,7 @@ def documented(cls: C) -> C:
 def _documented_method(method: Callable[..., Any]) -> None:
     waits = "timeout" in inspect.signature(method).parameters
     raises = {**(_LATE if waits else {}), **_CLOSED}
-    complete(method, _PARAMETERS, {} if method.__name__ in _LOCAL else raises)
+    texts = dict(_PARAMETERS)
+    if method.__name__ in _KEYS:
+        texts["key"] = f"key : str\n    {_KEYS[method.__name__]}"
+    complete(method, texts, {} if method.__name__ in _LOCAL else raises)

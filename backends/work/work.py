@@ -181,6 +181,12 @@ class Work:
             The op is still in flight.
         DistError
             The op failed: its error.
+
+        Examples
+        --------
+        >>> work = dist.all_reduce(np.ones(2), async_op=True)
+        >>> work.wait(), work.result()
+        (True, [array([1., 1.])])
         """
         if self._exception is not None:
             self._mark_observed()
@@ -245,6 +251,12 @@ class Work:
             The group was aborted.
         DistBackendError
             The op failed.
+
+        Examples
+        --------
+        >>> work = dist.barrier(async_op=True)
+        >>> work.wait(timeout=5)
+        True
         """
         seconds = None if timeout is None else as_seconds(timeout, "wait: timeout")
         if not self._state.is_terminal and not self._block(seconds):
@@ -304,6 +316,12 @@ class Work:
         Future
             It has the methods of torch's futures and of ``concurrent.futures``. Its
             callbacks may block, for other Works too.
+
+        Examples
+        --------
+        >>> work = dist.all_reduce(np.ones(2), async_op=True)
+        >>> work.get_future().then(lambda future: future.value()[0].tolist()).wait()
+        [1.0, 1.0]
         """
         future = Future(self)
 
