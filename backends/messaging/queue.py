@@ -7,8 +7,9 @@ Work drives the queue of its group; for Works that no thread waits for, `progres
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from ..errors import ConnectionLostError, DistBackendError, DistError
 from ..work.op_type import OpType
 from ..work.work import Work
 from .algorithms import SEND, Flat, Transfer
+from .progress import progress
 from .transport import Transport
 from .work import MessageWork
 
@@ -54,8 +56,14 @@ class MessageQueue:
         self._transport: Transport | None = None
         self._collectives: collections.deque[MessageWork] = collections.deque()
         self._messages: list[MessageWork] = []
-        # The Work whose schedule is being resumed; see _fail_after.
+        # The Work that was looked at last, and the one whose schedule is being resumed;
+        # see _breaks.
+        self._looked_at: MessageWork | None = None
         self._resumed: MessageWork | None = None
+        # The Works that are over, until their ends are reported.
+        self._over: list[MessageWork] = []
+        # The error of an op that was being issued, until it has ended the group.
+        self._unreported: Exception | None = None
         # Stages, of all Works.
         self._posted = 0
         self._closed = self._abandoned = False
@@ -83,31 +91,36 @@ class MessageQueue:
         """Start `work`: after the other collectives, or, if a `message`, at once.
 
         A collective that has none before it starts here, on the caller's thread; what
-        it waits for is first looked at when a thread waits for it.
+        it waits for is first looked at when a thread waits for it. The caller holds the
+        lock of those who issue: no other Work is resumed, and no error reported, since
+        callbacks may issue ops.
         """
-        over: list[MessageWork] = []
         broken: BaseException | None = None
         with self._lock:
             if self._closed:
                 raise DistBackendError("the connections of the group were abandoned")
-            if message:
-                self._messages.append(work)
-                looks = 1
-            else:
-                self._collectives.append(work)
-                looks = 0 if len(self._collectives) == 1 else -1
+            works = self._messages if message else self._collectives
+            works.append(work)
             if self._inside:  # a signal handler, whose thread advances later
                 return
-            if self._is_open and not self._broken and looks >= 0:
+            is_next = message or len(works) == 1
+            if self._is_open and not self._broken and is_next:
                 work.begin()
-                broken = self._advance(looks, over)
-        if over or broken is not None:
-            self._settle(over, broken)
+                messages = (work,) if message else ()
+                broken = self._advance(int(message), messages, not message)
+            if broken is not None and self._breaks(broken):
+                self._unreported = _as_exception(broken)
+        if work in self._over:
+            self._report(work)
+        if broken is not None:
+            progress.add(self)
+            if not isinstance(broken, Exception):
+                raise broken
 
     @property
     def busy(self) -> bool:
-        """Whether anything is in flight."""
-        return bool(self._collectives or self._messages)
+        """Whether anything is in flight, or has an end that was not reported."""
+        return bool(self._collectives or self._messages or self._over)
 
     def advance(self, looks: int = 1) -> bool:
         """Advance without blocking; return whether any op progressed.
@@ -117,49 +130,70 @@ class MessageQueue:
         """
         if not self._is_open or not self._lock.acquire(blocking=False):
             return False
-        over: list[MessageWork] = []
+        moved = False
         try:
-            if self._broken or self._inside:
+            if self._inside:
                 return False
-            posted = self._posted
-            broken = self._advance(looks, over)
-            moved = self._posted != posted
+            broken: BaseException | None = self._unreported
+            self._unreported = None
+            if not self._broken:
+                posted = self._posted
+                broken = self._advance(looks, self._messages, True)
+                moved = self._posted != posted
         finally:
             self._lock.release()
-        if over or broken is not None:
-            self._settle(over, broken)
+        if self._over or broken is not None:
+            self._settle(broken)
             return True
         return moved
 
-    def _advance(self, looks: int, over: list[MessageWork]) -> BaseException | None:
+    def _advance(
+        self, looks: int, messages: Sequence[MessageWork], collectives: bool
+    ) -> BaseException | None:
         """Resume what can be, under the lock; return the error that ends the group.
 
-        Adds the Works that are over to `over`. Without `looks` stages are only posted.
+        Adds the Works that are over to `_over`. Without `looks` the stages of
+        collectives are only posted.
         """
         self._inside = True
-        work: MessageWork | None = None
         try:
             # Looked at after `_inside` is set, and again after it no longer is:
             # whenever a signal handler aborts, either it abandons the ops or this does.
             if self._closed:
                 return None
-            if self._messages:
-                for work in list(self._messages):
-                    if self._resume(work, 1):
-                        self._messages.remove(work)
-                        over.append(work)
-            queue = self._collectives
-            while queue and self._resume(work := queue[0], looks):
-                over.append(queue.popleft())
+            if messages:
+                self._resume_messages(messages)
+            queue, before = self._collectives, len(self._over)
+            while collectives and queue and self._resume(queue[0], looks):
+                # An interrupt may come at any point: the Work is in one of both.
+                self._over.append(queue[0])
+                queue.popleft()
+            if messages and len(self._over) > before:
+                # The looks at the collective may have received one, and the thread that
+                # waited for the collective looks no more.
+                self._resume_messages(messages)
         except BaseException as error:  # noqa: BLE001 - it ends every Work
-            self._broken = isinstance(error, Exception) or self._resumed is not None
+            self._broken = self._breaks(error)
             if isinstance(error, Exception):
-                self._resumed = work
+                self._resumed = work = self._looked_at
                 return self._mismatch(error, work) or error
             return error
         finally:
             self._leave()
         return None
+
+    def _resume_messages(self, messages: Sequence[MessageWork]) -> None:
+        for work in list(messages):
+            if self._resume(work, 1):
+                self._over.append(work)
+                self._messages.remove(work)
+
+    def _breaks(self, error: BaseException) -> bool:
+        """Return whether `error` ends the group: an interrupt may have broken nothing.
+
+        A schedule that was interrupted would look as if it had ended.
+        """
+        return isinstance(error, Exception) or self._resumed is not None
 
     def _mismatch(
         self, error: Exception, work: MessageWork | None
@@ -180,15 +214,22 @@ class MessageQueue:
         if self._closed:
             self._abandon()
 
-    def _settle(self, over: list[MessageWork], broken: BaseException | None) -> None:
+    def _settle(self, broken: BaseException | None) -> None:
         """End Works and, after an error, the group; the lock is free."""
-        for work in over:
-            work.mark_completed(work.source if work.op_type is _RECV_OP else None)
+        for work in list(self._over):
+            self._report(work)
         if broken is not None:
             self._fail_after(broken)
-        if len(self.waiting) > 1 and self._transport is not None:
+        others = len(self.waiting) - (threading.get_ident() in self.waiting)
+        if others and self._transport is not None:
             # What came for one waiter may have ended the Work of another one.
             self._transport.wake()
+
+    def _report(self, work: MessageWork) -> None:
+        """End `work`, which is over; after an interrupt it is ended the next time."""
+        work.mark_completed(work.source if work.op_type is _RECV_OP else None)
+        with contextlib.suppress(ValueError):  # another thread has done it, too
+            self._over.remove(work)
 
     def sleep(self, work: Work, timeout: float, idle: float) -> None:
         """Wait until something may have come for `work`, `timeout` seconds at most."""
@@ -217,6 +258,7 @@ class MessageQueue:
     def _resume(self, work: MessageWork, looks: int) -> bool:
         """Resume `work` as far as its messages allow; return whether it is over."""
         requests, transport = work.requests, self._transport
+        self._looked_at = work
         if not work.started_ns:
             work.mark_started()
         while True:
@@ -270,10 +312,10 @@ class MessageQueue:
 
     def _fail_after(self, error: BaseException) -> None:
         """Fail the group after `error`; re-raise an interrupt that broke nothing."""
+        breaks = self._breaks(error)
         work, self._resumed = self._resumed, None
-        if not isinstance(error, Exception) and work is None:
+        if not breaks:
             raise error
-        # Otherwise a schedule was interrupted and would look as if it had ended.
         culprit = work or next(iter([*self._messages, *self._collectives]), None)
         reason = self._explain(error)
         # The group first, whose abort ends the Works: a thread that waits for one
@@ -350,6 +392,15 @@ class MessageQueue:
             self.abandon()
         elif transport is not None:
             transport.close()
+
+
+def _as_exception(error: BaseException) -> Exception:
+    """Return `error`, or one that an interrupt is the cause of."""
+    if isinstance(error, Exception):
+        return error
+    made = DistBackendError(type(error).__name__)
+    made.__cause__ = error
+    return made
 
 
 def _pieces(array: Flat, limit: int) -> tuple[Flat, ...]:

@@ -99,7 +99,8 @@ class MessageWork(Work):
                 elif now - idle_from < queue.spin:
                     os.sched_yield()
                 else:
-                    queue.patient = now - idle_from > _LONG
+                    # For good: it is told when this thread leaves.
+                    queue.patient |= now - idle_from > _LONG
                     queue.sleep(self, deadline - now, now - idle_from)
                 moved = queue.advance(_LOOKS)
                 if self._state.is_terminal:

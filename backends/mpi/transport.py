@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +18,9 @@ __all__ = ["MPITransport"]
 _log = logging.getLogger(__name__)
 
 # Of aborted groups: requests that MPI has not completed or cancelled yet, and the
-# memory that they may still read or write.
+# memory that they may still read or write. One thread at a time may test them.
 _abandoned: list[tuple[Any, Flat]] = []
+_sweeping = threading.Lock()
 
 
 class MPITransport(Napping):
@@ -87,11 +89,17 @@ class MPITransport(Napping):
         A request that MPI does not complete at once (a message half received, a
         send that was never received) is kept, with its memory, until it does.
         """
-        for request, array, is_receive in requests:
-            _abandoned.append((request, array))
+        _abandoned.extend((request, array) for request, array, _ in requests)
+        for request, _, is_receive in requests:
             if request and is_receive:
                 request.Cancel()
-        _abandoned[:] = [entry for entry in _abandoned if not _is_over(entry[0])]
+        # The others are swept by the next abort.
+        if _sweeping.acquire(blocking=False):
+            try:
+                for entry in [one for one in _abandoned if _is_over(one[0])]:
+                    _abandoned.remove(entry)
+            finally:
+                _sweeping.release()
 
     def close(self) -> None:
         """Free the communicator."""

@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from ..errors import DistBackendError, DistError
 from ..rank_sets import name_ranks
 from ..stores.base import Store
-from ..stores.process_end import host_id
-from ..ucx.settings import network_settings
+from ..ucx.settings import network_settings, own_loopback
 from . import abandoned
 from .context import Context
-from .environment import in_environment
 from .library import UCCError, load
 from .transport import UCCTransport
 
@@ -55,7 +53,7 @@ class UCCConnector:
             own = {
                 "compares": self._compares,
                 "name": uuid.uuid4().hex,
-                "host": host_id("net"),
+                "loopback": own_loopback(),
                 "abandoned": list(claimed),
             }
             # First of all: UCC would wait for the other ranks where nobody can cancel.
@@ -63,9 +61,10 @@ class UCCConnector:
             members = [json.loads(one) for one in given]
             _check_alike([one["compares"] for one in members])
             name = members[0]["name"]
-            hosts = {one["host"] for one in members}
-            with in_environment(network_settings(one_host=len(hosts) == 1)):
-                context = Context(library, self._gather, self._rank, self._size, name)
+            settings = network_settings([one["loopback"] for one in members])
+            context = Context(
+                library, self._gather, self._rank, self._size, name, settings
+            )
             common = set.intersection(*({*one["abandoned"]} for one in members))
         except UCCError as error:
             raise DistBackendError(

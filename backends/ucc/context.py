@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import byref, c_void_p
 from typing import Any
 
 from . import ucc
+from .environment import in_environment
 from .library import UCCLibrary
 
 __all__ = ["AllGather", "Context"]
@@ -54,8 +56,17 @@ class _Gathering(threading.Thread):
 class _OutOfBand:
     """The all-gather that UCC calls for its set-up, over `gather`."""
 
-    def __init__(self, gather: AllGather, name: str, rank: int, size: int) -> None:
+    def __init__(
+        self,
+        gather: AllGather,
+        name: str,
+        rank: int,
+        size: int,
+        on_first: Callable[[], None] = lambda: None,
+    ) -> None:
         self._gather, self._name = gather, name
+        # Called before the ranks meet for the first time.
+        self._on_first = on_first
         self._numbers = itertools.count(1)
         self._gatherings: dict[int, _Gathering] = {}
         self._ended = False
@@ -79,6 +90,7 @@ class _OutOfBand:
     def _start(
         self, own: int, target: int, size: int, info: int | None, request: Any
     ) -> int:
+        self._on_first()
         if self._ended:
             return _FAILED
         number = next(self._numbers)
@@ -112,18 +124,30 @@ class Context:
     ----------
     gather : the all-gather through which the ranks meet.
     name : its name, the same on every rank and that of no other context.
+    settings : of UCX, without ``UCX_`` before the name.
     """
 
     def __init__(
-        self, library: UCCLibrary, gather: AllGather, rank: int, size: int, name: str
+        self,
+        library: UCCLibrary,
+        gather: AllGather,
+        rank: int,
+        size: int,
+        name: str,
+        settings: Mapping[str, str],
     ) -> None:
         self.library, self.size, self.name = library, size, name
+        reading = contextlib.ExitStack()
         self._bands = [
-            _OutOfBand(gather, name, rank, size) for name in ("context", "team")
+            # UCC has read the variables when its ranks exchange their addresses.
+            _OutOfBand(gather, "context", rank, size, reading.close),
+            _OutOfBand(gather, "team", rank, size),
         ]
         self.context, self.team = c_void_p(), c_void_p()
         try:
-            self._make_context(self._bands[0].struct)
+            with reading:
+                reading.enter_context(in_environment(settings))
+                self._make_context(self._bands[0].struct)
             self._make_team(self._bands[1].struct, rank)
         except Exception as error:
             for band in self._bands:

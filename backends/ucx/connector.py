@@ -8,9 +8,8 @@ import threading
 from ..errors import DistBackendError, DistError
 from ..rank_sets import name_ranks
 from ..stores.base import Store
-from ..stores.process_end import host_id
 from .library import UCXError, load
-from .settings import chosen, network_settings
+from .settings import chosen, network_settings, own_loopback
 from .transport import UCXTransport
 from .worker import Worker
 
@@ -38,15 +37,13 @@ class UCXConnector:
         """
         version = load().version
         network_settings()  # its error is raised before this rank waits for others
-        # Ranks share a loopback in one network namespace only.
-        own = {"version": version, "host": host_id("net")}
-        given = self._gather("host", json.dumps(own))
+        own = {"version": version, "loopback": own_loopback()}
+        given = self._gather("rank", json.dumps(own))
         if given is None:
             return None
         members = [json.loads(one) for one in given]
         _check_versions([member["version"] for member in members])
-        hosts = {member["host"] for member in members}
-        settings = network_settings(one_host=len(hosts) == 1)
+        settings = network_settings([member["loopback"] for member in members])
         try:
             worker = Worker(self._size, settings)
         except UCXError as error:

@@ -165,7 +165,9 @@ class UCXTransport:
         try:
             if self._futile:
                 # Not the events: they say all the time that there is something to do.
-                select.select((self._wakeup,), (), (), min(longest, timeout))
+                naps = select.poll()
+                naps.register(self._wakeup, select.POLLIN)
+                naps.poll(min(longest, timeout) * 1e3)
             else:
                 self._events.poll(min(longest, timeout), 1)
         finally:

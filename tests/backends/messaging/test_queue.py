@@ -222,6 +222,96 @@ def test_the_transport_explains_its_errors() -> None:
     assert told == ["the library lost it"]
 
 
+def receive_of(queue: MessageQueue, source: int) -> MessageWork:
+    stages = iter([[(RECV, source, np.zeros(1))]])
+    work = MessageWork(queue, dist.OpType.RECV, stages, 7)
+    queue.submit(work, message=True)
+    return work
+
+
+def test_the_issue_of_an_op_ends_no_other() -> None:
+    """It is under the lock of those who issue, which a callback may wait for."""
+    queue, transport, work = started(iter([[(RECV, 1, np.zeros(1))]]))
+    receive = receive_of(queue, 3)
+    called: list[object] = []
+    for one in (work, receive):
+        one.add_done_callback(called.append)
+    for message in transport.posted:
+        message.over = True
+    other = receive_of(queue, 4)
+    queue.submit(MessageWork(queue, dist.OpType.BARRIER, iter([]), 6), message=False)
+    assert called == []
+    queue.advance()
+    assert called == [receive, work]
+    assert not other.is_completed()
+
+
+def test_an_error_of_an_op_that_is_issued_is_reported_afterwards() -> None:
+    class Broken(ByHand):
+        def send(self, array: Flat, peer: int, tag: int) -> Message:
+            raise LookupError("code 17")
+
+    told: list[tuple[str, int]] = []
+    issuing = threading.Lock()
+
+    def fail(reason: str | dist.DistError) -> None:
+        with issuing:
+            told.append((str(reason), threading.get_ident()))
+
+    queue = MessageQueue(fail)
+    queue.open(Broken())
+    work = MessageWork(queue, dist.OpType.SEND, iter([[(SEND, 1, np.zeros(1))]]), 5)
+    with issuing:
+        queue.submit(work, message=True)
+        assert not work.is_completed()
+    until(lambda: work.is_completed())
+    assert told == [("the library lost it", told[0][1])]
+    with pytest.raises(dist.DistBackendError, match="the library lost it"):
+        work.wait()
+
+
+def test_what_came_during_the_looks_at_a_collective_is_not_left() -> None:
+    class Together(ByHand):
+        """The looks at the collective take in all that has come."""
+
+        def test(self, request: Message, looks: int = 1) -> bool:
+            if request.tag == 5:
+                for message in self.posted:
+                    message.over = True
+            return super().test(request, looks)
+
+    queue, transport = MessageQueue(lambda reason: None), Together()
+    queue.open(transport)
+    receive = receive_of(queue, 3)
+    collective = MessageWork(
+        queue, dist.OpType.ALL_REDUCE, iter([[(RECV, 1, np.zeros(1))]]), 5
+    )
+    queue.submit(collective, message=False)
+    queue.advance()
+    assert collective.is_success()
+    assert receive.is_success()
+
+
+def test_an_interrupt_leaves_no_work_without_an_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue, transport, work = started(iter([[(RECV, 1, np.zeros(1))]]))
+    transport.posted[0].over = True
+
+    def interrupted(self: MessageWork, *args: object) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MessageWork, "mark_completed", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            queue.advance()
+    assert queue.busy
+    assert not work.is_completed()
+    assert queue.advance()
+    assert work.is_success()
+    assert not queue.busy
+
+
 def test_abandon_hands_over_what_is_in_flight_and_refuses_more() -> None:
     data, other = np.zeros(1), np.zeros(1)
     queue, transport, _ = started(iter([[(RECV, 1, data), (SEND, 1, other)]]))

@@ -27,7 +27,7 @@ from rankscope.backends.conformance.waiting import until
 from rankscope.backends.ucx import connector, library
 from rankscope.backends.ucx.connector import UCXConnector
 from rankscope.backends.ucx.library import UCXError
-from rankscope.backends.ucx.settings import network_settings
+from rankscope.backends.ucx.settings import network_settings, own_loopback
 from rankscope.backends.ucx.transport import UCXTransport
 
 pytestmark = pytest.mark.skipif(
@@ -456,27 +456,28 @@ def aborted_transports(me: Rank) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("one_host", "variables", "device"),
+    ("variables", "device"),
     [
-        (True, {}, "lo"),
-        (False, {}, None),
-        (True, {"UCX_TLS": "rc,self"}, None),
-        (True, {"UCX_NET_DEVICES": "eth7"}, None),
-        (False, {"GLOO_SOCKET_IFNAME": "lo"}, "lo"),
+        ({}, "lo"),
+        ({"UCX_TLS": "rc,self"}, None),
+        ({"UCX_NET_DEVICES": "eth7"}, None),
+        ({"GLOO_SOCKET_IFNAME": "lo"}, "lo"),
     ],
 )
-def test_ranks_of_one_host_use_loopback_unless_something_is_chosen(
-    one_host: bool,
-    variables: dict[str, str],
-    device: str | None,
-    monkeypatch: pytest.MonkeyPatch,
+def test_ranks_of_one_host_use_loopback_unless_one_of_them_has_chosen(
+    variables: dict[str, str], device: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("UCX_TLS", "UCX_NET_DEVICES", "GLOO_SOCKET_IFNAME"):
         monkeypatch.delenv(name, raising=False)
+    other = own_loopback()
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
+    mine = own_loopback()
+    assert (mine == other) == (not variables)
     expected = {} if device is None else {"NET_DEVICES": device}
-    assert network_settings(one_host=one_host) == expected
+    assert network_settings([other, mine]) == expected
+    if not variables:
+        assert network_settings([mine, "of another host"]) == {}
 
 
 def test_an_interface_that_is_not_there_is_named(
@@ -490,19 +491,19 @@ def test_an_interface_that_is_not_there_is_named(
 
 def test_different_versions_are_refused() -> None:
     store = dist.HashStore()
-    store.set("host/1", '{"version": "0.1", "host": "another"}')
+    store.set("rank/1", '{"version": "0.1", "loopback": null}')
     with pytest.raises(dist.DistBackendError) as caught:
         UCXConnector(store, 0, 2).connect()
     assert "rank 1: 0.1" in str(caught.value)
     assert "Install the same one for all" in str(caught.value)
 
 
-@pytest.mark.parametrize("step", ["host", "address"])
+@pytest.mark.parametrize("step", ["rank", "address"])
 def test_an_abort_ends_a_rank_that_connects(step: str) -> None:
     store = dist.HashStore()
     if step == "address":
-        other = {"version": library.load().version, "host": "another"}
-        store.set("host/1", json.dumps(other))
+        other = {"version": library.load().version, "loopback": None}
+        store.set("rank/1", json.dumps(other))
     before = Snapshot.take()
     one = UCXConnector(store, 0, 2)
     result: list[object] = []
@@ -550,7 +551,7 @@ def test_an_unreachable_rank_is_an_error_with_the_settings(
     monkeypatch.setattr(
         connector,
         "network_settings",
-        lambda **_: {"TLS": transports[threading.current_thread().name]},
+        lambda *_: {"TLS": transports[threading.current_thread().name]},
     )
     store = dist.HashStore()
     made: dict[int, UCXTransport | None] = {}
