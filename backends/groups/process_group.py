@@ -472,9 +472,9 @@ class ProcessGroup(GroupOps):
                 pending = PendingOp(current, record, op)
                 batch.append(pending)
                 return pending
-        watchdog.touch()
         with current.issue_lock:
             current.handing_over = record, time.monotonic()
+            watchdog.touch()
             try:
                 current.raise_if_aborted(op.kind)
                 if current.departures.by_rank:
@@ -543,9 +543,9 @@ class ProcessGroup(GroupOps):
         issued: list[tuple[list[PendingOp], list[Work]]] = []
         # After a rebuild inside the block, that of the first op has ended.
         current = batch[0].generation
-        watchdog.touch()
         with current.issue_lock:
             current.handing_over = batch[0].entry, time.monotonic()
+            watchdog.touch()
             try:
                 current.raise_if_aborted(OpType.COALESCED)
                 for pending in batch if current.departures.by_rank else ():
@@ -608,7 +608,6 @@ class ProcessGroup(GroupOps):
         hooks = active_hooks()
         for hook in hooks:
             hook.before(record)
-        watchdog.touch()
         with current.issue_lock:
             current.raise_if_aborted(op_type)
             if current.departures.by_rank:
@@ -617,6 +616,7 @@ class ProcessGroup(GroupOps):
             recorder.add(record)
             work = SelfTimedWork(op_type) if work is None else work
             current.status.in_flight[record.op_id] = work
+            watchdog.touch()
             work.bind(record)
             work.mark_started()
         for hook in hooks:

@@ -64,11 +64,8 @@ class Watchdog:
         self._loop.resume()
 
     def touch(self) -> None:
-        """Wake the thread if it is idle: an op is about to be in flight."""
-        if self._loop.idle:
-            # The op may be in flight only when the thread has looked.
-            self._busy_at = time.monotonic()
-            self._loop.kick()
+        """Wake the thread if it is idle; the group of a new op is `busy` already."""
+        self._loop.kick_if_idle()
 
     def wake(self) -> None:
         """Check the groups now: something has happened to one."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..errors import DistError
 from ..interface.base import Array, Backend
+from ..rank_sets import name_ranks
 from ..work.op_type import OpType
 from ..work.reduce_op import ReduceOp
 from ..work.work import Work
@@ -67,6 +68,10 @@ class MessagingBackend(Backend):
         # Memory for what other ranks send to be reduced here; collectives run
         # one at a time, so one block serves them all.
         self._scratch_memory = self._scratch_array = np.empty(0, np.uint8)
+
+    def _name(self, ranks: Iterable[int]) -> str:
+        """Return what messages call these ranks of the group: by global rank."""
+        return name_ranks(self.global_ranks[rank] for rank in ranks)
 
     # -- the transport -----------------------------------------------------
 

@@ -31,6 +31,10 @@ class MPIBackend(MessagingBackend):
     name = "mpi"
     interface_version = 1
 
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        connector = GroupRendezvous(store, rank, size, self._name)
+        super().__init__(rank, size, connector)
+
     def abort(self, reason: str) -> None:
         """Abandon the ops in flight; the communicator is never used again."""
         job.note_abort()
@@ -40,7 +44,7 @@ class MPIBackend(MessagingBackend):
 def _create(store: Store, rank: int, size: int, timeout: float) -> MPIBackend:
     if size > 1:
         job.check_launched(size)
-    return MPIBackend(rank, size, GroupRendezvous(store, rank, size))
+    return MPIBackend(store, rank, size)
 
 
 Backend.register_backend(

@@ -10,6 +10,7 @@ import threading
 from typing import Any
 
 from ..errors import DistBackendError, DistError
+from ..messaging.connecting import Namer
 from ..rank_sets import name_ranks
 from ..stores.base import Store
 from .job import check_job, initialise, making_communicator
@@ -60,8 +61,10 @@ class GroupRendezvous:
     member that is missing leaves no other one blocked inside MPI.
     """
 
-    def __init__(self, store: Store, rank: int, size: int) -> None:
-        self._store = store
+    def __init__(
+        self, store: Store, rank: int, size: int, name: Namer = name_ranks
+    ) -> None:
+        self._store, self._name = store, name
         self._rank = rank
         self._size = size
         self._cancelled = False
@@ -105,7 +108,7 @@ class GroupRendezvous:
                 raise DistBackendError(
                     f"MPI could not make a communicator: {error}"
                 ) from error
-            return MPITransport(mpi, comm)
+            return MPITransport(mpi, comm, self._name)
 
     def _check(self, members: list[dict[str, Any]]) -> None:
         jobs = {member["job"] for member in members}
@@ -117,7 +120,7 @@ class GroupRendezvous:
                 for rank, member in enumerate(members)
                 if member["job"] != mine["job"]
             ]
-            who = name_ranks(others) if others else "some of its ranks"
+            who = self._name(others) if others else "some of its ranks"
             belong = "belongs" if len(others) == 1 else "belong"
             raise DistBackendError(
                 f"the mpi backend cannot connect the group: {who} {belong} to another "

@@ -7,6 +7,7 @@ import os
 import secrets
 import socket
 import time
+from typing import Any
 
 import numpy as np
 import psutil
@@ -18,6 +19,10 @@ from .job import initialise, unavailable_reason
 __all__ = ["mpi_rendezvous"]
 
 _SIZE = 512
+
+# The broadcast of an earlier call that timed out, with the memory it is received into:
+# MPI writes to it as soon as rank 0 calls, and there is no second one to receive.
+_pending: tuple[Any, np.ndarray] | None = None
 
 
 def mpi_rendezvous(
@@ -32,6 +37,7 @@ def mpi_rendezvous(
     launched = "OMPI_COMM_WORLD_RANK" in os.environ or "PMI_RANK" in os.environ
     if not launched or unavailable_reason() is not None:
         return None
+    global _pending
     deadline = time.monotonic() + timeout
     mpi = initialise()
     world = mpi.COMM_WORLD
@@ -52,7 +58,9 @@ def mpi_rendezvous(
         )
         text = json.dumps([store.host, store.port, secret.hex()]).encode()
         message[: len(text)] = np.frombuffer(text, np.uint8)
-    request = world.Ibcast([message, mpi.BYTE], 0)
+    if _pending is None:
+        _pending = world.Ibcast([message, mpi.BYTE], 0), message
+    request, message = _pending
     while not request.Test():
         if time.monotonic() > deadline:
             raise DistNetworkTimeoutError(
@@ -60,6 +68,7 @@ def mpi_rendezvous(
                 "every process of the MPI job has to call init_process_group()"
             )
         time.sleep(0.001)
+    _pending = None
     if store is None:
         host, port, text = json.loads(message.tobytes().rstrip(b"\0"))
         secret = bytes.fromhex(text)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import DistBackendError, DistError
 from ..messaging.algorithms import Flat
+from ..messaging.connecting import Namer
 from ..messaging.transport import ANY_SOURCE, TRUNCATED, Napping, Received
 from ..rank_sets import name_ranks
 from . import job
@@ -32,8 +33,8 @@ class MPITransport(Napping):
     #: MPI counts with 32 bits.
     max_message = 1 << 30
 
-    def __init__(self, mpi: Any, comm: Any) -> None:
-        self._mpi, self._comm = mpi, comm
+    def __init__(self, mpi: Any, comm: Any, name: Namer = name_ranks) -> None:
+        self._mpi, self._comm, self._name = mpi, comm, name
         self._byte, self._any = mpi.BYTE, mpi.ANY_SOURCE
         self._status = mpi.Status()
 
@@ -74,7 +75,7 @@ class MPITransport(Napping):
             return TRUNCATED
         if kind == getattr(mpi, "ERR_PROC_FAILED", None):
             dead = self._dead_ranks()
-            who = name_ranks(dead) if dead else "a rank"
+            who = self._name(dead) if dead else "a rank"
             return DistBackendError(f"the process of {who} died", culprits=dead)
         return f"MPI reports {error.Get_error_string()}"
 

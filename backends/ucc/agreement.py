@@ -19,7 +19,7 @@ import numpy as np
 
 from ..errors import DistBackendError
 from ..messaging.algorithms import Flat
-from ..rank_sets import name_ranks
+from ..messaging.connecting import Namer
 from . import ucc
 from .transport import Collective
 
@@ -70,8 +70,8 @@ class Agreement:
     Collectives run one at a time, so that each can use the same memory.
     """
 
-    def __init__(self, rank: int, size: int) -> None:
-        self._size = size
+    def __init__(self, rank: int, size: int, name: Namer) -> None:
+        self._size, self._name = size, name
         self._own, self._all = np.zeros(2, np.uint64), np.zeros((size, 2), np.uint64)
         self._own_text = np.zeros(_TEXT, np.uint8)
         self._all_texts = np.zeros((size, _TEXT), np.uint8)
@@ -118,7 +118,7 @@ class Agreement:
             if len({*calls}) == 1
             else "the ranks call different collectives"
         )
-        found = "; ".join(f"{name_ranks(who)}: {text}" for text, who in ranks.items())
+        found = "; ".join(f"{self._name(who)}: {text}" for text, who in ranks.items())
         return DistBackendError(f"{what}: {found}")
 
 

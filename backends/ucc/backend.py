@@ -63,9 +63,10 @@ class UCCBackend(MessagingBackend):
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         compares = os.environ.get(CHECK, "1") != "0"
-        super().__init__(rank, size, UCCConnector(store, rank, size, compares))
+        connector = UCCConnector(compares, store, rank, size, self._name)
+        super().__init__(rank, size, connector)
         self._queue = _CollectiveQueue(self._failed)
-        self._agreement = Agreement(rank, size) if compares else None
+        self._agreement = Agreement(rank, size, self._name) if compares else None
 
     # -- checks --------------------------------------------------------------
 

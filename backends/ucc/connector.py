@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import threading
 import uuid
 from collections.abc import Sequence
 
 from ..errors import DistBackendError, DistError
-from ..rank_sets import name_ranks
+from ..messaging.connecting import MeetingConnector, Namer
 from ..stores.base import Store
 from ..ucx.settings import network_settings, own_loopback
 from . import abandoned
@@ -18,26 +17,24 @@ from .transport import UCCTransport
 
 __all__ = ["UCCConnector"]
 
-# A wait that only an abort ends: the deadlines of ops are the group's.
-_FOREVER = 1e7
-
 # Seconds that a rank waits for the others to free a context of an aborted group.
 _PATIENCE = 30.0
 
 
-class UCCConnector:
+class UCCConnector(MeetingConnector):
     """Makes the transport of a group once all its members are there.
 
     Parameters
     ----------
     compares : whether this rank compares its calls with those of the others.
+    store, rank, size, name : see `MeetingConnector`.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, compares: bool) -> None:
-        self._store = store
-        self._rank, self._size = rank, size
+    def __init__(
+        self, compares: bool, store: Store, rank: int, size: int, name: Namer
+    ) -> None:
+        super().__init__(store, rank, size, name)
         self._compares = compares
-        self._cancelled = False
 
     def connect(self) -> UCCTransport | None:
         """Return the transport, or ``None`` after `cancel`.
@@ -59,7 +56,7 @@ class UCCConnector:
             # First of all: UCC would wait for the other ranks where nobody can cancel.
             given = self._gather("ranks", json.dumps(own).encode())
             members = [json.loads(one) for one in given]
-            _check_alike([one["compares"] for one in members])
+            _check_alike([one["compares"] for one in members], self._name)
             name = members[0]["name"]
             settings = network_settings([one["loopback"] for one in members])
             context = Context(
@@ -68,7 +65,8 @@ class UCCConnector:
             common = set.intersection(*({*one["abandoned"]} for one in members))
         except UCCError as error:
             raise DistBackendError(
-                f"UCC {library.version} cannot be used on rank {self._rank}: {error}"
+                f"UCC {library.version} cannot be used on {self._name([self._rank])}: "
+                f"{error}"
             ) from error
         except DistError:
             if self._cancelled:
@@ -78,31 +76,15 @@ class UCCConnector:
             abandoned.free_later(claimed, common, self._gather_for_a_while)
         return UCCTransport(context, self._rank)
 
-    def _gather(self, name: str, own: bytes) -> Sequence[bytes]:
-        return self._gather_within(_FOREVER, name, own)
-
-    def _gather_for_a_while(self, name: str, own: bytes) -> Sequence[bytes]:
-        return self._gather_within(_PATIENCE, name, own)
-
-    def _gather_within(self, timeout: float, name: str, own: bytes) -> list[bytes]:
-        keys = [f"{name}/{rank}" for rank in range(self._size)]
-        self._store.set(keys[self._rank], own)
-        return self._store.multi_get(keys, timeout)
-
-    def cancel(self) -> None:
-        """End `connect` from another thread; returns at once."""
-        self._cancelled = True
-        # On a thread: the store may be in use, and this may be a signal handler.
-        threading.Thread(
-            target=self._store.close, name="rankscope-ucc-cancel", daemon=True
-        ).start()
+    def _gather_for_a_while(self, key: str, own: bytes) -> Sequence[bytes]:
+        return self._gather(key, own, _PATIENCE)
 
 
-def _check_alike(compares: Sequence[bool]) -> None:
+def _check_alike(compares: Sequence[bool], name: Namer) -> None:
     """Raise `DistBackendError` if some ranks (by rank) compare, and some do not."""
     without = [rank for rank, does in enumerate(compares) if not does]
     if without and len(without) < len(compares):
         raise DistBackendError(
-            f"RANKSCOPE_UCC_CHECK=0 is set on {name_ranks(without)} alone; set it on "
+            f"RANKSCOPE_UCC_CHECK=0 is set on {name(without)} alone; set it on "
             "every rank, or on none"
         )

@@ -25,7 +25,7 @@ class UCXBackend(MessagingBackend):
     interface_version = 1
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
-        self._ucx = UCXConnector(store, rank, size)
+        self._ucx = UCXConnector(store, rank, size, self._name)
         super().__init__(rank, size, self._ucx, signs=True)
         note(self)
 

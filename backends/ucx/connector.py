@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
 
 from ..errors import DistBackendError, DistError
-from ..rank_sets import name_ranks
-from ..stores.base import Store
+from ..messaging.connecting import MeetingConnector, Namer
 from .library import UCXError, load
 from .settings import chosen, network_settings, own_loopback
 from .transport import UCXTransport
@@ -15,19 +13,12 @@ from .worker import Worker
 
 __all__ = ["UCXConnector"]
 
-# A wait that only an abort ends: the deadlines of ops are the group's.
-_FOREVER = 1e7
 
-
-class UCXConnector:
+class UCXConnector(MeetingConnector):
     """Makes the transport of a group once all its members are there."""
 
-    def __init__(self, store: Store, rank: int, size: int) -> None:
-        self._store = store
-        self._rank, self._size = rank, size
-        self._cancelled = False
-        #: What `connect` has returned.
-        self.transport: UCXTransport | None = None
+    #: What `connect` has returned.
+    transport: UCXTransport | None = None
 
     def connect(self) -> UCXTransport | None:
         """Return the transport, or ``None`` after `cancel`.
@@ -37,53 +28,40 @@ class UCXConnector:
         """
         version = load().version
         network_settings()  # its error is raised before this rank waits for others
-        own = {"version": version, "loopback": own_loopback()}
-        given = self._gather("rank", json.dumps(own))
-        if given is None:
-            return None
-        members = [json.loads(one) for one in given]
-        _check_versions([member["version"] for member in members])
-        settings = network_settings([member["loopback"] for member in members])
         try:
-            worker = Worker(self._size, settings)
-        except UCXError as error:
-            raise DistBackendError(
-                f"UCX {version} cannot be used on rank {self._rank}: {error}{chosen()}"
-            ) from error
-        try:
-            addresses = self._gather("address", worker.address.hex())
-            if addresses is not None:
+            own = {"version": version, "loopback": own_loopback()}
+            given = self._gather("rank", json.dumps(own))
+            members = [json.loads(one) for one in given]
+            _check_versions([member["version"] for member in members], self._name)
+            settings = network_settings([member["loopback"] for member in members])
+            worker = self._make_worker(version, settings)
+            try:
+                addresses = self._gather("address", worker.address.hex())
                 worker.connect([bytes.fromhex(one.decode()) for one in addresses])
-                self.transport = UCXTransport(worker, self._rank)
-                return self.transport
-        except BaseException:
-            worker.destroy()
-            raise
-        worker.destroy()
-        return None
-
-    def _gather(self, name: str, own: str) -> list[bytes] | None:
-        """Return what every rank has given under `name`; ``None`` after `cancel`."""
-        keys = [f"{name}/{rank}" for rank in range(self._size)]
-        try:
-            self._store.set(keys[self._rank], own)
-            values = self._store.multi_get(keys, _FOREVER)
+            except BaseException:
+                worker.destroy()
+                raise
         except DistError:
             if self._cancelled:
                 return None
             raise
-        return None if self._cancelled else values
+        if self._cancelled:
+            worker.destroy()
+            return None
+        self.transport = UCXTransport(worker, self._rank)
+        return self.transport
 
-    def cancel(self) -> None:
-        """End `connect` from another thread; returns at once."""
-        self._cancelled = True
-        # On a thread: the store may be in use, and this may be a signal handler.
-        threading.Thread(
-            target=self._store.close, name="rankscope-ucx-cancel", daemon=True
-        ).start()
+    def _make_worker(self, version: str, settings: dict[str, str]) -> Worker:
+        try:
+            return Worker(self._size, settings)
+        except UCXError as error:
+            raise DistBackendError(
+                f"UCX {version} cannot be used on {self._name([self._rank])}: "
+                f"{error}{chosen()}"
+            ) from error
 
 
-def _check_versions(versions: list[str]) -> None:
+def _check_versions(versions: list[str], name: Namer) -> None:
     """Raise `DistBackendError` if the ranks (by rank) have different major versions.
 
     Those of one major version understand each other, and one rank may have that of its
@@ -92,7 +70,7 @@ def _check_versions(versions: list[str]) -> None:
     majors = [version.partition(".")[0] for version in versions]
     if len(set(majors)) > 1:
         users = {
-            version: name_ranks(
+            version: name(
                 rank for rank, other in enumerate(versions) if other == version
             )
             for version in sorted(set(versions))

@@ -223,8 +223,8 @@ def test_the_transport_explains_its_errors() -> None:
 
 
 def receive_of(queue: MessageQueue, source: int) -> MessageWork:
-    stages = iter([[(RECV, source, np.zeros(1))]])
-    work = MessageWork(queue, dist.OpType.RECV, stages, 7)
+    stages: list[list[Transfer]] = [[(RECV, source, np.zeros(1))]]
+    work = MessageWork(queue, dist.OpType.RECV, iter(stages), 7)
     queue.submit(work, message=True)
     return work
 

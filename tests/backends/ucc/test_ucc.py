@@ -147,6 +147,24 @@ def test_a_mismatch_is_the_same_error_on_every_rank(case: str, told: str) -> Non
         assert "ranks 0, 2: " in error
 
 
+def _mismatch_in_a_part(me: Rank) -> str:
+    with world():
+        part = dist.new_group([0, 2])
+        if me.rank == 1:
+            return ""
+        x = np.ones(me.rank + 1)
+        with pytest.raises(dist.DistBackendError) as caught:
+            dist.all_reduce(x, group=part)
+        return str(caught.value)
+
+
+def test_a_mismatch_in_a_part_names_the_global_ranks() -> None:
+    first, _, third = run_ranks(3, _mismatch_in_a_part)
+    for error in (first, third):
+        assert "rank 0: all_reduce of float64, 1 element, SUM" in error
+        assert "rank 2: all_reduce of float64, 3 elements, SUM" in error
+
+
 def _sizes_of_messages(me: Rank) -> str:
     with world():
         if me.rank == 0:

@@ -493,8 +493,8 @@ def test_different_versions_are_refused() -> None:
     store = dist.HashStore()
     store.set("rank/1", '{"version": "0.1", "loopback": null}')
     with pytest.raises(dist.DistBackendError) as caught:
-        UCXConnector(store, 0, 2).connect()
-    assert "rank 1: 0.1" in str(caught.value)
+        UCXConnector(store, 0, 2, lambda ranks: f"global {[*ranks]}").connect()
+    assert "global [1]: 0.1" in str(caught.value)
     assert "Install the same one for all" in str(caught.value)
 
 
