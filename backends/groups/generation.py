@@ -102,7 +102,8 @@ class Generation:
         #: The op that is being handed to its backend, and since when. It takes a
         #: moment unless a call of the library is stuck.
         self.handing_over: tuple[Record, float] | None = None
-        self._abort_lock = threading.Lock()
+        # Recursive, as a signal handler may abort in the midst of an abort.
+        self._abort_lock = threading.RLock()
         # Set when `aborted` is.
         self._ended = threading.Event()
         self._origin = origin

@@ -63,7 +63,8 @@ class MessagingBackend(Backend):
         self._broadcast_of = choice.chooser(choice.BROADCAST, size)
         self._reduce_scatter_of = choice.chooser(choice.REDUCE_SCATTER, size)
         self._builder: threading.Thread | None = None
-        self._lock = threading.Lock()
+        # Recursive, as a signal handler may abort in the midst of `_connect`.
+        self._lock = threading.RLock()
         self._aborted = False
         # Memory for what other ranks send to be reduced here; collectives run
         # one at a time, so one block serves them all.

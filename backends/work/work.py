@@ -137,7 +137,8 @@ class Work:
         # whether failures are kept for that; see `hold_failures`.
         self._withheld: BaseException | None = None
         self._holds = False
-        self._lock = threading.Lock()
+        # Recursive, as a signal handler may abort the group while this thread has it.
+        self._lock = threading.RLock()
         # Made by the first waiter only: most Works are done before anybody
         # has to block, and an Event costs more than the rest of the object.
         self._done: threading.Event | None = None
@@ -573,15 +574,21 @@ class Work:
                 self.started_ns = started_ns
             if error is not None and self._fail_as is not None:
                 error, event = self._fail_as
-            self.completed_ns = completed_ns or time.time_ns()
+            state = transition(self._state, event)
+            now = completed_ns or time.time_ns()
+            # A signal handler that aborts runs at a call, and there is none from here
+            # until the state is set.
+            if self._state.is_terminal:
+                return False
+            self.completed_ns = now
             if result is not None:
                 self._result = result
             self._exception = error
-            self._state = transition(self._state, event)
+            self._state = state
             if self.record is not None:
                 if error is not None:
                     self._name_error()
-                self.record.ended(self)
+                self._note_end(self.record)
             done, callbacks = self._done, self._callbacks
             self._callbacks = None
         if done is not None:
@@ -589,6 +596,14 @@ class Work:
         if callbacks:
             self._call_back(callbacks)
         return True
+
+    def _note_end(self, record: OpRecord) -> None:
+        try:
+            record.ended(self)
+        except KeyboardInterrupt:
+            # The op must not stay in flight for its group.
+            record.ended(self)
+            raise
 
     def _withholds(self, error: BaseException) -> bool:
         # A Work without a record is a part of another one, or of no group.

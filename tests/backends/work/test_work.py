@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import itertools
 import threading
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -23,6 +26,7 @@ from rankscope.backends import (
 )
 from rankscope.backends.work.composite import chain, join
 from rankscope.backends.work.state import transition
+from rankscope.backends.work.work import OpRecord
 
 EVENTS = [state for state in WorkState if state is not WorkState.SCHEDULED]
 TERMINAL = [state for state in WorkState if state.is_terminal]
@@ -280,3 +284,69 @@ def test_what_fails_during_an_abort_fails_with_the_abort() -> None:
     done.fail_pending_as(cause)
     done.mark_completed()
     assert done.is_success()
+
+
+class Meddling:
+    """A record in whose calls a signal handler aborts, or which it interrupts."""
+
+    def __init__(self, name: str, handler: Callable[[Work], None]) -> None:
+        self.name, self.handler = name, handler
+        self.calls: list[str] = []
+
+    def _note(self, name: str, work: Work) -> None:
+        self.calls.append(name)
+        if name == self.name:
+            self.name = ""
+            self.handler(work)
+
+    def started(self, work: Work) -> None:
+        self._note("started", work)
+
+    def ended(self, work: Work) -> None:
+        self._note("ended", work)
+
+    def identity(self) -> dict[str, Any]:
+        return {}
+
+    def describe(self) -> str:
+        return "an op"
+
+
+def end_with(record: Meddling) -> Work:
+    """Start and end a Work on a thread of its own, which is not to hang."""
+    work = Work(OpType.BARRIER)
+
+    def run() -> None:
+        work.bind(cast(OpRecord, record))
+        work.mark_started()
+        with contextlib.suppress(KeyboardInterrupt):
+            work.mark_completed()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    return work
+
+
+@pytest.mark.parametrize("name", ["started", "ended"])
+def test_a_signal_handler_may_abort_in_the_midst_of_a_report(name: str) -> None:
+    def abort(work: Work) -> None:
+        work.fail_pending_as(DistAbortedError("by the handler"))
+        work.mark_failed(DistAbortedError("by the handler"), WorkState.ABORTED)
+
+    record = Meddling(name, abort)
+    work = end_with(record)
+    aborted = name == "started"
+    assert work.state is (WorkState.ABORTED if aborted else WorkState.COMPLETED)
+    assert (work.exception() is not None) == aborted
+    assert record.calls.count("ended") == 1
+
+
+def test_an_interrupt_leaves_no_op_in_flight() -> None:
+    def interrupt(_: Work) -> None:
+        raise KeyboardInterrupt
+
+    record = Meddling("ended", interrupt)
+    assert end_with(record).is_success()
+    assert record.calls == ["started", "ended", "ended"]
