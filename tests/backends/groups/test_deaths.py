@@ -80,8 +80,11 @@ def bereaved_at_once(me: Rank, victim: int, aborts: bool) -> None:
         if aborts:
             dist.abort_process_group(reason="the loss is NaN")
         return
+    work = dist.all_reduce(np.ones(3), async_op=True)
+    assert work is not None
+    me.report("in flight")
     with pytest.raises(dist.DistAbortedError) as caught:
-        dist.all_reduce(np.ones(3))
+        work.wait()
     error = caught.value
     me.report((str(error), error.reason, error.culprits))
     # The one that hosts the store is the last to leave.
@@ -91,10 +94,10 @@ def bereaved_at_once(me: Rank, victim: int, aborts: bool) -> None:
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_whose_connections_close_at_once(victim: int) -> None:
     with Ranks(3, bereaved_at_once, victim, False) as ranks:
-        for rank in range(3):
+        others = [rank for rank in range(3) if rank != victim]
+        for rank in (*range(3), *others):
             ranks.next_report(rank)
         ranks.kill(victim)
-        others = [rank for rank in range(3) if rank != victim]
         told = [ranks.next_report(rank, 30) for rank in others]
         for rank in others:
             ranks.tell(rank, "done")
@@ -111,7 +114,7 @@ def test_a_killed_rank_whose_connections_close_at_once(victim: int) -> None:
 
 def test_an_abort_that_closes_connections_at_once() -> None:
     with Ranks(3, bereaved_at_once, 1, True) as ranks:
-        for rank in range(3):
+        for rank in (0, 1, 2, 0, 2):
             ranks.next_report(rank)
         ranks.tell(1, "abort")
         told = [ranks.next_report(rank, 30) for rank in (0, 2)]
