@@ -59,6 +59,9 @@ VARIANTS = 8
 #: The longest message in a one-line summary, in characters.
 LONGEST = 500
 
+# What `_folded` makes.
+_FOLDED = re.compile(r"… \d+ frames? inside rankscope")
+
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 
@@ -134,8 +137,13 @@ def failure_of(rank: int, output: Output, cell: int | None) -> RankError:
 
 
 def failure_key(error: RankError) -> Hashable:
-    """Return a key that is equal for errors that are the same."""
-    said, trace = _gist(error), error.plain_traceback
+    """Return a key that is equal for errors that are the same.
+
+    Of the traceback what is shown counts: ranks may meet one abort at different places
+    inside Rankscope.
+    """
+    said = _gist(error)
+    trace = _FOLDED.sub("…", plain("\n".join(_without_our_frames(error))))
     if said != error.evalue:
         trace = trace.partition(said)[0]
     return (error.ename, error.line, _NUMBER.sub("#", said), _NUMBER.sub("#", trace))

@@ -65,6 +65,19 @@ def test_errors_are_one_if_they_differ_in_numbers_only(
     )
 
 
+def test_an_abort_is_one_error_wherever_a_rank_was_inside_of_rankscope() -> None:
+    def aborted(rank: int, *frames: str) -> RankError:
+        ours = [f"File {backends.__path__[0]}/{one}, in f()" for one in frames]
+        trace = (*TRACE, *ours, "DistAbortedError: aborted")
+        return RankError(rank, "DistAbortedError", "aborted", trace, cell=7, line=3)
+
+    waited = aborted(0, "work/work.py:254")
+    issued = aborted(1, "groups/process_group.py:459", "groups/generation.py:239")
+    assert failure_key(waited) == failure_key(issued)
+    elsewhere = RankError(2, "DistAbortedError", "aborted", ("Cell In[7], line 9",))
+    assert failure_key(elsewhere) != failure_key(waited)
+
+
 def test_a_shared_error_has_one_traceback_and_every_message() -> None:
     text = plain(report([error(0, evalue="got 0"), error(1, evalue="got 1")]))
     assert text.startswith("ranks 0–1\n")
