@@ -23,6 +23,9 @@ _log = logging.getLogger(__name__)
 # A wait that only an abort ends: the deadlines of ops are the group's.
 _FOREVER = 1e7
 
+# The decision not to make a communicator; that to make one has the members.
+_CANCELLED = b"cancelled"
+
 _from_group_lock = threading.Lock()
 
 
@@ -89,12 +92,14 @@ class GroupRendezvous:
         try:
             store.set(f"rank/{self._rank}", json.dumps(member))
             if store.add("present", 1) == self._size:
-                store.compare_set("decision", b"", b"go")
-            if store.get("decision", _FOREVER) != b"go":
+                keys = [f"rank/{rank}" for rank in range(self._size)]
+                found = [json.loads(one) for one in store.multi_get(keys)]
+                store.compare_set("decision", b"", json.dumps(found))
+            # With the members in it: who has read it needs the store no more.
+            decision = store.get("decision", _FOREVER)
+            if decision == _CANCELLED:
                 return None
-            members = [
-                json.loads(store.get(f"rank/{rank}")) for rank in range(self._size)
-            ]
+            members = json.loads(decision)
         except DistError:
             if self._cancelled:
                 return None
@@ -137,8 +142,11 @@ class GroupRendezvous:
 
     def _cancel(self) -> None:
         try:
-            self._store.compare_set("decision", b"", b"cancelled")
+            decision = self._store.compare_set("decision", b"", _CANCELLED)
         except DistError as error:
             _log.debug("the cancellation of a group could not be published: %s", error)
-        # Ends connect(), even if the store does not answer.
-        self._store.close()
+            decision = _CANCELLED
+        # Ends connect(), even if the store does not answer. Where all members had come
+        # before, it takes part in making the communicator: the others are inside MPI.
+        if decision == _CANCELLED:
+            self._store.close()

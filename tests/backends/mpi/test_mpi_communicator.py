@@ -1,0 +1,87 @@
+"""GroupRendezvous: a group is cancelled before, or after, all members have come."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import rankscope as dist
+from rankscope.backends.mpi import communicator
+from rankscope.backends.mpi.communicator import GroupRendezvous
+from rankscope.backends.mpi.transport import MPITransport
+
+OTHER = {"world_rank": 1, "job": "", "tag": 7, "saw_death": False}
+
+
+class Watched(dist.HashStore):
+    """A store that cancels the rendezvous when it asks for the decision."""
+
+    rendezvous: GroupRendezvous | None = None
+    closed = False
+
+    def get(self, key: str, timeout: Any = None) -> bytes:
+        if key == "decision" and self.rendezvous is not None:
+            self.rendezvous._cancel()
+        return super().get(key, timeout)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The lists of members of which communicators were made."""
+    mpi = SimpleNamespace(
+        COMM_WORLD=SimpleNamespace(Get_rank=lambda: 0),
+        BYTE=0,
+        ANY_SOURCE=-1,
+        ERRORS_RETURN=0,
+        Exception=RuntimeError,
+        Status=object,
+    )
+    members: list[Any] = []
+
+    def make(_: Any, found: Any) -> Any:
+        members.append(found)
+        return SimpleNamespace(Set_errhandler=lambda _: None)
+
+    monkeypatch.delenv("PMIX_NAMESPACE", raising=False)
+    monkeypatch.setattr(communicator, "initialise", lambda: mpi)
+    monkeypatch.setattr(communicator, "check_job", lambda *_: None)
+    monkeypatch.setattr(communicator, "_saw_death", lambda _: False)
+    monkeypatch.setattr(communicator, "making_communicator", contextlib.nullcontext)
+    monkeypatch.setattr(communicator, "_make_communicator", make)
+    return members
+
+
+def store_with_the_other() -> Watched:
+    store = Watched()
+    store.set("rank/1", json.dumps(OTHER))
+    store.add("present", 1)
+    return store
+
+
+def test_a_rank_that_is_cancelled_after_all_have_come_takes_part(
+    made: list[Any],
+) -> None:
+    """The others are inside MPI, and would never leave it."""
+    store = store_with_the_other()
+    rendezvous = GroupRendezvous(store, 0, 2)
+    store.rendezvous = rendezvous
+    assert isinstance(rendezvous.connect(), MPITransport)
+    ((first, second),) = made
+    assert (first["world_rank"], second) == (0, OTHER)
+    assert not store.closed
+
+
+def test_a_group_that_is_cancelled_before_is_not_made(made: list[Any]) -> None:
+    store = store_with_the_other()
+    rendezvous = GroupRendezvous(store, 0, 2)
+    rendezvous._cancel()
+    assert rendezvous.connect() is None
+    assert not made
+    assert store.closed
