@@ -67,6 +67,8 @@ def _reduced(output: Any) -> Any:
         for key, value in data.items():
             if isinstance(value, str):
                 data[key] = _anywhere(value)
+            elif isinstance(value, list):  # a traceback
+                data[key] = [_anywhere(str(line)) for line in value]
     if "data" in output:
         shown = ("text/html", "image/png", "text/plain")
         output.data = {key: output.data[key] for key in shown if key in output.data}
@@ -79,7 +81,9 @@ def _reduced(output: Any) -> Any:
 def _anywhere(text: str) -> str:
     """Return `text` as it is on another machine, as far as names go."""
     host = rf"\b{re.escape(socket.gethostname())}\b"
-    return re.sub(host, "node", text.replace(str(ROOT), "rankscope"))
+    # What pip is to install is the checkout, in which the commands are typed.
+    text = text.replace(f"{ROOT}[", ".[").replace(str(ROOT), "rankscope")
+    return re.sub(host, "node", text)
 
 
 def main(wanted: Sequence[str]) -> int:

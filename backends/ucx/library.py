@@ -178,16 +178,20 @@ def load() -> UCXLibrary:
     """
     global _loaded
     with _lock:
-        if _loaded is None:
-            path = _loaded_from()
-            if path is None:
-                reason, path = unavailable_reason(), folder()
-                if reason is not None or path is None:
-                    raise DistBackendError(f"the ucx backend cannot be used: {reason}")
+        reason, own = unavailable_reason(), folder()
+        while _loaded is None:
+            begun = _loaded_from()
+            path = begun or own
+            if path is None or (begun is None and reason is not None):
+                raise DistBackendError(f"the ucx backend cannot be used: {reason}")
             with settings_for_loading():
                 try:
                     _loaded = UCXLibrary(path)
                 except (OSError, AttributeError) as error:
+                    if begun is None and _loaded_from() is not None:
+                        # An MPI has begun to load its own on another thread just now,
+                        # whose first part ours has met. It can have the rest of that.
+                        continue
                     raise DistBackendError(
                         f"the ucx backend cannot be used: UCX in {path} does not load: "
                         f"{error}"

