@@ -63,10 +63,11 @@ class Cluster(Ranks):
     n : int
         The number of ranks.
     engines : str, optional
-        A launcher of ipyparallel: ``local``, ``mpi``, ``ssh``, ``slurm``, ...;
-        ``None``: the launcher that `backend` needs (``mpi`` for MPI), else
-        ``local``. The ranks of ``local`` are forked from one process that has
-        imported what they need; ``spawn`` starts each from scratch instead.
+        The launcher: ``local``, ``spawn``, ``mpi``, or another one of ipyparallel, as
+        ``ssh`` or ``slurm`` (never tried). ``None``: the launcher that `backend` needs
+        (``mpi`` for MPI), else ``local``. The ranks of ``local`` are forked from one
+        process that has imported what they need; ``spawn`` starts each from scratch
+        instead.
     timeout : float, optional
         Timeout of the default group in seconds, as in `init_process_group`.
     keep : bool, default False

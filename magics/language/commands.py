@@ -47,8 +47,9 @@ DIST_INIT = Command(
             "BACKEND", values.torch_backend, "torch_backend", implied=True,
         ),
         Option(
-            "engines", ("--engines",), "launcher: local, mpi, ssh, slurm, … (default: "
-            "the one that the backend needs, else local)",
+            "engines", ("--engines",), "launcher: local, spawn (not forked), mpi; "
+            "never tried: ssh, slurm, … (default: the one that the backend needs, else "
+            "local)",
             "LAUNCHER", values.launcher, "launcher",
         ),
         Option(
