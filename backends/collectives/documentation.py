@@ -102,13 +102,14 @@ _RAISES = {
     "ValueError": (
         f"{_NO_GROUP}; a rank that is given is not in the group, or none is given; "
         "sizes do not fit; an array is not C-contiguous, or read-only where it is "
-        "written; the group has no backend for the device type of the arrays. "
-        f"{_BEFORE}"
+        "written; the group has no backend for the device type of the arrays; the "
+        f"backend does not have the reduction for any dtype. {_BEFORE}"
     ),
     "TypeError": (
-        "An argument is no array, no list of them, no reduction or no group; dtypes of "
-        "one call differ; the backend does not reduce the dtype so. It is raised as "
-        "`ValueError` is."
+        "An argument is no array, no list of them, no reduction or no group; a dtype "
+        "is none of those in the Notes; dtypes of one call differ; the backend has the "
+        "reduction, but not for the dtype. Like `ValueError` it is raised before this "
+        "rank sends anything."
     ),
     "NotImplementedError": (
         "The backend of the arrays' device type does not have the op."
@@ -129,9 +130,10 @@ _NOTES = """\
 An array is one of numpy or cupy, a tensor of torch on the CPU or on CUDA, or any other
 that exports DLPack. Of a tensor that requires a gradient the data are used, and
 autograd learns nothing of the op. Arrays on CUDA need cupy. The dtypes are bool, the
-integers, floats and complex numbers of numpy, bfloat16 (of torch or of ml_dtypes,
-a package that it needs in either case), and on NCCL float8 of torch. All arrays of a
-call are on one device type, which chooses the backend.
+integers, floats and complex numbers of numpy in native byte order, bfloat16 (of torch
+or of ml_dtypes, a package that it needs in either case), and on NCCL float8 of torch.
+Of longdouble and clongdouble only MPI and UCX have reductions. All arrays of a call are
+on one device type, which chooses the backend.
 
 Each rank checks its own arguments alone. Sizes, dtypes, roots or reductions that differ
 from rank to rank end, by the backend, in an error, in an op that hangs, whose cause is
