@@ -82,12 +82,13 @@ class Backend:
 
     The easy way to fulfil the contract: one thread per backend,
     ``ThreadPoolExecutor(1)``, and `create_work_from_call` for each op. Waits on
-    `store` end when `store` is closed, so that is what :meth:`abort` does.
+    `store` end when `store` is closed, so that is what :meth:`abort` does; then it
+    waits for the thread, which may still write to an array.
 
     Notes
     -----
     Named after ``torch.distributed.Backend``, whose registry and names it has too:
-    ``Backend("GLOO")`` is ``"gloo"``. `docs/conformance.md` is about the suite that
+    ``Backend("GLOO")`` is ``"gloo"``. ``docs/conformance.md`` is about the suite that
     tries a backend.
 
     Examples
@@ -115,7 +116,7 @@ class Backend:
     reduce_ops: frozenset[ReduceOp] = frozenset(
         {ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX}
     )
-    #: For the table of `docs/backends.md`: the functions of the library that a method
+    #: For the table of ``docs/backends.md``: the functions of the library that a method
     #: calls, by the method's name, where their names say more than the method's.
     library_calls: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     #: Whether a message may arrive before it is received, and its sender leave.
