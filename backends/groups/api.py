@@ -71,8 +71,10 @@ def init_process_group(
     ----------
     init_method : str, optional
         Where the ranks meet: ``env://``, the default, for ``RANK``, ``WORLD_SIZE``,
-        ``MASTER_ADDR`` and ``MASTER_PORT`` of the environment, as torchrun, Slurm's or
-        MPI's launcher has them; ``tcp://host:port``; ``file:///path``.
+        ``MASTER_ADDR`` and ``MASTER_PORT`` of the environment, as torchrun sets them;
+        ``tcp://host:port``; ``file:///path``. mpiexec sets variables of its own for the
+        first two. Under mpiexec, with mpi4py, MPI itself tells where the ranks meet if
+        neither of the last two is set.
     timeout : float or timedelta, optional
         Bounds every op of the group, from its start, and every rendezvous; in seconds
         if it is a number. The default is 30 minutes.
