@@ -42,6 +42,8 @@ def arithmetic(dtype: np.dtype, op: ReduceOp) -> Reduction:
         "c": "SUM and AVG are possible; for others gather and reduce locally",
         "f": "convert it first, for instance x.astype(np.float64)",
     }
+    if dtype.char == "G":  # clongdouble
+        remedies["c"] = "convert it first, for instance x.astype(np.complex128)"
     if op.value in BITWISE:
         bitwise = "bitwise reductions are defined for integers and bool"
         remedies = dict.fromkeys("fcV", bitwise)

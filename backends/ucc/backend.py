@@ -81,7 +81,7 @@ class UCCBackend(MessagingBackend):
         raise TypeError(
             f"{op.value}: the ucc backend has no ReduceOp.{reduce_op.name} of arrays "
             f"of {dtype.name}; convert them (astype), choose another reduction, or "
-            "another backend: gloo, mpi and ucx reduce every dtype of numpy"
+            "another backend: mpi and ucx reduce every number of numpy"
         )
 
     def check_message(self, op: OpType, peer: int | None, tag: int) -> None:

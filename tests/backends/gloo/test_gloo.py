@@ -332,6 +332,7 @@ def test_bad_tags_and_messages_to_oneself_are_refused() -> None:
         ("complex64", ReduceOp.PRODUCT, "SUM and AVG are possible"),
         ("complex128", ReduceOp.MIN, "SUM and AVG are possible"),
         ("longdouble", SUM, "astype.*float64"),
+        ("clongdouble", SUM, "astype.*complex128"),
     ],
 )
 def test_a_dishonest_reduction_is_refused(
