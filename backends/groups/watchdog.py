@@ -65,7 +65,10 @@ class Watchdog:
 
     def touch(self) -> None:
         """Wake the thread if it is idle; the group of a new op is `busy` already."""
-        self._loop.kick_if_idle()
+        if self._loop.idle:
+            # The op may be over when the thread looks: it lingers all the same.
+            self._busy_at = time.monotonic()
+            self._loop.kick()
 
     def wake(self) -> None:
         """Check the groups now: something has happened to one."""

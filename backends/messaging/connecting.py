@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from ..rank_sets import name_ranks
 from ..stores.base import Store
 
-__all__ = ["MeetingConnector", "Namer"]
+__all__ = ["FOREVER", "MeetingConnector", "Namer"]
 
-# A wait that only an abort ends: the deadlines of ops are the group's.
-_FOREVER = 1e7
+#: A wait that only an abort ends: the deadlines of ops are the group's.
+FOREVER = 1e7
 
 #: Returns what messages call ranks of the group, such as ``ranks 2, 5``.
 Namer = Callable[[Iterable[int]], str]
@@ -36,7 +36,7 @@ class MeetingConnector:
         self._cancelled = False
 
     def _gather(
-        self, key: str, own: bytes | str, timeout: float = _FOREVER
+        self, key: str, own: bytes | str, timeout: float = FOREVER
     ) -> list[bytes]:
         """Return what every rank has given under `key`, by rank; block until all have.
 

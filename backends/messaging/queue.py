@@ -7,7 +7,6 @@ Work drives the queue of its group; for Works that no thread waits for, `progres
 from __future__ import annotations
 
 import collections
-import contextlib
 import threading
 from collections.abc import Callable, Sequence
 
@@ -228,8 +227,11 @@ class MessageQueue:
     def _report(self, work: MessageWork) -> None:
         """End `work`, which is over; after an interrupt it is ended the next time."""
         work.mark_completed(work.source if work.op_type is _RECV_OP else None)
-        with contextlib.suppress(ValueError):  # another thread has done it, too
+        # suppress() would cost each op 0.3 µs.
+        try:
             self._over.remove(work)
+        except ValueError:
+            pass  # another thread has ended it, too
 
     def sleep(self, work: Work, timeout: float, idle: float) -> None:
         """Wait until something may have come for `work`, `timeout` seconds at most."""

@@ -10,18 +10,13 @@ import threading
 from typing import Any
 
 from ..errors import DistBackendError, DistError
-from ..messaging.connecting import Namer
-from ..rank_sets import name_ranks
-from ..stores.base import Store
+from ..messaging.connecting import FOREVER, MeetingConnector
 from .job import check_job, initialise, making_communicator
 from .transport import MPITransport
 
 __all__ = ["GroupRendezvous"]
 
 _log = logging.getLogger(__name__)
-
-# A wait that only an abort ends: the deadlines of ops are the group's.
-_FOREVER = 1e7
 
 # The decision not to make a communicator; that to make one has the members.
 _CANCELLED = b"cancelled"
@@ -55,7 +50,7 @@ def _make_communicator(mpi: Any, members: list[dict[str, Any]]) -> Any:
         return mpi.Intracomm.Create_from_group(group, f"rankscope {tag}")
 
 
-class GroupRendezvous:
+class GroupRendezvous(MeetingConnector):
     """Makes the communicator of a group, once all its members are there.
 
     Making a communicator blocks until all members do it, and cannot be
@@ -63,14 +58,6 @@ class GroupRendezvous:
     there, or that the group was aborted before: the first decision counts. A
     member that is missing leaves no other one blocked inside MPI.
     """
-
-    def __init__(
-        self, store: Store, rank: int, size: int, name: Namer = name_ranks
-    ) -> None:
-        self._store, self._name = store, name
-        self._rank = rank
-        self._size = size
-        self._cancelled = False
 
     def connect(self) -> MPITransport | None:
         """Return the transport of the group, or ``None`` after `cancel`.
@@ -96,7 +83,7 @@ class GroupRendezvous:
                 found = [json.loads(one) for one in store.multi_get(keys)]
                 store.compare_set("decision", b"", json.dumps(found))
             # With the members in it: who has read it needs the store no more.
-            decision = store.get("decision", _FOREVER)
+            decision = store.get("decision", FOREVER)
             if decision == _CANCELLED:
                 return None
             members = json.loads(decision)

@@ -20,9 +20,10 @@ __all__ = ["mpi_rendezvous"]
 
 _SIZE = 512
 
-# The broadcast of an earlier call that timed out, with the memory it is received into:
-# MPI writes to it as soon as rank 0 calls, and there is no second one to receive.
-_pending: tuple[Any, np.ndarray] | None = None
+# The broadcast of an earlier call that timed out, its memory, and the store whose
+# address rank 0 sends: MPI writes to the memory as soon as rank 0 calls, and there is
+# no second broadcast to receive.
+_pending: tuple[Any, np.ndarray, TCPStore | None] | None = None
 
 
 def mpi_rendezvous(
@@ -42,25 +43,12 @@ def mpi_rendezvous(
     mpi = initialise()
     world = mpi.COMM_WORLD
     rank, size = world.Get_rank(), world.Get_size()
-    message = np.zeros(_SIZE, np.uint8)
-    store = None
-    if rank == 0:
-        secret = secrets.token_bytes(32) if key is None else key
-        store = TCPStore(
-            _address(size),
-            0,
-            size,
-            True,
-            timeout,
-            False,
-            key=secret,
-            reports_deaths=True,
-        )
-        text = json.dumps([store.host, store.port, secret.hex()]).encode()
-        message[: len(text)] = np.frombuffer(text, np.uint8)
     if _pending is None:
-        _pending = world.Ibcast([message, mpi.BYTE], 0), message
-    request, message = _pending
+        message, store = np.zeros(_SIZE, np.uint8), None
+        if rank == 0:
+            store = _serve(size, timeout, key, message)
+        _pending = world.Ibcast([message, mpi.BYTE], 0), message, store
+    request, message, store = _pending
     while not request.Test():
         if time.monotonic() > deadline:
             raise DistNetworkTimeoutError(
@@ -76,6 +64,24 @@ def mpi_rendezvous(
             host, port, size, False, timeout, False, key=secret, reports_deaths=True
         )
     return store, rank, size
+
+
+def _serve(size: int, timeout: float, key: bytes | None, message: Any) -> TCPStore:
+    """Return a store of this process; write into `message` where it is, and its key."""
+    secret = secrets.token_bytes(32) if key is None else key
+    store = TCPStore(
+        _address(size),
+        0,
+        size,
+        True,
+        timeout,
+        False,
+        key=secret,
+        reports_deaths=True,
+    )
+    text = json.dumps([store.host, store.port, secret.hex()]).encode()
+    message[: len(text)] = np.frombuffer(text, np.uint8)
+    return store
 
 
 def _address(size: int) -> str:

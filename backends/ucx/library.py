@@ -178,6 +178,8 @@ def load() -> UCXLibrary:
     """
     global _loaded
     with _lock:
+        if _loaded is not None:
+            return _loaded
         reason, own = unavailable_reason(), folder()
         while _loaded is None:
             begun = _loaded_from()
