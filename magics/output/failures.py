@@ -59,6 +59,8 @@ VARIANTS = 8
 #: The longest message in a one-line summary, in characters.
 LONGEST = 500
 
+# What Python writes between the traceback of a cause and that of its consequence.
+_CAUSE = "The above exception was the direct cause of the following exception:"
 # What `_folded` makes.
 _FOLDED = re.compile(r"… \d+ frames? inside rankscope")
 
@@ -140,10 +142,13 @@ def failure_key(error: RankError) -> Hashable:
     """Return a key that is equal for errors that are the same.
 
     Of the traceback what is shown counts: ranks may meet one abort at different places
-    inside Rankscope.
+    inside Rankscope, and one has lost a connection by it, which is no other error.
     """
     said = _gist(error)
     trace = _FOLDED.sub("…", plain("\n".join(_without_our_frames(error))))
+    if error.is_abort_echo:
+        # Above the first traceback there is a rule.
+        trace = trace.rpartition(_CAUSE)[2].lstrip("-\n ")
     if said != error.evalue:
         trace = trace.partition(said)[0]
     return (error.ename, error.line, _NUMBER.sub("#", said), _NUMBER.sub("#", trace))

@@ -569,6 +569,9 @@ def test_a_stopped_server_can_be_asked_again(monkeypatch: pytest.MonkeyPatch) ->
         store = TCPStore("127.0.0.1", port, timeout=60, key=KEY)
         store.set_timeout(0.2)
         process.send_signal(signal.SIGSTOP)
+        # Until then it may answer.
+        state = psutil.Process(process.pid).status
+        until(lambda: state() == psutil.STATUS_STOPPED)
         with pytest.raises(DistNetworkTimeoutError, match="does not answer"):
             store.set("a", "1")
         with pytest.raises(DistNetworkTimeoutError, match="does not answer"):
