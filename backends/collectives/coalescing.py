@@ -120,10 +120,10 @@ def coalescing_manager(
     each op its ``op_id``.
 
     ``async_ops=True``: wait for the batch with ``cm.wait()``; else the end of
-    the block waits. What an op inside returns with ``async_op=True`` may be
-    waited for after the block. If the body raises, nothing is issued. A block
-    inside a block on the same group joins it; ops on another group go their
-    usual way.
+    the block waits. An op inside the block returns before it has started, without
+    ``async_op=True``, too; the Work that it returns with it may be waited for after
+    the block. If the body raises, nothing is issued. A block inside a block on the
+    same group joins it; ops on another group go their usual way.
 
     Parameters
     ----------
@@ -141,8 +141,11 @@ def coalescing_manager(
 
     Raises
     ------
-    TypeError, ValueError, NotImplementedError
-        At the line of an op that is wrong, as the op raises it. Nothing is issued.
+    TypeError, ValueError
+        At the line of the block: `group` is no group, or there is no default group. At
+        the line of an op that is wrong, as the op raises it; nothing is issued then.
+    NotImplementedError
+        At the end of the block: the backend does not have an op.
     DistTimeoutError, DistAbortedError, DistBackendError
         At the end of the block, or from ``cm.wait()``: the batch failed.
 
@@ -194,10 +197,12 @@ class P2POp:
     Raises
     ------
     ValueError
-        For another `op`, a peer that is not given once, or not in the group, and on a
-        rank that is not in the group; without `group` where there is no default group.
+        `op` is another function; `peer` and `group_peer` are both given, or neither is,
+        or name no rank of the group, or this rank itself; `tag` is not from 0 to
+        2147483647; this rank is not in the group; there is no default group, and
+        `group` is ``None``.
     TypeError
-        `tensor` is no array.
+        `tensor` is no array, `group` no group, or a rank or the tag no integer.
 
     Examples
     --------
@@ -251,6 +256,15 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     list of Work
         One for each of `p2p_op_list`, in its order. The data of an op is there when
         ``wait()`` of its Work has returned.
+
+    Raises
+    ------
+    ValueError
+        `p2p_op_list` is empty, has anything but `P2POp`, or ops of two groups; or as
+        `isend` and `irecv` raise it for an array, for a tag, or for a receive from any
+        rank. Nothing is issued.
+    TypeError
+        As `isend` and `irecv` raise it. Nothing is issued.
 
     Notes
     -----

@@ -459,12 +459,15 @@ def barrier(
         There is no default group (`init_process_group` makes it), and `group` is
         ``None``; `group` is no group; `device` or `device_ids` names no device of the
         group's; `timeout` is no positive duration. This rank has not entered then.
+    NotImplementedError
+        The backend has no barrier.
     DistTimeoutError
         Ranks did not enter within the timeout.
     DistAbortedError, DistBackendError
         The group was aborted, or the backend failed. With ``async_op=True``
-        ``wait()`` of the Work raises the errors of the barrier; the call itself does
-        where the group is aborted already.
+        ``wait()`` of the Work raises the errors of the barrier. The call itself does
+        where it cannot start: the group is aborted already, or its backend cannot be
+        made.
 
     Notes
     -----

@@ -44,8 +44,8 @@ def monitored_barrier(
     ------
     TypeError, ValueError
         There is no default group (`init_process_group` makes it), and `group` is
-        ``None``; `group` is no group; `timeout` is no duration. This rank has not
-        entered then.
+        ``None``; `group` is no group; `timeout` is no positive duration. This rank has
+        not entered then.
     DistBackendError
         On every rank that has entered: ranks did not enter within `timeout`; `culprits`
         of the error are their global ranks.

@@ -347,7 +347,7 @@ def recv_object_list(
     Returns
     -------
     int
-        The sender, as its rank in the world.
+        The sender, as its rank in the world; -1 on a rank outside the group.
 
     Notes
     -----

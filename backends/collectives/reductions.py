@@ -47,9 +47,10 @@ def all_reduce(
     tensor : array
         Read and written in place; C-contiguous and writable, of one size and dtype on
         all ranks: of numpy or cupy, or a tensor of torch on the CPU or on CUDA. A
-        scipy.sparse array or matrix (COO or CSR) is summed too, where every rank has
-        one: its pattern of entries may differ from rank to rank, its shape and dtype
-        may not.
+        scipy.sparse array or matrix (COO or CSR, of two dimensions) can be summed, too,
+        where every rank has one: its pattern of entries may differ from rank to rank,
+        its shape and dtype may not. Other reductions of it raise `ValueError`, and so
+        does a `coalescing_manager` block.
 
     Notes
     -----
