@@ -69,6 +69,10 @@ def init_process_group(
 
     Parameters
     ----------
+    backend : str, optional
+        The backends of the group: one name, or one per device type as in
+        ``"cpu:gloo,cuda:nccl"`` (see `BackendConfig`). The default is gloo for arrays
+        on the CPU, and nccl for arrays on CUDA where cupy is installed.
     init_method : str, optional
         Where the ranks meet: ``env://``, the default, for ``RANK``, ``WORLD_SIZE``,
         ``MASTER_ADDR`` and ``MASTER_PORT`` of the environment, as torchrun sets them;
@@ -93,14 +97,20 @@ def init_process_group(
     Raises
     ------
     ValueError
-        A bad backend string, rank, world size or device; or the default group exists.
+        A bad backend string, URL, rank, world size, timeout or device; `store` and
+        `init_method` are both given; or the default group exists.
+    TypeError
+        An argument is of another type.
+    DistError
+        ``env://``: a variable of the environment is missing, or is no integer. The
+        message names it.
     DistStoreTimeoutError
         Ranks did not come within `timeout`; the message names them.
-    DistNetworkError
-        The rendezvous cannot be reached.
+    DistNetworkError, DistStoreError
+        The rendezvous cannot be reached: its address, or its file.
     DistBackendError
         The library of every backend for host arrays is missing, and the config has no
-        other backend.
+        other backend; or, with `device_id`, the backend of ``cuda`` cannot be made.
 
     Notes
     -----
@@ -184,7 +194,7 @@ def destroy_process_group(group: Group = None) -> None:
     Raises
     ------
     ValueError
-        There is no such group.
+        `group` is ``None``, and there is no default group.
     DistBackendError
         An op failed after its ``wait()`` had returned, and no later op or wait raised
         its error: results that the caller has may be invalid. The groups are freed.

@@ -49,12 +49,14 @@ class BackendConfig:
     ValueError
         The text breaks the grammar, or names an unknown backend or device type, or a
         backend for a device type that it cannot serve. The message names the part.
+    TypeError
+        `backend` is no text.
 
     Notes
     -----
     The semantics are those of ``torch.distributed.BackendConfig``. A backend is known
-    if it is built in, registered, or declared by an installed package
-    (`interface.entry_points`).
+    if it is built in, registered, or declared by an installed package as an entry
+    point of the group ``rankscope.backends``.
 
     Examples
     --------

@@ -21,7 +21,7 @@ group : ProcessGroup, optional
 backend : str, optional
     The backends of the group: one name, or one per device type as in
     ``"cpu:gloo,cuda:nccl"`` (see `BackendConfig`). The default is that of the group
-    that this one is made from, or else what is installed.""",
+    that this one is made from.""",
     "timeout": """\
 timeout : float or timedelta, optional
     Bounds every op of the group, from its start; in seconds if it is a number. The
@@ -154,7 +154,7 @@ srcRank : int
     The source, as its rank in the group.""",
     "tag": """\
 tag : int, default 0
-    A receive matches the sends with its tag.""",
+    A receive matches the sends with its tag; as of `isend`.""",
     "wait_all_ranks": """\
 wait_all_ranks : bool, default False
     Whether the error names all missing ranks, not the first one alone.""",

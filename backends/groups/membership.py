@@ -227,7 +227,10 @@ def get_group_rank(group: Group, global_rank: int) -> int:
     Raises
     ------
     ValueError
-        `global_rank` is not in `group`, or this rank is not.
+        `global_rank` is not in `group`, or this rank is not; or `group` is ``None``,
+        and there is no default group.
+    TypeError
+        `group` is no group, or `global_rank` no integer.
 
     Notes
     -----
@@ -260,7 +263,10 @@ def get_global_rank(group: Group, group_rank: int) -> int:
     Raises
     ------
     ValueError
-        `group` has no such rank, or this rank is not in it.
+        `group` has no such rank, or this rank is not in it; or `group` is ``None``, and
+        there is no default group.
+    TypeError
+        `group` is no group, or `group_rank` no integer.
 
     Notes
     -----

@@ -37,31 +37,13 @@ __all__ = ["ProcessGroup"]
 
 
 @documented_methods
-class ProcessGroup(GroupOps):
+class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
     """A set of ranks with one :class:`Backend` per device type.
 
-    `init_process_group` and `new_group` make groups. Backends are built at the first
-    use of their device type, so that a group whose config names a library that is not
-    installed works until an array of that device type is used.
-
-    Parameters
-    ----------
-    name : str
-        The name that messages and the board show.
-    ranks : sequence of int
-        The global ranks, in the order of their ranks in the group.
-    global_rank : int
-        This process's rank in the world.
-    config : BackendConfig
-        The backend of each device type.
-    store : Store
-        Shared by all ranks of the group; its keys get a prefix of their own.
-    timeout : float
-        Of each op, in seconds.
-    generation : int, default 0
-        How often the group was rebuilt.
-    origin : Origin, optional
-        The group that this one is made from, if every rank knows it.
+    Programs do not call the class: `init_process_group` makes the default group, and
+    `new_group`, `split_group` and `shrink_group` make others. Backends are built at the
+    first use of their device type, so that a group whose config names a library that is
+    not installed works until an array of that device type is used.
 
     Notes
     -----
@@ -90,6 +72,28 @@ class ProcessGroup(GroupOps):
         generation: int = 0,
         origin: Origin | None = None,
     ) -> None:
+        """Make this rank's part of a group; `World` calls it.
+
+        Parameters
+        ----------
+        name : str
+            The name that messages and the board show.
+        ranks : sequence of int
+            The global ranks, in the order of their ranks in the group.
+        global_rank : int
+            This process's rank in the world.
+        config : BackendConfig
+            The backend of each device type.
+        store : Store
+            Shared by all ranks of the group; its keys get a prefix of their own.
+        timeout : float
+            Of each op, in seconds.
+        generation : int, default 0
+            How often the group was rebuilt.
+        origin : Origin, optional
+            The group that this one is made from, if every rank knows it: what its
+            backends may be split from.
+        """
         self._spec = GroupSpec(name, ranks, global_rank, config, timeout)
         self._root_store = store
         # Held while a rebuild replaces the generation, before any of its locks.
@@ -115,7 +119,7 @@ class ProcessGroup(GroupOps):
 
     @property
     def group_name(self) -> str:
-        """What identifies the group, on every rank: the text of `key`."""
+        """What identifies the group on every rank: its name and a hash of the ranks."""
         return self._spec.key.id
 
     @property
@@ -227,7 +231,11 @@ class ProcessGroup(GroupOps):
 
     @property
     def aborted(self) -> AbortReason | None:
-        """Why the group was aborted; ``None`` while it is usable."""
+        """Why the group was aborted; ``None`` while it is usable.
+
+        Its `text` says why, `by` who did it, `at` when (``time.time()``), `culprits`
+        which global ranks are the cause; ``str`` of it is a sentence.
+        """
         return self._current.aborted
 
     def backends(self) -> list[Backend]:

@@ -66,8 +66,12 @@ def new_group(
     Raises
     ------
     ValueError
-        Ranks that are not in the world or given twice, a bad backend string or device;
-        or there is no default group.
+        Ranks that are not in the world or given twice, or none; a bad backend string,
+        timeout or device; ``"default"`` as `group_desc`; or there is no default group.
+    TypeError
+        An argument is of another type.
+    DistBackendError
+        With `device_id`: the backend of ``cuda`` cannot be made.
 
     Notes
     -----
@@ -157,7 +161,10 @@ def new_subgroups(
     Raises
     ------
     ValueError
-        `group_size` does not divide the size of `group`, or is not known.
+        `group_size` does not divide the size of `group`, or is not known; a bad backend
+        string or timeout; this rank is not in `group`, or there is no default group.
+    TypeError
+        `group` is no group, or another argument is of another type.
 
     Notes
     -----
@@ -218,8 +225,10 @@ def new_subgroups_by_enumeration(
     Raises
     ------
     ValueError
-        Lists that are empty, overlap, or name a rank that is not in the world. No group
-        was made.
+        Lists that are empty, overlap, or name a rank that is not in the world; a bad
+        backend string or timeout; or there is no default group. No group was made.
+    TypeError
+        An argument is of another type.
 
     Notes
     -----
@@ -290,7 +299,10 @@ def shrink_group(
     ------
     ValueError
         Ranks that are not in `group` or given twice; none or all are excluded, or this
-        rank is; unknown flags.
+        rank is; unknown flags; this rank is not in `group`, or there is no default
+        group.
+    TypeError
+        `group` is no group, or a rank no integer.
 
     Notes
     -----
@@ -363,7 +375,11 @@ def split_group(
     Raises
     ------
     ValueError
-        Lists that are missing, empty, overlap, or name a rank that is not in the group.
+        Lists that are missing, empty, overlap, or name a rank that is not in the group;
+        a bad backend string or timeout; this rank is not in `parent_pg`, or there is no
+        default group.
+    TypeError
+        `parent_pg` is no group, or another argument is of another type.
 
     Notes
     -----
