@@ -95,6 +95,13 @@ class Store:
         ------
         TypeError, ValueError
             It is no duration, or negative.
+
+        Examples
+        --------
+        >>> store = dist.HashStore()
+        >>> store.set_timeout(5)
+        >>> store.timeout
+        datetime.timedelta(seconds=5)
         """
         self._timeout = as_seconds(timeout, "set_timeout: timeout")
 
@@ -170,6 +177,13 @@ class Store:
         ------
         ValueError
             There are not as many values as keys.
+
+        Examples
+        --------
+        >>> store = dist.HashStore()
+        >>> store.multi_set(["lr", "steps"], ["0.1", "100"])
+        >>> store.get("steps")
+        b'100'
         """
         raise NotImplementedError
 
@@ -183,6 +197,8 @@ class Store:
 
         Raises
         ------
+        TypeError
+            `amount` is no integer.
         DistStoreError
             The value of `key` is no integer, or the store is closed.
 
@@ -263,11 +279,28 @@ class Store:
         raise NotImplementedError
 
     def num_keys(self) -> int:
-        """Return how many keys are set; queues are no keys."""
+        """Return how many keys are set; queues are no keys.
+
+        Examples
+        --------
+        >>> store = dist.HashStore()
+        >>> store.set("address", "10.0.0.1:29500")
+        >>> store.queue_push("jobs", "first")
+        >>> store.num_keys()
+        1
+        """
         raise NotImplementedError
 
     def list_keys(self) -> list[str]:
-        """Return the keys that are set, in no order."""
+        """Return the keys that are set, in no order.
+
+        Examples
+        --------
+        >>> store = dist.HashStore()
+        >>> store.multi_set(["ready/0", "ready/1"], ["", ""])
+        >>> sorted(store.list_keys())
+        ['ready/0', 'ready/1']
+        """
         raise NotImplementedError
 
     def queue_push(self, key: str, value: bytes | str) -> None:
@@ -276,6 +309,14 @@ class Store:
         Notes
         -----
         A queue and a key of the same name have nothing to do with each other.
+
+        Examples
+        --------
+        >>> store = dist.HashStore()
+        >>> store.queue_push("jobs", "first")
+        >>> store.queue_push("jobs", "second")
+        >>> store.queue_len("jobs"), store.queue_pop("jobs")
+        (2, b'first')
         """
         raise NotImplementedError
 
@@ -313,7 +354,17 @@ class Store:
         raise NotImplementedError
 
     def clone(self) -> Store:
-        """Return another store of the same keys, which is closed by itself."""
+        """Return another store of the same keys, which is closed by itself.
+
+        Examples
+        --------
+        >>> store = dist.HashStore()
+        >>> other = store.clone()  # for another thread
+        >>> other.set("key", "value")
+        >>> other.close()
+        >>> store.get("key")
+        b'value'
+        """
         raise NotImplementedError
 
     def has_extended_api(self) -> bool:
@@ -330,7 +381,16 @@ class Store:
         Raises
         ------
         TypeError, ValueError
-            `world_size` is no integer from 1.
+            `world_size` is no integer from 1, or `timeout` no duration.
+
+        Examples
+        --------
+        >>> import threading
+        >>> store = dist.HashStore()
+        >>> other = threading.Thread(target=store.barrier, args=("ready", 2))
+        >>> other.start()
+        >>> store.barrier("ready", 2, timeout=5)  # both have come
+        >>> other.join()
         """
         size = as_int(world_size, "barrier: world_size")
         if size < 1:
@@ -351,6 +411,15 @@ class Store:
         -------
         callable
             Cancels the watch.
+
+        Examples
+        --------
+        >>> import threading
+        >>> store, stopped = dist.HashStore(), threading.Event()
+        >>> cancel = store.watch("stop", lambda value: stopped.set())
+        >>> store.set("stop", "now")
+        >>> stopped.wait(5)
+        True
         """
         raise NotImplementedError
 
@@ -373,6 +442,16 @@ class Store:
         bool
             Whether the store does so: a `TCPStore` made with ``reports_deaths=True``
             does.
+
+        Examples
+        --------
+        >>> store = dist.TCPStore(
+        ...     "127.0.0.1", 0, is_master=True, key=b"secret", reports_deaths=True
+        ... )
+        >>> store.last_will("died/0", "rank 0 died")  # set if this process is killed
+        True
+        >>> store.withdraw()  # the end is an orderly one
+        >>> store.close()
         """
         return False
 

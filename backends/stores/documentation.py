@@ -60,6 +60,9 @@ _LATE = {
         "the ranks that were to set them."
     ),
 }
+_WRONG_TIMEOUT = {"TypeError, ValueError": "`timeout` is no duration, or is negative."}
+_WRONG_VALUE = {"TypeError": "A value is neither bytes nor text."}
+_VALUES = {"value", "values", "expected", "desired"}
 #: What `key` is for some methods.
 _KEYS = {
     **dict.fromkeys(("queue_push", "queue_pop", "queue_len"), "The name of the queue."),
@@ -77,8 +80,14 @@ def documented(cls: C) -> C:
 
 
 def _documented_method(method: Callable[..., Any]) -> None:
-    waits = "timeout" in inspect.signature(method).parameters
-    raises = {**(_LATE if waits else {}), **_CLOSED}
+    parameters = {*inspect.signature(method).parameters}
+    waits = "timeout" in parameters
+    raises = {
+        **(_WRONG_TIMEOUT if waits else {}),
+        **(_WRONG_VALUE if parameters & _VALUES else {}),
+        **(_LATE if waits else {}),
+        **_CLOSED,
+    }
     texts = dict(_PARAMETERS)
     if method.__name__ in _KEYS:
         texts["key"] = f"key : str\n    {_KEYS[method.__name__]}"

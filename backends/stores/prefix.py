@@ -175,6 +175,8 @@ class PrefixStore(Store):
         ------
         QueueEmptyError
             With ``block=False``, at once: the queue is empty.
+        DistStoreTimeoutError
+            The queue was empty until the timeout passed.
         """
         if not block:
             return self._open().queue_pop(self._full(key), block=False)
