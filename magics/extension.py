@@ -152,17 +152,17 @@ class RankscopeMagics(CellMagics):
 
     def _end(self, command: Command, cluster: Cluster | Job) -> None:
         """End the ranks, or detach from those that were attached."""
-        size, owned = _size(cluster), cluster.owned
+        size = _size(cluster)
         # The board, and a saved notebook, keep the last state.
         cluster.status(fresh=True, timeout=ANSWER)
         session.drop()
         with ProgressLine(self.shell) as progress, reported(command):
-            if not owned:
+            if isinstance(cluster, Job) or not cluster.owned:
                 cluster.close()
                 progress.done(f"detached from {size}; they keep running")
                 return
             progress.update(f"ending {size}")
-            cluster.shutdown()
+            cluster.shutdown(fresh=False)
             progress.done(f"{size} ended")
 
     def dist_restart(self, line: str) -> None:

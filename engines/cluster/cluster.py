@@ -423,7 +423,7 @@ class Cluster(Ranks):
 
     # -- the end -----------------------------------------------------------
 
-    def shutdown(self, reason: str = "") -> None:
+    def shutdown(self, reason: str = "", *, fresh: bool = True) -> None:
         """End everything: cells, engines, controller, side processes, threads.
 
         An attached cluster, too, whoever else uses it: ``%dist_shutdown`` detaches from
@@ -433,13 +433,16 @@ class Cluster(Ranks):
         ----------
         reason : str, optional
             What a notebook that uses the cluster, too, says from then on.
+        fresh : bool, default True
+            Whether every rank gets a request for its last status, which `glance` then
+            returns; ``False`` where `status` has just requested it.
         """
         with self._ending:
             if not self._open:
                 return
             self._announcement.end(reason)
-            # A saved notebook shows this status: it must not be older than the last op.
-            self._registry.refresh(0.0, LAST_STATUS_WAIT)
+            if fresh:
+                self._registry.refresh(0.0, LAST_STATUS_WAIT)
             self._open = False
         atexit.unregister(self._at_exit)
         self._cells.abandon("ClusterShutDown", "the cluster was shut down")

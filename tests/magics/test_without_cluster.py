@@ -111,7 +111,7 @@ class Ranks:
         self.closed = False
         self.ranks = range(self.n)
 
-    def shutdown(self) -> None:
+    def shutdown(self, **_: object) -> None:
         self.closed = True
 
     def status(self, **_: object) -> ClusterStatus:
