@@ -8,6 +8,7 @@ a thread of the agent.
 from __future__ import annotations
 
 import atexit
+import itertools
 import json
 import os
 import platform
@@ -123,6 +124,7 @@ class Agent:
             lambda: "",
         )
         self._line = LineClock(lambda: self._place().location)
+        self._numbers = itertools.count(1)
         self._publisher = StatusPublisher(kernel, self.summary)
         self._nccl_reports = NcclReports()
         self._post_mortem = PostMortem(
@@ -431,6 +433,8 @@ class Agent:
         """Return the status of this rank as plain data."""
         began = self._cell_began
         return {
+            # First: the summary has all that happened before it had its number.
+            "number": next(self._numbers),
             **pack(world.summary()),
             "pid": os.getpid(),
             # Whether it waits for the GIL is visible from outside of the process.

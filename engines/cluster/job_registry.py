@@ -198,13 +198,9 @@ class JobRegistry(RankRegistry):
         for rank, value in zip(ranks, values, strict=True):
             if self._seen.get(rank) == value:
                 continue
-            first = rank not in self._seen
             self._seen[rank] = value
-            summary = json.loads(value)
-            if not first or self.slots[rank].summary_at is None:
-                # The first one may have been there for hours.
-                self.record_summary(rank, summary)
-                self._call_subscribers(rank, summary)
+            self.record_summary(rank, json.loads(value))
+            self._call_subscribers(rank, self.slots[rank].summary)
         if not values and self._store.lost:
             raise DistStoreError("the connection was lost")
 

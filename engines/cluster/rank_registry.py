@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 
 from ..wire.answers import Answers
 from ..wire.requests import GetSummary, Request
-from ..wire.status_codec import unpack
+from ..wire.status_codec import number_of, unpack
 from .rank_slots import RankSlot
 
 __all__ = ["RankRegistry"]
@@ -28,6 +29,7 @@ class RankRegistry(ABC):
     def __init__(self) -> None:
         self.slots: list[RankSlot] = []
         self._on_status: tuple[OnStatus, ...] = ()
+        self._recording = threading.Lock()
 
     # -- requests ----------------------------------------------------------
 
@@ -70,9 +72,18 @@ class RankRegistry(ABC):
             self._record_all(self.ask(GetSummary(), stale, timeout))
 
     def record_summary(self, rank: int, summary: dict[str, Any]) -> None:
-        """Store a rank's summary and when it arrived."""
+        """Store a rank's summary and when it arrived, unless a newer one is there.
+
+        A published summary may arrive after the answer to a later request, and an
+        answer is stored by the thread that waited for it, at any time afterwards. That
+        of an engine which was replaced meanwhile is dropped, too.
+        """
         slot = self.slots[rank]
-        slot.summary, slot.summary_at = unpack(summary), time.monotonic()
+        with self._recording:
+            if summary.get("pid") == slot.pid and (
+                number_of(summary) >= number_of(slot.summary)
+            ):
+                slot.summary, slot.summary_at = unpack(summary), time.monotonic()
 
     def _record_all(self, answers: Answers[Any]) -> None:
         for rank, summary in answers.results.items():

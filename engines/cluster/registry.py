@@ -294,7 +294,7 @@ class EngineRegistry(RankRegistry):
         slot = self._by_uuid.get(message["metadata"].get("engine", ""))
         if slot is not None and slot.alive:
             self.record_summary(slot.rank, message["content"])
-            self._call_subscribers(slot.rank, message["content"])
+            self._call_subscribers(slot.rank, slot.summary)
 
     def _renew(self) -> None:
         while not self._closed.wait(RENEWAL):

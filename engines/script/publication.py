@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import json
 import logging
 import os
@@ -71,6 +72,7 @@ class Publication:
         self._relay: AbortRelay | None = None
         self._began = time.monotonic()
         self._line = LineClock(lambda: main_thread_place().location)
+        self._numbers = itertools.count(1)
         self._answered: deque[str] = deque()
         #: Set once notebooks can see this rank, and aborts reach it.
         self.joined = threading.Event()
@@ -196,6 +198,8 @@ class Publication:
     def summary(self) -> dict[str, Any]:
         """Return the status of this rank as plain data."""
         return {
+            # First: the summary has all that happened before it had its number.
+            "number": next(self._numbers),
             **pack(world.summary()),
             "pid": os.getpid(),
             "host": socket.gethostname(),

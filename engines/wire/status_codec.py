@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from ..status import GroupStatus, OpStatus
 
-__all__ = ["Parsed", "pack", "parse_summary", "unpack"]
+__all__ = ["Parsed", "number_of", "pack", "parse_summary", "unpack"]
 
 #: Above every real count, and exact in every JSON reader.
 _MOST = 2**53
@@ -84,6 +84,15 @@ def _listed(runs: str) -> tuple[Any, ...]:
             return (runs,)
         ranks.extend(range(int(first), int(last) + 1))
     return tuple(ranks)
+
+
+def number_of(summary: Mapping[str, Any]) -> int:
+    """Return the number of a summary among those of its process; 0 if it has none.
+
+    What the summary with a higher number leaves out happened later.
+    """
+    number = summary.get("number")
+    return number if isinstance(number, int) else 0
 
 
 class Parsed(NamedTuple):

@@ -104,7 +104,7 @@ def test_the_status_has_what_a_rank_holds_on_its_gpu(simulated: Cluster) -> None
         return [one.gpu_memory for one in simulated.status(fresh=True).ranks]
 
     until(lambda: look() == [None, 12 << 30], 30)
-    # A status that was on its way, on another channel, may come after the answer.
+    # The first reading may come between the text and the number of one status.
     used = "GPU 0 · Simulated · 13.0 of 80.0 GiB"
     until(lambda: simulated.status(fresh=True).ranks[1].gpu == used, 30)
     simulated.execute("nvml_answers.clear()", ranks=[1]).result(60)
