@@ -33,13 +33,19 @@ class Future(concurrent.futures.Future[Any]):
     `concurrent.futures.Future`, and it can be awaited. What `Work.get_future` returns
     ends as the Work does; its value is ``work.result()``, a list of the output arrays.
 
+    Parameters
+    ----------
+    waits_for : Work, optional
+        What ends the future; a program that makes a future and ends it itself, by
+        ``set_result`` or ``set_exception``, gives nothing.
+
     Notes
     -----
     Callbacks run on threads for callbacks, each on one of its own, so that a callback
     may block: it may issue ops, wait for Works and for other futures. Where the future
     is done already, the callback runs at once, on the thread that adds it. Callbacks
-    of one future run in no particular order; chain them with `then` for one. The
-    current CUDA device is one of a thread: a callback that uses GPU arrays selects it.
+    of one future run in no particular order; chain them with `then` for one. Each
+    thread has its own current CUDA device: a callback that uses GPU arrays selects it.
     """
 
     def __init__(self, waits_for: _Waiter | None = None) -> None:
@@ -49,14 +55,35 @@ class Future(concurrent.futures.Future[Any]):
     def wait(self, timeout: float | None = None) -> Any:
         """Block until the future is done; return its value, or raise its error.
 
-        `TimeoutError` after `timeout` seconds.
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait at most.
+
+        Returns
+        -------
+        object
+            The value.
+
+        Raises
+        ------
+        TimeoutError
+            `timeout` passed; on Python 3.10 it is that of ``concurrent.futures``.
         """
         return self.result(timeout)
 
     def value(self) -> Any:
         """Return the value of a future that is done, or raise its error; never block.
 
-        Raises `DistBackendError` before the future is done.
+        Returns
+        -------
+        object
+            The value.
+
+        Raises
+        ------
+        DistBackendError
+            The future is not done.
         """
         if not self.done():
             raise DistBackendError("the future has no value yet: wait() first")
@@ -67,6 +94,16 @@ class Future(concurrent.futures.Future[Any]):
 
         The new future fails with what the callback raises. `callback` is called, too,
         if this future has failed; ``self.value()`` raises the error there.
+
+        Parameters
+        ----------
+        callback : callable
+            Gets this future; what it returns is the value of the new one.
+
+        Returns
+        -------
+        Future
+            The new future.
         """
         chained = Future()
 
@@ -87,6 +124,11 @@ class Future(concurrent.futures.Future[Any]):
         """Call ``fn(self)`` once, when the future is done (at once if it is).
 
         It is logged where `fn` raises an error. See `then` for a future of the call.
+
+        Parameters
+        ----------
+        fn : callable
+            Gets this future.
         """
         call: Callable[[], object] = partial(contextvars.copy_context().run, fn, self)
         if not self.done():
@@ -98,11 +140,33 @@ class Future(concurrent.futures.Future[Any]):
             _log.exception("a callback of a future")
 
     def result(self, timeout: float | None = None) -> Any:
-        """Block until the future is done; return its value, or raise its error."""
+        """Block until the future is done; return its value, or raise its error: `wait`.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait at most.
+
+        Returns
+        -------
+        object
+            The value.
+        """
         return super().result(self._block(timeout))
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Block until the future is done; return its error, ``None`` if it has none."""
+        """Block until the future is done; return its error, ``None`` if it has none.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait at most.
+
+        Returns
+        -------
+        BaseException or None
+            The error.
+        """
         return super().exception(self._block(timeout))
 
     def _block(self, timeout: float | None) -> float | None:
@@ -138,6 +202,16 @@ def collect_all(futures: Sequence[Future]) -> Future:
     """Return a future whose value is the list of `futures`, once all are done.
 
     It fails at once with the error of the first of them that fails.
+
+    Parameters
+    ----------
+    futures : sequence of Future
+        The futures.
+
+    Returns
+    -------
+    Future
+        Its value is the list of futures, not of their values, as in ``torch.futures``.
     """
     collected, lock, left = Future(), threading.Lock(), len(futures)
 
@@ -168,8 +242,24 @@ def collect_all(futures: Sequence[Future]) -> Future:
 def wait_all(futures: Sequence[Future], timeout: float | None = None) -> list[Any]:
     """Block until all of `futures` are done; return their values in order.
 
-    Raises the error of the first one that failed, and `TimeoutError` after `timeout`
-    seconds.
+    Parameters
+    ----------
+    futures : sequence of Future
+        The futures.
+    timeout : float, optional
+        Seconds to wait for all of them together.
+
+    Returns
+    -------
+    list of object
+        Their values.
+
+    Raises
+    ------
+    Exception
+        The error of the first of `futures` that failed.
+    TimeoutError
+        `timeout` passed; on Python 3.10 it is that of ``concurrent.futures``.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     for future in futures:

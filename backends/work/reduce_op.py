@@ -13,10 +13,21 @@ __all__ = ["PremulSum", "ReduceOp", "make_nccl_premul_sum", "supports_complex"]
 class ReduceOp(enum.Enum):
     """The reductions of ``torch.distributed.ReduceOp``.
 
-    AVG divides the sum by the world size and is offered on every backend (by SUM and a
-    division where a backend has none). PREMUL_SUM needs a factor:
-    `make_nccl_premul_sum` makes one. Which dtypes have a reduction depends on the
-    backend: see the Notes of `all_reduce`, and ``docs/backends.md``.
+    Which dtypes have a reduction depends on the backend: see the Notes of `all_reduce`,
+    and ``docs/backends.md``.
+
+    Attributes
+    ----------
+    SUM, PRODUCT, MIN, MAX
+        The sum, the product, the smallest and the largest value.
+    AVG
+        The sum, divided by the number of ranks in the group; of integers, rounded
+        towards zero. A backend without it makes it of SUM and a division.
+    BAND, BOR, BXOR
+        Bitwise "and", "or" and "exclusive or", of integers and bool.
+    PREMUL_SUM
+        The sum of values times a factor, which `make_nccl_premul_sum` takes: it returns
+        what is given in the place of a member.
 
     Examples
     --------

@@ -12,6 +12,21 @@ class WorkState(enum.Enum):
 
     ``state.is_terminal`` tells the two kinds apart.
 
+    Attributes
+    ----------
+    SCHEDULED
+        Issued, and not yet started: it waits for earlier ops, or for a connection.
+    STARTED
+        It executes, or waits for other ranks.
+    COMPLETED
+        It succeeded.
+    FAILED
+        The backend, its library or another rank failed.
+    TIMED_OUT
+        Its timeout passed.
+    ABORTED
+        The group was aborted.
+
     Examples
     --------
     >>> work = dist.all_reduce(np.ones(2), async_op=True)

@@ -230,7 +230,8 @@ class Work:
         """Block until the op is over; return ``True``, or raise its error.
 
         On a device, without a timeout, as in c10d: the caller's current stream waits
-        for the op, the host does not (see `NCCLWork`).
+        for the op, the host does not. With a timeout the host waits; so it does in
+        `synchronize`, and in ``wait()`` of a barrier.
 
         Parameters
         ----------
@@ -252,6 +253,8 @@ class Work:
             The group was aborted.
         DistBackendError
             The op failed.
+        TypeError, ValueError
+            `timeout` is no duration, or is negative.
 
         Examples
         --------
@@ -314,14 +317,17 @@ class Work:
 
         Returns
         -------
-        Future
+        rankscope.futures.Future
             It has the methods of torch's futures and of ``concurrent.futures``. Its
             callbacks may block, for other Works too.
 
         Examples
         --------
         >>> work = dist.all_reduce(np.ones(2), async_op=True)
-        >>> work.get_future().then(lambda future: future.value()[0].tolist()).wait()
+        >>> future = work.get_future()
+        >>> future.wait()
+        [array([1., 1.])]
+        >>> future.then(lambda done: done.value()[0].tolist()).wait()
         [1.0, 1.0]
         """
         future = Future(self)
@@ -376,7 +382,17 @@ class Work:
         ----------
         callback : callable
             Runs on the thread that ends the Work, which ends others too: a callback
-            that blocks belongs to the future (`get_future`).
+            that blocks belongs to the future (`get_future`). `wait` may return before
+            the call.
+
+        Examples
+        --------
+        >>> import threading
+        >>> ended = threading.Event()
+        >>> work = dist.all_reduce(np.ones(2), async_op=True)
+        >>> work.add_done_callback(lambda work: ended.set())
+        >>> ended.wait(5)
+        True
         """
         with self._lock:
             if not self._state.is_terminal:
@@ -387,13 +403,23 @@ class Work:
         callback(self)
 
     def describe(self) -> str:
-        """Return ``all_reduce #14 of group 'default' on rank 2``, for messages.
+        """Return ``all_reduce #14 of group 'default' on rank 2 (cell 7 line 3)``.
+
+        As messages name the op.
 
         Returns
         -------
         str
-            Op, sequence number, group and rank; the op alone before the Work has a
-            number.
+            Op, sequence number, group, rank and source line; the op alone before the
+            Work has a number.
+
+        Examples
+        --------
+        >>> work = dist.barrier(async_op=True)
+        >>> work.wait()
+        True
+        >>> work.describe()  # doctest: +ELLIPSIS
+        "barrier #1 of group 'default' on rank 0 (...)"
         """
         if self.record is None:
             return self.op_type.value
@@ -496,6 +522,17 @@ class Work:
         -------
         bool
             Whether this call ended the Work.
+
+        Examples
+        --------
+        >>> work = dist.Work(dist.OpType.BARRIER)
+        >>> work.mark_started()
+        >>> work.mark_completed()
+        True
+        >>> work.mark_failed(dist.DistBackendError("too late"))
+        False
+        >>> work.is_success()
+        True
         """
         return self._end(_COMPLETED, None, result, started_ns, completed_ns)
 
@@ -519,6 +556,14 @@ class Work:
         -------
         bool
             Whether this call ended the Work; ``False`` if it was over already.
+
+        Examples
+        --------
+        >>> work = dist.Work(dist.OpType.BARRIER)
+        >>> work.mark_failed(dist.DistBackendError("the connection broke"))
+        True
+        >>> work.state, work.exception()
+        (<WorkState.FAILED: 'failed'>, DistBackendError('the connection broke'))
         """
         return self._end(state, error, None, None, None)
 
