@@ -484,7 +484,8 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
             current.handing_over = record, time.monotonic()
             watchdog.touch()
             try:
-                current.raise_if_aborted(op.kind)
+                if current.aborted is not None:
+                    current.raise_if_aborted(op.kind)
                 if current.departures.by_rank:
                     current.refuse_departed(op.kind, op.peer, backend.buffers_messages)
                 if current.suspended:

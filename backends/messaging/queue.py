@@ -259,7 +259,7 @@ class MessageQueue:
 
     def _resume(self, work: MessageWork, looks: int) -> bool:
         """Resume `work` as far as its messages allow; return whether it is over."""
-        requests, transport = work.requests, self._transport
+        requests, transport, tag = work.requests, self._transport, work.tag
         self._looked_at = work
         if not work.started_ns:
             work.mark_started()
@@ -270,12 +270,10 @@ class MessageQueue:
                 if not looks or not transport.test(request, looks):
                     return False
                 if expected >= 0:
-                    source, came, tag = received = transport.received(request)
-                    if source >= 0 and (
-                        came != expected or (tag != work.tag and tag >= 0)
-                    ):
-                        raise work.mismatch(received, expected)
-                    work.source = source
+                    if not transport.fits(request, expected, tag):
+                        raise work.mismatch(transport.received(request), expected)
+                    if work.op_type is _RECV_OP:
+                        work.source = transport.received(request).source
                 requests.pop()
             if self._closed:  # by a signal handler, just now
                 return False

@@ -83,11 +83,18 @@ class Transport(Protocol):
         that is over may be tested again.
         """
 
+    def fits(self, request: Request, nbytes: int, tag: int) -> bool:
+        """Return whether the receive that was tested last has received what it should.
+
+        That is `nbytes` bytes, with the signature of `tag` where the transport looks at
+        it. Called right after `test` returned ``True``; if that was not the first time,
+        nothing is known, and the answer is ``True``.
+        """
+
     def received(self, request: Request) -> Received:
         """Return what the receive that was tested last has received.
 
-        Called right after `test` returned ``True``. The source is negative if that was
-        not the first time: nothing is known then.
+        Called after `fits`. The source is negative where nothing is known.
         """
 
     def too_long(self, error: BaseException) -> Received | None:

@@ -83,14 +83,24 @@ class MessageWork(Work):
             progress.add(self.queue)
 
     def _block(self, timeout: float | None) -> bool:
-        queue, me = self.queue, threading.get_ident()
         try:
             # What it waits for may be there already: then no clock is looked at.
-            queue.advance(_LOOKS)
-            if self._state.is_terminal:
-                return True
-            now = idle_from = time.monotonic()
-            deadline = float("inf") if timeout is None else now + timeout
+            self.queue.advance(_LOOKS)
+            over = self._state.is_terminal or self._drive(timeout)
+        except BaseException:
+            # An interrupt: the op continues, and other ranks depend on it.
+            self.detach()
+            raise
+        if not over:
+            self.detach()
+        return over
+
+    def _drive(self, timeout: float | None) -> bool:
+        """Advance the queue for `timeout` seconds; return whether the op is over."""
+        queue, me = self.queue, threading.get_ident()
+        now = idle_from = time.monotonic()
+        deadline = float("inf") if timeout is None else now + timeout
+        try:
             queue.waiting.add(me)
             while now < deadline:
                 if not queue.opened.is_set():
@@ -108,14 +118,9 @@ class MessageWork(Work):
                 now = time.monotonic()
                 if moved:
                     idle_from = now
-        except BaseException:
-            # An interrupt: the op continues, and other ranks depend on it.
-            self.detach()
-            raise
+            return False
         finally:
             queue.waiting.discard(me)
             if queue.patient:
                 queue.patient = False
                 progress.add(queue)
-        self.detach()
-        return False

@@ -148,6 +148,11 @@ class UCCTransport(Napping):
             self._post(request, arguments)
         return request
 
+    def fits(self, request: Request, nbytes: int, tag: int) -> bool:
+        """Return whether so many bytes came: it carries no signature."""
+        assert request.header is not None
+        return int(request.header[0]) == nbytes
+
     def received(self, request: Request) -> Received:
         """Return the source and the bytes of a message that was received."""
         assert request.header is not None

@@ -106,6 +106,10 @@ class UCXTransport:
             return None
         return request
 
+    def fits(self, request: Request, nbytes: int, tag: int) -> bool:
+        """Return whether so many bytes came, with the signature of `tag`."""
+        return request.nbytes == nbytes and request.tag & _SIGNED_MASK == tag
+
     def received(self, request: Request) -> Received:
         """Return what a receive that is over has received."""
         return _received(request.tag, request.nbytes)

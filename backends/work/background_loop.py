@@ -31,18 +31,14 @@ class BackgroundLoop:
         self._lock = threading.Lock()
         self._kicked = threading.Event()
         self._thread: threading.Thread | None = None
-        self._idle = True
+        #: Whether nothing calls ``work()`` before the next kick; each op looks at it.
+        self.idle = True
         self._stopped = False
 
     @property
     def running(self) -> bool:
         """Whether the thread runs."""
         return self._thread is not None
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing calls ``work()`` before the next kick."""
-        return self._idle or self._thread is None
 
     def kick(self) -> bool:
         """Have ``work()`` called now; return whether there is a thread to call it.
@@ -53,7 +49,7 @@ class BackgroundLoop:
         with self._lock:
             if self._stopped:
                 return False
-            self._idle = False
+            self.idle = False
             self._kicked.set()
             if self._thread is None:
                 thread = threading.Thread(
@@ -63,11 +59,11 @@ class BackgroundLoop:
                 try:
                     thread.start()
                 except RuntimeError:
-                    self._thread, self._idle = None, True
+                    self._thread, self.idle = None, True
                     return False
                 except BaseException:
                     # An interrupt: the thread may not be there, and if it is, it ends.
-                    self._thread, self._idle = None, True
+                    self._thread, self.idle = None, True
                     raise
             return True
 
@@ -84,7 +80,7 @@ class BackgroundLoop:
         """End the thread, and wait for its end; kicks do nothing until `resume`."""
         with self._lock:
             thread, self._thread = self._thread, None
-            self._stopped = self._idle = True
+            self._stopped = self.idle = True
             self._kicked.set()
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout)
@@ -100,13 +96,13 @@ class BackgroundLoop:
             self._kicked.clear()
             delay = self._call()
             if delay is not None:
-                self._idle = False
+                self.idle = False
                 if delay > 0:
                     self._kicked.wait(delay)
-            elif not self._idle:
+            elif not self.idle:
                 # From here on callers kick. What was added before this line came
                 # without a kick: look once more.
-                self._idle = True
+                self.idle = True
             elif not self._kicked.wait(self._linger):
                 with self._lock:
                     if self._thread is me and not self._kicked.is_set():

@@ -35,6 +35,9 @@ _SCHEDULED = WorkState.SCHEDULED
 _STARTED = WorkState.STARTED
 _COMPLETED = WorkState.COMPLETED
 
+# The class: threading.RLock() is a Python function that calls it.
+_RLock = type(threading.RLock())
+
 
 class OpRecord(Protocol):
     """The flight-recorder entry of a Work: a `Record`, or the `Batch` of several."""
@@ -138,7 +141,7 @@ class Work:
         self._withheld: BaseException | None = None
         self._holds = False
         # Recursive, as a signal handler may abort the group while this thread has it.
-        self._lock = threading.RLock()
+        self._lock = _RLock()
         # Made by the first waiter only: most Works are done before anybody
         # has to block, and an Event costs more than the rest of the object.
         self._done: threading.Event | None = None
@@ -633,7 +636,12 @@ class Work:
             if self.record is not None:
                 if error is not None:
                     self._name_error()
-                self._note_end(self.record)
+                try:
+                    self.record.ended(self)
+                except KeyboardInterrupt:
+                    # The op must not stay in flight for its group.
+                    self.record.ended(self)
+                    raise
             done, callbacks = self._done, self._callbacks
             self._callbacks = None
         if done is not None:
@@ -641,14 +649,6 @@ class Work:
         if callbacks:
             self._call_back(callbacks)
         return True
-
-    def _note_end(self, record: OpRecord) -> None:
-        try:
-            record.ended(self)
-        except KeyboardInterrupt:
-            # The op must not stay in flight for its group.
-            record.ended(self)
-            raise
 
     def _withholds(self, error: BaseException) -> bool:
         # A Work without a record is a part of another one, or of no group.

@@ -71,6 +71,9 @@ class ByHand:
             raise error
         return request.over
 
+    def fits(self, request: Message, nbytes: int, tag: int) -> bool:
+        return (request.came, request.tag) == (nbytes, tag)
+
     def received(self, request: Message) -> Received:
         return Received(request.peer, request.came, request.tag)
 
