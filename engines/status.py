@@ -76,6 +76,7 @@ def name_groups(names: str | Iterable[str] | None) -> str:
 class OpStatus:
     """One op of a rank on one group."""
 
+    #: The name of the op.
     op: str
     #: The group's sequence number of the op, ``None`` where it has none.
     seq: int | None = None
@@ -85,12 +86,15 @@ class OpStatus:
     elapsed: float | None = None
     #: Seconds after which the op fails.
     timeout: float | None = None
+    #: The shapes of its arrays, inputs first; of a long list the first ones.
     sizes: tuple[tuple[int, ...], ...] = ()
+    #: Their dtypes.
     dtypes: tuple[str, ...] = ()
     #: Bytes moved, as nccl-tests counts them.
     nbytes: int | None = None
     #: Seconds from start to end, once the op is completed.
     duration: float | None = None
+    #: The root, or the other side, as its rank in the group.
     peer: int | None = None
     #: The user's line, e.g. ``cell 7 line 3``.
     source: str = ""
@@ -100,20 +104,31 @@ class OpStatus:
 class GroupStatus:
     """One group as one of its ranks reports it."""
 
+    #: The name that messages and the board show.
     name: str
+    #: The global ranks of the group.
     ranks: tuple[int, ...]
+    #: The backend string.
     backend: str
+    #: How often the group was rebuilt.
     generation: int
     #: ``ready`` or ``aborted``.
     state: str
+    #: Why it is aborted.
     reason: str | None
+    #: Seconds after which an op fails.
     timeout: float
     #: Device type → backend, with ``(not built)`` behind one not used yet.
     devices: Mapping[str, str]
+    #: The last op that was issued.
     enqueued: OpStatus | None
+    #: The last op that has started.
     started: OpStatus | None
+    #: The last op that has completed.
     completed: OpStatus | None
+    #: The number of ops in flight.
     in_flight: int
+    #: The oldest op in flight.
     oldest: OpStatus | None
     #: How many collectives were issued on it in this generation.
     issued: int | None = None
@@ -135,10 +150,13 @@ class GroupStatus:
 class RankStatus:
     """One rank: its engine, the cell on its main thread, and its groups."""
 
+    #: The rank.
     rank: int
-    #: ``None`` where the rank is a script's.
+    #: The id of its engine, ``None`` where the rank is a script's.
     engine_id: int | None
+    #: The name of its host.
     host: str
+    #: The pid of its process, on that host.
     pid: int
     #: ``idle``, ``busy``, ``unreachable`` (alive, but silent) or ``dead``.
     state: str
@@ -162,6 +180,7 @@ class RankStatus:
     #: Bytes of its GPU's memory that the process holds, ``None`` where there is no GPU,
     #: or it is not known.
     gpu_memory: int | None = None
+    #: Its groups.
     groups: tuple[GroupStatus, ...] = ()
     #: What a person should change so that all that the rank does is shown.
     advice: tuple[str, ...] = ()
@@ -197,6 +216,7 @@ class ClusterStatus:
     backend: str
     #: ``running`` or ``stopped``.
     state: str
+    #: The ranks, in order.
     ranks: tuple[RankStatus, ...]
     #: The script that the ranks run; empty where they are engines.
     script: str = ""

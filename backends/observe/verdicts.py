@@ -69,13 +69,19 @@ class RankView:
 class Verdict:
     """One explanation: ranks at fault, waiting ranks, and source lines."""
 
+    #: The kind of fault: ``fault.value`` is ``"missing ranks"``, for example.
     fault: Fault
+    #: Name and global ranks of the group.
     group: GroupKey
     #: The ranks at fault (for an execution hang, all ranks that wait).
     culprits: tuple[int, ...]
+    #: The ranks that wait.
     waiting: tuple[int, ...]
+    #: The name of the op that hangs.
     op: str
+    #: Its sequence number.
     seq: int
+    #: The explanation, a sentence.
     text: str
     #: Whether one diagnosis is enough: no later one is needed to confirm it.
     certain: bool = False

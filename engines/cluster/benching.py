@@ -31,19 +31,27 @@ __all__ = [
 class BenchRow:
     """One op at one size with one backend, over all ranks of the group."""
 
+    #: The name of the backend.
     backend: str
+    #: The name of the op.
     op: str
+    #: The number of ranks.
     ranks: int
-    #: Bytes, and elements of one rank's input, as nccl-tests counts them.
+    #: Bytes, as nccl-tests counts them.
     size: int
+    #: Elements of one rank's input.
     count: int
+    #: The dtype of the arrays.
     dtype: str
-    #: Microseconds of one op: the mean over the ranks, the fastest, the slowest.
+    #: Microseconds of one op, the mean over the ranks.
     time: float
+    #: Microseconds of one op on the fastest rank.
     time_min: float
+    #: Microseconds of one op on the slowest rank.
     time_max: float
-    #: GB/s (10⁹ bytes).
+    #: GB/s (10⁹ bytes): `size` in `time`.
     algbw: float
+    #: GB/s (10⁹ bytes) over each rank's link, as nccl-tests has it.
     busbw: float
     #: Elements that were wrong, on all ranks together.
     wrong: int
@@ -79,7 +87,13 @@ class BenchResult(Sequence[BenchRow]):
         return type(self)(found) if isinstance(key, slice) else found
 
     def to_csv(self, path: str | PathLike[str]) -> None:
-        """Write a table with a line of column names, readable by everything."""
+        """Write the rows as CSV, below a line with the names of the columns.
+
+        Parameters
+        ----------
+        path : str or path-like
+            The file.
+        """
         with open(path, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(COLUMNS)
@@ -117,8 +131,23 @@ class Bench:
     def result(self, timeout: float | None = None) -> BenchResult:
         """Wait for the end and return all rows.
 
-        Raises `ExecutionError` if a rank failed, and `TimeoutError`, naming
-        the ranks, after `timeout` seconds; the benchmark then runs on.
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait at most.
+
+        Returns
+        -------
+        BenchResult
+            The rows.
+
+        Raises
+        ------
+        ExecutionError
+            A rank failed.
+        TimeoutError
+            `timeout` passed; the message names the ranks that are not done. The
+            benchmark runs on.
         """
         self.execution.result(timeout)
         return BenchResult(self.rows)

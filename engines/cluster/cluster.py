@@ -100,8 +100,27 @@ class Cluster(Ranks):
     ...     cluster.push({"x": 1})
     ...     done = cluster.execute("y = x + dist.get_rank()").result()
     ...     found = cluster.pull("y")
-    >>> found
-    {0: 1, 1: 2}
+    ...     cell = cluster.execute("print('at', y); y * 10", keep_value=True).result()
+    ...     values = cluster.values(cell)
+    >>> found, values
+    ({0: 1, 1: 2}, {0: 10, 1: 20})
+    >>> cell.outputs(1)[0]["text"]
+    'at 2\\n'
+
+    Rank 1 does not come to a barrier: why it hangs, the end of the wait, and after it.
+
+    >>> with dist.Cluster(2) as cluster:
+    ...     hangs = cluster.execute("if dist.get_rank() == 0: dist.barrier()")
+    ...     while not (verdicts := cluster.diagnose()):
+    ...         pass  # it has not hung for half a second yet
+    ...     aborted = cluster.abort(reason="rank 1 does not come")
+    ...     ended = hangs.wait(10)
+    ...     stale = cluster.rebuild()
+    ...     done = cluster.execute("dist.barrier()").result(10)
+    >>> verdicts[0].fault.value, verdicts[0].culprits, verdicts[0].waiting
+    ('missing ranks', (1,), (0,))
+    >>> aborted, ended, hangs.errors[0].ename
+    ({0: ['default'], 1: ['default']}, True, 'DistAbortedError')
     """
 
     def __init__(
@@ -353,9 +372,9 @@ class Cluster(Ranks):
         Raises
         ------
         ClusterError
-            The cluster was attached to by nothing but its controller's connection file;
-            only some ranks of an MPI job are given, and a group uses MPI; `ranks` is
-            empty; or the start failed.
+            It is closed; there is no such rank; the cluster was attached to by nothing
+            but its controller's connection file; only some ranks of an MPI job are
+            given, and a group uses MPI; `ranks` is empty; or the start failed.
         """
         self._check_open()
         chosen = check_ranks(ranks, self.n)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from rankscope.backends.documentation import complete, complete_methods
 
@@ -47,20 +49,18 @@ every : bool, default False
 verdicts : sequence of Verdict
     What `diagnose` found.""",
 }
-_CLOSED = {
-    "ClusterError": (
-        "It is closed, there is no such rank, or a rank is dead or does not answer."
-    ),
-}
+_CLOSED = {"ClusterError": "It is closed."}
+_NO_SUCH_RANK = {"ClusterError": "It is closed, or there is no such rank."}
 _LOCAL = ("close", "shutdown", "glance", "status")
 
 
 def documented(cls: C) -> C:
     """Complete the docstrings of a class of ranks and of its methods."""
     complete(cls, _PARAMETERS)
-    return complete_methods(
-        cls,
-        lambda method: complete(
-            method, _PARAMETERS, {} if method.__name__ in _LOCAL else _CLOSED
-        ),
-    )
+    return complete_methods(cls, _documented_method)
+
+
+def _documented_method(method: Callable[..., Any]) -> None:
+    takes_ranks = {"rank", "ranks"} & {*inspect.signature(method).parameters}
+    raises = _NO_SUCH_RANK if takes_ranks else _CLOSED
+    complete(method, _PARAMETERS, {} if method.__name__ in _LOCAL else raises)

@@ -71,7 +71,19 @@ class Execution:
     # -- calls of the user ---------------------------------------------------------
 
     def outputs(self, rank: int) -> list[Output]:
-        """Return the output of `rank` so far, as Jupyter output dicts."""
+        """Return the output of `rank` so far.
+
+        Parameters
+        ----------
+        rank : int
+            The rank.
+
+        Returns
+        -------
+        list of dict
+            Jupyter's outputs: ``output_type`` is ``stream``, whose ``text`` was
+            printed, ``execute_result``, ``display_data`` or ``error``, among others.
+        """
         with self._lock:
             return [
                 {key: value for key, value in output.items() if key != MARKED}
@@ -83,8 +95,13 @@ class Execution:
     ) -> None:
         """Call ``callback(rank, output)`` for each output, on the I/O thread.
 
-        With `replay` the callback first gets all earlier outputs, on the calling
-        thread, so that it misses none.
+        Parameters
+        ----------
+        callback : callable
+            It must not wait.
+        replay : bool, default True
+            Whether the callback first gets all earlier outputs, on the calling thread,
+            so that it misses none.
         """
         with self._lock:
             if replay:
@@ -98,6 +115,11 @@ class Execution:
 
         The callback first gets all earlier data, on the calling thread; the rest
         follows on the I/O thread.
+
+        Parameters
+        ----------
+        callback : callable
+            It must not wait.
         """
         with self._lock:
             for rank, data in self._data:
@@ -105,7 +127,13 @@ class Execution:
             self._data_callbacks.append(callback)
 
     def on_done(self, callback: Callable[[Execution], None]) -> None:
-        """Call ``callback(execution)`` once all ranks are done, from any thread."""
+        """Call ``callback(execution)`` once all ranks are done, from any thread.
+
+        Parameters
+        ----------
+        callback : callable
+            It must not wait.
+        """
         with self._lock:
             if self._running:
                 self._done_callbacks.append(callback)
@@ -130,15 +158,41 @@ class Execution:
             return {rank: self._errors[rank] for rank in sorted(self._errors)}
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait at most `timeout` s for every rank; return whether all are done."""
+        """Wait for every rank; return whether all are done.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait at most.
+
+        Returns
+        -------
+        bool
+            ``False`` if `timeout` passed; the cell runs on.
+        """
         with self._ended:
             return self._ended.wait_for(lambda: not self._running, timeout)
 
     def result(self, timeout: float | None = None) -> Execution:
-        """Wait for the end; raise `ExecutionError` if a rank failed.
+        """Wait for the end; raise the error if a rank failed.
 
-        Raises `TimeoutError`, naming the ranks, if they are not done after
-        `timeout` seconds. The cell runs on.
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait at most.
+
+        Returns
+        -------
+        Execution
+            This object.
+
+        Raises
+        ------
+        ExecutionError
+            A rank failed; its ``errors`` has the error of each that did.
+        TimeoutError
+            `timeout` passed; the message names the ranks that are not done. The cell
+            runs on.
         """
         if not self.wait(timeout):
             raise TimeoutError(

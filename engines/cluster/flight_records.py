@@ -31,7 +31,8 @@ SAMPLES = 5
 class FlightRecords:
     """The contents of the ranks' flight recorders at one moment."""
 
-    #: Rank → what `rankscope.backends.observe.export.local_dump` returned there.
+    #: Rank → a dict: ``records``, a dict for each op, oldest first; ``groups``, the
+    #: name and the global ranks of each group by its id; and ``rank``.
     dumps: dict[int, dict[str, Any]] = field(default_factory=dict)
     #: Rank → ns that its clock is ahead of this process's clock.
     offsets_ns: dict[int, int] = field(default_factory=dict)
@@ -39,16 +40,30 @@ class FlightRecords:
     errors: dict[int, str] = field(default_factory=dict)
 
     def chrome_trace(self) -> dict[str, Any]:
-        """Return all records on one clock as a Chrome trace, which Perfetto opens."""
+        """Return all records on one clock as a Chrome trace, which Perfetto opens.
+
+        Returns
+        -------
+        dict
+            What `save` writes as JSON.
+        """
         records = {rank: dump["records"] for rank, dump in self.dumps.items()}
         return chrome_trace(records, self.offsets_ns)
 
     def save(self, path: str | Path) -> list[Path]:
         """Write the records to files; return the paths.
 
-        A `path` that ends with ``.json`` becomes one Chrome trace of all
-        ranks on one clock. Any other is the folder, or the prefix, of one
-        dump per rank in PyTorch's Flight Recorder format.
+        Parameters
+        ----------
+        path : str or pathlib.Path
+            One that ends with ``.json`` becomes one Chrome trace of all ranks on one
+            clock. Any other is the folder, or the prefix, of one dump per rank in
+            PyTorch's Flight Recorder format.
+
+        Returns
+        -------
+        list of pathlib.Path
+            The files.
         """
         if str(path).endswith(".json"):
             file = Path(path)

@@ -143,6 +143,11 @@ class ObservedRanks:
         """Return where `ranks` are now: the Python stacks of their threads.
 
         Works while cells block.
+
+        Returns
+        -------
+        RankStacks
+            The stacks by rank; ``main_text(rank)`` is that of a main thread as lines.
         """
         self._check_open()
         return stacks_of(self._observed, check_ranks(ranks, self.n), every)
@@ -176,8 +181,10 @@ class ObservedRanks:
 
         Raises
         ------
+        ValueError
+            `seconds` is not above 0 and at most 3600, or `rate` not at most 1000.
         ClusterError
-            None of the ranks answers.
+            It is closed, there is no such rank, or none of the ranks answers.
         """
         self._check_open()
         return sample_ranks(
@@ -192,12 +199,14 @@ class ObservedRanks:
     # -- status ------------------------------------------------------------
 
     def status(self, *, fresh: bool = False, timeout: float = 0.8) -> ClusterStatus:
-        """Return the status of all ranks; request summaries where the last one is old.
+        """Return the status of all ranks.
+
+        A rank whose last summary is older than 1.5 s gets a request for a new one.
 
         Parameters
         ----------
         fresh : bool, default False
-            Whether every rank gets a request.
+            Whether every rank gets the request.
         timeout : float, default 0.8
             Seconds that the ranks have.
 
@@ -219,6 +228,11 @@ class ObservedRanks:
         -------
         ClusterStatus
             The status.
+
+        Raises
+        ------
+        ClusterError
+            There is no such rank.
         """
         return self._status(None if ranks is None else set(check_ranks(ranks, self.n)))
 
@@ -290,8 +304,14 @@ class ObservedRanks:
 
         Returns
         -------
-        NcclReport or None
-            The report; ``None`` if the rank does not answer.
+        dict or None
+            ``pending``; ``error``, why there is no report; and ``communicators``, a
+            dict for each. ``None`` if the rank does not answer.
+
+        Raises
+        ------
+        ClusterError
+            It is closed.
         """
         self._check_open()
         answers = self._observed.ask(requests.GetNcclReport(), [rank], 0.5)
@@ -376,9 +396,9 @@ class ObservedRanks:
         Raises
         ------
         ClusterError
-            Where there is no such group, where groups that share a rank have the
-            name, where a script does not allow it, and for ranks that did not answer;
-            the others are aborted all the same.
+            It is closed; there is no such group or rank; groups that share a rank have
+            the name; a script does not allow it; or ranks did not answer, and the
+            others are aborted all the same.
         """
         if "abort" in self.refused:
             raise ClusterError(self.refused["abort"])

@@ -50,7 +50,8 @@ _INSTALLED = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
 class RankStacks:
     """The stacks of ranks at one moment."""
 
-    #: Rank → the stacks of its threads, the main thread's first.
+    #: Rank → the stacks of its threads, the main thread's first: ``thread`` is the
+    #: name, ``frames`` are the calls, the innermost last.
     stacks: dict[int, list[Stack]]
     #: Rank → the innermost line of the script; cells have it in their stack.
     locations: dict[int, str] = field(default_factory=dict)
@@ -64,7 +65,15 @@ class RankStacks:
     def main_text(self, rank: int) -> str:
         """Return the stack of a rank's main thread as lines, ``"idle"`` without one.
 
-        Why there is none, where the rank did not answer.
+        Parameters
+        ----------
+        rank : int
+            The rank.
+
+        Returns
+        -------
+        str
+            The stack; of a rank that did not answer, why it did not.
         """
         if rank in self.errors:
             return self.errors[rank]
@@ -93,7 +102,8 @@ class Sampled:
 class Profile:
     """Where ranks spent their time."""
 
-    #: Rank → what its sampler saw.
+    #: Rank → what its sampler saw: ``weights`` has pairs of a stack and the seconds
+    #: that its thread spent there; ``looks`` is how often it looked, in ``seconds``.
     ranks: dict[int, Sampled]
     #: Rank → why nothing is known of it.
     errors: dict[int, str] = field(default_factory=dict)

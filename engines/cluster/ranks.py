@@ -120,8 +120,9 @@ class Ranks(ObservedRanks):
         Raises
         ------
         ClusterError
-            For a rank or a group that does not exist, for a name of several groups
-            that share a rank, and for a group of another library.
+            It is closed; there is no such rank or group; groups that share a rank have
+            the name; or the group is another library's. On a rank that is dead the cell
+            fails with ``EngineDied``.
         """
         self._check_open()
         groups = {} if group is None else self._ids(self._find_own_groups(group))
@@ -152,8 +153,10 @@ class Ranks(ObservedRanks):
         ------
         ValueError
             The ranks kept no value.
+        TimeoutError
+            The ranks were not free within `timeout`.
         ClusterError
-            A value cannot be pickled.
+            It is closed, a rank is dead, or a value cannot be pickled.
         """
         if not execution.keep_value:
             raise ValueError("the ranks kept no value: execute(…, keep_value=True)")
@@ -226,6 +229,11 @@ class Ranks(ObservedRanks):
         -------
         concurrent.futures.Future
             Done when the rank has the line, or is dead.
+
+        Raises
+        ------
+        ClusterError
+            It is closed, or the rank is dead.
         """
         self._check_open()
         slot = self._registry.slots[rank]
@@ -288,7 +296,8 @@ class Ranks(ObservedRanks):
         ValueError
             For invalid arguments.
         ClusterError
-            For a group that does not exist.
+            It is closed; there is no such group, or groups that share a rank have the
+            name.
         """
         self._check_open()
         request = BenchRequest(
@@ -326,8 +335,12 @@ class Ranks(ObservedRanks):
 
         Raises
         ------
+        TypeError
+            A value cannot be pickled.
         TimeoutError
             The ranks were not free within `timeout`.
+        ClusterError
+            It is closed, there is no such rank, or a rank is dead.
         """
         self._check_open()
         variables_.push(self._registry, variables, check_ranks(ranks, self.n), timeout)
@@ -356,7 +369,8 @@ class Ranks(ObservedRanks):
         TimeoutError
             The ranks were not free within `timeout`.
         ClusterError
-            Ranks lack a name, a value cannot be pickled, or a rank is dead.
+            It is closed; there is no such rank; a rank is dead, or lacks a name; or a
+            value cannot be pickled.
         """
         self._check_open()
         return variables_.pull(
@@ -377,8 +391,8 @@ class Ranks(ObservedRanks):
         Raises
         ------
         ClusterError
-            Where there is no such group, where groups that share a rank have the
-            name, and for dead ranks: `restart` those first.
+            It is closed; there is no such group; groups that share a rank have the
+            name; or ranks are dead: `restart` those first.
         """
         self._check_open()
         with self._recovering:
