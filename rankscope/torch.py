@@ -45,23 +45,28 @@ def watch(
 
     Parameters
     ----------
-    publish
+    publish : bool, default True
         Whether a notebook may attach to the job with ``%dist_attach``. On the ranks of
         a cluster, which has its board, nothing is published in addition.
-    host
+    host : str, optional
         The address of rank 0's host that notebooks and the other ranks connect to;
         ``None``: ``RANKSCOPE_HOST``, or else 127.0.0.1, which only processes of that
         host reach.
-    port
-        ``None``: ``RANKSCOPE_PORT``, or else a free one.
-    allow_abort
+    port : int, optional
+        The port of rank 0; ``None``: ``RANKSCOPE_PORT``, or else a free one.
+    allow_abort : bool, optional
         Whether a notebook may abort groups; ``None``: ``RANKSCOPE_ALLOW_ABORT``, or
         else not.
+
+    Returns
+    -------
+    TorchWatch
+        The watch of this process; a script need not keep it.
 
     Raises
     ------
     ValueError
-        For a port that is none.
+        `port` is no port.
     """
     global _publication
     watching = _watch()
@@ -80,15 +85,15 @@ def abort(group: str | None = None, reason: str = "rankscope.torch.abort()") -> 
 
     Parameters
     ----------
-    group
+    group : str, optional
         The name or id of a group of this rank, as the board shows it; ``None``: all.
-    reason
-        Why.
+    reason : str, default "rankscope.torch.abort()"
+        Why; the errors on all ranks say it.
 
     Raises
     ------
     ValueError
-        Where this rank is in no such group.
+        This rank is in no such group.
     """
     world.abort(None if group is None else [group], reason)
 

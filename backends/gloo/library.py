@@ -81,7 +81,7 @@ class GlooInfo:
         The network interface, and its address, at which ranks on other hosts reach this
         one. Ranks that all share a host use loopback, unless GLOO_SOCKET_IFNAME is set.
     self_test : SelfTest
-        The result of the self-test of the file.
+        The result of the self-test of the file: `passed`, `reason` and `seconds`.
 
     Examples
     --------

@@ -468,7 +468,7 @@ class Backend:
         self._missing("recv")
 
     def check_message(self, op: OpType, peer: int | None, tag: int) -> None:
-        """Refuse a send or receive with a tag that the library cannot match.
+        """Refuse a send or receive that the library cannot match, as by its tag.
 
         Called before the op has a number, so that only the caller is concerned.
 
@@ -482,7 +482,7 @@ class Backend:
         Raises
         ------
         ValueError
-            The library cannot send or receive with `tag`.
+            The library cannot send or receive with `tag`, or not from any rank.
         """
 
     def prepare(self, arrays: Sequence[Array] = (), index: int | None = None) -> None:

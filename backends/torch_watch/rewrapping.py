@@ -22,9 +22,8 @@ def rewrap(model: Any) -> Any:
 
     Parameters
     ----------
-    model
-        A ``torch.nn.parallel.DistributedDataParallel``. It must not be used any more:
-        its gradients are not reduced.
+    model : torch.nn.parallel.DistributedDataParallel
+        It must not be used any more: its gradients are not reduced.
 
     Returns
     -------
@@ -36,9 +35,10 @@ def rewrap(model: Any) -> Any:
     Raises
     ------
     TypeError
-        Where `model` is no ``DistributedDataParallel``.
+        `model` is no ``DistributedDataParallel``.
     DistError
-        Where the group is aborted: rebuild it first.
+        The group is aborted: rebuild it first; or the hook of
+        ``delay_all_reduce_named_params`` is not known any more.
     """
     from torch.nn.parallel import DistributedDataParallel
 

@@ -79,9 +79,11 @@ def add_op_hook(
 
     Notes
     -----
-    `record` is the op's entry of the Flight Recorder: group, op type, sizes, dtypes,
-    peer, timeout and source line; before the op it has no sequence number yet. As hooks
-    of ``torch.distributed.ProcessGroup``.
+    `record` is the op's entry of the Flight Recorder, with `group`, `op_type`, `sizes`,
+    `dtypes`, `reduce_op`, `peer` and `timeout`, and in `post` with `state`,
+    `started_ns`, `ended_ns` and `error`; ``record.as_dict()`` has all of it, with the
+    source line. Before the op it has no sequence number yet. As hooks of
+    ``torch.distributed.ProcessGroup``.
 
     Examples
     --------
