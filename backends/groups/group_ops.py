@@ -61,7 +61,7 @@ class GroupOps:
         *,
         opts: BroadcastOptions | None = None,
     ) -> Work:
-        """Do ``broadcast`` from rank `root` of the group (default 0)."""
+        """Do `rankscope.broadcast` from rank `root` of the group (default 0)."""
         opts, source = _options(opts, root, BroadcastOptions, "rootRank")
         return self._issue(
             "broadcast",
@@ -79,7 +79,7 @@ class GroupOps:
         *,
         opts: AllreduceOptions | None = None,
     ) -> Work:
-        """Do ``all_reduce`` by `op` (default: SUM)."""
+        """Do `rankscope.all_reduce` by `op` (default: SUM)."""
         opts, reduce_op = _options(opts, op, AllreduceOptions, "reduceOp")
         return self._issue(
             "all_reduce",
@@ -92,7 +92,7 @@ class GroupOps:
     def allreduce_coalesced(
         self, tensors: Arrays, opts: AllreduceCoalescedOptions | None = None
     ) -> Work:
-        """Do ``all_reduce_coalesced``."""
+        """Do `rankscope.all_reduce_coalesced`."""
         opts = opts or AllreduceCoalescedOptions()
         return self._issue(
             "all_reduce_coalesced",
@@ -111,7 +111,7 @@ class GroupOps:
         *,
         opts: ReduceOptions | None = None,
     ) -> Work:
-        """Do ``reduce`` to rank `root` of the group (default 0)."""
+        """Do `rankscope.reduce` to rank `root` of the group (default 0)."""
         opts, target = _options(opts, root, ReduceOptions, "rootRank")
         return self._issue(
             "reduce",
@@ -130,7 +130,7 @@ class GroupOps:
         *,
         opts: AllgatherOptions | None = None,
     ) -> Work:
-        """Do ``all_gather``."""
+        """Do `rankscope.all_gather`."""
         _, seconds = _options(opts, timeout, AllgatherOptions, "timeout")
         return self._issue(
             "all_gather",
@@ -146,7 +146,7 @@ class GroupOps:
         input_list: Arrays,
         opts: AllgatherOptions | None = None,
     ) -> Work:
-        """Do an ``all_gather`` for each of `input_list`, as one batch.
+        """Do a `rankscope.all_gather` for each of `input_list`, as one batch.
 
         ``output_lists[i]`` has one array for each rank's ``input_list[i]``.
         """
@@ -159,7 +159,7 @@ class GroupOps:
     def all_gather_single(
         self, output: Array, input: Array, opts: AllgatherOptions | None = None
     ) -> Work:
-        """Do ``all_gather_into_tensor``."""
+        """Do `rankscope.all_gather_into_tensor`."""
         return self._issue(
             "all_gather_into_tensor",
             opts.timeout if opts else None,
@@ -173,7 +173,7 @@ class GroupOps:
     def all_gather_single_coalesced(
         self, outputs: Arrays, inputs: Arrays, opts: AllgatherOptions | None = None
     ) -> Work:
-        """Do ``all_gather_into_tensor_coalesced``."""
+        """Do `rankscope.all_gather_into_tensor_coalesced`."""
         _same_length(outputs, inputs, "all_gather_single_coalesced")
         return self._issue(
             "all_gather_into_tensor_coalesced",
@@ -194,7 +194,7 @@ class GroupOps:
         *,
         opts: GatherOptions | None = None,
     ) -> Work:
-        """Do ``gather`` to rank `root` of the group (default 0).
+        """Do `rankscope.gather` to rank `root` of the group (default 0).
 
         `output_tensors` is empty on the other ranks.
         """
@@ -217,7 +217,7 @@ class GroupOps:
         *,
         opts: ScatterOptions | None = None,
     ) -> Work:
-        """Do ``scatter`` from rank `root` of the group (default 0).
+        """Do `rankscope.scatter` from rank `root` of the group (default 0).
 
         `input_tensors` is empty on the other ranks.
         """
@@ -240,7 +240,7 @@ class GroupOps:
         *,
         opts: ReduceScatterOptions | None = None,
     ) -> Work:
-        """Do ``reduce_scatter`` by `op` (default: SUM)."""
+        """Do `rankscope.reduce_scatter` by `op` (default: SUM)."""
         opts, reduce_op = _options(opts, op, ReduceScatterOptions, "reduceOp")
         return self._issue(
             "reduce_scatter",
@@ -254,7 +254,7 @@ class GroupOps:
     def reduce_scatter_single(
         self, output: Array, input: Array, opts: ReduceScatterOptions | None = None
     ) -> Work:
-        """Do ``reduce_scatter_tensor``."""
+        """Do `rankscope.reduce_scatter_tensor`."""
         opts = opts or ReduceScatterOptions()
         return self._issue(
             "reduce_scatter_tensor",
@@ -270,7 +270,7 @@ class GroupOps:
     def reduce_scatter_single_coalesced(
         self, outputs: Arrays, inputs: Arrays, opts: ReduceScatterOptions | None = None
     ) -> Work:
-        """Do ``reduce_scatter_tensor_coalesced``."""
+        """Do `rankscope.reduce_scatter_tensor_coalesced`."""
         opts = opts or ReduceScatterOptions()
         _same_length(outputs, inputs, "reduce_scatter_single_coalesced")
         return self._issue(
@@ -290,7 +290,7 @@ class GroupOps:
         input_tensors: Arrays,
         opts: AllToAllOptions | None = None,
     ) -> Work:
-        """Do ``all_to_all``."""
+        """Do `rankscope.all_to_all`."""
         return self._issue(
             "all_to_all",
             opts.timeout if opts else None,
@@ -309,7 +309,7 @@ class GroupOps:
         *,
         opts: AllToAllOptions | None = None,
     ) -> Work:
-        """Do ``all_to_all_single``; empty or missing sizes split evenly."""
+        """Do `rankscope.all_to_all_single`; empty or missing sizes split evenly."""
         _, seconds = _options(opts, timeout, AllToAllOptions, "timeout")
         return self._issue(
             "all_to_all_single",
@@ -324,17 +324,17 @@ class GroupOps:
     alltoall_base = all_to_all_single
 
     def send(self, tensors: Arrays | Array, dstRank: int, tag: int = 0) -> Work:
-        """Do ``isend`` to rank `dstRank` of the group."""
+        """Do `rankscope.isend` to rank `dstRank` of the group."""
         array = _one(tensors, "send")
         return self._issue("isend", None, array, group_dst=dstRank, tag=tag)
 
     def recv(self, tensors: Arrays | Array, srcRank: int, tag: int = 0) -> Work:
-        """Do ``irecv`` from rank `srcRank` of the group."""
+        """Do `rankscope.irecv` from rank `srcRank` of the group."""
         array = _one(tensors, "recv")
         return self._issue("irecv", None, array, group_src=srcRank, tag=tag)
 
     def recv_anysource(self, tensors: Arrays | Array, tag: int = 0) -> Work:
-        """Do ``irecv`` from any rank; ``source_rank()`` of the Work tells which."""
+        """Do `rankscope.irecv` from any rank, which ``work.source_rank()`` names."""
         return self._issue("irecv", None, _one(tensors, "recv_anysource"), tag=tag)
 
     def barrier(
@@ -343,7 +343,7 @@ class GroupOps:
         *,
         opts: BarrierOptions | None = None,
     ) -> Work:
-        """Do ``barrier``; return its Work."""
+        """Do `rankscope.barrier`; return its Work."""
         opts, seconds = _options(opts, timeout, BarrierOptions, "timeout")
         return self._issue(
             "barrier",
@@ -356,7 +356,7 @@ class GroupOps:
     def monitored_barrier(
         self, timeout: Timeout = None, wait_all_ranks: bool = False
     ) -> None:
-        """Do ``monitored_barrier``, which blocks."""
+        """Do `rankscope.monitored_barrier`, which blocks."""
         self.functions["monitored_barrier"](self, timeout, wait_all_ranks)
 
     @contextlib.contextmanager

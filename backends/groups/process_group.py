@@ -410,8 +410,8 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         Returns
         -------
         dict of str to int
-            `suspend` is what :meth:`suspend` can free, `persist` what it cannot,
-            `total` both, in bytes; `suspended` is the number of suspended
+            ``suspend`` is what :meth:`suspend` can free, ``persist`` what it cannot,
+            ``total`` both, in bytes; ``suspended`` is the number of suspended
             communicators.
 
         Raises

@@ -59,14 +59,15 @@ class Backend:
     Contract for the collective methods. They are called from any thread, one at a time,
     in issue order. Arguments have been validated by the dispatcher: arrays are
     C-contiguous, writable where they are written, of one dtype, of matching sizes and
-    not all empty, except where an `OpSpec` has `runs_empty`; `src` and `dst` are ranks
-    *in the group*. A method that raises `TypeError` or `ValueError` has not taken the
-    op: the op gets no number, and the group goes on. Where it can, a backend refuses
-    arguments earlier, in :meth:`check` and :meth:`check_message`. A method returns a
-    :class:`Work` at once and never blocks on a peer. The backend keeps what it uses
-    alive until the Work is over, runs ops in the order of issue, and reports each start
-    and end. Deadlines are not its task: the dispatcher times ops out and then calls
-    :meth:`abort`. It writes to no array whose Work is over, however it ended.
+    not all empty, except those of a send, a receive or an all_to_all; `src` and `dst`
+    are ranks *in the group*. A method that raises `TypeError` or `ValueError` has not
+    taken the op: the op gets no number, and the group goes on. Where it can, a backend
+    refuses arguments earlier, in :meth:`check` and :meth:`check_message`. A method
+    returns a :class:`Work` at once and never blocks on a peer. The backend keeps what
+    it uses alive until the Work is over, runs ops in the order of issue, and reports
+    each start and end. Deadlines are not its task: the dispatcher times ops out and
+    then calls :meth:`abort`. It writes to no array whose Work is over, however it
+    ended.
 
     A failure that the library reports goes to `on_failure` first, with the reason,
     and to the Work then.
