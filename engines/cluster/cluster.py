@@ -121,6 +121,20 @@ class Cluster(Ranks):
     ('missing ranks', (1,), (0,))
     >>> aborted, ended, hangs.errors[0].ename
     ({0: ['default'], 1: ['default']}, True, 'DistAbortedError')
+
+    What the ranks have done, and how fast an op is.
+
+    >>> with dist.Cluster(2) as cluster:
+    ...     done = cluster.execute("dist.barrier()").result()
+    ...     status = cluster.status(fresh=True)
+    ...     records = cluster.flight_records()
+    ...     measured = cluster.bench("all_reduce", "1K,4K", iterations=2).result()
+    >>> status.groups, status.ranks[0].groups[0].completed.op
+    ({'default': [0, 1]}, 'barrier')
+    >>> [record["op"] for record in records.dumps[1]["records"]]
+    ['barrier']
+    >>> measured["size"].tolist(), int(measured["wrong"].sum())
+    ([1024, 4096], 0)
     """
 
     def __init__(
