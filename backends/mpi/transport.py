@@ -95,10 +95,14 @@ class MPITransport(Napping):
         A request that MPI does not complete at once (a message half received, a
         send that was never received) is kept, with its memory, until it does.
         """
-        _abandoned.extend((request, array) for request, array, _ in requests)
-        for request, _, is_receive in requests:
-            if request and is_receive:
-                request.Cancel()
+        try:
+            for request, _, is_receive in requests:
+                if request and is_receive:
+                    request.Cancel()
+        finally:
+            # Not before: another thread may test them now, which frees those that are
+            # over, and they cannot be cancelled then.
+            _abandoned.extend((request, array) for request, array, _ in requests)
         # The others are swept by the next abort.
         if _sweeping.acquire(blocking=False):
             try:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import rankscope as dist
+from rankscope.backends.conformance.waiting import until
 from rankscope.backends.mpi import communicator
 from rankscope.backends.mpi.communicator import GroupRendezvous
 from rankscope.backends.mpi.transport import MPITransport
@@ -18,18 +20,27 @@ OTHER = {"world_rank": 1, "job": "", "tag": 7, "saw_death": False}
 
 
 class Watched(dist.HashStore):
-    """A store that cancels the rendezvous when it asks for the decision."""
+    """Cancels the rendezvous when it asks for the decision, after which it is lost."""
 
     rendezvous: GroupRendezvous | None = None
-    closed = False
+    closed = lost = False
 
     def get(self, key: str, timeout: Any = None) -> bytes:
+        if self.lost:
+            raise dist.DistStoreError("the store is lost")
         if key == "decision" and self.rendezvous is not None:
-            self.rendezvous._cancel()
+            cancel(self.rendezvous)
+            self.lost = True
         return super().get(key, timeout)
 
     def close(self) -> None:
         self.closed = True
+
+
+def cancel(rendezvous: GroupRendezvous) -> None:
+    """Cancel, and wait until that is published."""
+    rendezvous.cancel()
+    until(lambda: "rankscope-mpi-cancel" not in {t.name for t in threading.enumerate()})
 
 
 @pytest.fixture
@@ -81,7 +92,19 @@ def test_a_rank_that_is_cancelled_after_all_have_come_takes_part(
 def test_a_group_that_is_cancelled_before_is_not_made(made: list[Any]) -> None:
     store = store_with_the_other()
     rendezvous = GroupRendezvous(store, 0, 2)
-    rendezvous._cancel()
+    cancel(rendezvous)
     assert rendezvous.connect() is None
     assert not made
+    assert store.closed
+
+
+def test_a_cancellation_that_the_store_does_not_take_closes_it() -> None:
+    """It ends the wait for the decision."""
+
+    class Silent(Watched):
+        def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+            raise dist.DistStoreError("the store does not answer")
+
+    store = Silent()
+    cancel(GroupRendezvous(store, 0, 2))
     assert store.closed

@@ -1,10 +1,17 @@
-"""What the MPI transport makes of MPI's errors; MPI itself is not loaded."""
+"""MPI's errors, and requests that are abandoned; MPI itself is not loaded."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
 
 import rankscope as dist
+from rankscope.backends.mpi import transport as module
 from rankscope.backends.mpi.transport import MPITransport
 
 
@@ -58,3 +65,88 @@ def test_other_errors() -> None:
         "MPI reports MPI_ERR_OTHER: known error not in list"
     )
     assert transport.explain(ZeroDivisionError()) is None
+
+
+class _Request:
+    """A request that is over: its calls do what the test wants, too."""
+
+    def __init__(
+        self,
+        on_test: Callable[[], object] = lambda: None,
+        on_cancel: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._on_test, self._on_cancel = on_test, on_cancel
+
+    def Test(self) -> bool:
+        self._on_test()
+        return True
+
+    def Cancel(self) -> None:
+        self._on_cancel()
+
+
+def _abandon(*requests: _Request) -> None:
+    _transport([]).abandon([(request, np.zeros(3), True) for request in requests])
+
+
+@pytest.fixture
+def abandoned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The requests and the memory that are kept."""
+    kept: list[Any] = []
+    monkeypatch.setattr(module, "_abandoned", kept)
+    return kept
+
+
+def test_an_abandoned_request_is_tested_by_one_thread_at_a_time(
+    abandoned: list[Any],
+) -> None:
+    tested: list[int] = []
+    inside, go_on = threading.Event(), threading.Event()
+
+    def on_test() -> None:
+        tested.append(threading.get_ident())
+        if len(tested) == 1:
+            inside.set()
+            assert go_on.wait(30)
+
+    thread = threading.Thread(target=_abandon, args=[_Request(on_test)])
+    thread.start()
+    assert inside.wait(30)
+    try:
+        _abandon(_Request())
+    finally:
+        kept = [*abandoned]
+        go_on.set()
+        thread.join(30)
+    assert len(kept) == 2
+    _abandon()
+    assert tested == [thread.ident]
+    assert abandoned == []
+
+
+def test_an_abandoned_request_is_tested_by_others_once_it_is_cancelled(
+    abandoned: list[Any],
+) -> None:
+    """A test frees a request that is over, and it cannot be cancelled then."""
+    calls: list[str] = []
+
+    def on_cancel() -> None:
+        thread = threading.Thread(target=_abandon)
+        thread.start()
+        thread.join(30)
+        calls.append("cancel")
+
+    _abandon(_Request(lambda: calls.append("test"), on_cancel))
+    assert calls == ["cancel", "test"]
+    assert abandoned == []
+
+
+def test_the_memory_of_a_request_that_cannot_be_cancelled_is_kept(
+    abandoned: list[Any],
+) -> None:
+    def on_cancel() -> None:
+        raise _Failure(16)
+
+    with pytest.raises(_Failure):
+        _abandon(_Request(on_cancel=on_cancel), _Request())
+    assert len(abandoned) == 2
