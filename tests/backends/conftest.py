@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +29,30 @@ def _registrations_of_the_module_end_with_it() -> Iterator[None]:
     yield
     for name in {*dist.Backend.registry} - before:
         del dist.Backend.registry[name]
+
+
+# The number from which on select() takes no descriptor.
+_FD_SETSIZE = 1024
+
+
+@pytest.fixture
+def high_descriptors() -> Iterator[None]:
+    """Have what the test opens numbered above the descriptors that select() takes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * _FD_SETSIZE
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        pytest.skip(f"needs {wanted} descriptors: ulimit -Hn is {hard}")
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    fillers = [os.open(os.devnull, os.O_RDONLY)]
+    try:
+        while fillers[-1] < _FD_SETSIZE:
+            fillers.append(os.dup(fillers[0]))
+        yield
+    finally:
+        for filler in fillers:
+            os.close(filler)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -143,6 +143,36 @@ def test_an_op_that_keeps_its_own_deadline_is_not_timed_out(
     assert own.record is not None
     assert own.record.timeout == 0.05
     own.mark_completed()
+
+
+def _issue(group: dist.ProcessGroup) -> None:
+    dist.all_reduce(np.ones(3), group=group, async_op=True)
+
+
+def _issue_batch(group: dist.ProcessGroup) -> None:
+    with dist.coalescing_manager(group, async_ops=True):
+        _issue(group)
+
+
+def _enter(group: dist.ProcessGroup) -> None:
+    group.enter(dist.OpType.MONITORED_BARRIER)
+
+
+@pytest.mark.parametrize("start", [_issue, _issue_batch, _enter])
+def test_the_watchdog_that_is_woken_for_an_op_finds_the_group_busy(
+    group: dist.ProcessGroup,
+    monkeypatch: pytest.MonkeyPatch,
+    start: Callable[[dist.ProcessGroup], None],
+) -> None:
+    """Else it may go idle again before the op starts, which nobody times out then."""
+    found: list[bool] = []
+
+    def look() -> None:
+        found.append(group.current.busy)
+
+    monkeypatch.setattr(module.watchdog, "touch", look)
+    start(group)
+    assert found == [True]
 
 
 def test_stop_ends_the_thread(watchdog: Watchdog) -> None:

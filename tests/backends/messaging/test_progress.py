@@ -89,6 +89,22 @@ def test_what_comes_ends_the_sleep(progress: Progress, driven: list[Driven]) -> 
         until(partial(_fewer, queue, needed))
 
 
+@pytest.mark.usefixtures("high_descriptors")
+def test_it_sleeps_on_descriptors_that_select_does_not_take(
+    progress: Progress, driven: list[Driven], caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = Driven(needed=1)
+    driven.append(queue)
+    assert queue.bell is not None
+    assert queue.bell > 1023
+    progress.add(queue)
+    until(lambda: queue.armed)
+    queue.come()
+    until(lambda: not queue.busy)
+    # Else it logs the error, and looks again a while later.
+    assert not caplog.records
+
+
 def test_a_sleep_costs_no_turns(progress: Progress, driven: list[Driven]) -> None:
     queue = Driven(needed=1)
     driven.append(queue)

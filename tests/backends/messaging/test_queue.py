@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import rankscope as dist
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.messaging import queue as queue_module
+from rankscope.backends.messaging import work as work_module
 from rankscope.backends.messaging.algorithms import (
     RECV,
     SEND,
@@ -52,6 +54,7 @@ class ByHand:
     def __init__(self) -> None:
         self.sent: list[Message] = []
         self.posted: list[Message] = []
+        self.tested: list[Message] = []
         self.abandoned: list[tuple[Message, Flat, bool]] = []
         self.closed = False
         self.ends = 0
@@ -65,6 +68,7 @@ class ByHand:
         return self.posted[-1]
 
     def test(self, request: Message, looks: int = 1) -> bool:
+        self.tested.append(request)
         if request.error is not None:
             # As MPI does: the request is forgotten with its error.
             error, request.error, request.over = request.error, None, True
@@ -241,12 +245,32 @@ def test_the_issue_of_an_op_ends_no_other() -> None:
         one.add_done_callback(called.append)
     for message in transport.posted:
         message.over = True
+    transport.tested.clear()
     other = receive_of(queue, 4)
     queue.submit(MessageWork(queue, dist.OpType.BARRIER, iter([]), 6), message=False)
     assert called == []
+    assert transport.tested == transport.posted[2:]
     queue.advance()
     assert called == [receive, work]
     assert not other.is_completed()
+
+
+def test_a_callback_that_issues_an_op_ends_no_other() -> None:
+    queue, transport, work = started(iter([[(RECV, 1, np.zeros(1))]]))
+    receive = receive_of(queue, 3)
+    ends: list[tuple[bool, bool]] = []
+
+    def issue(_: object) -> None:
+        barrier = MessageWork(queue, dist.OpType.BARRIER, iter([]), 6)
+        queue.submit(barrier, message=False)
+        ends.append((barrier.is_completed(), work.is_completed()))
+
+    receive.add_done_callback(issue)
+    for message in transport.posted:
+        message.over = True
+    queue.advance()
+    assert ends == [(True, False)]
+    assert work.is_success()
 
 
 def test_an_error_of_an_op_that_is_issued_is_reported_afterwards() -> None:
@@ -255,7 +279,7 @@ def test_an_error_of_an_op_that_is_issued_is_reported_afterwards() -> None:
             raise LookupError("code 17")
 
     told: list[tuple[str, int]] = []
-    issuing = threading.Lock()
+    issuing = threading.RLock()
 
     def fail(reason: str | dist.DistError) -> None:
         with issuing:
@@ -268,8 +292,28 @@ def test_an_error_of_an_op_that_is_issued_is_reported_afterwards() -> None:
         queue.submit(work, message=True)
         assert not work.is_completed()
     until(lambda: work.is_completed())
-    assert told == [("the library lost it", told[0][1])]
+    ((reason, thread),) = told
+    assert reason == "the library lost it"
+    assert thread != threading.get_ident()
     with pytest.raises(dist.DistBackendError, match="the library lost it"):
+        work.wait()
+
+
+def test_an_interrupt_that_breaks_an_op_that_is_issued_is_reported_afterwards() -> None:
+    def interrupted() -> Schedule:
+        raise KeyboardInterrupt
+        yield []
+
+    told: list[int] = []
+    queue = MessageQueue(lambda reason: told.append(threading.get_ident()))
+    queue.open(ByHand())
+    work = MessageWork(queue, dist.OpType.ALL_REDUCE, interrupted(), 5)
+    with pytest.raises(KeyboardInterrupt):
+        queue.submit(work, message=False)
+    until(lambda: work.is_completed())
+    assert len(told) == 1
+    assert told != [threading.get_ident()]
+    with pytest.raises(dist.DistBackendError, match="failed: KeyboardInterrupt"):
         work.wait()
 
 
@@ -313,6 +357,43 @@ def test_an_interrupt_leaves_no_work_without_an_end(
     assert queue.advance()
     assert work.is_success()
     assert not queue.busy
+
+
+class Waited(ByHand):
+    """The first sleep takes a second of `now`; in each later one a message comes."""
+
+    now = 0.0
+
+    def sleep(self, timeout: float, idle: float) -> None:
+        if self.now:
+            self.posted[-1].over = True
+        self.now = 1.0
+
+
+@pytest.mark.parametrize("another", [False, True], ids=["itself", "another"])
+def test_a_waiter_that_leaves_tells_the_thread_where_one_had_waited_for_long(
+    another: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks seldom then; also where the last message came soon."""
+    queue, transport = MessageQueue(lambda reason: None), Waited()
+    told: list[tuple[MessageQueue, bool, set[int]]] = []
+
+    def add(of: MessageQueue) -> None:
+        told.append((of, of.patient, {*of.waiting}))
+
+    monkeypatch.setattr(work_module, "progress", SimpleNamespace(add=add))
+    clock = SimpleNamespace(monotonic=lambda: transport.now)
+    monkeypatch.setattr(work_module, "time", clock)
+    queue.open(transport)
+    stages: list[list[Transfer]] = [[(RECV, 1, np.zeros(1))], [(RECV, 2, np.zeros(1))]]
+    work = MessageWork(queue, dist.OpType.ALL_REDUCE, iter(stages), 5)
+    queue.submit(work, message=False)
+    others = set[int]()
+    if another:
+        others, queue.patient, transport.now = {0}, True, 1.0
+        queue.waiting |= others
+    work.wait()
+    assert told == [(queue, False, others)]
 
 
 def test_abandon_hands_over_what_is_in_flight_and_refuses_more() -> None:

@@ -29,6 +29,7 @@ from rankscope.backends.ucx.connector import UCXConnector
 from rankscope.backends.ucx.library import UCXError
 from rankscope.backends.ucx.settings import network_settings, own_loopback
 from rankscope.backends.ucx.transport import UCXTransport
+from rankscope.backends.ucx.worker import Worker
 
 pytestmark = pytest.mark.skipif(
     dist.unavailable_reason("ucx") is not None,
@@ -540,6 +541,23 @@ def test_a_rank_whose_memory_is_gone_has_closed_its_connection(
     first.close()
     assert isinstance(said, dist.ConnectionLostError)
     assert "ucp_ep_create to rank 1" in str(said.reason)
+
+
+@pytest.mark.usefixtures("high_descriptors")
+@pytest.mark.parametrize("armed", [True, False], ids=["events", "naps"])
+def test_a_waiter_sleeps_on_descriptors_that_select_does_not_take(
+    armed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(2)
+    # UCX has nothing to do, or has something all the time.
+    monkeypatch.setattr(worker, "arm", lambda: armed)
+    with contextlib.closing(UCXTransport(worker, 0)) as transport:
+        assert transport._wakeup > 1023
+        assert worker.descriptor > 1023
+        until(transport.arm)
+        assert (transport.fileno() is None) == (not armed)
+        transport.wake()
+        transport.sleep(30, 0)
 
 
 def test_an_unreachable_rank_is_an_error_with_the_settings(
