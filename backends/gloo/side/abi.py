@@ -33,6 +33,7 @@ from types import ModuleType
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from .bitwise import bitwise
+from .scheduling import yielding_threads
 from .wire import DTYPES, ENUM_DTYPES, REDUCTIONS, WIDENED
 
 __all__ = [
@@ -255,7 +256,8 @@ class Gloo:
 
     def connect(self, store: RendezvousStore, address: str) -> None:
         """Listen on `address` and connect to every peer; block until that is done."""
-        self._device = self._make_device(address)
+        with yielding_threads(self.size):
+            self._device = self._make_device(address)
         self._callbacks = self._wrap_store(store)
         self._store = self._module.rendezvous.CustomStore(self._callbacks)
         self._context.connectFullMesh(self._store, self._device)
