@@ -483,7 +483,7 @@ class Cluster(Ranks):
         with contextlib.ExitStack() as steps:
             if self._launched is not None:
                 steps.callback(self._launched.stop)
-            steps.callback(self._registry.close)
+            steps.callback(self._registry.close, unsubscribe=False)
             if self._launched is None:
                 self._registry.terminate(self.ranks, "the cluster was shut down")
                 concurrent.futures.wait([private.shutdown_hub(self._client)], HUB_WAIT)

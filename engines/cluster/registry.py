@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import logging
 import signal
 import threading
@@ -35,6 +36,8 @@ RENEWAL = 10.0
 HUB_WAIT = 2.0
 #: Seconds that a launcher gets to report the exit code of an engine.
 EXIT_CODE_WAIT = 0.3
+#: Seconds that the engines get to take note that a client detaches.
+DETACH_WAIT = 0.5
 
 OnDeath = Callable[[RankSlot], None]
 
@@ -332,19 +335,28 @@ class EngineRegistry(RankRegistry):
 
     # -- the end -----------------------------------------------------------
 
-    def close(self) -> None:
-        """End the subscription, the client and the threads; the engines go on."""
+    def close(self, *, unsubscribe: bool = True) -> None:
+        """End the client and the threads; the engines go on.
+
+        Parameters
+        ----------
+        unsubscribe
+            Whether the engines are told to publish no more to this client, which waits
+            for their answers: the client discards what it has not sent. ``False``
+            where they end, too.
+        """
         self._closed.set()
         self._unnotify()
         for timer in self._timers:
             timer.cancel()
-        try:
-            self.ask(Unsubscribe(self._header["msg_id"]), timeout=0.5)
-        except OSError:
-            # The client is closed already: the lease ends the subscription.
-            pass
+        # Of a client that is closed already the lease ends the subscription.
+        with contextlib.suppress(OSError):
+            if unsubscribe:
+                self.ask(Unsubscribe(self._header["msg_id"]), timeout=DETACH_WAIT)
         self._unlisten()
+        self.client.close(linger=0)
+        # Now that no reply can arrive: the renewal may wait for that of a silent rank.
+        self.channel.close("this cluster is closed")
         self._renewal.join()
         for timer in self._timers:
             timer.join()
-        self.client.close(linger=0)

@@ -30,13 +30,18 @@ class ControlChannel:
         self._client = client
         self._pending: dict[str, set[Future[Any]]] = {}
         self._lock = threading.Lock()
+        # Why no reply will be received any more.
+        self._closed_because = ""
 
     def post(self, uuid: str, request: Request[Any]) -> Future[Any]:
         """Send one request without waiting; return the Future of its reply."""
         future = private.send(self._client, "control", REQUEST, request.content(), uuid)
         with self._lock:
             self._pending.setdefault(uuid, set()).add(future)
+            closed = self._closed_because
         future.add_done_callback(lambda done: self.discard(uuid, done))
+        if closed:
+            self.fail_pending(uuid, closed)
         return future
 
     def discard(self, uuid: str, future: Future[Any]) -> None:
@@ -60,6 +65,17 @@ class ControlChannel:
         for future in list(waiting):
             if not future.done():
                 future.set_exception(ClusterError(why))
+
+    def close(self, why: str) -> None:
+        """Fail the requests to all engines: the client is closed.
+
+        Who waits for an answer, on any thread, would do so for all of its timeout.
+        """
+        with self._lock:
+            self._closed_because = why
+            uuids = list(self._pending)
+        for uuid in uuids:
+            self.fail_pending(uuid, why)
 
     def ask(
         self,

@@ -1,0 +1,139 @@
+"""The end of a cluster, with a rank that does not answer: nobody waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import psutil
+import pytest
+
+from rankscope.backends.conformance.leaks import lives
+from rankscope.backends.conformance.waiting import until
+from rankscope.engines import Cluster, ClusterError
+from rankscope.engines.cluster import registry
+from rankscope.engines.cluster.registry import EngineRegistry
+from rankscope.engines.wire import ipyparallel_private as private
+from rankscope.engines.wire.answers import Answers
+from rankscope.engines.wire.channel import ControlChannel
+from rankscope.engines.wire.requests import GetSummary, Request, Subscribe, Unsubscribe
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+WAIT = 60
+#: Seconds that no test may wait.
+FOR_EVER = 3600.0
+
+SUBSCRIPTIONS = """
+from rankscope.engines.agent import agent
+print(" ".join(agent.installed()._publisher.subscriptions))
+"""
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Request[Any]]:
+    """What the ranks of any cluster are asked, and waited for."""
+    requests: list[Request[Any]] = []
+    ask = EngineRegistry.ask
+
+    def asking(self: EngineRegistry, request: Any, *args: Any, **kw: Any) -> Any:
+        requests.append(request)
+        return ask(self, request, *args, **kw)
+
+    monkeypatch.setattr(EngineRegistry, "ask", asking)
+    return requests
+
+
+def stop(cluster: Cluster, rank: int) -> psutil.Process:
+    """Stop the engine of a rank."""
+    process = psutil.Process(cluster.pids[rank])
+    process.suspend()
+    until(lambda: process.status() == psutil.STATUS_STOPPED, WAIT, "the stop")
+    return process
+
+
+@pytest.fixture
+def stopped() -> Iterator[Cluster]:
+    """A cluster of two ranks, of which rank 1 is stopped."""
+    with Cluster.start(2) as cluster:
+        process = stop(cluster, 1)
+        yield cluster
+    assert not lives(process)
+
+
+def test_engines_that_end_are_told_nothing(asked: list[Request[Any]]) -> None:
+    with Cluster.start(1) as cluster:
+        asked.clear()
+        cluster.shutdown(fresh=False)
+    assert asked == []
+
+
+def test_engines_that_live_on_publish_no_more(asked: list[Request[Any]]) -> None:
+    with Cluster.start(1) as cluster:
+        before = cluster.execute(SUBSCRIPTIONS).result(WAIT).outputs(0)
+        guest = Cluster.attach(cluster_id=cluster.cluster_id)
+        during = cluster.execute(SUBSCRIPTIONS).result(WAIT).outputs(0)
+        assert len(during[0]["text"].split()) == 2
+        asked.clear()
+        guest.close()
+        assert [type(one) for one in asked] == [Unsubscribe]
+        assert cluster.execute(SUBSCRIPTIONS).result(WAIT).outputs(0) == before
+
+
+def test_a_renewal_that_waits_for_a_silent_rank_ends(
+    monkeypatch: pytest.MonkeyPatch, stopped: Cluster
+) -> None:
+    """Every ten seconds it would have delayed the end by up to two."""
+    waits = threading.Event()
+    ask = ControlChannel.ask
+
+    def asking(
+        self: ControlChannel, uuids: Any, request: Any, timeout: float
+    ) -> Answers[Any]:
+        if isinstance(request, Subscribe):
+            timeout = FOR_EVER
+            waits.set()
+        return ask(self, uuids, request, timeout)
+
+    monkeypatch.setattr(ControlChannel, "ask", asking)
+    monkeypatch.setattr(registry, "RENEWAL", 0.01)
+    # The thread that is there has begun its ten seconds.
+    renewal = stopped._registry._renewal = threading.Thread(
+        target=stopped._registry._renew, daemon=True
+    )
+    renewal.start()
+    assert waits.wait(WAIT)
+    stopped.shutdown(fresh=False)
+    assert not renewal.is_alive()
+
+
+def test_who_waits_for_an_answer_hears_of_the_end(stopped: Cluster) -> None:
+    answers: Future[Answers[Any]] = Future()
+
+    def wait() -> None:
+        answers.set_result(stopped._registry.ask(GetSummary(), [1], FOR_EVER))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    until(lambda: any(stopped._registry.channel._pending.values()), WAIT)
+    stopped.shutdown(fresh=False)
+    waiting.join()
+    assert answers.result().errors == {1: "this cluster is closed"}
+
+
+def test_a_request_that_is_sent_at_the_end_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has found the client open, and is noted after all others have failed."""
+    channel = ControlChannel(None)
+
+    def send(*args: Any) -> Future[Any]:
+        channel.close("this cluster is closed")
+        return Future()
+
+    monkeypatch.setattr(private, "send", send)
+    reply = channel.post("engine", GetSummary())
+    with pytest.raises(ClusterError, match="this cluster is closed"):
+        reply.result(0)
