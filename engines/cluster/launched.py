@@ -28,6 +28,7 @@ from .fork_launcher import ForkedEngineSetLauncher
 from .orphan_reaper import OrphanReaper
 from .orphan_reaper_main import remove
 from .processes import (
+    is_stopped,
     lives,
     send_signal,
     wait_gone,
@@ -396,7 +397,9 @@ class Launched:
         leaders = set(self._started_here())
         leading = [one for one in everything if one in leaders]
         for process in leading:
-            send_signal(process, signal.SIGTERM)
+            # One that is stopped would not heed SIGTERM.
+            stopped = process != controller and is_stopped(process)
+            send_signal(process, signal.SIGKILL if stopped else signal.SIGTERM)
         if controller is not None:
             send_signal(controller, signal.SIGCONT)
         wait_gone(leading, GRACE)

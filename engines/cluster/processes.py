@@ -8,7 +8,14 @@ from collections.abc import Iterable
 
 import psutil
 
-__all__ = ["lives", "send_signal", "wait_gone", "wait_stopped", "with_descendants"]
+__all__ = [
+    "is_stopped",
+    "lives",
+    "send_signal",
+    "wait_gone",
+    "wait_stopped",
+    "with_descendants",
+]
 
 
 def send_signal(process: psutil.Process, signum: int) -> None:
@@ -21,10 +28,16 @@ def wait_stopped(process: psutil.Process, timeout: float) -> None:
     """Wait at most `timeout` s until SIGSTOP has taken effect, which takes a moment."""
     deadline = time.monotonic() + timeout
     while lives(process) and time.monotonic() < deadline:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if process.status() == psutil.STATUS_STOPPED:
-                return
+        if is_stopped(process):
+            return
         time.sleep(0.001)
+
+
+def is_stopped(process: psutil.Process) -> bool:
+    """Return whether a process is stopped, by SIGSTOP or a debugger."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    return False
 
 
 def wait_gone(processes: Iterable[psutil.Process], timeout: float) -> bool:

@@ -13,7 +13,7 @@ import pytest
 from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError
-from rankscope.engines.cluster import registry
+from rankscope.engines.cluster import launched, registry
 from rankscope.engines.cluster.registry import EngineRegistry
 from rankscope.engines.wire import ipyparallel_private as private
 from rankscope.engines.wire.answers import Answers
@@ -80,6 +80,17 @@ def test_engines_that_live_on_publish_no_more(asked: list[Request[Any]]) -> None
         guest.close()
         assert [type(one) for one in asked] == [Unsubscribe]
         assert cluster.execute(SUBSCRIPTIONS).result(WAIT).outputs(0) == before
+
+
+@pytest.mark.parametrize("engines", ["local", "spawn"])
+def test_a_stopped_engine_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, engines: str
+) -> None:
+    cluster = Cluster.start(2, engines=engines)
+    process = stop(cluster, 1)
+    monkeypatch.setattr(launched, "GRACE", FOR_EVER)
+    cluster.shutdown(fresh=False)
+    assert not lives(process)
 
 
 def test_a_renewal_that_waits_for_a_silent_rank_ends(
