@@ -265,19 +265,19 @@ def take_splits(
     if not array.shape:
         raise ValueError(f"{where}: {argument} has no dimension 0 to split")
     rows = array.shape[0]
-    if sizes is None or not len(sizes):
+    try:
+        counts = [] if sizes is None else [index(size) for size in sizes]
+    except TypeError as error:
+        raise TypeError(
+            f"{where}: {argument}_split_sizes={sizes!r}; expected {pg.size()} integers"
+        ) from error
+    if not counts:
         if rows % pg.size():
             raise ValueError(
                 f"{where}: dimension 0 of {argument} (shape {tuple(array.shape)}) is "
                 f"not divisible by {pg.size()} ranks; give {argument}_split_sizes"
             )
         return [rows // pg.size()] * pg.size()
-    try:
-        counts = [index(size) for size in sizes]
-    except TypeError as error:
-        raise TypeError(
-            f"{where}: {argument}_split_sizes={sizes!r}; expected {pg.size()} integers"
-        ) from error
     if len(counts) != pg.size() or min(counts) < 0 or sum(counts) != rows:
         raise ValueError(
             f"{where}: {argument}_split_sizes={counts}; expected {pg.size()} "

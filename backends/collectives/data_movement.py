@@ -486,6 +486,8 @@ def barrier(
     if device is not None:
         kind, index = take_device(device, where)
     if device_ids is not None:
+        if not isinstance(device_ids, (list, tuple)):
+            raise TypeError(f"{where}: device_ids={device_ids!r}; expected a list")
         if len(device_ids) != 1:
             raise ValueError(f"{where}: device_ids={device_ids!r}; expected one device")
         kind, index = "cuda", device_index(device_ids[0], str(where))

@@ -127,11 +127,9 @@ _LISTS = {
     *("input_list", "tensor_list", "gather_list", "scatter_list", "tensors"),
     *("input_tensor_list", "input_tensors"),
 }
-#: Ops on arrays of which none is compared with another one on the same rank.
-_OF_ONE_ARRAY = (
-    *("all_reduce", "all_reduce_coalesced", "reduce", "broadcast"),
-    *("isend", "irecv", "send", "recv", "batch_isend_irecv"),
-)
+#: Parameters of arrays beside `tensor`, with which it is compared; those named
+#: ``output…`` are others.
+_LISTS_BESIDE_TENSOR = {"tensor_list", "gather_list", "scatter_list"}
 _WRONG_ARRAYS = (
     "an array is not C-contiguous, or read-only where it is written; the group has no "
     "backend for the device type of the arrays; an array is on another device than the "
@@ -172,7 +170,7 @@ def documented(function: F) -> F:
         how += f" {_RAISED_BY_THE_WORK}"
     raises = {
         "ValueError": _when_value_error(function.__name__, parameters),
-        "TypeError": _when_type_error(function.__name__, parameters),
+        "TypeError": _when_type_error(parameters),
         "NotImplementedError": _LACKS_OP,
         _FAILED: how,
     }
@@ -207,7 +205,7 @@ def _when_value_error(name: str, parameters: Parameters) -> str:
     wrong = [_NO_GROUP] if "group" in parameters else []
     wrong += _wrong_rank(name, parameters)
     wrong += [text for given, text in _WRONG_VALUES.items() if given in parameters]
-    if name not in _OF_ONE_ARRAY:
+    if _compares_arrays(parameters):
         wrong.append("sizes do not fit")
     return f"{_sentence([*dict.fromkeys(wrong), _WRONG_ARRAYS])} {_BEFORE}"
 
@@ -229,7 +227,7 @@ def _wrong_rank(name: str, parameters: Parameters) -> list[str]:
     return [text]
 
 
-def _when_type_error(name: str, parameters: Parameters) -> str:
+def _when_type_error(parameters: Parameters) -> str:
     kinds = [
         "no array",
         *(["no list of them"] if _LISTS & {*parameters} else []),
@@ -245,13 +243,20 @@ def _when_type_error(name: str, parameters: Parameters) -> str:
     if whole:
         wrong.append(f"{' or '.join(whole)} is no integer")
     wrong.append("a dtype is none of those in the Notes, or needs a missing package")
-    if name not in _OF_ONE_ARRAY:
+    if _compares_arrays(parameters):
         wrong.append("dtypes of one call differ")
     if "op" in parameters:
         wrong.append("the backend has the reduction, but not for the dtype")
     return (
         f"{_sentence(wrong)} Like `ValueError` it is raised before this rank sends "
         "anything."
+    )
+
+
+def _compares_arrays(parameters: Parameters) -> bool:
+    """Return whether an op has arrays that it compares with each other."""
+    return any(
+        name in _LISTS_BESIDE_TENSOR or name.startswith("output") for name in parameters
     )
 
 

@@ -252,7 +252,7 @@ def check_list(value: Any, argument: str, length: int, where: object) -> None:
     if not isinstance(value, (list, tuple)):
         raise TypeError(
             f"{where}: {argument} is a {type(value).__name__}; expected a list of "
-            f"{length} arrays, one per rank of the group"
+            f"{length} entries, one per rank of the group"
         )
     if len(value) != length:
         raise ValueError(

@@ -311,10 +311,11 @@ class ObservedRanks:
         Raises
         ------
         ClusterError
-            It is closed.
+            It is closed, or `rank` does not exist.
         """
         self._check_open()
-        answers = self._observed.ask(requests.GetNcclReport(), [rank], 0.5)
+        chosen = check_ranks([rank], self.n)
+        answers = self._observed.ask(requests.GetNcclReport(), chosen, 0.5)
         return answers.results.get(rank)
 
     def diagnose(self, stall: float = diagnosing.REQUESTED_STALL) -> list[Verdict]:

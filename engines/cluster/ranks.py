@@ -233,9 +233,10 @@ class Ranks(ObservedRanks):
         Raises
         ------
         ClusterError
-            It is closed, or the rank is dead.
+            It is closed, or the rank is dead or does not exist.
         """
         self._check_open()
+        [rank] = check_ranks([rank], self.n)
         slot = self._registry.slots[rank]
         if not slot.alive:
             raise ClusterError(str(slot.death))

@@ -283,6 +283,8 @@ def bad_calls(rank: int) -> Iterator[partial[Any]]:
     for device in ("tpu", 3, "cuda:x", ""):
         yield partial(dist.barrier, device=device)
     yield partial(dist.barrier, device_ids=[0, 1])
+    yield partial(dist.barrier, device_ids=0)
+    yield partial(dist.all_to_all_single, np.ones(2), np.ones(2), output_split_sizes=5)
 
 
 _ASYNC = {dist.isend, dist.irecv}

@@ -423,6 +423,12 @@ class TestWrongArguments:
         with pytest.raises(ClusterError, match="this cluster has ranks 0–3"):
             cluster.execute("1", ranks=ranks)
 
+    def test_one_rank_that_is_not_there(self, cluster: Cluster) -> None:
+        with pytest.raises(ClusterError, match="there is no rank 4; this cluster has"):
+            cluster.answer_prompt(4, 1, "p x")
+        with pytest.raises(ClusterError, match="there is no rank 4; this cluster has"):
+            cluster.nccl_report(4)
+
     def test_no_ranks(self, cluster: Cluster) -> None:
         with pytest.raises(ClusterError, match="name at least one rank"):
             cluster.execute("1", ranks=[])
