@@ -283,8 +283,10 @@ def bad_calls(rank: int) -> Iterator[partial[Any]]:
     for device in ("tpu", 3, "cuda:x", ""):
         yield partial(dist.barrier, device=device)
     yield partial(dist.barrier, device_ids=[0, 1])
-    yield partial(dist.barrier, device_ids=0)
-    yield partial(dist.all_to_all_single, np.ones(2), np.ones(2), output_split_sizes=5)
+    no_list: Any = 1
+    yield partial(dist.barrier, device_ids=no_list)
+    two = np.ones(2)
+    yield partial(dist.all_to_all_single, two, two, output_split_sizes=no_list)
 
 
 _ASYNC = {dist.isend, dist.irecv}
