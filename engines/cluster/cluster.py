@@ -476,7 +476,7 @@ class Cluster(Ranks):
             self._announcement.end(reason)
             if fresh:
                 self._registry.refresh(0.0, LAST_STATUS_WAIT)
-            self._open = False
+            self._note_end()
         atexit.unregister(self._at_exit)
         self._cells.abandon("ClusterShutDown", "the cluster was shut down")
         # Every step runs, also where an earlier one raises.
@@ -496,7 +496,7 @@ class Cluster(Ranks):
         with self._ending:
             if not self._open:
                 return
-            self._open = False
+            self._note_end()
         atexit.unregister(self._at_exit)
         with contextlib.ExitStack() as steps:
             if self._launched is not None:

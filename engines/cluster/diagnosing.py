@@ -315,10 +315,12 @@ class StallWatch:
         second, reported = ConfirmTwice(), list[Verdict]()
         while not self._stop.wait(REPORTED_PERIOD if reported else PERIOD):
             try:
-                suspicious = _is_suspicious(self._cluster.glance(), self._stall)
+                status = self._cluster.glance()
+                if status.state == "stopped":
+                    return
                 found = (
                     diagnose_once(self._cluster, self._stall, SILENCE)
-                    if suspicious
+                    if _is_suspicious(status, self._stall)
                     else []
                 )
             except ClusterError:

@@ -187,7 +187,7 @@ class Job(ObservedRanks):
         with self._ending:
             if not self._open:
                 return
-            self._open = False
+            self._note_end()
         atexit.unregister(self._at_exit)
         self._registry.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from rankscope.backends.groups.key import GroupKey
@@ -60,6 +61,8 @@ class ObservedRanks:
         #: Config of the default group.
         self.backend = backend
         self._open = True
+        # The status at the end: a rank that ends with the rest is not shown as dead.
+        self._last: ClusterStatus | None = None
         self._observed = registry
 
     # -- the ranks ---------------------------------------------------------
@@ -95,6 +98,11 @@ class ObservedRanks:
     def closed(self) -> bool:
         """Whether `shutdown` or `close` was called."""
         return not self._open
+
+    def _note_end(self) -> None:
+        """Be closed from now on, and keep the present status."""
+        self._open = False
+        self._last = self._status()
 
     def _check_open(self) -> None:
         if not self._open:
@@ -213,7 +221,8 @@ class ObservedRanks:
         Returns
         -------
         ClusterStatus
-            The status; of a rank that did not answer, the last known.
+            The status; of a rank that did not answer, the last known. Once this object
+            is closed, that of the moment before.
         """
         if not self.closed:
             self._observed.refresh(0.0 if fresh else FRESH, timeout)
@@ -237,6 +246,10 @@ class ObservedRanks:
         return self._status(None if ranks is None else set(check_ranks(ranks, self.n)))
 
     def _status(self, ranks: Set[int] | None = None) -> ClusterStatus:
+        last = self._last
+        if last is not None:
+            chosen = (one for one in last.ranks if ranks is None or one.rank in ranks)
+            return replace(last, ranks=tuple(chosen))
         now = time.monotonic()
         return ClusterStatus(
             cluster_id=self.cluster_id,

@@ -153,8 +153,7 @@ class BoardFeed:
     def read(self, function: Callable[[BoardModel], T]) -> T:
         """Update the model and return ``function(model)``."""
         with self._lock:
-            if not self._closing.is_set() and not self._cluster.closed:
-                self._update_model(None)
+            self._update_model(None)
             return function(self.model)
 
     def show_verdicts(self, verdicts: Iterable[Verdict]) -> None:
@@ -168,13 +167,16 @@ class BoardFeed:
         self._refreshed_at = 0.0
         self._wake.set()
 
+    @property
+    def closed(self) -> bool:
+        """Whether the model keeps the last state: of the cluster, or before `close`."""
+        return self._closing.is_set()
+
     def close(self) -> None:
         """End the thread; the model keeps the last state."""
         with self._lock:
-            if not self._closing.is_set() and not self._cluster.closed:
-                self._update_model(None)
-            self._closing.set()
-            self._send_stopped()
+            if self._update_model(None):
+                self._end()
             thread, self._thread = self._thread, None
         self._wake.set()
         if thread is not None and thread is not threading.current_thread():
@@ -184,9 +186,10 @@ class BoardFeed:
         self._sent_at = time.monotonic()
         self._send_message(message)
 
-    def _send_stopped(self) -> None:
+    def _end(self) -> None:
         """Send that the cluster has stopped; the rows keep their last state."""
-        if self.model.head.get("state") == "running":
+        self._closing.set()
+        if self.model.head:
             stopped = {"state": "stopped", "stopped_at": time.strftime("%H:%M:%S")}
             if self._cluster.ended is not None:
                 stopped["ended"] = self._cluster.ended
@@ -197,17 +200,23 @@ class BoardFeed:
 
     def _update_model(self, ranks: set[int] | None) -> bool:
         """Update `ranks` (``None``: all); return whether the cluster still runs."""
-        if ranks is not None and not ranks:
-            self.model.now = time.monotonic()
-            return not self._cluster.closed
-        status = self._cluster.glance(ranks)
-        # Checked after the status: ranks of a shutdown must not be shown as dead.
-        if self._cluster.closed:
+        if self._closing.is_set():
             return False
+        status = self._cluster.glance(ranks) if ranks != set() else None
         now = time.monotonic()
+        # Checked after the status: one of ranks that are ended is of no use.
+        if self._cluster.closed:
+            if self._cluster.ended is None:
+                # That of the moment before, which `shutdown` has requested.
+                self.model.update(self._cluster.glance(), now, self._cluster.n)
+            self._end()
+            return False
         if ranks is None:
             self._refreshed_at = now
-        self.model.update(status, now, self._cluster.n)
+        if status is None:
+            self.model.now = now
+        else:
+            self.model.update(status, now, self._cluster.n)
         return True
 
     # -- the thread ---------------------------------------------------------
@@ -250,9 +259,7 @@ class BoardFeed:
             if not self._update_model(
                 None if now - self._refreshed_at >= FULL_REFRESH else dirty
             ):
-                self._closing.set()
                 self._thread = None
-                self._send_stopped()
                 self._settled()
                 return False
             message = self.model.delta()

@@ -72,6 +72,7 @@ class Board(anywidget.AnyWidget):
         diagnose: Callable[[], Sequence[Verdict]] | None = None,
         pinned: bool = False,
     ) -> None:
+        self._cluster = cluster
         self._shell = shell
         self._kernel = shell.kernel  # type: ignore[attr-defined]
         self._outputs: list[tuple[DisplayPublisher, str]] = []
@@ -193,6 +194,10 @@ class Board(anywidget.AnyWidget):
 
     def _on_cell_end(self, result: Any) -> None:
         self._cell_running = False
+        if self._cluster.closed and not self._feed.closed:
+            # By a call in the cell: no page may show the board, and no magic follow.
+            self._feed.close()
+            self._update_outputs()
 
     def _is_cell_running(self) -> bool:
         return self._cell_running

@@ -381,3 +381,19 @@ def test_the_ranks_are_replaced_and_the_bar_goes_on_to_their_board(
     until(lambda: not any(map(lives, before)), TIMEOUT, "the ranks before to end")
     assert page.wait(page.run("%%distributed\nprint(world_size)")) == "1\n"
     assert "Error" not in page.wait(page.run("%dist_shutdown"))
+
+
+def test_a_call_that_ends_the_ranks_ends_their_board(page: FrontEnd) -> None:
+    """No page shows it, and no magic follows: the output of its cell says so still."""
+    page.wait(page.run("%dist_init -n 1 --replace --timeout 60"))
+    page.messages.clear()
+    page.wait(
+        page.run(
+            "from rankscope.magics import current_cluster\n"
+            "current_cluster().execute('dist.barrier()').result()\n"
+            "current_cluster().shutdown()"
+        )
+    )
+    html = _bundle(page, "update_display_data", "Ended")["text/html"]
+    assert "barrier" in html
+    assert "dead" not in html
