@@ -162,7 +162,9 @@ def _stop(cluster: Cluster | Job, values: argparse.Namespace) -> int:
     ranks, when = name_ranks(cluster.ranks), time.strftime("%H:%M:%S")
     cluster.shutdown(
         f"the cluster was stopped from a terminal at {when}: its ranks and their "
-        "variables are gone; %dist_init starts others"
+        "variables are gone; %dist_init starts others",
+        # What is shown has none.
+        fresh=False,
     )
     print(f"{ranks} of {cluster.cluster_id} ended")
     return DONE

@@ -202,7 +202,7 @@ class Cluster(Ranks):
             self._announce()
         except BaseException:
             if connected:
-                self.shutdown()
+                self.shutdown(fresh=False)
             else:
                 launched.stop()
             raise
@@ -504,11 +504,15 @@ class Cluster(Ranks):
             self._registry.close()
 
     def _at_exit(self) -> None:
+        # Nobody can look at a last status.
+        self._leave(fresh=False)
+
+    def _leave(self, *, fresh: bool) -> None:
         if os.getpid() != self._process:
             # A process that the notebook forked does not own the cluster.
             return
         if self.owned:
-            self.shutdown()
+            self.shutdown(fresh=fresh)
         else:
             self.close()
 
@@ -521,7 +525,7 @@ class Cluster(Ranks):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._at_exit()
+        self._leave(fresh=True)
 
 
 def _silent(text: str) -> None:

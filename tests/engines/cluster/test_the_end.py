@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
+from rankscope.__main__ import main
 from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError
@@ -68,6 +69,21 @@ def test_engines_that_end_are_told_nothing(asked: list[Request[Any]]) -> None:
         asked.clear()
         cluster.shutdown(fresh=False)
     assert asked == []
+
+
+def test_no_last_status_is_requested_that_nobody_can_look_at(
+    asked: list[Request[Any]],
+) -> None:
+    """At the end of a process, and by ``rankscope stop``."""
+    with Cluster.start(1) as cluster:
+        asked.clear()
+        cluster._at_exit()
+        assert cluster.closed
+        assert asked == []
+    cluster = Cluster.start(1, keep=True)
+    cluster.close()
+    assert main(["stop", cluster.cluster_id]) == 0
+    assert GetSummary() not in asked
 
 
 def test_engines_that_live_on_publish_no_more(asked: list[Request[Any]]) -> None:
