@@ -51,7 +51,7 @@ from ..wire.stack_service import StackService
 from ..wire.status_codec import pack
 from . import availability
 from .cell_source import CellSource
-from .gpus import Gpu, choose_device, load_cupy, may_share
+from .gpus import NO_GPU, Gpu, choose_device, load_cupy, may_share
 from .names import names_of
 from .nccl_report import NcclReports
 from .no_input import explain_input
@@ -255,7 +255,6 @@ class Agent:
         # Hidden, as IPython's own names are: %who lists the user's names only.
         self.shell.push(names, interactive=False)
         return {
-            "gpu": "" if self._gpu is None else self._gpu.describe(),
             "uuid": "" if self._gpu is None else self._gpu.uuid,
             "may_share": may_share(os.environ),
         }
@@ -446,9 +445,8 @@ class Agent:
             "cell": None if began is None else self._cell,
             "last_cell_exit": self._last_cell_exit if began is None else "",
             "last_cell_failed": self._last_cell_failed and began is None,
-            "gpu": "" if self._gpu is None else self._gpu.describe(),
             "memory": resident_bytes(),
-            "gpu_memory": None if self._gpu is None else self._gpu.held(),
+            **(NO_GPU if self._gpu is None else self._gpu.summary()),
         }
 
     def _subscribe(self, wanted: requests.Subscribe) -> requests.Summary:

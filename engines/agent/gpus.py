@@ -21,6 +21,7 @@ from ..wire.gpu_environment import DEVICES, SHARE_GPU, parse_devices
 from .gpu_readings import GpuReadings
 
 __all__ = [
+    "NO_GPU",
     "Gpu",
     "choose_device",
     "load_cupy",
@@ -29,6 +30,9 @@ __all__ = [
 
 #: Values of `SHARE_GPU` that mean no.
 _NO = ("", "0", "false", "no", "off")
+
+#: `Gpu.summary` of a rank without a GPU.
+NO_GPU: Mapping[str, Any] = {"gpu": "", "gpu_memory": None}
 
 
 def choose_device(env: Mapping[str, str], count: int) -> int | None:
@@ -147,16 +151,17 @@ class Gpu:
 
         return cls(index, properties.name, lambda: cuda.set_device(index), pool, uuid)
 
-    def describe(self) -> str:
-        """``GPU 0 · NVIDIA H200 · 1.2 of 139.8 GiB``, for the board; never waits."""
+    def summary(self) -> dict[str, Any]:
+        """Return what the rank's status says of the GPU; never waits.
+
+        ``gpu`` is ``GPU 0 · NVIDIA H200 · 1.2 of 139.8 GiB``, for the board, and
+        ``gpu_memory`` the bytes that this process holds: both of one reading.
+        """
         text = f"GPU {self.index} · {self.name}"
         use = self._readings.latest()
-        if use is not None and use.used is not None and use.total is not None:
+        if use is None:
+            return {"gpu": text, "gpu_memory": None}
+        if use.used is not None and use.total is not None:
             used, total = (size / 2**30 for size in (use.used, use.total))
             text += f" · {used:.1f} of {total:.1f} GiB"
-        return text
-
-    def held(self) -> int | None:
-        """Return the bytes that this process holds on the GPU; never waits."""
-        use = self._readings.latest()
-        return None if use is None else use.own
+        return {"gpu": text, "gpu_memory": use.own}

@@ -95,8 +95,6 @@ class Hello(TypedDict):
 class GpuAnswer(TypedDict):
     """The GPU of a rank that was assigned."""
 
-    #: As the board shows it; empty without a GPU.
-    gpu: str
     #: The GPU's own; empty without a GPU, or where it is not known.
     uuid: str
     #: Whether the rank may use a GPU that another rank uses.

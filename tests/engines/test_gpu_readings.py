@@ -12,6 +12,7 @@ from rankscope.backends.conformance.waiting import until
 from rankscope.backends.devices.gpu_memory import GpuUse
 from rankscope.engines.agent import gpu_readings
 from rankscope.engines.agent.gpu_readings import GpuReadings
+from rankscope.engines.agent.gpus import Gpu
 
 GIB = 1 << 30
 THREAD = "rankscope-gpu-memory"
@@ -102,6 +103,19 @@ def test_a_gpu_that_hangs_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) 
         memory.answers.set()
     monkeypatch.undo()
     until(lambda: readings.latest() == use, 30)
+
+
+def test_a_summary_is_of_one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one may come at any moment, and the next."""
+    found = iter([None, GpuUse(13 * GIB, 80 * GIB, 12 * GIB), GpuUse(own=3)])
+    gpu = Gpu(0, "Simulated", _nothing, _nothing)
+    monkeypatch.setattr(gpu._readings, "latest", lambda: next(found))
+    used = "GPU 0 · Simulated · 13.0 of 80.0 GiB"
+    assert [gpu.summary() for _ in range(3)] == [
+        {"gpu": "GPU 0 · Simulated", "gpu_memory": None},
+        {"gpu": used, "gpu_memory": 12 * GIB},
+        {"gpu": "GPU 0 · Simulated", "gpu_memory": 3},
+    ]
 
 
 def test_a_reading_that_costs_time_is_rare(monkeypatch: pytest.MonkeyPatch) -> None:
