@@ -425,8 +425,7 @@ class Launched:
         self._thread.join()
         # With the loop stopped: from what these threads report at their end,
         # ipyparallel would conclude that the cluster has ended too.
-        for launcher in self._launchers():
-            private.stop_waiting(launcher)
+        private.stop_waiting(self._launchers())
         for fork_launcher in self._fork_launchers():
             fork_launcher.release()
         self._loop.close()

@@ -15,7 +15,7 @@ import logging
 import os
 import pkgutil
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -302,17 +302,24 @@ def start_waiting(launcher: Any) -> None:
     launcher._start_waiting()
 
 
-def stop_waiting(launcher: Any) -> None:
-    """End the thread in which a local launcher waits for its process."""
-    if not isinstance(launcher, LocalProcessLauncher) or launcher._wait_thread is None:
-        return
-    child = launcher._popen_process
-    if child is not None and child.poll() is None:
-        # The thread would call child.wait(0) once more and end with TimeoutExpired,
-        # since the process of a cluster that is kept goes on.
-        launcher._popen_process = None
-    launcher._stop_waiting.set()
-    launcher._wait_thread.join()
+def stop_waiting(launchers: Iterable[Any]) -> None:
+    """End the threads in which local launchers wait for their processes.
+
+    Each looks once in `poll_seconds` whether it is to end.
+    """
+    threads = []
+    for one in launchers:
+        if not isinstance(one, LocalProcessLauncher) or one._wait_thread is None:
+            continue
+        child = one._popen_process
+        if child is not None and child.poll() is None:
+            # The thread would call child.wait(0) once more and end with
+            # TimeoutExpired, since the process of a cluster that is kept goes on.
+            one._popen_process = None
+        one._stop_waiting.set()
+        threads.append(one._wait_thread)
+    for thread in threads:
+        thread.join()
 
 
 # -- in the engine ---------------------------------------------------------

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import threading
 from pathlib import Path
 
 import ipyparallel
 import pytest
 import traitlets.log
+from ipyparallel.cluster.launcher import LocalProcessLauncher
 
 from rankscope.engines import ClusterError
 from rankscope.engines.wire import ipyparallel_private as private
@@ -103,3 +105,20 @@ def test_an_encrypted_connection_raises_no_alarm(
     Client.curve_serverkey = b""
     private.connect(connect)
     assert len(caplog.messages) == 3
+
+
+def test_launchers_are_told_to_end_before_one_is_waited_for() -> None:
+    """Each looks once a second whether it is to end: together they take a second."""
+    launchers = [LocalProcessLauncher() for _ in range(3)]
+    ends = [threading.Event() for _ in launchers]
+
+    def wait_for_all() -> None:
+        for end in ends:
+            end.wait()
+
+    for launcher, end in zip(launchers, ends, strict=True):
+        launcher._stop_waiting = end
+        launcher._wait_thread = threading.Thread(target=wait_for_all, daemon=True)
+        launcher._wait_thread.start()
+    private.stop_waiting(launchers)
+    assert not any(launcher._wait_thread.is_alive() for launcher in launchers)
