@@ -300,16 +300,20 @@ class StallWatch:
         self._on_change = on_change
         self._stall = stall
         self._stop = threading.Event()
+        # Held while what was found is told.
+        self._telling = threading.RLock()
         self._thread = threading.Thread(
             target=self._run, name="rankscope-stall-watch", daemon=True
         )
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread."""
-        self._stop.set()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(timeout=5)
+        """Tell nothing from now on; the thread ends after the diagnosis that it makes.
+
+        It may wait for a rank that does not answer.
+        """
+        with self._telling:
+            self._stop.set()
 
     def _run(self) -> None:
         second, reported = ConfirmTwice(), list[Verdict]()
@@ -323,14 +327,18 @@ class StallWatch:
                     if _is_suspicious(status, self._stall)
                     else []
                 )
-            except ClusterError:
+            except (ClusterError, OSError):
                 # The cluster was shut down: the last verdicts stand.
                 return
             verdicts = second.confirm(found)
-            if _contents(verdicts) != _contents(reported):
-                reported = verdicts
+            if _contents(verdicts) == _contents(reported):
+                continue
+            reported = verdicts
+            with self._telling:
+                if self._stop.is_set():
+                    return
                 try:
                     self._cluster.tell_ranks(verdicts)
-                except ClusterError:
+                except (ClusterError, OSError):
                     return
                 self._on_change(verdicts)

@@ -232,4 +232,6 @@ def test_the_watch_speaks_when_an_op_stalls_and_when_it_is_over(
         until(lambda: told[-1] == [])
     finally:
         watch.close()
-    assert "rankscope-stall-watch" not in [t.name for t in threading.enumerate()]
+    until(
+        lambda: "rankscope-stall-watch" not in [t.name for t in threading.enumerate()]
+    )

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
@@ -18,6 +19,7 @@ from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.engines import ClusterStatus
 from rankscope.engines.cluster.diagnosing import (
     STALL,
+    StallWatch,
     causes_by_group,
     diagnose_once,
 )
@@ -201,6 +203,34 @@ class Ranks:
 
     def tell_ranks(self, verdicts: Sequence[Verdict]) -> None:
         raise NotImplementedError("a diagnosis tells the ranks nothing")
+
+
+class Slow(Ranks):
+    """Ranks that are waited for while `answers` is cleared."""
+
+    def __init__(self) -> None:
+        super().__init__(2.4, neighbour=True)
+        self.asked, self.answers = threading.Event(), threading.Event()
+        self.told: list[Sequence[Verdict]] = []
+
+    def status(self, *, fresh: bool = False, timeout: float = 2.0) -> ClusterStatus:
+        self.asked.set()
+        assert self.answers.wait(60)
+        return self.found
+
+    def tell_ranks(self, verdicts: Sequence[Verdict]) -> None:
+        self.told.append(verdicts)
+
+
+def test_the_end_of_a_watch_waits_for_no_rank() -> None:
+    ranks = Slow()
+    watch = StallWatch(ranks, ranks.told.append)
+    assert ranks.asked.wait(60)
+    watch.close()
+    ranks.answers.set()
+    watch._thread.join(60)
+    assert not watch._thread.is_alive()
+    assert ranks.told == []
 
 
 def test_a_rank_alone_silent_on_another_host_is_named_at_once() -> None:
