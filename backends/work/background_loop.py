@@ -96,7 +96,10 @@ class BackgroundLoop:
             self._kicked.clear()
             delay = self._call()
             if delay is not None:
-                self.idle = False
+                with self._lock:
+                    if self._thread is not me:
+                        return  # `stop` has said that the loop is idle
+                    self.idle = False
                 if delay > 0:
                     self._kicked.wait(delay)
             elif not self.idle:

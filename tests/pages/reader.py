@@ -270,6 +270,8 @@ def _variables(folder: Path, *, own: bool) -> dict[str, str]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(_free_port()),
         "COLUMNS": "200",
+        # Else print() writes a line and its end apart: those of two ranks mix.
+        "PYTHONUNBUFFERED": "",
     }
     if not own:
         return variables

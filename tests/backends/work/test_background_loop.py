@@ -175,6 +175,29 @@ def test_it_stops_for_as_long_as_it_is_told(make: Make) -> None:
     until(lambda: len(job.threads) == 2)
 
 
+def test_a_loop_that_was_stopped_while_it_worked_starts_again(make: Make) -> None:
+    inside, over = threading.Event(), threading.Event()
+
+    def work() -> float | None:
+        inside.set()
+        assert over.wait(30)
+        return next(delays, None)
+
+    # The work during which it is stopped says that there is more to do.
+    delays = iter([0.0])
+    loop = make(work)
+    loop.kick()
+    assert inside.wait(30)
+    [thread] = [one for one in threading.enumerate() if one.name == "test-loop"]
+    loop.stop(0)
+    over.set()
+    thread.join(30)
+    inside.clear()
+    loop.resume()
+    loop.kick_if_idle()
+    assert inside.wait(30)
+
+
 def test_it_may_be_stopped_by_its_own_work(make: Make) -> None:
     stopped = threading.Event()
 
