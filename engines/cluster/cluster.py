@@ -20,11 +20,13 @@ from rankscope.backends.rank_sets import name_ranks
 from ..errors import ClusterError
 from ..wire import ipyparallel_private as private
 from ..wire.gpu_environment import parse_devices
+from ..wire.requests import Interrupt
 from . import capacity, launch, preconditions, recovery
 from .cluster_file import Announcement, ClusterFile
 from .documentation import documented
 from .gpus import Gpus
 from .launched import Launched
+from .observed_ranks import FRESH
 from .rank_slots import check_ranks
 from .ranks import Chosen, Ranks
 
@@ -36,8 +38,8 @@ C = TypeVar("C")
 #: Launchers whose engines run with the libraries of this process.
 _IN_THIS_ENVIRONMENT = ("local", launch.SPAWN, "mpi")
 
-#: Seconds that the ranks get to report their last status before they are ended.
-LAST_STATUS_WAIT = 0.3
+#: Seconds that the ranks get to answer before they are ended.
+LAST_ANSWER = 0.3
 #: Seconds that a controller gets to acknowledge its shutdown.
 HUB_WAIT = 5.0
 
@@ -459,8 +461,9 @@ class Cluster(Ranks):
     def shutdown(self, reason: str = "", *, fresh: bool = True) -> None:
         """End everything: cells, engines, controller, side processes, threads.
 
-        An attached cluster, too, whoever else uses it: ``%dist_shutdown`` detaches from
-        it instead, as `close` does.
+        Cells that run get a `KeyboardInterrupt`. An attached cluster is ended, too,
+        whoever else uses it: ``%dist_shutdown`` detaches from it instead, as `close`
+        does.
 
         Parameters
         ----------
@@ -475,7 +478,7 @@ class Cluster(Ranks):
                 return
             self._announcement.end(reason)
             if fresh:
-                self._registry.refresh(0.0, LAST_STATUS_WAIT)
+                self._registry.refresh(0.0, LAST_ANSWER)
             self._note_end()
         atexit.unregister(self._at_exit)
         self._cells.abandon("ClusterShutDown", "the cluster was shut down")
@@ -484,9 +487,24 @@ class Cluster(Ranks):
             if self._launched is not None:
                 steps.callback(self._launched.stop)
             steps.callback(self._registry.close, unsubscribe=False)
+            self._interrupt_cells()
             if self._launched is None:
                 self._registry.terminate(self.ranks, "the cluster was shut down")
                 concurrent.futures.wait([private.shutdown_hub(self._client)], HUB_WAIT)
+
+    def _interrupt_cells(self) -> None:
+        """Interrupt what runs: an engine does not heed SIGTERM before its cell ends."""
+        heard = time.monotonic() - FRESH
+        busy = [
+            slot.rank
+            for slot in self._registry.slots
+            if slot.summary.get("busy") and (slot.summary_at or 0.0) > heard
+        ]
+        if busy:
+            # By a request: of two signals in a row, another thread than the main one
+            # may take both. A client that has closed itself sends none.
+            with contextlib.suppress(OSError):
+                self._registry.ask(Interrupt(), busy, LAST_ANSWER)
 
     def close(self) -> None:
         """Disconnect from the cluster and leave it running.

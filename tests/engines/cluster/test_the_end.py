@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -30,6 +31,16 @@ FOR_EVER = 3600.0
 SUBSCRIPTIONS = """
 from rankscope.engines.agent import agent
 print(" ".join(agent.installed()._publisher.subscriptions))
+"""
+
+CELL = """
+import pathlib, threading
+try:
+    pathlib.Path({begun!r}).touch()
+    threading.Event().wait()
+except BaseException as error:
+    pathlib.Path({left!r}).write_text(type(error).__name__)
+    raise
 """
 
 
@@ -107,6 +118,21 @@ def test_a_stopped_engine_is_not_waited_for(
     monkeypatch.setattr(launched, "GRACE", FOR_EVER)
     cluster.shutdown(fresh=False)
     assert not lives(process)
+
+
+@pytest.mark.parametrize("engines", ["local", "spawn"])
+def test_a_cell_that_runs_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engines: str
+) -> None:
+    """While it runs, its engine does not heed SIGTERM."""
+    begun, left = tmp_path / "begun", tmp_path / "left"
+    cluster = Cluster.start(1, engines=engines)
+    cluster.execute(CELL.format(begun=str(begun), left=str(left)))
+    until(begun.exists, WAIT, "the cell to begin")
+    assert cluster.status(fresh=True).ranks[0].state == "busy"
+    monkeypatch.setattr(launched, "GRACE", FOR_EVER)
+    cluster.shutdown(fresh=False)
+    assert left.read_text() == "KeyboardInterrupt"
 
 
 def test_a_renewal_that_waits_for_a_silent_rank_ends(
