@@ -174,6 +174,8 @@ class JobRegistry(RankRegistry):
                     self.post(PublishStatus(LEASE, self._interval))
                 self._read()
             except DistError as error:
+                if self._closed.is_set():
+                    return
                 if self._store.lost:
                     self._end(_cause(error))
                     return
@@ -238,9 +240,10 @@ class JobRegistry(RankRegistry):
             waiting = list(self._pending)
         for future in waiting:
             _fail(future, "this notebook has detached from the job")
+        # Ends every wait of the thread: rank 0, which serves the store, may be silent.
+        self._store.close()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-        self._store.close()
 
 
 def _resolve(future: Future[Any], answer: bytes) -> None:

@@ -7,15 +7,21 @@ import queue
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from rankscope.backends import TCPStore
+from rankscope.backends.conformance.waiting import until
 from rankscope.backends.errors import DistNetworkError
 from rankscope.engines import ClusterError, Job
+from rankscope.engines.cluster import job_registry
+from rankscope.engines.cluster.job_registry import JobRegistry
 from rankscope.engines.script.options import JobOptions
 from rankscope.engines.wire import job_channel
 from rankscope.engines.wire.job_channel import QueueReader, append
@@ -36,6 +42,20 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A runtime folder of its own."""
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
     return tmp_path
+
+
+#: Rank 0 as the server of a job: two ranks have published their status.
+SERVER = """
+import json, sys, threading
+from rankscope.backends import TCPStore
+from rankscope.engines.wire.job_channel import status_key
+store = TCPStore("127.0.0.1", 0, is_master=True, timeout=60, key=b"k")
+for rank in range(2):
+    status = {"pid": rank, "host": "node", "busy": False, "groups": []}
+    store.set(status_key(rank), json.dumps(status))
+print(store.port, flush=True)
+threading.Event().wait()
+"""
 
 
 @pytest.fixture
@@ -130,6 +150,40 @@ def test_a_shared_queue_is_read_by_all_from_its_start(store: TCPStore) -> None:
     append(store, "q", b"2")
     for one in (first, second):
         assert [one.get(timeout=DEADLINE) for _ in range(2)] == [b"1", b"2"]
+
+
+def test_a_notebook_detaches_from_a_job_whose_rank_0_is_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its thread waits for the status then, and for seconds."""
+    monkeypatch.setattr(job_registry, "READ_WAIT", 3600.0)
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stdout is not None
+        port = int(server.stdout.readline())
+        job = JobRegistry(TCPStore("127.0.0.1", port, timeout=DEADLINE, key=b"k"), 2)
+        until(lambda: all(slot.summary for slot in job.slots), DEADLINE)
+        process = psutil.Process(server.pid)
+        process.suspend()
+        until(lambda: process.status() == psutil.STATUS_STOPPED, DEADLINE)
+        waits = threading.Event()
+        multi_get = TCPStore.multi_get
+
+        def getting(self: TCPStore, *args: Any) -> list[bytes]:
+            waits.set()
+            return multi_get(self, *args)
+
+        monkeypatch.setattr(TCPStore, "multi_get", getting)
+        assert waits.wait(DEADLINE)
+        job.close()
+        assert not job._thread.is_alive()
+        # It has not ended.
+        assert job.ended is None
+    finally:
+        server.kill()
+        server.communicate()
 
 
 def test_the_options_are_those_given_or_of_the_environment() -> None:
