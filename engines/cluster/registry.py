@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import logging
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +24,7 @@ from ..wire.torch_environment import TorchOptions
 from .gpus import Gpus
 from .rank_registry import RankRegistry
 from .rank_slots import RankSlot, describe_exit
+from .silence import Cause, cause_of, sample
 
 __all__ = ["EngineRegistry"]
 
@@ -278,7 +280,8 @@ class EngineRegistry(RankRegistry):
         for signum, patience in ((signal.SIGTERM, 1.0), (signal.SIGKILL, 5.0)):
             for slot in ending:
                 if slot.alive:
-                    self.signal(slot, signum)
+                    # One that is stopped would not heed SIGTERM.
+                    self.signal(slot, signal.SIGKILL if _is_stopped(slot) else signum)
             with self._deaths:
                 self._deaths.wait_for(
                     lambda: not any(slot.alive for slot in ending), patience
@@ -360,3 +363,10 @@ class EngineRegistry(RankRegistry):
         self._renewal.join()
         for timer in self._timers:
             timer.join()
+
+
+def _is_stopped(slot: RankSlot) -> bool:
+    """Return whether the engine of a slot is stopped, as far as this host knows."""
+    if slot.host != socket.gethostname():
+        return False
+    return cause_of(None, sample(slot.pid, None)) is Cause.STOPPED

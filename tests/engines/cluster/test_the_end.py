@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -16,6 +17,7 @@ from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError
 from rankscope.engines.cluster import launched, registry
+from rankscope.engines.cluster.rank_slots import RankSlot
 from rankscope.engines.cluster.registry import EngineRegistry
 from rankscope.engines.wire import ipyparallel_private as private
 from rankscope.engines.wire.answers import Answers
@@ -118,6 +120,22 @@ def test_a_stopped_engine_is_not_waited_for(
     monkeypatch.setattr(launched, "GRACE", FOR_EVER)
     cluster.shutdown(fresh=False)
     assert not lives(process)
+
+
+def test_a_stopped_engine_is_replaced_at_once(
+    monkeypatch: pytest.MonkeyPatch, stopped: Cluster
+) -> None:
+    sent: list[tuple[int, int]] = []
+    send = EngineRegistry.signal
+
+    def sending(self: EngineRegistry, slot: RankSlot, signum: int) -> None:
+        sent.append((slot.rank, signum))
+        send(self, slot, signum)
+
+    monkeypatch.setattr(EngineRegistry, "signal", sending)
+    stopped._registry.terminate([0, 1], "both are replaced")
+    assert sent[:2] == [(0, signal.SIGTERM), (1, signal.SIGKILL)]
+    assert (1, signal.SIGTERM) not in sent
 
 
 @pytest.mark.parametrize("engines", ["local", "spawn"])
