@@ -153,16 +153,19 @@ class RankscopeMagics(CellMagics):
     def _end(self, command: Command, cluster: Cluster | Job) -> None:
         """End the ranks, or detach from those that were attached."""
         size = _size(cluster)
-        # The board, and a saved notebook, keep the last state.
-        cluster.status(fresh=True, timeout=ANSWER)
-        session.drop()
         with ProgressLine(self.shell) as progress, reported(command):
+            # The board, and a saved notebook, keep the last state.
             if isinstance(cluster, Job) or not cluster.owned:
+                cluster.status(fresh=True, timeout=ANSWER)
+                session.drop()
                 cluster.close()
                 progress.done(f"detached from {size}; they keep running")
                 return
             progress.update(f"ending {size}")
-            cluster.shutdown(fresh=False)
+            try:
+                cluster.shutdown()
+            finally:
+                session.drop()
             progress.done(f"{size} ended")
 
     def dist_restart(self, line: str) -> None:

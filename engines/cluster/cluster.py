@@ -478,7 +478,7 @@ class Cluster(Ranks):
                 return
             self._announcement.end(reason)
             if fresh:
-                self._registry.refresh(0.0, LAST_ANSWER)
+                self._registry.refresh_last(LAST_ANSWER)
             self._note_end()
         atexit.unregister(self._at_exit)
         self._cells.abandon("ClusterShutDown", "the cluster was shut down")
@@ -494,11 +494,12 @@ class Cluster(Ranks):
 
     def _interrupt_cells(self) -> None:
         """Interrupt what runs: an engine does not heed SIGTERM before its cell ends."""
-        heard = time.monotonic() - FRESH
+        heard, slots = time.monotonic() - FRESH, self._registry.slots
         busy = [
-            slot.rank
-            for slot in self._registry.slots
-            if slot.summary.get("busy") and (slot.summary_at or 0.0) > heard
+            rank
+            for rank in self._registry.able()
+            if slots[rank].summary.get("busy")
+            and (slots[rank].summary_at or 0.0) > heard
         ]
         if busy:
             # By a request: of two signals in a row, another thread than the main one

@@ -19,7 +19,7 @@ from ..errors import ClusterError
 from ..wire import ipyparallel_private as private
 from ..wire.answers import Answers
 from ..wire.channel import ControlChannel
-from ..wire.requests import Hello, Request, Subscribe, Unsubscribe
+from ..wire.requests import GetSummary, Hello, Request, Subscribe, Unsubscribe
 from ..wire.torch_environment import TorchOptions
 from .gpus import Gpus
 from .rank_registry import RankRegistry
@@ -115,6 +115,12 @@ class EngineRegistry(RankRegistry):
             rank: self.channel.post(uuid, request)
             for rank, uuid in self.uuids(ranks).items()
         }
+
+    def able(self) -> list[int]:
+        """Return the ranks that can answer: none is dead or, on this host, stopped."""
+        return [
+            slot.rank for slot in self.slots if slot.alive and not _is_stopped(slot)
+        ]
 
     # -- engines -----------------------------------------------------------
 
@@ -296,6 +302,10 @@ class EngineRegistry(RankRegistry):
         """Have the agents of `ranks` publish their status to this client."""
         self._record_all(self.ask(Subscribe(self._header), ranks))
 
+    def refresh_last(self, timeout: float) -> None:
+        """Request the last summaries of ranks that are about to be ended."""
+        self._record_all(self.ask(GetSummary(), self.able(), timeout))
+
     def _on_status_message(self, message: private.Message) -> None:
         slot = self._by_uuid.get(message["metadata"].get("engine", ""))
         if slot is not None and slot.alive:
@@ -338,6 +348,12 @@ class EngineRegistry(RankRegistry):
 
     # -- the end -----------------------------------------------------------
 
+    def _unsubscribe(self) -> None:
+        request, able = Unsubscribe(self._header["msg_id"]), self.able()
+        # Sent first: the answers of the others show that it has left.
+        self.post(request, [one.rank for one in self.slots if one.rank not in able])
+        self.ask(request, able or None, DETACH_WAIT)
+
     def close(self, *, unsubscribe: bool = True) -> None:
         """End the client and the threads; the engines go on.
 
@@ -355,7 +371,7 @@ class EngineRegistry(RankRegistry):
         # Of a client that is closed already the lease ends the subscription.
         with contextlib.suppress(OSError):
             if unsubscribe:
-                self.ask(Unsubscribe(self._header["msg_id"]), timeout=DETACH_WAIT)
+                self._unsubscribe()
         self._unlisten()
         self.client.close(linger=0)
         # Now that no reply can arrive: the renewal may wait for that of a silent rank.

@@ -111,6 +111,41 @@ def test_engines_that_live_on_publish_no_more(asked: list[Request[Any]]) -> None
         assert cluster.execute(SUBSCRIPTIONS).result(WAIT).outputs(0) == before
 
 
+def test_a_stopped_engine_that_lives_on_publishes_no_more_once_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The request leaves, though nobody waits for the answer."""
+    with Cluster.start(2) as cluster:
+        before = cluster.execute(SUBSCRIPTIONS).result(WAIT).outputs(1)
+        guest = Cluster.attach(cluster_id=cluster.cluster_id)
+        process = stop(cluster, 1)
+        monkeypatch.setattr(registry, "DETACH_WAIT", FOR_EVER)
+        guest.close()
+        process.resume()
+
+        def now() -> list[Any]:
+            return cluster.execute(SUBSCRIPTIONS).result(WAIT).outputs(1)
+
+        until(lambda: now() == before, WAIT, "the end of the subscription")
+
+
+def test_a_stopped_rank_is_asked_nothing(
+    monkeypatch: pytest.MonkeyPatch, stopped: Cluster
+) -> None:
+    requests: list[tuple[Any, list[int]]] = []
+    ask = ControlChannel.ask
+
+    def asking(
+        self: ControlChannel, uuids: Any, request: Any, timeout: float
+    ) -> Answers[Any]:
+        requests.append((request, sorted(uuids)))
+        return ask(self, uuids, request, timeout)
+
+    monkeypatch.setattr(ControlChannel, "ask", asking)
+    stopped.shutdown()
+    assert requests == [(GetSummary(), [0])]
+
+
 @pytest.mark.parametrize("engines", ["local", "spawn"])
 def test_a_stopped_engine_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, engines: str
