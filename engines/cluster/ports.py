@@ -26,7 +26,9 @@ def free_ports(count: int) -> list[int]:
     if len(candidates) < 10 * count:
         return []
     found: list[int] = []
-    for port in random.sample(candidates, 10 * count):
+    # Not by the generator of the user: programs with one seed would choose the same
+    # ports at the same time, and what the user draws afterwards would change.
+    for port in random.SystemRandom().sample(candidates, 10 * count):
         with socket.socket() as probe:
             try:
                 # On all addresses, as a controller may listen.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 from pathlib import Path
 
@@ -17,6 +18,14 @@ def test_free_ports_lie_below_those_of_connections() -> None:
     lowest = int(ports.EPHEMERAL.read_text().split()[0])
     assert len(set(found)) == 24
     assert all(ports.FIRST <= port < lowest for port in found)
+
+
+def test_programs_with_one_seed_choose_other_ports() -> None:
+    random.seed(0)
+    before, first = random.getstate(), ports.free_ports(24)
+    assert random.getstate() == before
+    random.seed(0)
+    assert ports.free_ports(24) != first
 
 
 def test_a_port_that_is_taken_is_left_out(
