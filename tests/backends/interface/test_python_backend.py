@@ -166,8 +166,9 @@ def test_an_abort_ends_what_runs_and_what_is_queued(backend: str) -> None:
 
 
 def times_out(me: Rank) -> str:
-    with joined("store", timeout=1) as group:
+    with joined("store") as group:
         dist.barrier()
+        group.set_timeout(1)
         if me.rank == 1:
             until(lambda: group.aborted)
             return str(group.aborted)
