@@ -390,7 +390,7 @@ def test_a_call_that_ends_the_ranks_ends_their_board(page: FrontEnd) -> None:
     page.wait(
         page.run(
             "from rankscope.magics import current_cluster\n"
-            "current_cluster().execute('dist.barrier()').result()\n"
+            "current_cluster().execute('dist.barrier()').result(60)\n"
             "current_cluster().shutdown()"
         )
     )
