@@ -73,7 +73,7 @@ def test_a_killed_engine_in_an_all_reduce(cluster: Cluster, victim: int) -> None
         assert error.culprits == (victim,)
         assert "killed by SIGKILL" in str(error.reason)
 
-    status = cluster.status()
+    status = cluster.status(fresh=True)
     assert status.dead == [victim]
     assert status.ranks[victim].state == "dead"
     survivors = [rank for rank in cluster.ranks if rank != victim]
