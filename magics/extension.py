@@ -155,7 +155,7 @@ class RankscopeMagics(CellMagics):
         size = _size(cluster)
         with ProgressLine(self.shell) as progress, reported(command):
             # The board, and a saved notebook, keep the last state.
-            if isinstance(cluster, Job) or not cluster.owned:
+            if not cluster.owned:
                 cluster.status(fresh=True, timeout=ANSWER)
                 session.drop()
                 cluster.close()

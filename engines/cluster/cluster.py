@@ -471,7 +471,7 @@ class Cluster(Ranks):
             What a notebook that uses the cluster, too, says from then on.
         fresh : bool, default True
             Whether every rank gets a request for its last status, which `glance` then
-            returns; ``False`` where `status` has just requested it.
+            returns; ``False`` where nobody looks at it.
         """
         with self._ending:
             if not self._open:

@@ -398,7 +398,7 @@ class Launched:
         leading = [one for one in everything if one in leaders]
         for process in leading:
             # One that is stopped would not heed SIGTERM.
-            stopped = process != controller and is_stopped(process)
+            stopped = process != controller and is_stopped(process.pid)
             send_signal(process, signal.SIGKILL if stopped else signal.SIGTERM)
         if controller is not None:
             send_signal(controller, signal.SIGCONT)

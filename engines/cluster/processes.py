@@ -28,15 +28,16 @@ def wait_stopped(process: psutil.Process, timeout: float) -> None:
     """Wait at most `timeout` s until SIGSTOP has taken effect, which takes a moment."""
     deadline = time.monotonic() + timeout
     while lives(process) and time.monotonic() < deadline:
-        if is_stopped(process):
+        if is_stopped(process.pid):
             return
         time.sleep(0.001)
 
 
-def is_stopped(process: psutil.Process) -> bool:
-    """Return whether a process is stopped, by SIGSTOP or a debugger."""
+def is_stopped(pid: int) -> bool:
+    """Return whether a process of this host is stopped, by SIGSTOP or a debugger."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        status = psutil.Process(pid).status()
+        return status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     return False
 
 

@@ -22,9 +22,9 @@ from ..wire.channel import ControlChannel
 from ..wire.requests import GetSummary, Hello, Request, Subscribe, Unsubscribe
 from ..wire.torch_environment import TorchOptions
 from .gpus import Gpus
+from .processes import is_stopped
 from .rank_registry import RankRegistry
 from .rank_slots import RankSlot, describe_exit
-from .silence import Cause, cause_of, sample
 
 __all__ = ["EngineRegistry"]
 
@@ -383,6 +383,4 @@ class EngineRegistry(RankRegistry):
 
 def _is_stopped(slot: RankSlot) -> bool:
     """Return whether the engine of a slot is stopped, as far as this host knows."""
-    if slot.host != socket.gethostname():
-        return False
-    return cause_of(None, sample(slot.pid, None)) is Cause.STOPPED
+    return slot.host == socket.gethostname() and is_stopped(slot.pid)
