@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-__all__ = ["complete", "complete_methods"]
+__all__ = ["complete", "complete_methods", "documented_waits"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type)
@@ -26,6 +26,11 @@ _ORDER = (
     *("Parameters", "Attributes", "Returns", "Yields", "Raises", "Notes"),
     "Examples",
 )
+_TIMEOUT = {
+    "timeout": """\
+timeout : float, optional
+    Seconds to wait at most."""
+}
 _HEADING = re.compile(rf"^({'|'.join(_ORDER)})\n-+\n", re.MULTILINE)
 _SUMMARY = re.compile(r"Return (.+?)(?=\n\n|\Z)", re.DOTALL)
 
@@ -102,6 +107,11 @@ def complete_methods(cls: C, completed: Callable[[Callable[..., Any]], object]) 
         else:
             completed(function)
     return cls
+
+
+def documented_waits(cls: C) -> C:
+    """Describe the `timeout` of the methods of a class that wait for its end."""
+    return complete_methods(cls, lambda method: complete(method, _TIMEOUT))
 
 
 def _parameters(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from ..documentation import documented_waits
 from ..errors import DistBackendError
 from .callback_threads import callback_threads
 
@@ -26,6 +27,7 @@ class _Waiter(Protocol):
     def _block(self, timeout: float | None) -> bool: ...
 
 
+@documented_waits
 class Future(concurrent.futures.Future[Any]):
     """A result that is there later; callbacks can be chained to it.
 
@@ -54,11 +56,6 @@ class Future(concurrent.futures.Future[Any]):
 
     def wait(self, timeout: float | None = None) -> Any:
         """Block until the future is done; return its value, or raise its error.
-
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds to wait at most.
 
         Returns
         -------
@@ -142,11 +139,6 @@ class Future(concurrent.futures.Future[Any]):
     def result(self, timeout: float | None = None) -> Any:
         """Block until the future is done; return its value, or raise its error: `wait`.
 
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds to wait at most.
-
         Returns
         -------
         object
@@ -156,11 +148,6 @@ class Future(concurrent.futures.Future[Any]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Block until the future is done; return its error, ``None`` if it has none.
-
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds to wait at most.
 
         Returns
         -------

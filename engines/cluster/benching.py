@@ -13,6 +13,7 @@ import numpy as np
 
 from rankscope.backends import BackendConfig
 from rankscope.backends.benchmark import check_benchmark
+from rankscope.backends.documentation import documented_waits
 from rankscope.backends.interface.registry import known_backends
 from rankscope.backends.work.bandwidth import algbw, busbw
 
@@ -100,6 +101,7 @@ class BenchResult(Sequence[BenchRow]):
             writer.writerows(map(astuple, self._rows))
 
 
+@documented_waits
 class Bench:
     """A benchmark that runs on the ranks; `execution` is its cell.
 
@@ -130,11 +132,6 @@ class Bench:
 
     def result(self, timeout: float | None = None) -> BenchResult:
         """Wait for the end and return all rows.
-
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds to wait at most.
 
         Returns
         -------

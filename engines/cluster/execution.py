@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rankscope.backends.documentation import documented_waits
 from rankscope.backends.rank_sets import name_ranks
 
 from ..errors import ExecutionError, RankError
@@ -33,6 +34,7 @@ _OUTPUTS = (
 )
 
 
+@documented_waits
 class Execution:
     """A cell that runs, or ran, on `ranks`.
 
@@ -160,11 +162,6 @@ class Execution:
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for every rank; return whether all are done.
 
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds to wait at most.
-
         Returns
         -------
         bool
@@ -175,11 +172,6 @@ class Execution:
 
     def result(self, timeout: float | None = None) -> Execution:
         """Wait for the end; raise the error if a rank failed.
-
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds to wait at most.
 
         Returns
         -------
