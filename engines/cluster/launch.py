@@ -29,7 +29,7 @@ from ..errors import ClusterError, ClusterStartError
 from ..wire import ipyparallel_private as private
 from .fork_launcher import ForkedEngineSetLauncher
 from .launched import Launched, session_folder
-from .ports import free_ports
+from .ports import reserved_ports
 
 __all__ = [
     "Found",
@@ -160,7 +160,7 @@ def prepare(
     configured = Path(cluster.profile_dir, "ipcontroller_config.py").exists()
     kind = cluster.controller_launcher_class.__name__
     if kind == "LocalControllerLauncher" and not configured:
-        ports = free_ports(_PORTS)
+        ports = launched.until_started.enter_context(reserved_ports(_PORTS))
         if ports:
             chosen["IPController.ports"] = ",".join(map(str, ports))
     cluster.controller_args = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import re
 import signal
@@ -78,6 +79,8 @@ class Launched:
         self, make: Callable[[], ipyparallel.Cluster], *, guarded: bool = False
     ) -> None:
         self._guarded = guarded
+        #: What the cluster needs until its engines are there.
+        self.until_started = contextlib.ExitStack()
         #: Of a guarded cluster that was started.
         self.orphan_reaper: OrphanReaper | None = None
         self._on_exit: OnExit | None = None
@@ -116,6 +119,12 @@ class Launched:
         Raises `ClusterStartError` with the last log lines if it does not come
         up within `timeout` seconds, or sooner when a process of it has ended.
         """
+        with self.until_started:
+            return self._start(n, timeout, progress)
+
+    def _start(
+        self, n: int, timeout: float, progress: Callable[[str], None]
+    ) -> ipyparallel.Client:
         deadline = time.monotonic() + timeout
         if self._guarded:
             self.orphan_reaper = OrphanReaper(self._stop_file)
@@ -419,6 +428,7 @@ class Launched:
         """End the loop and the threads; the processes that were started go on."""
         if self._loop.is_closed():
             return
+        self.until_started.close()
         if self.orphan_reaper is not None:
             self.orphan_reaper.release()
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -92,6 +92,8 @@ def policies(me: Rank) -> None:
         # The thread that calls gloo has the core first.
         assert policy.pop(side.pid) == os.SCHED_OTHER
         assert os.SCHED_BATCH in policy.values()
+        # A rank that leaves ends the side process of one that still looks.
+        me.meet("looked")
         made.shutdown()
 
 
