@@ -231,8 +231,9 @@ def find(
         )
         if launched.cluster.controller is not None:
             client = private.connect(
-                lambda: launched.run(
-                    launched.cluster.connect_client(timeout=timeout), timeout
+                lambda context: launched.run(
+                    launched.cluster.connect_client(context=context, timeout=timeout),
+                    timeout,
                 )
             )
             return Found(
@@ -248,7 +249,11 @@ def find(
     name = clients.name.removeprefix("ipcontroller").removesuffix("client.json")
     try:
         return Found(
-            private.connect(lambda: ipyparallel.Client(str(clients), timeout=timeout)),
+            private.connect(
+                lambda context: ipyparallel.Client(
+                    str(clients), context=context, timeout=timeout
+                )
+            ),
             None,
             name.strip("-"),
             str(clients.parent.parent),

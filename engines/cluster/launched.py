@@ -139,7 +139,9 @@ class Launched:
             self.update_orphan_reaper()
             step = "connecting to the controller"
             client = private.connect(
-                lambda: self.run(self.cluster.connect_client(), _left(deadline))
+                lambda context: self.run(
+                    self.cluster.connect_client(context=context), _left(deadline)
+                )
             )
         except (TimeoutError, concurrent.futures.TimeoutError) as error:
             raise ClusterStartError(

@@ -318,7 +318,7 @@ class EngineRegistry(RankRegistry):
                 self.start_status()
                 self._find_missed_deaths()
             except OSError:
-                # The controller announced its end and the client closed itself.
+                # The controller announced its end, and the client has ended.
                 return
 
     def _find_missed_deaths(self) -> None:

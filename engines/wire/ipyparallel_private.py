@@ -21,6 +21,7 @@ from typing import Any
 
 import ipyparallel
 import traitlets.log
+import zmq
 from ipyparallel.cluster.launcher import LocalProcessLauncher
 
 from ..errors import ClusterError
@@ -60,6 +61,10 @@ __all__ = [
 Message = dict[str, Any]
 
 
+#: Milliseconds for which a closed socket tries to send what it has.
+LINGER = 1_000
+
+
 class EvaluationError(ClusterError):
     """An expression raised an error on an engine."""
 
@@ -71,12 +76,17 @@ _numbering = threading.Lock()
 # -- in the notebook -------------------------------------------------------
 
 
-def connect(connect: Callable[[], Any]) -> Any:
-    """Return the client that ``connect()`` makes, without a needless warning.
+def connect(connect: Callable[[zmq.Context[Any]], Any]) -> Any:
+    """Return the client that ``connect(context)`` makes, without a needless warning.
 
     The session warns that messages are not signed, also where CurveZMQ encrypts and
     authenticates them. The warning is dropped in that case only.
+
+    The client's sockets are of `context`, which bounds the time that they keep messages
+    to a controller that is gone: a socket that is closed lives as long as it has some.
     """
+    context = zmq.Context(zmq.Context.instance())
+    context.linger = LINGER
     kept: list[logging.LogRecord] = []
 
     def keep(record: logging.LogRecord) -> bool:
@@ -90,9 +100,17 @@ def connect(connect: Callable[[], Any]) -> Any:
         logger = logger.logger
     logger.addFilter(keep)
     try:
-        client = connect()
+        client = connect(context)
     finally:
         logger.removeFilter(keep)
+
+    def end(message: Message) -> None:
+        # As close() does, which would close the sockets under the thread that calls
+        # this, and that still has messages of other sockets to receive.
+        client._closed = True
+        client._stop_io_thread()
+
+    client._notification_handlers["shutdown_notification"] = end
     if not client.curve_serverkey:
         for record in kept:
             logger.handle(record)
@@ -291,7 +309,7 @@ def unregister(client: Any, engine_id: int) -> None:
 
 def shutdown_hub(client: Any) -> Future[Any]:
     """Have the controller end; return the Future of its reply."""
-    # The client would close itself at the hub's notification, before the reply.
+    # The client would end at the hub's notification, before the reply.
     client._notification_handlers["shutdown_notification"] = lambda message: None
     with _numbering:
         return client._send(client._query_stream, "shutdown_request")
@@ -380,6 +398,7 @@ _KERNEL = "ipyparallel.engine.kernel:IPythonParallelKernel"
 #: this file reads and the names of the table are compared by a test.
 PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
     _CLIENT: (
+        "_closed",
         "_control_stream",
         "_engines",
         "_futures",
@@ -390,6 +409,7 @@ PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
         "_query_stream",
         "_registration_callbacks",
         "_send",
+        "_stop_io_thread",
         "_update_engines",
     ),
     "ipyparallel.client.client:ExecuteReply": ("_content",),

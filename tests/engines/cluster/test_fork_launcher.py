@@ -126,7 +126,7 @@ class TestForkedEngines:
         """Their announcements came before the subscription, and were lost."""
         connect = private.connect
 
-        def connect_and_miss_all(make: Callable[[], Any]) -> Any:
+        def connect_and_miss_all(make: Callable[..., Any]) -> Any:
             client = connect(make)
             handlers = client._notification_handlers
             handlers["registration_notification"] = lambda message: None

@@ -99,6 +99,21 @@ def test_no_last_status_is_requested_that_nobody_can_look_at(
     assert GetSummary() not in asked
 
 
+def end_by_a_guest() -> None:
+    with Cluster.start(1) as cluster:
+        Cluster.attach(cluster_id=cluster.cluster_id).shutdown("a guest ended it")
+        until(lambda: cluster.ended is not None, WAIT, "the end of the cluster")
+
+
+def test_nothing_is_kept_for_a_controller_that_is_gone() -> None:
+    """A socket lives on while it has messages, and has a descriptor of its own."""
+    end_by_a_guest()
+    process = psutil.Process()
+    before = process.num_fds()
+    end_by_a_guest()
+    until(lambda: process.num_fds() <= before, WAIT, "the end of the sockets")
+
+
 def test_engines_that_live_on_publish_no_more(asked: list[Request[Any]]) -> None:
     with Cluster.start(1) as cluster:
         before = cluster.execute(SUBSCRIPTIONS).result(WAIT).outputs(0)
