@@ -19,6 +19,7 @@ from ..wire import ipyparallel_private as private
 from ..wire.channel import ControlChannel
 from ..wire.engine_code import call_of
 from ..wire.requests import GetHello, Hello
+from .processes import is_stopped
 
 __all__ = ["install_agents"]
 
@@ -56,8 +57,8 @@ def install_agents(
         Whether an engine may have the agent: such an engine is described by its agent
         at once, also while a cell blocks the engine.
     known
-        Descriptions by the identity of the engine, for those that do not answer in
-        time: a process that is stopped, or that holds the GIL.
+        Descriptions by the identity of the engine, for those that are stopped, and for
+        those that do not answer in time, as one that holds the GIL.
 
     Raises
     ------
@@ -79,7 +80,11 @@ def install_agents(
     }
     began = time.monotonic()
     deadline, again = began + timeout, began + AGAIN_CELLS
-    hellos: dict[int, Hello] = {}
+    hellos = {
+        number: known[uuid]
+        for number, uuid in uuids.items()
+        if uuid in known and is_stopped(known[uuid]["pid"], known[uuid]["host"])
+    }
     while len(hellos) < len(uuids):
         now = time.monotonic()
         left = deadline - now

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 from collections.abc import Iterable
 
@@ -33,8 +34,13 @@ def wait_stopped(process: psutil.Process, timeout: float) -> None:
         time.sleep(0.001)
 
 
-def is_stopped(pid: int) -> bool:
-    """Return whether a process of this host is stopped, by SIGSTOP or a debugger."""
+def is_stopped(pid: int, host: str | None = None) -> bool:
+    """Return whether a process is stopped, by SIGSTOP or a debugger.
+
+    `host` is by default this one; of a process of another host it is not known.
+    """
+    if host not in (None, socket.gethostname()):
+        return False
     with contextlib.suppress(psutil.NoSuchProcess):
         status = psutil.Process(pid).status()
         return status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)

@@ -6,7 +6,6 @@ import concurrent.futures
 import contextlib
 import logging
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -119,7 +118,9 @@ class EngineRegistry(RankRegistry):
     def able(self) -> list[int]:
         """Return the ranks that can answer: none is dead or, on this host, stopped."""
         return [
-            slot.rank for slot in self.slots if slot.alive and not _is_stopped(slot)
+            slot.rank
+            for slot in self.slots
+            if slot.alive and not is_stopped(slot.pid, slot.host)
         ]
 
     # -- engines -----------------------------------------------------------
@@ -287,7 +288,8 @@ class EngineRegistry(RankRegistry):
             for slot in ending:
                 if slot.alive:
                     # One that is stopped would not heed SIGTERM.
-                    self.signal(slot, signal.SIGKILL if _is_stopped(slot) else signum)
+                    stopped = is_stopped(slot.pid, slot.host)
+                    self.signal(slot, signal.SIGKILL if stopped else signum)
             with self._deaths:
                 self._deaths.wait_for(
                     lambda: not any(slot.alive for slot in ending), patience
@@ -379,8 +381,3 @@ class EngineRegistry(RankRegistry):
         self._renewal.join()
         for timer in self._timers:
             timer.join()
-
-
-def _is_stopped(slot: RankSlot) -> bool:
-    """Return whether the engine of a slot is stopped, as far as this host knows."""
-    return slot.host == socket.gethostname() and is_stopped(slot.pid)

@@ -125,6 +125,15 @@ def test_a_frozen_rank_is_named_within_seconds(
         assert "%dist_restart 2 replaces it" in str(verdict)
         # 2.4 to 2.8 s after the last heartbeat, unless the machine is busy.
         assert at - began < 4.5
+        # Who attaches now reads of the rank in the cluster's file. It does not wait for
+        # one that is stopped.
+        patience = 3600 if how == "stopped" else 3
+        guest = Cluster.attach(
+            cluster_id=cluster.cluster_id, attach_timeout=patience, briefly=True
+        )
+        pids = guest.pids
+        guest.close()
+        assert pids == cluster.pids
     finally:
         watch.close()
     cluster.restart([2])
