@@ -60,7 +60,6 @@ __all__ = [
 #: A Jupyter message: header, parent_header, metadata, content, buffers.
 Message = dict[str, Any]
 
-
 #: Milliseconds for which a closed socket tries to send what it has.
 LINGER = 1_000
 
