@@ -103,7 +103,9 @@ def complete_methods(cls: C, completed: Callable[[Callable[..., Any]], object]) 
         if name.startswith("_") or not inspect.isfunction(function):
             continue
         if function.__doc__ is None:
-            function.__doc__ = getattr(super(cls, cls), name, None).__doc__
+            overridden = getattr(super(cls, cls), name, None)
+            # Not that of None, which has one since Python 3.14.
+            function.__doc__ = None if overridden is None else overridden.__doc__
         else:
             completed(function)
     return cls

@@ -15,6 +15,7 @@ __all__ = [
     "ExecutionError",
     "RankError",
     "group_by_message",
+    "impersonal",
 ]
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -167,13 +168,22 @@ class ExecutionError(RankError):
         return "; ".join(map(str, self.errors.values()))
 
 
+def impersonal(rank: int, message: str) -> str:
+    """Return the message of `rank` without this rank, which many errors mention.
+
+    A message that compares ranks keeps those that it compares.
+    """
+    others = set(re.findall(r" on rank (\d+)", message)) - {str(rank)}
+    # The rank that follows the name of the group is never one of those.
+    place = r"(?<=['\"])" if others else ""
+    return re.sub(rf"{place} on rank {rank}\b", "", message)
+
+
 def group_by_message(messages: Mapping[int, str]) -> str:
     """Return messages of ranks in one line, each message once with all its ranks."""
     ranks: dict[str, list[int]] = {}
     for rank, message in sorted(messages.items()):
-        # Many errors contain the name of their rank.
-        impersonal = re.sub(rf" on rank {rank}\b", "", message)
-        ranks.setdefault(impersonal, []).append(rank)
+        ranks.setdefault(impersonal(rank, message), []).append(rank)
     return "; ".join(
         f"{name_ranks(members)}: {message}" for message, members in ranks.items()
     )

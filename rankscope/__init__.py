@@ -7,6 +7,7 @@ their Python twin.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from rankscope import backends
@@ -46,6 +47,8 @@ def __getattr__(name: str) -> Any:
         from rankscope.widgets.picture import picture
 
         return picture
+    if name == "torch":
+        return importlib.import_module("rankscope.torch")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

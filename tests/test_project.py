@@ -97,6 +97,15 @@ def test_backends_load_without_jupyter() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_the_watch_of_torch_is_there_without_an_import_of_its_own() -> None:
+    script = (
+        "import sys, rankscope\n"
+        "assert 'rankscope.torch' not in sys.modules\n"
+        "print(callable(rankscope.torch.rewrap), 'torch' in sys.modules)"
+    )
+    assert _run(sys.executable, "-c", script) == "True False\n"
+
+
 def _run(*command: str | Path, cwd: Path | None = None) -> str:
     done = subprocess.run(
         [*map(str, command)], cwd=cwd, capture_output=True, text=True, check=False

@@ -48,9 +48,12 @@ def arithmetic(dtype: np.dtype, op: ReduceOp) -> Reduction:
         bitwise = "bitwise reductions are defined for integers and bool"
         remedies = dict.fromkeys("fcV", bitwise)
     name = ReduceOp.SUM.name if op is ReduceOp.AVG else op.name
+    computed = [one.name for one, has in _REDUCTIONS.items() if op in has]
+    if op in _BFLOAT16:
+        computed.append("bfloat16")
     raise TypeError(
-        f"gloo cannot compute {name} of {dtype} arrays "
-        f"(it computes {', '.join(DTYPES)}): {remedies.get(dtype.kind, 'convert it')}"
+        f"gloo cannot compute {name} of {dtype} arrays (it computes that of "
+        f"{', '.join(computed)}): {remedies.get(dtype.kind, 'convert it')}"
     )
 
 

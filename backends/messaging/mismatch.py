@@ -40,8 +40,11 @@ def mismatch(
         sent = f"{received.nbytes} bytes where {expected}"
         if received.nbytes == LONGER:
             sent = f"more than the {expected} bytes that"
+        # Whether the signatures are the same is not known of a longer message.
+        alike = received.tag >= 0 and received.nbytes != LONGER
+        what = "sizes" if alike else "sizes or dtypes"
         return DistBackendError(
-            f"{op}: {sender} sent {sent} were expected: the arrays' sizes differ "
+            f"{op}: {sender} sent {sent} were expected: the arrays' {what} differ "
             "between ranks"
         )
     return DistBackendError(_sentence(op, sender, receiver, found, status))

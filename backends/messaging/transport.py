@@ -28,7 +28,10 @@ __all__ = [
 ANY_SOURCE = -1
 
 #: The reason where a message was longer than the array that was to receive it.
-TRUNCATED = "a rank sent more than was expected: the arrays' sizes differ between ranks"
+TRUNCATED = (
+    "a rank sent more than was expected: the arrays' sizes or dtypes differ between "
+    "ranks"
+)
 
 #: What a transport returns for a message in flight; the queue only passes it on.
 Request = Any

@@ -15,6 +15,7 @@ import rankscope
 from rankscope import backends, engines
 from rankscope.backends.rank_sets import format_ranks, name_ranks
 from rankscope.engines import Output, RankError
+from rankscope.engines.errors import impersonal
 
 __all__ = [
     "CellError",
@@ -185,7 +186,7 @@ def report(errors: Sequence[RankError], label: bool = True) -> str:
     lines += _without_our_frames(first) or [f"{first.ename}: {first.evalue}"]
     variants: dict[str, list[RankError]] = {}
     for error in errors:
-        variants.setdefault(_impersonal(error, _gist(error)), []).append(error)
+        variants.setdefault(impersonal(error.rank, _gist(error)), []).append(error)
     if len(variants) > 1:
         lines.append(f"{BOLD}The message on each rank{PLAIN}")
         for members in list(variants.values())[:VARIANTS]:
@@ -194,11 +195,6 @@ def report(errors: Sequence[RankError], label: bool = True) -> str:
         if len(variants) > VARIANTS:
             lines.append(f"… and {len(variants) - VARIANTS} more")
     return "\n".join(lines)
-
-
-def _impersonal(error: RankError, message: str) -> str:
-    """Return `message` without its rank, which Rankscope's errors mention."""
-    return re.sub(rf" on rank {error.rank}\b", "", message)
 
 
 def _without_our_frames(error: RankError) -> list[str]:
@@ -263,12 +259,12 @@ def summary_of(errors: Iterable[RankError], remedy: bool = True) -> str:
     for members in groups.values():
         # Of a timeout the shortest message: the others add who was told by whom.
         first = min(members, key=lambda e: len(e.evalue) * (_gist(e) != e.evalue))
-        said = _impersonal(first, first.evalue)
+        said = impersonal(first.rank, first.evalue)
         if not remedy:
             said = _REMEDY.split(said, maxsplit=1)[0]
         # The file that a SyntaxError names exists in IPython only.
         message = _SYNTAX_PLACE.sub("", _one_line(said))
-        if len({_impersonal(error, _gist(error)) for error in members}) > 1:
+        if len({impersonal(error.rank, _gist(error)) for error in members}) > 1:
             message = f"{message} (and alike)"
         text = f"{first.ename}: {message}" if message else first.ename
         ranks = name_ranks(error.rank for error in members)

@@ -338,8 +338,11 @@ def test_bad_tags_and_messages_to_oneself_are_refused() -> None:
 def test_a_dishonest_reduction_is_refused(
     dtype: str, op: ReduceOp, remedy: str
 ) -> None:
-    with pytest.raises(TypeError, match=f"gloo cannot compute.*{remedy}"):
+    with pytest.raises(TypeError, match=f"gloo cannot compute.*{remedy}") as refused:
         arithmetic(np.dtype(dtype), op)
+    computed = str(refused.value).partition("it computes that of ")[2].partition(")")[0]
+    assert "int32" in computed.split(", ")
+    assert dtype not in computed.split(", ")
 
 
 # -- disagreement, death, abort --------------------------------------------

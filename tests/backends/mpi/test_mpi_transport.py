@@ -56,7 +56,7 @@ def test_a_death_of_which_mpi_does_not_know_the_rank() -> None:
 def test_a_message_that_is_too_long_names_the_sizes() -> None:
     reason = _transport([]).explain(_Failure(15))
     assert reason is not None
-    assert "sizes differ between ranks" in str(reason)
+    assert "sizes or dtypes differ between ranks" in str(reason)
 
 
 def test_other_errors() -> None:

@@ -210,11 +210,16 @@ assert stream.queue.lock.acquire(timeout=5), "a lock is lost"
 stream.queue.lock.release()
 dist.all_reduce(x, group=pg, async_op=True).synchronize()
 assert pg.aborted is None
-print("caught", caught)
+print("caught", caught, flush=True)
 os._exit(0)
 """
 
 
+@pytest.mark.xfail(
+    sys.version_info >= (3, 14),
+    reason="CPython 3.14 may interrupt between __enter__ and the block: docs/limits.md",
+    strict=False,
+)
 def test_interrupts_leave_ops_and_locks_in_order(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED, str(tmp_path / "store")],

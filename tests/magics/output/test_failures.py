@@ -65,6 +65,16 @@ def test_errors_are_one_if_they_differ_in_numbers_only(
     )
 
 
+def test_a_rank_that_is_part_of_the_reason_stays() -> None:
+    said = (
+        "all_reduce #1 of group 'default' on rank 0 (cell 7 line 3): all_reduce: dtype "
+        "float32 on rank 1, float64 on rank 0"
+    )
+    (line,) = summary_of([error(0, evalue=said)]).splitlines()
+    assert "dtype float32 on rank 1, float64 on rank 0" in line
+    assert "group 'default' (cell 7" in line
+
+
 def test_an_abort_is_one_error_wherever_a_rank_was_inside_of_rankscope() -> None:
     def aborted(rank: int, *frames: str) -> RankError:
         ours = [f"File {backends.__path__[0]}/{one}, in f()" for one in frames]
