@@ -133,12 +133,15 @@ class Notebook:
         self.page.locator("[data-command='docmanager:save']").first.click()
 
         def saved() -> bool:
+            # First: what is read before the writing begins is the old notebook.
+            if self.file.stat().st_mtime_ns == before:
+                return False
             try:
                 json.loads(self.file.read_text(encoding="utf-8"))
             except ValueError:
                 # It is being written.
                 return False
-            return self.file.stat().st_mtime_ns != before
+            return True
 
         until(saved, PATIENCE / 1000, "saved")
 
