@@ -35,14 +35,13 @@ def mismatch(
     op, source = op_type.value, received.source
     sender = _name(status, source)
     receiver = "this rank" if status is None else f"rank {status.rank}"
-    found = differences(received.tag, tag) if received.tag >= 0 else None
+    signed = received.tag >= 0
+    found = differences(received.tag, tag) if signed else None
     if found is None:
         sent = f"{received.nbytes} bytes where {expected}"
         if received.nbytes == LONGER:
             sent = f"more than the {expected} bytes that"
-        # Whether the signatures are the same is not known of a longer message.
-        alike = received.tag >= 0 and received.nbytes != LONGER
-        what = "sizes" if alike else "sizes or dtypes"
+        what = "sizes" if signed else "sizes or dtypes"
         return DistBackendError(
             f"{op}: {sender} sent {sent} were expected: the arrays' {what} differ "
             "between ranks"

@@ -48,7 +48,7 @@ class Received(NamedTuple):
 
     source: int
     nbytes: int
-    #: With the signature; negative where the transport does not look at it.
+    #: With the signature; negative where that is not known.
     tag: int = -1
 
 

@@ -257,4 +257,6 @@ class UCXTransport:
 
 
 def _received(tag: int, nbytes: int) -> Received:
-    return Received(tag >> _RANK_SHIFT, nbytes, tag & _SIGNED_MASK)
+    # Of a message that was refused at once UCX tells no tag: it is the one asked for.
+    signed = -1 if nbytes == LONGER else tag & _SIGNED_MASK
+    return Received(tag >> _RANK_SHIFT, nbytes, signed)
