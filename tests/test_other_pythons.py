@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from rankscope import doctor
+from rankscope.backends.conformance.leaks import lives
+from rankscope.backends.conformance.waiting import until
 from tools import interpreters, other_pythons
 
 HERE = "{}.{}".format(*sys.version_info)
@@ -50,14 +53,36 @@ def test_tests_that_fail_run_once_more(
 ) -> None:
     run: list[str] = []
 
-    def step(version: str, name: str, command: object) -> bool:
+    def step(version: str, name: str, command: Sequence[str]) -> bool:
         run.append(name)
+        if name == "retest":
+            # It collects nothing else: a run that ended early left no record.
+            assert set(other_pythons.TESTS) <= set(command)
         return name != "tests" and (second or name != "retest")
 
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: None)
     monkeypatch.setattr(other_pythons, "_step", step)
     assert other_pythons._try("3.11", "/python3.11", tmp_path / "a.whl") == second
     assert run == ["install", "doctor", "demo", "tests", "retest"]
+
+
+@pytest.mark.processes
+def test_a_command_that_does_not_end_leaves_its_stacks_and_no_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(other_pythons, "FOLDER", tmp_path)
+    monkeypatch.setattr(other_pythons, "ROOT", tmp_path)
+    monkeypatch.setattr(other_pythons, "LIMIT", 5)
+    (tmp_path / "tree").mkdir()
+    waits = "import faulthandler, signal; faulthandler.enable(); signal.pause()"
+    worker = f"subprocess.Popen([sys.executable, '-c', {waits!r}])"
+    program = f"import subprocess, sys; print({worker}.pid, flush=True); {waits}"
+    assert not other_pythons._step("3.11", "tests", [sys.executable, "-c", program])
+    said = capsys.readouterr().out
+    assert "tests    ended after 5 s, " in said
+    log = (tmp_path / "3.11-tests.log").read_text()
+    assert log.count("Fatal Python error: Aborted") == 2
+    until(lambda: not lives(int(log.split()[0])), what="the worker's end")
 
 
 def test_the_python_that_is_found_is_of_that_version() -> None:

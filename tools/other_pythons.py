@@ -3,13 +3,16 @@
 The wheel is built once and installed, with what it needs, into an empty environment of
 each Python. There the demo runs, and the tests of gloo, deaths, aborts and the magics,
 in a folder that has no source of the package. Tests that fail run once more, alone, as
-in ``make retest``.
+in ``make retest``; all of them do where a run ended without saying which.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -38,6 +41,8 @@ TESTS = (
 )
 #: Seconds for one command on one Python.
 LIMIT = 600
+#: Seconds that the processes of a command get to write their stacks.
+STACKS = 5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -96,17 +101,17 @@ def _try(version: str, python: str, wheel: Path) -> bool:
     own = environment / "bin" / "python"
     uv = [sys.executable, "-m", "uv", "--quiet"]
     cache = f"cache_dir={environment}/.pytest_cache"
-    pytest = (own, "-m", "pytest", "-q", "-o", cache)
+    pytest = (own, "-m", "pytest", "-o", cache, "-m", "not soak", *TESTS)
     steps: dict[str, Sequence[str | Path]] = {
         "install": [*uv, "pip", "install", "--python", own, wheel, *PACKAGES],
         "doctor": [own, "-m", "rankscope", "doctor"],
         "demo": [own, "-m", "tools.demo"],
         "tests": [
-            *(*pytest, "-m", "not soak", "-n", "3", "--dist", "loadfile"),
-            *("--no-loadscope-reorder", *TESTS),
+            *(*pytest, "-q", "-n", "3", "--dist", "loadfile"),
+            "--no-loadscope-reorder",
         ],
     }
-    retest = (*pytest, "--last-failed", "--last-failed-no-failures", "none", "-n", "0")
+    retest = (*pytest, "--last-failed", "-n", "0", "-v")
     subprocess.run([*uv, "venv", "--python", python, environment], check=True)
     print(f"Python {version} ({python}):", flush=True)
     for name, command in steps.items():
@@ -123,18 +128,21 @@ def _step(version: str, name: str, command: Sequence[str | Path]) -> bool:
     began = time.monotonic()
     log = FOLDER / f"{version}-{name}.log"
     with log.open("wb") as file:
+        process = subprocess.Popen(
+            command,
+            cwd=FOLDER / "tree",
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         ended: int | str
         try:
-            ended = subprocess.run(
-                command,
-                cwd=FOLDER / "tree",
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                timeout=LIMIT,
-                check=False,
-            ).returncode
+            ended = process.wait(LIMIT)
         except subprocess.TimeoutExpired:
             ended = f"ended after {LIMIT} s"
+        finally:
+            if process.poll() is None:
+                _end(process)
     seconds = time.monotonic() - began
     last = log.read_text(errors="replace").splitlines()
     said = last[-1] if "test" in name and last else ""
@@ -144,6 +152,20 @@ def _step(version: str, name: str, command: Sequence[str | Path]) -> bool:
         print(f"  the rest: {log.relative_to(ROOT)}")
     sys.stdout.flush()
     return ended == 0
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a command and its workers; pytest writes the stacks of each to the log."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGABRT)
+        deadline = time.monotonic() + STACKS
+        while time.monotonic() < deadline:
+            process.poll()
+            # It raises once the last one is gone.
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 if __name__ == "__main__":

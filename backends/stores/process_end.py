@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import struct
+from pathlib import Path
 
 __all__ = ["ProcessEnd", "describe_exit_code", "host_id", "own_process", "process_end"]
 
@@ -92,8 +93,7 @@ def host_id(namespace: str) -> str:
     Containers on one host share its boot id, but not their namespaces. Raises `OSError`
     where the system is not Linux.
     """
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        boot = file.read().strip()
+    boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().decode().strip()
     return f"{boot}/{os.stat(f'/proc/self/ns/{namespace}').st_ino}"
 
 

@@ -54,6 +54,9 @@ SPAWN = "spawn"
 HEARTBEAT = 250
 #: Heartbeats that an engine may miss: half a minute, ipyparallel's default.
 MISSES = 120
+#: The same where the end of an engine is reported without heartbeats: a person may keep
+#: a rank at a debugger for hours.
+ANY_MISSES = 2**31 - 1
 #: Ports that a controller listens at, and some more.
 _PORTS = 24
 _CONTROLLER_ARGS: dict[str, object] = {
@@ -144,18 +147,21 @@ def prepare(
     if engines == "local" and _can_fork(cluster):
         cluster.engine_launcher_class = ForkedEngineSetLauncher
         cluster.config.ForkedEngineSetLauncher.keep = not guarded
+    chosen = dict(_CONTROLLER_ARGS)
+    local = (LocalEngineSetLauncher, ForkedEngineSetLauncher)
+    # This process waits for those of the engines as long as the cluster is there.
+    waits = guarded and cluster.engine_launcher_class in local
+    if waits:
+        chosen["HeartMonitor.max_heartmonitor_misses"] = ANY_MISSES
     if "engine_args" not in cluster.config.EngineLauncher:
         # On a busy machine 5 s, the default, are too few for the controller.
         arguments = ["--IPEngine.timeout=60"]
-        local = (LocalEngineSetLauncher, ForkedEngineSetLauncher)
-        if guarded and cluster.engine_launcher_class in local:
+        if waits:
             # A nanny sends signals to its engine and reports its end to the hub. This
-            # process does both, as long as the cluster is there. A third of a second of
-            # CPU time and 25 MiB for each rank.
+            # process does both. A third of a second of CPU time, 25 MiB for each rank.
             arguments.append("--IPEngine.enable_nanny=False")
         cluster.config.EngineLauncher.engine_args = arguments
     given = " ".join(cluster.controller_args)
-    chosen = dict(_CONTROLLER_ARGS)
     # A configuration may have the ports that a firewall lets through.
     configured = Path(cluster.profile_dir, "ipcontroller_config.py").exists()
     kind = cluster.controller_launcher_class.__name__

@@ -200,8 +200,9 @@ def sample_ranks(
         )
     key = secrets.token_hex(8)
     wait = threading.Event()
-    began = time.monotonic()
     started = registry.ask(requests.StartSampling(key, seconds, rate, every), ranks)
+    # A rank that was late to begin has its seconds, too.
+    began = time.monotonic()
     errors = {**started.errors, **_dead(registry, ranks)}
     if not started.results:
         raise ClusterError(group_by_message(errors))

@@ -94,7 +94,7 @@ def _state(stat: Path) -> str:
 
 def _delay(task: Path) -> float:
     try:
-        return int((task / "schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+        return int((task / "schedstat").read_bytes().split()[1]) / 1e9
     except (FileNotFoundError, ProcessLookupError):
         # The thread has ended, or the kernel keeps no such statistics.
         return 0.0

@@ -16,7 +16,7 @@ def resident_bytes() -> int | None:
     """
     try:
         # psutil opens three files for the same, at every publication of a status.
-        with open("/proc/self/statm", encoding="ascii") as file:
+        with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * _PAGE
     except OSError:
         return None

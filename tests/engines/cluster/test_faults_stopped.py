@@ -17,6 +17,7 @@ from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.engines import Cluster, ClusterError, StallWatch
+from rankscope.engines.cluster.launch import HEARTBEAT, MISSES
 from tests.engines.cluster.faults import SUM, WAIT, hanging, left_hanging
 
 pytestmark = pytest.mark.skipif(not is_gloo_available(), reason="needs gloo")
@@ -71,6 +72,22 @@ def test_a_stopped_rank(cluster: Cluster, stopped: int) -> None:
     assert cell.errors[stopped].ename in ("DistAbortedError", "KeyboardInterrupt")
     until(lambda: _state(cluster, stopped) == "idle", WAIT, "rank 1 to be heard of")
     cluster.rebuild()
+    cluster.execute(SUM).result(WAIT)
+    assert cluster.pull("mine") == {rank: rank * 100 for rank in range(4)}
+
+
+@pytest.mark.soak
+def test_a_rank_is_not_given_up_however_long_it_is_stopped(
+    cluster: Cluster, stopped: int
+) -> None:
+    cluster.execute("mine = rank * 100").result(WAIT)
+    os.kill(cluster.pids[stopped], signal.SIGSTOP)
+    # The controller would give up an engine after half a minute without a heartbeat.
+    long = time.monotonic() + 1.2 * MISSES * HEARTBEAT / 1000
+    until(lambda: time.monotonic() > long, 2 * WAIT, "half a minute and more")
+    assert _state(cluster, stopped) == "unreachable"
+    os.kill(cluster.pids[stopped], signal.SIGCONT)
+    until(lambda: _state(cluster, stopped) == "idle", WAIT, "rank 1 to be heard of")
     cluster.execute(SUM).result(WAIT)
     assert cluster.pull("mine") == {rank: rank * 100 for rank in range(4)}
 

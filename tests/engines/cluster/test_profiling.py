@@ -1,0 +1,40 @@
+"""Sampling of ranks that are slow to begin."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, cast
+
+from rankscope.backends.observe.stacks import ThreadStacks
+from rankscope.engines.cluster.profiling import sample_ranks
+from rankscope.engines.cluster.rank_registry import RankRegistry
+from rankscope.engines.wire import requests
+from rankscope.engines.wire.answers import Answers
+from rankscope.engines.wire.stack_service import StackService
+
+SECONDS = 0.2
+
+
+class SlowToBegin:
+    """A registry of one rank, this process, that begins later than it was asked to."""
+
+    slots: Sequence[Any] = ()
+
+    def __init__(self) -> None:
+        self._handlers = dict(StackService(ThreadStacks(), lambda: "").handlers())
+
+    def ask(
+        self, request: requests.Request[Any], ranks: Sequence[int], timeout: float = 2
+    ) -> Answers[Any]:
+        if isinstance(request, requests.StartSampling):
+            threading.Event().wait(SECONDS)
+        content = request.content()
+        return Answers({0: self._handlers[content["op"]](content["args"])})
+
+
+def test_a_rank_that_begins_late_is_sampled_as_long_as_was_asked() -> None:
+    registry = cast(RankRegistry, SlowToBegin())
+    profile = sample_ranks(registry, [0], SECONDS)
+    # The thread that samples gets going a moment after the answer.
+    assert profile.seconds > SECONDS / 2
