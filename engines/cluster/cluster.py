@@ -6,6 +6,7 @@ import atexit
 import concurrent.futures
 import contextlib
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -415,6 +416,7 @@ class Cluster(Ranks):
         report = progress or _silent
         deadline = time.monotonic() + start_timeout
         why = f"{name_ranks(chosen)} restarted"
+        self._take_over()
         with self._recovering:
             exported = recovery.export_groups(self._registry, chosen)
             self._registry.terminate(chosen, why)
@@ -456,6 +458,14 @@ class Cluster(Ranks):
         }
         return any(map(launch.needs_launcher, backends))
 
+    def _take_over(self) -> list[int]:
+        found = super()._take_over()
+        if found and self._launched is not None:
+            here = socket.gethostname()
+            slots = [self._registry.slots[rank] for rank in found]
+            self._launched.adopt(one.pid for one in slots if one.host == here)
+        return found
+
     # -- the end -----------------------------------------------------------
 
     def shutdown(self, reason: str = "", *, fresh: bool = True) -> None:
@@ -476,6 +486,9 @@ class Cluster(Ranks):
         with self._ending:
             if not self._open:
                 return
+            # What another notebook has just restarted ends, too.
+            with contextlib.suppress(OSError):
+                self._take_over()
             self._announcement.end(reason)
             if fresh:
                 self._registry.refresh_last(LAST_ANSWER)

@@ -88,6 +88,8 @@ class Launched:
         # What `_on_exit` was called with, by identity: pids are given again.
         self._reported: dict[int, dict[str, Any]] = {}
         self._seen: dict[int, psutil.Process] = {}
+        # Engines that another process started, which end with the others.
+        self._adopted: list[psutil.Process] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="rankscope-launcher", daemon=True
@@ -363,16 +365,22 @@ class Launched:
     def processes(self) -> list[psutil.Process]:
         """The present processes of the cluster on this machine."""
         # Kept, since the children of a killed process cannot be found any more.
-        self._seen.update(
-            with_descendants([*self._started_here(), *self._seen.values()])
-        )
+        self._seen.update(with_descendants([*self._leaders(), *self._seen.values()]))
         self._seen = {pid: one for pid, one in self._seen.items() if lives(one)}
         return list(self._seen.values())
 
-    def _started_here(self) -> list[psutil.Process]:
-        """The processes that were started here, without their descendants."""
+    def _leaders(self) -> list[psutil.Process]:
+        """The processes of the cluster on this machine, without their descendants."""
         found = map(private.process_of, self._launchers())
-        return [process for process in found if process is not None]
+        started = [process for process in found if process is not None]
+        return [*started, *filter(lives, self._adopted)]
+
+    def adopt(self, pids: Iterable[int]) -> None:
+        """End these engines of this machine, too, when the cluster ends."""
+        for pid in pids:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._adopted.append(psutil.Process(pid))
+        self.update_orphan_reaper()
 
     def files(self) -> list[str]:
         """Return the files and folders to remove with the cluster."""
@@ -405,7 +413,7 @@ class Launched:
             send_signal(controller, signal.SIGSTOP)
             wait_stopped(controller, GRACE)
         everything = self.processes()
-        leaders = set(self._started_here())
+        leaders = set(self._leaders())
         leading = [one for one in everything if one in leaders]
         for process in leading:
             # One that is stopped would not heed SIGTERM.

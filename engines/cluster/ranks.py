@@ -70,6 +70,7 @@ class Ranks(ObservedRanks):
         self._store_host: int | None = None
         # One rebuild or restart at a time.
         self._recovering = threading.Lock()
+        self._registry.take_over = self._take_over
         self._cells = CellRunner(self._registry)
         #: Completions, help and names for who types a cell.
         self.introspection = Introspection(self._registry)
@@ -125,6 +126,7 @@ class Ranks(ObservedRanks):
             fails with ``EngineDied``.
         """
         self._check_open()
+        self._take_over()
         groups = {} if group is None else self._ids(self._find_own_groups(group))
         chosen = self._ranks_for(ranks, group, sorted(groups))
         execution = Execution(code, chosen, cell, group, keep_value)
@@ -396,6 +398,7 @@ class Ranks(ObservedRanks):
             name; or ranks are dead: `restart` those first.
         """
         self._check_open()
+        self._take_over()
         with self._recovering:
             self._store_host, stale = recovery.rebuild(
                 self._registry, group, self._store_host
@@ -403,6 +406,20 @@ class Ranks(ObservedRanks):
             return stale
 
     # -- deaths ------------------------------------------------------------
+
+    def _take_over(self) -> list[int]:
+        """Take over dead ranks that another notebook on these engines restarted."""
+        # Not those that a restart of this one is about to place.
+        if not self._recovering.acquire(blocking=False):
+            return []
+        try:
+            found, store_host = recovery.find_restarted(self._registry)
+            if found:
+                self._store_host = store_host
+                self._registry.start_status(found)
+        finally:
+            self._recovering.release()
+        return found
 
     def _died(self, slot: RankSlot) -> None:
         """Handle the death of an engine; runs on an I/O thread and must not wait."""

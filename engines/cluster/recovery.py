@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -15,12 +16,14 @@ from rankscope.backends.rank_sets import name_ranks
 
 from ..errors import ClusterError
 from ..status import find_groups
+from ..wire import ipyparallel_private as private
 from ..wire.answers import Answers
 from ..wire.requests import (
     Abort,
     AssignRank,
     ExportedGroups,
     ExportGroups,
+    GetHello,
     GetStoreAddress,
     GetSummary,
     Hello,
@@ -39,12 +42,21 @@ from .installation import install_agents
 from .rank_slots import environment, note_gpus
 from .registry import EngineRegistry
 
-__all__ = ["assign_all", "export_groups", "find_or_assign", "reassign", "rebuild"]
+__all__ = [
+    "assign_all",
+    "export_groups",
+    "find_or_assign",
+    "find_restarted",
+    "reassign",
+    "rebuild",
+]
 
 Progress = Callable[[str], None]
 
 #: Seconds that engines get for the assignment of ranks: some import cupy then.
 ASSIGN_WAIT = 30.0
+#: Seconds that engines get to say which ranks they have.
+HELLO_WAIT = 0.8
 #: Seconds that ranks get to host, or to connect to, the store.
 STORE_WAIT = 12.0
 #: Seconds that ranks get to make the groups of another library anew: they meet in it.
@@ -195,9 +207,49 @@ def _find_assigned(registry: EngineRegistry, hellos: Mapping[int, Hello]) -> int
 
     A rank that no agent reports is dead. `hellos` are by engine id.
     """
+    registry.torch = None
+    holders, size = _read_assignments(registry, hellos)
+    for rank in range(size):
+        if rank in holders:
+            registry.assign(rank, holders[rank], hellos[holders[rank]])
+        else:
+            registry.vacate(rank)
+    return _store_host(holders, hellos)
+
+
+def find_restarted(registry: EngineRegistry) -> tuple[list[int], int | None]:
+    """Take over dead ranks that another process restarted.
+
+    Returns the ranks, and if there are any the store's host; ``None`` if it is dead or
+    silent.
+    """
+    dead = {slot.rank for slot in registry.slots if not slot.alive}
+    held = {slot.uuid for slot in registry.slots}
+    engines = private.engine_uuids(registry.client) if dead else {}
+    others = {number: uuid for number, uuid in engines.items() if uuid not in held}
+    if not others:
+        return [], None
+    # One that is being started, by whomever, has no agent yet and does not answer.
+    hellos = registry.channel.ask(others, GetHello(), HELLO_WAIT).results
+    holders, _ = _read_assignments(registry, hellos)
+    found = []
+    for rank in sorted(dead & holders.keys()):
+        # An engine may have ended meanwhile.
+        with contextlib.suppress(ClusterError):
+            registry.assign(rank, holders[rank], hellos[holders[rank]])
+            found.append(rank)
+    if not found:
+        return [], None
+    answers = registry.ask(GetHello()).results
+    return found, _store_host({rank: rank for rank in answers}, answers)
+
+
+def _read_assignments(
+    registry: EngineRegistry, hellos: Mapping[int, Hello]
+) -> tuple[dict[int, int], int]:
+    """Return rank → its engine, and how many ranks there are; note torch's options."""
     holders: dict[int, int] = {}
     size = 0
-    registry.torch = None
     for number, hello in hellos.items():
         assignment = hello["assignment"]
         if assignment is not None:
@@ -207,11 +259,10 @@ def _find_assigned(registry: EngineRegistry, hellos: Mapping[int, Hello]) -> int
                 registry.torch = _latest(
                     registry.torch, TorchOptions(**assignment["torch"])
                 )
-    for rank in range(size):
-        if rank in holders:
-            registry.assign(rank, holders[rank], hellos[holders[rank]])
-        else:
-            registry.vacate(rank)
+    return holders, size
+
+
+def _store_host(holders: Mapping[int, int], hellos: Mapping[int, Hello]) -> int | None:
     hosts = [rank for rank, one in holders.items() if hellos[one]["hosts_store"]]
     return hosts[0] if hosts else None
 

@@ -73,6 +73,8 @@ class EngineRegistry(RankRegistry):
         self._send_signal: Callable[[int, int], bool] = lambda pid, signum: False
         #: Returns why another process stopped the cluster, if one did.
         self.find_end: Callable[[], str | None] = lambda: None
+        #: Takes over dead ranks that another process restarted.
+        self.take_over: Callable[[], object] = lambda: None
         # pid -> exit code of engines that ended before they had a rank.
         self._ended: dict[int, int | None] = {}
         self._timers: set[threading.Timer] = set()
@@ -304,6 +306,11 @@ class EngineRegistry(RankRegistry):
         """Have the agents of `ranks` publish their status to this client."""
         self._record_all(self.ask(Subscribe(self._header), ranks))
 
+    def refresh(self, older_than: float, timeout: float) -> None:
+        """Request summaries of the ranks whose last one is `older_than` seconds old."""
+        self.take_over()
+        super().refresh(older_than, timeout)
+
     def refresh_last(self, timeout: float) -> None:
         """Request the last summaries of ranks that are about to be ended."""
         self._record_all(self.ask(GetSummary(), self.able(), timeout))
@@ -317,6 +324,7 @@ class EngineRegistry(RankRegistry):
     def _renew(self) -> None:
         while not self._closed.wait(RENEWAL):
             try:
+                self.take_over()
                 self.start_status()
                 self._find_missed_deaths()
             except OSError:
