@@ -58,6 +58,7 @@ class _Ranks:
 
     n = RANKS
     closed = False
+    detached = False
     ended = None
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -156,10 +156,10 @@ class RankscopeMagics(CellMagics):
         with ProgressLine(self.shell) as progress, reported(command):
             # The board, and a saved notebook, keep the last state.
             if not cluster.owned:
-                cluster.status(fresh=True, timeout=ANSWER)
+                dead = cluster.status(fresh=True, timeout=ANSWER).dead
                 session.drop()
                 cluster.close()
-                progress.done(f"detached from {size}; they keep running")
+                progress.done(f"detached from {size}; {_rest(dead, cluster.n)}")
                 return
             progress.update(f"ending {size}")
             try:
@@ -422,6 +422,15 @@ def _start(values: Values, progress: Callable[[str], None]) -> Cluster:
         force=values["force"],
         **common,
     )
+
+
+def _rest(dead: Sequence[int], n: int) -> str:
+    """Return what becomes of `n` ranks without this notebook."""
+    if not dead:
+        return "they keep running"
+    verb = "is" if len(dead) == 1 else "are"
+    others = "" if len(dead) == n else ", the others keep running"
+    return f"{name_ranks(dead)} {verb} dead{others}"
 
 
 def _size(cluster: Cluster | Job) -> str:

@@ -389,9 +389,10 @@ class Cluster(Ranks):
         Raises
         ------
         ClusterError
-            It is closed; there is no such rank; the cluster was attached to by nothing
-            but its controller's connection file; only some ranks of an MPI job are
-            given, and a group uses MPI; `ranks` is empty; or the start failed.
+            It is closed; there is no such rank; the controller has ended; the cluster
+            was attached to by nothing but its controller's connection file; only some
+            ranks of an MPI job are given, and a group uses MPI; `ranks` is empty; or
+            the start failed.
         """
         self._check_open()
         chosen = check_ranks(ranks, self.n)
@@ -401,6 +402,7 @@ class Cluster(Ranks):
                 "restart: this cluster's launchers are not known here, only its "
                 "controller: start engines as before, then attach again"
             )
+        launched.check_controller()
         if len(chosen) < self.n and self.restarts_together:
             alive = [rank for rank in self.ranks if self._registry.slots[rank].alive]
             others = (
@@ -528,7 +530,7 @@ class Cluster(Ranks):
         with self._ending:
             if not self._open:
                 return
-            self._note_end()
+            self._note_end(detached=True)
         atexit.unregister(self._at_exit)
         with contextlib.ExitStack() as steps:
             if self._launched is not None:

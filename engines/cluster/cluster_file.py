@@ -177,10 +177,19 @@ class Announcement:
         return self.ended
 
     def end(self, reason: str) -> None:
-        """Delete the file; with a `reason` leave it, for the notebook that is told."""
+        """Delete the file; with a `reason` leave it, for the notebook that is told.
+
+        Another notebook that uses the cluster is told in any case.
+        """
         file = self._read()
         if file is None:
             return
+        if not reason and _is_another(file.pid):
+            reason = (
+                f"the cluster was shut down by {_who()} at "
+                f"{time.strftime('%H:%M:%S')}: its ranks and their variables are gone; "
+                "%dist_init starts others"
+            )
         if not reason:
             file.remove()
             return
@@ -202,6 +211,18 @@ def cluster_files() -> list[ClusterFile]:
         elif not one.runs and not one._awaited:
             one.remove()
     return found
+
+
+def _is_another(pid: int) -> bool:
+    """Whether `pid` is a process that lives, and not this one."""
+    return pid != os.getpid() and process_start_time(pid) is not None
+
+
+def _who() -> str:
+    """Return what this process is to another notebook."""
+    name = _notebook()
+    # What a kernel without a notebook server has.
+    return "another notebook" if name == "ipykernel_launcher.py" else name
 
 
 def _notebook() -> str:

@@ -187,7 +187,7 @@ class Job(ObservedRanks):
         with self._ending:
             if not self._open:
                 return
-            self._note_end()
+            self._note_end(detached=True)
         atexit.unregister(self._at_exit)
         self._registry.close()
 

@@ -23,7 +23,7 @@ from ipyparallel.cluster.launcher import (
     MPIEngineSetLauncher,
 )
 
-from ..errors import ClusterStartError
+from ..errors import ClusterError, ClusterStartError
 from ..wire import ipyparallel_private as private
 from .fork_launcher import ForkedEngineSetLauncher
 from .orphan_reaper import OrphanReaper
@@ -325,6 +325,15 @@ class Launched:
         """The pid of the controller, if it runs on this machine."""
         process = private.process_of(self.cluster.controller)
         return None if process is None else process.pid
+
+    def check_controller(self) -> None:
+        """Raise `ClusterError` if the controller, which is on this machine, ended."""
+        process = private.process_of(self.cluster.controller)
+        if process is not None and not lives(process):
+            raise ClusterError(
+                f"the controller (pid {process.pid}) has ended, and engines cannot "
+                "start without it: %dist_shutdown, then %dist_init starts others"
+            )
 
     def has_engine(self, pid: int) -> bool:
         """Whether `pid` is an engine whose exit code `watch` will report."""

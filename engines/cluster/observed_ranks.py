@@ -61,6 +61,7 @@ class ObservedRanks:
         #: Config of the default group.
         self.backend = backend
         self._open = True
+        self._detached = False
         # The status at the end: a rank that ends with the rest is not shown as dead.
         self._last: ClusterStatus | None = None
         self._observed = registry
@@ -99,8 +100,14 @@ class ObservedRanks:
         """Whether `shutdown` or `close` was called."""
         return not self._open
 
-    def _note_end(self) -> None:
+    @property
+    def detached(self) -> bool:
+        """Whether it is closed, and has left the ranks running."""
+        return self._detached
+
+    def _note_end(self, *, detached: bool = False) -> None:
         """Be closed from now on, and keep the present status."""
+        self._detached = detached
         self._open = False
         self._last = self._status()
 

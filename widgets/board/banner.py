@@ -85,7 +85,7 @@ def banner_of(
         when = f" at {head['stopped_at']}" if "stopped_at" in head else ""
         if "ended" in head:
             return Banner("calm", "Ended", _sentence(text(head["ended"], 400)))
-        what = "This notebook has detached" if head.get("script") else _SHUT_DOWN
+        what = "This notebook has detached" if head.get("detached") else _SHUT_DOWN
         return Banner("calm", "Ended", f"{what}{when}.")
     found = (
         (_verdicts(verdicts, groups) if verdicts else None)

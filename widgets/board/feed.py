@@ -51,6 +51,9 @@ class WatchedCluster(Protocol):
     def closed(self) -> bool: ...
 
     @property
+    def detached(self) -> bool: ...
+
+    @property
     def ended(self) -> str | None: ...
 
     def glance(self, ranks: Iterable[int] | None = None) -> ClusterStatus: ...
@@ -190,7 +193,11 @@ class BoardFeed:
         """Send that the cluster has stopped; the rows keep their last state."""
         self._closing.set()
         if self.model.head:
-            stopped = {"state": "stopped", "stopped_at": time.strftime("%H:%M:%S")}
+            stopped: dict[str, Any] = {
+                "state": "stopped",
+                "stopped_at": time.strftime("%H:%M:%S"),
+                "detached": self._cluster.detached,
+            }
             if self._cluster.ended is not None:
                 stopped["ended"] = self._cluster.ended
             self.model.head = {**self.model.head, **stopped}

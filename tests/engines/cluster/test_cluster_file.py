@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,6 +80,23 @@ def test_of_another_host_it_is_not_known_whether_it_runs(running: ClusterFile) -
     far = replace(running, node="elsewhere", controller=(running.controller[0], 0))
     far.write()
     assert {one.node for one in cluster_files()} == {running.node, "elsewhere"}
+
+
+def test_the_other_notebook_is_told_that_the_cluster_was_shut_down(
+    running: ClusterFile,
+) -> None:
+    owner = Announcement(running.cluster_id, running.profile)
+    owner.update(os.getpid(), SLOTS, None)
+    # The other one has announced itself since.
+    file = ClusterFile.read(running.cluster_id, running.profile)
+    assert file is not None
+    replace(file, pid=os.getppid(), notebook="other.ipynb").write()
+    owner.end("")
+    file = ClusterFile.read(running.cluster_id, running.profile)
+    assert file is not None
+    said = r"the cluster was shut down by .+ at \d\d:\d\d:\d\d: its ranks and "
+    assert re.match(said, file.stopped)
+    file.remove()
 
 
 def test_the_notebook_reads_why_its_cluster_was_stopped(running: ClusterFile) -> None:

@@ -71,6 +71,7 @@ class TestWords:
         class Job:
             n = 4
             closed = False
+            detached = True
 
             def __init__(self) -> None:
                 self.ended: str | None = None
