@@ -19,6 +19,7 @@ __all__ = [
     "advice_of",
     "find_groups",
     "name_groups",
+    "no_hang",
 ]
 
 
@@ -243,6 +244,18 @@ class ClusterStatus:
         ]
 
     @property
+    def aborted(self) -> list[str]:
+        """The names of the groups that are aborted on a living rank."""
+        return list(
+            dict.fromkeys(
+                group.name
+                for rank in self.ranks
+                for group in rank.groups
+                if rank.alive and group.state == "aborted"
+            )
+        )
+
+    @property
     def group_keys(self) -> list[GroupKey]:
         """Every group that a rank reports, the default group first."""
         return list(
@@ -275,3 +288,15 @@ class ClusterStatus:
             ),
             "",
         )
+
+
+def no_hang(status: ClusterStatus) -> str:
+    """Return what a diagnosis without a verdict says, of aborted groups too."""
+    said, names = "nothing hangs: no op is stuck, every rank answers", status.aborted
+    if not names:
+        return said
+    verb, them = ("is", "it") if len(names) == 1 else ("are", "them")
+    said += f"; {name_groups(names)} {verb} aborted"
+    if "rebuild" in status.refused:
+        return said
+    return f"{said}: %dist_rebuild, or rankscope rebuild, makes {them} usable"

@@ -13,7 +13,7 @@ from rankscope.backends import unavailable_reason
 from rankscope.backends.did_you_mean import did_you_mean
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import Cluster, ClusterError, Job
-from rankscope.engines.status import name_groups
+from rankscope.engines.status import name_groups, no_hang
 from rankscope.widgets import BenchReport, ProfileReport, ProgressLine, StatusTable
 from rankscope.widgets.board.model import BoardModel
 from rankscope.widgets.board.text import board_text
@@ -228,11 +228,12 @@ class RankscopeMagics(CellMagics):
         if parse(command, line) is None:
             return
         with reported(command):
-            verdicts = require(command).diagnose()
+            cluster = require(command)
+            verdicts = cluster.diagnose()
         for verdict in verdicts:
             print(f"{verdict.fault.value}: {verdict}")
         if not verdicts:
-            print("nothing hangs: no op is stuck, every rank answers")
+            print(no_hang(cluster.status()))
 
     def dist_profile(self, line: str) -> ProfileReport | None:
         """Print where the ranks are, or return where they spend the next seconds."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -91,15 +93,26 @@ def command_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command that `arguments` name; return its exit status."""
-    values = command_parser().parse_args(arguments)
+def _run(values: argparse.Namespace) -> int:
     if values.command == "doctor":
         return doctor.main()
     # Here: the doctor runs where what the others import is missing.
     from rankscope import terminal
 
     return terminal.run(values)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command that `arguments` name; return its exit status."""
+    values = command_parser().parse_args(arguments)
+    try:
+        status = _run(values)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Its reader, as head, has ended. Python would report it once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    return status
 
 
 if __name__ == "__main__":

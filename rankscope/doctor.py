@@ -36,8 +36,8 @@ __all__ = ["CHECKS", "DESCRIPTION", "EXIT", "Finding", "examine", "main"]
 DESCRIPTION = """
 Report what Rankscope finds on this machine: Python and platform, the backends that can
 be used and why others cannot, gloo's library and its self-test, UCX, UCC, MPI and
-its launcher, GPUs and NCCL, the versions of the Jupyter packages, and the limits of
-this machine.
+its launcher, GPUs and NCCL, PyTorch, the versions of the Jupyter packages, and the
+limits of this machine.
 """
 
 EXIT = """
@@ -290,6 +290,17 @@ _KNOWN: tuple[tuple[str, Callable[[tuple[int, ...]], bool], str, str], ...] = (
 _OPTIONAL = ("jupyterlab", "notebook")
 
 
+def check_torch() -> Iterator[Finding]:
+    """Check whether ranks can begin with torch, whose version is read without it."""
+    version = _version("torch")
+    if version is None:
+        text = f"not in this environment: {pip_install('torch')}"
+        yield Finding("none", "torch", text)
+        return
+    text = f"{version}; %dist_init -n 4 --torch starts ranks with its default group"
+    yield Finding("ok", "torch", text)
+
+
 def check_jupyter() -> Iterator[Finding]:
     """Check the versions of the packages of notebooks and engines."""
     needed = ("ipyparallel", "ipykernel", "IPython", "ipywidgets", "anywidget")
@@ -408,6 +419,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("UCX and UCC", check_ucx),
     ("MPI", check_mpi),
     ("GPUs and NCCL", check_gpus),
+    ("PyTorch", check_torch),
     ("Jupyter", check_jupyter),
     ("Limits", check_limits),
 )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import Cluster, ClusterError, Job
 from rankscope.engines.cluster.cluster_file import ClusterFile, cluster_files
-from rankscope.engines.status import name_groups
+from rankscope.engines.status import name_groups, no_hang
 from rankscope.engines.wire.job_file import JobFile, job_files
 from rankscope.widgets import ProfileReport
 from rankscope.widgets.board.model import BoardModel
@@ -109,7 +109,7 @@ def _diagnose(cluster: Cluster | Job, values: argparse.Namespace) -> int:
         print(f"{verdict.fault.value}: {verdict}")
     if verdicts:
         return HANGS
-    print("nothing hangs: no op is stuck, every rank answers")
+    print(no_hang(cluster.status()))
     return DONE
 
 

@@ -142,6 +142,20 @@ def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["jupyterlab"].level == "none"
 
 
+@pytest.mark.parametrize("version", [None, "2.9.1"])
+def test_torch_is_read_without_its_import(
+    monkeypatch: pytest.MonkeyPatch, version: str | None
+) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda name: version)
+    (found,) = doctor.check_torch()
+    assert "torch" not in sys.modules
+    if version is None:
+        assert (found.level, "pip install torch" in found.text) == ("none", True)
+    else:
+        assert found.level == "ok"
+        assert found.text.startswith("2.9.1; %dist_init -n 4 --torch starts ranks")
+
+
 def test_a_check_that_fails_is_one_more_fault() -> None:
     def check() -> Iterator[doctor.Finding]:
         yield doctor.Finding("ok", "first", "there")

@@ -16,6 +16,7 @@ from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 
+from .kernel_ports import WithOwnPorts
 from .kernelspec import ARGUMENT
 
 __all__ = ["CellRun", "execute", "outputs_of", "text_of", "without_codes"]
@@ -23,7 +24,7 @@ __all__ = ["CellRun", "execute", "outputs_of", "text_of", "without_codes"]
 _TERMINAL_CODES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
-class _ThisInterpreter(AsyncKernelManager):
+class _ThisInterpreter(WithOwnPorts, AsyncKernelManager):
     """Runs the ipykernel of this interpreter, whatever kernels are registered.
 
     A kernel spec of the user's called ``python3`` may belong to any Python.

@@ -48,24 +48,7 @@ def isend(
     >>> work.wait()
     True
     """
-    pg = member_group(group, "isend")
-    if pg is None:
-        return None
-    peer = take_peer(pg, dst, group_dst, "dst", "isend", itself=False)
-    tag = take_tag(tag, "isend", pg)
-    array, device = take(tensor, "tensor", OpType.SEND, pg, writable=False)
-    work = pg.issue(
-        Op(
-            OpType.SEND,
-            device,
-            (array,),
-            (array, peer, tag),
-            peer=peer,
-            tag=tag,
-        )
-    )
-    work.detach()
-    return work
+    return _isend("isend", tensor, dst, group, tag, group_dst)
 
 
 @documented
@@ -108,27 +91,7 @@ def irecv(
     >>> if dist.get_rank() == 1:
     ...     assert work.source_rank() == 0 and x.tolist() == [1.0, 2.0]
     """
-    pg = member_group(group, "irecv")
-    if pg is None:
-        return None
-    peer = None
-    if src is not None or group_src is not None:
-        peer = take_peer(pg, src, group_src, "src", "irecv", itself=False)
-    tag = take_tag(tag, "irecv", pg)
-    array, device = take(tensor, "tensor", OpType.RECV, pg)
-    work = pg.issue(
-        Op(
-            OpType.RECV,
-            device,
-            (array,),
-            (array, peer, tag),
-            peer=peer,
-            tag=tag,
-            result=peer,
-        )
-    )
-    work.detach()
-    return work
+    return _irecv("irecv", tensor, src, group, tag, group_src)
 
 
 @documented
@@ -160,7 +123,7 @@ def send(
     >>> x
     array([1., 2.])
     """
-    work = isend(tensor, dst, group, tag, group_dst)
+    work = _isend("send", tensor, dst, group, tag, group_dst)
     if work is not None:
         work.wait()
 
@@ -202,7 +165,7 @@ def recv(
     >>> x
     array([1., 2.])
     """
-    work = irecv(tensor, src, group, tag, group_src)
+    work = _irecv("recv", tensor, src, group, tag, group_src)
     if work is None:
         return -1
     work.wait()
@@ -211,3 +174,64 @@ def recv(
     ranks = resolve_group(group, "recv").ranks
     sender = work.source_rank() if group_src is None else group_src
     return -1 if sender == -1 else ranks[sender]
+
+
+def _isend(
+    name: str,
+    tensor: Array,
+    dst: int | None,
+    group: Group,
+    tag: int,
+    group_dst: int | None,
+) -> Work | None:
+    """Start to send; errors call the function `name`."""
+    pg = member_group(group, name)
+    if pg is None:
+        return None
+    peer = take_peer(pg, dst, group_dst, "dst", name, itself=False)
+    tag = take_tag(tag, name, pg)
+    array, device = take(tensor, "tensor", OpType.SEND, pg, writable=False)
+    work = pg.issue(
+        Op(
+            OpType.SEND,
+            device,
+            (array,),
+            (array, peer, tag),
+            peer=peer,
+            tag=tag,
+        )
+    )
+    work.detach()
+    return work
+
+
+def _irecv(
+    name: str,
+    tensor: Array,
+    src: int | None,
+    group: Group,
+    tag: int,
+    group_src: int | None,
+) -> Work | None:
+    """Start to receive; errors call the function `name`."""
+    pg = member_group(group, name)
+    if pg is None:
+        return None
+    peer = None
+    if src is not None or group_src is not None:
+        peer = take_peer(pg, src, group_src, "src", name, itself=False)
+    tag = take_tag(tag, name, pg)
+    array, device = take(tensor, "tensor", OpType.RECV, pg)
+    work = pg.issue(
+        Op(
+            OpType.RECV,
+            device,
+            (array,),
+            (array, peer, tag),
+            peer=peer,
+            tag=tag,
+            result=peer,
+        )
+    )
+    work.detach()
+    return work

@@ -285,6 +285,8 @@ def _files(
     ids = sorted(
         one.name.removeprefix("cluster-").removesuffix(".json")
         for one in security.glob("cluster-*.json")
+        # Clusters that were killed leave their files.
+        if _runs(one)
     )
     if cluster_id is None:
         cluster_id = ids[0] if len(ids) == 1 else ""

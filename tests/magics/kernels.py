@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_client.blocking.client import BlockingKernelClient
-from jupyter_client.manager import KernelManager, start_new_kernel
+from jupyter_client.manager import KernelManager
 from jupyter_core.utils import ensure_event_loop
 
 from rankscope.magics.output.failures import plain
+from tools.kernel_ports import WithOwnPorts
 
 __all__ = ["TIMEOUT", "Cell", "Kernel", "running_kernel"]
 
@@ -142,13 +143,28 @@ class Kernel:
         return status
 
 
+def new_kernel(**options: Any) -> tuple[KernelManager, BlockingKernelClient]:
+    """Start a kernel, with `options` for its process; return it once it is ready."""
+    manager = WithOwnPorts()
+    manager.start_kernel(**options)
+    client = manager.blocking_client()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=TIMEOUT)
+    except BaseException:
+        client.stop_channels()
+        manager.shutdown_kernel()
+        raise
+    return manager, client
+
+
 @contextmanager
 def running_kernel(
     *, folder: Path | None = None, **environment: str
 ) -> Iterator[Kernel]:
     """Start a kernel with the extension, in `folder`, and end it."""
     env = {**os.environ, **environment}
-    manager, client = start_new_kernel(startup_timeout=TIMEOUT, env=env, cwd=folder)
+    manager, client = new_kernel(env=env, cwd=folder)
     try:
         kernel = Kernel(manager, client)
         kernel("%load_ext rankscope")

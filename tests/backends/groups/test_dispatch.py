@@ -647,7 +647,21 @@ BAD_CALLS: dict[str, tuple[Any, type[Exception], str]] = {
         ValueError,
         "dst is this rank itself",
     ),
-    "bad tag": (lambda: dist.isend(X, dst=1, tag=-1), ValueError, "tag=-1"),
+    "isend with a bad tag": (
+        lambda: dist.isend(X, dst=1, tag=-1),
+        ValueError,
+        "^isend in .*tag=-1",
+    ),
+    "send with a bad tag": (
+        lambda: dist.send(X, dst=1, tag=-1),
+        ValueError,
+        "^send in .*tag=-1",
+    ),
+    "recv from itself": (
+        lambda: dist.recv(X, src=0),
+        ValueError,
+        "^recv in .*src is this rank itself",
+    ),
     "a group that is none": (
         lambda: dist.all_reduce(X, group="tp"),  # type: ignore[arg-type]
         TypeError,

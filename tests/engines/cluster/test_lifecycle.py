@@ -136,6 +136,17 @@ class TestBadInput:
         with pytest.raises(ClusterError, match="there is no connection file"):
             Cluster.attach(connection_file=str(tmp_path / "none.json"))
 
+    def test_a_cluster_that_was_killed_is_not_offered(self) -> None:
+        security = Path(os.environ["IPYTHONDIR"], "profile_left", "security")
+        security.mkdir(parents=True)
+        with subprocess.Popen(["true"]) as ended:
+            pass
+        for name, pid in (("gone", ended.pid), ("runs", os.getpid())):
+            state = {"controller": {"state": {"pid": pid}}}
+            (security / f"cluster-{name}.json").write_text(json.dumps(state))
+        with pytest.raises(ClusterError, match=r"_left; there are 'runs'$"):
+            Cluster.attach(profile="left", cluster_id="nope")
+
 
 @pytest.mark.usefixtures("no_leaks")
 class TestTheEnd:

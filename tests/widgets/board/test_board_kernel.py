@@ -12,11 +12,11 @@ from typing import Any
 import psutil
 import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
-from jupyter_client.manager import start_new_kernel
 from jupyter_core.utils import ensure_event_loop
 
 from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
+from tests.magics.kernels import new_kernel
 
 TIMEOUT = 90
 
@@ -119,7 +119,7 @@ def _is_idle(message: dict[str, Any], request: str) -> bool:
 @pytest.fixture(scope="module")
 def page(_module_leaves_nothing: None) -> Iterator[FrontEnd]:
     """A front end with four ranks and their board."""
-    manager, client = start_new_kernel(startup_timeout=TIMEOUT)
+    manager, client = new_kernel()
     try:
         page = FrontEnd(client)
         page.wait(page.run("%load_ext rankscope\n%dist_init -n 4 --timeout 60"))
