@@ -15,7 +15,11 @@ from dataclasses import dataclass
 
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import Cluster, ClusterError, Job
-from rankscope.engines.cluster.cluster_file import ClusterFile, cluster_files
+from rankscope.engines.cluster.cluster_file import (
+    ClusterFile,
+    cluster_files,
+    end_reason,
+)
 from rankscope.engines.status import name_groups, no_hang
 from rankscope.engines.wire.job_file import JobFile, job_files
 from rankscope.widgets import ProfileReport
@@ -159,13 +163,9 @@ def _stop(cluster: Cluster | Job, values: argparse.Namespace) -> int:
             f"the ranks are those of a script ({cluster.launcher}): who started it "
             "ends it"
         )
-    ranks, when = name_ranks(cluster.ranks), time.strftime("%H:%M:%S")
-    cluster.shutdown(
-        f"the cluster was stopped from a terminal at {when}: its ranks and their "
-        "variables are gone; %dist_init starts others",
-        # What is shown has none.
-        fresh=False,
-    )
+    ranks = name_ranks(cluster.ranks)
+    # Nobody looks at a last status.
+    cluster.shutdown(end_reason("stopped from a terminal"), fresh=False)
     print(f"{ranks} of {cluster.cluster_id} ended")
     return DONE
 

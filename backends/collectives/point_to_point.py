@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..groups.membership import Group, member_group, resolve_group
+from ..groups.process_group import ProcessGroup
 from ..interface.op import Op
 from ..work.op_type import OpType
 from ..work.work import Work
@@ -189,20 +190,7 @@ def _isend(
     if pg is None:
         return None
     peer = take_peer(pg, dst, group_dst, "dst", name, itself=False)
-    tag = take_tag(tag, name, pg)
-    array, device = take(tensor, "tensor", OpType.SEND, pg, writable=False)
-    work = pg.issue(
-        Op(
-            OpType.SEND,
-            device,
-            (array,),
-            (array, peer, tag),
-            peer=peer,
-            tag=tag,
-        )
-    )
-    work.detach()
-    return work
+    return _issue(OpType.SEND, name, pg, tensor, peer, tag)
 
 
 def _irecv(
@@ -220,17 +208,29 @@ def _irecv(
     peer = None
     if src is not None or group_src is not None:
         peer = take_peer(pg, src, group_src, "src", name, itself=False)
+    return _issue(OpType.RECV, name, pg, tensor, peer, tag)
+
+
+def _issue(
+    op_type: OpType,
+    name: str,
+    pg: ProcessGroup,
+    tensor: Array,
+    peer: int | None,
+    tag: int,
+) -> Work:
+    receives = op_type is OpType.RECV
     tag = take_tag(tag, name, pg)
-    array, device = take(tensor, "tensor", OpType.RECV, pg)
+    array, device = take(tensor, "tensor", op_type, pg, writable=receives)
     work = pg.issue(
         Op(
-            OpType.RECV,
+            op_type,
             device,
             (array,),
             (array, peer, tag),
             peer=peer,
             tag=tag,
-            result=peer,
+            result=peer if receives else None,
         )
     )
     work.detach()

@@ -461,6 +461,7 @@ class Cluster(Ranks):
         return any(map(launch.needs_launcher, backends))
 
     def _take_over(self) -> list[int]:
+        # Their engines end with those that were started here.
         found = super()._take_over()
         if found and self._launched is not None:
             here = socket.gethostname()

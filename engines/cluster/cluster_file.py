@@ -25,7 +25,7 @@ from ..wire.torch_environment import TorchOptions
 from .orphan_reaper_main import process_start_time
 from .rank_slots import RankSlot
 
-__all__ = ["Announcement", "ClusterFile", "cluster_files"]
+__all__ = ["Announcement", "ClusterFile", "cluster_files", "end_reason"]
 
 _log = logging.getLogger(__name__)
 
@@ -185,11 +185,7 @@ class Announcement:
         if file is None:
             return
         if not reason and _is_another(file.pid):
-            reason = (
-                f"the cluster was shut down by {_who()} at "
-                f"{time.strftime('%H:%M:%S')}: its ranks and their variables are gone; "
-                "%dist_init starts others"
-            )
+            reason = end_reason(f"shut down by {_who()}")
         if not reason:
             file.remove()
             return
@@ -211,6 +207,14 @@ def cluster_files() -> list[ClusterFile]:
         elif not one.runs and not one._awaited:
             one.remove()
     return found
+
+
+def end_reason(how: str) -> str:
+    """Return what a notebook is told whose cluster was ended now: "stopped by X"."""
+    return (
+        f"the cluster was {how} at {time.strftime('%H:%M:%S')}: its ranks and their "
+        "variables are gone; %dist_init starts others"
+    )
 
 
 def _is_another(pid: int) -> bool:

@@ -382,7 +382,7 @@ class Launched:
         """The processes of the cluster on this machine, without their descendants."""
         found = map(private.process_of, self._launchers())
         started = [process for process in found if process is not None]
-        return [*started, *filter(lives, self._adopted)]
+        return [*started, *self._adopted]
 
     def adopt(self, pids: Iterable[int]) -> None:
         """End these engines of this machine, too, when the cluster ends."""

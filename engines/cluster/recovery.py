@@ -214,7 +214,7 @@ def _find_assigned(registry: EngineRegistry, hellos: Mapping[int, Hello]) -> int
             registry.assign(rank, holders[rank], hellos[holders[rank]])
         else:
             registry.vacate(rank)
-    return _store_host(holders, hellos)
+    return _store_host({rank: hellos[number] for rank, number in holders.items()})
 
 
 def find_restarted(registry: EngineRegistry) -> tuple[list[int], int | None]:
@@ -240,8 +240,7 @@ def find_restarted(registry: EngineRegistry) -> tuple[list[int], int | None]:
             found.append(rank)
     if not found:
         return [], None
-    answers = registry.ask(GetHello()).results
-    return found, _store_host({rank: rank for rank in answers}, answers)
+    return found, _store_host(registry.ask(GetHello()).results)
 
 
 def _read_assignments(
@@ -262,9 +261,10 @@ def _read_assignments(
     return holders, size
 
 
-def _store_host(holders: Mapping[int, int], hellos: Mapping[int, Hello]) -> int | None:
-    hosts = [rank for rank, one in holders.items() if hellos[one]["hosts_store"]]
-    return hosts[0] if hosts else None
+def _store_host(hellos: Mapping[int, Hello]) -> int | None:
+    """Return the rank that hosts the store, of those that answered, by rank."""
+    hosts = (rank for rank, hello in hellos.items() if hello["hosts_store"])
+    return next(hosts, None)
 
 
 def _latest(one: TorchOptions | None, other: TorchOptions) -> TorchOptions:

@@ -18,7 +18,7 @@ from jupyter_core.utils import ensure_event_loop
 from rankscope.magics.output.failures import plain
 from tools.kernel_ports import WithOwnPorts
 
-__all__ = ["TIMEOUT", "Cell", "Kernel", "running_kernel"]
+__all__ = ["TIMEOUT", "Cell", "Kernel", "bare_kernel", "running_kernel"]
 
 #: Seconds that a cell or a start may take.
 TIMEOUT = 90
@@ -143,19 +143,24 @@ class Kernel:
         return status
 
 
-def new_kernel(**options: Any) -> tuple[KernelManager, BlockingKernelClient]:
-    """Start a kernel, with `options` for its process; return it once it is ready."""
+@contextmanager
+def bare_kernel(
+    **options: Any,
+) -> Iterator[tuple[KernelManager, BlockingKernelClient]]:
+    """Start a kernel, with `options` for its process, and end it."""
     manager = WithOwnPorts()
     manager.start_kernel(**options)
     client = manager.blocking_client()
     client.start_channels()
     try:
         client.wait_for_ready(timeout=TIMEOUT)
-    except BaseException:
+        yield manager, client
+    finally:
         client.stop_channels()
         manager.shutdown_kernel()
-        raise
-    return manager, client
+        manager.cleanup_resources()
+        # jupyter_client's blocking calls leave their event loop open.
+        ensure_event_loop().close()
 
 
 @contextmanager
@@ -164,14 +169,7 @@ def running_kernel(
 ) -> Iterator[Kernel]:
     """Start a kernel with the extension, in `folder`, and end it."""
     env = {**os.environ, **environment}
-    manager, client = new_kernel(env=env, cwd=folder)
-    try:
+    with bare_kernel(env=env, cwd=folder) as (manager, client):
         kernel = Kernel(manager, client)
         kernel("%load_ext rankscope")
         yield kernel
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel()
-        manager.cleanup_resources()
-        # jupyter_client's blocking calls leave their event loop open.
-        ensure_event_loop().close()

@@ -12,11 +12,10 @@ from typing import Any
 import psutil
 import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
-from jupyter_core.utils import ensure_event_loop
 
 from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
-from tests.magics.kernels import new_kernel
+from tests.magics.kernels import bare_kernel
 
 TIMEOUT = 90
 
@@ -119,8 +118,7 @@ def _is_idle(message: dict[str, Any], request: str) -> bool:
 @pytest.fixture(scope="module")
 def page(_module_leaves_nothing: None) -> Iterator[FrontEnd]:
     """A front end with four ranks and their board."""
-    manager, client = new_kernel()
-    try:
+    with bare_kernel() as (_, client):
         page = FrontEnd(client)
         page.wait(page.run("%load_ext rankscope\n%dist_init -n 4 --timeout 60"))
         page.comm = page.find(
@@ -132,11 +130,6 @@ def page(_module_leaves_nothing: None) -> Iterator[FrontEnd]:
             )
         )
         yield page
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel()
-        manager.cleanup_resources()
-        ensure_event_loop().close()
 
 
 def _bundle(page: FrontEnd, kind: str, text: str) -> dict[str, Any]:
