@@ -19,6 +19,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
 from tools.interpreters import SUPPORTED, find
 
 __all__ = ["TESTS", "main"]
@@ -41,7 +43,7 @@ TESTS = (
 )
 #: Seconds for one command on one Python.
 LIMIT = 600
-#: Seconds that the processes of a command get to write their stacks.
+#: Seconds that each process of a command gets to write its stacks.
 STACKS = 5
 
 
@@ -155,17 +157,28 @@ def _step(version: str, name: str, command: Sequence[str | Path]) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a command and its workers; pytest writes the stacks of each to the log."""
+    """End a command and its workers; pytest writes the stacks of each to the log.
+
+    One after the other, as their lines would be mixed.
+    """
+    for pid in sorted(_group(process.pid), key=lambda one: one != process.pid):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+            one = psutil.Process(pid)
+            one.send_signal(signal.SIGABRT)
+            one.wait(STACKS)
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGABRT)
-        deadline = time.monotonic() + STACKS
-        while time.monotonic() < deadline:
-            process.poll()
-            # It raises once the last one is gone.
-            os.killpg(process.pid, 0)
-            time.sleep(0.1)
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def _group(leader: int) -> list[int]:
+    """Return the pids of a process group."""
+    found = []
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(pid) == leader:
+                found.append(pid)
+    return found
 
 
 if __name__ == "__main__":
