@@ -17,7 +17,7 @@ from pathlib import Path
 from ..did_you_mean import did_you_mean
 from ..errors import DistBackendError
 from ..install import pip_install
-from .network import interface_of, own_address
+from ..messaging.network import interface_of, own_address
 from .self_test import SelfTest, self_test
 from .side.libraries import LIBRARIES
 

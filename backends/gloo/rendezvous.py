@@ -14,10 +14,10 @@ import threading
 from collections.abc import Callable, Sequence
 
 from ..errors import DistBackendError, DistStoreTimeoutError
+from ..messaging.network import own_address
 from ..rank_sets import name_ranks
 from ..stores.base import Store
 from ..stores.process_end import host_id
-from .network import own_address
 from .side.wire import MESSAGE_BYTES
 
 __all__ = ["Rendezvous"]

@@ -41,6 +41,7 @@ class _BuiltIn:
 
 #: The backends that come with Rankscope; for one device type, the default first.
 _BUILTIN = {
+    "tcp": _BuiltIn("rankscope.backends.tcp.backend", ("cpu",)),
     "gloo": _BuiltIn("rankscope.backends.gloo.backend", ("cpu",)),
     "mpi": _BuiltIn("rankscope.backends.mpi.backend", ("cpu",), acts_at_init=True),
     "ucx": _BuiltIn("rankscope.backends.ucx.backend", ("cpu",)),

@@ -12,9 +12,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from ..errors import DistBackendError
+from ..messaging.address import address_of
 from . import ucp
 from .library import ERROR_FROM, UCXError, load
 
@@ -41,26 +40,7 @@ _SMALL = 4096
 # An endpoint uses a handful of transports.
 _MOST_TRANSPORTS = 16
 
-# Where PyArrayObject, whose layout is part of numpy's stable ABI, has its address.
-_DATA = object.__basicsize__
-_pointer_at = ctypes.c_void_p.from_address
-
 _word = ucp.word
-
-
-def _address(array: Any) -> Any:
-    """Return where the elements of `array` are: its ``ctypes.data`` takes 1 µs."""
-    return _pointer_at(id(array) + _DATA)
-
-
-def _slow_address(array: Any) -> Any:
-    return ctypes.c_void_p(array.ctypes.data)
-
-
-_probe = np.zeros(3, np.int16)[1:]
-# Another Python than CPython's usual one.
-if _address(_probe).value != _slow_address(_probe).value:
-    _address = _slow_address
 
 
 class TruncationError(UCXError):
@@ -269,7 +249,7 @@ class Worker:
         endpoint = self._endpoints.get(peer) or self._connect_to(peer)
         pointer = self._tag_send(
             endpoint,
-            _address(array),
+            address_of(array),
             _word(array.nbytes),
             _word(tag),
             self._send_parameters,
@@ -291,7 +271,7 @@ class Worker:
             self.moved = True
         pointer = self._tag_receive(
             self._worker,
-            _address(array),
+            address_of(array),
             _word(nbytes),
             _word(tag),
             _word(mask),

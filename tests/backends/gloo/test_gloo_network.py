@@ -15,7 +15,7 @@ import pytest
 from rankscope.backends.conformance.ranks import Rank, Ranks, run_ranks
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.errors import ConnectionLostError, DistBackendError, DistError
-from rankscope.backends.gloo import network
+from rankscope.backends.messaging import network
 from rankscope.backends.gloo.backend import GlooBackend
 from rankscope.backends.gloo.dtypes import arithmetic
 from rankscope.backends.gloo.library import gloo_options, installed, unavailable

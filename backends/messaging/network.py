@@ -9,6 +9,9 @@ from typing import Any
 import psutil
 
 from ..errors import DistBackendError
+from ..stores.base import Store
+from ..stores.prefix import PrefixStore
+from ..stores.tcp import TCPStore
 
 __all__ = ["interface_of", "own_address"]
 
@@ -16,12 +19,12 @@ __all__ = ["interface_of", "own_address"]
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
-def own_address() -> str:
+def own_address(store: Store | None = None) -> str:
     """Return the address at which ranks on other hosts reach this process.
 
-    It is that of the interface GLOO_SOCKET_IFNAME, else of the route to MASTER_ADDR or
-    to the rest of the world, else loopback. Raises `DistBackendError` if the variable
-    names an interface that has no address.
+    It is that of the interface GLOO_SOCKET_IFNAME, else of the route to the host of
+    `store`, to MASTER_ADDR, or to the rest of the world, else loopback. Raises
+    `DistBackendError` if the variable names an interface that has no address.
     """
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if interface:
@@ -33,7 +36,17 @@ def own_address() -> str:
             f"GLOO_SOCKET_IFNAME names {interface!r}, which has no address here; "
             f"there are {', '.join(sorted(psutil.net_if_addrs()))}"
         )
-    return _address_towards(os.environ.get("MASTER_ADDR", "")) or "127.0.0.1"
+    return (
+        _address_towards(_host_of(store), os.environ.get("MASTER_ADDR", ""))
+        or "127.0.0.1"
+    )
+
+
+def _host_of(store: Store | None) -> str:
+    """Return the host at which the ranks reach `store`; empty if it has none."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store.host if isinstance(store, TCPStore) else ""
 
 
 def _preference(found: Any) -> tuple[bool, int]:
@@ -49,11 +62,11 @@ def interface_of(address: str) -> str:
     return ""
 
 
-def _address_towards(host: str) -> str | None:
-    """Return the local address of the route to `host`, if it leaves this machine."""
+def _address_towards(*hosts: str) -> str | None:
+    """Return the local address of the first route that leaves this machine."""
     # Connecting a datagram socket sends nothing. A documentation address stands
     # for "anywhere else".
-    for target in (host, "192.0.2.1"):
+    for target in (*filter(None, hosts), "192.0.2.1"):
         try:
             family, kind, _, _, peer = socket.getaddrinfo(
                 target, 9, type=socket.SOCK_DGRAM

@@ -1,0 +1,321 @@
+"""TCPConnector: listens, connects each pair of ranks, and makes the transport.
+
+Ranks that share a host and its network namespace are connected by a Unix socket with an
+abstract name, which needs no file, the others by TCP. Of each pair the higher rank
+connects. Every rank connects to the lower ones first, in their order, and then accepts
+the higher ones.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import secrets
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ..errors import DistBackendError, DistError
+from ..messaging.connecting import MeetingConnector, Namer
+from ..messaging.network import own_address
+from ..stores.base import Store
+from ..stores.process_end import host_id
+from .encryption import encrypt
+from .handshake import KEY_SIZE, Accepting, greet, receive_exactly
+from .peer_memory import PeerMemory, Probe, allow_siblings
+from .settings import TRANSPORTS, chosen_transports, wants_encryption
+from .transport import TCPTransport
+
+__all__ = ["TCPConnector"]
+
+# Seconds in which a rank that has published its address has to answer, and how often a
+# wait looks for `cancel`.
+_PATIENCE, _LOOK = 60.0, 0.05
+
+# Connections that have not proved themselves, beside the expected ones: strangers.
+_STRANGERS = 64
+
+# Bytes that a socket holds, as far as the system allows them.
+_BUFFER = 4 << 20
+
+_Result = TypeVar("_Result")
+
+
+class TCPConnector(MeetingConnector):
+    """Makes the transport of a group once all its members are there."""
+
+    #: What `connect` has returned.
+    transport: TCPTransport | None = None
+
+    def __init__(self, store: Store, rank: int, size: int, name: Namer) -> None:
+        super().__init__(store, rank, size, name)
+        self._sockets: dict[int, Any] = {}
+        self._memories: dict[int, PeerMemory] = {}
+        self._listeners: list[socket.socket] = []
+
+    def connect(self) -> TCPTransport | None:
+        """Return the transport, or ``None`` after `cancel`.
+
+        Raises `DistError` if the store fails, or a rank cannot be connected.
+        """
+        try:
+            self._connect()
+        except BaseException as error:
+            for sock in self._sockets.values():
+                sock.close()
+            if self._cancelled and isinstance(error, (DistError, OSError)):
+                return None
+            raise
+        finally:
+            for listener in self._listeners:
+                listener.close()
+        self.transport = TCPTransport(self._rank, self._sockets, self._memories)
+        return self.transport
+
+    def _connect(self) -> None:
+        transports = chosen_transports()
+        key = secrets.token_bytes(KEY_SIZE)
+        own = {
+            "host": _host(),
+            "key": key.hex(),
+            "unix": self._listen_unix() if "unix" in transports else "",
+            "cma": "cma" in transports,
+            "encrypt": wants_encryption(),
+        }
+        members = self._exchange("member", own)
+        if any(not self._shares_socket(own, other) for other in members):
+            one_host = len({member["host"] for member in members}) == 1
+            address = "127.0.0.1" if one_host else own_address(self._store)
+            for member, at in zip(
+                members, self._exchange("address", self._listen(address)), strict=True
+            ):
+                member["address"] = at
+        allow_siblings()
+        own = members[self._rank]
+        for peer, other in enumerate(members[: self._rank]):
+            self._establish(peer, self._call(peer, own, other), own, other)
+        self._accept(key, members)
+
+    def _exchange(self, key: str, value: Any) -> list[Any]:
+        """Return what all ranks have published under `key`, by rank."""
+        return [json.loads(one) for one in self._gather(key, json.dumps(value))]
+
+    @staticmethod
+    def _shares_socket(own: dict[str, Any], other: dict[str, Any]) -> bool:
+        return own["host"] == other["host"] and bool(own["unix"] and other["unix"])
+
+    # -- listening ---------------------------------------------------------
+
+    def _listen_unix(self) -> str:
+        """Return the name of a Unix socket; empty where the system has none."""
+        name = f"rankscope-{secrets.token_hex(16)}"
+        family = getattr(socket, "AF_UNIX", None)
+        if family is None:
+            return ""
+        try:
+            listener = self._with_descriptors(lambda: socket.socket(family))
+            self._listeners.append(listener)
+            listener.bind(f"\0{name}")
+            listener.listen(self._size)
+        except OSError:
+            return ""  # no Linux, or forbidden: TCP is for all
+        return name
+
+    def _listen(self, address: str) -> list[Any]:
+        """Listen at `address`; return it with its port."""
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = self._with_descriptors(
+            lambda: socket.create_server(
+                (address, 0), family=family, backlog=self._size
+            )
+        )
+        self._listeners.append(listener)
+        return [address, listener.getsockname()[1]]
+
+    # -- connecting --------------------------------------------------------
+
+    def _call(self, peer: int, own: dict[str, Any], other: dict[str, Any]) -> Any:
+        """Return a socket to `peer`, at whose other end it is."""
+        unix = self._shares_socket(own, other)
+        deadline = time.monotonic() + _PATIENCE
+        try:
+            sock = self._with_descriptors(
+                lambda: (
+                    socket.socket(socket.AF_UNIX)
+                    if unix
+                    else socket.socket(
+                        socket.AF_INET6
+                        if ":" in other["address"][0]
+                        else socket.AF_INET
+                    )
+                )
+            )
+            self._sockets[peer] = sock
+            sock.settimeout(_PATIENCE)
+            where: Any = f"\0{other['unix']}" if unix else tuple(other["address"])
+            while True:
+                try:
+                    sock.connect(where)
+                    break
+                except BlockingIOError:  # its queue is full
+                    self._check(deadline)
+                    time.sleep(_LOOK)
+            greet(sock, self._rank, bytes.fromhex(other["key"]))
+        except OSError as error:
+            if self._cancelled:
+                raise
+            hint = f" ({TRANSPORTS}=tcp leaves Unix sockets out)" if unix else ""
+            where = "" if unix else f" at {other['address'][0]}:{other['address'][1]}"
+            raise DistBackendError(
+                f"{self._name([self._rank])} could not connect to {self._name([peer])}"
+                f"{where}: {error}{hint}"
+            ) from error
+        return sock
+
+    def _accept(self, key: bytes, members: list[dict[str, Any]]) -> None:
+        """Accept the ranks above this one; strangers get nothing, and block nobody."""
+        own, deadline = members[self._rank], time.monotonic() + _PATIENCE
+        pending = dict[socket.socket, Accepting]()
+        with selectors.DefaultSelector() as selector:
+            for listener in self._listeners:
+                listener.setblocking(False)
+                selector.register(listener, selectors.EVENT_READ)
+            try:
+                while len(self._sockets) < self._size - 1:
+                    self._check(deadline)
+                    for found, _ in selector.select(_LOOK):
+                        sock: Any = found.fileobj
+                        if sock in self._listeners:
+                            self._take(sock, key, pending, selector)
+                            continue
+                        rank = _advance(pending[sock])
+                        if rank is None:
+                            continue
+                        selector.unregister(sock)
+                        del pending[sock]
+                        if not self._rank < rank < self._size or rank in self._sockets:
+                            sock.close()
+                            continue
+                        self._sockets[rank] = sock
+                        sock.settimeout(_PATIENCE)
+                        self._establish(rank, sock, own, members[rank])
+            finally:
+                for sock in pending:
+                    sock.close()
+
+    def _take(
+        self,
+        listener: socket.socket,
+        key: bytes,
+        pending: dict[socket.socket, Accepting],
+        selector: selectors.BaseSelector,
+    ) -> None:
+        try:
+            sock, _ = self._with_descriptors(listener.accept)
+        except BlockingIOError:
+            return  # it has left again
+        if len(pending) >= self._size + _STRANGERS:
+            oldest = next(iter(pending))
+            selector.unregister(oldest)
+            del pending[oldest]
+            oldest.close()
+        pending[sock] = Accepting(sock, key)
+        selector.register(sock, selectors.EVENT_READ)
+
+    def _establish(
+        self, peer: int, sock: Any, own: dict[str, Any], other: dict[str, Any]
+    ) -> None:
+        """Prepare a socket whose other end is `peer`, as it has proved."""
+        try:
+            if sock.family == getattr(socket, "AF_UNIX", None):
+                self._read_probe(peer, sock, readable=own["cma"] and other["cma"])
+            else:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if own["host"] != other["host"] and own["encrypt"] | other["encrypt"]:
+                    accepted = peer > self._rank
+                    key = bytes.fromhex((own if accepted else other)["key"])
+                    self._sockets[peer] = encrypt(sock, accepted, key)
+        except OSError as error:
+            raise DistBackendError(
+                f"{self._name([self._rank])} lost {self._name([peer])} while it "
+                f"connected: {error}"
+            ) from error
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
+        self._sockets[peer].setblocking(False)
+
+    def _read_probe(self, peer: int, sock: socket.socket, readable: bool) -> None:
+        probe = Probe(readable)
+        sock.sendall(probe.message)
+        memory = Probe.memory(receive_exactly(sock, Probe.SIZE), _pid_of(sock))
+        if memory is not None:
+            self._memories[peer] = memory
+        # The other end reads this process's probe until it says that it has.
+        sock.sendall(b"\0")
+        receive_exactly(sock, 1)
+
+    def _check(self, deadline: float) -> None:
+        """Raise after `cancel`, and where the ranks have not come in time."""
+        if self._cancelled:
+            raise DistError("connecting was cancelled")
+        if time.monotonic() > deadline:
+            missing = {*range(self._size)} - {self._rank} - {*self._sockets}
+            raise DistBackendError(
+                f"{self._name([self._rank])}: no connection from "
+                f"{self._name(sorted(missing))} within {_PATIENCE:g} s"
+            )
+
+    def _with_descriptors(self, call: Callable[[], _Result]) -> _Result:
+        """Return ``call()``; where descriptors have run out, allow more of them."""
+        try:
+            return call()
+        except OSError as error:
+            if error.errno != errno.EMFILE:
+                raise
+            limit = _raise_limit()
+            try:
+                return call()
+            except OSError as again:
+                raise DistBackendError(
+                    f"{self._name([self._rank])} has no file descriptors left: its "
+                    f"limit is {limit}, and a group of {self._size} needs "
+                    f"{self._size + 4}; raise it before the ranks start "
+                    "(ulimit -n 4096)"
+                ) from again
+
+
+def _advance(accepting: Accepting) -> int | None:
+    """Return the rank that has proved itself, -1 for a stranger, ``None`` till then."""
+    try:
+        return accepting.advance()
+    except OSError:
+        return -1
+
+
+def _host() -> str:
+    """Return what ranks that share Unix sockets have in common."""
+    try:
+        return host_id("net")
+    except OSError:
+        return socket.gethostname()
+
+
+def _pid_of(sock: socket.socket) -> int:
+    """Return the process at the other end of a Unix socket; 0 if that is not told."""
+    option = getattr(socket, "SO_PEERCRED", None)
+    if option is None:
+        return 0
+    found = sock.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i"))
+    return int(struct.unpack("3i", found)[0])
+
+
+def _raise_limit() -> int:
+    """Raise this process's limit of descriptors to what it may be; return it."""
+    import resource  # not on every system
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard if hard != resource.RLIM_INFINITY else soft

@@ -1,0 +1,287 @@
+"""TCPTransport: the messages of a group over its connections."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import selectors
+import socket
+import struct
+import termios
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import DistError
+from ..messaging.algorithms import Flat
+from ..messaging.transport import ANY_SOURCE, TRUNCATED, Received
+from .connection import Connection
+from .matching import Matching, Request, TruncationError, as_bytes
+from .peer_memory import PeerMemory
+
+__all__ = ["TCPTransport"]
+
+_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+# A sleep ends now and then, in case its wake-up went to another thread.
+_SLEEP_MAX = 0.25
+
+# Seconds that close() may take until the other hosts have everything.
+_FLUSH_SECONDS = 0.5
+
+
+class TCPTransport:
+    """Messages over one socket to each other rank; see `Transport`.
+
+    Parameters
+    ----------
+    rank : this rank in the group.
+    sockets : a connected socket for each other rank.
+    memories : the memory of those ranks whose memory this one can read.
+    """
+
+    max_message = 1 << 60
+    #: A wake-up takes 30 to 60 µs, and a thread that spins yields its core.
+    spin = 3e-4
+
+    def __init__(
+        self,
+        rank: int,
+        sockets: Mapping[int, Any],
+        memories: Mapping[int, PeerMemory],
+    ) -> None:
+        self._rank, self._pid = rank, os.getpid()
+        self._matching = Matching()
+        self._connections = {
+            peer: Connection(
+                sock, peer, self._matching, memories.get(peer), self._changed
+            )
+            for peer, sock in sockets.items()
+        }
+        self._left = len(self._connections)
+        # Of the descriptors; recursive, as a signal handler may abort.
+        self._guard = threading.RLock()
+        self._sleepers = 0
+        self._ended = False
+        self._bell, self._button = socket.socketpair()
+        self._bell.setblocking(False)
+        self._button.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._bell, _READ)
+        # The connections whose sockets have not taken everything.
+        self._writing = set[Connection]()
+        for connection in self._connections.values():
+            self._selector.register(connection.socket, _READ, connection)
+
+    # -- messages ----------------------------------------------------------
+
+    def send(self, array: Flat, peer: int, tag: int) -> Request | None:
+        """Start to send `array`; a rank sends to itself at once."""
+        if peer == self._rank:
+            raise DistError("a rank sends nothing to itself")
+        return self._connections[peer].send(array, tag)
+
+    def receive(self, array: Flat, source: int, tag: int) -> Request | None:
+        """Start to receive into `array`; ``None``: what was there fills it."""
+        connection = None if source == ANY_SOURCE else self._connections[source]
+        request = Request(as_bytes(array), connection, source, tag)
+        arrival = self._matching.post(request)
+        if arrival is None:
+            if connection is not None and connection.ended:
+                assert connection.lost is not None
+                raise connection.lost
+            return request
+        self._connections[arrival.source].claim(request, arrival)
+        if (
+            connection is None
+            or not request.done
+            or request.error is not None
+            or request.nbytes != len(request.view)
+            or arrival.tag != tag
+        ):
+            return request
+        return None
+
+    def test(self, request: Request, looks: int = 1) -> bool:
+        """Advance, and return whether `request` is over; raise its error."""
+        connection = request.connection
+        if not request.done:
+            if connection is not None and not self._writing:
+                # Its own socket alone; of the others it is enough to look now and then.
+                for _ in range(looks - 1):
+                    if connection.reads:
+                        connection.read_memory()
+                    elif not connection.ended:
+                        connection.read()
+                    if request.done:
+                        break
+            if not request.done:
+                self._advance()
+        if request.error is not None:
+            raise request.error
+        return request.done
+
+    def fits(self, request: Request, nbytes: int, tag: int) -> bool:
+        """Return whether so many bytes came, with the signature of `tag`."""
+        return request.nbytes == nbytes and request.tag == tag
+
+    def received(self, request: Request) -> Received:
+        """Return what a receive that is over has received."""
+        return Received(request.source, request.nbytes, request.tag)
+
+    def too_long(self, error: BaseException) -> Received | None:
+        """Return what was received, where it is longer than the array."""
+        return error.message if isinstance(error, TruncationError) else None
+
+    def explain(self, error: BaseException) -> str | DistError | None:
+        """Return the reason of an error of a connection."""
+        if isinstance(error, TruncationError):
+            return TRUNCATED
+        return error if isinstance(error, DistError) else None
+
+    def _advance(self) -> None:
+        for key, events in self._selector.select(0):
+            connection = key.data
+            if connection is None:
+                continue
+            if events & _WRITE:
+                connection.flush()
+                if not connection.wants_to_write:
+                    self._quiet(connection)
+            if events & _READ and not connection.ended:
+                connection.read()
+        for connection in self._connections.values():
+            if connection.reads:
+                connection.read_memory()
+
+    def _changed(self, connection: Connection) -> None:
+        """Look for what `connection` waits for from now on."""
+        if not connection.ended:
+            self._writing.add(connection)
+            self._selector.modify(connection.socket, _READ | _WRITE, connection)
+            return
+        self._writing.discard(connection)
+        self._selector.unregister(connection.socket)
+        self._left -= 1
+        for request in self._matching.lose(connection.peer, not self._left):
+            request.end(connection.lost)
+
+    def _quiet(self, connection: Connection) -> None:
+        if connection in self._writing and not connection.ended:
+            self._writing.discard(connection)
+            self._selector.modify(connection.socket, _READ, connection)
+
+    # -- waiting -----------------------------------------------------------
+
+    def arm(self) -> bool:
+        """Return ``False`` while there is memory to be read."""
+        if any(connection.reads for connection in self._connections.values()):
+            return False
+        with self._guard:
+            if self._ended:
+                return False
+            with contextlib.suppress(BlockingIOError):  # nobody has called wake()
+                self._bell.recv(4096)
+        return True
+
+    def sleep(self, timeout: float, idle: float) -> None:
+        """Wait for a socket, or for `wake`."""
+        with self._guard:
+            if self._ended:
+                return
+            self._sleepers += 1
+        try:
+            self._selector.select(min(timeout, _SLEEP_MAX))
+        finally:
+            with self._guard:
+                self._sleepers -= 1
+                if self._ended and not self._sleepers:
+                    self._close_descriptors()
+
+    def wake(self) -> None:
+        """End the sleep of every thread."""
+        with self._guard:
+            if not self._ended:
+                self._ring()
+
+    def _ring(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # it rings already
+            self._button.send(b"\0")
+
+    def fileno(self) -> int | None:
+        """Return the descriptor of the selector, if it has one."""
+        with self._guard:
+            fileno = getattr(self._selector, "fileno", None)
+            return None if self._ended or fileno is None else int(fileno())
+
+    # -- the end -----------------------------------------------------------
+
+    def kinds(self) -> dict[int, tuple[str, ...]]:
+        """Return what the bytes to each rank go through: ``("unix", "cma")``."""
+        found = {}
+        for peer, connection in self._connections.items():
+            names = [kind_of(connection.socket)]
+            if connection.memory is not None:
+                names.append("cma")
+            found[peer] = tuple(names)
+        return found
+
+    def abandon(self, requests: Sequence[tuple[Request, Flat, bool]]) -> None:
+        """Hang up: the other ranks read no more of this one's memory."""
+        self._end(hang_up=os.getpid() == self._pid)
+
+    def close(self) -> None:
+        """Send what the sockets have not taken yet, and close them."""
+        deadline = time.monotonic() + _FLUSH_SECONDS
+        while self._unsent() and time.monotonic() < deadline:
+            self._advance()
+            time.sleep(1e-4)
+        self._end(hang_up=False)
+
+    def _unsent(self) -> bool:
+        """Return whether a message has not reached the other rank's host.
+
+        A socket that is closed before may lose it, once the other rank sends something.
+        """
+        return bool(self._writing) or any(
+            not connection.ended and _bytes_on_the_way(connection.socket)
+            for connection in self._connections.values()
+        )
+
+    def _end(self, hang_up: bool) -> None:
+        with self._guard:
+            if self._ended:
+                return
+            self._ring()
+            self._ended = True
+            for connection in self._connections.values():
+                if hang_up and not connection.ended:
+                    connection.hang_up()
+                connection.close()
+            if not self._sleepers:
+                self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
+        self._selector.close()
+        self._bell.close()
+        self._button.close()
+
+
+def kind_of(sock: Any) -> str:
+    """Return ``unix``, ``tcp`` or ``tls``."""
+    return getattr(sock, "kind", "") or (
+        "unix" if sock.family == getattr(socket, "AF_UNIX", None) else "tcp"
+    )
+
+
+def _bytes_on_the_way(sock: Any) -> int:
+    if kind_of(sock) == "unix":
+        return 0  # they are with the other rank
+    count = bytearray(struct.calcsize("i"))
+    try:
+        fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, count)
+    except OSError:
+        return 0  # a system that does not tell
+    return int(struct.unpack("i", count)[0])
