@@ -104,6 +104,8 @@ class Generation:
         self.handing_over: tuple[Record, float] | None = None
         # Recursive, as a signal handler may abort in the midst of an abort.
         self._abort_lock = threading.RLock()
+        #: In a forked child: why it has no part in the group.
+        self.forked: str | None = None
         # Set when `aborted` is.
         self._ended = threading.Event()
         self._origin = origin
@@ -264,6 +266,10 @@ class Generation:
     def _error(self, what: str, identity: dict[str, Any]) -> DistAbortedError:
         reason = self.aborted
         assert reason is not None
+        if self.forked is not None:
+            return DistAbortedError(
+                f"{what}: {self.forked}", **identity, reason=self.forked
+            )
         return DistAbortedError(
             f"{what}: the group was aborted: {reason}; {reason.remedy}",
             **identity,
@@ -340,6 +346,20 @@ class Generation:
                 work.mark_failed(error, WorkState.ABORTED)
             recorder.changed()
             self._peers.close()
+
+    def disown(self, why: str) -> None:
+        """Refuse every op: this process is a forked child, the group its parent's.
+
+        Called in the child right after the fork, where other threads are gone, with
+        the locks that they held. Nothing is closed: the parent uses the sockets.
+        """
+        self.issue_lock, self._abort_lock = threading.Lock(), threading.RLock()
+        self.forked = why
+        self.aborted = AbortReason(why, f"rank {self.spec.global_rank}")
+        self._ended.set()
+        for work in self.status.in_flight.values():
+            work.disown(self.aborted_error(work))
+        self.status.in_flight.clear()
 
     def _connection_lost(self, error: ConnectionLostError) -> None:
         """Withhold the failures of ops until the cause of a lost connection is known.

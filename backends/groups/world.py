@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import os
 import sys
 import threading
 import time
@@ -72,6 +73,11 @@ class World:
         self._lock = threading.RLock()
         #: The libraries whose groups are watched on this rank.
         self.sources: list[GroupSource] = []
+        # In a forked child: why it has no groups, and what its parent has, so that
+        # nothing of it is closed here.
+        self._forked: str | None = None
+        self._of_parent: list[Any] = []
+        os.register_at_fork(after_in_child=self._disown)
 
     # -- making and finding groups -----------------------------------------
 
@@ -211,6 +217,8 @@ class World:
             )
         if found:
             return found[0]
+        if not groups and self._forked is not None:
+            raise DistError(self._forked)
         if not groups:
             raise ValueError(
                 "there is no process group yet: call init_process_group() first "
@@ -495,6 +503,29 @@ class World:
             _log.debug("no departure: %s", failed)
         if self.rank == 0:
             self._say_goodbye(store, wait=False)
+
+    def _disown(self) -> None:
+        """Leave the groups to the parent: this process is its forked child.
+
+        The child would read and write the parent's sockets. It may make groups of its
+        own, as a rank of its own.
+        """
+        if self.rank is None:
+            return
+        self._forked = why = (
+            f"process {os.getpid()} was forked from rank {self.rank} (process "
+            f"{os.getppid()}) and has no part in its groups: start the process with "
+            "multiprocessing's 'spawn' and call init_process_group() there, or leave "
+            "collectives to the rank"
+        )
+        self._of_parent += [self.store, *self._groups.values()]
+        for group in self._groups.values():
+            group.current.disown(why)
+        atexit.unregister(self._leave)
+        self._lock = threading.RLock()
+        self._groups, self._uses, self._current = {}, {}, None
+        self.store = self.rank = self.size = None
+        self._owns_store = False
 
     def _say_goodbye(self, store: Store, *, wait: bool = True) -> None:
         assert self.rank is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -146,11 +147,12 @@ class TCPStore(RequestStore):
             if wait_for_workers and world_size is not None and world_size > 0:
                 self._join(world_size, deadline)
         except BaseException:
-            self.close()
+            _close(self._client, self._server)
             raise
         # Threads refer to client and server, never to the store, so that a store
         # without close() is collected; it is closed here, at the latest at exit.
         self._finalizer = weakref.finalize(self, _close, self._client, self._server)
+        _stores.add(self)
 
     def _join(self, world_size: int, deadline: float) -> None:
         """Count this process in; as the master, wait until all have come."""
@@ -211,7 +213,8 @@ class TCPStore(RequestStore):
         return self._client is None or self._client.ended
 
     def close(self) -> None:
-        _close(self._client, self._server)
+        if self._finalizer.alive:
+            _close(self._client, self._server)
 
     def _connected(self) -> TCPStoreClient:
         if self._client is None:
@@ -251,6 +254,21 @@ class TCPStore(RequestStore):
         role = "master" if self.is_master else "client"
         ranks = "" if self.world_size is None else f", {self.world_size} ranks"
         return f"<TCPStore {self.host}:{self.port} {role}{ranks}>"
+
+
+# Those of this process.
+_stores: weakref.WeakSet[TCPStore] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """In a forked child: the parent uses the sockets."""
+    for store in list(_stores):
+        if store._client is not None:
+            store._finalizer.detach()
+            store._client.disown()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _close(client: TCPStoreClient | None, server: TCPStoreServer | None) -> None:

@@ -119,6 +119,15 @@ class TCPStoreClient:
         """Whether requests are refused: the client was closed, or the server lost."""
         return self._end is not None
 
+    def disown(self) -> None:
+        """In a forked child: refuse requests, as the thread is the parent's."""
+        self._lock = threading.RLock()
+        self._pending.clear()
+        self._end = (
+            b"closed",
+            f"the store at {self._where} belongs to the process that forked this one",
+        )
+
     def connect(self, timeout: float) -> None:
         """Wait until the server has accepted this client."""
         if not self._settled.wait(timeout):

@@ -597,6 +597,21 @@ class Work:
         with self._lock:
             self._holds = True
 
+    def disown(self, error: BaseException) -> None:
+        """In a forked child: fail with `error`, as the op is the parent's.
+
+        No callback is called, and no lock waited for, which another thread may have
+        held at the fork.
+
+        Parameters
+        ----------
+        error : BaseException
+            What `wait` raises.
+        """
+        if not self._state.is_terminal:
+            self._lock, self._callbacks = _RLock(), None
+            self._exception, self._state = error, WorkState.ABORTED
+
     @property
     def withheld(self) -> BaseException | None:
         """The failure whose cause the group still looks for, if there is one."""
