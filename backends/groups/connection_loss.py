@@ -19,6 +19,9 @@ __all__ = ["VERDICT_WAIT", "ConnectionLoss"]
 #: Seconds that a lost connection waits for its cause: the report of a death, or an
 #: abort. A store reports a death after half a second, a launcher earlier.
 VERDICT_WAIT = 2.0
+# Seconds that it waits where an op is overdue: a peer whose op was overdue at the same
+# time has published its reason before it closed the connection.
+_OVERDUE_WAIT = 0.5
 
 
 class ConnectionLoss:
@@ -36,6 +39,13 @@ class ConnectionLoss:
     def left(self) -> float:
         """Seconds until the deadline; negative after it."""
         return self.deadline - time.monotonic()
+
+    def wait(self, overdue: bool) -> float:
+        """Return for how many seconds the cause may still come; negative: no more.
+
+        `overdue` is whether an op has passed its deadline.
+        """
+        return self.left - (VERDICT_WAIT - _OVERDUE_WAIT if overdue else 0.0)
 
     def agree(self, first: AbortReason) -> None:
         """Take over the loss that a rank of the group reported first."""

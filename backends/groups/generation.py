@@ -476,8 +476,9 @@ class Generation:
             nearest = min(nearest, _INQUIRY_PERIOD)
         loss, overdue = self.loss, self.deadlines.overdue
         if loss is not None:
-            if overdue is None and loss.left > 0:
-                return min(nearest, loss.left)
+            wait = loss.wait(overdue is not None)
+            if wait > 0:
+                return min(nearest, wait)
             # The lost connection is the cause, also of what is overdue.
             self.deadlines.overdue = None
             self._abort(loss.reason, publish=True)

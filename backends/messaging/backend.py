@@ -16,6 +16,7 @@ from ..work.reduce_op import ReduceOp
 from ..work.work import Work
 from . import algorithms, choice, reductions
 from .algorithms import RECV, SEND, Flat, Schedule, Ufunc
+from .mismatch import Members
 from .queue import MessageQueue
 from .signature import Signer
 from .transport import ANY_SOURCE, Connector
@@ -56,7 +57,7 @@ class MessagingBackend(Backend):
         self, rank: int, size: int, connector: Connector, *, signs: bool = False
     ) -> None:
         super().__init__(rank, size)
-        self._queue = MessageQueue(self._failed)
+        self._queue = MessageQueue(self._failed, self._members)
         self._connector = connector
         self._signer = Signer() if signs else None
         self._all_reduce_of = choice.chooser(choice.ALL_REDUCE, size)
@@ -73,6 +74,9 @@ class MessagingBackend(Backend):
     def _name(self, ranks: Iterable[int]) -> str:
         """Return what messages call these ranks of the group: by global rank."""
         return name_ranks(self.global_ranks[rank] for rank in ranks)
+
+    def _members(self) -> Members:
+        return Members(self.global_ranks[self.rank], self.global_ranks)
 
     # -- the transport -----------------------------------------------------
 

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from ..errors import DistBackendError
 from ..work.op_type import OpType
-from ..work.work import OpRecord
 from .signature import Difference, differences
 from .transport import LONGER, Received
 
-__all__ = ["mismatch"]
+__all__ = ["Members", "mismatch"]
+
+
+class Members(NamedTuple):
+    """The global ranks of a group, by rank in it, and that of this process."""
+
+    rank: int
+    ranks: Sequence[int]
 
 
 def mismatch(
     op_type: OpType,
-    record: OpRecord | None,
+    members: Members | None,
     tag: int,
     received: Received,
     expected: int,
@@ -24,17 +31,18 @@ def mismatch(
 
     Parameters
     ----------
-    op_type, record, tag
-        Of the op; without a record ranks are named by their place in the group.
+    op_type, tag
+        Of the op.
+    members
+        By which ranks are named; ``None``: by their place in the group.
     received
         The message.
     expected
         The bytes that it should have had.
     """
-    status = None if record is None else record.status
     op, source = op_type.value, received.source
-    sender = _name(status, source)
-    receiver = "this rank" if status is None else f"rank {status.rank}"
+    sender = _name(members, source)
+    receiver = "this rank" if members is None else f"rank {members.rank}"
     signed = received.tag >= 0
     found = differences(received.tag, tag) if signed else None
     if found is None:
@@ -46,19 +54,23 @@ def mismatch(
             f"{op}: {sender} sent {sent} were expected: the arrays' {what} differ "
             "between ranks"
         )
-    return DistBackendError(_sentence(op, sender, receiver, found, status))
+    return DistBackendError(_sentence(op, sender, receiver, found, members))
 
 
-def _name(status: Any, place: int) -> str:
+def _name(members: Members | None, place: int) -> str:
     return (
         f"rank {place} of the group"
-        if status is None
-        else f"rank {status.ranks[place]}"
+        if members is None
+        else f"rank {members.ranks[place]}"
     )
 
 
 def _sentence(
-    op: str, sender: str, receiver: str, found: Difference, status: Any
+    op: str,
+    sender: str,
+    receiver: str,
+    found: Difference,
+    members: Members | None,
 ) -> str:
     what, theirs, ours = found
     if what == "calls":
@@ -69,5 +81,5 @@ def _sentence(
             f"{receiver}: the ranks call them in different orders"
         )
     if what == "root":
-        theirs, ours = (_name(status, int(root)) for root in (theirs, ours))
+        theirs, ours = (_name(members, int(root)) for root in (theirs, ours))
     return f"{op}: {what} {theirs} on {sender}, {ours} on {receiver}"

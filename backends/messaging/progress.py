@@ -12,7 +12,10 @@ from typing import Protocol
 
 from ..work.background_loop import BackgroundLoop
 
-__all__ = ["Progress", "Queue", "progress"]
+__all__ = ["Progress", "Queue", "progress", "yield_core"]
+
+#: Lets another thread or process have this core.
+yield_core = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 # After the last progress the thread spins for _SPIN seconds, yielding the core, and
 # then sleeps: on the descriptors of the transports, or, where one has none, by naps,
@@ -87,7 +90,7 @@ class Progress:
 
     def _ring(self) -> None:
         if self._bell is not None:
-            os.eventfd_write(self._bell, 1)
+            os.write(self._bell, b"\0")
 
     def _advance(self) -> float | None:
         with self._lock:
@@ -112,7 +115,7 @@ class Progress:
             self._moved_at = time.monotonic()
             return 0.0
         if idle < _SPIN:
-            os.sched_yield()
+            yield_core()
             return 0.0
         descriptors = [queue.fileno() for queue in alone]
         told = [number for number in descriptors if number is not None]
@@ -135,7 +138,8 @@ class Progress:
                 queue.busy and queue not in known for queue in self._queues
             ):
                 return
-            self._bell = bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            bell, ring = os.pipe()
+            self._bell = ring
         try:
             poll = select.poll()
             for number in (bell, *descriptors):
@@ -145,6 +149,7 @@ class Progress:
         finally:
             with self._lock:
                 self._bell = None
+                os.close(ring)
                 os.close(bell)
 
 

@@ -16,6 +16,7 @@ from ..errors import ConnectionLostError, DistBackendError, DistError
 from ..work.op_type import OpType
 from ..work.work import Work
 from .algorithms import SEND, Flat, Transfer
+from .mismatch import Members
 from .progress import progress
 from .transport import Transport
 from .work import MessageWork
@@ -36,7 +37,13 @@ class MessageQueue:
     result of the one before it. Sends and receives start at once, beside them.
     """
 
-    def __init__(self, fail: Callable[[str | DistError], None]) -> None:
+    def __init__(
+        self,
+        fail: Callable[[str | DistError], None],
+        members: Callable[[], Members | None] = lambda: None,
+    ) -> None:
+        #: Returns the ranks of the group, for messages.
+        self.members = members
         self.opened = threading.Event()
         #: The threads that drive this queue because they wait for one of its Works.
         self.waiting = set[int]()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from typing import Any, Protocol
@@ -12,8 +11,8 @@ from ..work.op_type import OpType
 from ..work.state import WorkState
 from ..work.work import Work
 from .algorithms import Flat, Schedule
-from .mismatch import mismatch
-from .progress import Queue, progress
+from .mismatch import Members, mismatch
+from .progress import Queue, progress, yield_core
 from .transport import Received, Request
 
 __all__ = ["DrivenQueue", "MessageWork"]
@@ -33,6 +32,9 @@ class DrivenQueue(Queue, Protocol):
     """What the waiter of a Work drives: see `MessageQueue`."""
 
     opened: threading.Event
+
+    def members(self) -> Members | None:
+        """Return the ranks of the group, for messages."""
 
     def advance(self, looks: int = 1) -> bool:
         """Advance without blocking; return whether any op progressed."""
@@ -70,7 +72,9 @@ class MessageWork(Work):
 
     def mismatch(self, received: Received, expected: int) -> DistBackendError:
         """Return the error of a message that is not what this op has to receive."""
-        return mismatch(self.op_type, self.record, self.tag, received, expected)
+        return mismatch(
+            self.op_type, self.queue.members(), self.tag, received, expected
+        )
 
     def begin(self) -> None:
         """Report the start of a Work that only its queue knows, without its lock."""
@@ -107,7 +111,7 @@ class MessageWork(Work):
                     queue.opened.wait(min(0.1, deadline - now))
                     idle_from = time.monotonic()
                 elif now - idle_from < queue.spin:
-                    os.sched_yield()
+                    yield_core()
                 else:
                     # For good: it is told when this thread leaves.
                     queue.patient |= now - idle_from > _LONG

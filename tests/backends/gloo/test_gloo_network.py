@@ -15,11 +15,11 @@ import pytest
 from rankscope.backends.conformance.ranks import Rank, Ranks, run_ranks
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.errors import ConnectionLostError, DistBackendError, DistError
-from rankscope.backends.messaging import network
 from rankscope.backends.gloo.backend import GlooBackend
 from rankscope.backends.gloo.dtypes import arithmetic
 from rankscope.backends.gloo.library import gloo_options, installed, unavailable
 from rankscope.backends.gloo.rendezvous import choose_address
+from rankscope.backends.messaging import network
 from rankscope.backends.work.reduce_op import ReduceOp
 
 pytestmark = pytest.mark.skipif(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import rankscope as dist
-from rankscope.backends.messaging.mismatch import mismatch
+from rankscope.backends.messaging.mismatch import Members, mismatch
 from rankscope.backends.messaging.signature import (
     BITS,
     SHIFT,
@@ -86,8 +85,6 @@ def test_the_first_difference_is_told(
 def test_ranks_are_named_by_their_global_ranks(
     theirs: dict[str, Any], nbytes: int, text: str
 ) -> None:
-    record: Any = SimpleNamespace(status=SimpleNamespace(ranks=(4, 7), rank=4))
-    error = mismatch(
-        dist.OpType.BROADCAST, record, sign(), Received(1, nbytes, sign(**theirs)), 8
-    )
+    received = Received(1, nbytes, sign(**theirs))
+    error = mismatch(dist.OpType.BROADCAST, Members(4, (4, 7)), sign(), received, 8)
     assert str(error).startswith(f"broadcast: {text}")

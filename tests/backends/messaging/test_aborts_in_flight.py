@@ -1,4 +1,4 @@
-"""Aborts of a group over UCX, in each state in which a rank may be.
+"""Aborts of a group over messages, in each state in which a rank may be.
 
 Three ranks live through all states. Ranks 0 and 1 get into the state, rank 0 aborts,
 and rank 2 is what they wait for: it is absent, stopped, or takes part.
@@ -27,10 +27,7 @@ import rankscope as dist
 from rankscope.backends.conformance.leaks import Snapshot
 from rankscope.backends.conformance.ranks import Rank, Ranks
 from rankscope.backends.conformance.waiting import until
-
-pytestmark = pytest.mark.skipif(
-    dist.unavailable_reason("ucx") is not None, reason="needs UCX"
-)
+from tests.backends.backends import MESSAGING_BACKENDS
 
 WORLD, PEER = 3, 2
 WAIT = 30.0
@@ -116,7 +113,7 @@ def asleep(arrays: list[np.ndarray]) -> bool:
     group = dist.group.WORLD
     assert group is not None
     backend: Any = group.built_backend("cpu")
-    return bool(backend._ucx.transport._sleepers)
+    return bool(backend._queue._transport._sleepers)
 
 
 def has_begun(arrays: list[np.ndarray]) -> bool:
@@ -151,9 +148,9 @@ STATES = {
 # -- on a rank -------------------------------------------------------------------
 
 
-def live(me: Rank) -> None:
+def live(me: Rank, backend: str) -> None:
     """Go through the states that the test names, until it names none."""
-    dist.init_process_group("cpu:ucx", timeout=60)
+    dist.init_process_group(backend, timeout=60)
     works_again(me)
     renew(me)
     before = held()
@@ -301,10 +298,12 @@ def absent(me: Rank, state: State) -> None:
 # -- the tests -------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def ranks(_module_leaves_nothing: None) -> Iterator[Ranks]:
+@pytest.fixture(scope="module", params=MESSAGING_BACKENDS)
+def ranks(
+    _module_leaves_nothing: None, request: pytest.FixtureRequest
+) -> Iterator[Ranks]:
     """Three ranks that go through states until they are told ``None``."""
-    with Ranks(WORLD, live, timeout=600) as started:
+    with Ranks(WORLD, live, request.param, timeout=600) as started:
         yield started
         for rank in range(WORLD):
             started.tell(rank, None)

@@ -1,4 +1,4 @@
-"""Ranks over UCX that do not call alike: each hears of it, and none hangs."""
+"""Ranks that do not call alike: each hears of it, and none hangs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ import pytest
 import rankscope as dist
 from rankscope.backends.conformance.ranks import Rank, Ranks
 from rankscope.backends.conformance.waiting import until
-
-pytestmark = pytest.mark.skipif(
-    dist.unavailable_reason("ucx") is not None, reason="needs UCX"
-)
+from tests.backends.backends import MESSAGING_BACKENDS
 
 WORLD = 3
 # The ranks of the group: rank 1 of it, which calls otherwise, is rank 2 of all.
@@ -167,9 +164,9 @@ CASES = {
 # -- on a rank -------------------------------------------------------------------
 
 
-def live(me: Rank) -> None:
+def live(me: Rank, backend: str) -> None:
     """Go through the cases that the test names, until it names none."""
-    dist.init_process_group("cpu:ucx", timeout=60)
+    dist.init_process_group(backend, timeout=60)
     while (name := me.listen(170)) is not None:
         try:
             me.report(told(me, CASES[name]))
@@ -206,10 +203,12 @@ def told(me: Rank, case: Case) -> tuple[str, list[str]]:
 # -- the tests -------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def ranks(_module_leaves_nothing: None) -> Iterator[Ranks]:
+@pytest.fixture(scope="module", params=MESSAGING_BACKENDS)
+def ranks(
+    _module_leaves_nothing: None, request: pytest.FixtureRequest
+) -> Iterator[Ranks]:
     """Three ranks that go through cases until they are told ``None``."""
-    with Ranks(WORLD, live, timeout=170) as started:
+    with Ranks(WORLD, live, request.param, timeout=170) as started:
         yield started
         for rank in range(WORLD):
             started.tell(rank, None)
