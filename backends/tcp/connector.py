@@ -115,13 +115,14 @@ class TCPConnector(MeetingConnector):
         family = getattr(socket, "AF_UNIX", None)
         if family is None:
             return ""
+        listener = self._with_descriptors(lambda: socket.socket(family))
         try:
-            listener = self._with_descriptors(lambda: socket.socket(family))
-            self._listeners.append(listener)
             listener.bind(f"\0{name}")
-            listener.listen(self._size)
+            listener.listen(self._size + _STRANGERS)
         except OSError:
+            listener.close()
             return ""  # no Linux, or forbidden: TCP is for all
+        self._listeners.append(listener)
         return name
 
     def _listen(self, address: str) -> list[Any]:
@@ -129,7 +130,7 @@ class TCPConnector(MeetingConnector):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = self._with_descriptors(
             lambda: socket.create_server(
-                (address, 0), family=family, backlog=self._size
+                (address, 0), family=family, backlog=self._size + _STRANGERS
             )
         )
         self._listeners.append(listener)
@@ -229,6 +230,8 @@ class TCPConnector(MeetingConnector):
         self, peer: int, sock: Any, own: dict[str, Any], other: dict[str, Any]
     ) -> None:
         """Prepare a socket whose other end is `peer`, as it has proved."""
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
         try:
             if sock.family == getattr(socket, "AF_UNIX", None):
                 self._read_probe(peer, sock, readable=own["cma"] and other["cma"])
@@ -243,8 +246,6 @@ class TCPConnector(MeetingConnector):
                 f"{self._name([self._rank])} lost {self._name([peer])} while it "
                 f"connected: {error}"
             ) from error
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
         self._sockets[peer].setblocking(False)
 
     def _read_probe(self, peer: int, sock: socket.socket, readable: bool) -> None:
