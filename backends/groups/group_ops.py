@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from ..work.op_timeout import op_timeout
 from ..work.reduce_op import ReduceOp
 from ..work.work import Work
-from .documentation import documented_ops
 from .options import (
     AllgatherOptions,
     AllreduceCoalescedOptions,
@@ -32,15 +31,24 @@ Arrays = Sequence[Array]
 Timeout = float | timedelta | None
 
 
-@documented_ops
 class GroupOps:
     """The methods of ``torch.distributed.ProcessGroup`` that start an op.
 
     Each is the function of ``rankscope`` that its docstring names, with
     ``async_op=True``: it checks its arguments and raises errors as the function does,
-    and returns a :class:`Work`. As in c10d, an array stands in a list of one entry or
-    alone, roots and peers are ranks *in the group*, and what remains is given by an
-    options object or by the arguments it stands for.
+    and returns a :class:`Work`. Their arguments, as in c10d:
+
+    - `tensors`, `input_tensors`: the function's array, alone or in a list of one.
+    - `output_tensors`: what is written, as the function's output; or that in a list.
+    - `input_list`, `output_lists`: arrays of this rank; for each one for every rank.
+    - `input`, `inputs`, `output`, `outputs`: what is read, and what is written.
+    - `input_split_sizes`, `output_split_sizes`: rows by rank; missing or empty: evenly.
+    - `root`, `op`: rank in the group (0), reduction (SUM); or `opts` in this place.
+    - `dstRank`, `srcRank`: ranks in the group.
+    - `tag`: as of `isend`.
+    - `timeout`: of the op, in seconds or as a `timedelta`; by default the group's.
+    - `wait_all_ranks`: whether an error names all missing ranks, not the first alone.
+    - `opts`: c10d's options of the op; arguments go before its fields.
     """
 
     #: The functions of `rankscope`, by name. `backends` enters them: imports point

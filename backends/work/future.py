@@ -12,7 +12,6 @@ from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from ..documentation import documented_waits
 from ..errors import DistBackendError
 from .callback_threads import callback_threads
 
@@ -27,13 +26,13 @@ class _Waiter(Protocol):
     def _block(self, timeout: float | None) -> bool: ...
 
 
-@documented_waits
 class Future(concurrent.futures.Future[Any]):
     """A result that is there later; callbacks can be chained to it.
 
     It has the methods of ``torch.futures.Future`` and those of
     `concurrent.futures.Future`, and it can be awaited. What `Work.get_future` returns
     ends as the Work does; its value is ``work.result()``, a list of the output arrays.
+    A `timeout` is the seconds to wait at most.
 
     Parameters
     ----------
