@@ -61,7 +61,6 @@ class AllreduceOptions(GroupOptions):
     reduceOp: ReduceOp = ReduceOp.SUM
 
 
-@dataclass
 class AllreduceCoalescedOptions(AllreduceOptions):
     """Options of ``ProcessGroup.allreduce_coalesced``.
 
@@ -73,7 +72,6 @@ class AllreduceCoalescedOptions(AllreduceOptions):
     """
 
 
-@dataclass
 class ReduceScatterOptions(AllreduceOptions):
     """Options of ``ProcessGroup.reduce_scatter`` and its other forms.
 
@@ -145,7 +143,6 @@ class GatherOptions(GroupOptions):
     rootRank: int = 0
 
 
-@dataclass
 class ScatterOptions(GatherOptions):
     """Options of ``ProcessGroup.scatter``.
 
@@ -157,7 +154,6 @@ class ScatterOptions(GatherOptions):
     """
 
 
-@dataclass
 class AllgatherOptions(GroupOptions):
     """Options of ``ProcessGroup.allgather`` and its other forms.
 
@@ -169,7 +165,6 @@ class AllgatherOptions(GroupOptions):
     """
 
 
-@dataclass
 class AllToAllOptions(GroupOptions):
     """Options of ``ProcessGroup.alltoall`` and ``alltoall_base``.
 

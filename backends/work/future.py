@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import contextvars
 import logging
@@ -166,6 +165,8 @@ class Future(concurrent.futures.Future[Any]):
 
     def __await__(self) -> Generator[Any, None, Any]:
         """``await future``: suspend the task, not the thread; returns the value."""
+        import asyncio  # takes 25 ms, and a program that awaits has it
+
         # Without a thread for callbacks: the event loop has one.
         relay: concurrent.futures.Future[Any] = concurrent.futures.Future()
         super().add_done_callback(lambda _: _pass_on(self, relay))
