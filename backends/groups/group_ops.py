@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-# The front door: the functions know the groups, so this module cannot import theirs.
-# It is complete when a method is called.
-import rankscope as dist
+# The functions know the groups, so this module cannot import theirs. The package has
+# them all when a method is called.
+import rankscope.backends as dist
 
 from ..work.op_timeout import op_timeout
 from ..work.reduce_op import ReduceOp
