@@ -91,16 +91,10 @@ def broadcast(
     array, device = take(
         tensor, "tensor", OpType.BROADCAST, pg, writable=pg.rank() != root
     )
-    return pg.issue(
-        Op(
-            OpType.BROADCAST,
-            device,
-            (array,),
-            (array, root),
-            peer=root,
-            result=array,
-        )
-    ).finish(async_op)
+    call = Op(
+        OpType.BROADCAST, device, (array,), (array, root), peer=root, result=array
+    )
+    return pg.issue(call).finish(async_op)
 
 
 def all_gather(
@@ -157,15 +151,10 @@ def all_gather(
         "the size of this rank's tensor",
         where,
     )
-    return pg.issue(
-        Op(
-            OpType.ALL_GATHER,
-            device,
-            (array, *outputs),
-            (outputs, array),
-            result=outputs,
-        )
-    ).finish(async_op)
+    call = Op(
+        OpType.ALL_GATHER, device, (array, *outputs), (outputs, array), result=outputs
+    )
+    return pg.issue(call).finish(async_op)
 
 
 def all_gather_into_tensor(
@@ -221,15 +210,8 @@ def all_gather_into_tensor(
         f"{pg.size()} ranks times {array.size} elements of input_tensor",
         where,
     )
-    return pg.issue(
-        Op(
-            kind,
-            device,
-            (array, output),
-            (output, array),
-            result=output,
-        )
-    ).finish(async_op)
+    call = Op(kind, device, (array, output), (output, array), result=output)
+    return pg.issue(call).finish(async_op)
 
 
 def gather(
@@ -292,16 +274,15 @@ def gather(
     if outputs is not None:
         check_same([array, *outputs], "tensor", "gather_list", where)
         check_equal_sizes(outputs, "gather_list", array.size, "tensor", where)
-    return pg.issue(
-        Op(
-            OpType.GATHER,
-            device,
-            (array, *(outputs or ())),
-            (array, outputs, root),
-            peer=root,
-            result=outputs,
-        )
-    ).finish(async_op)
+    call = Op(
+        OpType.GATHER,
+        device,
+        (array, *(outputs or ())),
+        (array, outputs, root),
+        peer=root,
+        result=outputs,
+    )
+    return pg.issue(call).finish(async_op)
 
 
 def scatter(
@@ -364,16 +345,15 @@ def scatter(
     if inputs is not None:
         check_same([array, *inputs], "tensor", "scatter_list", where)
         check_equal_sizes(inputs, "scatter_list", array.size, "tensor", where)
-    return pg.issue(
-        Op(
-            OpType.SCATTER,
-            device,
-            (*(inputs or ()), array),
-            (array, inputs, root),
-            peer=root,
-            result=array,
-        )
-    ).finish(async_op)
+    call = Op(
+        OpType.SCATTER,
+        device,
+        (*(inputs or ()), array),
+        (array, inputs, root),
+        peer=root,
+        result=array,
+    )
+    return pg.issue(call).finish(async_op)
 
 
 def all_to_all(
@@ -436,15 +416,8 @@ def all_to_all(
     )
     own = pg.rank()
     check_own_part(outputs[own].size, inputs[own].size, pg, where)
-    return pg.issue(
-        Op(
-            kind,
-            device,
-            (*inputs, *outputs),
-            (outputs, inputs),
-            result=outputs,
-        )
-    ).finish(async_op)
+    call = Op(kind, device, (*inputs, *outputs), (outputs, inputs), result=outputs)
+    return pg.issue(call).finish(async_op)
 
 
 def all_to_all_single(
@@ -511,16 +484,15 @@ def all_to_all_single(
         )
     own = pg.rank()
     check_own_part(receives[own], sends[own], pg, where)
-    return pg.issue(
-        Op(
-            kind,
-            device,
-            (source, target),
-            (target, source, receives, sends),
-            result=target,
-            splits=(receives, sends),
-        )
-    ).finish(async_op)
+    call = Op(
+        kind,
+        device,
+        (source, target),
+        (target, source, receives, sends),
+        result=target,
+        splits=(receives, sends),
+    )
+    return pg.issue(call).finish(async_op)
 
 
 def barrier(

@@ -139,9 +139,8 @@ def all_reduce(
     if type(tensor) is not np.ndarray and is_sparse(tensor):
         return sparse_all_reduce(tensor, op, pg).finish(async_op)
     array, device = take(tensor, "tensor", OpType.ALL_REDUCE, pg)
-    return pg.issue(
-        Op(OpType.ALL_REDUCE, device, (array,), (array,), result=array, reduce_op=op)
-    ).finish(async_op)
+    call = Op(OpType.ALL_REDUCE, device, (array,), (array,), result=array, reduce_op=op)
+    return pg.issue(call).finish(async_op)
 
 
 def reduce(
@@ -196,17 +195,16 @@ def reduce(
     root = take_peer(pg, dst, group_dst, "dst", "reduce")
     is_root = pg.rank() == root
     array, device = take(tensor, "tensor", OpType.REDUCE, pg, writable=is_root)
-    return pg.issue(
-        Op(
-            OpType.REDUCE,
-            device,
-            (array,),
-            (array, root),
-            result=array if is_root else None,
-            reduce_op=op,
-            peer=root,
-        )
-    ).finish(async_op)
+    call = Op(
+        OpType.REDUCE,
+        device,
+        (array,),
+        (array, root),
+        result=array if is_root else None,
+        reduce_op=op,
+        peer=root,
+    )
+    return pg.issue(call).finish(async_op)
 
 
 def reduce_scatter(
@@ -266,16 +264,10 @@ def reduce_scatter(
         f"the size of input_list[{pg.rank()}], this rank's part",
         where,
     )
-    return pg.issue(
-        Op(
-            kind,
-            device,
-            (*inputs, array),
-            (array, inputs),
-            result=array,
-            reduce_op=op,
-        )
-    ).finish(async_op)
+    call = Op(
+        kind, device, (*inputs, array), (array, inputs), result=array, reduce_op=op
+    )
+    return pg.issue(call).finish(async_op)
 
 
 def reduce_scatter_tensor(
@@ -334,13 +326,7 @@ def reduce_scatter_tensor(
         f"{pg.size()} ranks times {array.size} elements of output",
         where,
     )
-    return pg.issue(
-        Op(
-            kind,
-            device,
-            (source, array),
-            (array, source),
-            result=array,
-            reduce_op=op,
-        )
-    ).finish(async_op)
+    call = Op(
+        kind, device, (source, array), (array, source), result=array, reduce_op=op
+    )
+    return pg.issue(call).finish(async_op)

@@ -53,8 +53,15 @@ class GroupOps:
         **kwargs: Any,
     ) -> Work:
         with _own_timeout(timeout):
-            work = function(*args, group=self, **kwargs)
+            work = function(*args, group=self, async_op=True, **kwargs)
         assert work is not None  # this rank is in the group
+        return work
+
+    def _message(
+        self, function: Callable[..., Work | None], array: Array, **kwargs: Any
+    ) -> Work:
+        work = function(array, group=self, **kwargs)
+        assert work is not None
         return work
 
     def broadcast(
@@ -72,7 +79,6 @@ class GroupOps:
             _timeout(timeout, opts),
             _one(tensors, "broadcast"),
             group_src=source,
-            async_op=True,
         )
 
     def allreduce(
@@ -90,7 +96,6 @@ class GroupOps:
             _timeout(timeout, opts),
             _one(tensors, "allreduce"),
             op=reduce_op,
-            async_op=True,
         )
 
     def allreduce_coalesced(
@@ -99,11 +104,7 @@ class GroupOps:
         """Do `rankscope.all_reduce_coalesced`."""
         opts = opts or dist.AllreduceCoalescedOptions()
         return self._issue(
-            dist.all_reduce_coalesced,
-            opts.timeout,
-            tensors,
-            op=opts.reduceOp,
-            async_op=True,
+            dist.all_reduce_coalesced, opts.timeout, tensors, op=opts.reduceOp
         )
 
     def reduce(
@@ -123,7 +124,6 @@ class GroupOps:
             _one(tensors, "reduce"),
             group_dst=target,
             op=op or opts.reduceOp,
-            async_op=True,
         )
 
     def allgather(
@@ -141,7 +141,6 @@ class GroupOps:
             seconds,
             _one_list(output_tensors, "allgather"),
             _one(input_tensors, "allgather"),
-            async_op=True,
         )
 
     def allgather_coalesced(
@@ -167,11 +166,7 @@ class GroupOps:
     ) -> Work:
         """Do `rankscope.all_gather_into_tensor`."""
         return self._issue(
-            dist.all_gather_into_tensor,
-            opts.timeout if opts else None,
-            output,
-            input,
-            async_op=True,
+            dist.all_gather_into_tensor, opts.timeout if opts else None, output, input
         )
 
     _allgather_base = all_gather_single
@@ -186,7 +181,6 @@ class GroupOps:
             opts.timeout if opts else None,
             outputs,
             inputs,
-            async_op=True,
         )
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -211,7 +205,6 @@ class GroupOps:
             _one(input_tensors, "gather"),
             _one_list(output_tensors, "gather") or None,
             group_dst=target,
-            async_op=True,
         )
 
     def scatter(
@@ -234,7 +227,6 @@ class GroupOps:
             _one(output_tensors, "scatter"),
             _one_list(input_tensors, "scatter") or None,
             group_src=source,
-            async_op=True,
         )
 
     def reduce_scatter(
@@ -254,7 +246,6 @@ class GroupOps:
             _one(output_tensors, "reduce_scatter"),
             _one_list(input_tensors, "reduce_scatter"),
             op=reduce_op,
-            async_op=True,
         )
 
     def reduce_scatter_single(
@@ -263,12 +254,7 @@ class GroupOps:
         """Do `rankscope.reduce_scatter_tensor`."""
         opts = opts or dist.ReduceScatterOptions()
         return self._issue(
-            dist.reduce_scatter_tensor,
-            opts.timeout,
-            output,
-            input,
-            op=opts.reduceOp,
-            async_op=True,
+            dist.reduce_scatter_tensor, opts.timeout, output, input, op=opts.reduceOp
         )
 
     _reduce_scatter_base = reduce_scatter_single
@@ -288,7 +274,6 @@ class GroupOps:
             outputs,
             inputs,
             op=opts.reduceOp,
-            async_op=True,
         )
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -305,7 +290,6 @@ class GroupOps:
             opts.timeout if opts else None,
             output_tensors,
             input_tensors,
-            async_op=True,
         )
 
     def all_to_all_single(
@@ -327,7 +311,6 @@ class GroupOps:
             input,
             output_split_sizes or None,
             input_split_sizes or None,
-            async_op=True,
         )
 
     alltoall_base = all_to_all_single
@@ -335,16 +318,16 @@ class GroupOps:
     def send(self, tensors: Arrays | Array, dstRank: int, tag: int = 0) -> Work:
         """Do `rankscope.isend` to rank `dstRank` of the group."""
         array = _one(tensors, "send")
-        return self._issue(dist.isend, None, array, group_dst=dstRank, tag=tag)
+        return self._message(dist.isend, array, group_dst=dstRank, tag=tag)
 
     def recv(self, tensors: Arrays | Array, srcRank: int, tag: int = 0) -> Work:
         """Do `rankscope.irecv` from rank `srcRank` of the group."""
         array = _one(tensors, "recv")
-        return self._issue(dist.irecv, None, array, group_src=srcRank, tag=tag)
+        return self._message(dist.irecv, array, group_src=srcRank, tag=tag)
 
     def recv_anysource(self, tensors: Arrays | Array, tag: int = 0) -> Work:
         """Do `rankscope.irecv` from any rank, which ``work.source_rank()`` names."""
-        return self._issue(dist.irecv, None, _one(tensors, "recv_anysource"), tag=tag)
+        return self._message(dist.irecv, _one(tensors, "recv_anysource"), tag=tag)
 
     def barrier(
         self,
@@ -359,7 +342,6 @@ class GroupOps:
             seconds,
             device_ids=opts.device_ids or None,
             device=opts.device,
-            async_op=True,
         )
 
     def monitored_barrier(
