@@ -6,8 +6,9 @@ launcher that sets ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT``.
 
 from __future__ import annotations
 
-from .collectives import methods as _methods  # noqa: F401 - the methods of groups
-from .collectives.breakpoint import breakpoint
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from .collectives.coalescing import (
     CoalescingManager,
     P2POp,
@@ -58,7 +59,6 @@ from .errors import (
     DistTimeoutError,
     QueueEmptyError,
 )
-from .gloo.library import GlooInfo, gloo_info, gloo_options
 from .groups.api import (
     abort_process_group,
     default_pg_timeout,
@@ -75,7 +75,7 @@ from .groups.api import (
     rebuild_process_group,
 )
 from .groups.config import BackendConfig, get_default_backend_for_device
-from .groups.device_mesh import DeviceMesh, init_device_mesh
+from .groups.inquiry import Answers, Explanation, explain_with
 from .groups.membership import (
     GroupMember,
     get_backend,
@@ -92,19 +92,8 @@ from .groups.membership import (
     is_torchelastic_launched,
 )
 from .groups.non_member import NonGroupMember
-from .groups.options import (
-    AllgatherOptions,
-    AllreduceCoalescedOptions,
-    AllreduceOptions,
-    AllToAllOptions,
-    BarrierOptions,
-    BroadcastOptions,
-    GatherOptions,
-    ReduceOptions,
-    ReduceScatterOptions,
-    ScatterOptions,
-)
 from .groups.process_group import ProcessGroup
+from .groups.spec import GroupSpec
 from .groups.subgroups import (
     SHRINK_ABORT,
     SHRINK_DEFAULT,
@@ -117,15 +106,8 @@ from .groups.subgroups import (
 from .interface.base import Backend
 from .interface.registry import unavailable_reason
 from .interface.staging import register_staging
-from .nccl.options import nccl_options
-from .observe import explanation as _explanation  # noqa: F401 - explains timeouts
-from .observe.export import dump_flight_recorder
 from .stores.base import Store
-from .stores.file import FileStore
-from .stores.hash import HashStore
 from .stores.prefix import PrefixStore
-from .stores.tcp import TCPStore
-from .ucx.info import UCXInfo, ucx_info
 from .work.futures import create_work_from_call, create_work_from_future
 from .work.hooks import add_op_hook
 from .work.op_timeout import op_timeout
@@ -134,6 +116,52 @@ from .work.reduce_op import ReduceOp, make_nccl_premul_sum, supports_complex
 from .work.state import WorkState
 from .work.work import Work
 
+if TYPE_CHECKING:
+    from .collectives.breakpoint import breakpoint
+    from .gloo.library import GlooInfo, gloo_info, gloo_options
+    from .groups.device_mesh import DeviceMesh, init_device_mesh
+    from .groups.options import (
+        AllgatherOptions,
+        AllreduceCoalescedOptions,
+        AllreduceOptions,
+        AllToAllOptions,
+        BarrierOptions,
+        BroadcastOptions,
+        GatherOptions,
+        ReduceOptions,
+        ReduceScatterOptions,
+        ScatterOptions,
+    )
+    from .nccl.options import nccl_options
+    from .observe.export import dump_flight_recorder
+    from .stores.file import FileStore
+    from .stores.hash import HashStore
+    from .stores.tcp import TCPStore
+    from .ucx.info import UCXInfo, ucx_info
+
+#: What is imported at its first use, by its module: few programs use it, and ZeroMQ,
+#: pdb and psutil take as long to import as all the rest.
+_AT_FIRST_USE = {
+    name: module
+    for module, names in {
+        "collectives.breakpoint": "breakpoint",
+        "gloo.library": "GlooInfo gloo_info gloo_options",
+        "groups.device_mesh": "DeviceMesh init_device_mesh",
+        "groups.options": (
+            "AllToAllOptions AllgatherOptions AllreduceCoalescedOptions "
+            "AllreduceOptions BarrierOptions BroadcastOptions GatherOptions "
+            "ReduceOptions ReduceScatterOptions ScatterOptions"
+        ),
+        "nccl.options": "nccl_options",
+        "observe.export": "dump_flight_recorder",
+        "stores.file": "FileStore",
+        "stores.hash": "HashStore",
+        "stores.tcp": "TCPStore",
+        "ucx.info": "UCXInfo ucx_info",
+    }.items()
+    for name in names.split()
+}
+
 # torch's newer names for two ops, and the one by which its programs coalesce.
 all_gather_single = all_gather_into_tensor
 all_gather_single_coalesced = all_gather_into_tensor_coalesced
@@ -141,7 +169,7 @@ reduce_scatter_single = reduce_scatter_tensor
 reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 _coalescing_manager = coalescing_manager
 
-__all__ = [
+__all__: list[str] = [
     "SHRINK_ABORT",
     "SHRINK_DEFAULT",
     "AllToAllOptions",
@@ -267,3 +295,24 @@ __all__ = [
     "unavailable_reason",
     "zeros",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _AT_FIRST_USE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{_AT_FIRST_USE[name]}")
+    found = globals()[name] = getattr(module, name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _explain(spec: GroupSpec, generation: int, answers: Answers) -> Explanation | None:
+    from .observe.explanation import explain
+
+    return explain(spec, generation, answers)
+
+
+explain_with(_explain)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 __all__ = ["did_you_mean"]
@@ -10,10 +9,12 @@ __all__ = ["did_you_mean"]
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean X?"``, X of `known` and like `word`, or ``""``."""
+    from difflib import SequenceMatcher  # for a message
+
     typed = word.lower()
 
     def likeness(candidate: str) -> float:
-        matcher = difflib.SequenceMatcher(None, typed, candidate.lower())
+        matcher = SequenceMatcher(None, typed, candidate.lower())
         first = matcher.get_matching_blocks()[0]
         # Typing errors are rare in the first letters.
         start = first.size if first.a == first.b == 0 else 0

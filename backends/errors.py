@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from .documentation import complete
-
 __all__ = [
     "ConnectionLostError",
     "DistAbortedError",
@@ -22,49 +20,32 @@ __all__ = [
 ]
 
 _Error = TypeVar("_Error", bound="DistError")
-_Class = TypeVar("_Class", bound=type)
 
 _ATTRIBUTES = ("rank", "group", "op", "sequence_number", "culprits", "reason")
 
 
-#: The parameters, and attributes, of every class here.
-_PARAMETERS = {
-    "message": """\
-message : str
-    What happened, for a person.""",
-    "rank": """\
-rank : int, optional
-    Global rank of the process that raised the error.""",
-    "group": """\
-group : str, optional
-    Name of the group.""",
-    "op": """\
-op : str, optional
-    Name of the op, such as ``"all_reduce"``.""",
-    "sequence_number": """\
-sequence_number : int, optional
-    ``collective_seq_id`` of the op, ``p2p_seq_id`` of a send or receive.""",
-    "culprits": """\
-culprits : sequence of int, optional
-    Global ranks that caused the error, as far as they are known: dead ones, or those
-    that did not come to a monitored barrier. The attribute is a tuple.""",
-    "reason": """\
-reason : str, optional
-    What happened, without the op and the group that it happened to: why the group was
-    aborted, what a library said.""",
-}
-
-
-def _documented(cls: _Class) -> _Class:
-    return complete(cls, _PARAMETERS)
-
-
-@_documented
 class DistError(RuntimeError):
     """Base of every error that a collective, a group or a store raises.
 
     The message says all of it to a person; the attributes, which have the names of the
     parameters, are for code. They survive pickling.
+
+    Parameters
+    ----------
+    message : str, optional
+        What happened, for a person.
+    rank : int, optional
+        Global rank of the process that raised the error.
+    group, op : str, optional
+        Names of the group and of the op, such as ``"all_reduce"``.
+    sequence_number : int, optional
+        ``collective_seq_id`` of the op, ``p2p_seq_id`` of a send or receive.
+    culprits : sequence of int, optional
+        Global ranks that caused the error, as far as they are known: dead ones, or
+        those that did not come to a monitored barrier. The attribute is a tuple.
+    reason : str, optional
+        What happened, without the op and the group that it happened to: why the group
+        was aborted, what a library said.
 
     Examples
     --------
@@ -144,7 +125,6 @@ class DistError(RuntimeError):
         return made
 
 
-@_documented
 class DistBackendError(DistError):
     """A backend failed: a peer or a side process died, a library reported an error.
 
@@ -159,7 +139,6 @@ class DistBackendError(DistError):
     """
 
 
-@_documented
 class ConnectionLostError(DistBackendError):
     """A backend's report that the connection to a peer was closed, or broke.
 
@@ -205,7 +184,6 @@ class ConnectionLostError(DistBackendError):
         return {**super().attributes(), "peer": self.peer}
 
 
-@_documented
 class DistTimeoutError(DistBackendError, TimeoutError):
     """A deadline passed before a Work was done.
 
@@ -220,7 +198,6 @@ class DistTimeoutError(DistBackendError, TimeoutError):
     """
 
 
-@_documented
 class DistAbortedError(DistBackendError):
     """The group was aborted; the message says by whom, when and why.
 
@@ -236,7 +213,6 @@ class DistAbortedError(DistBackendError):
     """
 
 
-@_documented
 class DistNetworkError(DistError):
     """A connection could not be made or was lost, which is final.
 
@@ -251,7 +227,6 @@ class DistNetworkError(DistError):
     """
 
 
-@_documented
 class DistNetworkTimeoutError(DistNetworkError, TimeoutError):
     """The other side did not answer in time; the same call may succeed later.
 
@@ -266,7 +241,6 @@ class DistNetworkTimeoutError(DistNetworkError, TimeoutError):
     """
 
 
-@_documented
 class DistStoreError(DistError):
     """A rendezvous store refused or failed.
 
@@ -286,7 +260,6 @@ class DistStoreError(DistError):
     """
 
 
-@_documented
 class DistStoreTimeoutError(DistStoreError, TimeoutError):
     """Keys were still missing in the store when the deadline passed.
 
@@ -302,7 +275,6 @@ class DistStoreTimeoutError(DistStoreError, TimeoutError):
     """
 
 
-@_documented
 class QueueEmptyError(DistStoreError):
     """`Store.queue_pop` with ``block=False`` found nothing in the queue.
 
@@ -320,6 +292,5 @@ class QueueEmptyError(DistStoreError):
     """
 
 
-@_documented
 class LibraryFailure(DistBackendError):
     """A call of NCCL or CUDA failed; the message is the library's."""

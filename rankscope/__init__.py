@@ -11,9 +11,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from rankscope import backends
-from rankscope.backends import *  # noqa: F403
 
 if TYPE_CHECKING:
+    from rankscope.backends import *  # noqa: F403
     from rankscope.engines import (
         Cluster,
         ClusterError,
@@ -37,19 +37,28 @@ __all__ = [
 ]
 
 
+#: What a rank, or a plain script, does not need: ipyparallel, IPython and matplotlib.
+_AT_FIRST_USE = {
+    **dict.fromkeys(
+        ("Cluster", "ClusterError", "ExecutionError", "Job", "RankError"), "engines"
+    ),
+    "picture": "widgets.picture",
+    **dict.fromkeys(backends.__all__, "backends"),
+}
+
+
 def __getattr__(name: str) -> Any:
-    # A rank, or a plain script, needs neither ipyparallel nor IPython.
-    if name in ("Cluster", "ClusterError", "ExecutionError", "Job", "RankError"):
-        from rankscope import engines
-
-        return getattr(engines, name)
-    if name == "picture":
-        from rankscope.widgets.picture import picture
-
-        return picture
     if name == "torch":
         return importlib.import_module("rankscope.torch")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _AT_FIRST_USE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{_AT_FIRST_USE[name]}")
+    found = globals()[name] = getattr(module, name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def load_ipython_extension(shell: Any) -> None:

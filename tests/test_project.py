@@ -87,7 +87,7 @@ def test_backends_load_without_jupyter() -> None:
     """No module that the backends import loads Jupyter either."""
     script = (
         "import sys, rankscope.backends as b\n"
-        "b.init_process_group\n"
+        "[getattr(b, name) for name in b.__all__]\n"
         f"print(sorted({JUPYTER!r} & set(sys.modules)))"
     )
     done = subprocess.run(
@@ -95,6 +95,34 @@ def test_backends_load_without_jupyter() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+#: What takes long to import, and most programs do not need.
+HEAVY = {
+    *("asyncio", "email", "hashlib", "importlib.metadata", "pdb", "psutil", "ssl"),
+    *("subprocess", "zmq", "cupy", "mpi4py", "nccl", "torch", "pandas", "matplotlib"),
+    *("rankscope.backends.gloo", "rankscope.backends.observe", "rankscope.engines"),
+    *JUPYTER,
+}
+
+
+def test_an_import_loads_nothing_heavy_but_numpy() -> None:
+    script = (
+        "import sys, numpy\n"
+        "by_numpy = set(sys.modules)\n"
+        "import rankscope\n"
+        f"print(sorted({HEAVY!r} & set(sys.modules) - by_numpy))"
+    )
+    assert _run(sys.executable, "-c", script) == "[]\n"
+
+
+def test_a_completion_shows_what_is_imported_later() -> None:
+    script = (
+        "import rankscope\n"
+        "print(sorted({*rankscope.__all__} - {*dir(rankscope)}), end='')\n"
+        "print(sorted({*rankscope.backends.__all__} - {*dir(rankscope.backends)}))"
+    )
+    assert _run(sys.executable, "-c", script) == "[][]\n"
 
 
 def test_the_watch_of_torch_is_there_without_an_import_of_its_own() -> None:

@@ -20,7 +20,6 @@ from ..work.reduce_op import ReduceOp
 from ..work.work import Work
 from .arguments import Array, Place, take_peer, take_tag
 from .data_movement import all_gather, all_gather_into_tensor
-from .documentation import documented
 from .point_to_point import irecv, isend
 from .reductions import all_reduce, reduce_scatter_tensor
 
@@ -241,7 +240,6 @@ class P2POp:
         )
 
 
-@documented
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     """Issue sends and receives of one group as one batch.
 
@@ -265,6 +263,8 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         rank. Nothing is issued.
     TypeError
         As `isend` and `irecv` raise it. Nothing is issued.
+    NotImplementedError, DistError
+        As from `isend` and `irecv`.
 
     Notes
     -----
@@ -297,7 +297,6 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     return cast("list[Work]", works)
 
 
-@documented
 def all_reduce_coalesced(
     tensors: Sequence[Array],
     op: ReduceOp = ReduceOp.SUM,
@@ -311,6 +310,18 @@ def all_reduce_coalesced(
     tensors : sequence of arrays
         Read and written in place, as by `all_reduce`; on one device. Dtypes may
         differ. Every rank has the same sizes and dtypes, in the same order.
+    op, group, async_op : ReduceOp, ProcessGroup, bool, optional
+        As for `all_reduce`.
+
+    Returns
+    -------
+    Work or None
+        As from `all_reduce`.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError, DistError
+        As from `all_reduce`.
 
     Notes
     -----
@@ -329,7 +340,6 @@ def all_reduce_coalesced(
     return manager.work.finish(async_op)
 
 
-@documented
 def all_gather_into_tensor_coalesced(
     output_tensors: Sequence[Array],
     input_tensors: Sequence[Array],
@@ -343,6 +353,18 @@ def all_gather_into_tensor_coalesced(
     output_tensors, input_tensors : sequences of arrays
         Pairs, as for `all_gather_into_tensor`; all on one device. Every rank has the
         same sizes and dtypes, in the same order.
+    group, async_op : ProcessGroup, bool, optional
+        As for `all_reduce`.
+
+    Returns
+    -------
+    Work or None
+        As from `all_reduce`.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError, DistError
+        As from `all_gather_into_tensor`.
 
     Notes
     -----
@@ -361,7 +383,6 @@ def all_gather_into_tensor_coalesced(
     return manager.work.finish(async_op)
 
 
-@documented
 def reduce_scatter_tensor_coalesced(
     output_tensors: Sequence[Array],
     input_tensors: Sequence[Array],
@@ -376,6 +397,18 @@ def reduce_scatter_tensor_coalesced(
     output_tensors, input_tensors : sequences of arrays
         Pairs, as for `reduce_scatter_tensor`; all on one device. Every rank has the
         same sizes and dtypes, in the same order.
+    op, group, async_op : ReduceOp, ProcessGroup, bool, optional
+        As for `all_reduce`.
+
+    Returns
+    -------
+    Work or None
+        As from `all_reduce`.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError, DistError
+        As from `reduce_scatter_tensor`.
 
     Notes
     -----
@@ -395,7 +428,6 @@ def reduce_scatter_tensor_coalesced(
     return manager.work.finish(async_op)
 
 
-@documented
 def all_gather_coalesced(
     output_tensor_lists: Sequence[Sequence[Array]],
     input_tensor_list: Sequence[Array],
@@ -411,6 +443,19 @@ def all_gather_coalesced(
         r: a list for each rank, with as many arrays as `input_tensor_list`.
     input_tensor_list : sequence of arrays
         Read; as many on every rank.
+    group, async_op : ProcessGroup, bool, optional
+        As for `all_reduce`.
+
+    Returns
+    -------
+    Work or None
+        As from `all_reduce`.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError, DistError
+        As from `all_gather`; also if a list of outputs has not one array for each
+        input.
 
     Notes
     -----

@@ -28,7 +28,6 @@ from .arguments import (
     take_root_list,
     take_splits,
 )
-from .documentation import documented, documented_barrier
 
 __all__ = [
     "all_gather",
@@ -42,7 +41,6 @@ __all__ = [
 ]
 
 
-@documented
 def broadcast(
     tensor: Array,
     src: int | None = None,
@@ -57,6 +55,23 @@ def broadcast(
     tensor : array
         Read on `src`, written in place on every other rank. C-contiguous, of any
         dtype; size and dtype are the same on all ranks.
+    src : int, optional
+        The source, by its rank in the world. Either it or `group_src` is given.
+    group, async_op : ProcessGroup, bool, optional
+        As for `all_reduce`.
+    group_src : int, optional
+        The source, by its rank in the group, instead of `src`.
+
+    Returns
+    -------
+    Work or None
+        As from `all_reduce`.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError, DistError
+        As from `all_reduce`; also if `src` and `group_src` are both given, or neither
+        is, or name no rank of the group.
 
     Notes
     -----
@@ -76,19 +91,12 @@ def broadcast(
     array, device = take(
         tensor, "tensor", OpType.BROADCAST, pg, writable=pg.rank() != root
     )
-    return pg.issue(
-        Op(
-            OpType.BROADCAST,
-            device,
-            (array,),
-            (array, root),
-            peer=root,
-            result=array,
-        )
-    ).finish(async_op)
+    call = Op(
+        OpType.BROADCAST, device, (array,), (array, root), peer=root, result=array
+    )
+    return pg.issue(call).finish(async_op)
 
 
-@documented
 def all_gather(
     tensor_list: Sequence[Array],
     tensor: Array,
@@ -104,6 +112,19 @@ def all_gather(
         `tensor`; sizes may differ from rank to rank.
     tensor : array
         Read; of any dtype, the same as that of `tensor_list`.
+    group, async_op : ProcessGroup, bool, optional
+        As for `all_reduce`.
+
+    Returns
+    -------
+    Work or None
+        As from `all_reduce`.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError, DistError
+        As from `all_reduce`; also if a list has not one array for each rank; sizes or
+        dtypes of the arrays do not fit.
 
     Notes
     -----
@@ -130,18 +151,12 @@ def all_gather(
         "the size of this rank's tensor",
         where,
     )
-    return pg.issue(
-        Op(
-            OpType.ALL_GATHER,
-            device,
-            (array, *outputs),
-            (outputs, array),
-            result=outputs,
-        )
-    ).finish(async_op)
+    call = Op(
+        OpType.ALL_GATHER, device, (array, *outputs), (outputs, array), result=outputs
+    )
+    return pg.issue(call).finish(async_op)
 
 
-@documented
 def all_gather_into_tensor(
     output_tensor: Array,
     input_tensor: Array,
@@ -156,6 +171,18 @@ def all_gather_into_tensor(
         Written; world-size times the elements of `input_tensor`, in any shape.
     input_tensor : array
         Read; of any dtype, and of one size and dtype on all ranks.
+    group, async_op : ProcessGroup, bool, optional
+        As for `all_reduce`.
+
+    Returns
+    -------
+    Work or None
+        As from `all_reduce`.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError, DistError
+        As from `all_reduce`; also if sizes or dtypes of the arrays do not fit.
 
     Notes
     -----
@@ -183,18 +210,10 @@ def all_gather_into_tensor(
         f"{pg.size()} ranks times {array.size} elements of input_tensor",
         where,
     )
-    return pg.issue(
-        Op(
-            kind,
-            device,
-            (array, output),
-            (output, array),
-            result=output,
-        )
-    ).finish(async_op)
+    call = Op(kind, device, (array, output), (output, array), result=output)
+    return pg.issue(call).finish(async_op)
 
 
-@documented
 def gather(
     tensor: Array,
     gather_list: Sequence[Array] | None = None,
@@ -212,6 +231,25 @@ def gather(
     gather_list : list of arrays, optional
         Written; one array per rank, each of the size of `tensor`. Given on `dst` and
         on no other rank.
+    dst : int, optional
+        The destination, by its rank in the world. By default it is rank 0 of the world,
+        or the first rank of a group without it.
+    group, async_op : ProcessGroup, bool, optional
+        As for `all_reduce`.
+    group_dst : int, optional
+        The destination, by its rank in the group, instead of `dst`.
+
+    Returns
+    -------
+    Work or None
+        As from `all_reduce`.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError, DistError
+        As from `all_reduce`; also if `dst` and `group_dst` are both given, or name no
+        rank of the group; the list is missing on the root, is given on another rank, or
+        has not one array for each rank; sizes or dtypes of the arrays do not fit.
 
     Notes
     -----
@@ -236,19 +274,17 @@ def gather(
     if outputs is not None:
         check_same([array, *outputs], "tensor", "gather_list", where)
         check_equal_sizes(outputs, "gather_list", array.size, "tensor", where)
-    return pg.issue(
-        Op(
-            OpType.GATHER,
-            device,
-            (array, *(outputs or ())),
-            (array, outputs, root),
-            peer=root,
-            result=outputs,
-        )
-    ).finish(async_op)
+    call = Op(
+        OpType.GATHER,
+        device,
+        (array, *(outputs or ())),
+        (array, outputs, root),
+        peer=root,
+        result=outputs,
+    )
+    return pg.issue(call).finish(async_op)
 
 
-@documented
 def scatter(
     tensor: Array,
     scatter_list: Sequence[Array] | None = None,
@@ -266,6 +302,25 @@ def scatter(
     scatter_list : list of arrays, optional
         Read; one array per rank, each of the size of `tensor`. Given on `src` and on
         no other rank.
+    src : int, optional
+        The source, by its rank in the world. By default it is rank 0 of the world, or
+        the first rank of a group without it.
+    group, async_op : ProcessGroup, bool, optional
+        As for `all_reduce`.
+    group_src : int, optional
+        The source, by its rank in the group, instead of `src`.
+
+    Returns
+    -------
+    Work or None
+        As from `all_reduce`.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError, DistError
+        As from `all_reduce`; also if `src` and `group_src` are both given, or name no
+        rank of the group; the list is missing on the root, is given on another rank, or
+        has not one array for each rank; sizes or dtypes of the arrays do not fit.
 
     Notes
     -----
@@ -290,19 +345,17 @@ def scatter(
     if inputs is not None:
         check_same([array, *inputs], "tensor", "scatter_list", where)
         check_equal_sizes(inputs, "scatter_list", array.size, "tensor", where)
-    return pg.issue(
-        Op(
-            OpType.SCATTER,
-            device,
-            (*(inputs or ()), array),
-            (array, inputs, root),
-            peer=root,
-            result=array,
-        )
-    ).finish(async_op)
+    call = Op(
+        OpType.SCATTER,
+        device,
+        (*(inputs or ()), array),
+        (array, inputs, root),
+        peer=root,
+        result=array,
+    )
+    return pg.issue(call).finish(async_op)
 
 
-@documented
 def all_to_all(
     output_tensor_list: Sequence[Array],
     input_tensor_list: Sequence[Array],
@@ -317,6 +370,19 @@ def all_to_all(
         Written; one array per rank. Entry r has the size of what rank r sends here.
     input_tensor_list : list of arrays
         Read; one array per rank, of any size, and of one dtype on all ranks.
+    group, async_op : ProcessGroup, bool, optional
+        As for `all_reduce`.
+
+    Returns
+    -------
+    Work or None
+        As from `all_reduce`.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError, DistError
+        As from `all_reduce`; also if a list has not one array for each rank; sizes or
+        dtypes of the arrays do not fit.
 
     Notes
     -----
@@ -350,18 +416,10 @@ def all_to_all(
     )
     own = pg.rank()
     check_own_part(outputs[own].size, inputs[own].size, pg, where)
-    return pg.issue(
-        Op(
-            kind,
-            device,
-            (*inputs, *outputs),
-            (outputs, inputs),
-            result=outputs,
-        )
-    ).finish(async_op)
+    call = Op(kind, device, (*inputs, *outputs), (outputs, inputs), result=outputs)
+    return pg.issue(call).finish(async_op)
 
 
-@documented
 def all_to_all_single(
     output: Array,
     input: Array,
@@ -383,6 +441,20 @@ def all_to_all_single(
         are split evenly: their number is divisible by the world size.
     input_split_sizes : list of int, optional
         Rows of dimension 0 of `input` for each rank; evenly split without it.
+    group, async_op : ProcessGroup, bool, optional
+        As for `all_reduce`.
+
+    Returns
+    -------
+    Work or None
+        As from `all_reduce`.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError, DistError
+        As from `all_reduce`; also if the sizes of a split are not one integer for each
+        rank, or do not add up to dimension 0; without sizes, dimension 0 cannot be
+        split evenly; sizes or dtypes of the arrays do not fit.
 
     Notes
     -----
@@ -412,19 +484,17 @@ def all_to_all_single(
         )
     own = pg.rank()
     check_own_part(receives[own], sends[own], pg, where)
-    return pg.issue(
-        Op(
-            kind,
-            device,
-            (source, target),
-            (target, source, receives, sends),
-            result=target,
-            splits=(receives, sends),
-        )
-    ).finish(async_op)
+    call = Op(
+        kind,
+        device,
+        (source, target),
+        (target, source, receives, sends),
+        result=target,
+        splits=(receives, sends),
+    )
+    return pg.issue(call).finish(async_op)
 
 
-@documented_barrier
 def barrier(
     group: Group = None,
     async_op: bool = False,
@@ -436,6 +506,8 @@ def barrier(
 
     Parameters
     ----------
+    group : ProcessGroup, optional
+        As for `all_reduce`.
     async_op : bool, default False
         Return a `Work` at once, whose ``wait()`` blocks until every rank has entered.
     device_ids : list of int, optional

@@ -14,7 +14,6 @@ from ..rank_sets import name_ranks
 from ..work.op_type import OpType
 from ..work.state import WorkState
 from ..work.work import Work
-from .documentation import documented_barrier
 
 __all__ = ["monitored_barrier"]
 
@@ -22,7 +21,6 @@ __all__ = ["monitored_barrier"]
 _SLICE = 0.25
 
 
-@documented_barrier
 def monitored_barrier(
     group: Group = None,
     timeout: float | timedelta | None = None,
@@ -34,6 +32,8 @@ def monitored_barrier(
 
     Parameters
     ----------
+    group : ProcessGroup, optional
+        As for `all_reduce`.
     timeout : float or timedelta, optional
         How long to wait for the others, in seconds if it is a number; the default is
         the timeout of the group.

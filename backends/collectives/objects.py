@@ -28,7 +28,6 @@ from ..groups.membership import Group, member_group
 from ..groups.process_group import ProcessGroup
 from ..work.op_type import OpType
 from .arguments import Place, take_peer, take_tag
-from .documentation import documented_objects
 from .object_transport import ObjectTransport
 
 __all__ = [
@@ -74,7 +73,6 @@ def refuse_pickles(refuse: bool = True) -> None:
     _refused = refuse
 
 
-@documented_objects
 def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> None:
     """Set ``object_list[r]`` to `obj` of rank r, on every rank.
 
@@ -84,6 +82,20 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> 
         Written in place: one entry for each rank of the group.
     obj : object
         Picklable. The own entry is `obj` itself, not a copy.
+    group : ProcessGroup, optional
+        As for `all_reduce`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As from `all_reduce`; also if `object_list` has not one entry for each rank;
+        `obj` cannot be pickled; the call is in a block of `coalescing_manager`.
+    NotImplementedError
+        The backend lacks an op that the bytes are sent by.
+    DistError
+        An object cannot be unpickled here, or this rank refuses pickles
+        (`refuse_pickles`): the op has ended on all ranks then. Or the op failed, as in
+        `all_reduce`.
 
     Notes
     -----
@@ -112,7 +124,6 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> 
     ]
 
 
-@documented_objects
 def broadcast_object_list(
     object_list: list[Any],
     src: int | None = None,
@@ -127,6 +138,24 @@ def broadcast_object_list(
     object_list : list
         Picklable objects, read on `src` and replaced in place on the other ranks; of
         the same length, at least 1, on all ranks.
+    src : int, optional
+        The source, by its rank in the world. By default it is rank 0 of the world, or
+        the first rank of a group without it.
+    group : ProcessGroup, optional
+        As for `all_reduce`.
+    device : str or torch.device, optional
+        The device type of the group whose backend carries the bytes, the same on all
+        ranks, as ``"cpu"`` or ``"cuda:1"``; ``None`` is host memory where the group has
+        a backend for it, else its first device type.
+    group_src : int, optional
+        The source, by its rank in the group, instead of `src`.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError, DistError
+        As from `all_gather_object`; also if `src` and `group_src` are both given, or
+        name no rank of the group; two ranks' lists have other lengths, which are
+        compared after the transfer.
 
     Notes
     -----
@@ -159,7 +188,6 @@ def broadcast_object_list(
     _fill(object_list, data, count, root, pg, where)
 
 
-@documented_objects
 def gather_object(
     obj: Any,
     object_gather_list: list[Any] | None = None,
@@ -176,6 +204,19 @@ def gather_object(
     object_gather_list : list, optional
         On `dst` one entry for each rank of the group, written in place; not used on
         the other ranks.
+    dst : int, optional
+        The destination, by its rank in the world. By default it is rank 0 of the world,
+        or the first rank of a group without it.
+    group : ProcessGroup, optional
+        As for `all_reduce`.
+    group_dst : int, optional
+        The destination, by its rank in the group, instead of `dst`.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError, DistError
+        As from `all_gather_object`; also if `dst` and `group_dst` are both given, or
+        name no rank of the group.
 
     Notes
     -----
@@ -214,7 +255,6 @@ def gather_object(
         ]
 
 
-@documented_objects
 def scatter_object_list(
     scatter_object_output_list: list[Any],
     scatter_object_input_list: Sequence[Any] | None = None,
@@ -231,6 +271,19 @@ def scatter_object_list(
     scatter_object_input_list : sequence, optional
         On `src` one picklable object for each rank of the group; not used on the
         other ranks.
+    src : int, optional
+        The source, by its rank in the world. By default it is rank 0 of the world, or
+        the first rank of a group without it.
+    group : ProcessGroup, optional
+        As for `all_reduce`.
+    group_src : int, optional
+        The source, by its rank in the group, instead of `src`.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError, DistError
+        As from `all_gather_object`; also if `src` and `group_src` are both given, or
+        name no rank of the group.
 
     Notes
     -----
@@ -279,7 +332,6 @@ def scatter_object_list(
         scatter_object_output_list[0] = _unpack(data, pg.ranks[root], where)
 
 
-@documented_objects
 def send_object_list(
     object_list: Sequence[Any],
     dst: int | None = None,
@@ -295,6 +347,22 @@ def send_object_list(
     ----------
     object_list : sequence
         Picklable objects, at least one; the receiver's list has as many entries.
+    dst, group : int, ProcessGroup, optional
+        As for `isend`.
+    device : str, optional
+        As for `broadcast_object_list`.
+    group_dst : int, optional
+        As for `isend`.
+    use_batch : bool, default False
+        Not used: accepted for c10d's signature. No backend connects two ranks apart
+        from the rest of the group, which is what c10d spares NCCL by it.
+    tag : int, optional
+        As for `isend`.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError, DistError
+        As from `all_gather_object` and `isend`.
 
     Notes
     -----
@@ -324,7 +392,6 @@ def send_object_list(
     transport.send(data, peer, tag)
 
 
-@documented_objects
 def recv_object_list(
     object_list: list[Any],
     src: int | None = None,
@@ -343,11 +410,25 @@ def recv_object_list(
     src : int, optional
         The source, as its rank in the world; ``None``, where `group_src` is ``None``
         too, receives from any rank, which NCCL cannot do.
+    group : ProcessGroup, optional
+        As for `isend`.
+    device : str, optional
+        As for `broadcast_object_list`.
+    group_src : int, optional
+        The source, by its rank in the group, instead of `src`.
+    use_batch, tag : bool, int, optional
+        As for `send_object_list`.
 
     Returns
     -------
     int
         The sender, as its rank in the world; -1 on a rank outside the group.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError, DistError
+        As from `all_gather_object` and `irecv`; also if two ranks' lists have other
+        lengths, which are compared after the transfer.
 
     Notes
     -----

@@ -8,12 +8,10 @@ from ..interface.op import Op
 from ..work.op_type import OpType
 from ..work.work import Work
 from .arguments import Array, take, take_peer, take_tag
-from .documentation import documented
 
 __all__ = ["irecv", "isend", "recv", "send"]
 
 
-@documented
 def isend(
     tensor: Array,
     dst: int | None = None,
@@ -27,12 +25,29 @@ def isend(
     ----------
     tensor : array
         Read; C-contiguous, of any dtype. It belongs to the op until the Work is over.
+    dst : int, optional
+        The destination, by its rank in the world. Either it or `group_dst` is given.
+    group : ProcessGroup, optional
+        The group of both ranks; ``None`` is the default group. On a rank outside the
+        group the call only warns.
+    tag : int, default 0
+        A receive matches the sends with its tag. gloo takes 0 to 2147483647, mpi, ucx
+        and ucc take 0 to 31999. nccl has no tags: it takes 0 alone.
+    group_dst : int, optional
+        The destination, by its rank in the group, instead of `dst`.
 
     Returns
     -------
     Work
         It is over when the array may be used again. On a rank outside the group it is
         ``None``.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError, DistError
+        As from `all_reduce`; also if `dst` and `group_dst` are both given, or neither
+        is, or name no rank of the group, or this rank itself; the backend does not take
+        the `tag`.
 
     Notes
     -----
@@ -52,7 +67,6 @@ def isend(
     return _isend("isend", tensor, dst, group, tag, group_dst)
 
 
-@documented
 def irecv(
     tensor: Array,
     src: int | None = None,
@@ -69,12 +83,23 @@ def irecv(
     src : int, optional
         The sender, as its rank in the world; without `src` and `group_src`, any rank,
         which NCCL does not have.
+    group, tag : ProcessGroup, int, optional
+        As for `isend`.
+    group_src : int, optional
+        The sender, by its rank in the group, instead of `src`.
 
     Returns
     -------
     Work
         Its ``source_rank()`` is the sender's rank in the group. On a rank outside the
         group it is ``None``.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError, DistError
+        As from `all_reduce`; also if `src` and `group_src` are both given, or name no
+        rank of the group, or this rank itself; the backend does not take the `tag`;
+        neither is given, and the backend is nccl or ucc.
 
     Notes
     -----
@@ -95,7 +120,6 @@ def irecv(
     return _irecv("irecv", tensor, src, group, tag, group_src)
 
 
-@documented
 def send(
     tensor: Array,
     dst: int | None = None,
@@ -109,6 +133,13 @@ def send(
     ----------
     tensor : array
         Read; C-contiguous, of any dtype.
+    dst, group, tag, group_dst : int, ProcessGroup, optional
+        As for `isend`.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError, DistError
+        As from `isend`.
 
     Notes
     -----
@@ -129,7 +160,6 @@ def send(
         work.wait()
 
 
-@documented
 def recv(
     tensor: Array,
     src: int | None = None,
@@ -146,11 +176,18 @@ def recv(
     src : int, optional
         The sender, as its rank in the world; without `src` and `group_src`, any rank,
         which NCCL does not have.
+    group, tag, group_src : ProcessGroup, int, optional
+        As for `irecv`.
 
     Returns
     -------
     int
         The sender's rank in the world; -1 on a rank outside the group.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError, DistError
+        As from `irecv`.
 
     Notes
     -----

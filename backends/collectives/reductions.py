@@ -22,7 +22,6 @@ from .arguments import (
     take_on,
     take_peer,
 )
-from .documentation import documented
 from .sparse import is_sparse, sparse_all_reduce
 
 __all__ = [
@@ -33,7 +32,6 @@ __all__ = [
 ]
 
 
-@documented
 def all_reduce(
     tensor: Array,
     op: ReduceOp = ReduceOp.SUM,
@@ -51,6 +49,45 @@ def all_reduce(
         where every rank has one: its pattern of entries may differ from rank to rank,
         its shape and dtype may not. Other reductions of it raise `ValueError`, and so
         does a `coalescing_manager` block.
+    op : ReduceOp, default SUM
+        The reduction, the same on all ranks; the Notes say which dtypes have which. AVG
+        is a sum, divided by the number of ranks.
+    group : ProcessGroup, optional
+        The group; ``None`` is the default group. Every rank of it makes the call. On a
+        rank outside the group, to which `new_group` returned
+        `GroupMember.NON_GROUP_MEMBER`, the call only warns.
+    async_op : bool, default False
+        Return a `Work` at once instead of blocking. The arrays belong to the op until
+        the Work is over.
+
+    Returns
+    -------
+    Work or None
+        The Work with ``async_op=True``, else ``None`` after the op has ended. On a GPU
+        the caller's current stream waits for the op, and the host does not. On a rank
+        outside the group there is no op to wait for: ``None``, or a Work that is over.
+
+    Raises
+    ------
+    TypeError
+        An argument is no array, no reduction or no group; a dtype is not in the Notes,
+        or needs a missing package; the backend has the reduction, but not for the
+        dtype.
+    ValueError
+        There is no default group (`init_process_group` makes it), and `group` is
+        ``None``; an array is not C-contiguous, or read-only where it is written; the
+        group has no backend for the device type of the arrays; they are on several
+        devices, or not on the ``device_id`` of `init_process_group`; the backend has
+        the reduction for no dtype; PREMUL_SUM has no factor (`make_nccl_premul_sum`).
+        `ValueError` and `TypeError` are raised before this rank sends anything, and the
+        group stays usable; ranks whose call was right wait for this one.
+    NotImplementedError
+        The backend of the arrays' device type does not have the op.
+    DistTimeoutError, DistAbortedError, DistBackendError
+        The op failed. The message names rank, op and sequence number; the error has
+        them as attributes. With ``async_op=True`` ``wait()`` of the Work raises it. The
+        call itself does if the op cannot start: the group is aborted already, or its
+        backend cannot be made.
 
     Notes
     -----
@@ -73,6 +110,18 @@ def all_reduce(
     SUM of bool is "or", PRODUCT "and". Anything else is refused before it is sent. NCCL
     2.24 reduces float8 on GPUs of compute capability 9.0.
 
+    An array is one of numpy or cupy, a tensor of torch on the CPU or on CUDA, or any
+    other that exports DLPack. Of a tensor that requires a gradient the data are used,
+    and autograd learns nothing of the op. Arrays on CUDA need cupy. The dtypes are
+    bool, the integers, floats and complex numbers of numpy in native byte order,
+    bfloat16 (of torch or of ml_dtypes, a package that it needs in either case), and on
+    NCCL float8 of torch. Of longdouble and clongdouble only MPI and UCX have
+    reductions. All arrays of a call are on one device type, which chooses the backend.
+
+    Each rank checks its own arguments alone. Sizes, dtypes, roots or reductions that
+    differ from rank to rank end, by the backend, in an error, in an op that hangs,
+    whose cause is then found (``docs/faults.md``), or in wrong data.
+
     Examples
     --------
     >>> x = np.array([1.0, 2.0])
@@ -90,12 +139,10 @@ def all_reduce(
     if type(tensor) is not np.ndarray and is_sparse(tensor):
         return sparse_all_reduce(tensor, op, pg).finish(async_op)
     array, device = take(tensor, "tensor", OpType.ALL_REDUCE, pg)
-    return pg.issue(
-        Op(OpType.ALL_REDUCE, device, (array,), (array,), result=array, reduce_op=op)
-    ).finish(async_op)
+    call = Op(OpType.ALL_REDUCE, device, (array,), (array,), result=array, reduce_op=op)
+    return pg.issue(call).finish(async_op)
 
 
-@documented
 def reduce(
     tensor: Array,
     dst: int | None = None,
@@ -111,6 +158,23 @@ def reduce(
     tensor : array
         Read on every rank, written in place on `dst`; the other ranks' arrays keep
         their content. C-contiguous, of one size and dtype on all ranks.
+    dst : int, optional
+        The destination, by its rank in the world. Either it or `group_dst` is given.
+    op, group, async_op : ReduceOp, ProcessGroup, bool, optional
+        As for `all_reduce`.
+    group_dst : int, optional
+        The destination, by its rank in the group, instead of `dst`.
+
+    Returns
+    -------
+    Work or None
+        As from `all_reduce`.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError, DistError
+        As from `all_reduce`; also if `dst` and `group_dst` are both given, or neither
+        is, or name no rank of the group.
 
     Notes
     -----
@@ -131,20 +195,18 @@ def reduce(
     root = take_peer(pg, dst, group_dst, "dst", "reduce")
     is_root = pg.rank() == root
     array, device = take(tensor, "tensor", OpType.REDUCE, pg, writable=is_root)
-    return pg.issue(
-        Op(
-            OpType.REDUCE,
-            device,
-            (array,),
-            (array, root),
-            result=array if is_root else None,
-            reduce_op=op,
-            peer=root,
-        )
-    ).finish(async_op)
+    call = Op(
+        OpType.REDUCE,
+        device,
+        (array,),
+        (array, root),
+        result=array if is_root else None,
+        reduce_op=op,
+        peer=root,
+    )
+    return pg.issue(call).finish(async_op)
 
 
-@documented
 def reduce_scatter(
     output: Array,
     input_list: Sequence[Array],
@@ -161,6 +223,19 @@ def reduce_scatter(
     input_list : list of arrays
         One array per rank, all of one dtype, which are read. Entry r has the size of
         rank r's `output`; sizes may differ from entry to entry.
+    op, group, async_op : ReduceOp, ProcessGroup, bool, optional
+        As for `all_reduce`.
+
+    Returns
+    -------
+    Work or None
+        As from `all_reduce`.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError, DistError
+        As from `all_reduce`; also if a list has not one array for each rank; sizes or
+        dtypes of the arrays do not fit.
 
     Notes
     -----
@@ -189,19 +264,12 @@ def reduce_scatter(
         f"the size of input_list[{pg.rank()}], this rank's part",
         where,
     )
-    return pg.issue(
-        Op(
-            kind,
-            device,
-            (*inputs, array),
-            (array, inputs),
-            result=array,
-            reduce_op=op,
-        )
-    ).finish(async_op)
+    call = Op(
+        kind, device, (*inputs, array), (array, inputs), result=array, reduce_op=op
+    )
+    return pg.issue(call).finish(async_op)
 
 
-@documented
 def reduce_scatter_tensor(
     output: Array,
     input: Array,
@@ -218,6 +286,18 @@ def reduce_scatter_tensor(
     input : array
         Read; world-size times the elements of `output`, of the same dtype. Part r is
         the r-th of world-size equal slices of the flat array.
+    op, group, async_op : ReduceOp, ProcessGroup, bool, optional
+        As for `all_reduce`.
+
+    Returns
+    -------
+    Work or None
+        As from `all_reduce`.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError, DistError
+        As from `all_reduce`; also if sizes or dtypes of the arrays do not fit.
 
     Notes
     -----
@@ -246,13 +326,7 @@ def reduce_scatter_tensor(
         f"{pg.size()} ranks times {array.size} elements of output",
         where,
     )
-    return pg.issue(
-        Op(
-            kind,
-            device,
-            (source, array),
-            (array, source),
-            result=array,
-            reduce_op=op,
-        )
-    ).finish(async_op)
+    call = Op(
+        kind, device, (source, array), (array, source), result=array, reduce_op=op
+    )
+    return pg.issue(call).finish(async_op)

@@ -15,7 +15,6 @@ from ..stores.base import Store
 from ..work.async_errors import acknowledge, take_async_error
 from . import arrival
 from .config import BackendConfig, bound_index
-from .documentation import documented
 from .exit_status import fail_on_async_error
 from .membership import Group, is_initialized, resolve_group
 from .non_member import NonGroupMember
@@ -48,7 +47,6 @@ default_pg_timeout = timedelta(seconds=DEFAULT_TIMEOUT)
 atexit.register(fail_on_async_error)
 
 
-@documented
 def init_process_group(
     backend: str | None = None,
     init_method: str | None = None,
@@ -90,6 +88,11 @@ def init_process_group(
         `world_size`.
     group_name : str, optional
         Not used: accepted for c10d's signature.
+    pg_options : object, optional
+        Not used: accepted for c10d's signature.
+    device_id : int, cupy.cuda.Device or torch.device, optional
+        The CUDA device of this process. The backend of ``cuda`` is then built, and
+        connected, at once.
     wait_for_workers : bool, default True
         Whether to wait for the other ranks, the same on every rank; else the first op
         does.
@@ -180,7 +183,6 @@ def init_process_group(
             raise
 
 
-@documented
 def destroy_process_group(group: Group = None) -> None:
     """Free `group` and its backends; with the default group, all groups are freed.
 
@@ -224,7 +226,6 @@ def destroy_process_group(group: Group = None) -> None:
         raise late
 
 
-@documented
 def abort_process_group(group: Group = None, reason: str = "") -> None:
     """Fail all ops in flight in `group`, on every rank, and stop its backends.
 
@@ -234,8 +235,16 @@ def abort_process_group(group: Group = None, reason: str = "") -> None:
 
     Parameters
     ----------
+    group : ProcessGroup, optional
+        The group; ``None`` is the default group.
     reason : str, optional
         Why; the errors on all ranks say it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `group` is no group, or this rank is not in it; or it is ``None``, and there is
+        no default group.
 
     Notes
     -----
@@ -259,13 +268,23 @@ def abort_process_group(group: Group = None, reason: str = "") -> None:
     pg.abort(reason or "abort_process_group()")
 
 
-@documented
 def rebuild_process_group(group: Group = None) -> None:
     """Make an aborted group usable again; every rank of the group calls it.
 
     The group keeps its name and ranks and begins a new generation, with fresh
     backends (built at their next use) and sequence numbers from the start. Works
     of the old generation keep their final state. No communication is needed.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        The group; ``None`` is the default group.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `group` is no group, or this rank is not in it; or it is ``None``, and there is
+        no default group.
 
     Notes
     -----
@@ -285,7 +304,6 @@ def rebuild_process_group(group: Group = None) -> None:
     pg.rebuild()
 
 
-@documented
 def enable_timing(group: Group = None, enabled: bool = True) -> None:
     """Switch the timing of the Works of `group` that are made from now on.
 
@@ -293,8 +311,16 @@ def enable_timing(group: Group = None, enabled: bool = True) -> None:
 
     Parameters
     ----------
+    group : ProcessGroup, optional
+        The group; ``None`` is the default group.
     enabled : bool, default True
         Whether Works are timed.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `group` is no group, or this rank is not in it; or it is ``None``, and there is
+        no default group.
 
     Notes
     -----
@@ -310,7 +336,6 @@ def enable_timing(group: Group = None, enabled: bool = True) -> None:
     resolve_group(group, "enable_timing").enable_timing(enabled)
 
 
-@documented
 def is_available() -> bool:
     """Return whether this package can be used: always.
 
@@ -326,7 +351,6 @@ def is_available() -> bool:
     return True
 
 
-@documented
 def is_backend_available(backend: str) -> bool:
     """Return whether `backend` is registered and its libraries are installed.
 
@@ -347,7 +371,6 @@ def is_backend_available(backend: str) -> bool:
     return unavailable_reason(backend) is None
 
 
-@documented
 def is_gloo_available() -> bool:
     """Return whether the gloo backend can be used: pygloo or xoscar is installed.
 
@@ -363,7 +386,6 @@ def is_gloo_available() -> bool:
     return is_backend_available("gloo")
 
 
-@documented
 def is_mpi_available() -> bool:
     """Return whether the MPI backend can be used: mpi4py and an MPI are installed.
 
@@ -379,7 +401,6 @@ def is_mpi_available() -> bool:
     return is_backend_available("mpi")
 
 
-@documented
 def is_nccl_available() -> bool:
     """Return whether the NCCL backend can be used: nccl4py, cupy and a GPU are there.
 
@@ -395,7 +416,6 @@ def is_nccl_available() -> bool:
     return is_backend_available("nccl")
 
 
-@documented
 def is_ucc_available() -> bool:
     """Return whether the library UCC is found, so that backend ``ucc`` can be used.
 
@@ -412,7 +432,6 @@ def is_ucc_available() -> bool:
     return is_backend_available("ucc")
 
 
-@documented
 def is_xccl_available() -> bool:
     """Return whether a backend called ``xccl`` is registered and can be used here.
 

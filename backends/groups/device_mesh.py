@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..documentation import complete, complete_methods
 from ..quantities import as_int
 from ..rank_sets import name_ranks
 from .api import init_process_group
@@ -202,6 +200,11 @@ class DeviceMesh:
         mesh_dim : int or str, optional
             The number or the name of a dimension; without it, all dimensions.
 
+        Raises
+        ------
+        KeyError, IndexError
+            As from `get_group`.
+
         Examples
         --------
         >>> dist.init_device_mesh("cpu", (1, 1)).size(0)
@@ -223,10 +226,20 @@ class DeviceMesh:
     def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
         """Return this rank's rank in the group of a dimension; -1: not in the mesh.
 
+        Parameters
+        ----------
+        mesh_dim : int or str, optional
+            As for `get_group`.
+
         Returns
         -------
         int
             The rank; -1 on a rank that is not in the mesh.
+
+        Raises
+        ------
+        KeyError, IndexError, RuntimeError
+            As from `get_group`.
 
         Examples
         --------
@@ -242,11 +255,24 @@ class DeviceMesh:
     def get_group(self, mesh_dim: int | str | None = None) -> ProcessGroup:
         """Return the group of the ranks that differ from this one in `mesh_dim` alone.
 
+        Parameters
+        ----------
+        mesh_dim : int or str, optional
+            The number or the name of a dimension, or a name that `_flatten` gave. A
+            mesh of one dimension needs none.
+
         Returns
         -------
         ProcessGroup
             The group; ``GroupMember.NON_GROUP_MEMBER`` on a rank that is not in the
             mesh.
+
+        Raises
+        ------
+        KeyError, IndexError
+            The mesh has no dimension of that name, or number.
+        RuntimeError
+            `mesh_dim` is missing, and the mesh has several dimensions.
 
         Examples
         --------
@@ -488,28 +514,3 @@ def _along(ranks: Any, dim: int) -> list[int] | None:
 
 def _flat(ranks: Any) -> list[int]:
     return [int(rank) for rank in ranks.reshape(-1)]
-
-
-_PARAMETERS = {
-    "mesh_dim": """\
-mesh_dim : int or str, optional
-    The number or the name of a dimension, or a name that `_flatten` gave. A mesh of one
-    dimension needs none."""
-}
-_NO_DIMENSION = {
-    "KeyError, IndexError": "The mesh has no dimension of that name, or number.",
-}
-_SEVERAL = {
-    "RuntimeError": "`mesh_dim` is missing, and the mesh has several dimensions.",
-}
-
-
-def _documented(method: Callable[..., Any]) -> None:
-    takes_dim = "mesh_dim" in inspect.signature(method).parameters
-    raises = _NO_DIMENSION if takes_dim else {}
-    if takes_dim and method.__name__ != "size":
-        raises = {**raises, **_SEVERAL}
-    complete(method, _PARAMETERS, raises)
-
-
-complete_methods(DeviceMesh, _documented)

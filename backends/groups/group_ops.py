@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
+
+# The functions know the groups, so this module cannot import theirs. The package has
+# them all when a method is called.
+import rankscope.backends as dist
 
 from ..work.op_timeout import op_timeout
 from ..work.reduce_op import ReduceOp
 from ..work.work import Work
-from .documentation import documented_ops
-from .options import (
-    AllgatherOptions,
-    AllreduceCoalescedOptions,
-    AllreduceOptions,
-    AllToAllOptions,
-    BarrierOptions,
-    BroadcastOptions,
-    GatherOptions,
-    GroupOptions,
-    ReduceOptions,
-    ReduceScatterOptions,
-    ScatterOptions,
-)
+
+if TYPE_CHECKING:
+    from .options import GroupOptions
 
 __all__ = ["GroupOps"]
 
@@ -32,155 +25,162 @@ Arrays = Sequence[Array]
 Timeout = float | timedelta | None
 
 
-@documented_ops
 class GroupOps:
     """The methods of ``torch.distributed.ProcessGroup`` that start an op.
 
     Each is the function of ``rankscope`` that its docstring names, with
     ``async_op=True``: it checks its arguments and raises errors as the function does,
-    and returns a :class:`Work`. As in c10d, an array stands in a list of one entry or
-    alone, roots and peers are ranks *in the group*, and what remains is given by an
-    options object or by the arguments it stands for.
+    and returns a :class:`Work`. Their arguments, as in c10d:
+
+    - `tensors`, `input_tensors`: the function's array, alone or in a list of one.
+    - `output_tensors`: what is written, as the function's output; or that in a list.
+    - `input_list`, `output_lists`: arrays of this rank; for each one for every rank.
+    - `input`, `inputs`, `output`, `outputs`: what is read, and what is written.
+    - `input_split_sizes`, `output_split_sizes`: rows by rank; missing or empty: evenly.
+    - `root`, `op`: rank in the group (0), reduction (SUM); or `opts` in this place.
+    - `dstRank`, `srcRank`: ranks in the group.
+    - `tag`: as of `isend`.
+    - `timeout`: of the op, in seconds or as a `timedelta`; by default the group's.
+    - `wait_all_ranks`: whether an error names all missing ranks, not the first alone.
+    - `opts`: c10d's options of the op; arguments go before its fields.
     """
 
-    #: The functions of `rankscope`, by name. `backends` enters them: imports point
-    #: downwards, and the functions know the groups.
-    functions: ClassVar[Mapping[str, Callable[..., Any]]] = {}
-
-    def _issue(self, name: str, timeout: Timeout, *args: Any, **kwargs: Any) -> Work:
+    def _issue(
+        self,
+        function: Callable[..., Work | None],
+        timeout: Timeout,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Work:
         with _own_timeout(timeout):
-            work = self.functions[name](*args, group=self, **kwargs)
-        assert isinstance(work, Work)
+            work = function(*args, group=self, async_op=True, **kwargs)
+        assert work is not None  # this rank is in the group
+        return work
+
+    def _message(
+        self, function: Callable[..., Work | None], array: Array, **kwargs: Any
+    ) -> Work:
+        work = function(array, group=self, **kwargs)
+        assert work is not None
         return work
 
     def broadcast(
         self,
         tensors: Arrays | Array,
-        root: int | BroadcastOptions | None = None,
+        root: int | dist.BroadcastOptions | None = None,
         timeout: Timeout = None,
         *,
-        opts: BroadcastOptions | None = None,
+        opts: dist.BroadcastOptions | None = None,
     ) -> Work:
         """Do `rankscope.broadcast` from rank `root` of the group (default 0)."""
-        opts, source = _options(opts, root, BroadcastOptions, "rootRank")
+        opts, source = _options(opts, root, dist.BroadcastOptions, "rootRank")
         return self._issue(
-            "broadcast",
+            dist.broadcast,
             _timeout(timeout, opts),
             _one(tensors, "broadcast"),
             group_src=source,
-            async_op=True,
         )
 
     def allreduce(
         self,
         tensors: Arrays | Array,
-        op: ReduceOp | AllreduceOptions | None = None,
+        op: ReduceOp | dist.AllreduceOptions | None = None,
         timeout: Timeout = None,
         *,
-        opts: AllreduceOptions | None = None,
+        opts: dist.AllreduceOptions | None = None,
     ) -> Work:
         """Do `rankscope.all_reduce` by `op` (default: SUM)."""
-        opts, reduce_op = _options(opts, op, AllreduceOptions, "reduceOp")
+        opts, reduce_op = _options(opts, op, dist.AllreduceOptions, "reduceOp")
         return self._issue(
-            "all_reduce",
+            dist.all_reduce,
             _timeout(timeout, opts),
             _one(tensors, "allreduce"),
             op=reduce_op,
-            async_op=True,
         )
 
     def allreduce_coalesced(
-        self, tensors: Arrays, opts: AllreduceCoalescedOptions | None = None
+        self, tensors: Arrays, opts: dist.AllreduceCoalescedOptions | None = None
     ) -> Work:
         """Do `rankscope.all_reduce_coalesced`."""
-        opts = opts or AllreduceCoalescedOptions()
+        opts = opts or dist.AllreduceCoalescedOptions()
         return self._issue(
-            "all_reduce_coalesced",
-            opts.timeout,
-            tensors,
-            op=opts.reduceOp,
-            async_op=True,
+            dist.all_reduce_coalesced, opts.timeout, tensors, op=opts.reduceOp
         )
 
     def reduce(
         self,
         tensors: Arrays | Array,
-        root: int | ReduceOptions | None = None,
+        root: int | dist.ReduceOptions | None = None,
         op: ReduceOp | None = None,
         timeout: Timeout = None,
         *,
-        opts: ReduceOptions | None = None,
+        opts: dist.ReduceOptions | None = None,
     ) -> Work:
         """Do `rankscope.reduce` to rank `root` of the group (default 0)."""
-        opts, target = _options(opts, root, ReduceOptions, "rootRank")
+        opts, target = _options(opts, root, dist.ReduceOptions, "rootRank")
         return self._issue(
-            "reduce",
+            dist.reduce,
             _timeout(timeout, opts),
             _one(tensors, "reduce"),
             group_dst=target,
             op=op or opts.reduceOp,
-            async_op=True,
         )
 
     def allgather(
         self,
         output_tensors: Sequence[Arrays] | Arrays,
         input_tensors: Arrays | Array,
-        timeout: Timeout | AllgatherOptions = None,
+        timeout: Timeout | dist.AllgatherOptions = None,
         *,
-        opts: AllgatherOptions | None = None,
+        opts: dist.AllgatherOptions | None = None,
     ) -> Work:
         """Do `rankscope.all_gather`."""
-        _, seconds = _options(opts, timeout, AllgatherOptions, "timeout")
+        _, seconds = _options(opts, timeout, dist.AllgatherOptions, "timeout")
         return self._issue(
-            "all_gather",
+            dist.all_gather,
             seconds,
             _one_list(output_tensors, "allgather"),
             _one(input_tensors, "allgather"),
-            async_op=True,
         )
 
     def allgather_coalesced(
         self,
         output_lists: Sequence[Arrays],
         input_list: Arrays,
-        opts: AllgatherOptions | None = None,
+        opts: dist.AllgatherOptions | None = None,
     ) -> Work:
         """Do a `rankscope.all_gather` for each of `input_list`, as one batch.
 
         ``output_lists[i]`` has one array for each rank's ``input_list[i]``.
         """
         _same_length(output_lists, input_list, "allgather_coalesced")
-        with self._batch(opts) as batch:
+        group: Any = self
+        timeout = _own_timeout(opts.timeout if opts else None)
+        with timeout, dist.coalescing_manager(group, async_ops=True) as batch:
             for outputs, array in zip(output_lists, input_list, strict=True):
-                self.functions["all_gather"](outputs, array, self, async_op=True)
+                dist.all_gather(outputs, array, group, async_op=True)
         return batch.work
 
     def all_gather_single(
-        self, output: Array, input: Array, opts: AllgatherOptions | None = None
+        self, output: Array, input: Array, opts: dist.AllgatherOptions | None = None
     ) -> Work:
         """Do `rankscope.all_gather_into_tensor`."""
         return self._issue(
-            "all_gather_into_tensor",
-            opts.timeout if opts else None,
-            output,
-            input,
-            async_op=True,
+            dist.all_gather_into_tensor, opts.timeout if opts else None, output, input
         )
 
     _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(
-        self, outputs: Arrays, inputs: Arrays, opts: AllgatherOptions | None = None
+        self, outputs: Arrays, inputs: Arrays, opts: dist.AllgatherOptions | None = None
     ) -> Work:
         """Do `rankscope.all_gather_into_tensor_coalesced`."""
         _same_length(outputs, inputs, "all_gather_single_coalesced")
         return self._issue(
-            "all_gather_into_tensor_coalesced",
+            dist.all_gather_into_tensor_coalesced,
             opts.timeout if opts else None,
             outputs,
             inputs,
-            async_op=True,
         )
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -189,97 +189,91 @@ class GroupOps:
         self,
         output_tensors: Sequence[Arrays] | Arrays,
         input_tensors: Arrays | Array,
-        root: int | GatherOptions | None = None,
+        root: int | dist.GatherOptions | None = None,
         timeout: Timeout = None,
         *,
-        opts: GatherOptions | None = None,
+        opts: dist.GatherOptions | None = None,
     ) -> Work:
         """Do `rankscope.gather` to rank `root` of the group (default 0).
 
         `output_tensors` is empty on the other ranks.
         """
-        opts, target = _options(opts, root, GatherOptions, "rootRank")
+        opts, target = _options(opts, root, dist.GatherOptions, "rootRank")
         return self._issue(
-            "gather",
+            dist.gather,
             _timeout(timeout, opts),
             _one(input_tensors, "gather"),
             _one_list(output_tensors, "gather") or None,
             group_dst=target,
-            async_op=True,
         )
 
     def scatter(
         self,
         output_tensors: Arrays | Array,
         input_tensors: Sequence[Arrays] | Arrays,
-        root: int | ScatterOptions | None = None,
+        root: int | dist.ScatterOptions | None = None,
         timeout: Timeout = None,
         *,
-        opts: ScatterOptions | None = None,
+        opts: dist.ScatterOptions | None = None,
     ) -> Work:
         """Do `rankscope.scatter` from rank `root` of the group (default 0).
 
         `input_tensors` is empty on the other ranks.
         """
-        opts, source = _options(opts, root, ScatterOptions, "rootRank")
+        opts, source = _options(opts, root, dist.ScatterOptions, "rootRank")
         return self._issue(
-            "scatter",
+            dist.scatter,
             _timeout(timeout, opts),
             _one(output_tensors, "scatter"),
             _one_list(input_tensors, "scatter") or None,
             group_src=source,
-            async_op=True,
         )
 
     def reduce_scatter(
         self,
         output_tensors: Arrays | Array,
         input_tensors: Sequence[Arrays] | Arrays,
-        op: ReduceOp | ReduceScatterOptions | None = None,
+        op: ReduceOp | dist.ReduceScatterOptions | None = None,
         timeout: Timeout = None,
         *,
-        opts: ReduceScatterOptions | None = None,
+        opts: dist.ReduceScatterOptions | None = None,
     ) -> Work:
         """Do `rankscope.reduce_scatter` by `op` (default: SUM)."""
-        opts, reduce_op = _options(opts, op, ReduceScatterOptions, "reduceOp")
+        opts, reduce_op = _options(opts, op, dist.ReduceScatterOptions, "reduceOp")
         return self._issue(
-            "reduce_scatter",
+            dist.reduce_scatter,
             _timeout(timeout, opts),
             _one(output_tensors, "reduce_scatter"),
             _one_list(input_tensors, "reduce_scatter"),
             op=reduce_op,
-            async_op=True,
         )
 
     def reduce_scatter_single(
-        self, output: Array, input: Array, opts: ReduceScatterOptions | None = None
+        self, output: Array, input: Array, opts: dist.ReduceScatterOptions | None = None
     ) -> Work:
         """Do `rankscope.reduce_scatter_tensor`."""
-        opts = opts or ReduceScatterOptions()
+        opts = opts or dist.ReduceScatterOptions()
         return self._issue(
-            "reduce_scatter_tensor",
-            opts.timeout,
-            output,
-            input,
-            op=opts.reduceOp,
-            async_op=True,
+            dist.reduce_scatter_tensor, opts.timeout, output, input, op=opts.reduceOp
         )
 
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter_single_coalesced(
-        self, outputs: Arrays, inputs: Arrays, opts: ReduceScatterOptions | None = None
+        self,
+        outputs: Arrays,
+        inputs: Arrays,
+        opts: dist.ReduceScatterOptions | None = None,
     ) -> Work:
         """Do `rankscope.reduce_scatter_tensor_coalesced`."""
-        opts = opts or ReduceScatterOptions()
+        opts = opts or dist.ReduceScatterOptions()
         _same_length(outputs, inputs, "reduce_scatter_single_coalesced")
         return self._issue(
-            "reduce_scatter_tensor_coalesced",
+            dist.reduce_scatter_tensor_coalesced,
             opts.timeout,
             outputs,
             inputs,
             op=opts.reduceOp,
-            async_op=True,
         )
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -288,15 +282,14 @@ class GroupOps:
         self,
         output_tensors: Arrays,
         input_tensors: Arrays,
-        opts: AllToAllOptions | None = None,
+        opts: dist.AllToAllOptions | None = None,
     ) -> Work:
         """Do `rankscope.all_to_all`."""
         return self._issue(
-            "all_to_all",
+            dist.all_to_all,
             opts.timeout if opts else None,
             output_tensors,
             input_tensors,
-            async_op=True,
         )
 
     def all_to_all_single(
@@ -305,20 +298,19 @@ class GroupOps:
         input: Array,
         output_split_sizes: Sequence[int] | None = None,
         input_split_sizes: Sequence[int] | None = None,
-        timeout: Timeout | AllToAllOptions = None,
+        timeout: Timeout | dist.AllToAllOptions = None,
         *,
-        opts: AllToAllOptions | None = None,
+        opts: dist.AllToAllOptions | None = None,
     ) -> Work:
         """Do `rankscope.all_to_all_single`; empty or missing sizes split evenly."""
-        _, seconds = _options(opts, timeout, AllToAllOptions, "timeout")
+        _, seconds = _options(opts, timeout, dist.AllToAllOptions, "timeout")
         return self._issue(
-            "all_to_all_single",
+            dist.all_to_all_single,
             seconds,
             output,
             input,
             output_split_sizes or None,
             input_split_sizes or None,
-            async_op=True,
         )
 
     alltoall_base = all_to_all_single
@@ -326,44 +318,38 @@ class GroupOps:
     def send(self, tensors: Arrays | Array, dstRank: int, tag: int = 0) -> Work:
         """Do `rankscope.isend` to rank `dstRank` of the group."""
         array = _one(tensors, "send")
-        return self._issue("isend", None, array, group_dst=dstRank, tag=tag)
+        return self._message(dist.isend, array, group_dst=dstRank, tag=tag)
 
     def recv(self, tensors: Arrays | Array, srcRank: int, tag: int = 0) -> Work:
         """Do `rankscope.irecv` from rank `srcRank` of the group."""
         array = _one(tensors, "recv")
-        return self._issue("irecv", None, array, group_src=srcRank, tag=tag)
+        return self._message(dist.irecv, array, group_src=srcRank, tag=tag)
 
     def recv_anysource(self, tensors: Arrays | Array, tag: int = 0) -> Work:
         """Do `rankscope.irecv` from any rank, which ``work.source_rank()`` names."""
-        return self._issue("irecv", None, _one(tensors, "recv_anysource"), tag=tag)
+        return self._message(dist.irecv, _one(tensors, "recv_anysource"), tag=tag)
 
     def barrier(
         self,
-        timeout: Timeout | BarrierOptions = None,
+        timeout: Timeout | dist.BarrierOptions = None,
         *,
-        opts: BarrierOptions | None = None,
+        opts: dist.BarrierOptions | None = None,
     ) -> Work:
         """Do `rankscope.barrier`; return its Work."""
-        opts, seconds = _options(opts, timeout, BarrierOptions, "timeout")
+        opts, seconds = _options(opts, timeout, dist.BarrierOptions, "timeout")
         return self._issue(
-            "barrier",
+            dist.barrier,
             seconds,
             device_ids=opts.device_ids or None,
             device=opts.device,
-            async_op=True,
         )
 
     def monitored_barrier(
         self, timeout: Timeout = None, wait_all_ranks: bool = False
     ) -> None:
         """Do `rankscope.monitored_barrier`, which blocks."""
-        self.functions["monitored_barrier"](self, timeout, wait_all_ranks)
-
-    @contextlib.contextmanager
-    def _batch(self, opts: GroupOptions | None) -> Any:
-        own = _own_timeout(opts.timeout if opts else None)
-        with own, self.functions["coalescing_manager"](self, async_ops=True) as batch:
-            yield batch
+        group: Any = self
+        dist.monitored_barrier(group, timeout, wait_all_ranks)
 
 
 def _own_timeout(timeout: Timeout) -> contextlib.AbstractContextManager[None]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import logging
 import sys
-import sysconfig
 import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 from ..errors import DistError, DistStoreError
@@ -42,9 +42,6 @@ LONGEST = 1.0
 RECORDS = 50
 
 _PACKAGE = f"{__name__.partition('.')[0]}."
-_LIBRARIES = tuple(
-    f"{sysconfig.get_path(name)}/" for name in ("stdlib", "purelib", "platlib")
-)
 
 
 class Place(NamedTuple):
@@ -70,6 +67,15 @@ Answers = Mapping[int, "dict[str, Any] | None"]
 Explain = Callable[[GroupSpec, int, Answers], Explanation | None]
 
 
+@cache
+def _libraries() -> tuple[str, ...]:
+    """Return the folders of the standard library and of installed packages."""
+    import sysconfig
+
+    kinds = ("stdlib", "purelib", "platlib")
+    return tuple(f"{sysconfig.get_path(kind)}/" for kind in kinds)
+
+
 def main_thread_place() -> Place:
     """Return the innermost line of the main thread that is no library's."""
     ident = threading.main_thread().ident
@@ -77,7 +83,7 @@ def main_thread_place() -> Place:
     for one, line in traceback.walk_stack(frame) if frame is not None else ():
         name = one.f_globals.get("__name__", "")
         file = one.f_code.co_filename
-        if not name.startswith(_PACKAGE) and not file.startswith((*_LIBRARIES, "<")):
+        if not name.startswith(_PACKAGE) and not file.startswith((*_libraries(), "<")):
             return Place(recorder.name_source((file, line, one.f_code.co_name)))
     return Place("")
 

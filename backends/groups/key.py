@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import NamedTuple
 
 __all__ = ["GroupKey"]
@@ -22,5 +21,7 @@ class GroupKey(NamedTuple):
     @property
     def id(self) -> str:
         """The key as text: the name and a hash of the ranks, ``tp/8dd1a2e0``."""
+        import hashlib  # OpenSSL takes 2 ms
+
         members = hashlib.sha1(repr(list(self.ranks)).encode()).hexdigest()[:8]
         return f"{self.name}/{members}"

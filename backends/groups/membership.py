@@ -8,7 +8,6 @@ import warnings
 from ..quantities import as_int
 from ..rank_sets import name_ranks
 from ..work.flight_recorder import frames_inside
-from .documentation import documented
 from .non_member import NON_GROUP_MEMBER, NonGroupMember
 from .process_group import ProcessGroup
 from .world import world
@@ -75,7 +74,6 @@ class GroupMember(metaclass=_GroupMeta):
     NON_GROUP_MEMBER = NON_GROUP_MEMBER
 
 
-@documented
 def is_initialized() -> bool:
     """Return whether the default group exists.
 
@@ -91,7 +89,6 @@ def is_initialized() -> bool:
     return world.default is not None
 
 
-@documented
 def is_torchelastic_launched() -> bool:
     """Return whether torchrun started this process, which sets ``TORCHELASTIC_RUN_ID``.
 
@@ -107,7 +104,6 @@ def is_torchelastic_launched() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-@documented
 def get_pg_count() -> int:
     """Return the number of groups that this rank is in.
 
@@ -123,7 +119,6 @@ def get_pg_count() -> int:
     return len(world.groups())
 
 
-@documented
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
     """Return the rank of this process among those of its host: ``LOCAL_RANK``.
 
@@ -163,9 +158,18 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
     return as_int(fallback_rank, "get_node_local_rank: fallback_rank")
 
 
-@documented
 def get_rank(group: Group = None) -> int:
     """Return this process's rank in `group`; -1 if it is not a member.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        The group; ``None`` is the default group.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `group` is no group; or it is ``None``, and there is no default group.
 
     Notes
     -----
@@ -181,9 +185,18 @@ def get_rank(group: Group = None) -> int:
     return resolve_group(group, "get_rank").rank()
 
 
-@documented
 def get_world_size(group: Group = None) -> int:
     """Return the number of ranks in `group`; -1 if this rank is not a member.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        The group; ``None`` is the default group.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `group` is no group; or it is ``None``, and there is no default group.
 
     Notes
     -----
@@ -199,9 +212,19 @@ def get_world_size(group: Group = None) -> int:
     return resolve_group(group, "get_world_size").size()
 
 
-@documented
 def get_process_group_ranks(group: Group = None) -> list[int]:
     """Return the global ranks of `group`, in the order of their ranks in the group.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        The group; ``None`` is the default group.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `group` is no group, or this rank is not in it; or it is ``None``, and there is
+        no default group.
 
     Notes
     -----
@@ -215,12 +238,13 @@ def get_process_group_ranks(group: Group = None) -> list[int]:
     return list(resolve_group(group, "get_process_group_ranks").ranks)
 
 
-@documented
 def get_group_rank(group: Group, global_rank: int) -> int:
     """Return the rank in `group` of a process, given by its global rank.
 
     Parameters
     ----------
+    group : ProcessGroup or None
+        The group; ``None`` is the default group.
     global_rank : int
         The rank in the world.
 
@@ -251,12 +275,13 @@ def get_group_rank(group: Group, global_rank: int) -> int:
     return pg.ranks.index(global_rank)
 
 
-@documented
 def get_global_rank(group: Group, group_rank: int) -> int:
     """Return the global rank of a process, given by its rank in `group`.
 
     Parameters
     ----------
+    group : ProcessGroup or None
+        The group; ``None`` is the default group.
     group_rank : int
         The rank in the group.
 
@@ -287,9 +312,19 @@ def get_global_rank(group: Group, group_rank: int) -> int:
     return pg.ranks[group_rank]
 
 
-@documented
 def get_backend_config(group: Group = None) -> str:
     """Return the backend string of `group`, per device type: ``cpu:gloo,cuda:nccl``.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        The group; ``None`` is the default group.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `group` is no group, or this rank is not in it; or it is ``None``, and there is
+        no default group.
 
     Notes
     -----
@@ -303,11 +338,21 @@ def get_backend_config(group: Group = None) -> str:
     return str(resolve_group(group, "get_backend_config").config)
 
 
-@documented
 def get_backend(group: Group = None) -> str:
     """Return the backend of the group's first device type; deprecated.
 
     A group may hold several backends: `get_backend_config` names all of them.
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        The group; ``None`` is the default group.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `group` is no group, or this rank is not in it; or it is ``None``, and there is
+        no default group.
 
     Notes
     -----

@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import Any
 
 from ..work.reduce_op import ReduceOp
-from .documentation import documented_options
 
 __all__ = [
     "AllToAllOptions",
@@ -27,16 +26,30 @@ __all__ = [
 
 @dataclass
 class GroupOptions:
-    """What all options have; `documented_options` describes the fields."""
+    """What all options have.
+
+    Parameters
+    ----------
+    timeout : float or timedelta, optional
+        The timeout of the op (`op_timeout`), in seconds if it is a number; the default
+        is the group's.
+    asyncOp : bool, default True
+        Not used, as a method of a group returns a Work in either case: accepted for
+        c10d's fields.
+    """
 
     timeout: float | timedelta | None = None
     asyncOp: bool = True
 
 
-@documented_options
 @dataclass
 class AllreduceOptions(GroupOptions):
     """Options of ``ProcessGroup.allreduce``.
+
+    Parameters
+    ----------
+    reduceOp : ReduceOp, default SUM
+        The reduction.
 
     Examples
     --------
@@ -48,8 +61,6 @@ class AllreduceOptions(GroupOptions):
     reduceOp: ReduceOp = ReduceOp.SUM
 
 
-@documented_options
-@dataclass
 class AllreduceCoalescedOptions(AllreduceOptions):
     """Options of ``ProcessGroup.allreduce_coalesced``.
 
@@ -61,8 +72,6 @@ class AllreduceCoalescedOptions(AllreduceOptions):
     """
 
 
-@documented_options
-@dataclass
 class ReduceScatterOptions(AllreduceOptions):
     """Options of ``ProcessGroup.reduce_scatter`` and its other forms.
 
@@ -74,10 +83,16 @@ class ReduceScatterOptions(AllreduceOptions):
     """
 
 
-@documented_options
 @dataclass
 class BroadcastOptions(GroupOptions):
     """Options of ``ProcessGroup.broadcast``.
+
+    Parameters
+    ----------
+    rootRank : int, default 0
+        The root, by its rank in the group.
+    rootTensor : int, default 0
+        Not used, as a rank has one array: accepted for c10d's fields.
 
     Examples
     --------
@@ -90,10 +105,14 @@ class BroadcastOptions(GroupOptions):
     rootTensor: int = 0
 
 
-@documented_options
 @dataclass
 class ReduceOptions(BroadcastOptions):
     """Options of ``ProcessGroup.reduce``.
+
+    Parameters
+    ----------
+    reduceOp : ReduceOp, default SUM
+        The reduction.
 
     Examples
     --------
@@ -105,10 +124,14 @@ class ReduceOptions(BroadcastOptions):
     reduceOp: ReduceOp = ReduceOp.SUM
 
 
-@documented_options
 @dataclass
 class GatherOptions(GroupOptions):
     """Options of ``ProcessGroup.gather``.
+
+    Parameters
+    ----------
+    rootRank : int, default 0
+        The root, by its rank in the group.
 
     Examples
     --------
@@ -120,8 +143,6 @@ class GatherOptions(GroupOptions):
     rootRank: int = 0
 
 
-@documented_options
-@dataclass
 class ScatterOptions(GatherOptions):
     """Options of ``ProcessGroup.scatter``.
 
@@ -133,8 +154,6 @@ class ScatterOptions(GatherOptions):
     """
 
 
-@documented_options
-@dataclass
 class AllgatherOptions(GroupOptions):
     """Options of ``ProcessGroup.allgather`` and its other forms.
 
@@ -146,8 +165,6 @@ class AllgatherOptions(GroupOptions):
     """
 
 
-@documented_options
-@dataclass
 class AllToAllOptions(GroupOptions):
     """Options of ``ProcessGroup.alltoall`` and ``alltoall_base``.
 
@@ -159,10 +176,16 @@ class AllToAllOptions(GroupOptions):
     """
 
 
-@documented_options
 @dataclass
 class BarrierOptions(GroupOptions):
     """Options of ``ProcessGroup.barrier``, which name its device if not the first.
+
+    Parameters
+    ----------
+    device_ids : sequence of int, optional
+        The CUDA device of this rank, in a list.
+    device : str or torch.device, optional
+        The device type whose backend runs the barrier; the group's first by default.
 
     Examples
     --------

@@ -13,7 +13,6 @@ import contextlib
 import json
 import logging
 import os
-import socket
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -69,7 +68,7 @@ class PeerWatch:
         # Rank 0 serves the store, where the store reports deaths at all.
         if 0 in spec.ranks:
             self._keep(store.watch_loss(self._store_lost))
-        where = f"process {os.getpid()} on {socket.gethostname()}"
+        where = f"process {os.getpid()} on {os.uname().nodename}"
         self.publish_death_notice(
             f"rank {spec.global_rank} ({where}) is gone: {UNKNOWN_END}"
         )

@@ -22,7 +22,6 @@ from ..work.work import Work
 from .abort_reason import AbortReason
 from .capture import PendingOp, fusible_runs
 from .config import BackendConfig
-from .documentation import documented_methods
 from .generation import Generation
 from .group_ops import GroupOps
 from .key import GroupKey
@@ -36,7 +35,6 @@ from .watchdog import watchdog
 __all__ = ["ProcessGroup"]
 
 
-@documented_methods
 class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
     """A set of ranks with one :class:`Backend` per device type.
 
@@ -243,7 +241,13 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         return list(self._current.backends.values())
 
     def built_backend(self, device: str) -> Backend | None:
-        """Return the backend of `device`, or ``None`` before its first use."""
+        """Return the backend of `device`, or ``None`` before its first use.
+
+        Parameters
+        ----------
+        device : str
+            A device type, such as ``"cpu"``.
+        """
         return self._current.backends.get(device)
 
     def backend_for(self, device: str, op_type: OpType | None = None) -> Backend:
@@ -251,6 +255,8 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
 
         Parameters
         ----------
+        device : str
+            A device type, such as ``"cpu"``.
         op_type : OpType, optional
             The op that needs it, for messages.
 

@@ -9,8 +9,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from ..errors import DistError
 from ..interface.registry import registrations_at_init
 from ..stores.base import Store
-from ..stores.file import FileStore
-from ..stores.tcp import TCPStore
 
 __all__ = ["rendezvous"]
 
@@ -71,6 +69,8 @@ def rendezvous(
             raise ValueError(
                 f"init_method {init_method!r}: expected file:/// and an absolute path"
             )
+        from ..stores.file import FileStore
+
         path = unquote(url.path)
         file_store = FileStore(
             path, world_size, timeout, discard_stale=True, temporary=True
@@ -83,6 +83,8 @@ def rendezvous(
             raise ValueError(f"init_method {init_method!r}: {error}") from error
         if not host or not port:
             raise ValueError(f"init_method {init_method!r}: expected tcp://host:port")
+    from ..stores.tcp import TCPStore  # ZeroMQ takes 15 ms to import
+
     store = TCPStore(
         host, port, world_size, rank == 0, timeout, False, key=key, reports_deaths=True
     )

@@ -11,7 +11,6 @@ from ..devices.cuda_device import bound_device
 from ..quantities import as_int, as_timeout
 from ..work.async_errors import acknowledge
 from .config import BackendConfig, bound_index
-from .documentation import documented
 from .membership import Group, resolve_group
 from .non_member import NonGroupMember
 from .origin import Origin
@@ -32,7 +31,6 @@ __all__ = [
 SHRINK_DEFAULT, SHRINK_ABORT = 0, 1
 
 
-@documented
 def new_group(
     ranks: Sequence[int] | None = None,
     timeout: float | timedelta | None = None,
@@ -52,8 +50,21 @@ def new_group(
     ----------
     ranks : sequence of int, optional
         The global ranks of the members; ``None``: all.
+    timeout : float or timedelta, optional
+        Bounds every op of the group, from its start; in seconds if it is a number. The
+        default is that of the group that this one is made from.
+    backend : str, optional
+        The backends of the group: one name, or one per device type (see
+        `BackendConfig`). The default is that of the group that this one is made from.
+    pg_options : object, optional
+        Not used: accepted for c10d's signature.
     use_local_synchronization : bool, default False
         Not used, as no rank waits: accepted for c10d's signature.
+    group_desc : str, optional
+        The name that messages and the board show; the default is made of the ranks.
+    device_id : int, cupy.cuda.Device or torch.device, optional
+        The CUDA device of this process. The backend of ``cuda`` is then built, and
+        connected, at once.
     sort_ranks : bool, default True
         Whether `ranks` are sorted, as in c10d; else ``ranks[i]`` has rank i in the
         group.
@@ -135,7 +146,6 @@ def _early_device(parent: ProcessGroup, config: BackendConfig) -> int | None:
     return bound_device() if config.device_backend_map.get("cuda") == name else None
 
 
-@documented
 def new_subgroups(
     group_size: int | None = None,
     group: Group = None,
@@ -151,6 +161,10 @@ def new_subgroups(
     group_size : int, optional
         The number of ranks in each; ``None`` is that of this host
         (``LOCAL_WORLD_SIZE``).
+    group : ProcessGroup, optional
+        The group; ``None`` is the default group.
+    timeout, backend, pg_options, group_desc : optional
+        As for `new_group`.
 
     Returns
     -------
@@ -200,7 +214,6 @@ def new_subgroups(
     return mine, all_of_them
 
 
-@documented
 def new_subgroups_by_enumeration(
     ranks_per_subgroup_list: Sequence[Sequence[int]],
     timeout: float | timedelta | None = None,
@@ -214,6 +227,8 @@ def new_subgroups_by_enumeration(
     ----------
     ranks_per_subgroup_list : sequence of sequence of int
         The global ranks of each group; no rank is in two.
+    timeout, backend, pg_options, group_desc : optional
+        As for `new_group`.
 
     Returns
     -------
@@ -270,7 +285,6 @@ def _are_disjoint(lists: Sequence[Sequence[int]], size: int) -> bool:
     )
 
 
-@documented
 def shrink_group(
     ranks_to_exclude: Sequence[int],
     group: Group = None,
@@ -285,10 +299,14 @@ def shrink_group(
     ----------
     ranks_to_exclude : sequence of int
         Ranks in `group`, which may be dead or hung.
+    group : ProcessGroup, optional
+        The group; ``None`` is the default group.
     shrink_flags : int, default SHRINK_DEFAULT
         With ``SHRINK_DEFAULT`` `group` stays as it is. With ``SHRINK_ABORT`` it is
         aborted on every rank: its ops in flight raise `DistAbortedError`, and
         `rebuild_process_group` makes it usable once all its ranks are back.
+    pg_options : object, optional
+        Not used: accepted for c10d's signature.
 
     Returns
     -------
@@ -345,7 +363,6 @@ def shrink_group(
     return world.shrink(pg, excluded, abort=shrink_flags == SHRINK_ABORT)
 
 
-@documented
 def split_group(
     parent_pg: Group = None,
     split_ranks: Sequence[Sequence[int]] | None = None,
@@ -365,6 +382,8 @@ def split_group(
     split_ranks : sequence of sequence of int
         The ranks of each new group, as ranks in `parent_pg`, the same lists on every
         rank of it; each is sorted, as in c10d.
+    timeout, pg_options, group_desc, backend : optional
+        As for `new_group`.
 
     Returns
     -------

@@ -20,7 +20,6 @@ from ..work.op_type import OpType
 from ..work.reduce_op import ReduceOp
 from ..work.work import Work
 from . import fusion
-from .documentation import documented
 from .registration import BackendCreator, LauncherRendezvous, Registration
 
 __all__ = [
@@ -43,7 +42,6 @@ Array = Any
 Reduction = Any
 
 
-@documented
 class Backend:
     """One communication library, serving one group on this rank.
 
@@ -68,6 +66,19 @@ class Backend:
     each start and end. Deadlines are not its task: the dispatcher times ops out and
     then calls :meth:`abort`. It writes to no array whose Work is over, however it
     ended.
+
+    The arguments of the ops:
+
+    - `tensor`, `tensors`: the array of this rank; one for each op of a coalesced call.
+    - `output`, `outputs`, `output_list`: written; a list has an array for each rank.
+    - `tensor_list`, `tensor_lists`: written, as such a list, or one for each op.
+    - `gather_list`, `scatter_list`: a list as well; ``None`` on ranks but the root.
+    - `input_list`: read; an array for each rank.
+    - `output_split_sizes`: how many rows of `output` come from each rank.
+    - `input_split_sizes`: how many rows of `tensor` go to each rank.
+    - `op`: what `check` returned; of a coalesced call, the `ReduceOp`.
+    - `src`, `dst`: the source or the destination; a receive with ``None``: any rank.
+    - `tag`: a receive matches the sends with its tag.
 
     A failure that the library reports goes to `on_failure` first, with the reason,
     and to the Work then.
@@ -442,7 +453,15 @@ class Backend:
         return contextlib.nullcontext()
 
     def scratch(self, size: int, dtype: Any) -> Array:
-        """Return a flat array for a fused op, in memory that costs no further copy."""
+        """Return a flat array for a fused op, in memory that costs no further copy.
+
+        Parameters
+        ----------
+        size : int
+            The number of elements.
+        dtype : dtype
+            Their dtype.
+        """
         return np.empty(size, dtype)
 
     def barrier(self) -> Work:
@@ -454,18 +473,7 @@ class Backend:
         self._missing("send")
 
     def recv(self, tensor: Array, src: int | None, tag: int) -> Work:
-        """Receive into `tensor` from `src`.
-
-        Returns
-        -------
-        Work
-            Its result is the sender's rank in the group.
-
-        Raises
-        ------
-        NotImplementedError
-            The backend does not have it.
-        """
+        """Receive into `tensor` from `src`; the result is the sender's group rank."""
         self._missing("recv")
 
     def check_message(self, op: OpType, peer: int | None, tag: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..groups.inquiry import ANSWER_WAIT, Answers, Explanation, explain_with
+from ..groups.inquiry import ANSWER_WAIT, Answers, Explanation
 from ..groups.spec import GroupSpec
 from .diagnosis import diagnose
 from .verdicts import RankView, in_one
@@ -35,6 +35,3 @@ def explain(spec: GroupSpec, generation: int, answers: Answers) -> Explanation |
     verdicts = diagnose(spec.key, generation, views, stall=0.0)
     text, culprits = in_one(verdicts)
     return Explanation(text, culprits) if text else None
-
-
-explain_with(explain)

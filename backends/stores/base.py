@@ -12,7 +12,6 @@ from datetime import timedelta
 from ..errors import DistStoreError, DistStoreTimeoutError, QueueEmptyError
 from ..quantities import as_int, as_seconds
 from ..rank_sets import name_ranks
-from .documentation import documented
 
 __all__ = [
     "DEFAULT_TIMEOUT",
@@ -43,14 +42,24 @@ UNKNOWN_END = (
 )
 
 
-@documented
 class Store:
     """Base class of the stores: keys that are ``str``, with values that are ``bytes``.
 
     Every wait has a timeout, seconds or a `timedelta`; with 0 it does not wait. Its
     `DistStoreTimeoutError` names the keys that are still missing. All methods may be
     called from several threads at once, and a waiting thread blocks no other thread.
-    After `close` every method, and every wait in progress, raises `DistStoreError`.
+    After `close` every method, and every wait in progress, raises `DistStoreError`; a
+    `TCPStore` raises `DistNetworkError` once it has lost the process that serves it.
+    The arguments of the methods:
+
+    - `key`, `keys`: names of values, of queues, or of a barrier.
+    - `value`, `values`, `expected`, `desired`: bytes or text, which becomes UTF-8;
+      anything else is a `TypeError`.
+    - `amount`: an integer to add; 0 reads the number.
+    - `timeout`: how long to wait at most, by default `timeout` of the store.
+    - `block`: whether to wait for a value if the queue is empty.
+    - `world_size`: the number of callers.
+    - `callback`: one that raises is logged, and others are called all the same.
 
     Notes
     -----
@@ -129,6 +138,11 @@ class Store:
         bytes
             The value, also of a key that was set to text.
 
+        Raises
+        ------
+        DistStoreTimeoutError
+            A key is still missing after `timeout`; the message names it, and its rank.
+
         Examples
         --------
         >>> store = dist.HashStore()
@@ -160,6 +174,11 @@ class Store:
         -------
         list of bytes
             A value for each key.
+
+        Raises
+        ------
+        DistStoreTimeoutError
+            A key is still missing after `timeout`; the message names it, and its rank.
 
         Examples
         --------
@@ -239,6 +258,11 @@ class Store:
         self, keys: Sequence[str], timeout: float | timedelta | None = None
     ) -> None:
         """Block until all of `keys` are set.
+
+        Raises
+        ------
+        DistStoreTimeoutError
+            A key is still missing after `timeout`; the message names it, and its rank.
 
         Examples
         --------

@@ -26,7 +26,6 @@ from .base import (
     to_bytes,
     to_pairs,
 )
-from .documentation import documented
 from .file_log import DELETE, POLL_MAX, POLL_MIN, POP, PUSH, SET, FileLog
 
 __all__ = ["FileStore"]
@@ -36,7 +35,6 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-@documented
 class FileStore(Store):
     """A store in a file that all ranks can open, on this host or a shared file system.
 

@@ -12,7 +12,6 @@ from datetime import timedelta
 
 from ..errors import DistStoreError
 from .base import DEFAULT_TIMEOUT, remaining
-from .documentation import documented
 from .key_table import KeyTable, RequestStore, Ticket
 
 __all__ = ["HashStore"]
@@ -53,7 +52,6 @@ class _Shared:
             wait.callback(payload[0])
 
 
-@documented
 class HashStore(RequestStore):
     """A store in the memory of this process, for ranks that are its threads.
 

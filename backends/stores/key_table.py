@@ -19,7 +19,6 @@ from .base import (
     to_bytes,
     to_pairs,
 )
-from .documentation import documented
 
 __all__ = ["NEXT_NUMBER", "KeyTable", "Reply", "RequestStore", "Ticket"]
 
@@ -219,7 +218,6 @@ class KeyTable:
         self._answer(ticket, b"missing", [key for key in keys if key in missing])
 
 
-@documented
 class RequestStore(Store):
     """A store whose methods are requests to a `KeyTable`, here or in another process.
 

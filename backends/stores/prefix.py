@@ -9,7 +9,6 @@ from datetime import timedelta
 
 from ..errors import DistStoreError, DistStoreTimeoutError
 from .base import Store, empty_queue_error, missing_keys_error, remaining
-from .documentation import documented
 
 __all__ = ["PrefixStore"]
 
@@ -18,7 +17,6 @@ __all__ = ["PrefixStore"]
 _RECHECK = 1.0
 
 
-@documented
 class PrefixStore(Store):
     """A store with ``prefix/`` put before every key (``c10d::PrefixStore``).
 
@@ -90,11 +88,8 @@ class PrefixStore(Store):
     def wait(
         self, keys: Sequence[str], timeout: float | timedelta | None = None
     ) -> None:
-        """Block until all of `keys` are set.
-
-        The wait uses watches, because `close` of this object could not end a `wait`
-        of the underlying store.
-        """
+        # By watches, because `close` of this object could not end a `wait` of the
+        # underlying store.
         limit = self._limit(timeout)
         deadline = time.monotonic() + limit
         missing = [self._full(key) for key in keys]

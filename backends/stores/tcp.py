@@ -11,7 +11,6 @@ from datetime import timedelta
 from ..errors import DistStoreError, DistStoreTimeoutError
 from ..quantities import as_int
 from .base import DEFAULT_TIMEOUT, remaining, to_bytes
-from .documentation import documented
 from .key_table import RequestStore
 from .process_end import own_process
 from .tcp_client import TCPStoreClient
@@ -27,7 +26,6 @@ _COME, _ALL_HERE = "tcp-store/connected", "tcp-store/all connected"
 _GRACE = 5.0
 
 
-@documented
 class TCPStore(RequestStore):
     """A store served over TCP by the process that has ``is_master=True``.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import contextvars
 import logging
@@ -12,7 +11,6 @@ from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from ..documentation import documented_waits
 from ..errors import DistBackendError
 from .callback_threads import callback_threads
 
@@ -27,13 +25,13 @@ class _Waiter(Protocol):
     def _block(self, timeout: float | None) -> bool: ...
 
 
-@documented_waits
 class Future(concurrent.futures.Future[Any]):
     """A result that is there later; callbacks can be chained to it.
 
     It has the methods of ``torch.futures.Future`` and those of
     `concurrent.futures.Future`, and it can be awaited. What `Work.get_future` returns
     ends as the Work does; its value is ``work.result()``, a list of the output arrays.
+    A `timeout` is the seconds to wait at most.
 
     Parameters
     ----------
@@ -167,6 +165,8 @@ class Future(concurrent.futures.Future[Any]):
 
     def __await__(self) -> Generator[Any, None, Any]:
         """``await future``: suspend the task, not the thread; returns the value."""
+        import asyncio  # takes 25 ms, and a program that awaits has it
+
         # Without a thread for callbacks: the event loop has one.
         relay: concurrent.futures.Future[Any] = concurrent.futures.Future()
         super().add_done_callback(lambda _: _pass_on(self, relay))

@@ -13,7 +13,6 @@ from collections.abc import Callable, Generator, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
-from ..documentation import complete, complete_methods
 from ..errors import (
     ConnectionLostError,
     DistBackendError,
@@ -719,6 +718,3 @@ class Work:
             f"{self.describe()} failed: {reason}", **self.identity(), reason=reason
         )
         self._exception.__cause__ = error
-
-
-complete_methods(Work, lambda method: complete(method, {}))

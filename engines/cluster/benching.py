@@ -13,7 +13,6 @@ import numpy as np
 
 from rankscope.backends import BackendConfig
 from rankscope.backends.benchmark import check_benchmark
-from rankscope.backends.documentation import documented_waits
 from rankscope.backends.interface.registry import known_backends
 from rankscope.backends.work.bandwidth import algbw, busbw
 
@@ -101,9 +100,10 @@ class BenchResult(Sequence[BenchRow]):
             writer.writerows(map(astuple, self._rows))
 
 
-@documented_waits
 class Bench:
     """A benchmark that runs on the ranks; `execution` is its cell.
+
+    A `timeout` is the seconds to wait at most.
 
     ``on_row(row)`` is called, on an I/O thread, for each size that all ranks have
     finished.

@@ -24,7 +24,6 @@ from ..wire.gpu_environment import parse_devices
 from ..wire.requests import Interrupt
 from . import capacity, launch, preconditions, recovery
 from .cluster_file import Announcement, ClusterFile
-from .documentation import documented
 from .gpus import Gpus
 from .launched import Launched
 from .observed_ranks import FRESH
@@ -52,7 +51,6 @@ class _TheClass:
         return owner
 
 
-@documented
 class Cluster(Ranks):
     """`n` ranks, each an ipyparallel engine that keeps its variables.
 
@@ -71,8 +69,17 @@ class Cluster(Ranks):
         (``mpi`` for MPI), else ``local``. The ranks of ``local`` are forked from one
         process that has imported what they need; ``spawn`` starts each from scratch
         instead.
+    backend : str, optional
+        Config of the default group, as in `init_process_group`.
     timeout : float, optional
         Timeout of the default group in seconds, as in `init_process_group`.
+    torch : bool or str, default False
+        Whether cells begin with ``torch.distributed``: ``torch``, ``dist`` and
+        ``device`` are there, the environment is that of torchrun, and the default group
+        is torch's, with `timeout`. A text names its backends, as in ``"gloo"`` or
+        ``"cpu:gloo,cuda:nccl"``, the default where every rank has a GPU. Then there is
+        no group of Rankscope until a cell calls ``rankscope.init_process_group()``, and
+        `backend` is not given.
     keep : bool, default False
         Whether the cluster runs on when this process ends; `attach` finds it.
     profile, cluster_id : str, optional
@@ -86,6 +93,10 @@ class Cluster(Ranks):
     force : bool, default False
         Whether to start more ranks on this machine than its cores and its free
         memory allow: 32 a core, 60 MB each.
+    start_timeout : float, default 120
+        Seconds that the start may take.
+    progress : callable, optional
+        Called with a line of text at each step.
 
     Raises
     ------
@@ -259,14 +270,20 @@ class Cluster(Ranks):
             Where the cluster is: its `connection_file`, or its id in an IPython
             profile. Without both, the cluster of ``ipcluster start``, or the only one
             in the profile.
+        backend : str, optional
+            As for the class.
         timeout : float, optional
             Timeout of the default group in seconds, if it is made.
+        torch : bool or str, default False
+            As for the class.
         attach_timeout : float, default 30
             Seconds that the engines get to answer. An engine that does not has the rank
             that the cluster's file in Jupyter's runtime folder names, if it does.
         briefly : bool, default False
             Whether to attach for a moment, beside the notebook that uses the cluster:
             engines without ranks get none, and the ranks send no status by themselves.
+        progress : callable, optional
+            As for the class.
 
         Returns
         -------
@@ -385,6 +402,8 @@ class Cluster(Ranks):
         ----------
         ranks : int or iterable of int, optional
             The ranks, at least one; ``None``: all, those that are alive too.
+        start_timeout, progress : optional
+            As for the class.
 
         Raises
         ------

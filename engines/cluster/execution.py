@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rankscope.backends.documentation import documented_waits
 from rankscope.backends.rank_sets import name_ranks
 
 from ..errors import ExecutionError, RankError
@@ -34,12 +33,12 @@ _OUTPUTS = (
 )
 
 
-@documented_waits
 class Execution:
     """A cell that runs, or ran, on `ranks`.
 
     Outputs arrive on the I/O thread of the cluster's client while the cell
-    runs. Every method may be called from any thread.
+    runs. Every method may be called from any thread. A `timeout` is the seconds to wait
+    at most.
     """
 
     def __init__(

@@ -23,7 +23,6 @@ from ..wire.job_channel import JOB
 from ..wire.job_file import JobFile, job_files
 from ..wire.job_keys import key_of_environment
 from ..wire.requests import NcclReport
-from .documentation import documented
 from .job_registry import JobRegistry
 from .observed_ranks import Chosen, ObservedRanks
 
@@ -33,7 +32,6 @@ __all__ = ["Job"]
 FIRST_STATUS_WAIT = 2.0
 
 
-@documented
 class Job(ObservedRanks):
     r"""The ranks of a script with ``rankscope.torch.watch()``; made by :meth:`attach`.
 

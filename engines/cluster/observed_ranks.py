@@ -15,7 +15,6 @@ from ..errors import ClusterError, group_by_message
 from ..status import ClusterStatus
 from ..wire import requests
 from . import diagnosing
-from .documentation import documented
 from .flight_records import FlightRecords, fetch
 from .profiling import RATE, Profile, RankStacks, sample_ranks, stacks_of
 from .rank_registry import RankRegistry
@@ -30,11 +29,19 @@ Chosen = Iterable[int] | int | None
 FRESH = 1.5
 
 
-@documented
 class ObservedRanks:
     """Ranks whose status, flight records and verdicts can be had.
 
-    Every method may be called from any thread, but those of the callbacks.
+    Every method may be called from any thread, but those of the callbacks. A method of
+    ranks or groups raises `ClusterError` if there is no such one, and all but `close`,
+    `shutdown`, `glance` and `status` do once this object is closed. Arguments of many:
+
+    - `ranks`: an int, or several; by default all.
+    - `rank`: one of them.
+    - `group`: a name, an id or a `GroupKey`; by default all groups.
+    - `timeout`: seconds that the ranks get to answer; ``None``: no limit.
+    - `every`: whether threads of Jupyter and of Rankscope are shown, too.
+    - `verdicts`: what `diagnose` found.
     """
 
     #: What the errors of a closed object say.

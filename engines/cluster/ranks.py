@@ -24,7 +24,6 @@ from . import recovery
 from . import variables as variables_
 from .benching import Bench, BenchRequest, BenchRow
 from .cells import CellRunner
-from .documentation import documented
 from .execution import Execution
 from .introspection import Introspection
 from .observed_ranks import Chosen, ObservedRanks
@@ -39,7 +38,6 @@ _DEBUG = call_of("agent", "debug")
 DEFAULT_SIZES = "1K:64M"
 
 
-@documented
 class Ranks(ObservedRanks):
     """The ranks behind a client: cells, status, variables, groups.
 
