@@ -8,15 +8,17 @@ the higher ones.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
+import os
+import resource
 import secrets
 import selectors
 import socket
 import struct
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from ..errors import DistBackendError, DistError
 from ..messaging.connecting import MeetingConnector, Namer
@@ -38,10 +40,11 @@ _PATIENCE, _LOOK = 60.0, 0.05
 # Connections that have not proved themselves, beside the expected ones: strangers.
 _STRANGERS = 64
 
+# Descriptors beside the sockets to the other ranks, with some for the rank's program.
+_SPARE = 32
+
 # Bytes that a socket holds, as far as the system allows them.
 _BUFFER = 4 << 20
-
-_Result = TypeVar("_Result")
 
 
 class TCPConnector(MeetingConnector):
@@ -61,18 +64,25 @@ class TCPConnector(MeetingConnector):
 
         Raises `DistError` if the store fails, or a rank cannot be connected.
         """
+        _allow_descriptors(self._size + _SPARE)
         try:
             self._connect()
+            self.transport = TCPTransport(self._rank, self._sockets, self._memories)
         except BaseException as error:
             for sock in self._sockets.values():
                 sock.close()
             if self._cancelled and isinstance(error, (DistError, OSError)):
                 return None
+            if isinstance(error, OSError) and error.errno == errno.EMFILE:
+                raise DistBackendError(
+                    f"{self._name([self._rank])} has no file descriptors left for a "
+                    f"group of {self._size} ranks, which needs {self._size + 4}: raise "
+                    "the limit before the ranks start (ulimit -n 4096)"
+                ) from error
             raise
         finally:
             for listener in self._listeners:
                 listener.close()
-        self.transport = TCPTransport(self._rank, self._sockets, self._memories)
         return self.transport
 
     def _connect(self) -> None:
@@ -115,7 +125,7 @@ class TCPConnector(MeetingConnector):
         family = getattr(socket, "AF_UNIX", None)
         if family is None:
             return ""
-        listener = self._with_descriptors(lambda: socket.socket(family))
+        listener = socket.socket(family)
         try:
             listener.bind(f"\0{name}")
             listener.listen(self._size + _STRANGERS)
@@ -128,10 +138,8 @@ class TCPConnector(MeetingConnector):
     def _listen(self, address: str) -> list[Any]:
         """Listen at `address`; return it with its port."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        listener = self._with_descriptors(
-            lambda: socket.create_server(
-                (address, 0), family=family, backlog=self._size + _STRANGERS
-            )
+        listener = socket.create_server(
+            (address, 0), family=family, backlog=self._size + _STRANGERS
         )
         self._listeners.append(listener)
         return [address, listener.getsockname()[1]]
@@ -143,20 +151,11 @@ class TCPConnector(MeetingConnector):
         unix = self._shares_socket(own, other)
         deadline = time.monotonic() + _PATIENCE
         try:
-            sock = self._with_descriptors(
-                lambda: (
-                    socket.socket(socket.AF_UNIX)
-                    if unix
-                    else socket.socket(
-                        socket.AF_INET6
-                        if ":" in other["address"][0]
-                        else socket.AF_INET
-                    )
-                )
-            )
+            where: Any = f"\0{other['unix']}" if unix else tuple(other["address"])
+            inet = socket.AF_INET6 if ":" in where[0] else socket.AF_INET
+            sock = socket.socket(socket.AF_UNIX if unix else inet)
             self._sockets[peer] = sock
             sock.settimeout(_PATIENCE)
-            where: Any = f"\0{other['unix']}" if unix else tuple(other["address"])
             while True:
                 try:
                     sock.connect(where)
@@ -166,7 +165,7 @@ class TCPConnector(MeetingConnector):
                     time.sleep(_LOOK)
             greet(sock, self._rank, bytes.fromhex(other["key"]))
         except OSError as error:
-            if self._cancelled:
+            if self._cancelled or error.errno == errno.EMFILE:
                 raise
             hint = f" ({TRANSPORTS}=tcp leaves Unix sockets out)" if unix else ""
             where = "" if unix else f" at {other['address'][0]}:{other['address'][1]}"
@@ -215,7 +214,7 @@ class TCPConnector(MeetingConnector):
         selector: selectors.BaseSelector,
     ) -> None:
         try:
-            sock, _ = self._with_descriptors(listener.accept)
+            sock, _ = listener.accept()
         except BlockingIOError:
             return  # it has left again
         if len(pending) >= self._size + _STRANGERS:
@@ -269,24 +268,6 @@ class TCPConnector(MeetingConnector):
                 f"{self._name(sorted(missing))} within {_PATIENCE:g} s"
             )
 
-    def _with_descriptors(self, call: Callable[[], _Result]) -> _Result:
-        """Return ``call()``; where descriptors have run out, allow more of them."""
-        try:
-            return call()
-        except OSError as error:
-            if error.errno != errno.EMFILE:
-                raise
-            limit = _raise_limit()
-            try:
-                return call()
-            except OSError as again:
-                raise DistBackendError(
-                    f"{self._name([self._rank])} has no file descriptors left: its "
-                    f"limit is {limit}, and a group of {self._size} needs "
-                    f"{self._size + 4}; raise it before the ranks start "
-                    "(ulimit -n 4096)"
-                ) from again
-
 
 def _advance(accepting: Accepting) -> int | None:
     """Return the rank that has proved itself, -1 for a stranger, ``None`` till then."""
@@ -313,10 +294,11 @@ def _pid_of(sock: socket.socket) -> int:
     return int(struct.unpack("3i", found)[0])
 
 
-def _raise_limit() -> int:
-    """Raise this process's limit of descriptors to what it may be; return it."""
-    import resource  # not on every system
-
+def _allow_descriptors(count: int) -> None:
+    """Raise this process's limit to what it may be, unless `count` more fit in."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard if hard != resource.RLIM_INFINITY else soft
+    with contextlib.suppress(OSError):  # no /dev/fd
+        if len(os.listdir("/dev/fd")) + count <= soft:
+            return
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

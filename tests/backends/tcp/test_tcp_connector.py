@@ -296,7 +296,7 @@ def few(me: Rank, hard: int) -> str:
     resource.setrlimit(resource.RLIMIT_NOFILE, (held + 3, held + hard))
     said = ""
     try:
-        for _ in range(4):
+        for _ in range(6):
             dist.barrier(group=dist.new_group())
     except dist.DistError as error:
         said = str(error)
