@@ -32,7 +32,7 @@ __all__ = [
 _NO = ("", "0", "false", "no", "off")
 
 #: `Gpu.summary` of a rank without a GPU.
-NO_GPU: Mapping[str, Any] = {"gpu": "", "gpu_memory": None}
+NO_GPU: tuple[str, int | None] = ("", None)
 
 
 def choose_device(env: Mapping[str, str], count: int) -> int | None:
@@ -151,17 +151,17 @@ class Gpu:
 
         return cls(index, properties.name, lambda: cuda.set_device(index), pool, uuid)
 
-    def summary(self) -> dict[str, Any]:
-        """Return what the rank's status says of the GPU; never waits.
+    def summary(self) -> tuple[str, int | None]:
+        """Return ``gpu`` and ``gpu_memory`` of the rank's status; never waits.
 
-        ``gpu`` is ``GPU 0 · NVIDIA H200 · 1.2 of 139.8 GiB``, for the board, and
-        ``gpu_memory`` the bytes that this process holds: both of one reading.
+        These are ``GPU 0 · NVIDIA H200 · 1.2 of 139.8 GiB``, for the board, and the
+        bytes that this process holds: both of one reading.
         """
         text = f"GPU {self.index} · {self.name}"
         use = self._readings.latest()
         if use is None:
-            return {"gpu": text, "gpu_memory": None}
+            return text, None
         if use.used is not None and use.total is not None:
             used, total = (size / 2**30 for size in (use.used, use.total))
             text += f" · {used:.1f} of {total:.1f} GiB"
-        return {"gpu": text, "gpu_memory": use.own}
+        return text, use.own

@@ -7,7 +7,7 @@ from tests.with_torch.ranks import Ranks
 
 
 def names(ranks: Ranks, rank: int = 0) -> list[str]:
-    return [one["name"] for one in ranks.ask(rank, "world.summary()")["groups"]]
+    return [one.name for one in ranks.ask(rank, "world.summary()")]
 
 
 def test_new_groups_have_the_same_names_on_all_ranks(ranks: Ranks) -> None:
@@ -48,11 +48,11 @@ def test_the_groups_of_a_mesh_have_the_names_of_its_dimensions(ranks: Ranks) -> 
         "dist.all_reduce(x, group=line)\n"
     )
     assert "dp" in names(ranks)
-    assert ranks.groups(0)["dp"]["ranks"] == [0]
-    assert ranks.groups(1)["dp"]["ranks"] == [1]
+    assert ranks.groups(0)["dp"].ranks == (0,)
+    assert ranks.groups(1)["dp"].ranks == (1,)
     # A summary may be as old as the last reading of torch's recorder.
-    done = until(lambda: ranks.groups(1)["dp"]["completed"], 30, "the op to be seen")
-    assert done["op"] == "all_reduce"
+    done = until(lambda: ranks.groups(1)["dp"].completed, 30, "the op to be seen")
+    assert done.op == "all_reduce"
 
 
 def test_the_ops_of_fsdp_are_shown_with_the_users_line(ranks: Ranks) -> None:
@@ -64,10 +64,10 @@ def test_the_ops_of_fsdp_are_shown_with_the_users_line(ranks: Ranks) -> None:
         "model(torch.ones(2, 4)).sum().backward()\n"
     )
     records = ranks.ask(0, "local_dump()")["records"]
-    ops = [one["op"] for one in records]
+    ops = [one.op for one in records]
     assert "all_gather_into_tensor" in ops
     assert "reduce_scatter_tensor" in ops
-    sources = {one["frame"]["source"] for one in records}
+    sources = {one["frame"].source for one in records}
     assert any(one.startswith("cell") and one.endswith(":5") for one in sources)
 
 
@@ -85,7 +85,7 @@ def test_groups_that_are_older_than_the_watch_are_found() -> None:
         assert names(ranks) == ["default_pg", "tp"]
         ranks.run("dist.all_reduce(x, group=tp)")
         records = ranks.ask(1, "local_dump()")["records"]
-        assert [(one["group"], one["op"]) for one in records] == [
+        assert [(one["group"], one.op) for one in records] == [
             ("default_pg", "all_reduce"),
             ("tp", "all_reduce"),
         ]
