@@ -159,9 +159,9 @@ class Ranks:
                 groups={one: info["ranks"] for one, info in dump["groups"].items()},
             )
             keys |= {
-                GroupKey(one.name, tuple(one.ranks))
+                GroupKey(one["name"], tuple(one["ranks"]))
                 for one in dump["groups"].values()
-                if one.name == group
+                if one["name"] == group
             }
         (key,) = keys
         return diagnose(key, 0, views, stall)

@@ -64,10 +64,10 @@ def test_the_ops_of_fsdp_are_shown_with_the_users_line(ranks: Ranks) -> None:
         "model(torch.ones(2, 4)).sum().backward()\n"
     )
     records = ranks.ask(0, "local_dump()")["records"]
-    ops = [one.op for one in records]
+    ops = [one["op"] for one in records]
     assert "all_gather_into_tensor" in ops
     assert "reduce_scatter_tensor" in ops
-    sources = {one["frame"].source for one in records}
+    sources = {one["frame"]["source"] for one in records}
     assert any(one.startswith("cell") and one.endswith(":5") for one in sources)
 
 
@@ -85,7 +85,7 @@ def test_groups_that_are_older_than_the_watch_are_found() -> None:
         assert names(ranks) == ["default_pg", "tp"]
         ranks.run("dist.all_reduce(x, group=tp)")
         records = ranks.ask(1, "local_dump()")["records"]
-        assert [(one["group"], one.op) for one in records] == [
+        assert [(one["group"], one["op"]) for one in records] == [
             ("default_pg", "all_reduce"),
             ("tp", "all_reduce"),
         ]

@@ -17,8 +17,8 @@ def test_a_receive_is_in_flight_until_the_send(ranks: Ranks) -> None:
     ranks.wait_for_ops("default_pg", [1], "recv")
     oldest = ranks.groups(1)["default_pg"].oldest
     assert (oldest.op, oldest.seq, oldest.peer) == ("recv", 1, 0)
-    assert oldest.sizes == [[4, 3]]
-    assert oldest.dtypes == ["float32"]
+    assert oldest.sizes == ((4, 3),)
+    assert oldest.dtypes == ("float32",)
     assert oldest.source.startswith("cell")
     (verdict,) = ranks.diagnose("default_pg")
     assert verdict.fault is Fault.MISSING_RANKS
