@@ -90,6 +90,11 @@ class TestSummaries:
         found = decode(encode(Summary(groups=(replace(GROUP, timeout=math.inf),))))
         assert found.groups[0].timeout is None
 
+    def test_a_thread_that_is_a_path_is_refused(self) -> None:
+        """It would be a part of a path in ``/proc``."""
+        with pytest.raises(ValueError, match=r"\$\.status_thread"):
+            decode(text(status_thread="../1"))
+
     @pytest.mark.parametrize("advice", ["set X", [3], 3])
     def test_advice_that_is_none_is_refused(self, advice: Any) -> None:
         with pytest.raises(ValueError, match=r"\$\.advice"):
