@@ -84,7 +84,7 @@ class Cells:
         return Place(self.source.innermost(self._main.ident))
 
     def debug(self, rank: int) -> None:
-        """Open the failed frame of this rank, which is `rank`."""
+        """Open the frame in which the last cell failed; `rank` is for its messages."""
         self._post_mortem.open(rank)
 
     # -- requests, on the control thread ------------------------------------

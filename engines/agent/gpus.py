@@ -142,7 +142,7 @@ class Gpu:
     def of_torch(cls, torch: Any, index: int) -> Gpu:
         """Return the GPU `index` as torch has it."""
         properties = torch.cuda.get_device_properties(index)
-        # torch 2.5 and later tell the UUID without cuda-bindings.
+        # torch 2.5 and later report the UUID without cuda-bindings.
         uuid = str(getattr(properties, "uuid", ""))
         cuda = torch.cuda
 

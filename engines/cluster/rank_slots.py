@@ -117,7 +117,7 @@ def note_gpus(
 ) -> list[str]:
     """Note the GPUs of the ranks of `answers`; return advice on those that are shared.
 
-    The numbers of GPUs do not tell: some launchers show each rank one GPU, as device 0.
+    GPUs are compared by UUID: some launchers show each rank one GPU, as device 0.
     """
     for rank, answer in answers.items():
         # A rank of torch has cupy's answer before; torch alone may know the GPU.

@@ -107,7 +107,7 @@ class RankService:
     @requests.StartSampling.handler
     def _start(self, wanted: requests.StartSampling) -> None:
         with self._lock:
-            # What nobody took: its notebook is gone, or was interrupted too early.
+            # Results that were not taken: the notebook is gone, or was interrupted.
             for key in list(self._samplers):
                 if len(self._samplers) >= MOST and not self._samplers[key].is_running:
                     del self._samplers[key]
