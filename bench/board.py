@@ -12,11 +12,13 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from rankscope.engines import ClusterStatus
 from rankscope.engines.cluster.rank_slots import RankSlot
-from rankscope.engines.wire.status_codec import pack, unpack
+from rankscope.engines.status import GroupStatus, OpStatus, Summary
+from rankscope.engines.wire.status_codec import decode, encode
 from rankscope.widgets.board.feed import BoardFeed
 
 from .table import Row, Sample, duration
@@ -50,7 +52,7 @@ _PLAY = """async (messages) => {
 
 
 #: Is called with a rank and its status.
-Callback = Callable[[int, dict[str, Any]], None]
+Callback = Callable[[int, Summary], None]
 
 
 class _Ranks:
@@ -70,7 +72,7 @@ class _Ranks:
 
     def receive(self, rank: int, message: bytes) -> None:
         slot = self._slots[rank]
-        slot.summary, slot.summary_at = unpack(json.loads(message)), time.monotonic()
+        slot.record(decode(json.loads(message)["summary"]))
         self._callback(rank, slot.summary)
 
     def glance(self, ranks: Iterable[int] | None = None) -> ClusterStatus:
@@ -87,34 +89,40 @@ class _Ranks:
 def _message(rank: int, step: int) -> bytes:
     """Return the status of a rank amid all_reduces of 4 MiB, some milliseconds each."""
     seq = 100 + step * 30 + rank % 3
-    op = {
-        "op": "all_reduce",
-        "timeout": 300.0,
-        "sizes": [[1024, 1024]],
-        "dtypes": ["float32"],
-        "bytes": 4 << 20,
-        "source": "cell 7 line 5",
-    }
-    now = {**op, "seq": seq, "state": "started", "elapsed": 1e-3}
-    done = {**op, "seq": seq - 1, "state": "completed", "duration": 2e-3 + step * 1e-5}
-    group = {
-        "name": "default",
-        "ranks": list(range(RANKS)),
-        "backend": "cpu:gloo",
-        "generation": 0,
-        "state": "ready",
-        "reason": None,
-        "timeout": 300.0,
-        "devices": {"cpu": "gloo"},
-        "enqueued": now,
-        "started": now,
-        "completed": done,
-        "in_flight": 1,
-        "oldest": now,
-        "issued": seq,
-    }
-    summary = {"groups": [group], "pid": 1000 + rank, "busy": True, "cell": 7}
-    return json.dumps(pack({**summary, "busy_for": 12.0 + step / RATE})).encode()
+    op = OpStatus(
+        "all_reduce",
+        seq,
+        timeout=300.0,
+        sizes=((1024, 1024),),
+        dtypes=("float32",),
+        nbytes=4 << 20,
+        source="cell 7 line 5",
+    )
+    now = replace(op, state="started", elapsed=1e-3)
+    group = GroupStatus(
+        name="default",
+        ranks=tuple(range(RANKS)),
+        backend="cpu:gloo",
+        generation=0,
+        state="ready",
+        reason=None,
+        timeout=300.0,
+        devices={"cpu": "gloo"},
+        enqueued=now,
+        started=now,
+        completed=replace(op, seq=seq - 1, duration=2e-3 + step * 1e-5),
+        in_flight=1,
+        oldest=now,
+        issued=seq,
+    )
+    summary = Summary(
+        pid=1000 + rank,
+        busy=True,
+        cell=7,
+        busy_for=12.0 + step / RATE,
+        groups=(group,),
+    )
+    return json.dumps({"summary": encode(summary)}).encode()
 
 
 def measure(seconds: float, left_out: Callable[[str], None]) -> list[Row]:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from rankscope.backends.groups.key import GroupKey
+from rankscope.backends.groups.summary import GroupStatus, OpStatus, check_bytes
 from rankscope.backends.rank_sets import name_ranks
 
 from .errors import ClusterError
 
 __all__ = [
+    "NOTHING_REPORTED",
     "ClusterStatus",
     "GroupStatus",
     "OpStatus",
     "RankStatus",
+    "Summary",
     "advice_of",
     "find_groups",
     "name_groups",
@@ -74,98 +76,23 @@ def name_groups(names: str | Iterable[str] | None) -> str:
 
 
 @dataclass(frozen=True)
-class OpStatus:
-    """One op of a rank on one group."""
+class Summary:
+    """What a rank reports about itself, a record on the wire; see `wire.status_codec`.
 
-    #: The name of the op.
-    op: str
-    #: The group's sequence number of the op, ``None`` where it has none.
-    seq: int | None = None
-    #: ``scheduled``, ``started``, ...; empty where it is not known.
-    state: str = ""
-    #: Seconds since the op started (since it was queued, if it has not started).
-    elapsed: float | None = None
-    #: Seconds after which the op fails.
-    timeout: float | None = None
-    #: The shapes of its arrays, inputs first; of a long list the first ones.
-    sizes: tuple[tuple[int, ...], ...] = ()
-    #: Their dtypes.
-    dtypes: tuple[str, ...] = ()
-    #: Bytes moved, as nccl-tests counts them.
-    nbytes: int | None = None
-    #: Seconds from start to end, once the op is completed.
-    duration: float | None = None
-    #: The root, or the other side, as its rank in the group.
-    peer: int | None = None
-    #: The user's line, e.g. ``cell 7 line 3``.
-    source: str = ""
+    All has a default: nothing is known of a rank that has reported nothing yet.
+    """
 
-
-@dataclass(frozen=True)
-class GroupStatus:
-    """One group as one of its ranks reports it."""
-
-    #: The name that messages and the board show.
-    name: str
-    #: The global ranks of the group.
-    ranks: tuple[int, ...]
-    #: The backend string.
-    backend: str
-    #: How often the group was rebuilt.
-    generation: int
-    #: ``ready`` or ``aborted``.
-    state: str
-    #: Why it is aborted.
-    reason: str | None
-    #: Seconds after which an op fails.
-    timeout: float
-    #: Device type → backend, with ``(not built)`` behind one not used yet.
-    devices: Mapping[str, str]
-    #: The last op that was issued.
-    enqueued: OpStatus | None
-    #: The last op that has started.
-    started: OpStatus | None
-    #: The last op that has completed.
-    completed: OpStatus | None
-    #: The number of ops in flight.
-    in_flight: int
-    #: The oldest op in flight.
-    oldest: OpStatus | None
-    #: How many collectives were issued on it in this generation.
-    issued: int | None = None
-    #: The library that made the group, e.g. ``torch``; empty for our own groups.
-    library: str = ""
-    #: Global rank → the transports to it, e.g. ``("shm", "cma")``, of the ranks that
-    #: this one has connected to; empty where the backend does not tell them.
-    transports: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    #: Whether its ops are RPCs, which each rank makes alone; it is never aborted.
-    rpc: bool = False
-
-    @property
-    def key(self) -> GroupKey:
-        """What identifies the group on every rank."""
-        return GroupKey(self.name, self.ranks)
-
-
-@dataclass(frozen=True)
-class RankStatus:
-    """One rank: its engine, the cell on its main thread, and its groups."""
-
-    #: The rank.
-    rank: int
-    #: The id of its engine, ``None`` where the rank is a script's.
-    engine_id: int | None
-    #: The name of its host.
-    host: str
+    #: The number of the summary among those of its process. What a summary with a
+    #: higher number leaves out happened later.
+    number: int = 0
     #: The pid of its process, on that host.
-    pid: int
-    #: ``idle``, ``busy``, ``unreachable`` (alive, but silent) or ``dead``.
-    state: str
-    #: Why the rank is dead, a sentence that names it; or why its summary cannot be
-    #: read.
-    reason: str | None = None
-    #: Seconds since the last summary, ``None`` before the first one.
-    heartbeat_age: float | None = None
+    pid: int = -1
+    #: The name of its host.
+    host: str = ""
+    #: The native id of the thread that publishes status.
+    status_thread: int | None = None
+    #: Whether its main thread runs a cell, or a script.
+    busy: bool = False
     #: The number of the cell that runs.
     cell: int | None = None
     #: Seconds since that cell began.
@@ -174,6 +101,11 @@ class RankStatus:
     line: str = ""
     #: Seconds for which it has been seen there, and nowhere else.
     line_for: float | None = None
+    #: How the last cell of a notebook ended: ``left cell 7 with ValueError …``; empty
+    #: while one runs.
+    last_cell_exit: str = ""
+    #: Whether it failed, and none runs now.
+    last_cell_failed: bool = False
     #: ``GPU 0 · NVIDIA H200 · 1.2 of 139.8 GiB``, empty where there is none.
     gpu: str = ""
     #: Bytes of resident memory of the rank's process, ``None`` where it is not known.
@@ -185,8 +117,33 @@ class RankStatus:
     groups: tuple[GroupStatus, ...] = ()
     #: What a person should change so that all that the rank does is shown.
     advice: tuple[str, ...] = ()
-    #: The rank's summary as it arrived.
-    summary: Mapping[str, Any] = field(default_factory=dict)
+    #: Why the rank is dead, for subscribers alone; empty while it lives.
+    dead: str = ""
+
+    def __post_init__(self) -> None:
+        check_bytes(self.memory)
+        check_bytes(self.gpu_memory)
+
+
+#: The summary of a rank before its first one.
+NOTHING_REPORTED = Summary()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStatus(Summary):
+    """One rank: its engine, and what it reported last."""
+
+    #: The rank.
+    rank: int
+    #: The id of its engine, ``None`` where the rank is a script's.
+    engine_id: int | None
+    #: ``idle``, ``busy``, ``unreachable`` (alive, but silent) or ``dead``.
+    state: str
+    #: Why the rank is dead, a sentence that names it; or why its summary cannot be
+    #: read.
+    reason: str | None = None
+    #: Seconds since the last summary, ``None`` before the first one.
+    heartbeat_age: float | None = None
 
     @property
     def alive(self) -> bool:
@@ -237,11 +194,7 @@ class ClusterStatus:
     @property
     def failed(self) -> list[int]:
         """The living ranks whose last cell failed, while no other runs there."""
-        return [
-            one.rank
-            for one in self.ranks
-            if one.alive and one.summary.get("last_cell_failed")
-        ]
+        return [one.rank for one in self.ranks if one.alive and one.last_cell_failed]
 
     @property
     def aborted(self) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rankscope.engines.wire.ipykernel_private import send_replies_through_stream
 
+from .arguments import parse
 from .cell_code import help_of_ranks
 from .cells.background import BackgroundCell
 from .complete import matcher
@@ -41,12 +42,14 @@ def load_ipython_extension(ip: Any) -> None:
     for command in COMMANDS.values():
         kind = "cell" if command.cell else "line"
         method = getattr(magics, command.name)
-        ip.register_magic_function(_with_help(method, command), kind, command.name)
+        ip.register_magic_function(_parsing(method, command), kind, command.name)
     # IPython refuses a cell magic without a cell: a line magic answers --help.
     ip.register_magic_function(
         _with_help(magics.distributed_line, DISTRIBUTED), "line", DISTRIBUTED.name
     )
-    ip.register_magic_function(magics.mode_cell, "cell", MODE_CELL)
+    ip.register_magic_function(
+        _parsing(magics.mode_cell, DISTRIBUTED), "cell", MODE_CELL
+    )
     magics.mode.install()
     _modes.append(magics.mode)
     ip.Completer.custom_matchers.append(matcher(ip, magics.mode))
@@ -71,6 +74,16 @@ def unload_ipython_extension(ip: Any) -> None:
         for one in ip.Completer.custom_matchers
         if getattr(one, "matcher_identifier", None) != "rankscope"
     ]
+
+
+def _parsing(method: Callable[..., Any], command: Command) -> Callable[..., Any]:
+    """Return the magic that calls `method` with the values of its line."""
+
+    def parsing(line: str, *cell: str) -> Any:
+        values = parse(command, line)
+        return None if values is None else method(command, values, *cell)
+
+    return _with_help(parsing, command)
 
 
 def _with_help(method: Callable[..., Any], command: Command) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ from rankscope.engines import Cluster
 from .arguments import chosen_ranks, known_group, parse, reported, require_cluster
 from .cells.background import BackgroundCell
 from .cells.running import follow_cell, start_cell
-from .language.commands import DIST_MODE, DISTRIBUTED, RANK
+from .language.commands import DISTRIBUTED, RANK
 from .language.options import Command, Values
 from .mode import CellMode
 from .session import session
@@ -26,20 +26,18 @@ class CellMagics:
         #: Whether cells without a magic run on the ranks.
         self.mode = CellMode(shell)
 
-    def distributed(self, line: str, cell: str) -> BackgroundCell | None:
+    def distributed(
+        self, command: Command, values: Values, cell: str
+    ) -> BackgroundCell | None:
         """Run the cell on the ranks."""
-        return self._run(DISTRIBUTED, line, cell)
+        return self._run(command, values, cell)
 
-    def rank(self, line: str, cell: str) -> BackgroundCell | None:
-        """Run the cell on some ranks."""
-        return self._run(RANK, line, cell)
+    #: Run the cell on some ranks.
+    rank = distributed
 
     def _run(
-        self, command: Command, line: str, cell: str, in_mode: bool = False
+        self, command: Command, values: Values, cell: str, in_mode: bool = False
     ) -> BackgroundCell | None:
-        values = parse(command, line)
-        if values is None:
-            return None
         cluster, ranks = self._chosen(command, values)
         if values["background"] and values["output"] is not None:
             command.fail("-o waits for the values: leave out --async")
@@ -62,17 +60,14 @@ class CellMagics:
         flag = "" if command is RANK else "-r "
         return cluster, chosen_ranks(command, flag, values["ranks"], cluster, group)
 
-    def dist_mode(self, line: str) -> None:
+    def dist_mode(self, command: Command, values: Values) -> None:
         """Run every cell on the ranks, or no longer."""
-        values = parse(DIST_MODE, line)
-        if values is None:
-            return
         state = values.pop("state")
         if state not in (None, "on", "off"):
-            DIST_MODE.fail(f"{state!r}: expected on or off")
+            command.fail(f"{state!r}: expected on or off")
         if state == "on":
-            cluster, ranks = self._chosen(DIST_MODE, values)
-            self.mode.options = DIST_MODE.written(values)
+            cluster, ranks = self._chosen(command, values)
+            self.mode.options = command.written(values)
             where = name_ranks(cluster.ranks if ranks is None else ranks)
             if values["group"] is not None:
                 where += f" of group {values['group']!r}"
@@ -88,9 +83,11 @@ class CellMagics:
         else:
             print(f"cells run on the ranks: %%distributed {self.mode.options}".rstrip())
 
-    def mode_cell(self, line: str, cell: str) -> BackgroundCell | None:
+    def mode_cell(
+        self, command: Command, values: Values, cell: str
+    ) -> BackgroundCell | None:
         """Run a cell that has no magic on the ranks, in ``%dist_mode on``."""
-        return self._run(DISTRIBUTED, line, cell, in_mode=True)
+        return self._run(command, values, cell, in_mode=True)
 
     def distributed_line(self, line: str) -> None:
         """Answer ``%distributed --help``; refuse the rest: the magic needs a cell."""

@@ -1,4 +1,4 @@
-"""The magics: each parses a command line, calls the cluster and prints the result."""
+"""The line magics: each calls the cluster and prints the result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from .arguments import (
     check_init,
     chosen_ranks,
     known_group,
-    parse,
     reported,
     require,
     require_cluster,
@@ -32,7 +31,7 @@ from .cell_magics import CellMagics
 from .cells.benching import run_bench
 from .cells.debugging import DebugSession
 from .cells.profiling import take_profile
-from .language.commands import COMMANDS, DIST_INIT
+from .language.commands import DIST_INIT
 from .language.options import Command, Values
 from .language.values import trace_path
 from .output.render import Renderer
@@ -51,24 +50,24 @@ ANSWER = 0.5
 
 
 class RankscopeMagics(CellMagics):
-    """``%%distributed`` and the ``%dist_*`` magics: a method for each command."""
+    """``%%distributed`` and the ``%dist_*`` magics: a method for each command.
+
+    A method gets the command and the values of its line, and of a cell magic the cell.
+    """
 
     # -- the cluster ----------------------------------------------------------
 
-    def dist_init(self, line: str) -> None:
+    def dist_init(self, command: Command, values: Values) -> None:
         """Start ranks, or attach to running ones."""
-        values = parse(DIST_INIT, line)
-        if values is None:
-            return
         replace = values.pop("replace")
         check_init(values)
         if session.cluster is not None:
             if not replace:
                 self._report_running(session.cluster, values)
                 return
-            self._end(DIST_INIT, session.cluster)
+            self._end(command, session.cluster)
         began = time.monotonic()
-        with ProgressLine(self.shell) as progress, reported(DIST_INIT):
+        with ProgressLine(self.shell) as progress, reported(command):
             cluster = _start(values, progress.update)
             session.use(cluster, values)
             verb = "ready" if values["n"] is not None else "attached"
@@ -95,12 +94,8 @@ class RankscopeMagics(CellMagics):
             session.named_ucx = True
             print(FAST)
 
-    def dist_attach(self, line: str) -> None:
+    def dist_attach(self, command: Command, values: Values) -> None:
         """Attach to the job of a script."""
-        command = COMMANDS["dist_attach"]
-        values = parse(command, line)
-        if values is None:
-            return
         if session.cluster is not None:
             if session.request == values:
                 print(f"already attached: {_size(session.cluster)}")
@@ -136,11 +131,8 @@ class RankscopeMagics(CellMagics):
         # The output of this cell, which had the board, begins anew.
         self._show_board()
 
-    def dist_shutdown(self, line: str) -> None:
+    def dist_shutdown(self, command: Command, values: Values) -> None:
         """End the ranks and their controller."""
-        command = COMMANDS["dist_shutdown"]
-        if parse(command, line) is None:
-            return
         cluster = session.cluster
         if cluster is None:
             print(session.ended or "no cluster: there is nothing to shut down")
@@ -168,12 +160,8 @@ class RankscopeMagics(CellMagics):
                 session.drop()
             progress.done(f"{size} ended")
 
-    def dist_restart(self, line: str) -> None:
+    def dist_restart(self, command: Command, values: Values) -> None:
         """Replace the engines of ranks."""
-        command = COMMANDS["dist_restart"]
-        values = parse(command, line)
-        if values is None:
-            return
         cluster = require_cluster(command)
         if values["ranks"] is not None:
             ranks = chosen_ranks(command, "", values["ranks"], cluster)
@@ -195,22 +183,15 @@ class RankscopeMagics(CellMagics):
         if cluster.advice:
             print(cluster.advice)
 
-    def dist_status(self, line: str) -> None:
+    def dist_status(self, command: Command, values: Values) -> None:
         """Show what every rank is doing."""
-        command = COMMANDS["dist_status"]
-        if parse(command, line) is None:
-            return
         with reported(command):
             # The last published status may be older than the last cell.
             table = StatusTable(require(command).status(fresh=True, timeout=ANSWER))
         self.shell.display_pub.publish(table._repr_mimebundle_())
 
-    def dist_board(self, line: str) -> None:
+    def dist_board(self, command: Command, values: Values) -> None:
         """Show the live board, or in a terminal the state as text."""
-        command = COMMANDS["dist_board"]
-        values = parse(command, line)
-        if values is None:
-            return
         cluster = require(command)
         if getattr(self.shell, "kernel", None) is not None:
             if not values["unpin"]:
@@ -222,11 +203,8 @@ class RankscopeMagics(CellMagics):
             model = BoardModel.of(cluster.status(fresh=True, timeout=ANSWER))
             print(board_text(model, shutil.get_terminal_size().columns))
 
-    def dist_diagnose(self, line: str) -> None:
+    def dist_diagnose(self, command: Command, values: Values) -> None:
         """Print why an op hangs."""
-        command = COMMANDS["dist_diagnose"]
-        if parse(command, line) is None:
-            return
         with reported(command):
             cluster = require(command)
             verdicts = cluster.diagnose()
@@ -235,12 +213,8 @@ class RankscopeMagics(CellMagics):
         if not verdicts:
             print(no_hang(cluster.status()))
 
-    def dist_profile(self, line: str) -> ProfileReport | None:
+    def dist_profile(self, command: Command, values: Values) -> ProfileReport | None:
         """Print where the ranks are, or return where they spend the next seconds."""
-        command = COMMANDS["dist_profile"]
-        values = parse(command, line)
-        if values is None:
-            return None
         cluster = require(command)
         ranks = chosen_ranks(command, "-r ", values["ranks"], cluster)
         seconds, every = values["seconds"], values["every"]
@@ -250,12 +224,8 @@ class RankscopeMagics(CellMagics):
             print(stack_text(cluster.stacks(ranks, every=every), every))
         return None
 
-    def dist_debug(self, line: str) -> None:
+    def dist_debug(self, command: Command, values: Values) -> None:
         """Open the failed frame of a rank."""
-        command = COMMANDS["dist_debug"]
-        values = parse(command, line)
-        if values is None:
-            return
         cluster = require_cluster(command)
         if values["rank"] is None:
             ranks = cluster.status(fresh=True, timeout=ANSWER).failed
@@ -281,12 +251,8 @@ class RankscopeMagics(CellMagics):
             serve = session.serve_messages
             DebugSession(cluster, rank, renderer, serve=serve).run()
 
-    def dist_trace(self, line: str) -> None:
+    def dist_trace(self, command: Command, values: Values) -> None:
         """Write the flight recorders of all ranks to a file."""
-        command = COMMANDS["dist_trace"]
-        values = parse(command, line)
-        if values is None:
-            return
         try:
             path = trace_path(values["path"])
         except ValueError as error:
@@ -308,12 +274,8 @@ class RankscopeMagics(CellMagics):
         else:
             print("no rank answered: nothing is written")
 
-    def dist_bench(self, line: str) -> BenchReport | None:
+    def dist_bench(self, command: Command, values: Values) -> BenchReport | None:
         """Measure a collective on the ranks."""
-        command = COMMANDS["dist_bench"]
-        values = parse(command, line)
-        if values is None:
-            return None
         cluster = require_cluster(command)
         known_group(command, values["group"], cluster)
         with reported(command, OSError, ValueError):
@@ -321,12 +283,8 @@ class RankscopeMagics(CellMagics):
 
     # -- groups ---------------------------------------------------------------
 
-    def dist_abort(self, line: str) -> None:
+    def dist_abort(self, command: Command, values: Values) -> None:
         """Fail all ops in flight on a group, at once."""
-        command = COMMANDS["dist_abort"]
-        values = parse(command, line)
-        if values is None:
-            return
         cluster = require(command)
         group = known_group(command, values["group"], cluster)
         if _lacks_groups(cluster):
@@ -340,12 +298,8 @@ class RankscopeMagics(CellMagics):
             after = "the script's ops end with an error that says why"
         print(f"{name_groups(group)} aborted; {after}")
 
-    def dist_rebuild(self, line: str) -> None:
+    def dist_rebuild(self, command: Command, values: Values) -> None:
         """Make an aborted group usable again."""
-        command = COMMANDS["dist_rebuild"]
-        values = parse(command, line)
-        if values is None:
-            return
         cluster = require_cluster(command)
         group = known_group(command, values["group"], cluster)
         if _lacks_groups(cluster):
@@ -357,12 +311,8 @@ class RankscopeMagics(CellMagics):
 
     # -- variables ------------------------------------------------------------
 
-    def dist_push(self, line: str) -> None:
+    def dist_push(self, command: Command, values: Values) -> None:
         """Copy variables of the notebook to the ranks."""
-        command = COMMANDS["dist_push"]
-        values = parse(command, line)
-        if values is None:
-            return
         cluster = require_cluster(command)
         ranks = chosen_ranks(command, "-r ", values["ranks"], cluster)
         namespace = self.shell.user_ns
@@ -382,12 +332,8 @@ class RankscopeMagics(CellMagics):
             cluster.push({name: namespace[name] for name in values["names"]}, ranks)
         print(f"{', '.join(values['names'])} → {name_ranks(ranks)}")
 
-    def dist_pull(self, line: str) -> None:
+    def dist_pull(self, command: Command, values: Values) -> None:
         """Copy variables of the ranks here."""
-        command = COMMANDS["dist_pull"]
-        values = parse(command, line)
-        if values is None:
-            return
         cluster = require_cluster(command)
         ranks = chosen_ranks(command, "-r ", values["ranks"], cluster)
         for name in values["names"]:

@@ -83,6 +83,18 @@ def test_backends_know_nothing_of_jupyter() -> None:
     assert wrong == []
 
 
+def test_engines_alone_use_msgspec() -> None:
+    users = {
+        room
+        for room in (*ROOMS, "rankscope")
+        for path in _room_files(room)
+        if path.suffix == ".py"
+        for _, name in _imports(path)
+        if name.split(".")[0] == "msgspec"
+    }
+    assert users == {"engines"}
+
+
 def test_backends_load_without_jupyter() -> None:
     """No module that the backends import loads Jupyter either."""
     script = (

@@ -26,18 +26,20 @@ TORCH = "2.13.0"
 VERSIONS = ("3.11", "3.12", "3.13", "3.10")
 #: The requirements of ``import rankscope``, its stores and their tests.
 NEEDED = ("numpy>=2.1", "psutil>=5.9", "pyzmq>=26", "pytest>=8")
+#: Further requirements of `rankscope.engines`.
+ENGINES = ("ipyparallel>=9", "msgspec>=0.20")
 #: Further requirements of the tests of MPI.
 MPI_TESTS = (
     "mpi4py>=4",
     "mpich>=4",
-    "ipyparallel>=9",
+    *ENGINES,
     "ml_dtypes>=0.5",
     "pytest-timeout>=2.3",
     "scipy>=1.13",
 )
 #: Further requirements of the tests of torch's groups on the ranks of a cluster.
 TORCH_TESTS = (
-    "ipyparallel>=9",
+    *ENGINES,
     "ipykernel>=6.29",
     "ipywidgets>=8.1",
     "anywidget>=0.9",
@@ -52,7 +54,7 @@ TORCH_TESTS = (
 NOTEBOOK_TESTS = (
     "notebook>=7.4,<8",
     "ipykernel>=6.29,<7",
-    "ipyparallel>=9",
+    *ENGINES,
     "ipywidgets>=8.1",
     "anywidget>=0.9",
 )

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import Any
 
 from ..interface.base import Backend
 from ..interface.op import Op
@@ -28,7 +27,7 @@ from .key import GroupKey
 from .op_start import REFUSALS, NoWorkError, SelfTimedWork, start, start_run
 from .origin import Origin
 from .spec import GroupSpec
-from .summary import summarize
+from .summary import GroupStatus, summarize
 from .suspension import memory_stats, refuse_if_suspended, resume, suspend
 from .watchdog import watchdog
 
@@ -194,8 +193,8 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         """Return the device type that ops without an array go to."""
         return next(iter(self.config.device_backend_map))
 
-    def summary(self) -> dict[str, Any]:
-        """Return where this rank is in the group, as plain data."""
+    def summary(self) -> GroupStatus:
+        """Return where this rank is in the group."""
         return summarize(self._spec, self._current)
 
     def __repr__(self) -> str:

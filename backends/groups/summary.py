@@ -1,45 +1,184 @@
-"""The status of a group on this rank, as plain data for the status channel."""
+"""The status of a group on one rank: what the rank publishes and notebooks read."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from ..interface.base import Backend
-from ..work.flight_recorder import Record
-from ..work.work import Work
 from .generation import Generation
+from .key import GroupKey
 from .spec import GroupSpec
 
-__all__ = ["summarize"]
+__all__ = ["GroupStatus", "OpStatus", "check_bytes", "summarize"]
 
 
-def summarize(spec: GroupSpec, current: Generation) -> dict[str, Any]:
+def check_bytes(count: int | None) -> None:
+    """Raise `ValueError` for a number of bytes that no memory has.
+
+    A status from another process may have any integer; not each fits into a float.
+    """
+    if count is not None and count >= 1 << 63:
+        raise ValueError("a number of bytes is out of range")
+
+
+@dataclass(frozen=True)
+class OpStatus:
+    """One op of a rank on one group."""
+
+    #: The name of the op.
+    op: str
+    #: The group's sequence number of the op, ``None`` where it has none.
+    seq: int | None = None
+    #: ``scheduled``, ``started``, ...; empty where it is not known.
+    state: str = ""
+    #: Seconds since the op started (since it was queued, if it has not started).
+    elapsed: float | None = None
+    #: Seconds after which the op fails, ``None`` where there is no limit.
+    timeout: float | None = None
+    #: The shapes of its arrays, inputs first; of a long list the first ones.
+    sizes: tuple[tuple[int, ...], ...] = ()
+    #: Their dtypes.
+    dtypes: tuple[str, ...] = ()
+    #: Bytes moved, as nccl-tests counts them.
+    nbytes: int | None = None
+    #: Seconds from start to end, once the op is completed.
+    duration: float | None = None
+    #: The root, or the other side, as its rank in the group.
+    peer: int | None = None
+    #: The user's line, e.g. ``cell 7 line 3``.
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        check_bytes(self.nbytes)
+
+    @classmethod
+    def issued(cls, record: _Record | None) -> OpStatus | None:
+        """Return the op, its number and its source line."""
+        return None if record is None else cls(**record.brief())
+
+    @classmethod
+    def in_flight(cls, record: _Record, state: str, begun_ns: int) -> OpStatus:
+        """Return the status of an op that began at `begun_ns` (``time.time_ns``)."""
+        return cls(
+            **record.brief(),
+            **record.traffic(),
+            state=state,
+            elapsed=(time.time_ns() - begun_ns) / 1e9,
+            timeout=record.timeout,
+            peer=record.peer,
+        )
+
+    @classmethod
+    def done(cls, record: _Done | None) -> OpStatus | None:
+        """Return the status of an op that has completed."""
+        if record is None:
+            return None
+        return cls(**record.brief(), **record.traffic(), duration=record.duration)
+
+
+@dataclass(frozen=True)
+class GroupStatus:
+    """One group as one of its ranks reports it."""
+
+    #: The name that messages and the board show.
+    name: str
+    #: The global ranks of the group.
+    ranks: tuple[int, ...]
+    #: The backend string.
+    backend: str
+    #: How often the group was rebuilt.
+    generation: int
+    #: ``ready`` or ``aborted``.
+    state: str
+    #: Why it is aborted.
+    reason: str | None
+    #: Seconds after which an op fails, ``None`` where there is no limit.
+    timeout: float | None
+    #: Device type → backend, with ``(not built)`` behind one not used yet.
+    devices: Mapping[str, str] = field(default_factory=dict)
+    #: The last op that was issued.
+    enqueued: OpStatus | None = None
+    #: The last op that has started.
+    started: OpStatus | None = None
+    #: The last op that has completed.
+    completed: OpStatus | None = None
+    #: The number of ops in flight.
+    in_flight: int = 0
+    #: The oldest op in flight.
+    oldest: OpStatus | None = None
+    #: How many collectives were issued on it in this generation.
+    issued: int | None = None
+    #: The library that made the group, e.g. ``torch``; empty for our own groups.
+    library: str = ""
+    #: The names of transports, e.g. ``shm,cma`` → the global ranks that this one has
+    #: connected to with them; empty where the backend does not report transports.
+    transports: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    #: Whether its ops are RPCs, which each rank makes alone; it is never aborted.
+    rpc: bool = False
+    #: Whether it is not made yet: its op is the wait for the other ranks.
+    unfinished: bool = False
+    #: What of the user's objects holds a former generation, in sentences.
+    stale: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> GroupKey:
+        """What identifies the group on every rank."""
+        return GroupKey(self.name, self.ranks)
+
+
+class _Record(Protocol):
+    """The flight record of an op, of Rankscope or of torch."""
+
+    @property
+    def timeout(self) -> float | None: ...
+
+    @property
+    def peer(self) -> int | None: ...
+
+    def brief(self) -> dict[str, Any]: ...
+
+    def traffic(self) -> dict[str, Any]: ...
+
+
+class _Done(_Record, Protocol):
+    @property
+    def duration(self) -> float | None: ...
+
+
+def summarize(spec: GroupSpec, current: Generation) -> GroupStatus:
     """Return state, progress and oldest op in flight of `current`."""
     current.refresh()
     status = current.status
     oldest = next(iter(list(status.in_flight.values())), None)
+    record = None if oldest is None else oldest.record
     reason = current.aborted
-    return {
-        "name": spec.name,
-        "ranks": spec.ranks,
-        "backend": str(spec.config),
-        "generation": current.number,
-        "state": "ready" if reason is None else "aborted",
-        "reason": None if reason is None else str(reason),
-        "timeout": spec.timeout,
-        "devices": {
+    return GroupStatus(
+        name=spec.name,
+        ranks=tuple(spec.ranks),
+        backend=str(spec.config),
+        generation=current.number,
+        state="ready" if reason is None else "aborted",
+        reason=None if reason is None else str(reason),
+        timeout=spec.timeout,
+        devices={
             device: _with_state(name, current.backends.get(device))
             for device, name in spec.config.device_backend_map.items()
         },
-        "transports": {} if reason is not None else _transports(spec, current),
-        "enqueued": status.enqueued.brief() if status.enqueued else None,
-        "started": status.started.brief() if status.started else None,
-        "completed": _completed(status.completed),
-        "issued": status.collective_seq,
-        "in_flight": len(status.in_flight),
-        "oldest": _in_flight(oldest),
-    }
+        transports={} if reason is not None else _transports(spec, current),
+        enqueued=OpStatus.issued(status.enqueued),
+        started=OpStatus.issued(status.started),
+        completed=OpStatus.done(status.completed),
+        issued=status.collective_seq,
+        in_flight=len(status.in_flight),
+        oldest=None
+        if oldest is None or record is None
+        else OpStatus.in_flight(
+            record, oldest.state.value, oldest.started_ns or oldest.scheduled_ns
+        ),
+    )
 
 
 def _with_state(name: str, backend: Backend | None) -> str:
@@ -47,7 +186,7 @@ def _with_state(name: str, backend: Backend | None) -> str:
     return f"{name} ({state})" if state else name
 
 
-def _transports(spec: GroupSpec, current: Generation) -> dict[str, list[int]]:
+def _transports(spec: GroupSpec, current: Generation) -> dict[str, tuple[int, ...]]:
     """Return the global ranks by the names of the transports to them: ``"shm,cma"``."""
     names: dict[int, tuple[str, ...]] = {}
     for backend in list(current.backends.values()):
@@ -56,25 +195,4 @@ def _transports(spec: GroupSpec, current: Generation) -> dict[str, list[int]]:
     peers: dict[str, list[int]] = {}
     for peer, found in names.items():
         peers.setdefault(",".join(found), []).append(spec.ranks[peer])
-    return {found: sorted(ranks) for found, ranks in peers.items()}
-
-
-def _in_flight(work: Work | None) -> dict[str, Any] | None:
-    if work is None or work.record is None:
-        return None
-    record = work.record
-    begun = work.started_ns or work.scheduled_ns
-    return {
-        **record.brief(),
-        "state": work.state.value,
-        "elapsed": (time.time_ns() - begun) / 1e9,
-        "timeout": record.timeout,
-        **record.traffic(),
-        "peer": record.peer,
-    }
-
-
-def _completed(record: Record | None) -> dict[str, Any] | None:
-    if record is None:
-        return None
-    return {**record.brief(), **record.traffic(), "duration": record.duration}
+    return {found: tuple(sorted(ranks)) for found, ranks in peers.items()}

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from ..stores.base import Store
 from .key import GroupKey
+from .summary import GroupStatus
 
 __all__ = ["GroupSource", "WatchedGroup"]
 
@@ -22,8 +23,8 @@ class WatchedGroup(Protocol):
     def key(self) -> GroupKey:
         """Its name and global ranks: the same on every rank of the group."""
 
-    def summary(self) -> dict[str, Any]:
-        """Return the fields of `summary.summarize`, and ``library``; never block."""
+    def summary(self) -> GroupStatus:
+        """Return its status on this rank; never block."""
 
     def abort(self, reason: str, *, by: str = "", culprits: Sequence[int] = ()) -> None:
         """Fail the ops in flight, here and on the other ranks; return at once.
@@ -58,10 +59,6 @@ class GroupSource(Protocol):
     @property
     def rank(self) -> int | None:
         """The global rank that the library gave this process, if it did."""
-
-    @property
-    def world_size(self) -> int | None:
-        """The number of ranks of the library's default group, if there is one."""
 
     def groups(self) -> Sequence[WatchedGroup]:
         """Return the groups of this rank, the default one first."""

@@ -31,6 +31,7 @@ from .key import GroupKey
 from .non_member import NON_GROUP_MEMBER, NonGroupMember
 from .origin import Origin
 from .process_group import ProcessGroup
+from .summary import GroupStatus
 from .watchdog import watchdog
 from .watched import GroupSource, WatchedGroup
 
@@ -257,21 +258,16 @@ class World:
     def _all_groups(self) -> list[ProcessGroup | WatchedGroup]:
         return [*self.groups(), *self.watched_groups()]
 
-    def summary(self) -> dict[str, Any]:
-        """Return the progress of this rank in each of its groups, as plain data.
+    def summary(self) -> tuple[GroupStatus, ...]:
+        """Return the status of this rank in each of its groups.
 
         The groups of other libraries follow our own.
         """
-        known = [(self.rank, self.size)]
-        known += [(source.rank, source.world_size) for source in self.sources]
-        rank, size = next((one for one in known if one[0] is not None), (None, None))
-        summary = {
-            "rank": rank,
-            "world_size": size,
-            "groups": [one.summary() for one in self._all_groups()],
-        }
-        advice = [sentence for source in self.sources for sentence in source.advice]
-        return {**summary, "advice": advice} if advice else summary
+        return tuple(one.summary() for one in self._all_groups())
+
+    def advice(self) -> tuple[str, ...]:
+        """Return what a person should change so that all is shown, in sentences."""
+        return tuple(sentence for source in self.sources for sentence in source.advice)
 
     def on_change(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call ``callback()`` at every transition; see `FlightRecorder.on_change`."""

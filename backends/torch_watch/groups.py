@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 from ..errors import DistError
 from ..groups.abort_reason import AbortReason
 from ..groups.key import GroupKey
+from ..groups.summary import GroupStatus, OpStatus
 from ..rank_sets import describe_members
 from ..stores.base import Store
 from ..work.flight_recorder import recorder
 from . import aborting, rebuilding, rejoining
 from .creation import made_of
 from .private.groups import Names
-from .torch_record import Progress, TorchRecord
+from .torch_record import Progress
 
 __all__ = ["TorchGroup", "base_name"]
 
@@ -94,32 +94,34 @@ class TorchGroup:
         """Why it was aborted; ``None`` while it is usable."""
         return self.made.aborted
 
-    def summary(self) -> dict[str, Any]:
-        """Return the fields of `groups.summary.summarize`, and ``library``."""
+    def summary(self) -> GroupStatus:
+        """Return its status on this rank."""
         self._refresh()
         progress = self.progress
         oldest = next(iter(list(progress.in_flight.values())), None)
         reason = self.aborted
-        return {
-            "name": self.name,
-            "ranks": list(self.key.ranks),
-            "backend": ",".join(f"{key}:{name}" for key, name in self.devices.items()),
-            "generation": self.generation,
-            "state": "ready" if reason is None else "aborted",
-            "reason": None if reason is None else str(reason),
-            "timeout": self.timeout,
-            "devices": dict(self.devices),
-            "enqueued": None
-            if progress.enqueued is None
-            else progress.enqueued.brief(),
-            "started": None if progress.started is None else progress.started.brief(),
-            "completed": _completed(progress.completed),
-            "issued": self._issued(),
-            "in_flight": len(progress.in_flight),
-            "oldest": _in_flight(oldest),
-            "library": "torch",
-            "stale": list(self.made.stale),
-        }
+        return GroupStatus(
+            name=self.name,
+            ranks=self.key.ranks,
+            backend=",".join(f"{key}:{name}" for key, name in self.devices.items()),
+            generation=self.generation,
+            state="ready" if reason is None else "aborted",
+            reason=None if reason is None else str(reason),
+            timeout=self.timeout,
+            devices=dict(self.devices),
+            enqueued=OpStatus.issued(progress.enqueued),
+            started=OpStatus.issued(progress.started),
+            completed=OpStatus.done(progress.completed),
+            issued=self._issued(),
+            in_flight=len(progress.in_flight),
+            oldest=None
+            if oldest is None
+            else OpStatus.in_flight(
+                oldest, oldest.state, oldest.started_ns or oldest.created_ns
+            ),
+            library="torch",
+            stale=tuple(self.made.stale),
+        )
 
     def abort(self, reason: str, *, by: str = "", culprits: Sequence[int] = ()) -> None:
         """Fail the ops in flight of this rank, and of its peers; return at once."""
@@ -158,23 +160,3 @@ class TorchGroup:
         enqueued = self.progress.enqueued
         seen = 0 if enqueued is None else enqueued.collective_seq_id
         return seen if issued is None else issued
-
-
-def _in_flight(record: TorchRecord | None) -> dict[str, Any] | None:
-    if record is None:
-        return None
-    begun = record.started_ns or record.created_ns
-    return {
-        **record.brief(),
-        "state": record.state,
-        "elapsed": (time.time_ns() - begun) / 1e9,
-        "timeout": record.timeout,
-        **record.traffic(),
-        "peer": record.peer,
-    }
-
-
-def _completed(record: TorchRecord | None) -> dict[str, Any] | None:
-    if record is None:
-        return None
-    return {**record.brief(), **record.traffic(), "duration": record.duration}

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import DistError
 from ..groups.key import GroupKey
+from ..groups.summary import GroupStatus
 from ..stores.base import Store
 from . import rebuilding
 from .creation import made_of
@@ -66,25 +67,19 @@ class PendingGroup:
         """The library that makes it."""
         return "torch"
 
-    def summary(self) -> dict[str, Any]:
-        """Return the fields of `groups.summary.summarize`, and ``library``."""
-        return {
-            "name": self.name,
-            "ranks": list(self.key.ranks),
-            "backend": self._exported["backend"],
-            "generation": self._exported["generation"],
-            "state": "aborted",
-            "reason": _REASON,
-            "timeout": self._exported["timeout"],
-            "devices": {},
-            "enqueued": None,
-            "started": None,
-            "completed": None,
-            "issued": 0,
-            "in_flight": 0,
-            "oldest": None,
-            "library": "torch",
-        }
+    def summary(self) -> GroupStatus:
+        """Return its status on this rank."""
+        return GroupStatus(
+            name=self.name,
+            ranks=self.key.ranks,
+            backend=self._exported["backend"],
+            generation=self._exported["generation"],
+            state="aborted",
+            reason=_REASON,
+            timeout=self._exported["timeout"],
+            issued=0,
+            library="torch",
+        )
 
     def goes_on_without(self, ranks: Collection[int]) -> bool:
         """Return False: all ranks of the world meet while a group is made."""

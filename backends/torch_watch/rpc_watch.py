@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import DistError
 from ..groups.abort_reason import AbortReason
 from ..groups.key import GroupKey
+from ..groups.summary import GroupStatus, OpStatus
 from ..groups.world import world
 from ..stores.base import Store
 from ..work.flight_recorder import recorder
@@ -51,8 +52,8 @@ class RpcGroup:
         self.key = GroupKey(NAME, tuple(sorted(ranks)))
         self._log = log
 
-    def summary(self) -> dict[str, Any]:
-        """Return the fields of `groups.summary.summarize`, ``library`` and ``rpc``."""
+    def summary(self) -> GroupStatus:
+        """Return its status on this rank."""
         calls = self._log.in_flight()
         waiting = [call for call in calls if call.state == "started"]
         main = threading.main_thread().ident
@@ -61,38 +62,38 @@ class RpcGroup:
         known: list[RpcCall | Served] = [*waiting, *self._log.serving(), *calls]
         oldest = known[0] if known else None
         completed = self._log.completed
-        return {
-            "name": NAME,
-            "ranks": list(self.key.ranks),
-            "backend": "tensorpipe",
-            "generation": 0,
-            "state": "ready",
-            "reason": None,
-            "timeout": self.timeout,
-            "devices": {},
-            "enqueued": None,
-            "started": None,
-            "completed": None
+        return GroupStatus(
+            name=NAME,
+            ranks=self.key.ranks,
+            backend="tensorpipe",
+            generation=0,
+            state="ready",
+            reason=None,
+            timeout=self.timeout,
+            completed=None
             if completed is None
-            else {
-                **_brief(completed),
-                "duration": (completed.ended_ns - completed.began_ns) / 1e9,
-            },
-            "issued": None,
-            "in_flight": len(calls),
-            "oldest": None if oldest is None else self._in_flight(oldest),
-            "library": "torch",
-            "rpc": True,
-        }
+            else OpStatus(
+                completed.title,
+                completed.number,
+                duration=(completed.ended_ns - completed.began_ns) / 1e9,
+                source=completed.source,
+            ),
+            in_flight=len(calls),
+            oldest=None if oldest is None else self._in_flight(oldest),
+            library="torch",
+            rpc=True,
+        )
 
-    def _in_flight(self, call: RpcCall | Served) -> dict[str, Any]:
+    def _in_flight(self, call: RpcCall | Served) -> OpStatus:
         peer = call.peer if isinstance(call, RpcCall) else None
-        return {
-            **_brief(call),
-            "state": "started",
-            "elapsed": (time.time_ns() - call.began_ns) / 1e9,
-            "peer": self.key.ranks.index(peer) if peer in self.key.ranks else None,
-        }
+        return OpStatus(
+            call.title,
+            call.number,
+            state="started",
+            elapsed=(time.time_ns() - call.began_ns) / 1e9,
+            peer=self.key.ranks.index(peer) if peer in self.key.ranks else None,
+            source=call.source,
+        )
 
     @property
     def timeout(self) -> float | None:
@@ -185,10 +186,6 @@ class RpcWatch:
             for group in self.groups()
             for record in self.log.records(group.key, group.timeout or 0.0)
         ]
-
-
-def _brief(call: RpcCall | Served) -> dict[str, Any]:
-    return {"seq": call.number, "op": call.title, "source": call.source}
 
 
 _watch: RpcWatch | None = None

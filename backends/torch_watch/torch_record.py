@@ -223,7 +223,7 @@ class TorchRecord:
         itemsize = _ITEMSIZES.get(self.dtypes[0], 1) if self.dtypes else 0
         ranks = len(self.group.key.ranks)
         return {
-            "bytes": payload(self.op_type.value, self.sizes, itemsize, ranks),
-            "sizes": self.sizes[:SIZES_SHOWN],
-            "dtypes": self.dtypes[:SIZES_SHOWN],
+            "nbytes": payload(self.op_type.value, self.sizes, itemsize, ranks),
+            "sizes": tuple(map(tuple, self.sizes[:SIZES_SHOWN])),
+            "dtypes": tuple(self.dtypes[:SIZES_SHOWN]),
         }

@@ -12,11 +12,13 @@ import inspect
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..errors import DistAbortedError, DistError
 from ..groups.abort_reason import AbortReason
 from ..groups.key import GroupKey
+from ..groups.summary import GroupStatus, OpStatus
 from ..stores.base import Store
 from ..work.flight_recorder import recorder
 from ..work.record_fields import record_fields
@@ -52,36 +54,32 @@ class UnfinishedGroup:
         """The name that a person reads."""
         return self.key.name
 
-    def summary(self) -> dict[str, Any]:
-        """Return the fields of `groups.summary.summarize`, and ``library``."""
-        brief = {"seq": 1, "op": OP, "source": recorder.name_source(self._frame)}
-        return {
-            "name": self.name,
-            "ranks": list(self.key.ranks),
-            "backend": "",
-            "generation": 0,
-            "state": "ready" if self.reason is None else "aborted",
-            "reason": None if self.reason is None else str(self.reason),
-            "timeout": self._timeout,
-            "devices": {},
-            "enqueued": brief,
-            "started": brief,
-            "completed": None,
-            "issued": 0,
-            "in_flight": 1,
-            "oldest": {
-                **brief,
-                "state": "started",
-                "elapsed": (time.time_ns() - self._began_ns) / 1e9,
-                "timeout": self._timeout,
-                "bytes": 0,
-                "sizes": [],
-                "dtypes": [],
-                "peer": None,
-            },
-            "library": "torch",
-            "unfinished": True,
-        }
+    def summary(self) -> GroupStatus:
+        """Return its status on this rank."""
+        begun = OpStatus(OP, 1, source=recorder.name_source(self._frame))
+        elapsed = (time.time_ns() - self._began_ns) / 1e9
+        return GroupStatus(
+            name=self.name,
+            ranks=self.key.ranks,
+            backend="",
+            generation=0,
+            state="ready" if self.reason is None else "aborted",
+            reason=None if self.reason is None else str(self.reason),
+            timeout=self._timeout,
+            enqueued=begun,
+            started=begun,
+            issued=0,
+            in_flight=1,
+            oldest=replace(
+                begun,
+                state="started",
+                elapsed=elapsed,
+                timeout=self._timeout,
+                nbytes=0,
+            ),
+            library="torch",
+            unfinished=True,
+        )
 
     def record(self) -> dict[str, Any]:
         """Return the making of the group as the record of an op."""

@@ -239,16 +239,16 @@ class Record:
         }
 
     def traffic(self) -> dict[str, Any]:
-        """Return ``bytes`` as nccl-tests counts them, sizes and dtypes of the arrays.
+        """Return ``nbytes`` as nccl-tests counts them, ``sizes`` and ``dtypes``.
 
         Of the sizes only the first `SIZES_SHOWN`: a list has one per rank.
         """
         itemsize = self.dtypes[0].itemsize if self.dtypes else 0
         ranks = len(self.status.ranks)
         return {
-            "bytes": payload(self.op_type.value, self.sizes, itemsize, ranks),
-            "sizes": [list(size) for size in self.sizes[:SIZES_SHOWN]],
-            "dtypes": [dtype.name for dtype in self.dtypes[:SIZES_SHOWN]],
+            "nbytes": payload(self.op_type.value, self.sizes, itemsize, ranks),
+            "sizes": tuple(map(tuple, self.sizes[:SIZES_SHOWN])),
+            "dtypes": tuple(dtype.name for dtype in self.dtypes[:SIZES_SHOWN]),
         }
 
     @property

@@ -32,7 +32,7 @@ __all__ = [
 _NO = ("", "0", "false", "no", "off")
 
 #: `Gpu.summary` of a rank without a GPU.
-NO_GPU: Mapping[str, Any] = {"gpu": "", "gpu_memory": None}
+NO_GPU: tuple[str, int | None] = ("", None)
 
 
 def choose_device(env: Mapping[str, str], count: int) -> int | None:
@@ -142,7 +142,7 @@ class Gpu:
     def of_torch(cls, torch: Any, index: int) -> Gpu:
         """Return the GPU `index` as torch has it."""
         properties = torch.cuda.get_device_properties(index)
-        # torch 2.5 and later tell the UUID without cuda-bindings.
+        # torch 2.5 and later report the UUID without cuda-bindings.
         uuid = str(getattr(properties, "uuid", ""))
         cuda = torch.cuda
 
@@ -151,17 +151,17 @@ class Gpu:
 
         return cls(index, properties.name, lambda: cuda.set_device(index), pool, uuid)
 
-    def summary(self) -> dict[str, Any]:
-        """Return what the rank's status says of the GPU; never waits.
+    def summary(self) -> tuple[str, int | None]:
+        """Return ``gpu`` and ``gpu_memory`` of the rank's status; never waits.
 
-        ``gpu`` is ``GPU 0 · NVIDIA H200 · 1.2 of 139.8 GiB``, for the board, and
-        ``gpu_memory`` the bytes that this process holds: both of one reading.
+        These are ``GPU 0 · NVIDIA H200 · 1.2 of 139.8 GiB``, for the board, and the
+        bytes that this process holds: both of one reading.
         """
         text = f"GPU {self.index} · {self.name}"
         use = self._readings.latest()
         if use is None:
-            return {"gpu": text, "gpu_memory": None}
+            return text, None
         if use.used is not None and use.total is not None:
             used, total = (size / 2**30 for size in (use.used, use.total))
             text += f" · {used:.1f} of {total:.1f} GiB"
-        return {"gpu": text, "gpu_memory": use.own}
+        return text, use.own

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from rankscope.backends.errors import DistError
 from rankscope.backends.nccl import ras
 
-from ..wire.requests import NcclReport
+from ..wire.requests import GetNcclReport, NcclReport
 
 __all__ = ["NcclReports"]
 
@@ -32,7 +32,8 @@ class NcclReports:
         self._report: NcclReport | None = None
         self._at = 0.0
 
-    def latest(self) -> NcclReport:
+    @GetNcclReport.handler
+    def latest(self, wanted: GetNcclReport) -> NcclReport:
         """Return the last report, ``pending`` if a query for a new one is under way."""
         with self._lock:
             report, age = self._report, time.monotonic() - self._at

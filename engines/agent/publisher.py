@@ -11,7 +11,7 @@ from rankscope.backends.work.flight_recorder import recorder
 
 from ..wire import ipyparallel_private as private
 from ..wire import message_types
-from ..wire.requests import Summary
+from ..wire.requests import EncodedSummary
 
 __all__ = ["MIN_INTERVAL", "StatusPublisher"]
 
@@ -34,10 +34,10 @@ class StatusPublisher:
     kernel
         The kernel of the engine.
     summary
-        Returns the rank's summary; called on the publisher's thread.
+        Returns the rank's encoded summary; called on the publisher's thread.
     """
 
-    def __init__(self, kernel: Any, summary: Callable[[], Summary]) -> None:
+    def __init__(self, kernel: Any, summary: Callable[[], EncodedSummary]) -> None:
         self._kernel = kernel
         self._summary = summary
         #: ``msg_id`` of a subscription's header → the header, and when it ends.
@@ -94,5 +94,8 @@ class StatusPublisher:
                 self.subscriptions.pop(msg_id, None)
             else:
                 private.publish(
-                    self._kernel, message_types.STATUS, self._summary(), header
+                    self._kernel,
+                    message_types.STATUS,
+                    {"summary": self._summary()},
+                    header,
                 )

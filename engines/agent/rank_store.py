@@ -40,16 +40,24 @@ class RankStore:
         """Whether this rank has no connection to the store any more."""
         return self.store is None or self.store.lost
 
+    @requests.HostStore.handler
     def host(self, wanted: requests.HostStore) -> requests.StoreAddress:
         """Open the store of all ranks here; return how to reach it."""
         self._key = secrets.token_bytes(32)
         self._replace(
             TCPStore(wanted.host, 0, is_master=True, timeout=TIMEOUT, key=self._key)
         )
-        return self.address()
+        return self._address()
 
-    def address(self) -> requests.StoreAddress:
-        """Return how to reach the store that is hosted here."""
+    @requests.GetStoreAddress.handler
+    def _get_address(self, wanted: requests.GetStoreAddress) -> requests.StoreAddress:
+        return self._address()
+
+    @requests.IsStoreLost.handler
+    def _is_lost(self, wanted: requests.IsStoreLost) -> bool:
+        return self.lost
+
+    def _address(self) -> requests.StoreAddress:
         assert self.store is not None
         return {
             "host": self.store.host,
@@ -57,6 +65,7 @@ class RankStore:
             "key": self._key.hex(),
         }
 
+    @requests.JoinStore.handler
     def join(self, wanted: requests.JoinStore) -> None:
         """Connect to the store that another rank hosts."""
         key = bytes.fromhex(wanted.key)

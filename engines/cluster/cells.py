@@ -12,6 +12,7 @@ from typing import Any
 import ipyparallel
 
 from ..errors import RankError
+from ..status import Summary
 from ..wire import ipyparallel_private as private
 from .execution import Execution
 from .rank_slots import RankSlot
@@ -120,7 +121,7 @@ class CellRunner:
 
     # -- lost connections --------------------------------------------------
 
-    def _probe_for_lost_cells(self, rank: int, summary: Mapping[str, Any]) -> None:
+    def _probe_for_lost_cells(self, rank: int, summary: Summary) -> None:
         """Probe a rank that reports idle while a cell should run there.
 
         Runs on the I/O thread. A message that is sent while the connection to the
@@ -128,7 +129,7 @@ class CellRunner:
         keeps the order: a cell that has no reply when the probe's reply, and all output
         before that, has arrived will never get a reply.
         """
-        if summary.get("busy") is not False or "dead" in summary:
+        if summary.busy or summary.dead:
             return
         now = time.monotonic()
         with self._lock:

@@ -533,8 +533,7 @@ class Cluster(Ranks):
         busy = [
             rank
             for rank in self._registry.able()
-            if slots[rank].summary.get("busy")
-            and (slots[rank].summary_at or 0.0) > heard
+            if slots[rank].summary.busy and (slots[rank].summary_at or 0.0) > heard
         ]
         if busy:
             # By a request: of two signals in a row, another thread than the main one

@@ -224,7 +224,7 @@ def _view(
         process=f"{engine}pid {one.pid} on {one.host}",
         location=location,
         called=library_call(frames),
-        last_cell_exit=str(one.summary.get("last_cell_exit", "")),
+        last_cell_exit=one.last_cell_exit,
         groups=(
             {group: info["ranks"] for group, info in dump["groups"].items()}
             if dump

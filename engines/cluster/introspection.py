@@ -106,6 +106,6 @@ class Introspection:
         for rank in ranks:
             slot = self._registry.slots[rank]
             fresh = slot.summary_at is not None and now - slot.summary_at < SILENCE
-            if slot.alive and fresh and not slot.summary.get("busy"):
+            if slot.alive and fresh and not slot.summary.busy:
                 return slot.uuid
         return None

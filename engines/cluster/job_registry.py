@@ -16,6 +16,7 @@ from rankscope.backends.errors import DistError, DistStoreError
 from rankscope.backends.stores.tcp import TCPStore
 
 from ..errors import ClusterError
+from ..status import Summary
 from ..wire.answers import Answers, wait_for_answers
 from ..wire.job_channel import ENDED, answer_key, append, end_key, status_key
 from ..wire.requests import PublishStatus, Request
@@ -144,13 +145,10 @@ class JobRegistry(RankRegistry):
         interval = self._interval
         self._record_all(self.ask(PublishStatus(LEASE, interval), timeout=timeout))
 
-    def record_summary(self, rank: int, summary: dict[str, Any]) -> None:
-        """Store a rank's summary, and the process that it names."""
-        slot = self.slots[rank]
-        pid, host = summary.get("pid"), summary.get("host")
-        if isinstance(pid, int) and isinstance(host, str):
-            slot.pid, slot.host = pid, host
-        super().record_summary(rank, summary)
+    def _is_of(self, slot: RankSlot, summary: Summary) -> bool:
+        """Note the process that has made the summary: it is the rank's."""
+        slot.pid, slot.host = summary.pid, summary.host
+        return True
 
     @property
     def _interval(self) -> float:
@@ -181,8 +179,6 @@ class JobRegistry(RankRegistry):
                     return
                 # Rank 0 is silent: the ages of the last summaries show it.
                 _log.debug("no status: %s", error)
-            except (ValueError, KeyError, TypeError):
-                _log.exception("a rank's status cannot be read")
 
     def _send(self, post: tuple[int, bytes, Future[Any]] | None) -> None:
         if post is None:
@@ -201,8 +197,8 @@ class JobRegistry(RankRegistry):
             if self._seen.get(rank) == value:
                 continue
             self._seen[rank] = value
-            self.record_summary(rank, json.loads(value))
-            self._call_subscribers(rank, self.slots[rank].summary)
+            self.record_summary(rank, value)
+            self._call_subscribers(self.slots[rank])
         if not values and self._store.lost:
             raise DistStoreError("the connection was lost")
 
@@ -215,7 +211,7 @@ class JobRegistry(RankRegistry):
             waiting = [one for one, asked in self._pending.items() if asked == rank]
         for future in waiting:
             _fail(future, death)
-        self._call_subscribers(rank, {**slot.summary, "dead": death})
+        self._call_subscribers(slot)
 
     # -- the end ---------------------------------------------------------------------
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.verdicts import Verdict
 from rankscope.backends.rank_sets import name_ranks
 
 from ..errors import ClusterError, group_by_message
-from ..status import ClusterStatus
+from ..status import ClusterStatus, Summary
 from ..wire import requests
 from . import diagnosing
 from .flight_records import FlightRecords, fetch
@@ -280,13 +280,11 @@ class ObservedRanks:
             ),
         )
 
-    def subscribe(
-        self, callback: Callable[[int, dict[str, Any]], None]
-    ) -> Callable[[], None]:
+    def subscribe(self, callback: Callable[[int, Summary], None]) -> Callable[[], None]:
         """Call ``callback(rank, summary)`` on each change, on an I/O thread.
 
         At most 10 times a second and at least once a second per rank; once more for
-        a rank that died, with the reason under ``"dead"``.
+        a rank that died, with the reason in its ``dead``.
 
         Parameters
         ----------

@@ -8,17 +8,19 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, TypeVar
 
+from ..status import Summary
 from ..wire.answers import Answers
-from ..wire.requests import GetSummary, Request
-from ..wire.status_codec import number_of, unpack
+from ..wire.requests import EncodedSummary, GetSummary, Request
+from ..wire.status_codec import decode
 from .rank_slots import RankSlot
 
 __all__ = ["RankRegistry"]
 
 A = TypeVar("A")
-OnStatus = Callable[[int, dict[str, Any]], None]
+OnStatus = Callable[[int, Summary], None]
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +73,7 @@ class RankRegistry(ABC):
         if stale:
             self._record_all(self.ask(GetSummary(), stale, timeout))
 
-    def record_summary(self, rank: int, summary: dict[str, Any]) -> None:
+    def record_summary(self, rank: int, encoded: str | bytes) -> None:
         """Store a rank's summary and when it arrived, unless a newer one is there.
 
         A published summary may arrive after the answer to a later request, and an
@@ -79,20 +81,31 @@ class RankRegistry(ABC):
         of an engine which was replaced meanwhile is dropped, too.
         """
         slot = self.slots[rank]
+        try:
+            summary = decode(encoded)
+        except ValueError as error:
+            with self._recording:
+                slot.record(error)
+            return
         with self._recording:
-            if summary.get("pid") == slot.pid and (
-                number_of(summary) >= number_of(slot.summary)
-            ):
-                slot.summary, slot.summary_at = unpack(summary), time.monotonic()
+            if self._is_of(slot, summary) and summary.number >= slot.summary.number:
+                slot.record(summary)
 
-    def _record_all(self, answers: Answers[Any]) -> None:
-        for rank, summary in answers.results.items():
-            self.record_summary(rank, summary)
+    def _is_of(self, slot: RankSlot, summary: Summary) -> bool:
+        """Return whether the process that has the slot has made the summary."""
+        return summary.pid == slot.pid
 
-    def _call_subscribers(self, rank: int, summary: dict[str, Any]) -> None:
+    def _record_all(self, answers: Answers[EncodedSummary]) -> None:
+        for rank, encoded in answers.results.items():
+            self.record_summary(rank, encoded)
+
+    def _call_subscribers(self, slot: RankSlot) -> None:
+        summary = slot.summary
+        if slot.death is not None:
+            summary = replace(summary, dead=slot.death)
         for callback in self._on_status:
             try:
-                callback(rank, summary)
+                callback(slot.rank, summary)
             except Exception:  # noqa: BLE001 - code of a user
                 # The thread that calls must go on: it serves every rank.
                 _log.exception("a status callback failed")

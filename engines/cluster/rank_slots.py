@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.backends.stores.process_end import describe_exit_code
 
 from ..errors import ClusterError
-from ..status import RankStatus
+from ..status import NOTHING_REPORTED, RankStatus, Summary
 from ..wire.requests import GpuAnswer, TorchAnswer
-from ..wire.status_codec import Parsed, parse_summary
 from ..wire.torch_environment import TorchOptions, torchrun_variables
 from .gpus import Gpus
 
@@ -21,6 +21,17 @@ __all__ = ["RankSlot", "check_ranks", "describe_exit", "environment", "note_gpus
 
 #: Seconds without a summary after which a rank is shown as unreachable.
 SILENCE = 5.0
+
+#: What of a summary does not hold any more once the rank is dead.
+_DEAD: dict[str, Any] = {
+    "busy": False,
+    "cell": None,
+    "busy_for": None,
+    "line": "",
+    "line_for": None,
+    "memory": None,
+    "gpu_memory": None,
+}
 
 
 @dataclass
@@ -45,7 +56,9 @@ class RankSlot:
     #: UUID of its GPU, and whether it may share it; empty: none, or not known.
     gpu_uuid: str = ""
     may_share_gpu: bool = False
-    summary: dict[str, Any] = field(default_factory=dict)
+    summary: Summary = NOTHING_REPORTED
+    #: Why the last summary cannot be read; ``None`` where it can.
+    unreadable: str | None = None
     #: When the summary arrived, ``time.monotonic()``.
     summary_at: float | None = None
 
@@ -61,42 +74,35 @@ class RankSlot:
             f"(engine {self.engine_id}, pid {self.pid} on {self.host})"
         )
 
+    def record(self, summary: Summary | ValueError) -> None:
+        """Note a summary that arrives now, or why one cannot be read."""
+        self.summary_at = time.monotonic()
+        if isinstance(summary, Summary):
+            self.summary, self.unreadable = summary, None
+        else:
+            self.summary = Summary(number=self.summary.number)
+            self.unreadable = f"its status cannot be read ({summary})"
+
     def status(self, now: float) -> RankStatus:
         """Return the status of the rank at `now` (``time.monotonic()``)."""
         age = None if self.summary_at is None else now - self.summary_at
-        said, reason = self._read()
-        if self.death is not None:
+        reported = vars(self.summary)
+        if not self.alive:
             state = "dead"
+            # Such a rank runs no cell, whatever its last summary was.
+            reported = {**reported, **_DEAD}
         elif age is None or age > SILENCE:
             state = "unreachable"
         else:
-            state = "busy" if self.summary.get("busy") else "idle"
+            state = "busy" if self.summary.busy else "idle"
         return RankStatus(
+            **{**reported, "pid": self.pid, "host": self.host},
             rank=self.rank,
             engine_id=None if self.engine_id < 0 else self.engine_id,
-            host=self.host,
-            pid=self.pid,
             state=state,
-            reason=self.death or reason,
+            reason=self.death or self.unreadable,
             heartbeat_age=age,
-            cell=said.cell if self.alive else None,
-            busy_for=said.busy_for if self.alive else None,
-            line=said.line if self.alive else "",
-            line_for=said.line_for if self.alive else None,
-            gpu=said.gpu,
-            memory=said.memory if self.alive else None,
-            gpu_memory=said.gpu_memory if self.alive else None,
-            groups=said.groups,
-            advice=said.advice,
-            summary=self.summary,
         )
-
-    def _read(self) -> tuple[Parsed, str | None]:
-        """Return what the summary says, and why it cannot be read if it cannot."""
-        try:
-            return parse_summary(self.summary), None
-        except (KeyError, ValueError) as error:
-            return Parsed(), f"its status cannot be read ({error})"
 
 
 def describe_exit(exit_code: int | None) -> str:
@@ -111,7 +117,7 @@ def note_gpus(
 ) -> list[str]:
     """Note the GPUs of the ranks of `answers`; return advice on those that are shared.
 
-    The numbers of GPUs do not tell: some launchers show each rank one GPU, as device 0.
+    GPUs are compared by UUID: some launchers show each rank one GPU, as device 0.
     """
     for rank, answer in answers.items():
         # A rank of torch has cupy's answer before; torch alone may know the GPU.

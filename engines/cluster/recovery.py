@@ -15,12 +15,13 @@ from rankscope.backends.interface.registry import registered_by_cells
 from rankscope.backends.rank_sets import name_ranks
 
 from ..errors import ClusterError
-from ..status import find_groups
+from ..status import GroupStatus, find_groups
 from ..wire import ipyparallel_private as private
 from ..wire.answers import Answers
 from ..wire.requests import (
     Abort,
     AssignRank,
+    EncodedSummary,
     ExportedGroups,
     ExportGroups,
     GetHello,
@@ -35,7 +36,7 @@ from ..wire.requests import (
     Rebuild,
     SetEnvironment,
 )
-from ..wire.status_codec import unpack
+from ..wire.status_codec import decode
 from ..wire.torch_environment import TorchOptions
 from . import launch, torch_start
 from .installation import install_agents
@@ -441,7 +442,7 @@ def rebuild(
         is changed.
     """
     answers = registry.ask(GetSummary())
-    summaries = {rank: unpack(one) for rank, one in answers.results.items()}
+    summaries = {rank: decode(one) for rank, one in answers.results.items()}
     if not summaries:
         # No rank answered: raise the reasons.
         answers.all()
@@ -449,18 +450,17 @@ def rebuild(
             "rebuild: every engine is gone; start them again with %dist_restart "
             "(Cluster.restart())"
         )
-    known: dict[GroupKey, dict[int, Mapping[str, Any]]] = {}
+    known: dict[GroupKey, dict[int, GroupStatus]] = {}
     for rank, summary in summaries.items():
-        for one in summary["groups"]:
-            key = GroupKey(one["name"], tuple(one["ranks"]))
-            if one.get("unfinished"):
+        for one in summary.groups:
+            if one.unfinished:
                 # Not made on all ranks yet: the wait is ended, and the store with it.
-                reason = f"groups are rebuilt while group {key.name!r} is made"
-                registry.ask(Abort([key.id], reason, "the notebook"), [rank]).all()
+                reason = f"groups are rebuilt while group {one.name!r} is made"
+                registry.ask(Abort([one.key.id], reason, "the notebook"), [rank]).all()
                 continue
-            known.setdefault(key, {})[rank] = one
+            known.setdefault(one.key, {})[rank] = one
     one_job = any(
-        launch.needs_launcher(one["backend"])
+        launch.needs_launcher(one.backend)
         for views in known.values()
         for one in views.values()
     )
@@ -469,21 +469,21 @@ def rebuild(
     ready: list[GroupKey] = []
     for key in known if group is None else find_groups(group, known):
         views = known[key]
-        if any(one.get("rpc") for one in views.values()):
+        if any(one.rpc for one in views.values()):
             # Its waits are abortable, and it is usable afterwards.
             continue
         _check_alive(registry, answers, key, one_job)
-        generation = 1 + max(one["generation"] for one in views.values())
+        generation = 1 + max(one.generation for one in views.values())
         for rank in key.ranks:
             generations.setdefault(rank, {})[key.id] = generation
         # On some members the cell failed before it made the group, or destroyed it.
         without.update(set(key.ranks) - views.keys())
-        if any(one["state"] == "ready" for one in views.values()):
+        if any(one.state == "ready" for one in views.values()):
             ready.append(key)
     if without:
         exported = export_groups(registry, ())
         assert exported is not None
-        left = {rank for rank in without if not summaries[rank]["groups"]}
+        left = {rank for rank in without if not summaries[rank].groups}
         if not left or not _import_groups(registry, left, exported):
             # Those of torch, which a restarted rank joins, need no default group.
             left = set()
@@ -493,29 +493,27 @@ def rebuild(
         reason = f"group {key.name!r} is being rebuilt"
         registry.ask(Abort([key.id], reason, "the notebook"), key.ranks).all()
     store_host = _restore_store(registry, store_host, generations)
-    watched = any(
-        one.get("library") for views in known.values() for one in views.values()
-    )
+    watched = any(one.library for views in known.values() for one in views.values())
     rebuilt = registry.ask(
         lambda rank: Rebuild(generations[rank]),
         generations,
         timeout=WATCHED_WAIT if watched else 5.0,
     )
-    for rank, summary in rebuilt.results.items():
-        registry.record_summary(rank, summary)
+    for rank, encoded in rebuilt.results.items():
+        registry.record_summary(rank, encoded)
     rebuilt.all()
     return store_host, _stale(rebuilt.results, generations)
 
 
 def _stale(
-    summaries: Mapping[int, dict[str, Any]], rebuilt: Mapping[int, Mapping[str, int]]
+    answers: Mapping[int, EncodedSummary], rebuilt: Mapping[int, Mapping[str, int]]
 ) -> list[str]:
     """Return the sentences on what cannot use the rebuilt groups, each once."""
     ranks: dict[str, list[int]] = {}
-    for rank, summary in summaries.items():
-        for group in unpack(summary)["groups"]:
-            if GroupKey(group["name"], tuple(group["ranks"])).id in rebuilt[rank]:
-                for sentence in group.get("stale", ()):
+    for rank, encoded in answers.items():
+        for group in decode(encoded).groups:
+            if group.key.id in rebuilt[rank]:
+                for sentence in group.stale:
                     known = ranks.setdefault(sentence, [])
                     if rank not in known:
                         known.append(rank)

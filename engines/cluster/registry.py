@@ -269,7 +269,7 @@ class EngineRegistry(RankRegistry):
             self._deaths.notify_all()
         self.channel.fail_pending(slot.uuid, death)
         self._on_death(slot)
-        self._call_subscribers(slot.rank, {**slot.summary, "dead": death})
+        self._call_subscribers(slot)
 
     def kill(self, engine_ids: Iterable[int]) -> None:
         """Send SIGKILL to engines that have no rank."""
@@ -318,8 +318,8 @@ class EngineRegistry(RankRegistry):
     def _on_status_message(self, message: private.Message) -> None:
         slot = self._by_uuid.get(message["metadata"].get("engine", ""))
         if slot is not None and slot.alive:
-            self.record_summary(slot.rank, message["content"])
-            self._call_subscribers(slot.rank, slot.summary)
+            self.record_summary(slot.rank, message["content"]["summary"])
+            self._call_subscribers(slot)
 
     def _renew(self) -> None:
         while not self._closed.wait(RENEWAL):

@@ -65,8 +65,7 @@ def take_samples(ranks: Iterable[RankStatus]) -> dict[int, Sample]:
     for one in ranks:
         late = one.heartbeat_age is None or one.heartbeat_age > LATE
         if one.alive and late and one.host == here:
-            thread = one.summary.get("status_thread")
-            taken = sample(one.pid, thread if isinstance(thread, int) else None)
+            taken = sample(one.pid, one.status_thread)
             if taken is not None:
                 found[one.rank] = taken
     return found

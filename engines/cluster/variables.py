@@ -126,7 +126,7 @@ def _wait(
             )
         for rank in ranks:
             slot = registry.slots[rank]
-            if rank in answered or slot.summary.get("busy"):
+            if rank in answered or slot.summary.busy:
                 continue
             if rank in probes:
                 private.discard_request(registry.client, probes[rank].msg_id)  # type: ignore[attr-defined]

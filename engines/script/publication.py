@@ -12,25 +12,24 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any
 
 from rankscope.backends.errors import DistError
 from rankscope.backends.groups.inquiry import main_thread_place
 from rankscope.backends.groups.world import world
-from rankscope.backends.observe.export import local_dump
 from rankscope.backends.observe.stacks import ThreadStacks
 from rankscope.backends.stores.base import UNKNOWN_END
 from rankscope.backends.torch_watch import aborting
 from rankscope.backends.torch_watch.errors import explain
 from rankscope.backends.torch_watch.watch import TorchWatch
 
+from ..status import Summary
 from ..wire import requests
 from ..wire.job_channel import ENDED, QueueReader, answer_key, end_key, status_key
 from ..wire.line_clock import LineClock
 from ..wire.memory import resident_bytes
-from ..wire.stack_service import StackService
-from ..wire.status_codec import pack
+from ..wire.rank_service import RankService, answer
+from ..wire.requests import handlers_of
+from ..wire.status_codec import encode
 from .abort_relay import AbortRelay
 from .meeting import Channel, meet
 from .options import JobOptions
@@ -49,6 +48,11 @@ _LONGEST_PAUSE = 1.2
 END_WAIT = 0.2
 #: Answers that are kept for the notebooks that asked: one that is gone reads none.
 _ANSWERS = 32
+
+_NO_ABORT = (
+    "the script does not allow notebooks to abort: start it with "
+    "RANKSCOPE_ALLOW_ABORT=1, or rankscope.torch.watch(allow_abort=True)"
+)
 
 
 class Publication:
@@ -82,21 +86,13 @@ class Publication:
         self._until = 0.0
         self._interval = 0.0
         self._process = os.getpid()
-        handlers: dict[str, Callable[[Any], Any]] = dict(
-            [
-                requests.GetClock.served_by(lambda _: time.time_ns()),
-                requests.GetFlightRecord.served_by(
-                    lambda wanted: local_dump(wanted.last)
-                ),
-                *StackService(
-                    ThreadStacks(), lambda: main_thread_place().location
-                ).handlers(),
-                requests.GetSummary.served_by(lambda _: self.summary()),
-                requests.PublishStatus.served_by(self._publish_status),
-                requests.Abort.served_by(self._abort),
-            ]
+        service = RankService(
+            self.summary,
+            ThreadStacks(),
+            lambda: main_thread_place().location,
+            "" if options.allow_abort else _NO_ABORT,
         )
-        self._handlers = handlers
+        self._handlers = handlers_of(service, self)
         aborting.set_hint("start the script again")
         self._thread = threading.Thread(
             target=self._run, name="rankscope-job", daemon=True
@@ -137,7 +133,7 @@ class Publication:
         )
         self._relay = AbortRelay(store, channel.nonce, self._torch)
         QueueReader(store, f"request/{rank}", self._serve)
-        store.set(status_key(rank), json.dumps(self.summary()))
+        store.set(status_key(rank), self.summary())
         self.joined.set()
         if channel.file is not None:
             self._announce(channel)
@@ -183,7 +179,7 @@ class Publication:
 
     def _publish(self, channel: Channel) -> None:
         try:
-            channel.store.set(status_key(channel.rank), json.dumps(self.summary()))
+            channel.store.set(status_key(channel.rank), self.summary())
         except DistError as error:
             if channel.store.lost:
                 raise
@@ -195,64 +191,50 @@ class Publication:
         if not self._wake.is_set():
             self._wake.set()
 
-    def summary(self) -> dict[str, Any]:
-        """Return the status of this rank as plain data."""
-        return {
-            # First: the summary has all that happened before it had its number.
-            "number": next(self._numbers),
-            **pack(world.summary()),
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            # Whether it waits for the GIL is visible from outside of the process.
-            "status_thread": self._thread.native_id,
-            "busy": True,
-            "busy_for": time.monotonic() - self._began,
-            **self._line.look(),
-            "gpu": "",
-            "memory": resident_bytes(),
-        }
+    def summary(self) -> requests.EncodedSummary:
+        """Return the status of this rank for the wire."""
+        # First: the summary has all that happened before it had its number.
+        number = next(self._numbers)
+        line, line_for = self._line.look()
+        return encode(
+            Summary(
+                number,
+                pid=os.getpid(),
+                host=socket.gethostname(),
+                status_thread=self._thread.native_id,
+                busy=True,
+                busy_for=time.monotonic() - self._began,
+                line=line,
+                line_for=line_for,
+                memory=resident_bytes(),
+                groups=world.summary(),
+                advice=world.advice(),
+            )
+        )
 
     # -- requests, on the store's thread for callbacks ------------------------------
 
     def _serve(self, message: bytes) -> None:
         assert self._channel is not None
         request = json.loads(message)
-        try:
-            handler = self._handlers.get(request["op"])
-            if handler is None:
-                raise DistError(f"a script's rank does not serve {request['op']!r}")
-            answer = {"ok": True, "result": handler(request["args"])}
-        except Exception as error:  # noqa: BLE001 - the error is the answer
-            answer = {"ok": False, "ename": type(error).__name__, "evalue": str(error)}
+        content = answer(self._handlers, request)
         store = self._channel.store
         if store.lost:
             return
         key = answer_key(request["id"])
-        store.set(key, json.dumps(answer))
+        store.set(key, json.dumps(content))
         self._answered.append(key)
         if len(self._answered) > _ANSWERS:
             store.delete_key(self._answered.popleft())
 
-    def _publish_status(self, wanted: requests.PublishStatus) -> requests.Summary:
+    @requests.PublishStatus.handler
+    def _publish_status(
+        self, wanted: requests.PublishStatus
+    ) -> requests.EncodedSummary:
         self._interval = wanted.interval
         self._until = max(self._until, time.monotonic() + wanted.lease)
         self._wake.set()
         return self.summary()
-
-    def _abort(self, wanted: requests.Abort) -> requests.Aborted:
-        if not self.options.allow_abort:
-            raise DistError(
-                "the script does not allow notebooks to abort: start it with "
-                "RANKSCOPE_ALLOW_ABORT=1, or rankscope.torch.watch(allow_abort=True)"
-            )
-        names = world.abort(
-            wanted.groups,
-            wanted.reason,
-            by=wanted.by,
-            culprits=wanted.culprits,
-            by_death=wanted.by_death,
-        )
-        return {"groups": names, "summary": self.summary()}
 
     # -- the end -------------------------------------------------------------------
 

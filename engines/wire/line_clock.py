@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 __all__ = ["LineClock"]
 
 
 class LineClock:
-    """Tells how long a rank has been seen at one line.
+    """How long a rank has been seen at one line.
 
     Whether it was elsewhere between two looks is not known: a loop of one line has been
     there all the time, too.
@@ -26,10 +25,10 @@ class LineClock:
         # Replaced as a whole: requests are served beside the publisher.
         self._seen = "", 0.0
 
-    def look(self) -> dict[str, Any]:
-        """Return the line and the seconds, as parts of a summary."""
+    def look(self) -> tuple[str, float | None]:
+        """Return the line, and the seconds at it; ``None`` where none runs."""
         line, now = self._locate(), time.monotonic()
         seen, since = self._seen
         if line != seen:
             self._seen = seen, since = line, now
-        return {"line": line, "line_for": now - since if line else None}
+        return line, now - since if line else None

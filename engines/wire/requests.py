@@ -2,20 +2,24 @@
 
 A request is a frozen dataclass whose fields are JSON values. Its class names the
 type of the answer, so that the notebook's `ControlChannel.ask` and the agent's
-handlers are checked against each other. Tuples arrive as lists.
+handlers are checked against each other.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Generic, TypedDict, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypedDict, TypeVar
+
+import msgspec
 
 __all__ = [
     "Abort",
     "Aborted",
     "AnswerPrompt",
     "AssignRank",
+    "EncodedSummary",
     "ExportGroups",
     "ExportedGroups",
     "GetClock",
@@ -47,17 +51,18 @@ __all__ = [
     "StartSampling",
     "StoreAddress",
     "Subscribe",
-    "Summary",
     "TakeSamples",
     "TorchAnswer",
     "Unsubscribe",
+    "handlers_of",
 ]
 
 A = TypeVar("A")
 R = TypeVar("R", bound="Request[Any]")
+S = TypeVar("S")
 
-#: What a rank reports about itself; see `status_codec`.
-Summary = dict[str, Any]
+#: What a rank reports about itself (`status.Summary`); see `status_codec`.
+EncodedSummary = str
 #: What `World.export_groups` returns.
 ExportedGroups = dict[str, Any]
 #: A device type, its backend, and why its arrays are refused.
@@ -162,27 +167,39 @@ class Aborted(TypedDict):
     #: Names of the groups that are aborted.
     groups: list[str]
     #: The rank's summary afterwards.
-    summary: Summary
+    summary: EncodedSummary
 
 
 @dataclass(frozen=True)
 class Request(Generic[A]):
     """A request that is answered with an `A`."""
 
-    #: The request's name on the wire.
-    op: ClassVar[str]
-
     def content(self) -> dict[str, Any]:
         """Return the content of the message that carries the request."""
-        args = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {"op": self.op, "args": args}
+        return {"op": type(self).__name__, "args": vars(self)}
 
     @classmethod
-    def served_by(
-        cls: type[R], handler: Callable[[R], A]
-    ) -> tuple[str, Callable[[Mapping[str, Any]], Any]]:
-        """Return the op and a function that decodes the request for `handler`."""
-        return cls.op, lambda args: handler(cls(**args))
+    def handler(cls: type[R], method: Callable[[S, R], A]) -> Callable[[S, R], A]:
+        """Decorate the method that serves the request; see `handlers_of`."""
+        vars(method)["serves"] = cls
+        return method
+
+
+def handlers_of(*servers: object) -> dict[str, Callable[[Any], Any]]:
+    """Return op → a function of a message's ``args``, for the handlers of `servers`.
+
+    It raises `ValueError`, which names the argument, for arguments of other types.
+    """
+    return {
+        kind.__name__: functools.partial(_serve, getattr(server, name), kind)
+        for server in servers
+        for name, method in vars(type(server)).items()
+        if (kind := getattr(method, "serves", None)) is not None
+    }
+
+
+def _serve(handler: Callable[[R], Any], kind: type[R], args: Any) -> Any:
+    return handler(msgspec.convert(args, kind))
 
 
 @dataclass(frozen=True)
@@ -193,7 +210,6 @@ class Abort(Request[Aborted]):
     as they are known; `by_death`: they have died.
     """
 
-    op = "abort"
     groups: Sequence[str] | None
     reason: str
     by: str
@@ -205,7 +221,6 @@ class Abort(Request[Aborted]):
 class AnswerPrompt(Request[None]):
     """Give the debugger of the rank the line for the prompt that has `number`."""
 
-    op = "answer_prompt"
     number: int
     line: str
 
@@ -214,7 +229,6 @@ class AnswerPrompt(Request[None]):
 class AssignRank(Request[GpuAnswer]):
     """Give the engine a rank, and the variables of its environment."""
 
-    op = "assign_rank"
     assignment: RankAssignment
     env: Mapping[str, str]
 
@@ -223,21 +237,16 @@ class AssignRank(Request[GpuAnswer]):
 class ExportGroups(Request[ExportedGroups]):
     """Describe the groups of the rank, for a fresh rank."""
 
-    op = "export_groups"
-
 
 @dataclass(frozen=True)
 class GetClock(Request[int]):
     """Return the time of the engine's clock, in ns."""
-
-    op = "clock"
 
 
 @dataclass(frozen=True)
 class GetFlightRecord(Request[dict[str, Any]]):
     """Return the flight recorder; `last`: at most so many records of it."""
 
-    op = "flight_record"
     last: int | None
 
 
@@ -245,28 +254,21 @@ class GetFlightRecord(Request[dict[str, Any]]):
 class GetHello(Request[Hello]):
     """Describe the engine."""
 
-    op = "hello"
-
 
 @dataclass(frozen=True)
 class GetNames(Request[dict[str, str]]):
     """Return the names that cells can use; see `agent.names`."""
-
-    op = "names"
 
 
 @dataclass(frozen=True)
 class GetNcclReport(Request[NcclReport]):
     """Return the report of NCCL's RAS service on the rank's host."""
 
-    op = "nccl_report"
-
 
 @dataclass(frozen=True)
 class GetStacks(Request[StackList]):
     """Return the stacks of the threads of the user, or with `every` of all threads."""
 
-    op = "stacks"
     every: bool
 
 
@@ -274,21 +276,16 @@ class GetStacks(Request[StackList]):
 class GetStoreAddress(Request[StoreAddress]):
     """Return the address of the store that the rank hosts."""
 
-    op = "store_address"
-
 
 @dataclass(frozen=True)
-class GetSummary(Request[Summary]):
+class GetSummary(Request[EncodedSummary]):
     """Return the rank's summary."""
-
-    op = "summary"
 
 
 @dataclass(frozen=True)
 class HostStore(Request[StoreAddress]):
     """Open the store of all ranks on `host`, an address of the engine's host."""
 
-    op = "host_store"
     host: str
 
 
@@ -296,7 +293,6 @@ class HostStore(Request[StoreAddress]):
 class ImportGroups(Request[list[str]]):
     """Make those of the exported groups that the rank is in; return their names."""
 
-    op = "import_groups"
     exported: ExportedGroups
 
 
@@ -304,7 +300,6 @@ class ImportGroups(Request[list[str]]):
 class InitGroup(Request[list[Refusal]]):
     """Make the default group; return the backends that cannot be used here."""
 
-    op = "init_group"
     backend: str | None
     timeout: float | None
 
@@ -313,21 +308,16 @@ class InitGroup(Request[list[Refusal]]):
 class Interrupt(Request[bool]):
     """Interrupt the running cell; return whether there was one."""
 
-    op = "interrupt"
-
 
 @dataclass(frozen=True)
 class IsStoreLost(Request[bool]):
     """Return whether the rank has no connection to the store."""
-
-    op = "store_lost"
 
 
 @dataclass(frozen=True)
 class JoinStore(Request[None]):
     """Connect to the store that another rank hosts."""
 
-    op = "join_store"
     host: str
     port: int
     key: str
@@ -340,28 +330,25 @@ class NoteCauses(Request[None]):
     `found` has the text and the ranks at fault, by the id of the group.
     """
 
-    op = "note_causes"
     found: Mapping[str, tuple[str, Sequence[int]]]
 
 
 @dataclass(frozen=True)
-class PublishStatus(Request[Summary]):
+class PublishStatus(Request[EncodedSummary]):
     """Publish status for the next `lease` seconds; return the summary.
 
     For the ranks of a script; those of a cluster have `Subscribe`. Two messages are
     `interval` seconds apart at least.
     """
 
-    op = "publish_status"
     lease: float
     interval: float
 
 
 @dataclass(frozen=True)
-class Rebuild(Request[Summary]):
+class Rebuild(Request[EncodedSummary]):
     """Begin new generations of groups: id → generation; return the summary."""
 
-    op = "rebuild"
     generations: Mapping[str, int]
 
 
@@ -369,7 +356,6 @@ class Rebuild(Request[Summary]):
 class SetEnvironment(Request[None]):
     """Set variables of the engine's environment."""
 
-    op = "set_environment"
     env: Mapping[str, str]
 
 
@@ -380,7 +366,6 @@ class StartSampling(Request[None]):
     `key` names the sampling among those of other notebooks.
     """
 
-    op = "start_sampling"
     key: str
     seconds: float
     rate: float
@@ -388,10 +373,9 @@ class StartSampling(Request[None]):
 
 
 @dataclass(frozen=True)
-class Subscribe(Request[Summary]):
+class Subscribe(Request[EncodedSummary]):
     """Publish status under `header` for a while; return the summary."""
 
-    op = "subscribe"
     header: dict[str, Any]
 
 
@@ -399,7 +383,6 @@ class Subscribe(Request[Summary]):
 class TakeSamples(Request[SampledStacks]):
     """End the sampling `key`, and return what was seen."""
 
-    op = "take_samples"
     key: str
 
 
@@ -407,5 +390,4 @@ class TakeSamples(Request[SampledStacks]):
 class Unsubscribe(Request[None]):
     """End the subscription whose header has `msg_id`."""
 
-    op = "unsubscribe"
     msg_id: str

@@ -112,9 +112,9 @@ def test_a_summary_is_of_one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu._readings, "latest", lambda: next(found))
     used = "GPU 0 · Simulated · 13.0 of 80.0 GiB"
     assert [gpu.summary() for _ in range(3)] == [
-        {"gpu": "GPU 0 · Simulated", "gpu_memory": None},
-        {"gpu": used, "gpu_memory": 12 * GIB},
-        {"gpu": "GPU 0 · Simulated", "gpu_memory": 3},
+        ("GPU 0 · Simulated", None),
+        (used, 12 * GIB),
+        ("GPU 0 · Simulated", 3),
     ]
 
 

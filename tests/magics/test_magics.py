@@ -578,7 +578,7 @@ def test_the_status_is_a_table(notebook: Notebook, cluster: Cluster) -> None:
 
 def test_the_status_is_that_of_now(notebook: Notebook, cluster: Cluster) -> None:
     slots = cluster._registry.slots
-    before = [dict(slot.summary) for slot in slots]
+    before = [slot.summary for slot in slots]
     notebook("%%distributed", "dist.barrier()")
     # As if nothing had been published since.
     for slot, summary in zip(slots, before, strict=True):

@@ -43,5 +43,5 @@ def test_a_rank_is_asked_for_its_last_status_once(
             cluster.shutdown()
     assert cluster.closed
     assert [one for one in requests if isinstance(one, GetSummary)] == [GetSummary()]
-    last = cluster.glance().ranks[0].summary
-    assert last["last_cell_exit"] == "left its cell at its end"
+    last = cluster.glance().ranks[0]
+    assert last.last_cell_exit == "left its cell at its end"

@@ -20,6 +20,7 @@ from queue import Queue
 from typing import Any
 
 from rankscope.backends.groups.key import GroupKey
+from rankscope.backends.groups.summary import GroupStatus
 from rankscope.backends.observe.diagnosis import diagnose
 from rankscope.backends.observe.verdicts import RankView, Verdict
 
@@ -119,10 +120,10 @@ class Ranks:
         assert ok, value
         return value
 
-    def groups(self, rank: int) -> dict[str, dict[str, Any]]:
-        """Return the summaries of a rank's groups by name."""
-        found = self.ask(rank, "world.summary()")["groups"]
-        return {one["name"]: one for one in found}
+    def groups(self, rank: int) -> dict[str, GroupStatus]:
+        """Return the status of a rank's groups by name."""
+        found = self.ask(rank, "world.summary()")
+        return {one.name: one for one in found}
 
     def wait_until(self, rank: int, expression: str) -> None:
         """Wait until `expression` is true on the control thread of `rank`."""
@@ -138,9 +139,9 @@ class Ranks:
         for rank in ranks:
             self.wait_until(
                 rank,
-                f"any(one['name'] == {group!r} and one['oldest'] is not None and "
-                f"one['oldest']['op'] == ({op!r} or one['oldest']['op']) "
-                "for one in world.summary()['groups'])",
+                f"any(one.name == {group!r} and one.oldest is not None and "
+                f"one.oldest.op == ({op!r} or one.oldest.op) "
+                "for one in world.summary())",
             )
 
     def diagnose(self, group: str, stall: float = 0.0) -> list[Verdict]:

@@ -7,7 +7,7 @@ from tests.with_torch.ranks import Ranks
 
 
 def names(ranks: Ranks, rank: int = 0) -> list[str]:
-    return [one["name"] for one in ranks.ask(rank, "world.summary()")["groups"]]
+    return [one.name for one in ranks.ask(rank, "world.summary()")]
 
 
 def test_new_groups_have_the_same_names_on_all_ranks(ranks: Ranks) -> None:
@@ -48,11 +48,11 @@ def test_the_groups_of_a_mesh_have_the_names_of_its_dimensions(ranks: Ranks) -> 
         "dist.all_reduce(x, group=line)\n"
     )
     assert "dp" in names(ranks)
-    assert ranks.groups(0)["dp"]["ranks"] == [0]
-    assert ranks.groups(1)["dp"]["ranks"] == [1]
+    assert ranks.groups(0)["dp"].ranks == (0,)
+    assert ranks.groups(1)["dp"].ranks == (1,)
     # A summary may be as old as the last reading of torch's recorder.
-    done = until(lambda: ranks.groups(1)["dp"]["completed"], 30, "the op to be seen")
-    assert done["op"] == "all_reduce"
+    done = until(lambda: ranks.groups(1)["dp"].completed, 30, "the op to be seen")
+    assert done.op == "all_reduce"
 
 
 def test_the_ops_of_fsdp_are_shown_with_the_users_line(ranks: Ranks) -> None:

@@ -15,11 +15,11 @@ def ops(ranks: Ranks, rank: int) -> list[dict[str, Any]]:
 def test_a_receive_is_in_flight_until_the_send(ranks: Ranks) -> None:
     ranks.start({1: "dist.recv(x, src=0)"})
     ranks.wait_for_ops("default_pg", [1], "recv")
-    oldest = ranks.groups(1)["default_pg"]["oldest"]
-    assert (oldest["op"], oldest["seq"], oldest["peer"]) == ("recv", 1, 0)
-    assert oldest["sizes"] == [[4, 3]]
-    assert oldest["dtypes"] == ["float32"]
-    assert oldest["source"].startswith("cell")
+    oldest = ranks.groups(1)["default_pg"].oldest
+    assert (oldest.op, oldest.seq, oldest.peer) == ("recv", 1, 0)
+    assert oldest.sizes == ((4, 3),)
+    assert oldest.dtypes == ("float32",)
+    assert oldest.source.startswith("cell")
     (verdict,) = ranks.diagnose("default_pg")
     assert verdict.fault is Fault.MISSING_RANKS
     assert verdict.culprits == (0,)
@@ -34,13 +34,13 @@ def test_a_receive_is_in_flight_until_the_send(ranks: Ranks) -> None:
             1 - rank,
         )
         assert record["p2p_seq_id"] == 1
-    assert ranks.groups(1)["default_pg"]["in_flight"] == 0
+    assert ranks.groups(1)["default_pg"].in_flight == 0
 
 
 def test_a_receive_from_any_rank_learns_the_sender(ranks: Ranks) -> None:
     ranks.start({0: "dist.recv(x)"})
     ranks.wait_for_ops("default_pg", [0], "recv")
-    assert ranks.groups(0)["default_pg"]["oldest"]["peer"] is None
+    assert ranks.groups(0)["default_pg"].oldest.peer is None
     (verdict,) = ranks.diagnose("default_pg")
     assert "for any rank to send" in str(verdict)
     ranks.run({1: "dist.send(x, dst=0)"})

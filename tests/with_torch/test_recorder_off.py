@@ -26,7 +26,7 @@ def test_the_calls_of_python_are_shown_with_an_advice(ranks: Ranks) -> None:
     assert records[0]["sizes"] == [[4, 3]]
     assert records[0]["reduce_op"] == "sum"
     # Once, on the board and in the table of the notebook as well as in the log.
-    (advice,) = ranks.ask(0, "world.summary()['advice']")
+    (advice,) = ranks.ask(0, "world.advice()")
     assert "TORCH_FR_BUFFER_SIZE=256" in advice
 
 
@@ -39,4 +39,4 @@ def test_a_hang_has_a_verdict(ranks: Ranks) -> None:
     assert verdict.culprits == (0,)
     ranks.run({0: "dist.all_reduce(x)"})
     assert ranks.finish([1]) == {}
-    assert ranks.groups(1)["default_pg"]["in_flight"] == 0
+    assert ranks.groups(1)["default_pg"].in_flight == 0

@@ -46,8 +46,8 @@ def test_a_missing_rank(ranks: Ranks) -> None:
     assert verdict.waiting == (0, 2)
     assert (verdict.op, verdict.seq) == ("all_reduce", 1)
     group = ranks.groups(0)["default_pg"]
-    assert group["state"] == "aborted"
-    assert "the test is over" in group["reason"]
+    assert group.state == "aborted"
+    assert "the test is over" in str(group.reason)
 
 
 @pytest.mark.parametrize(
@@ -139,9 +139,7 @@ def test_a_backward_of_ddp_that_one_rank_does_not_take(ranks: Ranks) -> None:
     ranks.wait_for_ops("default_pg", [0, 1], "all_reduce")
     for rank in (0, 1):
         # The reducer's ops have a line as soon as they wait for a moment.
-        ranks.wait_until(
-            rank, "world.summary()['groups'][0]['oldest']['source'].endswith(':3')"
-        )
+        ranks.wait_until(rank, "world.summary()[0].oldest.source.endswith(':3')")
     (verdict,) = ranks.diagnose("default_pg")
     for rank in range(3):
         ranks.ask(rank, "world.abort(None, 'the test is over')")
@@ -158,5 +156,5 @@ def test_a_failed_op_is_failed_or_aborted(ranks: Ranks) -> None:
     (record,) = ranks.ask(0, "local_dump()")["records"]
     assert record["state"] == "aborted"
     assert "the test is over" in record["error"]
-    assert ranks.groups(0)["default_pg"]["in_flight"] == 0
-    assert ranks.groups(0)["default_pg"]["completed"] is None
+    assert ranks.groups(0)["default_pg"].in_flight == 0
+    assert ranks.groups(0)["default_pg"].completed is None

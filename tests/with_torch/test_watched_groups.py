@@ -10,8 +10,8 @@ from tests.with_torch.ranks import Ranks
 
 def is_completed(ranks: Ranks, rank: int, seq: int) -> bool:
     """Return whether the last op that the rank has completed is number `seq`."""
-    last = ranks.groups(rank)["default_pg"]["completed"]
-    return last is not None and last["seq"] == seq
+    last = ranks.groups(rank)["default_pg"].completed
+    return last is not None and last.seq == seq
 
 
 def test_a_group_shows_what_it_did(ranks: Ranks) -> None:
@@ -21,36 +21,36 @@ def test_a_group_shows_what_it_did(ranks: Ranks) -> None:
         # Gloo's thread may note the end of an op after the call has returned.
         until(partial(is_completed, ranks, rank, 3))
         group = ranks.groups(rank)["default_pg"]
-        assert group["library"] == "torch"
-        assert group["ranks"] == [0, 1]
-        assert group["devices"] == {"cpu": "gloo"}
-        assert group["state"] == "ready"
-        assert group["timeout"] == 1800
-        assert group["in_flight"] == 0
-        assert group["issued"] == 3
-        assert group["completed"]["op"] == "all_reduce"
-        assert group["completed"]["seq"] == 3
-        assert group["completed"]["bytes"] == 48
-        assert group["completed"]["sizes"] == [[4, 3]]
-        assert group["completed"]["dtypes"] == ["float32"]
-        assert 0 < group["completed"]["duration"] < 10
-        assert group["completed"]["source"].startswith("cell")
+        assert group.library == "torch"
+        assert group.ranks == (0, 1)
+        assert group.devices == {"cpu": "gloo"}
+        assert group.state == "ready"
+        assert group.timeout == 1800
+        assert group.in_flight == 0
+        assert group.issued == 3
+        assert group.completed.op == "all_reduce"
+        assert group.completed.seq == 3
+        assert group.completed.nbytes == 48
+        assert group.completed.sizes == ((4, 3),)
+        assert group.completed.dtypes == ("float32",)
+        assert 0 < (group.completed.duration or 0) < 10
+        assert group.completed.source.startswith("cell")
 
 
 def test_an_op_in_flight_shows_its_line_and_how_long_it_runs(ranks: Ranks) -> None:
     ranks.start({0: "dist.broadcast(x, src=1)"})
     ranks.wait_for_ops("default_pg", [0])
-    first = ranks.groups(0)["default_pg"]["oldest"]
-    second = ranks.groups(0)["default_pg"]["oldest"]
-    assert (first["op"], first["seq"], first["state"]) == ("broadcast", 1, "started")
-    assert first["peer"] == 1
-    assert first["timeout"] == 1800
-    assert first["source"].startswith("cell")
-    assert first["source"].endswith(":1")
-    assert 0 < first["elapsed"] < second["elapsed"]
+    first = ranks.groups(0)["default_pg"].oldest
+    second = ranks.groups(0)["default_pg"].oldest
+    assert (first.op, first.seq, first.state) == ("broadcast", 1, "started")
+    assert first.peer == 1
+    assert first.timeout == 1800
+    assert first.source.startswith("cell")
+    assert first.source.endswith(":1")
+    assert 0 < (first.elapsed or 0) < (second.elapsed or 0)
     ranks.run({1: "dist.broadcast(x, src=1)"})
     assert ranks.finish([0]) == {}
-    until(lambda: ranks.groups(0)["default_pg"]["oldest"] is None)
+    until(lambda: ranks.groups(0)["default_pg"].oldest is None)
 
 
 STEP = """
@@ -78,7 +78,7 @@ def test_an_op_of_ddp_whose_peer_dies_has_failed() -> None:
         ranks.run(STEP)
         before = len(ranks.ask(0, "local_dump()")["records"])
         ranks.start({0: CAUGHT})
-        until(lambda: ranks.groups(0)["default_pg"]["oldest"] is not None)
+        until(lambda: ranks.groups(0)["default_pg"].oldest is not None)
         ranks.start({1: "os._exit(1)"})
         assert ranks.finish([0]) == {}
         *earlier, last = ranks.ask(0, "local_dump()")["records"]
@@ -86,5 +86,5 @@ def test_an_op_of_ddp_whose_peer_dies_has_failed() -> None:
         assert last["state"] == "failed"
         assert "Connection closed by peer" in last["error"]
         assert {one["state"] for one in earlier[:before]} == {"completed"}
-        completed = ranks.groups(0)["default_pg"]["completed"]
-        assert completed["seq"] < last["collective_seq_id"]
+        completed = ranks.groups(0)["default_pg"].completed
+        assert completed.seq < last["collective_seq_id"]

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from rankscope.backends.observe.verdicts import Verdict
 from rankscope.engines import ClusterError, ClusterStatus
+from rankscope.engines.status import Summary
 
 from .model import BoardModel, Message
 
@@ -59,7 +60,7 @@ class WatchedCluster(Protocol):
     def glance(self, ranks: Iterable[int] | None = None) -> ClusterStatus: ...
 
     def subscribe(
-        self, callback: Callable[[int, dict[str, Any]], None]
+        self, callback: Callable[[int, Summary], None]
     ) -> Callable[[], None]: ...
 
 
@@ -228,7 +229,7 @@ class BoardFeed:
 
     # -- the thread ---------------------------------------------------------
 
-    def _on_status(self, rank: int, summary: dict[str, Any]) -> None:
+    def _on_status(self, rank: int, summary: Summary) -> None:
         self._dirty.add(rank)
         self._wake.set()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,7 +35,7 @@ class Group:
     name: str
     key: GroupKey
     backend: str = ""
-    timeout: float = 0.0
+    timeout: float | None = None
     #: The library that made it; empty for Rankscope's own.
     library: str = ""
     #: Rank → the cells made of its own status.
@@ -104,7 +103,7 @@ class Group:
         facts = []
         if self.name != NO_GROUP:
             facts = [name_ranks(self.ranks), text(self.backend, 60)]
-            if self.timeout < math.inf:
+            if self.timeout is not None:
                 facts.append(f"timeout {elapsed_text(self.timeout)}")
             if connections := self._connections():
                 facts.append(text(connections))

@@ -214,7 +214,7 @@ class BoardModel:
     def _is_late(self, rank: int) -> bool:
         """Return whether a heartbeat of `rank` is overdue.
 
-        A verdict may come before the rank counts as silent.
+        A verdict may arrive before the rank counts as silent.
         """
         heard = self._heard.get(rank)
         return heard is not None and self.now - heard > LATE

@@ -5,8 +5,6 @@ A cell is a text of bounded length or a finite number: JSON has no others.
 
 from __future__ import annotations
 
-import math
-
 from rankscope.backends.work import bandwidth
 from rankscope.engines import GroupStatus, OpStatus, RankStatus
 
@@ -72,7 +70,7 @@ def cells(rank: RankStatus, group: GroupStatus | None, now: float) -> Cells:
         row["since"] = round(since, 2)
         oldest = None if group is None else group.oldest
         limit = None if oldest is None else oldest.timeout
-        if limit is not None and 0 < limit < math.inf:
+        if limit is not None and limit > 0:
             row["limit"] = limit
     return row
 

@@ -9,8 +9,8 @@ from rankscope.backends.rank_sets import format_ranks
 
 __all__ = ["Connections", "transports_text"]
 
-#: A rank → the other ranks it is connected to → the transports between them.
-Connections = Mapping[int, Mapping[int, tuple[str, ...]]]
+#: A rank → the transports, e.g. ``shm,cma`` → the ranks it is connected to with them.
+Connections = Mapping[int, Mapping[str, tuple[int, ...]]]
 
 #: Two ranks, the lower first.
 _Pair = tuple[int, int]
@@ -61,13 +61,15 @@ def _by_transports(
     """Return ``"shm+cma"`` → the pairs of ranks that use both, in either direction."""
     pairs: dict[_Pair, tuple[str, ...]] = {}
     for rank, peers in sorted(connections.items()):
-        for peer, names in peers.items():
-            if peer == rank or peer not in hosts or rank not in hosts:
-                continue
-            pair = (rank, peer) if rank < peer else (peer, rank)
-            other = pairs.setdefault(pair, names)
-            if other != names:
-                pairs[pair] = tuple(dict.fromkeys((*other, *names)))
+        for joined, others in peers.items():
+            names = tuple(joined.split(","))
+            for peer in others:
+                if peer == rank or peer not in hosts or rank not in hosts:
+                    continue
+                pair = (rank, peer) if rank < peer else (peer, rank)
+                other = pairs.setdefault(pair, names)
+                if other != names:
+                    pairs[pair] = tuple(dict.fromkeys((*other, *names)))
     found: dict[str, set[_Pair]] = defaultdict(set)
     for pair, names in pairs.items():
         found["+".join(names)].add(pair)

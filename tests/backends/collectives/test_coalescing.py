@@ -43,7 +43,7 @@ def test_ops_are_issued_once_at_the_end_of_the_block(group: dist.ProcessGroup) -
     assert manager.wait()
     assert [array[0] for array in arrays] == [10, 20, 30]
     assert {r.state for r in recorder.records()} == {WorkState.COMPLETED}
-    assert group.summary()["in_flight"] == 0
+    assert group.summary().in_flight == 0
 
 
 def test_without_async_ops_the_end_of_the_block_waits(

@@ -66,4 +66,4 @@ def test_a_rank_that_sees_one_gpu_uses_that(
     thread = threading.Thread(target=lambda: dist.barrier(group=r.pg))
     thread.start()
     thread.join(30)
-    assert r.pg.summary()["devices"]["cuda"] == "nccl (device 0: running)"
+    assert r.pg.summary().devices["cuda"] == "nccl (device 0: running)"

@@ -8,7 +8,7 @@ import gc
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from rankscope.backends.conformance.ranks import Rank, Ranks, run_ranks
 from rankscope.backends.conformance.trial import HostArrays
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.gloo.library import gloo_options, installed
+from rankscope.backends.groups.summary import GroupStatus
 from rankscope.backends.groups.world import world as groups
 from tests.backends.scripts import script
 
@@ -64,12 +65,12 @@ def the_rest(me: Rank) -> None:
         surface.everything()
 
 
-def other_devices(me: Rank) -> dict[str, str]:
+def other_devices(me: Rank) -> Mapping[str, str]:
     with world(backend="cpu:gloo,ext:gloo,cuda:nccl"):
         surface.staged()
         x = np.ones(3)
         dist.all_reduce(x)
-        return groups.summary()["groups"][0]["devices"]
+        return groups.summary()[0].devices
 
 
 def test_arrays_of_another_device_are_staged_through_host_memory() -> None:
@@ -445,7 +446,7 @@ def test_other_threads_of_a_rank_run_while_an_op_is_in_flight() -> None:
     assert count >= 100
 
 
-def statuses(me: Rank) -> dict[str, Any]:
+def statuses(me: Rank) -> GroupStatus:
     with world():
         dist.barrier()
         if me.rank == 1:
@@ -453,11 +454,11 @@ def statuses(me: Rank) -> dict[str, Any]:
         work = dist.all_reduce(np.ones(10), async_op=True)
         if me.rank == 0:
             summary = groups.summary
-            until(lambda: summary()["groups"][0]["oldest"]["state"] == "started")
-            seen = summary()["groups"][0]
+            until(lambda: summary()[0].oldest.state == "started")
+            seen = summary()[0]
             me.report(seen)
         work.wait()
-        return groups.summary()["groups"][0]
+        return groups.summary()[0]
 
 
 def test_a_hung_op_is_seen_as_started() -> None:
@@ -465,11 +466,11 @@ def test_a_hung_op_is_seen_as_started() -> None:
         seen = ranks.next_report(0)
         ranks.tell(1, "go")
         after, _ = ranks.wait()
-    assert seen["started"]["op"] == "all_reduce"
-    assert seen["started"]["seq"] == 2
-    assert seen["completed"]["seq"] == 1
-    assert "test_gloo_exactness.py" in seen["oldest"]["source"]
-    assert after["completed"]["seq"] == 2
+    assert seen.started.op == "all_reduce"
+    assert seen.started.seq == 2
+    assert seen.completed.seq == 1
+    assert "test_gloo_exactness.py" in seen.oldest.source
+    assert after.completed.seq == 2
 
 
 # -- a plain script ----------------------------------------------------------

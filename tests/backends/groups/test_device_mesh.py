@@ -31,7 +31,7 @@ def test_a_mesh_has_a_group_along_each_dimension(group: dist.ProcessGroup) -> No
     assert mesh.get_group("dp") is mesh.get_group(0) is dp
     assert mesh.get_local_rank("tp") == 0
     # The board and every message show these names.
-    assert [one["name"] for one in world.summary()["groups"]] == ["default", "dp", "tp"]
+    assert [one.name for one in world.summary()] == ["default", "dp", "tp"]
     assert repr(mesh) == (
         "DeviceMesh('cpu', [[0, 1], [2, 3]], mesh_dim_names=('dp', 'tp'))"
     )

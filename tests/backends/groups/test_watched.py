@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rankscope.backends.groups.key import GroupKey
+from rankscope.backends.groups.summary import GroupStatus
 from rankscope.backends.groups.world import World, world
 from rankscope.backends.observe.export import local_dump
 from rankscope.backends.stores.base import Store
@@ -26,8 +27,10 @@ class Group:
     def key(self) -> GroupKey:
         return GroupKey(self.name, self.ranks)
 
-    def summary(self) -> dict[str, Any]:
-        return {"name": self.name, "ranks": list(self.ranks), "library": "lib"}
+    def summary(self) -> GroupStatus:
+        return GroupStatus(
+            self.name, self.ranks, "", 0, "ready", None, None, library="lib"
+        )
 
     def abort(self, reason: str, *, by: str = "", culprits: Sequence[int] = ()) -> None:
         self.requests.append(("abort", reason, by, tuple(culprits)))
@@ -72,16 +75,14 @@ def source() -> Iterator[Source]:
     world.sources.remove(made)
 
 
-def test_the_summary_has_the_advice_of_a_library(source: Source) -> None:
+def test_a_library_gives_advice(source: Source) -> None:
     source.advice = ["its recorder is off"]
-    assert world.summary()["advice"] == ["its recorder is off"]
+    assert world.advice() == ("its recorder is off",)
 
 
-def test_the_summary_has_the_rank_and_the_groups_of_a_library(source: Source) -> None:
-    summary = world.summary()
-    assert (summary["rank"], summary["world_size"]) == (1, 3)
-    assert "advice" not in summary
-    assert [(one["name"], one["library"]) for one in summary["groups"]] == [
+def test_the_summary_has_the_groups_of_a_library(source: Source) -> None:
+    assert world.advice() == ()
+    assert [(one.name, one.library) for one in world.summary()] == [
         ("main", "lib"),
         ("tp", "lib"),
     ]
@@ -124,8 +125,8 @@ def test_the_dump_has_the_groups_and_records_of_a_library(source: Source) -> Non
     assert dump["records"][-1]["group_id"] == tp.key.id
 
 
-def test_a_world_without_a_library_has_no_rank() -> None:
-    assert World().summary() == {"rank": None, "world_size": None, "groups": []}
+def test_a_world_without_a_group() -> None:
+    assert World().summary() == ()
 
 
 def test_a_fresh_process_imports_the_groups_of_the_library(source: Source) -> None:

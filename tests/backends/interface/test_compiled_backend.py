@@ -89,7 +89,7 @@ def alone(me: Rank, site: str) -> None:
             NotImplementedError, match=f"^backend 'dummy' does not implement {op}$"
         ):
             call()
-    assert world.get_group().summary()["in_flight"] == 0
+    assert world.get_group().summary().in_flight == 0
     # Its ops do not wait for each other, and one with a rank that left is refused.
     me.meet("end")
     dist.destroy_process_group()
@@ -115,7 +115,7 @@ def beside_gloo(me: Rank, site: str) -> None:
         False,
     ]
     assert [work.sequence_number for work in works] == [1, 2, 3]
-    assert both.summary()["devices"] == {"cpu": "gloo", "ext": "dummy"}
+    assert both.summary().devices == {"cpu": "gloo", "ext": "dummy"}
 
     y[...] = 1
     others = [np.ones(3), np.ones(2)]
@@ -203,7 +203,7 @@ def test_ops_queue_in_order_and_each_start_is_its_own(join: Join) -> None:
     first, second = [issue(x) for x in arrays]
     until(lambda: first.state is WorkState.STARTED)
     assert second.state is WorkState.SCHEDULED
-    assert group.summary()["oldest"]["state"] == "started"
+    assert group.summary().oldest.state == "started"
     with pytest.raises(dist.DistTimeoutError, match="still in flight"):
         second.wait(timeout=0.05)
     second.wait()

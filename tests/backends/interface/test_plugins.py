@@ -10,7 +10,7 @@ import importlib
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -136,8 +136,8 @@ def one_rank(tmp_path: Path) -> Iterator[Callable[[str], None]]:
     store.close()
 
 
-def devices() -> dict[str, str]:
-    return world.get_group().summary()["devices"]
+def devices() -> Mapping[str, str]:
+    return world.get_group().summary().devices
 
 
 def test_an_installed_backend_is_there_without_an_import(

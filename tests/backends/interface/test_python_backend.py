@@ -102,7 +102,7 @@ def late(me: Rank, backend: str) -> None:
             ):
                 works[0].wait(timeout=0.2)
             assert works[0].state is WorkState.STARTED
-            assert group.summary()["in_flight"] == 3
+            assert group.summary().in_flight == 3
             me.report("all in flight")
         for work in reversed(works):
             assert work.wait()

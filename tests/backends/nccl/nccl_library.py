@@ -204,7 +204,7 @@ def test_every_op_gets_through(group: ProcessGroup, stub: Stub) -> None:
     with dist.coalescing_manager(group):
         for _ in range(5):
             dist.all_reduce(x, group=group)
-    assert group.summary()["devices"]["cuda"] == "nccl (device 0: running)"
+    assert group.summary().devices["cuda"] == "nccl (device 0: running)"
 
 
 def test_communicators_are_nonblocking_and_take_options(

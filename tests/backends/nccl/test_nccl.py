@@ -647,14 +647,14 @@ def test_an_abort_that_does_not_come_back_is_said_and_waited_for_no_longer(
         assert time.monotonic() - began < ABORT_WAIT + 10
         with pytest.raises(dist.DistAbortedError, match="enough"):
             work.synchronize()
-        until(lambda: "abort does not return" in r.pg.summary()["devices"]["cuda"])
+        until(lambda: "abort does not return" in r.pg.summary().devices["cuda"])
 
     ranks(body)
     assert "has not returned from its abort" in caplog.text
     assert "%dist_restart" in caplog.text
     blocked.set()
     until(
-        lambda: "aborted" in ranks.ranks[0].pg.summary()["devices"]["cuda"],
+        lambda: "aborted" in ranks.ranks[0].pg.summary().devices["cuda"],
     )
 
 
@@ -671,10 +671,10 @@ def test_an_abort_that_takes_its_time_is_no_stuck_one(
     dist.barrier(group=r.pg)
     # The caller goes on after ABORT_WAIT, and nothing is reported yet.
     r.pg.abort("enough")
-    assert r.pg.summary()["devices"]["cuda"] == "nccl (device 0: aborting)"
+    assert r.pg.summary().devices["cuda"] == "nccl (device 0: aborting)"
     slow.set()
     until(
-        lambda: r.pg.summary()["devices"]["cuda"] == "nccl (device 0: aborted)",
+        lambda: r.pg.summary().devices["cuda"] == "nccl (device 0: aborted)",
     )
     assert "has not returned from its abort" not in caplog.text
 
@@ -829,12 +829,8 @@ def _freed_once(simulation: Simulation, rank: int) -> bool:
 
 def test_the_board_hears_of_the_communicator(ranks: Ranks) -> None:
     ranks.start(2)
-    assert ranks.ranks[0].pg.summary()["devices"] == {"cuda": "nccl (not built)"}
+    assert ranks.ranks[0].pg.summary().devices == {"cuda": "nccl (not built)"}
     ranks(lambda r: dist.barrier(group=r.pg))
-    assert ranks.ranks[1].pg.summary()["devices"] == {
-        "cuda": "nccl (device 1: running)"
-    }
+    assert ranks.ranks[1].pg.summary().devices == {"cuda": "nccl (device 1: running)"}
     ranks.ranks[0].pg.abort("")
-    assert ranks.ranks[0].pg.summary()["devices"] == {
-        "cuda": "nccl (device 0: aborted)"
-    }
+    assert ranks.ranks[0].pg.summary().devices == {"cuda": "nccl (device 0: aborted)"}

@@ -10,7 +10,8 @@ from rankscope.backends.conformance.waiting import until
 from rankscope.backends.observe.chrome_trace import chrome_trace
 from rankscope.backends.observe.torch_format import flight_recorder
 from rankscope.backends.work.flight_recorder import recorder
-from rankscope.engines.wire.status_codec import pack, parse_summary, unpack
+from rankscope.engines.status import Summary
+from rankscope.engines.wire.status_codec import decode, encode
 from rankscope.widgets.board.model import BoardModel
 from rankscope.widgets.board.text import board_text
 from tests.backends.gpu_ranks import Rank, Ranks
@@ -49,8 +50,7 @@ def test_the_status_and_the_board_show_the_duration_of_the_events(
     cluster = []
     for r in shown.ranks:
         # As it comes from the engine of the rank.
-        summary = unpack(pack({"groups": [r.pg.summary()]}))
-        groups = parse_summary(summary).groups
+        groups = decode(encode(Summary(groups=(r.pg.summary(),)))).groups
         done = groups[0].completed
         assert done is not None
         assert (done.seq, done.duration) == (2, 0.0025)

@@ -74,7 +74,7 @@ def begun(simulation: Simulation) -> int:
 
 
 def devices(group: dist.ProcessGroup) -> str:
-    told: str = group.summary()["devices"]["cuda"]
+    told: str = group.summary().devices["cuda"]
     return told
 
 

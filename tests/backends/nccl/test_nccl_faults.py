@@ -100,7 +100,7 @@ def test_device_id_connects_at_once(simulation: Simulation, tmp_path: Path) -> N
         other = dist.new_group(device_id=4)
         dist.barrier(group=other)
         assert isinstance(other, dist.ProcessGroup)
-        assert other.summary()["devices"]["cuda"] == "nccl (device 4: running)"
+        assert other.summary().devices["cuda"] == "nccl (device 4: running)"
     finally:
         dist.destroy_process_group()
         store.close()
@@ -111,7 +111,7 @@ def test_a_barrier_can_name_its_device(ranks: Ranks) -> None:
     ranks.start(2)
     ranks(lambda r: dist.barrier(group=r.pg, device_ids=[r.rank + 6]))
     for r in ranks.ranks:
-        said = r.pg.summary()["devices"]["cuda"]
+        said = r.pg.summary().devices["cuda"]
         assert said == f"nccl (device {r.rank + 6}: running)"
 
 

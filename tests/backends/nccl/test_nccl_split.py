@@ -437,7 +437,7 @@ def test_what_was_made_is_freed_after_its_parent_however_late(
             group.connect(r.rank)
     until(lambda: all(r.pg.aborted for r in worlds.ranks))
     devices = worlds.ranks[0].pg.summary
-    until(lambda: "abort does not return" in devices()["devices"]["cuda"])
+    until(lambda: "abort does not return" in devices().devices["cuda"])
     assert not made[0].freed
     parent_abort.set()
     until(lambda: made[0].freed)

@@ -36,7 +36,7 @@ def total(r: Rank, pg: ProcessGroup | None = None) -> float:
 
 
 def state(r: Rank) -> str:
-    return str(r.pg.summary()["devices"]["cuda"])
+    return str(r.pg.summary().devices["cuda"])
 
 
 def test_a_suspended_group_holds_less_memory_and_is_resumed(ranks: Ranks) -> None:

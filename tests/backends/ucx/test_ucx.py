@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -96,7 +96,7 @@ def test_different_minor_versions_understand_each_other() -> None:
     assert {version.partition(".")[0] for version in versions} == {"1"}
 
 
-def told(me: Rank) -> tuple[dict, str]:
+def told(me: Rank) -> tuple[dict, Mapping]:
     with world() as group:
         works_again(me)
         info = dist.ucx_info()
@@ -105,7 +105,7 @@ def told(me: Rank) -> tuple[dict, str]:
         (peers,) = info.connections.values()
         (place,) = info.connections
         assert place == f"group 'default' on rank {me.rank}"
-        return {"peers": peers, **info.settings}, group.summary()["transports"]
+        return {"peers": peers, **info.settings}, group.summary().transports
 
 
 @pytest.mark.parametrize("transports", ["tcp,self", "sysv,cma,self"])
@@ -122,7 +122,7 @@ def test_ucx_info_tells_the_transports(
             "UCX_NET_DEVICES": "lo",
             "peers": {1 - rank: over},
         }
-        assert kinds == {"tcp" if "tcp" in transports else "shm,cma": [1 - rank]}
+        assert kinds == {"tcp" if "tcp" in transports else "shm,cma": (1 - rank,)}
 
 
 def told_after_rebuilds(me: Rank) -> list[dict]:
@@ -147,7 +147,7 @@ def test_ucx_info_tells_of_the_group_that_was_rebuilt() -> None:
         assert [[*one] for one in found] == [[place]] * 8
 
 
-def told_of_a_part(me: Rank) -> tuple[dict, dict]:
+def told_of_a_part(me: Rank) -> tuple[dict, Mapping]:
     with world():
         part = dist.new_group([1, 2], backend="cpu:ucx")
         assert part is not None
@@ -157,7 +157,7 @@ def told_of_a_part(me: Rank) -> tuple[dict, dict]:
         dist.all_reduce(x, group=part)
         assert x == 2
         (peers,) = dist.ucx_info().connections.values()
-        return peers, part.summary()["transports"]
+        return peers, part.summary().transports
 
 
 def test_transports_are_by_global_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,8 +165,8 @@ def test_transports_are_by_global_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_NET_DEVICES", "lo")
     none, first, second = run_ranks(3, told_of_a_part)
     assert none == ({}, {})
-    assert first == ({2: "tcp on lo"}, {"tcp": [2]})
-    assert second == ({1: "tcp on lo"}, {"tcp": [1]})
+    assert first == ({2: "tcp on lo"}, {"tcp": (2,)})
+    assert second == ({1: "tcp on lo"}, {"tcp": (1,)})
 
 
 def test_an_aborted_group_has_no_transports(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,13 +174,13 @@ def test_an_aborted_group_has_no_transports(monkeypatch: pytest.MonkeyPatch) -> 
         assert transports == {}
 
 
-def aborted_transports(me: Rank) -> dict:
+def aborted_transports(me: Rank) -> Mapping:
     with world() as group:
         works_again(me)
-        assert group.summary()["transports"]
+        assert group.summary().transports
         me.meet("seen")
         group.abort("a test")
-        return group.summary()["transports"]
+        return group.summary().transports
 
 
 # -- connecting, in this process -----------------------------------------------------

@@ -60,9 +60,9 @@ def test_a_record_tells_what_it_moves_in_bounded_words() -> None:
     parts = [np.zeros(2, "float32")] * 257
     record = Record(status, OpType.ALL_GATHER, parts, None, 10.0)
     assert record.traffic() == {
-        "bytes": 256 * 2 * 4,
-        "sizes": [[2]] * 4,
-        "dtypes": ["float32"] * 4,
+        "nbytes": 256 * 2 * 4,
+        "sizes": ((2,),) * 4,
+        "dtypes": ("float32",) * 4,
     }
     assert record.duration is None
     record.started_ns, record.ended_ns = 1_000, 3_500

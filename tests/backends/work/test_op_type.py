@@ -123,7 +123,7 @@ def test_bandwidths_are_those_of_the_row(rotate: OpType) -> None:
     assert bandwidth.bus_factor("rotate", 3) == 21.0
     arrays = [np.empty(1, np.float32), np.empty(5, np.float32)]
     record = Record(GroupCounters("g", 0, 0, range(3)), rotate, arrays, None, 1.0)
-    assert record.traffic()["bytes"] == (10 * 5 + 3) * 4
+    assert record.traffic()["nbytes"] == (10 * 5 + 3) * 4
 
 
 def test_pytorchs_names_are_those_of_the_row(rotate: OpType) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError, Execution, ExecutionError
+from rankscope.engines.status import Summary
 from tests.engines.cluster.faults import WAIT, stop, until_at
 
 #: Runs until the file is there; keeps the main thread in a C call each time.
@@ -293,7 +294,7 @@ class TestWhileMainsAreBlocked:
         heard: dict[int, int] = {}
         threads = set()
 
-        def hear(rank: int, summary: dict[str, Any]) -> None:
+        def hear(rank: int, summary: Summary) -> None:
             heard[rank] = heard.get(rank, 0) + 1
             threads.add(threading.current_thread())
 

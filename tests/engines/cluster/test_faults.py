@@ -47,7 +47,7 @@ def test_a_killed_engine_in_an_all_reduce(cluster: Cluster, victim: int) -> None
     cell = hanging(cluster, absent=victim)
     reported: list[tuple[int, str]] = []
     cancel = cluster.subscribe(
-        lambda rank, summary: reported.append((rank, summary.get("dead", "")))
+        lambda rank, summary: reported.append((rank, summary.dead))
     )
     pid = kill(cluster, victim)
     assert cell.wait(WAIT)

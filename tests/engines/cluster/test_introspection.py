@@ -12,6 +12,7 @@ import pytest
 from rankscope.engines.agent.names import names_of
 from rankscope.engines.cluster.introspection import Introspection
 from rankscope.engines.cluster.rank_slots import RankSlot
+from rankscope.engines.status import Summary
 from rankscope.engines.wire.requests import GetNames
 
 
@@ -63,14 +64,14 @@ def test_only_a_rank_that_is_idle_is_asked_on_its_main_thread(
     for slot in ranks.slots:
         if state != "unknown":
             slot.summary_at = time.monotonic() - (3600 if state == "silent" else 0)
-        slot.summary = {"busy": state == "busy"}
+        slot.summary = Summary(busy=state == "busy")
         slot.death = "rank is dead" if state == "dead" else None
     asked = Introspection(ranks)  # type: ignore[arg-type]
     assert asked.complete("x", 1, [0, 1]) is None
     assert asked.inspect("x", 1, 0, [], [0, 1]) is None
     ranks.slots[1].death = None
     ranks.slots[1].summary_at = time.monotonic()
-    ranks.slots[1].summary = {"busy": False}
+    ranks.slots[1].summary = Summary()
     with pytest.raises(AssertionError, match="main thread"):
         asked.complete("x", 1, [0, 1])
 

@@ -21,6 +21,7 @@ from rankscope.backends import is_gloo_available
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError, ClusterStartError
 from rankscope.engines.cluster.orphan_reaper_main import process_start_time
+from rankscope.engines.status import Summary
 
 WAIT = 30
 
@@ -320,8 +321,8 @@ def test_the_end_of_the_controller_is_told() -> None:
         controller = cluster._launched.cluster.controller.process
         told = threading.Event()
 
-        def hear(rank: int, summary: dict[str, Any]) -> None:
-            if "dead" in summary:
+        def hear(rank: int, summary: Summary) -> None:
+            if summary.dead:
                 told.set()
 
         cluster.subscribe(hear)

@@ -11,7 +11,7 @@ from rankscope.engines.cluster.profiling import sample_ranks
 from rankscope.engines.cluster.rank_registry import RankRegistry
 from rankscope.engines.wire import requests
 from rankscope.engines.wire.answers import Answers
-from rankscope.engines.wire.stack_service import StackService
+from rankscope.engines.wire.rank_service import RankService
 
 SECONDS = 0.2
 
@@ -22,7 +22,7 @@ class SlowToBegin:
     slots: Sequence[Any] = ()
 
     def __init__(self) -> None:
-        self._handlers = dict(StackService(ThreadStacks(), lambda: "").handlers())
+        self._handlers = requests.handlers_of(RankService(lambda: "", ThreadStacks()))
 
     def ask(
         self, request: requests.Request[Any], ranks: Sequence[int], timeout: float = 2

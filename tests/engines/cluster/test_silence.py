@@ -142,7 +142,7 @@ def test_only_ranks_of_this_host_that_are_late_are_looked_at() -> None:
         statuses.rank(1, heartbeat_age=0.9, **here),
         statuses.rank(2, heartbeat_age=1.1, **{**here, "host": "far"}),
         statuses.rank(3, heartbeat_age=None, **here),
-        statuses.rank(4, heartbeat_age=9, summary={"status_thread": "../1"}, **here),
+        statuses.rank(4, heartbeat_age=9, status_thread=None, **here),
         statuses.rank(5, heartbeat_age=9, state="dead", **here),
     ]
     found = take_samples(ranks)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -15,10 +14,11 @@ from rankscope.engines import Cluster
 from rankscope.engines.cluster.job_registry import JobRegistry
 from rankscope.engines.cluster.rank_registry import RankRegistry
 from rankscope.engines.cluster.rank_slots import RankSlot
+from rankscope.engines.status import Summary
 from rankscope.engines.wire.answers import Answers
 from rankscope.engines.wire.job_channel import status_key
 from rankscope.engines.wire.requests import GetSummary, Request
-from rankscope.engines.wire.status_codec import number_of
+from rankscope.engines.wire.status_codec import decode, encode
 
 
 class Ranks(RankRegistry):
@@ -26,7 +26,7 @@ class Ranks(RankRegistry):
 
     def __init__(self) -> None:
         super().__init__()
-        self.answer: dict[str, Any] = {}
+        self.answer = ""
         self.replace(100)
 
     def replace(self, pid: int) -> None:
@@ -47,8 +47,8 @@ class Ranks(RankRegistry):
         return self.slots[0].status(0.0).line
 
 
-def status(number: int, line: str, pid: int = 100) -> dict[str, Any]:
-    return {"number": number, "pid": pid, "line": line, "busy": True, "groups": []}
+def status(number: int, line: str, pid: int = 100, host: str = "") -> str:
+    return encode(Summary(number, pid=pid, host=host, line=line, busy=True))
 
 
 @pytest.fixture
@@ -92,19 +92,27 @@ def test_what_a_script_published_long_ago_does_not_replace_an_answer() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, timeout=60, key=b"k")
     job, called = JobRegistry(store, 1), threading.Event()
     try:
-        job.record_summary(0, {**status(2, "line 2"), "host": "node1"})
+        job.record_summary(0, status(2, "line 2", host="node1"))
         job.subscribe(lambda rank, summary: called.set())
-        published = {**status(1, "line 1"), "host": "node1"}
-        store.set(status_key(0), json.dumps(published))
+        store.set(status_key(0), status(1, "line 1", host="node1"))
         assert called.wait(60)
         assert job.slots[0].status(0.0).line == "line 2"
     finally:
         job.close()
 
 
-@pytest.mark.parametrize("number", [None, "3", 1.5, []])
-def test_a_number_that_is_none_is_the_lowest(number: Any) -> None:
-    assert number_of({"number": number}) == number_of({}) == 0
+def test_one_that_cannot_be_read_is_named_until_the_next(ranks: Ranks) -> None:
+    ranks.record_summary(0, status(3, "line 3"))
+    ranks.record_summary(0, '{"line": 7}')
+    found = ranks.slots[0].status(0.0)
+    assert found.reason == (
+        "its status cannot be read (Expected `str`, got `int` - at `$.line`)"
+    )
+    assert found.line == ""
+    ranks.record_summary(0, status(2, "line 2"))
+    assert ranks.slots[0].unreadable
+    ranks.record_summary(0, status(4, "line 4"))
+    assert (ranks.line, ranks.slots[0].status(0.0).reason) == ("line 4", None)
 
 
 @pytest.fixture(scope="module")
@@ -117,16 +125,16 @@ def test_an_engine_numbers_what_it_sends(one: Cluster) -> None:
     registry, seen = one._registry, list[int]()
     (slot,) = registry.slots
     before = registry.ask(GetSummary()).all()[0]
-    newer = number_of(one.status(fresh=True).ranks[0].summary)
-    assert newer > number_of(before) > 0
-    cancel = one.subscribe(lambda _, summary: seen.append(number_of(summary)))
+    newer = one.status(fresh=True).ranks[0].number
+    assert newer > decode(before).number > 0
+    cancel = one.subscribe(lambda _, summary: seen.append(summary.number))
     try:
         registry._on_status_message(
-            {"metadata": {"engine": slot.uuid}, "content": before}
+            {"metadata": {"engine": slot.uuid}, "content": {"summary": before}}
         )
     finally:
         cancel()
     # The subscribers are called all the same: no answer reaches them.
     assert seen
     assert min(seen) >= newer
-    assert number_of(slot.summary) >= newer
+    assert slot.summary.number >= newer

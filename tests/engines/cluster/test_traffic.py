@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import tracemalloc
 from collections import Counter
-from typing import Any
 
 import psutil
 import pytest
@@ -16,6 +15,7 @@ import pytest
 from rankscope.backends import is_gloo_available
 from rankscope.engines import Cluster, Execution
 from rankscope.engines.agent.publisher import MIN_INTERVAL
+from rankscope.engines.status import Summary
 from tests.engines.cluster.faults import SUM, WAIT
 
 OPS = int(os.environ.get("RANKSCOPE_TRAFFIC_OPS", "20000"))
@@ -53,7 +53,7 @@ def test_many_small_ops(cluster: Cluster) -> None:
     received: Counter[int] = Counter()
     sizes: list[int] = []
 
-    def receive(rank: int, summary: dict[str, Any]) -> None:
+    def receive(rank: int, summary: Summary) -> None:
         received[rank] += 1
         sizes.append(len(repr(summary)))
 

@@ -164,7 +164,7 @@ def test_a_notebook_detaches_from_a_job_whose_rank_0_is_stopped(
         assert server.stdout is not None
         port = int(server.stdout.readline())
         job = JobRegistry(TCPStore("127.0.0.1", port, timeout=DEADLINE, key=b"k"), 2)
-        until(lambda: all(slot.summary for slot in job.slots), DEADLINE)
+        until(lambda: all(slot.summary_at for slot in job.slots), DEADLINE)
         process = psutil.Process(server.pid)
         process.suspend()
         until(lambda: process.status() == psutil.STATUS_STOPPED, DEADLINE)

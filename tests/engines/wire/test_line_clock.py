@@ -9,9 +9,9 @@ from rankscope.engines.wire.line_clock import LineClock
 def test_time_runs_while_the_line_stays() -> None:
     line = "cell 7 line 3"
     clock = LineClock(lambda: line)
-    assert clock.look()["line"] == "cell 7 line 3"
-    until(lambda: clock.look()["line_for"] > 0.02, 60, "time to pass")
+    assert clock.look()[0] == "cell 7 line 3"
+    until(lambda: (clock.look()[1] or 0.0) > 0.02, 60, "time to pass")
     line = "cell 7 line 4"
-    assert clock.look() == {"line": "cell 7 line 4", "line_for": 0.0}
+    assert clock.look() == ("cell 7 line 4", 0.0)
     line = ""
-    assert clock.look() == {"line": "", "line_for": None}
+    assert clock.look() == ("", None)

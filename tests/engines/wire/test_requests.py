@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rankscope.engines.agent import agent
-from rankscope.engines.wire import requests, stack_service
+from rankscope.engines.agent.agent import Agent
+from rankscope.engines.agent.cells import Cells
+from rankscope.engines.agent.nccl_report import NcclReports
+from rankscope.engines.agent.rank_store import RankStore
+from rankscope.engines.wire import requests
+from rankscope.engines.wire.rank_service import RankService, answer
 from rankscope.engines.wire.requests import Request
 
 KINDS = Request.__subclasses__()
@@ -27,31 +29,67 @@ SAMPLES: list[Request[Any]] = [
 ]
 
 
-def test_every_request_has_a_name_of_its_own() -> None:
-    assert len({kind.op for kind in KINDS}) == len(KINDS)
-
-
 def test_the_agent_serves_every_request_once() -> None:
     """But the one that only a script's rank serves."""
-    files = [Path(str(module.__file__)) for module in (agent, stack_service)]
     served = [
-        node.value.attr
-        for file in files
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Attribute)
-        and node.attr == "served_by"
-        and isinstance(node.value, ast.Attribute)
+        member.serves
+        for server in (Agent, Cells, NcclReports, RankStore, RankService)
+        for member in vars(server).values()
+        if hasattr(member, "serves")
     ]
-    assert sorted(served) == sorted(
-        kind.__name__ for kind in KINDS if kind is not requests.PublishStatus
+    assert len(set(served)) == len(served)
+    assert set(KINDS) - set(served) == {requests.PublishStatus}
+
+
+class Server:
+    """Serves two requests."""
+
+    def __init__(self) -> None:
+        self.got: list[Request[Any]] = []
+
+    @requests.Abort.handler
+    def _abort(self, wanted: requests.Abort) -> Any:
+        self.got.append(wanted)
+
+    @requests.JoinStore.handler
+    def _join(self, wanted: requests.JoinStore) -> None:
+        raise ValueError(f"no store at {wanted.host}")
+
+
+@pytest.mark.parametrize("request_", SAMPLES, ids=lambda one: type(one).__name__)
+def test_a_handler_gets_the_request_that_was_sent(request_: Request[Any]) -> None:
+    got: list[Request[Any]] = []
+
+    class Only:
+        @type(request_).handler
+        def serve(self, wanted: Request[Any]) -> None:
+            got.append(wanted)
+
+    content = json.loads(json.dumps(request_.content()))
+    assert answer(requests.handlers_of(Only()), content) == {"ok": True, "result": None}
+    assert got == [request_]
+
+
+def test_the_error_of_a_handler_is_the_answer() -> None:
+    content = requests.JoinStore("host", 1, "00").content()
+    said = answer(requests.handlers_of(Server()), content)
+    assert (said["ok"], said["ename"], said["evalue"]) == (
+        False,
+        "ValueError",
+        "no store at host",
     )
 
 
-@pytest.mark.parametrize("request_", SAMPLES, ids=lambda one: one.op)
-def test_a_handler_gets_the_request_that_was_sent(request_: Request[Any]) -> None:
-    got: list[Request[Any]] = []
-    op, serve = type(request_).served_by(got.append)
-    content = json.loads(json.dumps(request_.content()))
-    assert content["op"] == op
-    serve(content["args"])
-    assert got == [request_]
+def test_a_request_with_an_argument_of_another_type_is_refused() -> None:
+    server = Server()
+    content = requests.Abort(["tp"], "enough", "the board").content()
+    content["args"] = {**content["args"], "reason": 3}
+    said = answer(requests.handlers_of(server), content)
+    assert not said["ok"]
+    assert said["evalue"] == "Expected `str`, got `int` - at `$.reason`"
+    assert not server.got
+
+
+def test_a_request_that_is_not_served_is_refused() -> None:
+    said = answer({}, requests.GetClock().content())
+    assert said["evalue"] == "this rank does not serve 'GetClock'"

@@ -241,15 +241,12 @@ def _group(one: Simulated) -> GroupStatus:
 
 def _op(one: Simulated, place: int) -> OpStatus:
     record, work, source = one.entries[place]
-    traffic = record.traffic()
     found = statuses.op(
         record.op_type.value,
         record.seq,
         source=source,
-        sizes=tuple(map(tuple, traffic["sizes"])),
-        dtypes=tuple(traffic["dtypes"]),
-        nbytes=traffic["bytes"],
         peer=record.peer,
+        **record.traffic(),
     )
     if work.is_completed():
         return replace(found, state="completed", duration=4.1e-4)

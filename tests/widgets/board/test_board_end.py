@@ -27,7 +27,7 @@ def cluster() -> Iterator[Cluster]:
 def _shown(feed: BoardFeed) -> tuple[str, str, str]:
     """What the board has of the rank, and its banner."""
     status = feed.model.ranks[0]
-    return status.state, status.summary["last_cell_exit"], feed.model.banner().title
+    return status.state, status.last_cell_exit, feed.model.banner().title
 
 
 def test_a_board_that_no_page_shows(cluster: Cluster) -> None:

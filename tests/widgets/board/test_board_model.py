@@ -12,6 +12,7 @@ import pytest
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.engines import ClusterStatus, RankStatus
+from rankscope.engines.cluster.rank_registry import RankRegistry
 from rankscope.engines.cluster.rank_slots import RankSlot
 from rankscope.widgets.board.columns import shown
 from rankscope.widgets.board.html import board_html
@@ -523,6 +524,22 @@ HOSTILE: list[Any] = [
 ]
 
 
+class Ranks(RankRegistry):
+    """Two ranks that are asked nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots = [RankSlot(n, n, "u", n, "node", "", 0) for n in range(2)]
+
+    def ask(self, request: Any, ranks: Any = None, timeout: float = 0) -> Any:
+        """Refuse, as nothing here asks."""
+        raise AssertionError(request)
+
+    def post(self, request: Any, ranks: Any = None) -> Any:
+        """Refuse, as nothing here posts a request."""
+        raise AssertionError(request)
+
+
 class TestHostile:
     """What a rank says may be anything."""
 
@@ -544,24 +561,22 @@ class TestHostile:
                     "devices": {"cpu": "gloo"},
                     "enqueued": brief,
                     "started": brief,
-                    "completed": {**brief, "bytes": 4, "duration": 1e-3},
+                    "completed": {**brief, "nbytes": 4, "duration": 1e-3},
                     "issued": 3,
                     "in_flight": 1,
-                    "oldest": {**brief, "elapsed": 1.0, "timeout": 5.0, "bytes": 4},
+                    "oldest": {**brief, "elapsed": 1.0, "timeout": 5.0, "nbytes": 4},
                 }
             ],
             **fields,
         }
 
     def show(self, summary: Any) -> BoardModel:
-        slots = [
-            RankSlot(
-                number, number, "u", 4000 + number, "node", "", 0, summary_at=100.0
-            )
-            for number in range(2)
-        ]
-        slots[0].summary = self.summary()
-        slots[1].summary = summary
+        ranks = Ranks()
+        for number, said in enumerate((self.summary(), summary)):
+            ranks.record_summary(number, json.dumps({"pid": number, **said}))
+        slots = ranks.slots
+        for slot in slots:
+            slot.summary_at = 100.0
         found = model(*(slot.status(100.0) for slot in slots))
         json.dumps(found.full(), allow_nan=False)
         html = board_html(found, "12:00:00", "name")

@@ -125,13 +125,7 @@ class TestTable:
                     ranks=range(size),
                     backend="cpu:ucx",
                     devices={"cpu": "ucx" if connected else "ucx (not built)"},
-                    transports={
-                        other: ("shm", "cma")
-                        if other // per_host == one // per_host
-                        else ("tcp",)
-                        for other in range(size)
-                        if connected and other != one
-                    },
+                    transports=_transports(one, size, per_host) if connected else {},
                 )
                 host = f"node-{one // per_host}"
                 ranks.append(statuses.rank(one, group, host=host))
@@ -792,3 +786,9 @@ class TestOtherFrontEnds:
         flames.get_by_role("button", name="cell 7 line 3 · load()").click()
         assert flames.get_by_role("button", name="Zoom out").is_enabled()
         scene.close()
+
+
+def _transports(rank: int, size: int, per_host: int) -> dict[str, tuple[int, ...]]:
+    others = [other for other in range(size) if other != rank]
+    here = tuple(one for one in others if one // per_host == rank // per_host)
+    return {"shm,cma": here, "tcp": tuple(one for one in others if one not in here)}

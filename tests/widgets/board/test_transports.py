@@ -14,18 +14,19 @@ from rankscope.widgets.board.transports import Connections, transports_text
 from rankscope.widgets.status_table import StatusTable
 from tests.widgets import statuses
 
-SHM, TCP = ("shm", "cma"), ("tcp",)
+SHM, TCP = "shm,cma", "tcp"
 
-Choose = Callable[[int, int], "tuple[str, ...] | None"]
+Choose = Callable[[int, int], "str | None"]
 
 
-def connections(size: int, choose: Choose) -> dict[int, dict[int, tuple[str, ...]]]:
+def connections(size: int, choose: Choose) -> dict[int, dict[str, tuple[int, ...]]]:
     """Each pair as its lower rank reports it."""
-    found: dict[int, dict[int, tuple[str, ...]]] = {}
+    found: dict[int, dict[str, tuple[int, ...]]] = {}
     for one, other in combinations(range(size), 2):
         names = choose(one, other)
         if names is not None:
-            found.setdefault(one, {})[other] = names
+            known = found.setdefault(one, {})
+            known[names] = (*known.get(names, ()), other)
     return found
 
 
@@ -79,12 +80,12 @@ def test_the_sentence(size: int, per_host: int, choose: Choose, said: str) -> No
 
 def test_what_two_ranks_report_of_one_pair_is_joined() -> None:
     hosts = dict.fromkeys(range(2), "node")
-    reported: Connections = {0: {1: ("shm",)}, 1: {0: SHM}}
+    reported: Connections = {0: {"shm": (1,)}, 1: {SHM: (0,)}}
     assert transports_text(reported, hosts, 2) == "shm+cma between all ranks"
 
 
 def test_a_rank_that_is_not_known_yet_is_left_out() -> None:
-    reported = {0: {1: SHM, 2: SHM}}
+    reported = {0: {SHM: (1, 2)}}
     hosts = dict.fromkeys(range(2), "node")
     assert transports_text(reported, hosts, 3) == "shm+cma between connected ranks"
 
@@ -115,7 +116,7 @@ def status(generation: int = 0) -> ClusterStatus:
             ranks=(0, 1),
             backend="cpu:ucx",
             generation=generation,
-            transports={1 - one: SHM},
+            transports={SHM: (1 - one,)},
         )
         ranks.append(statuses.rank(one, group))
     return statuses.cluster(*ranks)

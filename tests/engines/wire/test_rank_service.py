@@ -12,7 +12,7 @@ from rankscope.backends.conformance.waiting import until
 from rankscope.backends.observe.stacks import ThreadStacks
 from rankscope.engines import ClusterError
 from rankscope.engines.wire import requests
-from rankscope.engines.wire.stack_service import MOST, StackService
+from rankscope.engines.wire.rank_service import MOST, RankService
 
 WAIT = 60
 
@@ -21,8 +21,8 @@ class Served:
     """A service, asked as from a notebook: requests and answers are JSON."""
 
     def __init__(self) -> None:
-        self._handlers = dict(
-            StackService(ThreadStacks(), lambda: "train.py:7").handlers()
+        self._handlers = requests.handlers_of(
+            RankService(lambda: "", ThreadStacks(), lambda: "train.py:7")
         )
         self.keys: set[str] = set()
 

@@ -1,0 +1,217 @@
+"""Cells: what the agent does before and after each cell, on the main thread."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from types import FrameType
+from typing import Any
+
+from rankscope.backends.groups.inquiry import Place
+from rankscope.backends.groups.world import world
+from rankscope.backends.torch_watch.errors import explain, settle
+from rankscope.backends.work.async_errors import take_async_error
+
+from ..wire import ipyparallel_private as private
+from ..wire import message_types, requests
+from ..wire.error_details import pack_details
+from .cell_source import CellSource
+from .post_mortem import PostMortem
+from .printing import PrintMarks
+from .publisher import StatusPublisher
+
+__all__ = ["Cells"]
+
+
+class Cells:
+    """The cells of this rank: which one runs, since when, and how the last one ended.
+
+    Parameters
+    ----------
+    kernel
+        The kernel of the engine.
+    publisher
+        The publisher of the rank's status.
+    before, after
+        Called before and after each cell.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        publisher: StatusPublisher,
+        before: Callable[[], None],
+        after: Callable[[], None],
+    ) -> None:
+        self._kernel = kernel
+        self._shell = kernel.shell
+        self._publisher = publisher
+        self._before, self._after = before, after
+        self._main = threading.main_thread()
+        #: The number of the running cell, and when it began (``time.monotonic()``).
+        self.number: int | None = None
+        self.began: float | None = None
+        #: How the last cell of a notebook ended: ``left cell 7 with ValueError …``.
+        self.last_exit = ""
+        self.last_failed = False
+        self.source = CellSource(self._shell)
+        self._scope = ExitStack()
+        self._interruptible = False
+        self._print_marks = PrintMarks()
+        self._post_mortem = PostMortem(
+            self._publish_data, self._is_heard, self.source.cell_of
+        )
+        self._shell.input_transformers_cleanup.append(self._set_number)
+        self._shell.events.register("pre_run_cell", self._before_cell)
+        self._shell.events.register("post_run_cell", self._after_cell)
+        self._show_traceback = self._shell.showtraceback
+        self._shell.showtraceback = self._show_explained
+
+    @property
+    def running(self) -> bool:
+        """Whether a cell runs."""
+        return self.began is not None
+
+    def place(self) -> Place:
+        """Return where the main thread is, for a rank that asks why its op waits."""
+        assert self._main.ident is not None
+        if not self.running:
+            return Place("", self.last_exit)
+        return Place(self.source.innermost(self._main.ident))
+
+    def debug(self, rank: int) -> None:
+        """Open the frame in which the last cell failed; `rank` is for its messages."""
+        self._post_mortem.open(rank)
+
+    # -- requests, on the control thread ------------------------------------
+
+    @requests.AnswerPrompt.handler
+    def _answer_prompt(self, typed: requests.AnswerPrompt) -> None:
+        self._post_mortem.answer(typed.number, typed.line)
+
+    @requests.Interrupt.handler
+    def _interrupt(self, wanted: requests.Interrupt) -> bool:
+        if not self.running:
+            return False
+        assert self._main.ident is not None
+        # To the main thread itself, so that a system call it waits in returns.
+        signal.pthread_kill(self._main.ident, signal.SIGINT)
+        return True
+
+    # -- hooks of IPython, on the main thread --------------------------------
+
+    def _request(self) -> dict[str, Any] | None:
+        """Return what the notebook wants of the cell; ``None`` for other code."""
+        return private.request_metadata(self._kernel).get("rankscope")
+
+    def _header(self) -> dict[str, Any]:
+        return private.message_header(self._kernel.get_parent("shell"))
+
+    def _is_heard(self) -> bool:
+        """Whether the notebook that sent the running cell renews its subscription."""
+        return self._publisher.is_watched_by(self._header()["session"])
+
+    def _publish_data(self, data: Mapping[str, Any]) -> None:
+        """Send data of the running cell that is no output of it."""
+        private.publish(self._kernel, message_types.DATA, data, self._header())
+
+    def _set_number(self, lines: list[str]) -> list[str]:
+        """Set IPython's cell number to the notebook's, for tracebacks and source lines.
+
+        An input transformer that returns the code unchanged: newer IPythons read the
+        number before ``pre_run_cell``.
+        """
+        request = self._request()
+        if request is not None and request["cell"] is not None:
+            self._shell.execution_count = request["cell"]
+        return lines
+
+    def _before_cell(self, info: Any) -> None:
+        request = self._request()
+        if request is not None:
+            self._prepare(request)
+        # An error that no cell caused, and that the group has reported.
+        take_async_error()
+        self._before()
+        # Last: from now on an interrupt is for the cell.
+        self.began = time.monotonic()
+        self._publisher.note_change()
+
+    def _prepare(self, request: Mapping[str, Any]) -> None:
+        self.number = request["cell"]
+        self._print_marks.begin()
+        if request["group"] is not None:
+            self._scope.enter_context(world.default_group(request["group"]))
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            # ipykernel restores its own handler after the cell. Until then an
+            # interrupt that arrives after the end of the cell must do nothing.
+            self._interruptible = True
+            signal.signal(signal.SIGINT, self._on_sigint)
+
+    def _after_cell(self, result: Any) -> None:
+        self._interruptible = False
+        self._scope.close()
+        self._print_marks.end()
+        error = None
+        late = world.async_error()
+        if result is not None:
+            if late is not None and result.success:
+                # The cell ran to its end on invalid results of an aborted op.
+                result.error_in_exec = late
+                self._shell.showtraceback((type(late), late, late.__traceback__))
+            if result.error_in_exec is not None:
+                # What the reply says: the traceback shows it already.
+                result.error_in_exec = explain(result.error_in_exec)
+            error = result.error_before_exec or result.error_in_exec
+            self._post_mortem.note(result.error_in_exec)
+        line = None if error is None else self.source.line_of(error)
+        if error is not None:
+            private.publish(
+                self._kernel,
+                message_types.ERROR,
+                pack_details(error, line),
+                self._header(),
+            )
+        request = self._request()
+        if request is not None:
+            if request["keep_value"] and result is not None:
+                self._shell.push(
+                    {message_types.CELL_VALUE: result.result}, interactive=False
+                )
+            if not self._post_mortem.opened:
+                self.last_exit = _describe_exit(self.number, error, line)
+                self.last_failed = error is not None
+        self.number = self.began = None
+        self._post_mortem.opened = False
+        settle()
+        self._after()
+        self._publisher.note_change()
+
+    def _show_explained(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
+        """Show the traceback of a cell; of torch's error, that it was aborted."""
+        error = (exc_tuple or sys.exc_info())[1]
+        if error is not None and (shown := explain(error)) is not error:
+            exc_tuple = (type(shown), shown, shown.__traceback__)
+        self._show_traceback(exc_tuple, *args, **kwargs)
+
+    def _on_sigint(self, signum: int, frame: FrameType | None) -> None:
+        # A notebook interrupts again what has not ended. While IPython shows where the
+        # first interrupt came, a second one would end that, or be reported as ignored.
+        shown = isinstance(sys.exc_info()[1], KeyboardInterrupt)
+        if self._interruptible and not (shown and not self.source.is_in_cell(frame)):
+            raise KeyboardInterrupt
+
+
+def _describe_exit(
+    cell: int | None, error: BaseException | None, line: int | None
+) -> str:
+    """Return ``left cell 7 with ValueError at line 4``, or the known part of it."""
+    which = "its cell" if cell is None else f"cell {cell}"
+    if error is None:
+        return f"left {which} at its end"
+    place = "" if line is None else f" at line {line}"
+    return f"left {which} with {type(error).__name__}{place}"
