@@ -373,7 +373,7 @@ def test_file_store_lock_held_by_a_stopped_process(tmp_path: Path) -> None:
         "import fcntl\n"
         "from rankscope.backends.stores.file import FileStore\n"
         f"store = FileStore({str(path)!r})\n"
-        "with store._log.locked(fcntl.LOCK_EX, 1e9):\n"
+        "with store._file.locked(fcntl.F_WRLCK, 1e9):\n"
         "    print('ready', flush=True)\n    input()"
     )
     process = subprocess.Popen(
