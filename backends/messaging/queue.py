@@ -23,9 +23,6 @@ from .work import MessageWork
 
 __all__ = ["MessageQueue"]
 
-# A member's look-up on its class is slow before Python 3.11.
-_RECV_OP = OpType.RECV
-
 # Seconds that abandon() waits for a thread that is advancing the ops.
 _ABANDON_PATIENCE = 1.0
 
@@ -111,7 +108,7 @@ class MessageQueue:
                 return
             is_next = message or len(works) == 1
             if self._is_open and not self._broken and is_next:
-                work.begin()
+                work._begin_unreported()
                 messages = (work,) if message else ()
                 broken = self._advance(int(message), messages, not message)
             if broken is not None and self._breaks(broken):
@@ -233,7 +230,7 @@ class MessageQueue:
 
     def _report(self, work: MessageWork) -> None:
         """End `work`, which is over; after an interrupt it is ended the next time."""
-        work.mark_completed(work.source if work.op_type is _RECV_OP else None)
+        work.mark_completed(work.source if work.op_type is OpType.RECV else None)
         # suppress() would cost each op 0.3 µs.
         try:
             self._over.remove(work)
@@ -279,7 +276,7 @@ class MessageQueue:
                 if expected >= 0:
                     if not transport.fits(request, expected, tag):
                         raise work.mismatch(transport.received(request), expected)
-                    if work.op_type is _RECV_OP:
+                    if work.op_type is OpType.RECV:
                         work.source = transport.received(request).source
                 requests.pop()
             if self._closed:  # by a signal handler, just now

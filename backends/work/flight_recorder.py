@@ -30,11 +30,6 @@ __all__ = [
     "user_frame",
 ]
 
-# See work.py: a member's look-up on its class is slow before Python 3.11.
-_SCHEDULED = WorkState.SCHEDULED
-_COMPLETED = WorkState.COMPLETED
-_RECV = OpType.RECV
-
 _PACKAGE = f"{__name__.partition('.')[0]}."
 
 #: How many arrays of an op have their size in a status message.
@@ -126,7 +121,7 @@ class Record:
         self.backend = backend
         # Above this method and the dispatcher's.
         self.frame = user_frame(3)
-        self.state = _SCHEDULED
+        self.state = WorkState.SCHEDULED
         self.created_ns = time.time_ns()
         self.started_ns = 0
         self.ended_ns = 0
@@ -174,11 +169,15 @@ class Record:
         self.started_ns = work.started_ns
         self.ended_ns = work.completed_ns
         status = self.status
-        if self.state is _COMPLETED:
+        completed = self.state is WorkState.COMPLETED
+        latest = status.started
+        if (completed or self.started_ns) and (
+            latest is None or latest.op_id < self.op_id
+        ):
+            status.started = self
+        if completed:
             status.completed = self
-            if status.started is None or status.started.op_id < self.op_id:
-                status.started = self
-            if self.peer is None and self.op_type is _RECV:
+            if self.peer is None and self.op_type is OpType.RECV:
                 self.peer = work._result
         else:
             self.error = str(work._exception)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import enum
 
+from .enums import direct_members
+
 __all__ = ["WorkState", "transition"]
 
 
+@direct_members
 class WorkState(enum.Enum):
     """Where a Work is; the last four are terminal and never change.
 
@@ -53,10 +56,6 @@ class WorkState(enum.Enum):
         return member
 
 
-# A look-up of a member on its class is a Python call before 3.11.
-_SCHEDULED = WorkState.SCHEDULED
-
-
 def transition(state: WorkState, event: WorkState) -> WorkState:
     """Return the state that follows `state` when `event` is reported.
 
@@ -65,7 +64,7 @@ def transition(state: WorkState, event: WorkState) -> WorkState:
     that its start was never reported). ``SCHEDULED`` is no event: reporting it
     is a bug of the backend and raises `ValueError`.
     """
-    if event is _SCHEDULED:
+    if event is WorkState.SCHEDULED:
         raise ValueError("a Work cannot go back to SCHEDULED")
     if state.is_terminal:
         return state
