@@ -17,7 +17,7 @@ from .bandwidth import payload
 from .op_type import OpType
 from .record_fields import Frame, Splits, record_fields
 from .reduce_op import ReduceOp
-from .state import WorkState
+from .state import COMPLETED, SCHEDULED
 from .work import Work
 
 __all__ = [
@@ -121,7 +121,7 @@ class Record:
         self.backend = backend
         # Above this method and the dispatcher's.
         self.frame = user_frame(3)
-        self.state = WorkState.SCHEDULED
+        self.state = SCHEDULED
         self.created_ns = time.time_ns()
         self.started_ns = 0
         self.ended_ns = 0
@@ -169,7 +169,7 @@ class Record:
         self.started_ns = work.started_ns
         self.ended_ns = work.completed_ns
         status = self.status
-        completed = self.state is WorkState.COMPLETED
+        completed = self.state is COMPLETED
         latest = status.started
         if (completed or self.started_ns) and (
             latest is None or latest.op_id < self.op_id

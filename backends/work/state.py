@@ -6,7 +6,7 @@ import enum
 
 from .enums import direct_members
 
-__all__ = ["WorkState", "transition"]
+__all__ = ["COMPLETED", "SCHEDULED", "STARTED", "WorkState", "transition"]
 
 
 @direct_members
@@ -56,6 +56,10 @@ class WorkState(enum.Enum):
         return member
 
 
+# For code that each op runs several times: a global costs less than a member's look-up.
+SCHEDULED, STARTED, COMPLETED = list(WorkState)[:3]
+
+
 def transition(state: WorkState, event: WorkState) -> WorkState:
     """Return the state that follows `state` when `event` is reported.
 
@@ -64,7 +68,7 @@ def transition(state: WorkState, event: WorkState) -> WorkState:
     that its start was never reported). ``SCHEDULED`` is no event: reporting it
     is a bug of the backend and raises `ValueError`.
     """
-    if event is WorkState.SCHEDULED:
+    if event is SCHEDULED:
         raise ValueError("a Work cannot go back to SCHEDULED")
     if state.is_terminal:
         return state

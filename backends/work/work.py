@@ -24,7 +24,7 @@ from .failures import Failures
 from .future import Future
 from .op_record import OpRecord
 from .op_type import OpType
-from .state import WorkState, transition
+from .state import COMPLETED, SCHEDULED, STARTED, WorkState, transition
 
 __all__ = ["Work"]
 
@@ -92,7 +92,7 @@ class Work:
         self.scheduled_ns = time.time_ns()
         self.started_ns = 0
         self.completed_ns = 0
-        self._state = WorkState.SCHEDULED
+        self._state = SCHEDULED
         self._result = result
         self._exception: BaseException | None = None
         # Made by the first failure, or abort, that a group has a part in.
@@ -119,7 +119,7 @@ class Work:
 
     def is_success(self) -> bool:
         """Return whether the op is over and went well."""
-        return self._state is WorkState.COMPLETED
+        return self._state is COMPLETED
 
     def exception(self) -> BaseException | None:
         """Return the error of a Work that did not go well, else ``None``."""
@@ -152,7 +152,7 @@ class Work:
         if self._exception is not None:
             self._mark_observed()
             raise self._exception
-        if self._state is not WorkState.COMPLETED:
+        if self._state is not COMPLETED:
             raise DistBackendError(
                 f"{self.describe()} has no result yet: wait() first", **self.identity()
             )
@@ -447,7 +447,7 @@ class Work:
 
     def _begin_unreported(self) -> None:
         """Start a Work that no other thread knows yet, and that has no record."""
-        self._state = transition(self._state, WorkState.STARTED)
+        self._state = transition(self._state, STARTED)
         self.started_ns = self.scheduled_ns
 
     def mark_started(self, at_ns: int | None = None) -> None:
@@ -459,9 +459,9 @@ class Work:
             When (``time.time_ns``); the default is now.
         """
         with self._lock:
-            if self._state is not WorkState.SCHEDULED:
+            if self._state is not SCHEDULED:
                 return
-            self._state = transition(self._state, WorkState.STARTED)
+            self._state = transition(self._state, STARTED)
             self.started_ns = at_ns or time.time_ns()
             if self.record is not None:
                 self.record.started(self)
@@ -499,7 +499,7 @@ class Work:
         >>> work.is_success()
         True
         """
-        return self._end(WorkState.COMPLETED, None, result, started_ns, completed_ns)
+        return self._end(COMPLETED, None, result, started_ns, completed_ns)
 
     def mark_failed(
         self, error: BaseException, state: WorkState = WorkState.FAILED
