@@ -91,9 +91,20 @@ from .groups.membership import (
     is_initialized,
     is_torchelastic_launched,
 )
-from .groups.non_member import NonGroupMember
+from .groups.options import (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
 from .groups.process_group import ProcessGroup
-from .groups.spec import GroupSpec
+from .groups.spec import NonGroupMember
 from .groups.subgroups import (
     SHRINK_ABORT,
     SHRINK_DEFAULT,
