@@ -69,7 +69,7 @@ class AbortReason:
 class FoundCause:
     """Why ops of a group hang, as a diagnosis over all ranks found it.
 
-    `at` is when this rank was told (``time.monotonic()``), `culprits` are the global
+    `at` is when this rank learned it (``time.monotonic()``), `culprits` are the global
     ranks at fault.
     """
 

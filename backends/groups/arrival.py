@@ -64,7 +64,7 @@ def await_ranks(store: Store, rank: int, world_size: int, timeout: float) -> Non
 
 
 def announce_death(store: Store) -> None:
-    """Have the store count this process as gone when it dies: nobody waits for it."""
+    """Have the store count this process as gone when it dies: no rank waits for it."""
     PrefixStore("goodbye", store).last_will("gone/+", b"1")
 
 

@@ -85,7 +85,7 @@ class BackendConfig:
 
     @classmethod
     def from_peer(cls, text: str) -> BackendConfig:
-        """Return the config that is `text` on another rank, where it was checked.
+        """Return the config that is `text` on another rank, which has checked it.
 
         A backend need not be known here: it is looked up at the first op that needs it.
 
@@ -132,7 +132,7 @@ class BackendConfig:
 
 
 def get_default_backend_for_device(device: Any) -> str:
-    """Return the backend that serves `device` where nobody names one.
+    """Return the backend that serves `device` by default.
 
     Parameters
     ----------
@@ -254,7 +254,7 @@ def _devices_of(name: str, text: str) -> tuple[str, ...]:
 def bound_index(device_id: Any, config: BackendConfig, op: str) -> int | None:
     """Return the CUDA device to which `device_id` binds a group with `config`.
 
-    `TypeError` or `ValueError`, which begins with `op`, where it is no such device.
+    `TypeError` or `ValueError`, which begins with `op`, if it is no such device.
     """
     if device_id is None:
         return None

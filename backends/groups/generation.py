@@ -420,7 +420,7 @@ class Generation:
             self._peers.publish_departure(departure)
 
     def linger(self, deadline: float) -> None:
-        """Wait until every rank has left, where a backend that closes fails the others.
+        """Wait until every rank has left, if a backend that closes fails the others.
 
         No longer than until `deadline` (``time.monotonic()``).
         """

@@ -55,7 +55,7 @@ class Op:
     )
 
     # Set by `check`: the backend, what its method gets as the reduction, and what makes
-    # the result of a sum, where the backend has SUM in the place of the reduction.
+    # the result of a sum, if the backend has SUM in the place of the reduction.
     backend: Backend
     reduction: Any
     after: Callable[[], None] | None

@@ -43,7 +43,7 @@ class MessagingBackend(Backend):
     rank, size : this rank in the group, and the group's size.
     connector : makes the transport; a group of one needs none.
     signs : whether the transport carries signatures, so that ranks that do not call
-        collectives alike are told so.
+        collectives alike get an error.
     """
 
     reduce_ops = reductions.REDUCE_OPS

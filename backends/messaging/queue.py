@@ -201,7 +201,7 @@ class MessageQueue:
     def _mismatch(
         self, error: Exception, work: MessageWork | None
     ) -> DistBackendError | None:
-        """Return what says more than `error`, where a message to `work` is too long."""
+        """Return what says more than `error`, if a message to `work` is too long."""
         transport = self._transport
         received = None if transport is None else transport.too_long(error)
         if received is None or work is None:
@@ -240,12 +240,12 @@ class MessageQueue:
     def sleep(self, work: Work, timeout: float, idle: float) -> None:
         """Wait until something may have come for `work`, `timeout` seconds at most."""
         transport = self._transport
-        # A thread that ended the Work before arm() has woken nobody.
+        # A thread that ended the Work before arm() has woken no waiter.
         if self.arm() and transport is not None and not work.is_completed():
             transport.sleep(timeout, idle)
 
     def arm(self) -> bool:
-        """Have the transport tell what comes; ``False``: advance first."""
+        """Have the transport report arrivals; ``False``: advance first."""
         with self._lock:
             transport = self._transport
             if transport is None or self._inside:
@@ -257,7 +257,7 @@ class MessageQueue:
                 self._leave()
 
     def fileno(self) -> int | None:
-        """Return the descriptor that tells, after `arm`, that something has come."""
+        """Return the descriptor that arrivals make readable, after `arm`."""
         transport = self._transport
         return None if transport is None else transport.fileno()
 

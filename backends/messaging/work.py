@@ -105,7 +105,7 @@ class MessageWork(Work):
                 elif now - idle_from < queue.spin:
                     yield_core()
                 else:
-                    # For good: it is told when this thread leaves.
+                    # For good: the queue gets back its thread when this one leaves.
                     queue.patient |= now - idle_from > _LONG
                     queue.sleep(self, deadline - now, now - idle_from)
                 moved = queue.advance(_LOOKS)

@@ -106,7 +106,7 @@ class OpSpec:
     #: The method of `Backend` that the base class builds it from, for a backend that
     #: lacks it; empty: such a backend cannot do it.
     fallback: str = ""
-    #: Its name in PyTorch's Flight Recorder, where that is another one; its name there
+    #: Its name in PyTorch's Flight Recorder, if that is another one; its name there
     #: in a coalesced batch, and where sizes differ from rank to rank.
     torch_name: str = ""
     torch_coalesced: str = ""

@@ -13,7 +13,7 @@ __all__ = ["COMPLETED", "SCHEDULED", "STARTED", "WorkState", "transition"]
 class WorkState(enum.Enum):
     """Where a Work is; the last four are terminal and never change.
 
-    ``state.is_terminal`` tells the two kinds apart.
+    ``state.is_terminal`` distinguishes the two kinds.
 
     Attributes
     ----------

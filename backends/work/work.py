@@ -132,9 +132,9 @@ class Work:
         Returns
         -------
         list or object
-            Empty where this rank has no output. That of a receive is the sender's rank
-            in the group, and that of a Work of somebody else's future is the value of
-            the future.
+            Empty where this rank has no output. The result of a receive is the
+            sender's rank in the group, and that of a Work made from a future is the
+            value of the future.
 
         Raises
         ------
@@ -159,7 +159,7 @@ class Work:
         return self._outputs()
 
     def _outputs(self) -> Any:
-        """Return the result as a list, where it is one array or nothing."""
+        """Return the result, as a list if it is one array or nothing."""
         result = self._result
         if result is None:
             return []
@@ -171,7 +171,7 @@ class Work:
         Returns
         -------
         int
-            The rank; -1 where the backend does not tell it.
+            The rank; -1 if the backend does not know it.
 
         Raises
         ------
@@ -481,7 +481,7 @@ class Work:
         result : object, optional
             Replaces the result that was given at construction.
         started_ns, completed_ns : int, optional
-            When (``time.time_ns``), where the library tells it.
+            When (``time.time_ns``), if the library knows it.
 
         Returns
         -------
@@ -654,7 +654,7 @@ class Work:
         Returns
         -------
         bool
-            ``False``, and nothing is done, where the Work has ended with a
+            ``False``, and nothing is done, if the Work has ended with a
             `ConnectionLostError`, whose cause its group could not look for.
         """
         with self._lock:

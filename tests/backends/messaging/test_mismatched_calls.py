@@ -98,7 +98,7 @@ CASES = {
         lambda differs, rank, group: dist.reduce(
             np.ones(4), OTHER if differs else 0, group=group
         ),
-        "root 2 / 0 on rank 2 / ranks 0–1",
+        "root 2 on rank 2, 0 on ranks 0–1",
         True,
     ),
     "root of a gather": Case(
@@ -108,7 +108,7 @@ CASES = {
             OTHER if differs else 0,
             group=group,
         ),
-        "root 2 / 0 on rank 2 / ranks 0–1",
+        "root 2 on rank 2, 0 on ranks 0–1",
         True,
     ),
     "tag": Case(
