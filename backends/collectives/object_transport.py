@@ -63,8 +63,8 @@ class ObjectTransport:
             copies = copies_of(device)
         if copies is None or copies.to_device is None:
             raise DistBackendError(
-                f"{self._where}: no function that makes arrays of device type {device!r} "
-                "is registered: call register_staging(..., to_device=...), or name a "
+                f"{self._where}: no function that makes arrays of device type "
+                f"{device!r} is registered: call register_staging(..., to_device=...), or name a "
                 "backend for 'cpu' in the group's config"
             )
         if self._index is None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from .bandwidth import payload
 from .op_type import OpType
-from .record_fields import Frame, Splits, record_fields
+from .record_fields import Frame, Splits, fields_of
 from .reduce_op import ReduceOp
 from .state import COMPLETED, SCHEDULED
 from .work import Work
@@ -202,31 +202,15 @@ class Record:
 
     def as_dict(self) -> dict[str, Any]:
         """The record as plain data (JSON-able)."""
-        return record_fields(
-            record_id=self.record_id,
+        return fields_of(
+            self,
             group=self.group,
             group_id=self.status.group_id,
             generation=self.generation,
-            collective_seq_id=self.collective_seq_id,
-            p2p_seq_id=self.p2p_seq_id,
-            op_id=self.op_id,
-            op=self.op_type.value,
-            backend=self.backend,
-            is_p2p=self.op_type.is_p2p,
             state=self.state.value,
-            sizes=self.sizes,
             dtypes=[dtype.name for dtype in self.dtypes],
-            peer=self.peer,
             reduce_op=self.reduce_op and self.reduce_op.name.lower(),
-            tag=self.tag,
-            splits=self.splits,
-            timeout=self.timeout,
-            created_ns=self.created_ns,
-            started_ns=self.started_ns,
-            ended_ns=self.ended_ns,
-            frame=self.frame,
             name_source=recorder.name_source,
-            error=self.error,
         )
 
     def brief(self) -> dict[str, Any]:
