@@ -90,7 +90,7 @@ _NOUNS = {
 
 
 def _value(fault: Fault, op: Entry, group: Sequence[int]) -> str:
-    value = TRAITS[fault](op) if fault in TRAITS else ""
+    value: Any = TRAITS[fault](op) if fault in TRAITS else ""
     if fault is Fault.ROOT_MISMATCH:
         return "none" if value is None else str(group[value])
     return str(value)

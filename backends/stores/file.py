@@ -180,24 +180,21 @@ class _File:
     def request(self, op: bytes, args: Sequence[bytes], timeout: float) -> Reply:
         """Do `op`; a ``get`` does not wait, but may have the status ``missing``."""
         kind = fcntl.F_WRLCK if op in _CHANGES else fcntl.F_RDLCK
-        with self._lock:
-            self._check_usable()
-            with self.locked(kind, timeout):
-                try:
-                    self._refresh()
-                    reply = self._handle(op, *args)
-                    if _has_changed(op, args, reply[1]):
-                        self._append(op, *args)
-                except BaseException:
-                    # The table may be ahead of the file: read all of it once more.
-                    self._forget()
-                    raise
+        with self._in_use(), self.locked(kind, timeout):
+            try:
+                self._refresh()
+                reply = self._handle(op, *args)
+                if _has_changed(op, args, reply[1]):
+                    self._append(op, *args)
+            except BaseException:
+                # The table may be ahead of the file: read all of it once more.
+                self._forget()
+                raise
         return reply
 
     def watch(self, key: bytes, call: Callable[[bytes], None]) -> Callable[[], None]:
         entry = (key, call)
-        with self._lock:
-            self._check_usable()
+        with self._in_use():
             self._watches.append(entry)
             if self._thread.ident is None:
                 self._thread.start()
@@ -231,11 +228,13 @@ class _File:
     def close(self, users: int | None) -> None:
         """Close the file; the last of so many `users` removes it."""
         self.closed.set()
+        if self._process != os.getpid():
+            return
         if self._thread.ident and self._thread is not threading.current_thread():
             self._thread.join()
         with self._lock:
             try:
-                if users is not None and self._process == os.getpid():
+                if users is not None:
                     with self.locked(fcntl.F_WRLCK, 1.0):
                         self._refresh()
                         opened = int(self._handle(b"queued", _USERS)[1][0])
@@ -248,12 +247,15 @@ class _File:
             finally:
                 os.close(self._descriptor)
 
-    def _check_usable(self) -> None:
-        if self.closed.is_set():
-            raise DistStoreError(f"the file store {self._path} was closed")
+    @contextlib.contextmanager
+    def _in_use(self) -> Iterator[None]:
         if self._process != os.getpid():
-            # Parent and child would share one lock.
+            # Parent and child share one lock of the file; ours may be held for ever.
             raise DistStoreError(f"{self._path} was opened before a fork: open it anew")
+        with self._lock:
+            if self.closed.is_set():
+                raise DistStoreError(f"the file store {self._path} was closed")
+            yield
 
     def _is_at_path(self) -> bool:
         try:
