@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    from .work import Work
+from typing import Any, Protocol
 
 __all__ = ["OpRecord"]
 
@@ -23,10 +20,10 @@ class OpRecord(Protocol):
     #: Seconds from the op's start.
     timeout: float
 
-    def started(self, work: Work) -> None:
+    def started(self, work: Any) -> None:
         """Note that `work` began to execute."""
 
-    def ended(self, work: Work) -> None:
+    def ended(self, work: Any) -> None:
         """Note that `work` is over."""
 
     def describe(self) -> str:
