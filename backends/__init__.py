@@ -91,20 +91,8 @@ from .groups.membership import (
     is_initialized,
     is_torchelastic_launched,
 )
-from .groups.options import (
-    AllgatherOptions,
-    AllreduceCoalescedOptions,
-    AllreduceOptions,
-    AllToAllOptions,
-    BarrierOptions,
-    BroadcastOptions,
-    GatherOptions,
-    ReduceOptions,
-    ReduceScatterOptions,
-    ScatterOptions,
-)
 from .groups.process_group import ProcessGroup
-from .groups.spec import NonGroupMember
+from .groups.spec import GroupSpec, NonGroupMember
 from .groups.subgroups import (
     SHRINK_ABORT,
     SHRINK_DEFAULT,

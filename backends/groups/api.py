@@ -15,7 +15,6 @@ from ..stores.base import Store
 from ..work.async_errors import acknowledge, take_async_error
 from . import arrival
 from .config import BackendConfig, bound_index, mpi_instead, why_unusable
-from .documentation import documented
 from .exit_status import fail_on_async_error
 from .membership import Group, is_initialized, resolve_group
 from .rendezvous import rendezvous

@@ -8,7 +8,6 @@ import warnings
 from ..quantities import as_int
 from ..rank_sets import name_ranks
 from ..work.flight_recorder import frames_inside
-from .documentation import documented
 from .process_group import ProcessGroup
 from .spec import NON_GROUP_MEMBER, NonGroupMember
 from .world import world

@@ -23,7 +23,6 @@ from pathlib import Path
 from ..errors import DistStoreError, DistStoreTimeoutError
 from ..quantities import as_int
 from .base import DEFAULT_TIMEOUT, remaining
-from .documentation import documented
 from .key_table import KeyTable, Reply, RequestStore
 
 __all__ = ["FileStore"]
@@ -42,7 +41,6 @@ _FLOCK = struct.Struct("hhqqi4x")
 _POLL_MIN, _POLL_MAX = 0.001, 0.05
 
 
-@documented
 class FileStore(RequestStore):
     """A store in a file that all ranks can open, on this host or a shared file system.
 
