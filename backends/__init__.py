@@ -91,9 +91,8 @@ from .groups.membership import (
     is_initialized,
     is_torchelastic_launched,
 )
-from .groups.non_member import NonGroupMember
 from .groups.process_group import ProcessGroup
-from .groups.spec import GroupSpec
+from .groups.spec import GroupSpec, NonGroupMember
 from .groups.subgroups import (
     SHRINK_ABORT,
     SHRINK_DEFAULT,

@@ -12,8 +12,8 @@ from typing import Any, cast
 
 from ..devices.arrays import check_list, device_type
 from ..groups.membership import Group, member_group, resolve_group
-from ..groups.non_member import NonGroupMember
 from ..groups.process_group import ProcessGroup
+from ..groups.spec import NonGroupMember
 from ..work.composite import join
 from ..work.op_type import OpType
 from ..work.reduce_op import ReduceOp

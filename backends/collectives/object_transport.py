@@ -63,9 +63,9 @@ class ObjectTransport:
             copies = copies_of(device)
         if copies is None or copies.to_device is None:
             raise DistBackendError(
-                f"{self._where}: nobody has said how to make arrays of device type "
-                f"{device!r}: register_staging(..., to_device=...) does; or name a "
-                "backend for 'cpu' in the group's config"
+                f"{self._where}: no function that makes arrays of device type "
+                f"{device!r} is registered: call register_staging(..., to_device=...), "
+                "or name a backend for 'cpu' in the group's config"
             )
         if self._index is None:
             self._index = backend.default_device()

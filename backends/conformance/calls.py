@@ -113,7 +113,7 @@ def claims(trial: Trial, name: str) -> bool:
 
 def _refusal(trial: Trial, name: str) -> str | None:
     if name == "recv" and trial.size == 1:
-        return "a single rank has nobody to receive from"
+        return "a single rank has no other to receive from"
     try:
         works = start(trial, name, trial.array(np.ones(4)))
     except (NotImplementedError, TypeError, ValueError) as error:

@@ -127,7 +127,7 @@ def _op_is_exact(name: str, trial: Trial) -> None:
         except AssertionError as failure:
             refusal = failure.__cause__
             if isinstance(refusal, NotImplementedError) and not trial.cases:
-                # A rank that left now would be what the others are told of.
+                # A rank that left now would be the error of the others.
                 trial.meet("refused")
                 raise Unclaimed(str(refusal)) from None
             # A refusal comes from `Backend.check`, before the op has a number.

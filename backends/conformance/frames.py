@@ -1,4 +1,4 @@
-"""Stack frames of a backend under test, told apart from those of Rankscope."""
+"""Stack frames of a backend under test, as distinct from those of Rankscope."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The last rank ends its own process while the others are in the op. The launcher
 starts a fresh process in its place, and all ranks make a new group; under
-``mpiexec``, which replaces nobody, the others shrink the group.
+``mpiexec``, which replaces no rank, the others shrink the group.
 """
 
 from __future__ import annotations

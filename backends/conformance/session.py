@@ -1,4 +1,4 @@
-"""What ranks are told of the backend under test, and what launches them.
+"""What ranks know of the backend under test, and what launches them.
 
 A session reuses its ranks from rule to rule and ends them when a rule failed; the
 next rule then runs on fresh ranks.

@@ -304,7 +304,7 @@ def _holds(body: Callable[[ProcessGroup], None], trial: Trial) -> None:
     try:
         body(trial.group)
     except NotImplementedError as error:
-        # A rank that left now would be what the others are told of.
+        # A rank that left now would be the error of the others.
         trial.meet("refused")
         raise Unclaimed(str(error)) from None
     trial.held()

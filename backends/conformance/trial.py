@@ -184,7 +184,7 @@ class Trial:
         return self.current
 
     def open(self, part: str = "") -> ProcessGroup:
-        """Make the group under test; `part` tells several of a rule apart."""
+        """Make the group under test; `part` distinguishes several of a rule."""
         self.current = self._open_group(part)
         return self.current
 

@@ -62,7 +62,7 @@ def use_driver(driver: Cuda | None) -> None:
 def chosen_device() -> int | None:
     """Return the configured device, else the calling thread's current one.
 
-    ``None`` if nobody configured a device and the thread never chose one.
+    ``None`` if no device is configured and the thread never chose one.
     """
     configured = configured_device()
     if configured is not None:

@@ -14,12 +14,11 @@ from ..quantities import as_int, as_timeout
 from ..stores.base import Store
 from ..work.async_errors import acknowledge, take_async_error
 from . import arrival
-from .config import BackendConfig, bound_index
+from .config import BackendConfig, bound_index, mpi_instead, why_unusable
 from .exit_status import fail_on_async_error
 from .membership import Group, is_initialized, resolve_group
-from .non_member import NonGroupMember
 from .rendezvous import rendezvous
-from .usable import mpi_instead, why_unusable
+from .spec import NonGroupMember
 from .world import DEFAULT, world
 
 __all__ = [

@@ -1,18 +1,25 @@
-"""Arrival: the ranks meet in the store before one of them makes the default group.
+"""Arrival and goodbye: how the ranks meet in the store, and how they leave it.
 
-A rank that is missing is then named by `init_process_group`, and not by the first op,
-which knows only that it does not end.
+All ranks arrive before one of them makes the default group: `init_process_group` then
+names a missing rank, which the first op could not: it knows only that it does not end.
+The store's host, rank 0, leaves last.
 """
 
 from __future__ import annotations
 
-from ..errors import DistStoreTimeoutError
+import logging
+
+from ..errors import DistError, DistStoreTimeoutError
 from ..rank_sets import name_ranks
 from ..stores.base import Store
 from ..stores.prefix import PrefixStore
 
-__all__ = ["await_ranks", "enter", "leave"]
+__all__ = ["announce_death", "await_ranks", "enter", "leave", "say_goodbye"]
 
+_log = logging.getLogger(__name__)
+
+# Seconds that rank 0 waits until the others have left the store.
+_GOODBYE = 5.0
 # How often a rank has begun to make its default group over the same store.
 _COUNT = "init_process_group"
 
@@ -54,3 +61,24 @@ def await_ranks(store: Store, rank: int, world_size: int, timeout: float) -> Non
             "wait_for_workers=False it returns without the others",
             culprits=missing,
         ) from error
+
+
+def announce_death(store: Store) -> None:
+    """Have the store count this process as gone when it dies: no rank waits for it."""
+    PrefixStore("goodbye", store).last_will("gone/+", b"1")
+
+
+def say_goodbye(store: Store, rank: int, size: int, *, wait: bool = True) -> None:
+    """Withdraw the death notices of this rank; on rank 0 wait for the others.
+
+    `wait` is whether rank 0 waits. `store` remains to be closed.
+    """
+    goodbye = PrefixStore("goodbye", store)
+    try:
+        store.withdraw()
+        goodbye.set(f"gone/{goodbye.add('gone', 1)}", b"1")
+        if rank == 0 and wait:
+            goodbye.wait([f"gone/{size}"], timeout=_GOODBYE)
+    except DistError as error:
+        # The host has ended, or another rank died: there is nothing left to do.
+        _log.debug("no goodbye: %s", error)

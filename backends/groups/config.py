@@ -18,11 +18,24 @@ from typing import Any
 from ..devices.arrays import DEVICE_TYPES, is_device_type
 from ..devices.cuda_device import device_index
 from ..did_you_mean import did_you_mean
+from ..install import pip_install, with_extra
 from ..interface.base import Backend
-from ..interface.registry import builtin_devices, known_backends, resolve
+from ..interface.registry import (
+    builtin_devices,
+    known_backends,
+    resolve,
+    unavailable_reason,
+)
 from ..interface.staging import misplaced, staged_devices
 
-__all__ = ["GRAMMAR", "BackendConfig", "bound_index", "get_default_backend_for_device"]
+__all__ = [
+    "GRAMMAR",
+    "BackendConfig",
+    "bound_index",
+    "get_default_backend_for_device",
+    "mpi_instead",
+    "why_unusable",
+]
 
 GRAMMAR = (
     "expected a backend ('gloo') or device:backend pairs ('cpu:gloo,cuda:nccl'), "
@@ -72,7 +85,7 @@ class BackendConfig:
 
     @classmethod
     def from_peer(cls, text: str) -> BackendConfig:
-        """Return the config that is `text` on another rank, where it was checked.
+        """Return the config that is `text` on another rank, which has checked it.
 
         A backend need not be known here: it is looked up at the first op that needs it.
 
@@ -119,7 +132,7 @@ class BackendConfig:
 
 
 def get_default_backend_for_device(device: Any) -> str:
-    """Return the backend that serves `device` where nobody names one.
+    """Return the backend that serves `device` by default.
 
     Parameters
     ----------
@@ -241,7 +254,7 @@ def _devices_of(name: str, text: str) -> tuple[str, ...]:
 def bound_index(device_id: Any, config: BackendConfig, op: str) -> int | None:
     """Return the CUDA device to which `device_id` binds a group with `config`.
 
-    `TypeError` or `ValueError`, which begins with `op`, where it is no such device.
+    `TypeError` or `ValueError`, which begins with `op`, if it is no such device.
     """
     if device_id is None:
         return None
@@ -252,3 +265,42 @@ def bound_index(device_id: Any, config: BackendConfig, op: str) -> int | None:
             "expected a backend for 'cuda' beside it, such as cuda:nccl"
         )
     return index
+
+
+def why_unusable(backend: str | None) -> str | None:
+    """Return why every backend of a config is unusable here; ``None`` if one is not.
+
+    Of a default config, `backend` ``None`` or ``""``, the backend of host arrays is
+    meant. A config with a backend that is not for host arrays, or of a package that
+    is not imported yet, counts as usable: to ask such a backend may take seconds.
+    """
+    named = BackendConfig(backend).device_backend_map
+    reasons = []
+    for name in dict.fromkeys(named.values() if backend else [named["cpu"]]):
+        if not _is_for_host_arrays(name):
+            return None
+        reason = unavailable_reason(name)
+        if reason is None:
+            return None
+        reasons.append(reason.rstrip("."))
+    return "; ".join(reasons)
+
+
+def _is_for_host_arrays(name: str) -> bool:
+    registration = Backend.registry.get(name)
+    if registration is not None:
+        return "cpu" in registration.devices
+    return "cpu" in builtin_devices().get(name, ())
+
+
+def mpi_instead(backend: str | None, how: str) -> str:
+    """Return a sentence that says how to choose MPI, as `how`, for config `backend`.
+
+    Empty where the config names MPI, whose own reason says what is missing.
+    """
+    if backend and "mpi" in BackendConfig(backend).device_backend_map.values():
+        return ""
+    install = ""
+    if unavailable_reason("mpi") is not None:
+        install = f"{pip_install(with_extra('mpi'))}, then "
+    return f". To use MPI instead: {install}{how}"

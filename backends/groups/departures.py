@@ -39,7 +39,7 @@ class Departure:
     """How global rank `rank` left.
 
     `collectives` is the sequence number of the last collective that it took part in,
-    `at` when this rank was told (``time.monotonic()``).
+    `at` when this rank learned of it (``time.monotonic()``).
     """
 
     rank: int
@@ -65,7 +65,7 @@ class Departure:
 
 
 class Departures:
-    """The departures of one generation that this rank was told of."""
+    """The departures of one generation that this rank knows."""
 
     def __init__(self, spec: GroupSpec) -> None:
         self._spec = spec

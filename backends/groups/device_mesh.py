@@ -12,8 +12,8 @@ from ..rank_sets import name_ranks
 from .api import init_process_group
 from .membership import is_initialized, resolve_group
 from .mesh_arguments import as_backends, as_mesh, as_names, check_device
-from .non_member import NON_GROUP_MEMBER, NonGroupMember
 from .process_group import ProcessGroup
+from .spec import NON_GROUP_MEMBER, NonGroupMember
 from .subgroups import new_group
 from .world import DEFAULT, world
 

@@ -25,14 +25,12 @@ from ..work.flight_recorder import GroupCounters, Record, recorder
 from ..work.op_type import OpType
 from ..work.state import WorkState
 from ..work.work import Work
-from .abort_reason import AbortReason
-from .connection_loss import ConnectionLoss
+from .abort_reason import AbortReason, ConnectionLoss
 from .deadlines import Deadlines
 from .departures import Departure, Departures
 from .inquiry import Inquiry
-from .origin import Origin
 from .peer_watch import PeerWatch
-from .spec import GroupSpec
+from .spec import GroupSpec, Origin
 from .watchdog import watchdog
 
 __all__ = ["Generation"]
@@ -422,7 +420,7 @@ class Generation:
             self._peers.publish_departure(departure)
 
     def linger(self, deadline: float) -> None:
-        """Wait until every rank has left, where a backend that closes fails the others.
+        """Wait until every rank has left, if a backend that closes fails the others.
 
         No longer than until `deadline` (``time.monotonic()``).
         """

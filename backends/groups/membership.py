@@ -8,8 +8,8 @@ import warnings
 from ..quantities import as_int
 from ..rank_sets import name_ranks
 from ..work.flight_recorder import frames_inside
-from .non_member import NON_GROUP_MEMBER, NonGroupMember
 from .process_group import ProcessGroup
+from .spec import NON_GROUP_MEMBER, NonGroupMember
 from .world import world
 
 __all__ = [

@@ -79,19 +79,18 @@ def start(current: Generation, record: Record | Batch, op: Op) -> Work:
         raise raised from None
     work.op_type = op.kind
     work.timed = current.timing
-    if work._result is None:
-        work._result = op.result
     try:
-        current.status.in_flight[record.op_id] = work
+        if not work.is_completed():
+            current.status.in_flight[record.op_id] = work
         if current.loss is not None:
             work.hold_failures()
         if current.aborted is not None:
             work = _aborted_meanwhile(current, record, work)
-        if not work.bind(record):
+        if not work.bind(record, op.result):
             return _withheld(current, record, op, work._exception)
     except BaseException:
         # An interrupt of this thread does not end the op.
-        work.bind(record)
+        work.bind(record, op.result)
         raise
     return work
 

@@ -65,7 +65,7 @@ class PeerWatch:
         self._keep(store.watch("abort", self._peer_aborted))
         self._keep(store.watch("inquiry", self._on_inquiry))
         self._watch_departure(1)
-        # Rank 0 serves the store, where the store reports deaths at all.
+        # Rank 0 serves the store, if the store reports deaths at all.
         if 0 in spec.ranks:
             self._keep(store.watch_loss(self._store_lost))
         where = f"process {os.getpid()} on {os.uname().nodename}"
@@ -190,7 +190,7 @@ class PeerWatch:
     def publish_departure_at_end(self, departure: Departure) -> None:
         """Tell the other ranks that this one left, once its process has ended.
 
-        Where the store does not report that, they are told now.
+        If the store does not report that, they learn of it now.
         """
         if self._store.last_will("left/+", departure.to_json()):
             # It is no death.

@@ -25,8 +25,7 @@ from .generation import Generation
 from .group_ops import GroupOps
 from .key import GroupKey
 from .op_start import REFUSALS, NoWorkError, SelfTimedWork, start, start_run
-from .origin import Origin
-from .spec import GroupSpec
+from .spec import GroupSpec, Origin
 from .summary import GroupStatus, summarize
 from .suspension import memory_stats, refuse_if_suspended, resume, suspend
 from .watchdog import watchdog

@@ -1,16 +1,18 @@
-"""GroupSpec: what a group is on this rank, the same in every generation."""
+"""What a group is on this rank, in every generation, and what it is made from."""
 
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from ..devices.cuda_device import chosen_device
+from ..interface.base import Backend
 from .config import BackendConfig
 from .key import GroupKey
 
-__all__ = ["GroupSpec"]
+__all__ = ["NON_GROUP_MEMBER", "GroupSpec", "NonGroupMember", "Origin"]
 
 
 class GroupSpec:
@@ -60,3 +62,53 @@ class GroupSpec:
     def describe(self) -> str:
         """``group 'default' on rank 2``, for messages."""
         return f"group {self.name!r} on rank {self.global_rank}"
+
+
+class _Parent(Protocol):
+    def built_backend(self, device: str) -> Backend | None: ...
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The group that another one is made from, which leaves out `excluded` ranks.
+
+    `release`: see `Backend.split_from`.
+    """
+
+    group: _Parent
+    excluded: tuple[int, ...] = ()
+    release: Callable[[], None] | None = None
+
+    def split(self, backend: Backend, device: str) -> None:
+        """Split the new group's `backend` from the parent group's for `device`."""
+        parent = self.group.built_backend(device)
+        backend.split_from(parent, self.excluded, self.release)
+
+
+class NonGroupMember:
+    """The type of ``GroupMember.NON_GROUP_MEMBER``, its only instance.
+
+    `new_group` returns that object on a rank that is not in the new group, so that
+    ``is`` and ``==`` find it, after a pickle and a copy too. It is false.
+
+    Notes
+    -----
+    In ``torch.distributed`` it is an instance of ``object``.
+
+    Examples
+    --------
+    >>> bool(dist.GroupMember.NON_GROUP_MEMBER)
+    False
+    """
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __reduce__(self) -> str:
+        return "NON_GROUP_MEMBER"
+
+    def __repr__(self) -> str:
+        return "GroupMember.NON_GROUP_MEMBER"
+
+
+NON_GROUP_MEMBER = NonGroupMember()

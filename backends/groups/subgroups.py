@@ -12,9 +12,8 @@ from ..quantities import as_int, as_timeout
 from ..work.async_errors import acknowledge
 from .config import BackendConfig, bound_index
 from .membership import Group, resolve_group
-from .non_member import NonGroupMember
-from .origin import Origin
 from .process_group import ProcessGroup
+from .spec import NonGroupMember, Origin
 from .world import DEFAULT, world
 
 __all__ = [

@@ -24,13 +24,12 @@ from ..rank_sets import describe_members, name_ranks
 from ..stores.base import UNKNOWN_END, Store
 from ..work.async_errors import take_async_error
 from ..work.flight_recorder import recorder, user_frame
-from . import goodbye
+from . import arrival
 from .abort_reason import FoundCause
 from .config import BackendConfig
 from .key import GroupKey
-from .non_member import NON_GROUP_MEMBER, NonGroupMember
-from .origin import Origin
 from .process_group import ProcessGroup
+from .spec import NON_GROUP_MEMBER, NonGroupMember, Origin
 from .summary import GroupStatus
 from .watchdog import watchdog
 from .watched import GroupSource, WatchedGroup
@@ -101,7 +100,7 @@ class World:
             self.rank, self.size = rank, size
             self.store, self._owns_store = store, owns_store
             if owns_store:
-                goodbye.enter(store)
+                arrival.announce_death(store)
                 atexit.register(self._leave)
             for registration in registrations_at_init():
                 registration.on_init()
@@ -526,7 +525,7 @@ class World:
     def _say_goodbye(self, store: Store, *, wait: bool = True) -> None:
         assert self.rank is not None
         assert self.size is not None
-        goodbye.say_goodbye(store, self.rank, self.size, wait=wait)
+        arrival.say_goodbye(store, self.rank, self.size, wait=wait)
 
 
 def _leave_groups(groups: Sequence[ProcessGroup], how: str) -> None:

@@ -84,7 +84,7 @@ class Backend:
     and to the Work then.
 
     A connection that a peer closes, or that breaks, is reported as a
-    `ConnectionLostError`, with the peer's rank in the group where the library tells
+    `ConnectionLostError`, with the peer's rank in the group if the library names
     it: to `on_failure`, as the error of the Work, or raised by the op's method. The
     backend reports it at once; the reason why the peer closed it arrives later,
     through the store: the peer died, or its group was aborted. So the group keeps
@@ -293,7 +293,7 @@ class Backend:
         -------
         mapping of int to tuple of str
             By rank in the group, names such as ``("shm", "cma")``, sorted in the same
-            way on all ranks; empty where the library does not tell them.
+            way on all ranks; empty if the library does not name them.
         """
         return {}
 
@@ -507,7 +507,7 @@ class Backend:
         arrays : sequence of array, optional
             Those of the op.
         index : int, optional
-            The number of the device, where one is given.
+            The number of the device, if one is given.
         """
 
     def split_from(

@@ -1,6 +1,6 @@
 """Backends of installed packages, found by their entry points.
 
-A package declares its backend in its metadata, and nobody has to import it::
+A package declares its backend in its metadata; programs need not import it::
 
     [project.entry-points."rankscope.backends"]
     mine = "my_package:register"

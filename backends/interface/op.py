@@ -17,11 +17,6 @@ from .premultiplied import multiplied
 
 __all__ = ["Op", "fuse"]
 
-# A look-up of a member on its class is a Python call before 3.11.
-_AVG = ReduceOp.AVG
-_SUM = ReduceOp.SUM
-_PREMUL_SUM = ReduceOp.PREMUL_SUM
-
 
 class Op:
     """One call of an op on this rank.
@@ -60,7 +55,7 @@ class Op:
     )
 
     # Set by `check`: the backend, what its method gets as the reduction, and what makes
-    # the result of a sum, where the backend has SUM in the place of the reduction.
+    # the result of a sum, if the backend has SUM in the place of the reduction.
     backend: Backend
     reduction: Any
     after: Callable[[], None] | None
@@ -101,20 +96,20 @@ class Op:
             return
         dtype = arrays[0].dtype
         self.after = None
-        if reduce_op is _AVG and _AVG not in backend.reduce_ops:
+        if reduce_op is ReduceOp.AVG and ReduceOp.AVG not in backend.reduce_ops:
             if dtype.kind == "b":
                 raise TypeError(
                     f"{self.kind.value}: ReduceOp.AVG is not defined for arrays of "
                     "bool; use MAX (or), MIN (and), or convert them: "
                     "x.astype(np.float32)"
                 )
-            reduce_op = _SUM
+            reduce_op = ReduceOp.SUM
             self.after = self._divide
         elif isinstance(reduce_op, PremulSum) and not self.is_fusible:
             self.args, dtype, self.after = multiplied(
                 self.kind, self.args, dtype, reduce_op.factor
             )
-            reduce_op = _SUM
+            reduce_op = ReduceOp.SUM
         if self.kind.is_p2p:
             backend.check_message(self.kind, *self.args[1:])
         self.reduction = reduction = backend.check(self.kind, dtype, reduce_op)
@@ -138,7 +133,7 @@ class Op:
         """Whether the backend does the reduction of the op itself, or averages."""
         had = self.backend.reduce_ops
         premul = isinstance(self.reduce_op, PremulSum)
-        return not premul or _PREMUL_SUM in had or _SUM not in had
+        return not premul or ReduceOp.PREMUL_SUM in had or ReduceOp.SUM not in had
 
     def start(self) -> Work:
         """Call the method of the backend that `check` was given; return its Work."""
@@ -176,7 +171,7 @@ def fuse(ops: Sequence[Op]) -> Op:
     fused.method = f"{first.method}_coalesced"
     fused.after = None if first.after is None else fused._divide
     # Of arrays that may differ in dtype: what the backend made of one is not for all.
-    fused.reduction = _SUM if first.after is not None else first.reduce_op
+    fused.reduction = ReduceOp.SUM if first.after is not None else first.reduce_op
     return fused
 
 

@@ -89,7 +89,7 @@ def known_backends() -> list[str]:
 def resolve(name: str) -> Registration:
     """Return the registration of `name`; import the module that registers it first.
 
-    Raises `DistBackendError`, with the remedy, where nothing registers `name`; and as
+    Raises `DistBackendError`, with the remedy, if nothing registers `name`; and as
     `entry_points.load` does.
     """
     if name not in Backend.registry:
@@ -161,7 +161,7 @@ def build(
 ) -> Backend:
     """Make the backend of one group on this rank.
 
-    A creator with the extended API is told `group_id` and `ranks`, the global ranks.
+    A creator with the extended API gets `group_id` and `ranks`, the global ranks.
 
     Raises `DistError` as the creator does, and `DistBackendError` if the creator
     raises anything else, returns no `Backend`, or returns a backend that is written
@@ -221,7 +221,7 @@ def _version_mismatch(name: str, stated: object) -> str | None:
 
 
 def outdated(registration: Registration) -> str | None:
-    """Return why a backend is refused for its version, where its class is known.
+    """Return why a backend is refused for its version, if its class is known.
 
     ``None`` where the creator is not the class: `build` checks what it makes.
     """

@@ -4,7 +4,7 @@
 memory, the op runs there, and what it wrote is copied back before its Work
 ends. How to copy is known for CUDA (through cupy, pinned memory); for another
 device type :func:`register_staging` defines it. The object collectives copy
-the same way, where a group has no backend for host memory.
+the same way, if a group has no backend for host memory.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ def staging_for(device: str, backend: str) -> Copies:
     copies = copies_of(device)
     if copies is None:
         raise DistBackendError(
-            f"backend {backend!r} works on host memory, and nobody has said how to "
-            f"copy arrays of device type {device!r} there: register_staging() does"
+            f"backend {backend!r} works on host memory, and no function that copies "
+            f"arrays of device type {device!r} is registered: call register_staging()"
         )
     return copies
 

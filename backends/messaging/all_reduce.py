@@ -1,4 +1,4 @@
-"""The all_reduces, as schedules; `choice` tells which one runs."""
+"""The all_reduces, as schedules; `choice` decides which one runs."""
 
 from __future__ import annotations
 

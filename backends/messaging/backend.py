@@ -31,10 +31,6 @@ _USER_TAGS = 32000
 _PRIVATE_TAGS = 32500
 _TAGS = {kind: _USER_TAGS + place for place, kind in enumerate(OpType)}
 
-# A look-up of a member on its class, and an Enum's hash, are Python code before 3.11.
-_ALL_REDUCE = OpType.ALL_REDUCE
-_ALL_REDUCE_TAG = _TAGS[_ALL_REDUCE]
-
 
 class MessagingBackend(Backend):
     """One group over a library of tagged messages, on this rank.
@@ -47,7 +43,7 @@ class MessagingBackend(Backend):
     rank, size : this rank in the group, and the group's size.
     connector : makes the transport; a group of one needs none.
     signs : whether the transport carries signatures, so that ranks that do not call
-        collectives alike are told so.
+        collectives alike get an error.
     """
 
     reduce_ops = reductions.REDUCE_OPS
@@ -173,10 +169,10 @@ class MessagingBackend(Backend):
         flat = tensor if tensor.ndim == 1 else tensor.reshape(-1)
         algorithm = self._all_reduce_of(flat)
         schedule = algorithm(self.rank, self.size, flat, op, self._scratch)
-        tag = _ALL_REDUCE_TAG
+        tag = _TAGS[OpType.ALL_REDUCE]
         if self._signer is not None:
             tag |= self._signer.sign(flat.dtype, op)
-        return self._start(_ALL_REDUCE, schedule, tensor, tag, False)
+        return self._start(OpType.ALL_REDUCE, schedule, tensor, tag, False)
 
     def broadcast(self, tensor: Array, src: int) -> Work:
         """Copy `tensor` of rank `src` to every rank, by the algorithm of `choice`."""

@@ -84,7 +84,7 @@ def fitting(table: Sequence[Row], size: int) -> list[tuple[int, Algorithm]]:
 
 
 def chooser(table: Sequence[Row], size: int) -> Callable[[Flat], Algorithm]:
-    """Return what tells the algorithm for an array, in a group of `size` ranks."""
+    """Return what chooses the algorithm for an array, in a group of `size` ranks."""
     rows = fitting(table, size)
     smallest = rows[0][1]
 

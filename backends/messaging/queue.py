@@ -23,9 +23,6 @@ from .work import MessageWork
 
 __all__ = ["MessageQueue"]
 
-# A member's look-up on its class is slow before Python 3.11.
-_RECV_OP = OpType.RECV
-
 # Seconds that abandon() waits for a thread that is advancing the ops.
 _ABANDON_PATIENCE = 1.0
 
@@ -111,7 +108,7 @@ class MessageQueue:
                 return
             is_next = message or len(works) == 1
             if self._is_open and not self._broken and is_next:
-                work.begin()
+                work._begin_unreported()
                 messages = (work,) if message else ()
                 broken = self._advance(int(message), messages, not message)
             if broken is not None and self._breaks(broken):
@@ -204,7 +201,7 @@ class MessageQueue:
     def _mismatch(
         self, error: Exception, work: MessageWork | None
     ) -> DistBackendError | None:
-        """Return what says more than `error`, where a message to `work` is too long."""
+        """Return what says more than `error`, if a message to `work` is too long."""
         transport = self._transport
         received = None if transport is None else transport.too_long(error)
         if received is None or work is None:
@@ -233,7 +230,7 @@ class MessageQueue:
 
     def _report(self, work: MessageWork) -> None:
         """End `work`, which is over; after an interrupt it is ended the next time."""
-        work.mark_completed(work.source if work.op_type is _RECV_OP else None)
+        work.mark_completed(work.source if work.op_type is OpType.RECV else None)
         # suppress() would cost each op 0.3 µs.
         try:
             self._over.remove(work)
@@ -243,12 +240,12 @@ class MessageQueue:
     def sleep(self, work: Work, timeout: float, idle: float) -> None:
         """Wait until something may have come for `work`, `timeout` seconds at most."""
         transport = self._transport
-        # A thread that ended the Work before arm() has woken nobody.
+        # A thread that ended the Work before arm() has woken no waiter.
         if self.arm() and transport is not None and not work.is_completed():
             transport.sleep(timeout, idle)
 
     def arm(self) -> bool:
-        """Have the transport tell what comes; ``False``: advance first."""
+        """Have the transport report arrivals; ``False``: advance first."""
         with self._lock:
             transport = self._transport
             if transport is None or self._inside:
@@ -260,7 +257,7 @@ class MessageQueue:
                 self._leave()
 
     def fileno(self) -> int | None:
-        """Return the descriptor that tells, after `arm`, that something has come."""
+        """Return the descriptor that arrivals make readable, after `arm`."""
         transport = self._transport
         return None if transport is None else transport.fileno()
 
@@ -279,7 +276,7 @@ class MessageQueue:
                 if expected >= 0:
                     if not transport.fits(request, expected, tag):
                         raise work.mismatch(transport.received(request), expected)
-                    if work.op_type is _RECV_OP:
+                    if work.op_type is OpType.RECV:
                         work.source = transport.received(request).source
                 requests.pop()
             if self._closed:  # by a signal handler, just now

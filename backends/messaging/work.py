@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from ..errors import DistBackendError
 from ..work.op_type import OpType
-from ..work.state import WorkState
 from ..work.work import Work
 from .algorithms import Flat, Schedule
 from .mismatch import Members, mismatch
@@ -23,9 +22,6 @@ _LOOKS = 16
 
 # Seconds after the last progress from which on the process's thread looks seldom.
 _LONG = 0.5
-
-# A member's look-up on its class is slow before Python 3.11.
-_STARTED = WorkState.STARTED
 
 
 class DrivenQueue(Queue, Protocol):
@@ -76,10 +72,6 @@ class MessageWork(Work):
             self.op_type, self.queue.members(), self.tag, received, expected
         )
 
-    def begin(self) -> None:
-        """Report the start of a Work that only its queue knows, without its lock."""
-        self.started_ns, self._state = self.scheduled_ns, _STARTED
-
     def detach(self) -> None:
         """Have the process's thread drive it, as no thread waits for it."""
         self.queue.advance()
@@ -113,7 +105,7 @@ class MessageWork(Work):
                 elif now - idle_from < queue.spin:
                     yield_core()
                 else:
-                    # For good: it is told when this thread leaves.
+                    # For good: the queue gets back its thread when this one leaves.
                     queue.patient |= now - idle_from > _LONG
                     queue.sleep(self, deadline - now, now - idle_from)
                 moved = queue.advance(_LOOKS)

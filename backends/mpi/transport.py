@@ -27,7 +27,7 @@ _sweeping = threading.Lock()
 class MPITransport(Napping):
     """Messages over the communicator of a group; see `Transport`.
 
-    Nothing tells when a message has come: MPI has to be asked, and waiters take naps.
+    MPI reports no arrival of a message: it has to be asked, and waiters take naps.
     """
 
     #: MPI counts with 32 bits.
@@ -57,7 +57,7 @@ class MPITransport(Napping):
         return False
 
     def fits(self, request: Any, nbytes: int, tag: int) -> bool:
-        """Return whether so many bytes came, where that is known."""
+        """Return whether so many bytes were received, if that is known."""
         status = self._status
         # Of a request that was over before, MPI makes an empty status.
         return status.Get_count(self._byte) == nbytes or status.Get_source() < 0

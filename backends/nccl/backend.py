@@ -198,6 +198,7 @@ class NCCLBackend(Backend):
         *,
         reads: bool = True,
         ops: int = 1,
+        result: Any = None,
     ) -> NCCLWork:
         """Issue an op on `arrays`; raise `ValueError` if they are on two devices.
 
@@ -219,7 +220,7 @@ class NCCLBackend(Backend):
         if self._nan_check and reads:
             refuse_nan(self._api.cuda, kind, arrays, ops)
         self._prepared, self._used = None, True
-        work = NCCLWork(kind)
+        work = NCCLWork(kind, result)
         work.timed = self.timing
         work.blocking = self._blocking_wait
         stream = self._stream_for(devices[0])
@@ -431,9 +432,7 @@ class NCCLBackend(Backend):
         """Issue ``ncclRecv``; the ops of a batch are one NCCL group."""
         assert src is not None
         calls = [self._calls.recv(tensor, src)] if tensor.size else []
-        work = self._start(OpType.RECV, [tensor], calls)
-        work._result = src
-        return work
+        return self._start(OpType.RECV, [tensor], calls, result=src)
 
     # -- state and end ------------------------------------------------------------
 

@@ -28,7 +28,7 @@ _api: GpuApi | None = None
 def load() -> GpuApi:
     """Return NCCL and CUDA, loaded at the first call.
 
-    Raises `DistBackendError`, with the remedy, where they cannot be used.
+    Raises `DistBackendError`, with the remedy, if they cannot be used.
     """
     global _api
     if _api is None:

@@ -36,8 +36,6 @@ class StreamState(enum.Enum):
     def __new__(cls, value: str) -> StreamState:
         member = object.__new__(cls)
         member._value_ = value
-        # Attributes of the member: a look-up on the class costs a Python call
-        # before 3.11.
         member.accepts = value in ("open", "reserved", "broken")
         member.healthy = value in ("open", "reserved", "suspended")
         return member

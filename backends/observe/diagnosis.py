@@ -296,7 +296,7 @@ class _Case:
             odd[0], _with(values, usual)[0]
         ):
             fault = Fault.ORDER_MISMATCH
-        # Those at fault first, where most ranks agree; else in the order of the ranks.
+        # Those at fault first, if most ranks agree; else in the order of the ranks.
         most = counts[usual] > max(n for v, n in counts.items() if v != usual)
         sides = [
             _with(values, value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..rank_sets import name_ranks
@@ -60,44 +60,42 @@ def describe_mismatch(
     Returns
     -------
     str
-        ``4 / 5 elements on ranks 0–1 / rank 2 at cell 7 line 3 `all_reduce` #14``;
-        where the lines or the ops differ, too: ``rank 2 is at … while ranks 0–1 are
-        at …``.
+        ``4 elements on ranks 0–1, 5 on rank 2 at cell 7 line 3 `all_reduce` #14``; if
+        the lines or the ops differ, too: ``rank 2 is at … while ranks 0–1 are at …``.
     """
     ops = [entries[ranks[0]] for ranks in sides]
     place = where(entries[rank] for ranks in sides for rank in ranks)
-    trait = _trait(fault, ops, group)
-    if trait and " or " not in place:
-        return f"{trait} on {_name_sides(sides)} at {place}"
+    values = [_value(fault, op, group) for op in ops]
+    noun = _NOUNS.get(fault)
+    if noun and " or " not in place:
+        values[0] = noun.format(values[0])
+        pairs = zip(values, sides, strict=True)
+        text = ", ".join(f"{value} on {_name(ranks)}" for value, ranks in pairs)
+        return f"{text} at {place}"
     texts = []
-    for ranks, op in zip(sides, ops, strict=True):
+    for ranks, value in zip(sides, values, strict=True):
         verb = "is" if len(ranks) == 1 else "are"
         text = f"{name_ranks(ranks)} {verb} at {where(entries[r] for r in ranks)}"
-        trait = _trait(fault, [op], group)
-        texts.append(f"{text} with {trait}" if trait else text)
+        texts.append(f"{text} with {noun.format(value)}" if noun else text)
     return " while ".join([texts[0], ", ".join(texts[1:])])
 
 
-def _trait(fault: Fault, ops: Iterable[Entry], group: Sequence[int]) -> str:
-    """Return what differs in `ops`, if their names and lines do not show it."""
+#: How messages name a value, if the name and the line of the op do not show it.
+_NOUNS = {
+    Fault.ROOT_MISMATCH: "root {}",
+    Fault.REDUCE_OP_MISMATCH: "reduce op {}",
+    Fault.DTYPE_MISMATCH: "dtype {}",
+    Fault.SIZE_MISMATCH: "{} elements",
+}
+
+
+def _value(fault: Fault, op: Entry, group: Sequence[int]) -> str:
+    value: Any = TRAITS[fault](op) if fault in TRAITS else ""
     if fault is Fault.ROOT_MISMATCH:
-        roots = (op["peer"] for op in ops)
-        return f"root {_listed('none' if r is None else group[r] for r in roots)}"
-    if fault is Fault.REDUCE_OP_MISMATCH:
-        return f"reduce op {_listed(op['reduce_op'] for op in ops)}"
-    if fault is Fault.DTYPE_MISMATCH:
-        return f"dtype {_listed(map(_dtype, ops))}"
-    if fault is Fault.SIZE_MISMATCH:
-        return f"{_listed(map(_count, ops))} elements"
-    return ""
+        return "none" if value is None else str(group[value])
+    return str(value)
 
 
-def _listed(values: Iterable[object]) -> str:
-    return " / ".join(map(str, values))
-
-
-def _name_sides(sides: Sequence[Sequence[int]]) -> str:
-    """Return ``ranks 0 / 1 / 2``, or ``rank 2 / ranks 0–1``."""
-    if all(len(ranks) == 1 for ranks in sides):
-        return f"ranks {_listed(rank for (rank,) in sides)}"
-    return _listed(map(name_ranks, sides))
+def _name(ranks: Sequence[int]) -> str:
+    """Return ``ranks 0 and 2–3``: a comma separates values."""
+    return " and ".join(name_ranks(ranks).rsplit(", ", 1))

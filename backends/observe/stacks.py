@@ -34,7 +34,7 @@ class Frame(NamedTuple):
     text: str
     #: Whether the code is Rankscope's.
     internal: bool
-    #: The first line of the function, which tells two of one name apart.
+    #: The first line of the function, which distinguishes two of one name.
     begins: int = 0
 
 

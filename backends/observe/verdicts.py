@@ -49,7 +49,7 @@ class RankView:
     death: str | None = None
     #: Seconds since the rank's last answer, if the rank does not answer.
     silent_for: float | None = None
-    #: Why the rank does not answer, and what to do, where it is known for certain.
+    #: Why the rank does not answer, and what to do, if it is known for certain.
     silence: str = ""
     #: The process that has the rank, e.g. ``engine 2, pid 4711 on node1``.
     process: str = ""

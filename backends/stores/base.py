@@ -27,7 +27,7 @@ __all__ = [
     "to_pairs",
 ]
 
-#: Seconds that a wait of a store lasts, where nobody says otherwise.
+#: Seconds that a wait of a store lasts by default.
 DEFAULT_TIMEOUT = 300.0
 
 #: Most digits of a store's integer: to parse a million digits takes minutes.

@@ -1,47 +1,52 @@
-"""FileStore: a store in one file that all ranks can open."""
+"""FileStore: a store in one file that all ranks can open.
+
+The file is a log of the requests that changed the store, one JSON list a line; each
+store replays it into a `KeyTable`. Not a folder with a file per key: a lock makes an
+NFS client look at the file again, whereas listings of folders are cached for seconds.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import logging
 import os
+import struct
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
 
-from ..errors import DistStoreError
+from ..errors import DistStoreError, DistStoreTimeoutError
 from ..quantities import as_int
-from .base import (
-    DEFAULT_TIMEOUT,
-    Store,
-    empty_queue_error,
-    missing_keys_error,
-    remaining,
-    sum_of,
-    to_bytes,
-    to_pairs,
-)
-from .file_log import DELETE, POLL_MAX, POLL_MIN, POP, PUSH, SET, FileLog
+from .base import DEFAULT_TIMEOUT, remaining
+from .key_table import KeyTable, Reply, RequestStore
 
 __all__ = ["FileStore"]
 
-T = TypeVar("T")
-
 _log = logging.getLogger(__name__)
 
+_MAGIC = b"rankscope store 3\n"
+_CHANGES = (b"set", b"sets", b"append", b"add", b"swap", b"delete", b"push", b"pop now")
+# The queue with an entry for each store that has opened a temporary file.
+_USERS = b"\0users"
+_TICKET = b"", b""
+# Offsets of the locked bytes, far behind the data: a store locks one while it reads or
+# writes, and the other as long as it is open.
+_DATA, _ALIVE = 1 << 40, (1 << 40) + 1
+_FLOCK = struct.Struct("hhqqi4x")
+_POLL_MIN, _POLL_MAX = 0.001, 0.05
 
-class FileStore(Store):
+
+class FileStore(RequestStore):
     """A store in a file that all ranks can open, on this host or a shared file system.
 
-    The file is made, with mode 0600, if it does not exist: every process that can write
-    the file can write the store. The keys outlive the processes: the death of a rank,
-    even while it writes, does not damage the store. Changes by other processes are seen
-    within 50 ms.
+    The file has mode 0600: every process that can write it can write the store. Keys
+    outlive the processes, and a rank that is killed while it writes does no damage.
+    Changes by others are seen within 50 ms. A forked process opens a store of its own.
 
     Parameters
     ----------
@@ -52,11 +57,10 @@ class FileStore(Store):
     timeout : float or timedelta, default 300
         The default of every wait, in seconds if it is a number.
     discard_stale : bool, default False
-        Whether the content of a file that no live process uses, the rest of an earlier
-        run, is dropped.
+        Whether to drop the content of a file that no live process has open.
     temporary : bool, default False
-        Whether the file is removed when the last store is closed, at the latest at
-        exit, provided that `world_size` stores have opened it.
+        Whether the last store to be closed, at the latest at exit, removes the file,
+        provided that `world_size` stores have opened it.
 
     Raises
     ------
@@ -68,19 +72,6 @@ class FileStore(Store):
     Notes
     -----
     Named after ``torch.distributed.FileStore``; the format of the file is another one.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     store = dist.FileStore(folder, 1)
-    ...     store.set("key", "value")
-    ...     store.close()
-    ...     again = dist.FileStore(folder, 1)
-    ...     value = again.get("key")
-    ...     again.close()
-    >>> value
-    b'value'
     """
 
     #: The file.
@@ -96,238 +87,254 @@ class FileStore(Store):
         temporary: bool = False,
     ) -> None:
         file = Path(file_name)
-        if file.is_dir():
-            file = file / "rankscope-store"
         if world_size is not None:
             world_size = as_int(world_size, "FileStore: world_size")
-        users = world_size if temporary else None
-        if temporary and users is None:
+        elif temporary:
             raise ValueError("FileStore: temporary=True needs world_size")
-        self.world_size = world_size
-        self.timeout = timeout
-        self.path = file.resolve()
-        self._log = FileLog.open(self.path, discard_stale, self._timeout)
-        self._watches = _Watches(self._log)
-        self._finalizer = weakref.finalize(
-            self, _close, self._log, self._watches, users
-        )
-        if users is not None:
-            self._log.count_user(self._timeout)
-
-    def set(self, key: str, value: bytes | str) -> None:
-        data = to_bytes(value)
-        with self._writing() as log:
-            log.append(SET, key, data)
-
-    def get(self, key: str, timeout: float | timedelta | None = None) -> bytes:
-        return self.multi_get([key], timeout)[0]
-
-    def append(self, key: str, value: bytes | str) -> None:
-        data = to_bytes(value)
-        with self._writing() as log:
-            log.append(SET, key, log.values.get(key, b"") + data)
-
-    def multi_get(
-        self, keys: Sequence[str], timeout: float | timedelta | None = None
-    ) -> list[bytes]:
-        limit = self._limit(timeout)
-        missing: list[str] = []
-
-        def find(log: FileLog) -> list[bytes] | None:
-            missing[:] = [key for key in keys if key not in log.values]
-            return None if missing else [log.values[key] for key in keys]
-
-        found = self._await(self._reading, find, limit)
-        if found is None:
-            raise missing_keys_error(missing, limit)
-        return found
-
-    def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
-        pairs = to_pairs(keys, values)
-        with self._writing() as log:
-            for key, value in pairs:
-                log.append(SET, key, value)
-
-    def add(self, key: str, amount: int) -> int:
-        with self._writing() as log:
-            total = sum_of(key, log.values.get(key), as_int(amount, "add: amount"))
-            log.append(SET, key, total)
-        return int(total)
-
-    def compare_set(
-        self, key: str, expected: bytes | str, desired: bytes | str
-    ) -> bytes:
-        wanted, wish = to_bytes(expected), to_bytes(desired)
-        with self._writing() as log:
-            held = log.values.get(key, b"")
-            if held == wanted:
-                log.append(SET, key, wish)
-                held = wish
-        return held
-
-    def wait(
-        self, keys: Sequence[str], timeout: float | timedelta | None = None
-    ) -> None:
-        self.multi_get(keys, timeout)
-
-    def check(self, keys: Sequence[str]) -> bool:
-        with self._reading() as log:
-            return all(key in log.values for key in keys)
-
-    def delete_key(self, key: str) -> bool:
-        with self._writing() as log:
-            present = key in log.values
-            if present:
-                log.append(DELETE, key)
-        return present
-
-    def num_keys(self) -> int:
-        with self._reading() as log:
-            return len(log.values)
-
-    def list_keys(self) -> list[str]:
-        with self._reading() as log:
-            return list(log.values)
-
-    def queue_push(self, key: str, value: bytes | str) -> None:
-        data = to_bytes(value)
-        with self._writing() as log:
-            log.append(PUSH, key, data)
-
-    def queue_pop(
-        self,
-        key: str,
-        block: bool = True,
-        timeout: float | timedelta | None = None,
-    ) -> bytes:
-        limit = self._limit(timeout) if block else 0.0
-
-        def take(log: FileLog) -> bytes | None:
-            if not log.queues.get(key):
-                return None
-            value = log.queues[key][0]
-            log.append(POP, key)
-            return value
-
-        value = self._await(self._writing, take, limit)
-        if value is None:
-            raise empty_queue_error(key, limit if block else None)
-        return value
-
-    def queue_len(self, key: str) -> int:
-        with self._reading() as log:
-            return len(log.queues.get(key, ()))
+        self.world_size, self.timeout = world_size, timeout
+        self.path = (file / "rankscope-store" if file.is_dir() else file).resolve()
+        self._file = _File(self.path, discard_stale, self._timeout)
+        users = world_size if temporary else None
+        self._finalizer = weakref.finalize(self, self._file.close, users)
+        if temporary:
+            self._call(b"push", _USERS, b"")
 
     def clone(self) -> FileStore:
         return FileStore(self.path, self.world_size, self._timeout)
 
     def watch(self, key: str, callback: Callable[[bytes], None]) -> Callable[[], None]:
-        self._check_open()
-        return self._watches.add(key, callback)
+        return self._file.watch(key.encode(), callback)
 
     def close(self) -> None:
         self._finalizer()
 
+    def _call(self, op: bytes, *args: bytes) -> Sequence[bytes]:
+        return self._file.request(op, args, self._timeout)[1]
+
     def _await(
-        self,
-        opened: Callable[[], contextlib.AbstractContextManager[FileLog]],
-        attempt: Callable[[FileLog], T | None],
-        limit: float,
-    ) -> T | None:
-        """Try ``attempt(log)`` until it returns something, for `limit` seconds."""
-        deadline = time.monotonic() + limit
-        pause = POLL_MIN
+        self, op: bytes, keys: Sequence[str], limit: float
+    ) -> tuple[bool, Sequence[bytes]]:
+        deadline, pause = time.monotonic() + limit, _POLL_MIN
+        op = b"pop now" if op == b"pop" else op
+        frames = [key.encode() for key in keys]
         while True:
-            with self._log.changed:
-                with opened() as log:
-                    found = attempt(log)
-                if found is not None or time.monotonic() >= deadline:
-                    return found
-                # Other processes are polled; this one, and close(), notify.
-                log.changed.wait(min(pause, remaining(deadline)))
-                pause = min(2 * pause, POLL_MAX)
-
-    def _check_open(self) -> None:
-        if not self._finalizer.alive:
-            raise DistStoreError(f"the file store {self.path} was closed")
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[FileLog]:
-        with self._log.changed:
-            self._check_open()
-            with self._log.locked(fcntl.LOCK_SH, time.monotonic() + self._timeout):
-                self._log.refresh()
-            yield self._log
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[FileLog]:
-        with self._log.changed:
-            self._check_open()
-            with self._log.locked(fcntl.LOCK_EX, time.monotonic() + self._timeout):
-                self._log.refresh()
-                yield self._log
+            status, found = self._file.request(op, frames, self._timeout)
+            met = status == b"ok" and len(found) == len(keys)
+            if met or time.monotonic() >= deadline:
+                return met, found
+            self._file.closed.wait(min(pause, remaining(deadline)))
+            pause = min(2 * pause, _POLL_MAX)
 
     def __repr__(self) -> str:
         ranks = "" if self.world_size is None else f", {self.world_size} ranks"
         return f"<FileStore {str(self.path)!r}{ranks}>"
 
 
-class _Watches:
-    """The watches of one store, and the thread that polls while a watch is open."""
+class _File:
+    """The open file of one store, what it holds, and the thread of the watches."""
 
-    def __init__(self, log: FileLog) -> None:
-        self._log = log
-        self._waiting: list[tuple[str, Callable[[bytes], None]]] = []
-        self._thread: threading.Thread | None = None
-        self.closed = False
+    def __init__(self, path: Path, discard_stale: bool, timeout: float) -> None:
+        self._path, self._process = path, os.getpid()
+        self.closed = threading.Event()
+        # Reentrant: a signal handler may use the store.
+        self._lock = threading.RLock()
+        self._watches: list[tuple[bytes, Callable[[bytes], None]]] = []
+        self._thread = threading.Thread(
+            target=self._watch, name="rankscope-store-watch", daemon=True
+        )
+        self._forget()
+        while not self._open(discard_stale, timeout):
+            os.close(self._descriptor)
 
-    def add(self, key: str, callback: Callable[[bytes], None]) -> Callable[[], None]:
-        entry = (key, callback)
-        with self._log.changed:
-            self._waiting.append(entry)
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="rankscope-store-watch", daemon=True
-                )
+    def _open(self, discard_stale: bool, timeout: float) -> bool:
+        """Open the file; return whether no other process has removed it meanwhile."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        try:
+            self._descriptor = os.open(self._path, flags, 0o600)
+        except OSError as error:
+            raise DistStoreError(
+                f"the file store {self._path} cannot be opened ({error.strerror}): "
+                "its directory must exist and be writable on every rank"
+            ) from error
+        try:
+            with self.locked(fcntl.F_WRLCK, timeout):
+                if discard_stale and self._try_lock(fcntl.F_WRLCK, _ALIVE):
+                    os.ftruncate(self._descriptor, 0)
+                self._try_lock(fcntl.F_RDLCK, _ALIVE)
+                head = os.pread(self._descriptor, len(_MAGIC), 0)
+                # A part of it is from a process that died while it made the file.
+                if not _MAGIC.startswith(head):
+                    raise DistStoreError(
+                        f"{self._path} is not a store of this Rankscope version: "
+                        "give the path of a file that does not exist yet"
+                    )
+                if head != _MAGIC:
+                    os.pwrite(self._descriptor, _MAGIC, 0)
+                return self._is_at_path()
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def request(self, op: bytes, args: Sequence[bytes], timeout: float) -> Reply:
+        """Do `op`; a ``get`` does not wait, but may have the status ``missing``."""
+        kind = fcntl.F_WRLCK if op in _CHANGES else fcntl.F_RDLCK
+        with self._in_use(), self.locked(kind, timeout):
+            try:
+                self._refresh()
+                reply = self._handle(op, *args)
+                if _has_changed(op, args, reply[1]):
+                    self._append(op, *args)
+            except BaseException:
+                # The table may be ahead of the file: read all of it once more.
+                self._forget()
+                raise
+        return reply
+
+    def watch(self, key: bytes, call: Callable[[bytes], None]) -> Callable[[], None]:
+        entry = (key, call)
+        with self._in_use():
+            self._watches.append(entry)
+            if self._thread.ident is None:
                 self._thread.start()
-            self._log.changed.notify_all()
 
         def cancel() -> None:
-            with self._log.changed:
-                self._waiting = [item for item in self._waiting if item is not entry]
+            with self._lock:
+                self._watches = [item for item in self._watches if item is not entry]
 
         return cancel
 
-    def _run(self) -> None:
-        log = self._log
-        while True:
-            with log.changed:
-                if self.closed:
-                    return
-                if self._waiting:
-                    with log.locked(fcntl.LOCK_SH, time.monotonic() + 300.0):
-                        log.refresh()
-                ready = [item for item in self._waiting if item[0] in log.values]
-                values = [log.values[key] for key, _ in ready]
-                self._waiting = [i for i in self._waiting if i not in ready]
-                if not ready:
-                    log.changed.wait(POLL_MAX if self._waiting else None)
-            for (_, callback), value in zip(ready, values, strict=True):
+    def _watch(self) -> None:
+        """Call the watches whose keys are set, until the store is closed."""
+        while not self.closed.wait(_POLL_MAX):
+            ready = []
+            # A process that has the lock may be stopped: the next turn looks again.
+            with contextlib.suppress(DistStoreTimeoutError), self._lock:
+                if self._watches:
+                    with self.locked(fcntl.F_RDLCK, _POLL_MAX):
+                        self._refresh()
+                for entry in list(self._watches):
+                    status, values = self._handle(b"get", entry[0])
+                    if status == b"ok":
+                        self._watches.remove(entry)
+                        ready.append((entry[1], values[0]))
+            for callback, value in ready:
                 try:
                     callback(value)
                 except Exception:  # noqa: BLE001 - whatever a callback raises
                     _log.exception("a callback of a store's watch failed")
 
-    def close(self) -> None:
-        with self._log.changed:
-            self.closed = True
-            self._waiting = []
-            self._log.changed.notify_all()
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+    def close(self, users: int | None) -> None:
+        """Close the file; the last of so many `users` removes it."""
+        self.closed.set()
+        if self._process != os.getpid():
+            return
+        if self._thread.ident and self._thread is not threading.current_thread():
+            self._thread.join()
+        with self._lock:
+            try:
+                if users is not None:
+                    with self.locked(fcntl.F_WRLCK, 1.0):
+                        self._refresh()
+                        opened = int(self._handle(b"queued", _USERS)[1][0])
+                        last = self._try_lock(fcntl.F_WRLCK, _ALIVE)
+                        if opened >= users and last and self._is_at_path():
+                            self._path.unlink()
+            except DistStoreTimeoutError as error:
+                # The next run drops what the file holds.
+                _log.warning("%s is not removed: %s", self._path, error)
+            finally:
+                os.close(self._descriptor)
+
+    @contextlib.contextmanager
+    def _in_use(self) -> Iterator[None]:
+        if self._process != os.getpid():
+            # Parent and child share one lock of the file; ours may be held for ever.
+            raise DistStoreError(f"{self._path} was opened before a fork: open it anew")
+        with self._lock:
+            if self.closed.is_set():
+                raise DistStoreError(f"the file store {self._path} was closed")
+            yield
+
+    def _is_at_path(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self._descriptor))
+        except FileNotFoundError:
+            return False
+
+    @contextlib.contextmanager
+    def locked(self, kind: int, timeout: float) -> Iterator[None]:
+        """Hold the file's lock, alone (``F_WRLCK``) or with readers (``F_RDLCK``)."""
+        deadline, pause = time.monotonic() + timeout, _POLL_MIN
+        # Not a blocking lock: the process that holds the lock may be stopped.
+        while not self._try_lock(kind, _DATA):
+            if time.monotonic() >= deadline:
+                raise DistStoreTimeoutError(
+                    f"the lock of {self._path} is held by another process, "
+                    "which may be stopped"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _POLL_MAX)
+        try:
+            yield
+        finally:
+            self._try_lock(fcntl.F_UNLCK, _DATA)
+
+    def _try_lock(self, kind: int, where: int) -> bool:
+        # A lock of the open file, not of the process: one process may have two stores.
+        lock = _FLOCK.pack(kind, os.SEEK_SET, where, 1, 0)
+        try:
+            fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, lock)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise DistStoreError(
+                f"{self._path} cannot be locked ({error.strerror}): "
+                "choose a file system with POSIX locks"
+            ) from error
+        return True
+
+    def _forget(self) -> None:
+        self._answers: list[Reply] = []
+        self._table = KeyTable(
+            lambda ticket, status, keys: self._answers.append((status, list(keys)))
+        )
+        self._end = len(_MAGIC)
+
+    def _handle(self, op: bytes, *args: bytes) -> Reply:
+        reply = self._table.handle(_TICKET, op, list(args))
+        if reply is None:
+            # Keys are missing. Stores poll: no request waits in the table.
+            self._table.handle(_TICKET, b"drop", [_TICKET[1]])
+            return self._answers.pop()
+        return reply
+
+    def _refresh(self) -> None:
+        """Replay the lines written since the last call. Needs the lock."""
+        size = os.fstat(self._descriptor).st_size - self._end
+        data = os.pread(self._descriptor, size, self._end) if size > 0 else b""
+        # What follows the last newline is from a process that died while it wrote.
+        for line in data.splitlines(keepends=True):
+            if line.endswith(b"\n"):
+                self._handle(*(frame.encode("latin-1") for frame in json.loads(line)))
+                self._end += len(line)
+
+    def _append(self, *frames: bytes) -> None:
+        """Write a request that was done. Needs the exclusive lock, and `_refresh`."""
+        line = (
+            json.dumps([frame.decode("latin-1") for frame in frames]).encode() + b"\n"
+        )
+        os.ftruncate(self._descriptor, self._end)
+        rest = memoryview(line)
+        while rest:
+            at = self._end + len(line) - len(rest)
+            rest = rest[os.pwrite(self._descriptor, rest, at) :]
+        self._end += len(line)
 
 
-def _close(log: FileLog, watches: _Watches, users: int | None) -> None:
-    watches.close()
-    log.release(users)
+def _has_changed(op: bytes, args: Sequence[bytes], answer: Sequence[bytes]) -> bool:
+    """Return whether a request has changed the store, and others must replay it."""
+    if op == b"pop now":
+        return bool(answer)
+    if op == b"swap":
+        return answer[0] == args[2]
+    return op in _CHANGES

@@ -1,4 +1,4 @@
-"""How another process of this host ended, told to a process that is not its parent.
+"""How another process of this host ended, for a process that is not its parent.
 
 A pidfd, opened while the process runs, stands for that process alone: a pid may be
 given to a new one. The status is read from ``/proc`` until the parent has reaped the
@@ -37,7 +37,7 @@ class ProcessEnd:
     def known(self, timeout: float = 0) -> str | None:
         """Return how the process ended (`describe_exit_code`).
 
-        ``None``: the process has not ended within `timeout` s, or nothing tells how.
+        ``None``: the process has not ended within `timeout` s, or how is unknown.
         """
         if self._known is None:
             poll = select.poll()

@@ -83,7 +83,7 @@ class TCPStoreClient:
         # server without one.
         self._goodbye = False
         self._watching_loss: list[Callable[[str], None]] = []
-        # The end of the server's process, where that runs on this host.
+        # The end of the server's process, if it runs on this host.
         self._server_end: ProcessEnd | None = None
         self._refusals = 0
         self._connected_at = 0.0

@@ -49,7 +49,7 @@ class TCPStoreServer:
         # Time of the next check for dead clients; dead client → time to set its wills.
         self._checks: list[float] = []
         self._dead: dict[bytes, float] = {}
-        #: The ends of the clients' processes, where the clients run on this host.
+        #: The ends of the processes of the clients on this host.
         self._ends: dict[bytes, ProcessEnd] = {}
         self._monitor = self._router.get_monitor_socket(zmq.Event.DISCONNECTED)
         try:

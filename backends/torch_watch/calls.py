@@ -117,7 +117,7 @@ class Call:
 
     @property
     def over(self) -> bool:
-        """Whether its op has ended, as far as Python can tell."""
+        """Whether its op has ended, as far as Python can see."""
         if self.ended_ns:
             return True
         if not self.returned_ns or self.backend not in _BLOCKING:
@@ -164,7 +164,7 @@ class CallLog:
         self._undo.append(replace(c10d.Work, "wait", self._wrap_wait))
 
     def remove(self) -> None:
-        """Put torch's own methods back, where nobody else has replaced them since."""
+        """Put torch's own methods back, unless others have replaced them since."""
         while self._undo:
             self._undo.pop()()
 

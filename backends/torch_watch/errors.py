@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from ..errors import DistError
-from ..groups.connection_loss import VERDICT_WAIT
+from ..groups.abort_reason import VERDICT_WAIT
 from .aborting import aborted_error
 from .creation import Made, issued, known_groups
 from .gloo_sockets import count_connections

@@ -132,7 +132,7 @@ def _listens(one: socket.socket) -> bool:
 
 
 def _address(one: socket.socket) -> bytes:
-    """Return the part of the socket's ``sockaddr`` that tells it from others."""
+    """Return the part of the socket's ``sockaddr`` that is its own."""
     family = int(one.family).to_bytes(2, "little")
     if one.family == socket.AF_INET:
         host, port = one.getsockname()

@@ -48,7 +48,7 @@ def move(old: Any, new: Any) -> list[str]:
         elif isinstance(holder, CellType):
             holder.cell_contents = new
         elif isinstance(holder, FrameType):
-            # A frame that is over is held by a traceback, and nobody reads it.
+            # A frame that is over is held by a traceback, which no code reads.
             if id(holder) not in running:
                 continue
             code = holder.f_code
@@ -124,7 +124,7 @@ def _contains(values: Iterable[Any], wanted: Any) -> bool:
 
 
 def _may_have_small_dict(kind: type) -> bool:
-    # Functions and classes are most of the objects; nobody keeps groups in theirs.
+    # Functions and classes are most of the objects; programs keep no groups in them.
     return bool(kind.__dictoffset__) and kind not in (FunctionType, type)
 
 

@@ -83,7 +83,7 @@ class RpcBeginning:
     def _end_earlier(self) -> None:
         """Wait until the thread of an earlier `init_rpc` has ended; fail if it stays.
 
-        One that waits for other workers sees within a moment that nobody waits for it.
+        One that waits for other workers sees within a moment that none waits for it.
         """
         if not self._under_way.acquire(timeout=_LEAVE):
             raise DistError(

@@ -44,7 +44,7 @@ class RpcCall:
     worker
         The name of the worker that is called; empty where it is all of them.
     peer
-        The global rank of that worker, where it is known.
+        The global rank of that worker, if it is known.
     function
         The name of the function that the worker is to run.
     within
@@ -198,7 +198,7 @@ class RpcLog:
         """Note that `call` is over when `future` is done."""
         call.state = "issued"
         self._of_object(future, call)
-        # An RPC whose future nobody keeps has an end too.
+        # An RPC whose future is not kept has an end too.
         future.add_done_callback(lambda _: self.end(call))
 
     def keep(self, rref: Any, call: RpcCall, future: Any) -> None:

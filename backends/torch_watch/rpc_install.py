@@ -74,7 +74,7 @@ class RpcWrappers:
         self._replace(names.api.AllGatherStates, "__init__", self._new_states)
 
     def remove(self) -> None:
-        """Put torch's own names back, where nobody else has replaced them since."""
+        """Put torch's own names back, unless others have replaced them since."""
         while self._undo:
             self._undo.pop()()
 

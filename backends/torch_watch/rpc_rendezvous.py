@@ -29,7 +29,7 @@ _TIMEOUT = timedelta(minutes=30)
 
 
 def check_wanted(wait: Wait) -> None:
-    """Raise `DistError` where nobody waits for the ``init_rpc`` of `wait` any more."""
+    """Raise `DistError` if no worker waits for the ``init_rpc`` of `wait` any more."""
     if wait.given_up:
         raise DistError("init_rpc was given up")
 

@@ -9,7 +9,7 @@ from ..observe.torch_format import DTYPES
 from ..work.bandwidth import payload
 from ..work.flight_recorder import SIZES_SHOWN, recorder
 from ..work.op_type import OpType
-from ..work.record_fields import Frame, Splits, record_fields
+from ..work.record_fields import Frame, Splits, fields_of
 from .calls import Call
 
 __all__ = ["Entry", "Progress", "TorchRecord"]
@@ -185,31 +185,15 @@ class TorchRecord:
     def as_dict(self) -> dict[str, Any]:
         """Return the keys of `Record.as_dict`, and ``uncounted_id``."""
         return {
-            **record_fields(
-                record_id=self.record_id,
+            **fields_of(
+                self,
                 group=self.group.name,
                 group_id=self.group.key.id,
                 generation=self.group.generation,
-                collective_seq_id=self.collective_seq_id,
-                p2p_seq_id=self.p2p_seq_id,
-                op_id=self.op_id,
-                op=self.op_type.value,
-                backend=self.backend,
-                is_p2p=self.op_type.is_p2p,
                 state=self.state,
-                sizes=self.sizes,
                 dtypes=self.dtypes,
-                peer=self.peer,
                 reduce_op=self.reduce_op,
-                tag=self.tag,
-                splits=self.splits,
-                timeout=self.timeout,
-                created_ns=self.created_ns,
-                started_ns=self.started_ns,
-                ended_ns=self.ended_ns,
-                frame=self.frame,
                 name_source=recorder.name_source,
-                error=self.error,
             ),
             "uncounted_id": 0 if self.call is None else self.call.uncounted,
         }

@@ -122,7 +122,7 @@ class Tracker:
         return bool(gone) or len(self._own) != before
 
     def note_status(self, status: Status, at_ns: int) -> None:
-        """Note torch's counters: they tell the end of an op before its entry does."""
+        """Note torch's counters: they show the end of an op before its entry does."""
         self._counted.append((at_ns, status))
 
     def _first_seen_done(self, entry: Entry, now_ns: int) -> int:
@@ -137,8 +137,8 @@ class Tracker:
     def fail_last(self, group: Any, error: str) -> bool:
         """Note that the last op of `group` has failed, if C++ code issued it.
 
-        For gloo, torch's recorder does not tell whether an op has failed. Of an op that
-        Python code issued, the call tells.
+        For gloo, torch's recorder does not say whether an op has failed. The call of an
+        op that Python code issued does.
         """
         ours = [one for one in self._records if one.group is group]
         last = max(ours, key=lambda one: one.created_ns, default=None)

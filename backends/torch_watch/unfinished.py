@@ -194,7 +194,7 @@ class UnfinishedGroups:
     def _begin(
         self, torch: Names, arguments: Mapping[str, Any]
     ) -> UnfinishedGroup | None:
-        """Return the group of `arguments`; ``None`` where this rank waits for nobody.
+        """Return the group of `arguments`; ``None`` if this rank waits for no other.
 
         A rebuild makes groups on another thread, once all ranks are there.
         """

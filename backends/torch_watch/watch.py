@@ -30,7 +30,7 @@ __all__ = ["TorchWatch", "watch"]
 
 _log = logging.getLogger(__name__)
 
-#: The entries of torch's Flight Recorder, where the user has not set their number: a
+#: The entries of torch's Flight Recorder, if the user has not set their number: a
 #: reading costs 10 µs for each.
 ENTRIES = 256
 
@@ -234,7 +234,7 @@ class TorchWatch:
                 self._tracker.update(None, (), self._groups, self._registered())
 
     def read(self, *, lazily: bool = False) -> None:
-        """Read registry, recorder and calls; tell the listeners what has changed.
+        """Read registry, recorder and calls; call the listeners with what has changed.
 
         The entries of the recorder cost much: they are read `lazily` where ops follow
         each other, and in any case where one has not ended since the last look.

@@ -53,7 +53,7 @@ class UCCConnector(MeetingConnector):
                 "loopback": own_loopback(),
                 "abandoned": list(claimed),
             }
-            # First of all: UCC would wait for the other ranks where nobody can cancel.
+            # First of all: UCC's wait for the other ranks cannot be cancelled.
             given = self._gather("ranks", json.dumps(own).encode())
             members = [json.loads(one) for one in given]
             _check_alike([one["compares"] for one in members], self._name)

@@ -136,7 +136,7 @@ def unavailable_reason() -> str | None:
 def load() -> UCCLibrary:
     """Return UCC, loaded at the first call.
 
-    Raises `DistBackendError`, with the remedy, where it cannot be used.
+    Raises `DistBackendError`, with the remedy, if it cannot be used.
     """
     global _loaded
     with _lock:

@@ -65,7 +65,7 @@ class Request:
 class UCCTransport(Napping):
     """Collectives over one context of UCC, and messages as broadcasts to one rank.
 
-    It is a `Transport`. UCC tells of nothing that has come, so that waiters take naps.
+    It is a `Transport`. UCC reports no arrival, so that waiters take naps.
     """
 
     max_message = 1 << 60

@@ -28,7 +28,7 @@ _lock = threading.Lock()
 
 
 def note(group: Connected) -> None:
-    """Have `ucx_info` tell of `group` for as long as it exists."""
+    """Have `ucx_info` list `group` for as long as it exists."""
     with _lock:
         _groups.add(group)
 

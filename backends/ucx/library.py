@@ -174,7 +174,7 @@ def unavailable_reason() -> str | None:
 def load() -> UCXLibrary:
     """Return UCX, loaded at the first call.
 
-    Raises `DistBackendError`, with the remedy, where it cannot be used.
+    Raises `DistBackendError`, with the remedy, if it cannot be used.
     """
     global _loaded
     with _lock:

@@ -67,7 +67,7 @@ class UCXTransport:
     def __init__(self, worker: Worker, rank: int) -> None:
         self._worker = worker
         self._sender = rank << _RANK_SHIFT
-        #: Advances everything, and tells whether a request is over; raises its error.
+        #: Advances everything, and returns whether a request is over; raises its error.
         self.test = worker.test
         self._futile = 0
         # Of the descriptors; recursive, as a signal handler may abort.
@@ -115,7 +115,7 @@ class UCXTransport:
         return _received(request.tag, request.nbytes)
 
     def too_long(self, error: BaseException) -> Received | None:
-        """Return what was received, where it is longer than the array."""
+        """Return what was received if it is longer than the array."""
         if isinstance(error, TruncationError):
             return _received(error.tag, error.nbytes)
         return None
@@ -153,7 +153,7 @@ class UCXTransport:
         with self._guard:
             if self._ended:
                 return False
-            with contextlib.suppress(BlockingIOError):  # nobody has called wake()
+            with contextlib.suppress(BlockingIOError):  # wake() was not called
                 os.eventfd_read(self._wakeup)
         return True
 
@@ -187,7 +187,7 @@ class UCXTransport:
                 os.eventfd_write(self._wakeup, 1)
 
     def fileno(self) -> int | None:
-        """Return the descriptor; ``None`` while it would tell nothing: naps are due."""
+        """Return the descriptor; ``None`` while it reports nothing: waiters nap."""
         futile = self._futile >= _FUTILE_TURNS and not self._worker.moved
         with self._guard:
             return None if self._ended or futile else self._events.fileno()
@@ -257,6 +257,6 @@ class UCXTransport:
 
 
 def _received(tag: int, nbytes: int) -> Received:
-    # Of a message that was refused at once UCX tells no tag: it is the one asked for.
+    # UCX gives no tag of a message that it refused at once: it is the one asked for.
     signed = -1 if nbytes == LONGER else tag & _SIGNED_MASK
     return Received(tag >> _RANK_SHIFT, nbytes, signed)

@@ -264,7 +264,7 @@ class Worker:
         """Receive into the contiguous `array` what is sent with `tag`, as to `mask`.
 
         The request is over if the message was there. Of one that was there and is
-        longer UCX tells nothing: a `UCXError`.
+        longer UCX reports nothing: a `UCXError`.
         """
         nbytes = array.nbytes
         if nbytes <= _SMALL and self._progress(self._worker):

@@ -15,9 +15,9 @@ from typing import Any
 
 from .bandwidth import payload
 from .op_type import OpType
-from .record_fields import Frame, Splits, record_fields
+from .record_fields import Frame, Splits, fields_of
 from .reduce_op import ReduceOp
-from .state import WorkState
+from .state import COMPLETED, SCHEDULED
 from .work import Work
 
 __all__ = [
@@ -29,11 +29,6 @@ __all__ = [
     "recorder",
     "user_frame",
 ]
-
-# See work.py: a member's look-up on its class is slow before Python 3.11.
-_SCHEDULED = WorkState.SCHEDULED
-_COMPLETED = WorkState.COMPLETED
-_RECV = OpType.RECV
 
 _PACKAGE = f"{__name__.partition('.')[0]}."
 
@@ -126,7 +121,7 @@ class Record:
         self.backend = backend
         # Above this method and the dispatcher's.
         self.frame = user_frame(3)
-        self.state = _SCHEDULED
+        self.state = SCHEDULED
         self.created_ns = time.time_ns()
         self.started_ns = 0
         self.ended_ns = 0
@@ -174,11 +169,15 @@ class Record:
         self.started_ns = work.started_ns
         self.ended_ns = work.completed_ns
         status = self.status
-        if self.state is _COMPLETED:
+        completed = self.state is COMPLETED
+        latest = status.started
+        if (completed or self.started_ns) and (
+            latest is None or latest.op_id < self.op_id
+        ):
+            status.started = self
+        if completed:
             status.completed = self
-            if status.started is None or status.started.op_id < self.op_id:
-                status.started = self
-            if self.peer is None and self.op_type is _RECV:
+            if self.peer is None and self.op_type is OpType.RECV:
                 self.peer = work._result
         else:
             self.error = str(work._exception)
@@ -203,31 +202,15 @@ class Record:
 
     def as_dict(self) -> dict[str, Any]:
         """The record as plain data (JSON-able)."""
-        return record_fields(
-            record_id=self.record_id,
+        return fields_of(
+            self,
             group=self.group,
             group_id=self.status.group_id,
             generation=self.generation,
-            collective_seq_id=self.collective_seq_id,
-            p2p_seq_id=self.p2p_seq_id,
-            op_id=self.op_id,
-            op=self.op_type.value,
-            backend=self.backend,
-            is_p2p=self.op_type.is_p2p,
             state=self.state.value,
-            sizes=self.sizes,
             dtypes=[dtype.name for dtype in self.dtypes],
-            peer=self.peer,
             reduce_op=self.reduce_op and self.reduce_op.name.lower(),
-            tag=self.tag,
-            splits=self.splits,
-            timeout=self.timeout,
-            created_ns=self.created_ns,
-            started_ns=self.started_ns,
-            ended_ns=self.ended_ns,
-            frame=self.frame,
             name_source=recorder.name_source,
-            error=self.error,
         )
 
     def brief(self) -> dict[str, Any]:

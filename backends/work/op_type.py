@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from .enums import direct_members
+
 __all__ = ["Argument", "OpSpec", "OpType", "spec_of"]
 
 Counts = Sequence[int]
@@ -104,7 +106,7 @@ class OpSpec:
     #: The method of `Backend` that the base class builds it from, for a backend that
     #: lacks it; empty: such a backend cannot do it.
     fallback: str = ""
-    #: Its name in PyTorch's Flight Recorder, where that is another one; its name there
+    #: Its name in PyTorch's Flight Recorder, if that is another one; its name there
     #: in a coalesced batch, and where sizes differ from rank to rank.
     torch_name: str = ""
     torch_coalesced: str = ""
@@ -149,6 +151,7 @@ class OpSpec:
         return arrays[:place] if first in (_READ, _READ_LIST) else arrays[place:]
 
 
+@direct_members
 class OpType(enum.Enum):
     """The types of ops, by the names of their functions.
 
@@ -296,7 +299,6 @@ class OpType(enum.Enum):
         if spec is None:
             raise TypeError(f"the op type {value!r} has no OpSpec")
         member = object.__new__(cls)
-        # Before Python 3.11, ``value`` itself costs a call.
         member._value_ = member.method = value
         member.spec = spec
         member.is_p2p = spec.is_p2p

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["Frame", "Splits", "record_fields"]
+__all__ = ["Frame", "Splits", "fields_of", "record_fields"]
 
 #: File, line and function.
 Frame = tuple[str, int, str]
@@ -79,3 +79,23 @@ def record_fields(
         },
         "error": error,
     }
+
+
+def fields_of(record: Any, **own: Any) -> dict[str, Any]:
+    """Return `record_fields` of a record that is an object: one of ours, or torch's.
+
+    `own` are the fields that the two have in different forms.
+    """
+    return record_fields(
+        op=record.op_type.value,
+        is_p2p=record.op_type.is_p2p,
+        **{name: getattr(record, name) for name in _SHARED},
+        **own,
+    )
+
+
+_SHARED = (
+    *("record_id", "collective_seq_id", "p2p_seq_id", "op_id"),
+    *("backend", "sizes", "peer", "tag", "splits", "timeout"),
+    *("created_ns", "started_ns", "ended_ns", "frame", "error"),
+)

@@ -7,9 +7,12 @@ import numbers
 from dataclasses import dataclass
 from typing import cast
 
+from .enums import direct_members
+
 __all__ = ["PremulSum", "ReduceOp", "make_nccl_premul_sum", "supports_complex"]
 
 
+@direct_members
 class ReduceOp(enum.Enum):
     """The reductions of ``torch.distributed.ReduceOp``.
 
@@ -46,9 +49,6 @@ class ReduceOp(enum.Enum):
     BOR = "bor"
     BXOR = "bxor"
     PREMUL_SUM = "premul_sum"
-
-    # Enum hashes the name, by a Python call, wherever a set of reductions is searched.
-    __hash__ = object.__hash__
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import (
     ConnectionLostError,
@@ -20,54 +20,18 @@ from ..errors import (
     DistTimeoutError,
 )
 from ..quantities import as_seconds
+from .failures import Failures
 from .future import Future
+from .op_record import OpRecord
 from .op_type import OpType
-from .state import WorkState, transition
+from .state import COMPLETED, SCHEDULED, STARTED, WorkState, transition
 
-__all__ = ["OpRecord", "Work"]
+__all__ = ["Work"]
 
 _log = logging.getLogger(__name__)
 
-# Looking a member up on its class costs a Python call before 3.11, and these
-# are looked up several times for each op.
-_SCHEDULED = WorkState.SCHEDULED
-_STARTED = WorkState.STARTED
-_COMPLETED = WorkState.COMPLETED
-
 # The class: threading.RLock() is a Python function that calls it.
 _RLock = type(threading.RLock())
-
-
-class OpRecord(Protocol):
-    """The flight-recorder entry of a Work: a `Record`, or the `Batch` of several."""
-
-    #: The `GroupCounters` that counts the op.
-    status: Any
-    op_id: int
-    collective_seq_id: int
-    p2p_seq_id: int
-    #: Rank in the group of the root, or of the other side of a send or recv.
-    peer: int | None
-    #: Seconds from the op's start.
-    timeout: float
-
-    def started(self, work: Work) -> None:
-        """Note that `work` began to execute."""
-
-    def ended(self, work: Work) -> None:
-        """Note that `work` is over."""
-
-    def describe(self) -> str:
-        """Op, sequence number, group, rank and source line, for messages."""
-
-    def identity(self) -> dict[str, Any]:
-        """Rank, group, op and sequence number, as attributes of an error."""
-
-    def brief(self) -> dict[str, Any]:
-        """Sequence number, op and source line, for a status table."""
-
-    def traffic(self) -> dict[str, Any]:
-        """Bytes, sizes and dtypes of the op's arrays."""
 
 
 class Work:
@@ -105,13 +69,11 @@ class Work:
         "_callbacks",
         "_done",
         "_exception",
-        "_fail_as",
-        "_holds",
+        "_failures",
         "_lock",
         "_outer",
         "_result",
         "_state",
-        "_withheld",
         "completed_ns",
         "op_type",
         "record",
@@ -130,15 +92,11 @@ class Work:
         self.scheduled_ns = time.time_ns()
         self.started_ns = 0
         self.completed_ns = 0
-        self._state = _SCHEDULED
+        self._state = SCHEDULED
         self._result = result
         self._exception: BaseException | None = None
-        # The error and state of any failure from now on; see `fail_pending_as`.
-        self._fail_as: tuple[BaseException, WorkState] | None = None
-        # A failure that was reported while the group looks for its cause, and
-        # whether failures are kept for that; see `hold_failures`.
-        self._withheld: BaseException | None = None
-        self._holds = False
+        # Made by the first failure, or abort, that a group has a part in.
+        self._failures: Failures | None = None
         # Recursive, as a signal handler may abort the group while this thread has it.
         self._lock = _RLock()
         # Made by the first waiter only: most Works are done before anybody
@@ -161,7 +119,7 @@ class Work:
 
     def is_success(self) -> bool:
         """Return whether the op is over and went well."""
-        return self._state is _COMPLETED
+        return self._state is COMPLETED
 
     def exception(self) -> BaseException | None:
         """Return the error of a Work that did not go well, else ``None``."""
@@ -174,9 +132,9 @@ class Work:
         Returns
         -------
         list or object
-            Empty where this rank has no output. That of a receive is the sender's rank
-            in the group, and that of a Work of somebody else's future is the value of
-            the future.
+            Empty where this rank has no output. The result of a receive is the
+            sender's rank in the group, and that of a Work made from a future is the
+            value of the future.
 
         Raises
         ------
@@ -194,14 +152,14 @@ class Work:
         if self._exception is not None:
             self._mark_observed()
             raise self._exception
-        if self._state is not _COMPLETED:
+        if self._state is not COMPLETED:
             raise DistBackendError(
                 f"{self.describe()} has no result yet: wait() first", **self.identity()
             )
         return self._outputs()
 
     def _outputs(self) -> Any:
-        """Return the result as a list, where it is one array or nothing."""
+        """Return the result, as a list if it is one array or nothing."""
         result = self._result
         if result is None:
             return []
@@ -213,7 +171,7 @@ class Work:
         Returns
         -------
         int
-            The rank; -1 where the backend does not tell it.
+            The rank; -1 if the backend does not know it.
 
         Raises
         ------
@@ -487,6 +445,11 @@ class Work:
                 self._done = threading.Event()
         return self._done.wait(timeout)
 
+    def _begin_unreported(self) -> None:
+        """Start a Work that no other thread knows yet, and that has no record."""
+        self._state = transition(self._state, STARTED)
+        self.started_ns = self.scheduled_ns
+
     def mark_started(self, at_ns: int | None = None) -> None:
         """Report that the op began to execute.
 
@@ -496,9 +459,9 @@ class Work:
             When (``time.time_ns``); the default is now.
         """
         with self._lock:
-            if self._state is not _SCHEDULED:
+            if self._state is not SCHEDULED:
                 return
-            self._state = transition(self._state, _STARTED)
+            self._state = transition(self._state, STARTED)
             self.started_ns = at_ns or time.time_ns()
             if self.record is not None:
                 self.record.started(self)
@@ -518,7 +481,7 @@ class Work:
         result : object, optional
             Replaces the result that was given at construction.
         started_ns, completed_ns : int, optional
-            When (``time.time_ns``), where the library tells it.
+            When (``time.time_ns``), if the library knows it.
 
         Returns
         -------
@@ -536,7 +499,7 @@ class Work:
         >>> work.is_success()
         True
         """
-        return self._end(_COMPLETED, None, result, started_ns, completed_ns)
+        return self._end(COMPLETED, None, result, started_ns, completed_ns)
 
     def mark_failed(
         self, error: BaseException, state: WorkState = WorkState.FAILED
@@ -585,7 +548,7 @@ class Work:
             How the Work ends then.
         """
         with self._lock:
-            self._fail_as = error, state
+            self._group_failures().cause = error, state
 
     def hold_failures(self) -> None:
         """Keep any failure from now on as `withheld` until the group ends the Work.
@@ -594,7 +557,7 @@ class Work:
         name the cause.
         """
         with self._lock:
-            self._holds = True
+            self._group_failures().holds = True
 
     def disown(self, error: BaseException) -> None:
         """In a forked child: fail with `error`, as the op is the parent's.
@@ -614,7 +577,12 @@ class Work:
     @property
     def withheld(self) -> BaseException | None:
         """The failure whose cause the group still looks for, if there is one."""
-        return self._withheld
+        return None if self._failures is None else self._failures.withheld
+
+    def _group_failures(self) -> Failures:
+        if self._failures is None:
+            self._failures = Failures()
+        return self._failures
 
     def _end(
         self,
@@ -627,15 +595,16 @@ class Work:
         with self._lock:
             if self._state.is_terminal:
                 return False
-            if self._fail_as is None and error is not None and self._withholds(error):
-                self._withheld = self._withheld or error
-                return False
-            if self._withheld is not None and error is None:
-                return False
+            failures = self._failures
+            if failures is None and isinstance(error, ConnectionLostError):
+                failures = self._group_failures()
+            if failures is not None:
+                end = failures.admit(error, event, self.record is not None)
+                if end is None:
+                    return False
+                error, event = end
             if started_ns and not self.started_ns:
                 self.started_ns = started_ns
-            if error is not None and self._fail_as is not None:
-                error, event = self._fail_as
             state = transition(self._state, event)
             now = completed_ns or time.time_ns()
             # A signal handler that aborts runs at a call, and there is none from here
@@ -664,12 +633,6 @@ class Work:
             self._call_back(callbacks)
         return True
 
-    def _withholds(self, error: BaseException) -> bool:
-        # A Work without a record is a part of another one, or of no group.
-        return self.record is not None and (
-            self._holds or isinstance(error, ConnectionLostError)
-        )
-
     def _call_back(self, callbacks: Sequence[Callable[[Work], None]]) -> None:
         for callback in callbacks:
             try:
@@ -678,30 +641,34 @@ class Work:
                 # The thread that ends Works has others to end, too.
                 _log.exception("a callback of %s", self.describe())
 
-    def bind(self, record: OpRecord) -> bool:
+    def bind(self, record: OpRecord, result: Any = None) -> bool:
         """Tie the Work to its flight-recorder slot (the dispatcher does this).
 
         Parameters
         ----------
         record : OpRecord
             The slot.
+        result : object, optional
+            The result of the op, if the backend has given none.
 
         Returns
         -------
         bool
-            ``False``, and nothing is done, where the Work has ended with a
+            ``False``, and nothing is done, if the Work has ended with a
             `ConnectionLostError`, whose cause its group could not look for.
         """
         with self._lock:
             if isinstance(self._exception, ConnectionLostError):
                 return False
             self.record = record
-            if self.started_ns:
-                record.started(self)
+            if self._result is None:
+                self._result = result
             if self._state.is_terminal:
                 if self._exception is not None:
                     self._name_error()
                 record.ended(self)
+            elif self.started_ns:
+                record.started(self)
             return True
 
     def _name_error(self) -> None:

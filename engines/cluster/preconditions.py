@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from rankscope.backends import BackendConfig
 from rankscope.backends.devices.cuda_install import has_driver
-from rankscope.backends.groups.usable import mpi_instead, why_unusable
+from rankscope.backends.groups.config import mpi_instead, why_unusable
 
 from ..errors import ClusterStartError
 from ..wire.torch_environment import TorchOptions

@@ -125,26 +125,26 @@ HANGS = [
         "another size",
         "if rank: dist.broadcast(torch.ones(4 if rank == 1 else 9), 0)",
         *(Fault.SIZE_MISMATCH, (2,), (1,)),
-        "4 / 9 elements on ranks 1 / 2 at cell {cell} line 1 `broadcast`",
+        "4 elements on rank 1, 9 on rank 2 at cell {cell} line 1 `broadcast`",
     ),
     Hang(
         "another dtype",
         "if rank: dist.broadcast(t if rank == 1 else t.int(), 0)",
         *(Fault.DTYPE_MISMATCH, (2,), (1,)),
-        "dtype float32 / int32 on ranks 1 / 2",
+        "dtype float32 on rank 1, int32 on rank 2",
     ),
     Hang(
         "another root",
         "if rank: dist.broadcast(t, 2 if rank == 1 else 0)",
         *(Fault.ROOT_MISMATCH, (2,), (1,)),
-        "root 2 / 0 on ranks 1 / 2",
+        "root 2 on rank 1, 0 on rank 2",
     ),
     Hang(
         "another reduction",
         "ops = dist.ReduceOp\n"
         "if rank: dist.all_reduce(t, op=ops.SUM if rank == 1 else ops.MAX)",
         *(Fault.REDUCE_OP_MISMATCH, (2,), (1,)),
-        "reduce op sum / max on ranks 1 / 2",
+        "reduce op sum on rank 1, max on rank 2",
     ),
     Hang(
         "a recv without a send",

@@ -29,7 +29,7 @@ class DataParallelNames:
     def move(self, group: Any) -> bool:
         """Have the module use `group`; return whether this torch can do that.
 
-        The reducer holds its group in C++, where no reference can be replaced.
+        The reducer holds its group in C++: that reference cannot be replaced.
         """
         if not hasattr(self._model, "_update_process_group"):
             return False

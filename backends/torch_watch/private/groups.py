@@ -186,7 +186,7 @@ class Names:
         return options, getattr(options, "_timeout", None)
 
     def timeout(self, group: Any) -> float | None:
-        """Return the timeout of the ops of `group` in seconds, where torch says it."""
+        """Return the timeout of the ops of `group` in seconds, if torch has it."""
         for device in getattr(group, "_device_types", ()):
             _, limit = self.options(group._get_backend(device))
             if limit is not None:
@@ -195,7 +195,7 @@ class Names:
 
     @staticmethod
     def issued(group: Any) -> int | None:
-        """Return how many collectives `group` has issued, where its backend counts."""
+        """Return how many collectives `group` has issued, if its backend counts."""
         try:
             return int(group._get_sequence_number_for_group())
         except (AttributeError, RuntimeError):

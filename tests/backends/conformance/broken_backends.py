@@ -396,17 +396,19 @@ class _SecondHalf(
     """The other half, but for `LeaksProcesses`: what it starts outlives its rank."""
 
 
+def _basis(op: OpType) -> OpType:
+    """The op that `op` is made of in the end, or is tried with."""
+    if op.is_p2p:
+        return OpType.SEND
+    return _basis(OpType(op.spec.fallback)) if op.spec.fallback else op
+
+
+_BASES = list(dict.fromkeys(map(_basis, OPS)))
 #: Half of what breaks the contract → the ops that do not recover either: none of them
 #: is made of one in the other half.
 HALVES: dict[type[Bereaved], tuple[OpType, ...]] = {
-    _FirstHalf: (
-        *(OpType.ALL_REDUCE, OpType.REDUCE_SCATTER, OpType.REDUCE_SCATTER_TENSOR),
-        *(OpType.ALL_TO_ALL, OpType.ALL_TO_ALL_SINGLE, OpType.BARRIER),
-    ),
-    _SecondHalf: (
-        *(OpType.BROADCAST, OpType.REDUCE, OpType.ALL_GATHER, OpType.GATHER),
-        *(OpType.ALL_GATHER_INTO_TENSOR, OpType.SCATTER, OpType.SEND, OpType.RECV),
-    ),
+    _FirstHalf: tuple(op for op in OPS if _basis(op) in _BASES[::2]),
+    _SecondHalf: tuple(op for op in OPS if _basis(op) in _BASES[1::2]),
 }
 
 

@@ -138,7 +138,9 @@ def test_what_cannot_be_staged_is_not_told_to_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(staging, "_copies", {})
-    with pytest.raises(DistBackendError, match=r"nobody has said .* register_staging"):
+    with pytest.raises(
+        DistBackendError, match=r"no function that copies .* register_staging"
+    ):
         staging.staging_for("metal", "mpi")
     Backend.register_backend("there", lambda *_: Backend(0, 1), devices="cuda")
     try:

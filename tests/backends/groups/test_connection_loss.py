@@ -13,7 +13,7 @@ import pytest
 
 import rankscope as dist
 from rankscope.backends.conformance.waiting import until
-from rankscope.backends.groups import connection_loss
+from rankscope.backends.groups import abort_reason
 from rankscope.backends.work.flight_recorder import recorder
 from tests.backends.manual import Manual
 
@@ -109,7 +109,7 @@ def report(request: pytest.FixtureRequest, group: dist.ProcessGroup) -> Report:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> float:
-    monkeypatch.setattr(connection_loss, "VERDICT_WAIT", 0.2)
+    monkeypatch.setattr(abort_reason, "VERDICT_WAIT", 0.2)
     return 0.2
 
 
@@ -189,7 +189,7 @@ def test_a_wait_keeps_to_its_timeout(group: dist.ProcessGroup, report: Report) -
     began = time.monotonic()
     with pytest.raises(dist.DistTimeoutError, match="it is still in flight"):
         work.wait(0.05)
-    assert time.monotonic() - began < connection_loss.VERDICT_WAIT / 2
+    assert time.monotonic() - began < abort_reason.VERDICT_WAIT / 2
     assert group.aborted is None
 
 
@@ -198,7 +198,7 @@ def test_an_op_keeps_to_its_timeout(group: dist.ProcessGroup) -> None:
     with dist.op_timeout(0.1):
         work = by_the_work()
     error = error_of(work)
-    assert time.monotonic() - began < connection_loss.VERDICT_WAIT - 0.2
+    assert time.monotonic() - began < abort_reason.VERDICT_WAIT - 0.2
     assert error.reason == "rank 0 lost the connection to rank 2: closed by peer"
 
 

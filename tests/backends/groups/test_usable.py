@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 import rankscope as dist
-from rankscope.backends.groups.usable import why_unusable
+from rankscope.backends.groups.config import why_unusable
 from rankscope.backends.install import pip_install, with_extra
 from rankscope.backends.interface import entry_points
 from rankscope.backends.interface.base import Backend

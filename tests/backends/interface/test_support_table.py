@@ -139,15 +139,10 @@ def arguments(op: str) -> list[Any]:
         found.append([array, array] if argument in lists else array)
     if single != op:
         found = [[array] for array in found]
-    if single in ("broadcast", "reduce", "gather", "scatter", "send", "recv"):
-        found.append(1)
-    if "reduce" in single:
-        found.append(dist.ReduceOp.SUM)
-    if single in ("send", "recv"):
-        found.append(0)
-    if single == "all_to_all_single":
-        found += [[2, 2], [2, 2]]
-    return found
+    others: dict[str, Any] = {"src": 1, "dst": 1, "op": dist.ReduceOp.SUM, "tag": 0}
+    others |= {"output_split_sizes": [2, 2], "input_split_sizes": [2, 2]}
+    names = list(inspect.signature(getattr(Backend, single)).parameters)[1:]
+    return found + [others[name] for name in names[len(found) :]]
 
 
 @pytest.mark.parametrize("op", support_table.OPS)

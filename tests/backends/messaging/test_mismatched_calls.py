@@ -49,7 +49,7 @@ CASES = {
     # Their algorithms differ: there need not be a message that the other one expects.
     "size of another algorithm": Case(
         reduced(np.ones(4), np.ones(1 << 20)),
-        SIZES + "|1048576 / 4 elements on|4 / 1048576 elements on",
+        SIZES + r"|1048576 elements on rank \d, 4 on|4 elements on rank \d, 1048576 on",
         True,
     ),
     "dtype of the same size": Case(
@@ -91,14 +91,14 @@ CASES = {
         lambda differs, rank, group: dist.broadcast(
             np.ones(4), 1 if differs else 0, group=group
         ),
-        "root 1 / 0 on rank 2 / rank|has not entered",
+        "root 1 on rank 2, 0 on rank|has not entered",
         True,
     ),
     "root of a reduce": Case(
         lambda differs, rank, group: dist.reduce(
             np.ones(4), OTHER if differs else 0, group=group
         ),
-        "root 2 / 0 on rank 2 / ranks 0–1",
+        "root 2 on rank 2, 0 on ranks 0–1",
         True,
     ),
     "root of a gather": Case(
@@ -108,7 +108,7 @@ CASES = {
             OTHER if differs else 0,
             group=group,
         ),
-        "root 2 / 0 on rank 2 / ranks 0–1",
+        "root 2 on rank 2, 0 on ranks 0–1",
         True,
     ),
     "tag": Case(

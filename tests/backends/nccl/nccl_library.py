@@ -36,8 +36,8 @@ from rankscope.backends.errors import (
     LibraryFailure,
 )
 from rankscope.backends.groups.config import BackendConfig
-from rankscope.backends.groups.origin import Origin
 from rankscope.backends.groups.process_group import ProcessGroup
+from rankscope.backends.groups.spec import Origin
 from rankscope.backends.groups.watchdog import watchdog
 from rankscope.backends.interface import staging
 from rankscope.backends.nccl import loader, options

@@ -14,7 +14,7 @@ import pytest
 
 import rankscope as dist
 from rankscope.backends.conformance.waiting import until
-from rankscope.backends.groups import connection_loss
+from rankscope.backends.groups import abort_reason
 from tests.backends.gpu_ranks import Rank, Ranks
 from tests.backends.gpu_simulation import Simulation
 
@@ -91,7 +91,7 @@ def test_what_nccl_reports_is_the_error_where_no_rank_died(
     monkeypatch: pytest.MonkeyPatch,
     reason: str | None,
 ) -> None:
-    monkeypatch.setattr(connection_loss, "VERDICT_WAIT", 0.2)
+    monkeypatch.setattr(abort_reason, "VERDICT_WAIT", 0.2)
     ranks.start(2)
     ranks(lambda r: dist.barrier(group=r.pg))
     lost = dist.ConnectionLostError("NCCL reports: a network error", reason=reason)

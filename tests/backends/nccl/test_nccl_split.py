@@ -14,8 +14,8 @@ import pytest
 import rankscope as dist
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.groups.config import BackendConfig
-from rankscope.backends.groups.origin import Origin
 from rankscope.backends.groups.process_group import ProcessGroup
+from rankscope.backends.groups.spec import Origin
 from rankscope.backends.groups.world import World
 from rankscope.backends.nccl.split import CommSplit, _vote
 from rankscope.backends.nccl.stream import NCCLStream

@@ -13,8 +13,8 @@ import pytest
 import rankscope as dist
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.groups.config import BackendConfig
-from rankscope.backends.groups.origin import Origin
 from rankscope.backends.groups.process_group import ProcessGroup
+from rankscope.backends.groups.spec import Origin
 from tests.backends.gpu_ranks import Rank, Ranks
 from tests.backends.gpu_simulation import Simulation
 

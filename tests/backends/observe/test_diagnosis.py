@@ -170,16 +170,17 @@ def test_ops_in_another_order_are_told_from_other_ops(ranks: list[Simulated]) ->
 
 
 @pytest.mark.parametrize(
-    ("fault", "usual", "odd", "words"),
+    ("fault", "usual", "odd", "odd_value", "value"),
     [
-        (Fault.ROOT_MISMATCH, {"peer": 0}, {"peer": 3}, "root 3 / 0"),
+        (Fault.ROOT_MISMATCH, {"peer": 0}, {"peer": 3}, "root 3", "0"),
         (
             Fault.DTYPE_MISMATCH,
             {"peer": 0},
             {"peer": 0, "dtype": "f8"},
-            "dtype float64 / float32",
+            "dtype float64",
+            "float32",
         ),
-        (Fault.SIZE_MISMATCH, {"peer": 0}, {"peer": 0, "size": 9}, "9 / 4 elements"),
+        (Fault.SIZE_MISMATCH, {"peer": 0}, {"peer": 0, "size": 9}, "9 elements", "4"),
     ],
 )
 def test_a_mismatch_of_the_arguments(
@@ -187,7 +188,8 @@ def test_a_mismatch_of_the_arguments(
     fault: Fault,
     usual: dict[str, Any],
     odd: dict[str, Any],
-    words: str,
+    odd_value: str,
+    value: str,
 ) -> None:
     for rank in (0, 2, 3):
         ranks[rank].issue(OpType.BROADCAST, 5, **usual)
@@ -196,7 +198,8 @@ def test_a_mismatch_of_the_arguments(
     assert verdict.fault is fault
     assert verdict.culprits == (1,)
     assert str(verdict) == (
-        f"{words} on rank 1 / ranks 0, 2–3 at cell 7 line 5 `broadcast` #2"
+        f"{odd_value} on rank 1, {value} on ranks 0 and 2–3 "
+        "at cell 7 line 5 `broadcast` #2"
     )
 
 
@@ -204,7 +207,8 @@ def test_every_value_of_a_mismatch_is_named(ranks: list[Simulated]) -> None:
     for one in ranks:
         one.issue(OpType.ALL_REDUCE, 3, size=4 + one.rank)
     assert str(only(ranks)) == (
-        "4 / 5 / 6 / 7 elements on ranks 0 / 1 / 2 / 3 at cell 7 line 3 `all_reduce` #2"
+        "4 elements on rank 0, 5 on rank 1, 6 on rank 2, 7 on rank 3 "
+        "at cell 7 line 3 `all_reduce` #2"
     )
 
 
@@ -225,7 +229,9 @@ def test_a_mismatch_of_the_reduction(ranks: list[Simulated]) -> None:
     verdict = only(ranks)
     assert verdict.fault is Fault.REDUCE_OP_MISMATCH
     assert verdict.culprits == (1,)
-    assert str(verdict).startswith("reduce op max / sum on rank 1 / ranks 0, 2–3 at ")
+    assert str(verdict).startswith(
+        "reduce op max on rank 1, sum on ranks 0 and 2–3 at "
+    )
 
 
 def test_splits_that_disagree(ranks: list[Simulated]) -> None:
@@ -569,7 +575,8 @@ def test_reduce_ops_are_compared_where_both_ranks_know_theirs(
     assert verdict.fault is Fault.REDUCE_OP_MISMATCH
     assert verdict.culprits == (1,)
     # In the order of the ranks where no value is the one of most ranks.
-    values = "max / sum on rank 1 / " if len(known) > 2 else "sum / max on ranks 0 / 1"
+    most, few = "max on rank 1, sum on ranks", "sum on rank 0, max on rank 1"
+    values = most if len(known) > 2 else few
     assert str(verdict).startswith(f"reduce op {values}")
 
 

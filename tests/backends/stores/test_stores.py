@@ -373,7 +373,7 @@ def test_file_store_lock_held_by_a_stopped_process(tmp_path: Path) -> None:
         "import fcntl\n"
         "from rankscope.backends.stores.file import FileStore\n"
         f"store = FileStore({str(path)!r})\n"
-        "with store._log.locked(fcntl.LOCK_EX, 1e9):\n"
+        "with store._file.locked(fcntl.F_WRLCK, 1e9):\n"
         "    print('ready', flush=True)\n    input()"
     )
     process = subprocess.Popen(
@@ -386,6 +386,34 @@ def test_file_store_lock_held_by_a_stopped_process(tmp_path: Path) -> None:
     process.communicate(b"\n", 10)
     store.set("a", "1")
     store.close()
+
+
+def test_file_store_of_a_forked_child_is_the_parents(tmp_path: Path) -> None:
+    script = (
+        "import os, sys\n"
+        "import rankscope as dist\n"
+        f"path = {str(tmp_path / 'store')!r}\n"
+        "store = dist.FileStore(path, 1, temporary=True)\n"
+        "store.watch('never', print)\n"
+        "if os.fork() == 0:\n"
+        "    try:\n        store.set('a', 'b')\n"
+        "    except dist.DistStoreError as error:\n        print(error, flush=True)\n"
+        "    sys.exit()\n"
+        "os.wait()\n"
+        "store.set('a', 'c')\n"
+        "print(os.path.exists(path), store.get('a'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    refused, kept = done.stdout.splitlines()
+    assert "opened before a fork: open it anew" in refused
+    assert kept == "True b'c'"
+    assert not (tmp_path / "store").exists()
 
 
 # -- TCPStore ----------------------------------------------------------------

@@ -103,7 +103,7 @@ def over(me: Rank, environment: dict[str, str], hosts: list[str] | None) -> Any:
     """Return what this rank is connected to the others by, after a program."""
     os.environ.update(environment)
     if hosts is not None:
-        connector._host = lambda: hosts[me.rank]  # type: ignore[assignment]
+        connector._host = lambda: hosts[me.rank]
     dist.init_process_group("tcp", timeout=60)
     group = dist.group.WORLD
     assert group is not None
@@ -146,7 +146,8 @@ class _Unbindable(socket.socket):
 def refused(me: Rank) -> Any:
     """Unix sockets are forbidden on rank 1."""
     if me.rank == 1:
-        connector.socket.socket = _Unbindable  # type: ignore[misc]
+        module: Any = socket
+        module.socket = _Unbindable
     return over(me, {}, None)
 
 
@@ -296,7 +297,7 @@ def few(me: Rank, hard: int) -> str:
     resource.setrlimit(resource.RLIMIT_NOFILE, (held + 3, held + hard))
     said = ""
     try:
-        for _ in range(6):
+        for _ in range(12):
             dist.barrier(group=dist.new_group())
     except dist.DistError as error:
         said = str(error)

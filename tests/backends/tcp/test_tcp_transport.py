@@ -204,7 +204,12 @@ def test_memory_that_is_abandoned_is_not_taken_for_the_message() -> None:
     array = np.zeros(3 * PIECE, np.uint8)
     receive = receiver.receive(array, 0, 7)
     sender.send(sent, 1, 7)
-    until(lambda: receiver._advance() or array[0] == sent[0], 20)
+
+    def begun() -> bool:
+        receiver._advance()
+        return bool(array[0] == sent[0])
+
+    until(begun, 20)
     sender.abandon([])
     sent[:] = 0
     with pytest.raises(ConnectionLostError):
