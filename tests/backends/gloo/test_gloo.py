@@ -320,7 +320,7 @@ def wrong_size(me: Rank, sent: int, expected: int) -> None:
         if me.rank == 0:
             made.send(np.ones(sent, np.uint8), 1, 0).detach()
         else:
-            message = f"rank 0 of the group sent {sent} bytes where {expected} were"
+            message = f"rank 0 sent {sent} bytes where {expected} were"
             with pytest.raises(DistBackendError, match=message):
                 made.recv(np.zeros(expected, np.uint8), 0, 0).wait()
             assert message in str(reasons[0])
@@ -485,7 +485,7 @@ def test_a_killed_side_process_fails_its_works_at_once() -> None:
         assert ranks.wait()[0][1] < 5
 
 
-def bad_interface(me: Rank) -> str:
+def bad_interface(me: Rank) -> list[str]:
     os.environ["GLOO_SOCKET_IFNAME"] = "nowhere0"
     reasons: list[str] = []
     with me.store("gloo") as store:
@@ -494,12 +494,13 @@ def bad_interface(me: Rank) -> str:
         with pytest.raises(DistBackendError, match="nowhere0"):
             made.barrier().wait()
         made.shutdown()
-    return reasons[0]
+    return reasons
 
 
 def test_a_failing_rendezvous_says_why() -> None:
-    for reason in run_ranks(2, bad_interface):
-        assert "GLOO_SOCKET_IFNAME names 'nowhere0'" in reason
+    for reasons in run_ranks(2, bad_interface):
+        # The host engine may lose the other rank before.
+        assert any("GLOO_SOCKET_IFNAME names 'nowhere0'" in one for one in reasons)
 
 
 def bad_library(me: Rank) -> str:
