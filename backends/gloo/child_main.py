@@ -79,22 +79,21 @@ def _load(library: str, path: str) -> Any:
 
 
 class _Group:
-    """The gloo context of this rank, which listens at `address`."""
+    """The gloo context of this rank."""
 
-    def __init__(
-        self, library: str, path: str, rank: int, size: int, address: str
-    ) -> None:
+    def __init__(self, library: str, path: str, rank: int, size: int) -> None:
         gloo = self._gloo = _load(library, path)
         self._context = gloo.rendezvous.Context(rank, size)
         if library == "pygloo":
-            transport = gloo.transport.uv
+            self._transport = gloo.transport.uv
         else:
-            transport = gloo.transport.tcp
+            self._transport = gloo.transport.tcp
             self._context.setTimeout(_FOREVER)  # pygloo's cannot be called
-        self._device = transport.CreateDevice(transport.attr(address))
 
-    def connect(self, store: _Store) -> None:
-        """Connect to every peer; block until that is done."""
+    def connect(self, address: str, store: _Store) -> None:
+        """Listen at `address` and connect to every peer; block until that is done."""
+        transport = self._transport
+        self._device = transport.CreateDevice(transport.attr(address))
         self._store = self._gloo.rendezvous.CustomStore(store)
         self._context.connectFullMesh(self._store, self._device)
 
@@ -133,7 +132,7 @@ class _Group:
 def main() -> None:
     """Serve the rank that started this process; never returns."""
     channel_fd, memory_fd, parent, rank, size = map(int, sys.argv[1:6])
-    library, path, listen_at = sys.argv[6:9]
+    library, path = sys.argv[6:8]
     _die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # gloo may end the process when a peer dies: no core file for that.
@@ -141,9 +140,10 @@ def main() -> None:
     channel = socket.socket(fileno=channel_fd)
     memory = mmap.mmap(memory_fd, 0)
     pin = ctypes.c_char.from_buffer(memory)
-    group = _Group(library, path, rank, size, listen_at)
+    group = _Group(library, path, rank, size)
+    address = _receive(channel).decode()
     try:
-        group.connect(_Store(channel))
+        group.connect(address, _Store(channel))
         channel.send(b"ready")
         while True:
             command = json.loads(_receive(channel))

@@ -284,25 +284,26 @@ class SideProcess:
         self._memory = np.empty(0, np.uint8)
 
     def _connect(self) -> None:
+        descriptors = [self._far_end.fileno(), self._memory_fd]
         try:
-            address = meet(
-                self._store,
-                self._rank,
-                self._size,
-                str(self.library),
-                self._get,
-                self._name,
-            )
-            descriptors = [self._far_end.fileno(), self._memory_fd]
             self._child.start(
                 [
                     *(*descriptors, os.getpid(), self._rank, self._size),
-                    *(self.library.name, self.library.path, address),
+                    *(self.library.name, self.library.path),
                 ],
                 descriptors,
             )
         finally:
             self._far_end.close()
+        address = meet(
+            self._store,
+            self._rank,
+            self._size,
+            str(self.library),
+            self._get,
+            self._name,
+        )
+        self._send(address.encode())
         while (message := self._receive()) != b"ready":
             verb, key, value = message.split(b"\0", 2)
             name = f"mesh/{key.decode()}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import resource
 import signal
@@ -43,8 +42,6 @@ SUM = ReduceOp.SUM
 MAX = ReduceOp.MAX
 #: A file that is no library.
 NOT_GLOO = Library("xoscar", "0", __file__)
-#: What another rank publishes.
-HOST = {"machine": "m", "address": "127.0.0.1", "library": str(NOT_GLOO)}
 
 
 def all_reduce(backend: GlooBackend, array: np.ndarray, op: ReduceOp) -> Work:
@@ -506,7 +503,6 @@ def test_a_failing_rendezvous_says_why() -> None:
 def bad_library(me: Rank) -> str:
     reasons: list[str | DistError] = []
     with me.store("gloo") as store:
-        store.set("host/1", json.dumps(HOST))
         side = SideProcess(NOT_GLOO, store, 0, 2, name_ranks, reasons.append)
         side.start()
         until(lambda: reasons)
