@@ -46,7 +46,7 @@ from .collectives.reductions import (
     reduce_scatter,
     reduce_scatter_tensor,
 )
-from .devices.shared_memory import empty, zeros
+from .devices.host_arrays import empty, zeros
 from .errors import (
     ConnectionLostError,
     DistAbortedError,

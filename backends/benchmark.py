@@ -56,7 +56,6 @@ def benchmark(
     device: str | None = None,
     iterations: int = 20,
     warmup: int = 5,
-    shared: bool = True,
 ) -> Iterator[Measurement]:
     """Measure `op` for each of `sizes`; every rank of the group calls it alike.
 
@@ -65,8 +64,7 @@ def benchmark(
     rounded down to whole elements on every rank. Ops run one after the other
     on one array, ``warmup`` times before the clock starts and ``iterations``
     times while it runs. They are on `device`, ``"cpu"`` or ``"cuda"``; ``None``
-    is the group's only one, or its CPU. Arrays for the CPU come from `empty`, so
-    that they need not be copied, or with ``shared=False`` from numpy.
+    is the group's only one, or its CPU.
 
     Raises `ValueError` before anything moves if the arguments make no sense,
     and `DistBackendError` where there is no GPU to make arrays on.
@@ -83,7 +81,7 @@ def benchmark(
     kind = np.dtype(dtype)
     check_benchmark(op, sizes, kind, pg.size(), iterations, warmup)
     for size in sizes:
-        case = Case(pg, op, size, kind, device, shared)
+        case = Case(pg, op, size, kind, device)
         yield _measure(case, iterations, warmup)
 
 

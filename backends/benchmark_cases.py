@@ -11,7 +11,6 @@ from .collectives import data_movement, reductions
 from .collectives.coalescing import P2POp, batch_isend_irecv
 from .collectives.point_to_point import irecv, isend
 from .devices.cuda_install import install_command
-from .devices.shared_memory import empty
 from .errors import DistBackendError
 from .groups.membership import get_global_rank
 from .groups.process_group import ProcessGroup
@@ -35,7 +34,6 @@ class Case:
         size: int,
         dtype: np.dtype[Any],
         device: str,
-        shared: bool,
     ) -> None:
         self.group, self.op, self.dtype, self.device = group, op, dtype, device
         self.ranks, self.rank = group.size(), group.rank()
@@ -46,7 +44,6 @@ class Case:
             self.size = self.count * self.ranks * dtype.itemsize
         else:
             self.size = self.count * dtype.itemsize
-        self._shared = shared
         self._arrays: list[Any] = []
 
     @property
@@ -65,8 +62,6 @@ class Case:
         made: Any
         if self.device != "cpu":
             made = array_module(self.device).empty(count, self.dtype)
-        elif self._shared:
-            made = empty(count, self.dtype)
         else:
             made = np.empty(count, self.dtype)
         self._arrays.append(made)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rankscope.backends import is_gloo_available, unavailable_reason
-from rankscope.backends.gloo.library import installed
 from tools.other_environments import TORCH, torch_python
 
 from . import (
@@ -50,8 +49,7 @@ EXPLANATION = (
     "machine down for a while slows both sides. all_reduce is in place on float32; "
     "its time is the mean over the ranks. The main thread of every rank is bound to "
     "one core, in turn: otherwise the kernel at times puts both of two ranks on the "
-    "same one. The gloo library in-process runs over the same transport, with the "
-    "faster of RING and BCUBE at each size. Of the times to a verdict, an end and a "
+    "same one. Of the times to a verdict, an end and a "
     "new start the worst is in parentheses, and is what the budget is for."
 )
 
@@ -67,13 +65,11 @@ def _all_reduce(quick: bool, versions: dict[str, str], note: Say) -> list[Row]:
     if not is_gloo_available():
         note("all_reduce: gloo is not available in this environment")
         return []
-    contenders = ["rankscope", "rankscope-copies", *installed()]
+    contenders = ["rankscope"]
     if unavailable_reason("ucx") is None:
         contenders.append("rankscope-ucx")
         if importlib.util.find_spec("mpi4py") is not None:
             contenders.append("bare-mpi")
-    if len(installed()) > 1:
-        contenders.append("rankscope-xoscar")
     pythons = dict.fromkeys(contenders, sys.executable)
     torch = torch_python(_say, note)
     if torch is not None:

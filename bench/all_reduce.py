@@ -1,9 +1,8 @@
-"""all_reduce: Rankscope's gloo, its gloo library in-process, and torch's gloo."""
+"""all_reduce: Rankscope's backends, torch's gloo and bare mpi4py."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from statistics import median
 
 from .ranks import ContenderFailed, MPIRanks, Ranks
 from .table import Row, Sample, size_name
@@ -20,35 +19,21 @@ BLOCKS = {
     1 << 24: 6,
     1 << 26: 3,
 }
-ALGORITHMS = ("BCUBE", "RING")
-
-#: Contenders that run a gloo library in the rank's own process.
-BARE = ("pygloo", "xoscar")
-_OF_TORCH = {1 << 10: 1.0}
 # (contender, reference), then by the number of ranks: from how many bytes on the ratio
-# has which budget. At 4 B torch's time is out of reach of a second process.
+# has which budget.
 COMPARISONS: dict[tuple[str, str], dict[int, dict[int, float]]] = {
-    ("rankscope", "torch"): {2: _OF_TORCH, 4: _OF_TORCH},
-    ("rankscope-copies", "torch"): {2: {1 << 10: 1.5}, 4: {1 << 10: 1.5}},
+    ("rankscope", "torch"): {},
     ("rankscope-ucx", "torch"): {
         2: {4: 0.25, 1 << 20: 0.5},
         4: {4: 0.5, 1 << 10: 0.25, 1 << 20: 0.6},
     },
     ("rankscope-ucx", "bare-mpi"): {2: {1 << 16: 3.5, 1 << 20: 1.8, 1 << 24: 1.2}},
-    ("rankscope", "pygloo"): {2: {4: 1.3}, 4: {4: 1.3}},
-    ("rankscope", "xoscar"): {2: {4: 1.3}, 4: {4: 1.3}},
-    ("rankscope-xoscar", "torch"): {2: _OF_TORCH, 4: _OF_TORCH},
-    ("rankscope-xoscar", "xoscar"): {2: {4: 1.3}, 4: {4: 1.3}},
 }
 #: Against bare mpi4py, below the sizes above: a difference in seconds.
 EXTRA_BUDGET = 25e-6
 NAMES = {
-    "rankscope": "zero-copy",
-    "rankscope-copies": "with copies",
+    "rankscope": "over gloo",
     "rankscope-ucx": "over UCX",
-    "rankscope-xoscar": "zero-copy over xoscar's gloo",
-    "pygloo": "pygloo in-process",
-    "xoscar": "xoscar's gloo in-process",
     "torch": "torch.distributed gloo",
     "bare-mpi": "bare mpi4py",
 }
@@ -68,13 +53,6 @@ def measure(
     `left_out` is called with the reason, `say` with the progress.
     """
     rows: list[Row] = []
-    # Rankscope's default is the first of the libraries: it is compared with that one.
-    default = next(name for name in pythons if name in BARE)
-    compared = {
-        (ours, reference)
-        for ours, reference in COMPARISONS
-        if ours != "rankscope" or reference in ("torch", default)
-    }
     for size in (2, 4):
         contenders: dict[str, Ranks] = {}
         try:
@@ -87,7 +65,7 @@ def measure(
             for nbytes, iterations in BLOCKS.items():
                 say(f"  all_reduce, {size} ranks, {size_name(nbytes)}")
                 samples = _size(contenders, nbytes, iterations, rounds, left_out)
-                rows += _rows(samples, compared, nbytes, size)
+                rows += _rows(samples, nbytes, size)
         finally:
             for ranks in contenders.values():
                 ranks.close()
@@ -101,7 +79,6 @@ def _size(
     rounds: int,
     left_out: Callable[[str], None],
 ) -> dict[str, Sample]:
-    variants: dict[str, str] = {}
     samples: dict[str, Sample] = {}
 
     def attempt(name: str, step: Callable[[Ranks], None]) -> None:
@@ -115,11 +92,12 @@ def _size(
             samples.pop(name, None)
 
     def prepare(ranks: Ranks) -> None:
-        variants[ranks.name] = _better_variant(ranks, nbytes, iterations)
+        ranks.prepare(nbytes)
+        ranks.times(min(iterations, 20))
         samples[ranks.name] = Sample([])
 
     def block(ranks: Ranks) -> None:
-        times = ranks.times(iterations, variants[ranks.name])
+        times = ranks.times(iterations)
         samples[ranks.name].rounds.append(times)
 
     for name in list(contenders):
@@ -132,26 +110,10 @@ def _size(
     return samples
 
 
-def _better_variant(ranks: Ranks, nbytes: int, iterations: int) -> str:
-    """The bare libraries leave the algorithm to the caller: take the faster one."""
-    if ranks.name not in BARE:
-        ranks.prepare(nbytes)
-        ranks.times(min(iterations, 20))
-        return ""
-    medians = {}
-    for algorithm in ALGORITHMS:
-        ranks.prepare(nbytes, algorithm)
-        medians[algorithm] = median(ranks.times(min(iterations, 20), algorithm))
-    return min(medians, key=medians.__getitem__)
-
-
-def _rows(
-    samples: dict[str, Sample], compared: set[tuple[str, str]], nbytes: int, size: int
-) -> list[Row]:
+def _rows(samples: dict[str, Sample], nbytes: int, size: int) -> list[Row]:
     rows = []
-    for pair, budgets in COMPARISONS.items():
-        ours, reference = pair
-        if not (ours in samples and reference in samples and pair in compared):
+    for (ours, reference), budgets in COMPARISONS.items():
+        if not (ours in samples and reference in samples):
             continue
         what = (
             f"all_reduce {size_name(nbytes)}, {size} ranks, "

@@ -29,7 +29,7 @@ def _lines(known: dict[str, Row]) -> Iterator[str]:
         for size in map(size_name, BLOCKS):
             place = f"{size}, {ranks} ranks"
             gloo = known.get(
-                f"all_reduce {place}, with copies, against torch.distributed gloo"
+                f"all_reduce {place}, over gloo, against torch.distributed gloo"
             )
             ucx = known.get(
                 f"all_reduce {place}, over UCX, against torch.distributed gloo"

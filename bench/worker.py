@@ -60,11 +60,8 @@ class Contender:
 
 
 class Rankscope(Contender):
-    """Rankscope's gloo backend, on arrays that lie in its shared memory."""
+    """Rankscope's gloo backend."""
 
-    zero_copy = True
-    #: The gloo library; "" is the default one of this Python.
-    library = ""
     backend = "gloo"
 
     def __init__(self, rank: int, size: int, folder: str) -> None:
@@ -72,7 +69,6 @@ class Rankscope(Contender):
         import rankscope as dist
 
         self.dist = dist
-        os.environ["RANKSCOPE_GLOO"] = self.library
         dist.init_process_group(
             f"cpu:{self.backend}",
             init_method=f"file://{folder}/store",
@@ -83,8 +79,6 @@ class Rankscope(Contender):
     def allocate(self, count: int) -> Any:
         import numpy as np
 
-        if self.zero_copy:
-            return self.dist.empty(count, dtype=np.float32)
         return np.empty(count, dtype=np.float32)
 
     def op(self, variant: str) -> Callable[[], object]:
@@ -92,73 +86,10 @@ class Rankscope(Contender):
         return lambda: all_reduce(array)
 
 
-class RankscopeCopies(Rankscope):
-    """Rankscope's gloo backend, on ordinary numpy arrays."""
-
-    zero_copy = False
-
-
 class RankscopeUCX(Rankscope):
-    """Rankscope's UCX backend, on ordinary numpy arrays."""
+    """Rankscope's UCX backend."""
 
-    zero_copy = False
     backend = "ucx"
-
-
-class RankscopeXoscar(Rankscope):
-    """Rankscope's gloo backend over xoscar's library, where pygloo is the default."""
-
-    library = "xoscar"
-
-
-class Pygloo(Contender):
-    """pygloo in this process, over libuv; the variant is its algorithm."""
-
-    def __init__(self, rank: int, size: int, folder: str) -> None:
-        super().__init__(rank, size, folder)
-        import pygloo
-
-        transport = pygloo.transport.uv
-        self.gloo, self.algorithms = pygloo, pygloo.allreduceAlgorithm
-        self.float32 = pygloo.glooDataType_t.glooFloat32
-        self.connect(transport.CreateDevice(transport.attr("127.0.0.1")))
-
-    def connect(self, device: Any) -> None:
-        """Connect the ranks through `device`."""
-        path = f"{self.folder}/gloo"
-        os.makedirs(path, exist_ok=True)
-        rendezvous = self.gloo.rendezvous
-        self.context = rendezvous.Context(self.rank, self.size)
-        # A variable of its own: pygloo's PrefixStore does not keep it alive.
-        store = rendezvous.FileStore(path)
-        prefixed = rendezvous.PrefixStore("bench", store)
-        self.context.connectFullMesh(prefixed, device)
-
-    def op(self, variant: str) -> Callable[[], object]:
-        gloo, array, context, float32 = (
-            self.gloo,
-            self.array,
-            self.context,
-            self.float32,
-        )
-        address, count, total = array.ctypes.data, array.size, gloo.ReduceOp.SUM
-        algorithm = getattr(self.algorithms, variant)
-        return lambda: gloo.allreduce(
-            context, address, address, count, float32, total, algorithm
-        )
-
-
-class Xoscar(Pygloo):
-    """xoscar's gloo in this process, over TCP; the variant is its algorithm."""
-
-    def __init__(self, rank: int, size: int, folder: str) -> None:
-        Contender.__init__(self, rank, size, folder)
-        from xoscar.collective import xoscar_pygloo
-
-        transport = xoscar_pygloo.transport.tcp
-        self.gloo, self.algorithms = xoscar_pygloo, xoscar_pygloo.AllreduceAlgorithm
-        self.float32 = xoscar_pygloo.GlooDataType_t.glooFloat32
-        self.connect(transport.CreateDevice(transport.attr("127.0.0.1")))
 
 
 class Torch(Contender):
@@ -330,11 +261,7 @@ class BareMPI(MPI):
 
 CONTENDERS: dict[str, type[Contender]] = {
     "rankscope": Rankscope,
-    "rankscope-copies": RankscopeCopies,
     "rankscope-ucx": RankscopeUCX,
-    "rankscope-xoscar": RankscopeXoscar,
-    "pygloo": Pygloo,
-    "xoscar": Xoscar,
     "torch": Torch,
     "coalescing": Coalescing,
     "torch-coalescing": TorchCoalescing,

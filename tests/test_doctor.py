@@ -56,7 +56,6 @@ def test_it_reports_what_is_here() -> None:
         f"{info.library} {info.version} over {info.transport}",
     ) in (found)
     texts = {name: text for level, name, text in found if level == "ok"}
-    assert texts["self-test"].startswith("passed")
     assert texts["ipyparallel"] == importlib.metadata.version("ipyparallel")
     assert "mpiexec" in texts["launcher"]
     assert any(

@@ -6,7 +6,6 @@ import ast
 import contextlib
 import doctest
 import enum
-import gc
 import inspect
 import re
 import textwrap
@@ -19,7 +18,6 @@ from numpydoc.validate import validate
 
 import rankscope as dist
 from rankscope.backends.conformance.ranks import Rank, run_ranks
-from rankscope.backends.devices.shared_memory import heap
 from rankscope.backends.groups.world import world
 from rankscope.backends.interface.registry import builtin_devices, resolve
 from tests.backends.store_backend import StoreBackend
@@ -148,13 +146,6 @@ def test_there_is_an_example(name: str) -> None:
     text = inspect.getdoc(EXPORTED[name]) or ""
     assert "\nExamples\n--------\n" in text
     assert bool(TESTS[name].examples) is (name not in NOT_RUN)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _shared_memory_ends_with_the_module() -> Iterator[None]:
-    yield
-    gc.collect()
-    heap.trim()
 
 
 @contextlib.contextmanager

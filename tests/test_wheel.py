@@ -118,17 +118,17 @@ Resolved = dict[tuple[int, str, str], dict[str, str]]
 #: Python's minor version, platform and extras of each resolution.
 _TARGETS = [
     *(
-        (minor, f"{machine}-manylinux_2_28", "")
+        (minor, f"{machine}-manylinux_2_28", extra)
         for minor in _MINORS
         for machine in _MACHINES
+        for extra in ("", "[gloo]")
     ),
-    (10, "x86_64-manylinux_2_28", "[xoscar]"),
     *(
         (12, f"{machine}-manylinux_2_28", extra)
         for machine in _MACHINES
         for extra in ("[ucx]", "[ucx13]")
     ),
-    (12, "aarch64-apple-darwin", ""),
+    (12, "aarch64-apple-darwin", "[gloo]"),
 ]
 
 
@@ -179,22 +179,22 @@ def _compile(
 
 @pytest.mark.parametrize("machine", _MACHINES)
 @pytest.mark.parametrize("minor", _MINORS)
-def test_every_python_gets_one_library_of_gloo(
+def test_the_extra_gloo_brings_one_library(
+    resolved: Resolved, minor: int, machine: str
+) -> None:
+    found = resolved[minor, f"{machine}-manylinux_2_28", "[gloo]"]
+    libraries = [name for name in found if name in ("pygloo", "xoscar")]
+    pygloo = (minor, machine) == (10, "x86_64")
+    assert libraries == ["pygloo" if pygloo else "xoscar"]
+
+
+@pytest.mark.parametrize("machine", _MACHINES)
+@pytest.mark.parametrize("minor", _MINORS)
+def test_the_package_alone_brings_no_backend_library(
     resolved: Resolved, minor: int, machine: str
 ) -> None:
     found = resolved[minor, f"{machine}-manylinux_2_28", ""]
-    libraries = {name: found[name] for name in ("pygloo", "xoscar") if name in found}
-    if (minor, machine) == (10, "x86_64"):
-        assert libraries == {"pygloo": "0.2.1"}
-    else:
-        assert libraries == {"xoscar": "0.12.2"}
-    # MPI is a choice: the extra brings it.
-    assert "mpi4py" not in found
-
-
-def test_both_libraries_of_gloo_can_be_had_side_by_side(resolved: Resolved) -> None:
-    found = resolved[10, "x86_64-manylinux_2_28", "[xoscar]"]
-    assert (found["pygloo"], found["xoscar"]) == ("0.2.1", "0.12.2")
+    assert not {"pygloo", "xoscar", "pandas", "scipy", "mpi4py"} & found.keys()
 
 
 @pytest.mark.parametrize("machine", _MACHINES)
@@ -207,9 +207,9 @@ def test_the_extras_of_ucx_bring_its_wheel(
     assert ucx == [f"libucx-cu{cuda}"]
 
 
-def test_other_platforms_get_neither(resolved: Resolved) -> None:
+def test_other_platforms_get_no_library_of_gloo(resolved: Resolved) -> None:
     """They install: `unavailable_reason` tells there why gloo is missing."""
-    found = resolved[12, "aarch64-apple-darwin", ""]
+    found = resolved[12, "aarch64-apple-darwin", "[gloo]"]
     assert not {"pygloo", "xoscar"} & found.keys()
 
 

@@ -1,4 +1,4 @@
-"""Which gloo library this process uses, and whether it is one that works here."""
+"""Which gloo library this process uses."""
 
 from __future__ import annotations
 
@@ -16,30 +16,34 @@ from pathlib import Path
 
 from ..did_you_mean import did_you_mean
 from ..errors import DistBackendError
-from ..install import pip_install
+from ..install import pip_install, with_extra
 from ..messaging.network import interface_of, own_address
-from .self_test import SelfTest, self_test
-from .side.libraries import LIBRARIES
 
 __all__ = [
     "VARIABLE",
     "GlooInfo",
     "Library",
+    "chosen",
     "gloo_info",
     "gloo_options",
     "has_options",
     "installed",
     "unavailable",
-    "usable_library",
 ]
 
 #: The environment variable that names the library.
 VARIABLE = "RANKSCOPE_GLOO"
 
+# The preferred one first, each with its extension, and gloo's transport in it.
 _FILES = {"pygloo": "pygloo", "xoscar": "xoscar/collective/xoscar_pygloo"}
+_TRANSPORTS = {"pygloo": "uv", "xoscar": "tcp"}
 
-# xoscar's other dependencies (pandas and scipy among them) are not needed here.
-_REQUIREMENTS = {"pygloo": ["pygloo==0.2.1"], "xoscar": ["--no-deps", "xoscar==0.12.2"]}
+# The versions that the extra `gloo` names, too. xoscar's dependencies (pandas and scipy
+# among them) are not needed here.
+_REQUIREMENTS = {
+    "pygloo": ["'pygloo>=0.2.1,<0.3'"],
+    "xoscar": ["--no-deps", "'xoscar>=0.12,<0.13'"],
+}
 
 _option: contextvars.ContextVar[str | None] = contextvars.ContextVar(
     "rankscope_gloo_library", default=None
@@ -57,7 +61,12 @@ class Library:
     @property
     def transport(self) -> str:
         """gloo's transport between the ranks: ``"uv"`` or ``"tcp"``."""
-        return LIBRARIES[self.name].transport
+        return _TRANSPORTS[self.name]
+
+    @property
+    def waits(self) -> bool:
+        """Whether it can be told to wait for a late rank longer than 30 s."""
+        return self.name == "xoscar"
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
@@ -80,8 +89,6 @@ class GlooInfo:
     interface, address : str
         The network interface, and its address, at which ranks on other hosts reach this
         one. Ranks that all share a host use loopback, unless GLOO_SOCKET_IFNAME is set.
-    self_test : SelfTest
-        The result of the self-test of the file: `passed`, `reason` and `seconds`.
 
     Examples
     --------
@@ -100,12 +107,11 @@ class GlooInfo:
     #: one. Ranks that all share a host use loopback, unless GLOO_SOCKET_IFNAME is set.
     interface: str
     address: str
-    self_test: SelfTest
 
     def __str__(self) -> str:
         return (
             f"gloo: {self.library} {self.version} over {self.transport}, interface "
-            f"{self.interface} ({self.address}), self-test {self.self_test}\n"
+            f"{self.interface} ({self.address})\n"
             f"      {self.path}"
         )
 
@@ -143,10 +149,10 @@ def gloo_options(*, library: str | None = None) -> Iterator[None]:
     >>> with dist.gloo_options(library="xoscar"):
     ...     group = dist.new_group()
     """
-    if library is not None and library not in LIBRARIES:
+    if library is not None and library not in _FILES:
         raise ValueError(
             f"gloo_options: library={library!r}; expected {_known()}"
-            f"{did_you_mean(library, list(LIBRARIES))}"
+            f"{did_you_mean(library, list(_FILES))}"
         )
     token = _option.set(library or _option.get())
     try:
@@ -161,10 +167,7 @@ def has_options() -> bool:
 
 
 def gloo_info() -> GlooInfo:
-    """Return which gloo library this process uses, its transport and its self-test.
-
-    Runs the self-test if no result is stored for this file, which takes less than a
-    second.
+    """Return which gloo library this process uses, its transport and its interface.
 
     Returns
     -------
@@ -182,7 +185,7 @@ def gloo_info() -> GlooInfo:
     >>> info.library in ("pygloo", "xoscar"), info.transport in ("uv", "tcp")
     (True, True)
     """
-    library = _chosen()
+    library = chosen()
     address = own_address()
     return GlooInfo(
         library.name,
@@ -191,35 +194,13 @@ def gloo_info() -> GlooInfo:
         library.transport,
         interface_of(address),
         address,
-        self_test(library.name, library.path),
     )
 
 
-def _install(name: str) -> str:
-    return pip_install(*_REQUIREMENTS[name])
-
-
-def usable_library() -> Library:
-    """Return the library to use; `DistBackendError` if its self-test has failed."""
-    library = _chosen()
-    result = self_test(library.name, library.path)
-    if not result.passed:
-        verified = LIBRARIES[library.name].version
-        raise DistBackendError(
-            f"gloo cannot be used: {library} ({library.path}) did not pass its "
-            f"self-test: {result.reason}. Rankscope was verified with {library.name} "
-            f"{verified}: {_install(library.name)}"
-        )
-    return library
-
-
 def unavailable() -> str | None:
-    """Return why gloo cannot be used here, with the remedy; ``None`` if it can.
-
-    Says nothing of the self-test, which the first group runs.
-    """
+    """Return why gloo cannot be used here, with the remedy; ``None`` if it can."""
     try:
-        _chosen()
+        chosen()
     except DistBackendError as error:
         return str(error)
     return None
@@ -227,7 +208,7 @@ def unavailable() -> str | None:
 
 def installed() -> dict[str, Library]:
     """Return the installed libraries by name, the preferred one first."""
-    found = {name: _find(name) for name in LIBRARIES}
+    found = {name: _find(name) for name in _FILES}
     return {name: library for name, library in found.items() if library is not None}
 
 
@@ -244,7 +225,7 @@ def _find(name: str) -> Library | None:
     return None
 
 
-def _chosen() -> Library:
+def chosen() -> Library:
     """Return the library that the options, the variable or the default names."""
     elsewhere = _unsupported()
     if elsewhere is not None:
@@ -254,21 +235,20 @@ def _chosen() -> Library:
     name = _option.get() or os.environ.get(VARIABLE, "")
     if not name:
         if not found:
-            remedies = [_install("xoscar")]
-            if _pygloo_has_a_wheel():
-                remedies.insert(0, _install("pygloo"))
             raise DistBackendError(
                 "gloo cannot be used: neither pygloo nor xoscar, which carry gloo's "
-                f"library, is installed for this Python: {' or '.join(remedies)}"
+                "library, is installed for this Python: "
+                f"{pip_install(with_extra('gloo'))}. The default backends need nothing "
+                "more: leave out backend="
             )
         return next(iter(found.values()))
-    if name not in LIBRARIES:
+    if name not in _FILES:
         raise DistBackendError(
             f"gloo cannot be used: {by} is {name!r}; expected {_known()}"
-            f"{did_you_mean(name, list(LIBRARIES))}"
+            f"{did_you_mean(name, list(_FILES))}"
         )
     if name not in found:
-        remedy = f"{_install(name)}, or unset {by}"
+        remedy = f"{pip_install(*_REQUIREMENTS[name])}, or unset {by}"
         if name == "pygloo" and not _pygloo_has_a_wheel():
             remedy = f"its wheels are for CPython 3.10 on x86-64; unset {by}"
         raise DistBackendError(
@@ -301,4 +281,4 @@ def _pygloo_has_a_wheel() -> bool:
 
 
 def _known() -> str:
-    return " or ".join(repr(name) for name in LIBRARIES)
+    return " or ".join(repr(name) for name in _FILES)

@@ -1,45 +1,67 @@
-"""The rank's end of its side process: starting, commanding and ending it."""
+"""The side process of one rank in one group, and the thread that commands it.
+
+The bindings of gloo hold the GIL: a collective that waits for a late peer would freeze
+every thread of the rank, and nothing could end it. So gloo runs in a process of its
+own, and `SideProcess.kill` ends whatever call it hangs in.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import mmap
 import os
 import select
+import signal
 import socket
-import struct
 import threading
-from collections.abc import Callable
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable
 
-from ..devices.shared_memory import Segment, heap
-from ..errors import ConnectionLostError, DistBackendError, DistError
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import (
+    ConnectionLostError,
+    DistBackendError,
+    DistError,
+    DistStoreTimeoutError,
+)
 from ..stores.base import Store
-from .admission import Admission
-from .channel import Channel
+from ..work.work import Work
 from .child import Child
-from .eager import EagerBuffers
-from .fd_poller import poller
 from .library import Library
-from .lost_connection import connection_lost
-from .memfd import MappedMemfd
-from .operations import Operation
-from .rendezvous import Rendezvous
-from .report_reader import ReportReader
-from .side.wire import Command, Kind, Progress
+from .rendezvous import meet
 
-__all__ = ["SideProcess"]
+__all__ = ["MEMORY_BYTES", "SideProcess"]
 
-# An orderly end is a matter of milliseconds.
-_SHUTDOWN_SECONDS = 2.0
+Bytes = npt.NDArray[np.uint8]
 
-_alive: set[SideProcess] = set()
+#: Memory that rank and side process share. A larger array passes through it piece by
+#: piece; pages that no piece has touched take no memory.
+MEMORY_BYTES = 32 << 20
+
+_MESSAGE_BYTES = 1 << 16
+# Seconds between two looks at the side process while the store is waited for.
+_SLICE = 0.25
+# Seconds that the end of a killed process, and of its thread, may take.
+_END_SECONDS = 2.0
 
 
 class SideProcess:
     """One process that runs gloo for one rank in one group.
 
-    ``on_failure(cause)`` is called, on a thread of its own, if it ends unasked: with a
-    `ConnectionLostError` where gloo says so, else with a sentence.
-    Raises `OSError` if the system refuses a descriptor or memory.
+    A thread starts it, and runs the tasks of `submit` one after another: what `load`,
+    `call` and `store` do belongs into such a task.
+
+    Parameters
+    ----------
+    library : what it loads.
+    store : where the ranks meet.
+    rank, size : this rank in the group, and the group's size.
+    name : what messages call ranks of the group.
+    on_failure : called with the reason when it ends unasked.
     """
 
     def __init__(
@@ -48,258 +70,286 @@ class SideProcess:
         store: Store,
         rank: int,
         size: int,
+        name: Callable[[Iterable[int]], str],
         on_failure: Callable[[str | DistError], None],
     ) -> None:
-        self.rank = rank
-        self._size = size
-        self._library = library
-        #: gloo's name of its transport.
-        self.transport = library.transport
-        self._on_failure = on_failure
-        # Held while a message is made and sent, so that messages go in order. A
-        # signal handler may issue an op in the middle of another: hence an RLock.
-        self._sending = threading.RLock()
-        self._numbers = 0
-        self._sequence = 0
-        self._known_segments: set[Segment] = set()
-        self._admission = Admission()
-        # Held for what follows, and for the progress page.
-        self._state_lock = threading.Lock()
-        self._closing = False
-        self._released = False
-        # Why it ended, if it was not asked to.
-        self._cause: str | ConnectionLostError = ""
-        self._gone = threading.Event()
-
+        self.library = library
+        self._store, self._rank, self._size = store, rank, size
+        self._name, self._on_failure = name, on_failure
+        # A signal handler may submit in the middle of a submit: hence an RLock.
+        self._lock = threading.RLock()
+        # The first one is running, or about to.
+        self._tasks: deque[tuple[Work, Callable[[], None]]] = deque()
+        self._calls = 0
+        # Why no task is run any more.
+        self._cause: str | DistError | None = None
+        self._killed = False
+        #: Whether it is connected to all peers.
+        self.connected = False
+        # Held while the thread writes to an array of the caller.
+        self._storing = threading.Lock()
+        self._thread: threading.Thread | None = None
         with contextlib.ExitStack() as undo:
-            commands, self._commands_end = _socket_pair(undo)
-            self._memory, self._memory_end = _socket_pair(undo)
-            rendezvous, self._rendezvous_end = _socket_pair(undo)
-            self._page = MappedMemfd("rankscope-progress", Progress.SIZE)
-            undo.callback(self._page.close)
-            self._progress = Progress(memoryview(self._page.map))
-            undo.callback(self._progress.release)
-            self.eager_buffers = EagerBuffers(size)
-            undo.callback(self.eager_buffers.release)
-            self._child = Child(f"the side process of rank {rank}")
+            # Packets: a message arrives whole, and closing one end shows at the other.
+            self._channel, self._far_end = socket.socketpair(
+                socket.AF_UNIX, socket.SOCK_SEQPACKET
+            )
+            undo.callback(self._far_end.close)
+            undo.callback(self._channel.close)
+            # /dev/shm is often small in containers, and a memfd is not bound by it.
+            self._memory_fd = os.memfd_create("rankscope-gloo", os.MFD_CLOEXEC)
+            undo.callback(os.close, self._memory_fd)
+            os.ftruncate(self._memory_fd, MEMORY_BYTES)
+            self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            undo.callback(os.close, self._bell)
+            self._child = Child()
             undo.callback(self._child.close)
-            self._channel = Channel(commands, poller)
-            self.reader = ReportReader(
-                self._channel,
-                poller,
-                self._admission.in_flight,
-                self._grant_chunk,
-                self._remove,
+            self._memory: Bytes = np.frombuffer(
+                mmap.mmap(self._memory_fd, MEMORY_BYTES), np.uint8
             )
-            self._rendezvous = Rendezvous(
-                store, rank, size, str(library), rendezvous, self._fail
-            )
-            self._rendezvous.start()
-            undo.callback(self._rendezvous.stop)
-            poller.call(self._spawn)
-            undo.pop_all()
-        _alive.add(self)
-
-    # -- ops ---------------------------------------------------------------
-
-    def submit(self, operation: Operation, *, collective: bool = True) -> None:
-        """Start `operation` as soon as it can run; returns at once."""
-        with self._sending:
-            if self.reader.ended:
-                cause = self._cause or f"the side process of rank {self.rank} has ended"
-                operation.work.mark_failed(_as_error(cause))
-                return
-            self._numbers += 1
-            operation.number = self._numbers
-            if collective:
-                self._sequence += 1
-                operation.sequence = self._sequence
-            if not self._admission.add(operation):
-                return
-            try:
-                self._start(operation)
-            except Exception:
-                self._withdraw(operation)
-                raise
-
-    def _withdraw(self, operation: Operation) -> None:
-        """Forget an op that did not start (with _sending held)."""
-        self._admission.remove(operation)
-        operation.release()
-        # Without a gap: the sequence matches the next op with those of the other
-        # ranks. An op of a signal handler may have taken the next number.
-        if operation.number == self._numbers:
-            self._numbers -= 1
-            self._sequence -= bool(operation.sequence)
-
-    def refresh(self) -> None:
-        """Mark the Works in flight as started whose ops have started."""
-        with self._state_lock:
-            if self._released:
-                return
-            last = self._progress.last_started
-            started = [
-                (operation.work, self._progress.started_ns(number))
-                for number, operation in list(self._admission.in_flight.items())
-                if number <= last
-            ]
-        for work, at_ns in started:
-            work.mark_started(at_ns or None)
-
-    @property
-    def connected(self) -> bool:
-        """Whether the process is connected to all peers."""
-        with self._state_lock:
-            return not self._released and self._progress.connected
-
-    # -- the end -----------------------------------------------------------
+            self._resources = undo.pop_all()
+        self._released = False
 
     @property
     def pid(self) -> int | None:
         """The process id; ``None`` if it has not been started."""
         return self._child.pid
 
+    @property
+    def idle(self) -> bool:
+        """Whether no task is in flight."""
+        return not self._tasks
+
+    def start(self) -> None:
+        """Start the process and connect it, on the thread; does so once."""
+        with self._lock:
+            if self._thread is not None or self._killed:
+                return
+            self._thread = threading.Thread(
+                target=self._run, name="rankscope-gloo", daemon=True
+            )
+            self._thread.start()
+
+    def submit(self, work: Work, task: Callable[[], None]) -> Work:
+        """Run ``task()`` after those before it; `work` ends with it. Returns `work`."""
+        with self._lock:
+            if self._cause is None:
+                self._tasks.append((work, task))
+                os.eventfd_write(self._bell, 1)
+                return work
+        work.mark_failed(_as_error(self._cause))
+        return work
+
+    # -- in a task ---------------------------------------------------------
+
+    def load(self, source: npt.NDArray[np.generic]) -> None:
+        """Copy the flat array `source` to the start of the shared memory."""
+        self._memory[: source.nbytes] = source.view(np.uint8)
+
+    def store(self, target: npt.NDArray[np.generic], start: int = 0) -> None:
+        """Copy shared memory from byte `start` on to the flat array `target`."""
+        with self._storing:
+            if self._killed:
+                raise EOFError  # the Work of `target` may be over
+            target.view(np.uint8)[:] = self._memory[start : start + target.nbytes]
+
+    def call(
+        self,
+        kind: str,
+        count: int = 0,
+        dtype: str = "uint8",
+        reduction: str = "SUM",
+        root: int = 0,
+        output: int = 0,
+    ) -> None:
+        """Run one collective of gloo, from the start of the memory to byte `output`.
+
+        Raises `ConnectionLostError` with what gloo says, `EOFError` if the process
+        ends.
+        """
+        self._calls += 1
+        command = [kind, count, dtype, reduction, root, output]
+        # Ranks that do not call alike have different tags: they wait for each other,
+        # as gloo would end the process where messages differ in size, or mix them up.
+        tag = zlib.crc32(json.dumps([self._calls, *command]).encode())
+        self._send(json.dumps([*command, tag]).encode())
+        self._expect(b"done")
+
+    # -- the end -----------------------------------------------------------
+
     def kill(self) -> None:
-        """End it now, in whatever state it is; the caller fails the Works."""
-        self._child.kill()
-        self._rendezvous.stop()
+        """End it now, in whatever state it is; the caller fails the Works.
+
+        When it returns, no array of a caller is written any more.
+        """
+        with self._lock:
+            self._killed = True
+            self._cause = self._cause or f"{self._called} was ended"
+            if not self._released:
+                self._child.kill()
+                os.eventfd_write(self._bell, 1)
+                if self._thread is None:
+                    self._release()
+        with self._storing:
+            pass
 
     def close(self) -> None:
-        """End it in good order: nothing is in flight."""
-        connected = self.connected
-        with self._state_lock:
-            self._closing = True
-        if connected:
-            with self._sending:
-                self._channel.send(Command(Kind.CLOSE).pack())
-        if not connected or not self._gone.wait(_SHUTDOWN_SECONDS):
-            self.kill()
-            self._gone.wait(_SHUTDOWN_SECONDS)
-        self._rendezvous.join()
-
-    def _fail(self, reason: str) -> None:
-        """Kill it because of `reason`, which is reported when it has ended."""
-        with self._state_lock:
-            if self._child.killed or self._closing:
-                return
-            self._cause = reason
+        """End it: nothing is in flight."""
         self.kill()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_END_SECONDS)
 
-    def _announce(self, cause: str | ConnectionLostError) -> None:
-        # On a thread of its own: a store that does not answer may block it.
-        def announce() -> None:
-            self._on_failure(cause)
-            for operation in list(self._admission.in_flight.values()):
-                operation.work.mark_failed(_as_error(cause))
+    # -- the thread --------------------------------------------------------
 
-        threading.Thread(
-            target=announce, name="rankscope-gloo-failure", daemon=True
-        ).start()
+    @property
+    def _called(self) -> str:
+        return f"the side process of {self._name([self._rank])}"
 
-    # -- sending -----------------------------------------------------------
-
-    def _start(self, operation: Operation) -> None:
-        """Send an admitted op (with _sending held)."""
-        message = operation.start()
-        for segment in operation.segments():
-            if segment not in self._known_segments:
-                self._send_segment(segment)
-        self._channel.send(message)
-        for chunk in operation.credits():
-            self._grant_chunk(operation.number, chunk)
-
-    def _send_segment(self, segment: Segment) -> None:
-        self._known_segments.add(segment)
+    def _run(self) -> None:
+        cause: str | DistError
         try:
-            socket.send_fds(
-                self._memory,
-                [struct.pack("=QQ", segment.number, segment.size)],
-                [segment.fd],
-            )
-        except (BrokenPipeError, ConnectionResetError):
-            return  # the process has ended; the poller reports it
+            self._connect()
+            while self._next():
+                work, task = self._tasks[0]
+                error = self._perform(work, task)
+                # First, so that whoever waits for the Work finds the process idle.
+                self._tasks.popleft()
+                if error is None:
+                    work.mark_completed()
+                else:
+                    work.mark_failed(error)
+            cause = ""
+        except EOFError:
+            cause = ""
+        except DistError as error:
+            cause = error
+        except Exception as error:  # noqa: BLE001 - a fault of ours: the ops must end
+            cause = f"{self._called} failed: {type(error).__name__}: {error}"
+        self._finish(cause)
 
-    def _grant_chunk(self, number: int, chunk: int) -> None:
-        """Announce that op `number` has room for `chunk`."""
-        with self._sending:
-            command = Command(Kind.CREDIT, number=number, extra=chunk)
-            self._channel.send(command.pack())
+    def _perform(self, work: Work, task: Callable[[], None]) -> Exception | None:
+        """Run a task; return the error that concerns its Work alone."""
+        if work.is_completed():
+            return None
+        work.mark_started()
+        try:
+            task()
+        except ConnectionLostError:
+            raise
+        except DistError as error:
+            return error
+        return None
 
-    def _remove(self, operation: Operation) -> None:
-        """Start what `operation`, which is over, has held up."""
-        with self._sending:
-            waiting = self._admission.remove(operation)
-            while waiting and (following := self._admission.next()) is not None:
-                try:
-                    self._start(following)
-                except (MemoryError, OSError) as error:
-                    # The other ranks wait for the op, whose caller is long gone.
-                    self._fail(f"no memory for {following.work.describe()}: {error}")
-                    return
+    def _next(self) -> bool:
+        """Wait for a task; return whether there is one. `EOFError` if it has ended."""
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        poll.register(self._bell, select.POLLIN)
+        while not self._killed:
+            if self._tasks:
+                return True
+            for descriptor, _ in poll.poll():
+                if descriptor != self._bell:
+                    raise EOFError
+                os.eventfd_read(self._bell)
+        return False
 
-    # -- on the poller's thread --------------------------------------------
+    def _finish(self, cause: str | DistError) -> None:
+        """Reap the process, release what it used, and report why it ended."""
+        # Its socket may be closed before the process has ended by itself.
+        if cause:
+            self._child.kill()
+        code, end = self._child.wait()
+        if not cause:
+            cause = f"{self._called} {end}"
+            if code == -signal.SIGABRT:
+                # A C++ exception: gloo's word on a peer, or a fault.
+                cause = ConnectionLostError(cause, reason=cause)
+        with self._lock:
+            self._cause = cause if self._cause is None else self._cause
+            works = [work for work, _ in self._tasks]
+            self._tasks.clear()
+            self.connected = False
+            self._release()
+        if not self._killed:
+            self._on_failure(self._cause)
+        for work in works:
+            work.mark_failed(_as_error(self._cause))
 
-    def _spawn(self) -> None:
-        ends = [self._commands_end, self._memory_end, self._rendezvous_end]
-        descriptors = [end.fileno() for end in ends]
-        descriptors += [self._page.fd, self.eager_buffers.fd]
-        parent = os.getpid()
+    def _release(self) -> None:
+        """Free what it uses (with the lock held): it has ended, or never started."""
+        self._released = True
+        self._resources.close()
+        self._memory = np.empty(0, np.uint8)
+
+    def _connect(self) -> None:
+        descriptors = [self._far_end.fileno(), self._memory_fd]
         try:
             self._child.start(
                 [
-                    *(*descriptors, parent, self.rank, self._size),
-                    *(self._library.name, self._library.path),
+                    *(*descriptors, os.getpid(), self._rank, self._size),
+                    *(self.library.name, self.library.path),
                 ],
                 descriptors,
             )
-        except OSError as error:
-            self._fail(f"the side process of rank {self.rank} did not start: {error}")
         finally:
-            for end in ends:
-                end.close()
-        # Without a process the other end is closed: the same end as any other.
-        self._channel.watch(self._on_event)
+            self._far_end.close()
+        address = meet(
+            self._store,
+            self._rank,
+            self._size,
+            str(self.library),
+            self._get,
+            self._name,
+        )
+        self._send(address.encode())
+        while (message := self._receive()) != b"ready":
+            verb, key, value = message.split(b"\0", 2)
+            name = f"mesh/{key.decode()}"
+            if verb == b"set":
+                self._store.set(name, value)
+            else:
+                self._send(b"=" + self._get(name))
+        self.connected = True
 
-    def _on_event(self, events: int) -> None:
-        # A hang-up may be reported before there is room: a flush then drops what waits.
-        if events & (select.EPOLLOUT | select.EPOLLHUP):
-            with self._sending:
-                self._channel.flush()
-        if events & (select.EPOLLHUP | select.EPOLLERR):
-            self._channel.unwatch()
-            self.reader.finish(self._on_child_exit)
-        elif events & select.EPOLLIN:
-            self.reader.read_all()
+    def _get(self, key: str) -> bytes:
+        # Without a deadline: the dispatcher keeps those, and aborts.
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        while not self._killed:
+            try:
+                return self._store.get(key, timeout=_SLICE)
+            except DistStoreTimeoutError:
+                if poll.poll(0):
+                    break
+        raise EOFError
 
-    def _on_child_exit(self) -> None:
-        """Reap the process, release what it used, and report why it ended."""
-        end = self._child.reap()
-        with self._state_lock:
-            if not (self._cause or self._child.killed or self._closing):
-                self._cause = connection_lost(end, self._rendezvous.addresses) or end
-            self._released = True
-            self._progress.release()
-            self._page.close()
-        self._rendezvous.stop()
-        with self._sending:
-            self._channel.close()
-            self._memory.close()
-            for operation in self._admission.in_flight.values():
-                operation.release()
-            self.eager_buffers.release()
-        _alive.discard(self)
-        if not _alive:
-            heap.trim()
-        if self._cause:
-            self._announce(self._cause)
-        self._gone.set()
+    def _send(self, message: bytes) -> None:
+        try:
+            self._channel.send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            raise EOFError from None
+
+    def _receive(self) -> bytes:
+        try:
+            message = self._channel.recv(_MESSAGE_BYTES)
+        except ConnectionResetError:
+            message = b""
+        if not message:
+            raise EOFError
+        verb, _, said = message.partition(b"\0")
+        if verb == b"error":
+            # What follows the first sentence is gloo's guess at the cause.
+            sentence = said.decode().partition(". ")[0]
+            raise ConnectionLostError(f"gloo: {sentence}")
+        return message
+
+    def _expect(self, answer: bytes) -> None:
+        message = self._receive()
+        if message != answer:
+            raise RuntimeError(f"{message!r} instead of {answer!r}")
 
 
-def _as_error(cause: str | ConnectionLostError) -> DistBackendError:
+def _as_error(cause: str | DistError) -> DistError:
     return DistBackendError(cause) if isinstance(cause, str) else cause
-
-
-def _socket_pair(undo: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
-    # Packets: a message arrives whole, and closing one end shows at the other.
-    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    return undo.enter_context(near), undo.enter_context(far)

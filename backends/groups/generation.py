@@ -438,6 +438,9 @@ class Generation:
             lost = self.loss
             reason = lost.reason if lost else self._reason("destroy_process_group()")
             self._abort(reason, publish=True)
+            # Another thread may be in the middle of an abort.
+            for work in list(self.status.in_flight.values()):
+                work._block(DRAIN_WAIT)
             return
         with self.issue_lock, self._abort_lock:
             if self.aborted is None:

@@ -157,10 +157,7 @@ class MessagingBackend(Backend):
         if ufunc is not None:
             return ufunc
         super().check(op, dtype, reduce_op)
-        raise TypeError(
-            f"{op.value}: ReduceOp.{reduce_op.name} is not defined for arrays of "
-            f"{dtype.name}; convert them (astype) or choose another reduction"
-        )
+        raise reductions.refusal(op, dtype, reduce_op)
 
     # -- collectives -----------------------------------------------------------
 

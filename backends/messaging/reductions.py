@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from ..work.op_type import OpType
 from ..work.reduce_op import ReduceOp
 from .algorithms import Ufunc
 
-__all__ = ["REDUCE_OPS", "find"]
+__all__ = ["REDUCE_OPS", "find", "refusal"]
 
 _SUMS: dict[ReduceOp, Ufunc] = {
     ReduceOp.SUM: np.add,
@@ -51,3 +52,11 @@ REDUCE_OPS = frozenset(_ALL)
 def find(dtype: Any, reduce_op: ReduceOp) -> Ufunc | None:
     """Return the ufunc of `reduce_op`; ``None`` if `dtype` does not have it."""
     return _UFUNCS.get(dtype.kind, _NONE).get(reduce_op)
+
+
+def refusal(op: OpType, dtype: Any, reduce_op: ReduceOp) -> TypeError:
+    """Return the error of a reduction that `dtype` does not have."""
+    return TypeError(
+        f"{op.value}: ReduceOp.{reduce_op.name} is not defined for arrays of "
+        f"{dtype.name}; convert them (astype) or choose another reduction"
+    )

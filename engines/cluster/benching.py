@@ -192,7 +192,6 @@ class BenchRequest:
     device: str | None
     iterations: int
     warmup: int
-    shared: bool
 
     def check(self, ranks: int) -> None:
         """Raise `ValueError` for arguments that a group of `ranks` ranks refuses."""

@@ -255,7 +255,6 @@ class Ranks(ObservedRanks):
         device: str | None = None,
         iterations: int = 20,
         warmup: int = 5,
-        shared: bool = True,
         cell: int | None = None,
         on_row: Callable[[BenchRow], None] | None = None,
     ) -> Bench:
@@ -280,8 +279,6 @@ class Ranks(ObservedRanks):
             ``cuda`` for NCCL.
         iterations, warmup : int, default 20 and 5
             How often the op runs, and how often before that without being measured.
-        shared : bool, default True
-            Whether the arrays are in memory that the backend uses in place.
         cell : int, optional
             The number of the cell in source lines.
         on_row : callable, optional
@@ -309,7 +306,6 @@ class Ranks(ObservedRanks):
             device=device,
             iterations=iterations,
             warmup=warmup,
-            shared=shared,
         )
         members = self._ids(self._find_groups(group or DEFAULT))
         request.check(len(members))

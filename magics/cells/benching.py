@@ -42,7 +42,6 @@ def run_bench(
         values["op"] or "all_reduce",
         values["sizes"] or DEFAULT_SIZES,
         group=values["group"],
-        shared=not values["ordinary"],
         cell=cell_number(shell),
         **given,
     )

@@ -327,10 +327,6 @@ COMMANDS = {
                     "N", values.times,
                 ),
                 Option(
-                    "ordinary", ("--ordinary",), "use ordinary numpy arrays, not those "
-                    "of dist.empty",
-                ),
-                Option(
                     "csv", ("--csv",), "write the rows there, too (default: nowhere)",
                     "FILE", kind="file",
                 ),

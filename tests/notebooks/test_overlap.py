@@ -76,9 +76,5 @@ def test_coalescing_is_measured_and_exact(outputs: dict[str, str]) -> None:
     assert re.findall(r"my part \[(\d+)", outputs["coalesce-mixed"]) == ["20", "40"]
 
 
-def test_plain_arrays_are_compared_with_shared_ones(outputs: dict[str, str]) -> None:
-    sizes = re.findall(
-        r"([\d,]+) +[\d.]+ ms +[\d.]+ ms +[\d.]+ times", outputs["empty"]
-    )
-    assert sizes == ["10,000", "100,000", "1,000,000"]
-    assert len(re.findall(r"[\d.]+ ×  █", outputs["summary"])) == 4
+def test_the_gains_are_drawn(outputs: dict[str, str]) -> None:
+    assert len(re.findall(r"[\d.]+ ×  █", outputs["summary"])) == 3

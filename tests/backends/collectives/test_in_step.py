@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 import rankscope as dist
 from rankscope.backends.conformance.mpi_ranks import mpiexec, run_mpi_ranks
 from rankscope.backends.conformance.ranks import Rank, run_ranks
-from rankscope.backends.devices.shared_memory import heap
 from rankscope.backends.groups.config import BackendConfig
 from rankscope.backends.groups.process_group import ProcessGroup
 from rankscope.backends.stores.hash import HashStore
@@ -180,23 +179,6 @@ def test_a_message_without_an_element_over_gloo(gloo: Threads) -> None:
     gloo(pass_empty_messages)
 
 
-@needs_gloo
-@pytest.mark.processes  # gloo's side processes
-def test_a_message_that_should_have_no_element_stays_in_no_queue(gloo: Threads) -> None:
-    def body(pg: ProcessGroup) -> None:
-        if pg.rank() == 0:
-            for value in ([1.0, 1.0], [2.0, 2.0]):
-                dist.send(np.array(value), group_dst=1, group=pg)
-        if pg.rank() == 1:
-            with pytest.raises(dist.DistBackendError, match="has 16 bytes"):
-                dist.recv(np.empty(0), group_src=0, group=pg)
-            received = np.zeros(2)
-            dist.recv(received, group_src=0, group=pg)
-            assert received.tolist() == [2.0, 2.0]
-
-    gloo(body)
-
-
 # -- refusals ------------------------------------------------------------------------
 
 _F8 = np.float64
@@ -340,31 +322,3 @@ def test_refused_arguments_over_nccl(ranks: gpu_ranks.Ranks) -> None:
 
     ranks(body)
     assert {r.pg.status.collective_seq for r in ranks.ranks} == {1}
-
-
-@needs_gloo
-@pytest.mark.processes  # gloo's side processes
-def test_an_op_without_memory_on_one_rank(
-    gloo: Threads, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def none(nbytes: int) -> Any:
-        raise MemoryError(f"{nbytes} bytes")
-
-    def refused(pg: ProcessGroup) -> None:
-        if pg.rank() == 0:
-            with pytest.raises(MemoryError):
-                dist.broadcast(np.ones(50_000), group_src=0, group=pg)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(heap, "allocate", none)
-        gloo(refused)
-
-    def used(pg: ProcessGroup) -> int:
-        x = np.full(50_000, pg.rank() + 1.0)
-        dist.broadcast(x, group_src=0, group=pg)
-        assert x[-1] == 1
-        dist.all_reduce(x, group=pg)
-        assert x[0] == SIZE
-        return pg.status.collective_seq
-
-    assert len(set(gloo(used))) == 1

@@ -9,9 +9,9 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -20,16 +20,15 @@ import pytest
 from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.ranks import Rank, Ranks, run_ranks
 from rankscope.backends.conformance.waiting import until
-from rankscope.backends.devices.shared_memory import empty, heap
 from rankscope.backends.errors import DistBackendError, DistError
-from rankscope.backends.gloo import backend as gloo
+from rankscope.backends.gloo import collectives
 from rankscope.backends.gloo.backend import GlooBackend
-from rankscope.backends.gloo.dtypes import arithmetic
-from rankscope.backends.gloo.eager import EagerOperation
+from rankscope.backends.gloo.collectives import Reduction
 from rankscope.backends.gloo.library import Library, unavailable
-from rankscope.backends.gloo.side.wire import chunk_bytes, eager_bytes, ring_bytes
-from rankscope.backends.gloo.side_process import SideProcess
+from rankscope.backends.gloo.side_process import MEMORY_BYTES, SideProcess
+from rankscope.backends.rank_sets import name_ranks
 from rankscope.backends.stores.file import FileStore
+from rankscope.backends.stores.prefix import PrefixStore
 from rankscope.backends.work.op_type import OpType
 from rankscope.backends.work.reduce_op import ReduceOp
 from rankscope.backends.work.state import WorkState
@@ -40,13 +39,20 @@ pytestmark = pytest.mark.skipif(
 )
 
 SUM = ReduceOp.SUM
-#: A file that is no library, and is not tested before it is used.
+MAX = ReduceOp.MAX
+#: A file that is no library.
 NOT_GLOO = Library("xoscar", "0", __file__)
 
 
 def all_reduce(backend: GlooBackend, array: np.ndarray, op: ReduceOp) -> Work:
     """``backend.all_reduce``, with what its `check` makes of `op`."""
-    return backend.all_reduce(array, arithmetic(array.dtype, op))
+    return backend.all_reduce(array, checked(backend, array, op))
+
+
+def checked(backend: GlooBackend, array: np.ndarray, op: ReduceOp) -> Reduction:
+    reduction = backend.check(OpType.ALL_REDUCE, array.dtype, op)
+    assert reduction is not None
+    return reduction
 
 
 @contextlib.contextmanager
@@ -65,58 +71,133 @@ def side_pid(made: GlooBackend) -> int:
     return until(lambda: side.pid) or 0
 
 
-def refused(size: int) -> GlooBackend:
-    """A backend that is only asked: it never starts a process."""
-    made = GlooBackend.__new__(GlooBackend)
-    made.rank, made.size, made.place = 0, size, "rank 0"
-    return made
-
-
 # -- what it computes ------------------------------------------------------
 
 
-def sizes(world: int) -> list[int]:
-    """Bytes around every threshold at which the way of an all_reduce changes."""
-    edges = [4096, eager_bytes(world), ring_bytes(world), chunk_bytes(world)]
-    return [8, *(edge + step for edge in edges for step in (-8, 0, 8)), 20 << 20]
-
-
-def around_thresholds(me: Rank) -> None:
-    with backend(me) as made:
+def in_pieces(me: Rank, memory: int, sizes: Sequence[int]) -> None:
+    """The shared memory of `memory` bytes holds one piece of an array, or a few."""
+    with pytest.MonkeyPatch.context() as patch, backend(me) as made:
+        patch.setattr(collectives, "MEMORY_BYTES", memory)
         rng = np.random.default_rng(5)
-        for turn, nbytes in enumerate(sizes(me.size)):
-            data = rng.integers(0, 1000, (me.size, nbytes // 8)).astype(np.float64)
-            # Some ranks copy and some do not: they must cut arrays alike.
-            make = empty if (turn + me.rank) % 3 else np.empty
-            x = make(nbytes // 8, np.float64)
-            x[:] = data[me.rank]
+        for turn, size in enumerate(sizes):
+            data = rng.integers(0, 1000, (me.size, size)).astype(np.float64)
+            mine, root = data[me.rank], turn % me.size
+            x = mine.copy()
             all_reduce(made, x, SUM).wait()
-            assert np.array_equal(x, data.sum(0)), nbytes
-            root = turn % me.size
-            x[:] = data[me.rank]
-            made.reduce(x, root, arithmetic(x.dtype, ReduceOp.MAX)).wait()
-            mine = data.max(0) if me.rank == root else data[me.rank]
-            assert np.array_equal(x, mine), nbytes
-            x[:] = data[me.rank]
+            assert np.array_equal(x, data.sum(0)), size
+            x[:] = mine
+            made.reduce(x, root, checked(made, x, ReduceOp.PRODUCT)).wait()
+            assert np.array_equal(x, data.prod(0) if me.rank == root else mine), size
+            n = mine.astype(np.int64)
+            made.reduce(n, root, checked(made, n, MAX)).wait()
+            assert np.array_equal(n, data.max(0) if me.rank == root else mine), size
+            x[:] = mine
             made.broadcast(x, root).wait()
-            assert np.array_equal(x, data[root]), nbytes
-            x[:] = data[me.rank]
-            part = data.shape[1] // me.size
-            y = make(part, np.float64)
-            total = arithmetic(x.dtype, SUM)
-            made.reduce_scatter_tensor(y, x[: part * me.size], total).wait()
-            mine = data[:, part * me.rank : part * (me.rank + 1)].sum(0)
-            assert np.array_equal(y, mine), nbytes
-        del x, y
-    assert heap.segments == 0
+            assert np.array_equal(x, data[root]), size
+            outputs = [np.zeros(size) for _ in range(me.size)]
+            made.all_gather(outputs, mine).wait()
+            assert np.array_equal(outputs, data), size
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
-def test_around_every_threshold_whether_ranks_copy_or_not(world: int) -> None:
-    run_ranks(world, around_thresholds, timeout=90)
+@pytest.mark.parametrize("world", [2, 3, 4, 5])
+def test_arrays_go_piece_by_piece_through_the_shared_memory(world: int) -> None:
+    whole = ((1 << 16) - 64) // 8
+    edges = [whole // 2, whole // 2 + 1, whole - 1, whole, whole + 1, 3 * whole]
+    run_ranks(world, in_pieces, 1 << 16, [1, 5, *edges], timeout=90)
 
 
-def flood(me: Rank) -> int:
+def test_arrays_larger_than_the_shared_memory() -> None:
+    run_ranks(2, in_pieces, MEMORY_BYTES, [MEMORY_BYTES // 8 + 1], timeout=90)
+
+
+def floats(op: ReduceOp, dtype: str, rng: np.random.Generator) -> np.ndarray:
+    """Values of a rank with NaN, infinities and zeros of both signs at any place."""
+    special = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -2.0]
+    return rng.choice(special, 300).astype(dtype)
+
+
+def as_numpy_has_it(me: Rank) -> None:
+    ufuncs = {
+        SUM: np.add,
+        ReduceOp.PRODUCT: np.multiply,
+        ReduceOp.MIN: np.minimum,
+        MAX: np.maximum,
+    }
+    with backend(me) as made, np.errstate(invalid="ignore"):
+        for dtype in ("float16", "float32", "float64"):
+            for op, ufunc in ufuncs.items():
+                held = [
+                    floats(op, dtype, np.random.default_rng([r, 7]))
+                    for r in range(me.size)
+                ]
+                wanted = held[0]
+                for other in held[1:]:
+                    wanted = ufunc(wanted, other)
+                x = held[me.rank].copy()
+                all_reduce(made, x, op).wait()
+                np.testing.assert_array_equal(x, wanted)
+                # Of equal zeros numpy's MIN and MAX give back either one.
+                if op in (SUM, ReduceOp.PRODUCT):
+                    numbers = ~np.isnan(wanted)
+                    signs = np.signbit(x) == np.signbit(wanted)
+                    assert signs[numbers].all(), (dtype, op)
+                outputs = [np.zeros_like(x) for _ in held]
+                made.all_gather(outputs, x).wait()
+                bits = {one.tobytes() for one in outputs}
+                assert len(bits) == 1, (dtype, op)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_nan_infinities_and_zeros_are_numpys_and_the_same_everywhere(
+    world: int,
+) -> None:
+    run_ranks(world, as_numpy_has_it)
+
+
+def lost_maxima(me: Rank) -> None:
+    values = np.array([1.0, 2.0, 9.0, np.nan])
+    with backend(me) as made:
+        x = np.full(200_000, values[me.rank])
+        all_reduce(made, x, MAX).wait()
+        assert np.isnan(x).all()
+
+
+def test_a_nan_of_one_rank_is_the_maximum_on_all() -> None:
+    run_ranks(4, lost_maxima)
+
+
+def both_ways(me: Rank) -> None:
+    """Ops of gloo and of the host engine on one array: each needs the one before."""
+    with backend(me) as made:
+        x = np.full(1000, me.rank + 1.0)
+        works: list[Work] = []
+        for turn in range(30):
+            works += [
+                all_reduce(made, x, SUM),
+                all_reduce(made, x, MAX),
+                made.broadcast(x, turn % me.size),
+            ]
+            out = np.zeros(1000 // me.size)
+            part = x[: out.size * me.size]
+            total = checked(made, x, MAX)
+            works.append(made.reduce_scatter_tensor(out, part, total))
+        for work in works:
+            work.detach()
+        for work in works:
+            work.wait()
+        wanted = me.size * (me.size + 1) / 2 * float(me.size) ** 29
+        assert (x == wanted).all()
+        assert (out == wanted).all()
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_ops_of_gloo_and_of_the_host_engine_run_in_the_order_of_issue(
+    world: int,
+) -> None:
+    run_ranks(world, both_ways)
+
+
+def flood(me: Rank) -> None:
     with backend(me) as made:
         x = np.full(600_000, 1.0, np.float32)
         small = np.full(3, 1.0)
@@ -133,39 +214,13 @@ def flood(me: Rank) -> int:
         works[-1].wait()
         assert all(work.is_success() for work in works)
         assert x[0] == x[-1] == 2.0**30
-        return heap.segments
 
 
-def test_a_late_peer_finds_everything_queued_in_bounded_memory() -> None:
+def test_a_late_peer_finds_everything_queued() -> None:
     with Ranks(2, flood) as ranks:
         assert ranks.next_report(1) == "issued"
         ranks.tell(0, "go")
-        assert max(ranks.wait()) <= 4
-
-
-def reentrant(me: Rank) -> list[str]:
-    """Callbacks that wait for further ops, on whatever thread they run."""
-    with backend(me) as made:
-        done: list[str] = []
-
-        def again(work: Work) -> None:
-            x = np.ones(2)
-            all_reduce(made, x, SUM).wait()
-            done.append(f"{x[0]:g}")
-
-        for detached in (False, True):
-            work = made.barrier()
-            work.add_done_callback(again)
-            if detached:
-                work.detach()
-                until(lambda: len(done) == 2)
-            else:
-                work.wait()
-        return done
-
-
-def test_a_callback_may_wait_for_another_op() -> None:
-    assert run_ranks(2, reentrant) == [["2", "2"]] * 2
+        ranks.wait()
 
 
 def many_waiters(me: Rank) -> None:
@@ -195,9 +250,11 @@ def messages(me: Rank) -> None:
         lengths = [1, 4080, 4081, 1_000_000]
         # Posted in another order than they are sent in: tags tell them apart.
         inbox = {n: np.zeros(n, np.uint8) for n in lengths}
-        recvs = [made.recv(inbox[n], other, tag=n) for n in reversed(lengths)]
+        tags = {n: tag for tag, n in enumerate(lengths)}
+        recvs = [made.recv(inbox[n], other, tags[n]) for n in reversed(lengths)]
         sends = [
-            made.send(np.full(n, me.rank + 1, np.uint8), other, n) for n in lengths
+            made.send(np.full(n, me.rank + 1, np.uint8), other, tags[n])
+            for n in lengths
         ]
         total = np.ones(5)
         all_reduce(made, total, SUM).wait()
@@ -253,31 +310,24 @@ def test_a_recv_from_anybody_tells_who_it_was() -> None:
         assert ranks.wait()[0] == [1, 2, 3]
 
 
-def wrong_sizes(me: Rank) -> None:
+def wrong_size(me: Rank, sent: int, expected: int) -> None:
     with backend(me) as made:
-        for sent, expected in [
-            (8, 16),
-            (16, 8),
-            (50_000, 8),
-            (8, 50_000),
-            (9000, 8000),
-        ]:
-            if me.rank == 0:
-                made.send(np.ones(sent, np.uint8), 1, 0).wait()
-            else:
-                x = np.zeros(expected, np.uint8)
-                work = made.recv(x, 0, 0)
-                message = f"rank 0 of the group has {sent} bytes.*has {expected}"
-                with pytest.raises(DistBackendError, match=message):
-                    work.wait()
-                assert not x.any()
-        y = np.ones(3)
-        all_reduce(made, y, SUM).wait()
-        assert y[0] == 2
+        reasons: list[str | DistError] = []
+        made.on_failure = reasons.append
+        if me.rank == 0:
+            made.send(np.ones(sent, np.uint8), 1, 0).detach()
+        else:
+            message = f"rank 0 sent {sent} bytes where {expected} were"
+            with pytest.raises(DistBackendError, match=message):
+                made.recv(np.zeros(expected, np.uint8), 0, 0).wait()
+            assert message in str(reasons[0])
+        me.meet("seen")
+        made.abort("over")
 
 
-def test_a_message_of_another_size_fails_the_recv_and_nothing_else() -> None:
-    run_ranks(2, wrong_sizes)
+@pytest.mark.parametrize(("sent", "expected"), [(8, 16), (50_000, 8)])
+def test_a_message_of_another_size_fails_the_group(sent: int, expected: int) -> None:
+    run_ranks(2, wrong_size, sent, expected)
 
 
 def pending(me: Rank) -> None:
@@ -314,35 +364,22 @@ def test_a_pending_collective_holds_up_no_message_issued_before_it() -> None:
         ranks.wait()
 
 
-def test_bad_tags_and_messages_to_oneself_are_refused() -> None:
-    made = refused(2)
-    made._side = None
-    for tag in (-1, 1 << 48):
-        with pytest.raises(ValueError, match="tag="):
-            made.check_message(OpType.SEND, 1, tag)
-    with pytest.raises(ValueError, match="with itself"):
-        made.check_message(OpType.RECV, 0, 0)
+def refuser(me: Rank) -> None:
+    with backend(me) as made:
+        for tag in (-1, 32000):
+            with pytest.raises(ValueError, match=f"tag={tag}; the gloo backend has"):
+                made.check_message(OpType.SEND, 1, tag)
+        for dtype, op in [
+            ("float32", ReduceOp.BAND),
+            ("complex64", MAX),
+            ("complex128", ReduceOp.MIN),
+        ]:
+            with pytest.raises(TypeError, match=f"{op.name}.*{dtype}; convert them"):
+                made.check(OpType.REDUCE, np.dtype(dtype), op)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "op", "remedy"),
-    [
-        ("bool", ReduceOp.AVG, "convert it"),
-        ("float32", ReduceOp.BAND, "integers and bool"),
-        ("complex64", ReduceOp.PRODUCT, "SUM and AVG are possible"),
-        ("complex128", ReduceOp.MIN, "SUM and AVG are possible"),
-        ("longdouble", SUM, "astype.*float64"),
-        ("clongdouble", SUM, "astype.*complex128"),
-    ],
-)
-def test_a_dishonest_reduction_is_refused(
-    dtype: str, op: ReduceOp, remedy: str
-) -> None:
-    with pytest.raises(TypeError, match=f"gloo cannot compute.*{remedy}") as refused:
-        arithmetic(np.dtype(dtype), op)
-    computed = str(refused.value).partition("it computes that of ")[2].partition(")")[0]
-    assert "int32" in computed.split(", ")
-    assert dtype not in computed.split(", ")
+def test_bad_tags_and_dishonest_reductions_are_refused() -> None:
+    run_ranks(1, refuser)
 
 
 # -- disagreement, death, abort --------------------------------------------
@@ -354,9 +391,7 @@ def disagreement(made: GlooBackend, attempt: int) -> Work:
         return all_reduce(made, x, SUM)
     if attempt == 1:
         return made.broadcast(x, made.rank)
-    if attempt == 2:
-        return made.barrier() if made.rank else made.broadcast(x, 0)
-    return made.all_to_all([x, x + 1], [x + 1, x])
+    return made.barrier() if made.rank else made.broadcast(x, 0)
 
 
 def disagree(me: Rank, attempt: int) -> None:
@@ -377,6 +412,19 @@ def disagree(me: Rank, attempt: int) -> None:
         made.shutdown()
 
 
+def parts_that_differ(me: Rank) -> None:
+    with backend(me) as made:
+        x = np.ones(5 + me.rank, np.float32)
+        with pytest.raises(DistBackendError, match="the arrays' sizes differ"):
+            made.all_to_all([x, x + 1], [x + 1, x]).wait()
+        me.meet("both")
+        made.abort("over")
+
+
+def test_ranks_whose_parts_differ_are_told_so() -> None:
+    run_ranks(2, parts_that_differ)
+
+
 def started(made: GlooBackend, work: Work) -> None:
     def look() -> bool:
         made.refresh()
@@ -385,7 +433,7 @@ def started(made: GlooBackend, work: Work) -> None:
     until(look)
 
 
-@pytest.mark.parametrize("attempt", range(4))
+@pytest.mark.parametrize("attempt", range(3))
 def test_ranks_that_disagree_wait_for_each_other(attempt: int) -> None:
     with Ranks(2, disagree, attempt) as ranks:
         for rank in range(2):
@@ -399,6 +447,7 @@ def test_ranks_that_disagree_wait_for_each_other(attempt: int) -> None:
 def killed(me: Rank) -> tuple[str, float]:
     with me.store("gloo") as store:
         made = GlooBackend(store, me.rank, me.size)
+        made.global_ranks = [5, 7]
         reasons: list[str] = []
         made.on_failure = lambda reason: reasons.append(str(reason))
         all_reduce(made, np.ones(3), SUM).wait()
@@ -415,7 +464,7 @@ def killed(me: Rank) -> tuple[str, float]:
             work.wait()
         seconds = time.monotonic() - began - 0.2
         assert reasons == [str(caught.value)]
-        assert f"of rank 0 (pid {pid}) was killed by SIGKILL" in reasons[0]
+        assert f"of rank 5 (pid {pid}) was killed by SIGKILL" in reasons[0]
         with pytest.raises(DistBackendError, match="killed by SIGKILL"):
             made.barrier().wait()
         made.shutdown()
@@ -433,7 +482,7 @@ def test_a_killed_side_process_fails_its_works_at_once() -> None:
         assert ranks.wait()[0][1] < 5
 
 
-def bad_interface(me: Rank) -> str:
+def bad_interface(me: Rank) -> list[str]:
     os.environ["GLOO_SOCKET_IFNAME"] = "nowhere0"
     reasons: list[str] = []
     with me.store("gloo") as store:
@@ -442,18 +491,20 @@ def bad_interface(me: Rank) -> str:
         with pytest.raises(DistBackendError, match="nowhere0"):
             made.barrier().wait()
         made.shutdown()
-    return reasons[0]
+    return reasons
 
 
 def test_a_failing_rendezvous_says_why() -> None:
-    for reason in run_ranks(2, bad_interface):
-        assert "GLOO_SOCKET_IFNAME names 'nowhere0'" in reason
+    for reasons in run_ranks(2, bad_interface):
+        # The host engine may lose the other rank before.
+        assert any("GLOO_SOCKET_IFNAME names 'nowhere0'" in one for one in reasons)
 
 
 def bad_library(me: Rank) -> str:
     reasons: list[str | DistError] = []
     with me.store("gloo") as store:
-        side = SideProcess(NOT_GLOO, store, me.rank, 2, reasons.append)
+        side = SideProcess(NOT_GLOO, store, 0, 2, name_ranks, reasons.append)
+        side.start()
         until(lambda: reasons)
         side.close()
     return str(reasons[0])
@@ -461,84 +512,9 @@ def bad_library(me: Rank) -> str:
 
 def test_a_side_process_that_ends_by_itself_leaves_its_last_words() -> None:
     (reason,) = run_ranks(1, bad_library)
-    assert "ended with exit code 1: " in reason
-    assert "Error" in reason
-
-
-def torn_down_while_read(me: Rank) -> None:
-    """A thread stands still while it reads the reports of a process that died."""
-    entered, go = threading.Event(), threading.Event()
-
-    class Stuck(EagerOperation):
-        def collect(self, report: Any) -> None:
-            super().collect(report)
-            entered.set()
-            assert go.wait(60)
-
-    with me.store("first") as store:
-        first = GlooBackend(store, me.rank, me.size)
-        first.barrier().wait()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(gloo, "EagerOperation", Stuck)
-            work = first.barrier()
-        reader = threading.Thread(target=work.wait)
-        reader.start()
-        assert entered.wait(30)
-        first.abort("test")
-        with backend(me, "second") as second:
-            x = np.ones(3)
-            work = all_reduce(second, x, SUM)
-            work.detach()
-            until(work.is_success, 20)
-            assert x[0] == me.size
-        go.set()
-        reader.join(30)
-        assert not reader.is_alive()
-        first.shutdown()
-
-
-def test_a_group_that_is_torn_down_holds_up_no_other() -> None:
-    run_ranks(2, torn_down_while_read)
-
-
-def issued_while_another_ends(me: Rank) -> None:
-    """An op finds no room just before the op that gives it back is over."""
-    with backend(me) as made:
-        made.barrier().wait()
-        side = made._side
-        assert side is not None
-        first = made.barrier()
-        if me.rank == 0:
-            me.listen()
-        ended = threading.Thread(target=first.wait)
-        looked = False
-
-        class Unlucky(EagerOperation):
-            def has_room(self) -> bool:
-                nonlocal looked
-                if looked:
-                    return super().has_room()
-                looked = True
-                ended.start()
-                ended.join(1)
-                return False
-
-        with pytest.MonkeyPatch.context() as patch:
-            if me.rank == 0:
-                patch.setattr(gloo, "EagerOperation", Unlucky)
-            second = made.barrier()
-        me.report("issued")
-        assert second._block(20)
-        assert second.is_success()
-        if me.rank == 0:
-            ended.join(20)
-
-
-def test_room_that_is_given_back_is_never_missed() -> None:
-    with Ranks(2, issued_while_another_ends) as ranks:
-        assert ranks.next_report(1) == "issued"
-        ranks.tell(0, "go")
-        ranks.wait()
+    assert "the side process of rank 0 (pid " in reason
+    assert ") ended with exit code 1: " in reason
+    assert "ImportError" in reason
 
 
 def descriptors() -> Counter[str]:
@@ -574,14 +550,16 @@ def test_a_side_process_that_cannot_be_made_leaves_no_descriptor(
     for spare in range(64):
         try:
             with spare_descriptors(spare):
-                made = SideProcess(NOT_GLOO, store, 0, 2, lambda reason: None)
+                made = SideProcess(
+                    NOT_GLOO, store, 0, 2, name_ranks, lambda reason: None
+                )
         except OSError:
             until(lambda: not descriptors() - before, 5, str(descriptors() - before))
         else:
             break
     made.kill()
     made.close()
-    assert spare > 8
+    assert spare > 5
     until(lambda: not descriptors() - before)
 
 
@@ -598,13 +576,14 @@ def aborted(me: Rank) -> list[float]:
                     started(made, work)
                 timer = threading.Timer(0.1, made.abort, ("test",))
                 timer.start()
-                # The dispatcher ends the Works; here, once the process is gone.
-                work.add_done_callback(lambda _: None)
                 assert not work._block(0.05)
                 began = time.monotonic()
-                made._side._gone.wait(10)
+                side = made._side
+                assert side is not None
+                until(partial(getattr, side, "_released"), 10)
                 seconds.append(time.monotonic() - began)
-                assert not work.is_completed()
+                assert work._block(10)
+                assert not work.is_success()
             else:
                 me.listen()
                 made.abort("test")
@@ -634,28 +613,24 @@ def nothing_left(me: Rank) -> None:
             mapped,
         )
 
-    with me.store("warm-up") as store:
-        store.set("a", b"a")
-        store.get("a")
+    with me.store("warm-up") as warm:
+        warm.set("a", b"a")
+        warm.get("a")
         before = look()
         for turn in range(4):
+            store = PrefixStore(f"turn {turn}", warm)
             made = GlooBackend(store, me.rank, me.size)
             x = np.ones(5_000_000, np.float32)
             all_reduce(made, x, SUM).wait()
+            all_reduce(made, x, MAX).wait()
             made.barrier().wait()
+            me.report(turn)
+            me.listen()
             if turn % 2:
                 made.abort("test")
             made.shutdown()
-            for rank in range(me.size):
-                for key in store_keys(rank, me.size):
-                    store.delete_key(key)
-            me.report(turn)
-            me.listen()
+            del made
         until(lambda: look() == before, what=f"{before} {look()}")
-
-
-def store_keys(rank: int, size: int) -> list[str]:
-    return [f"host/{rank}", f"mesh/{rank}", f"mesh/rank_{rank}"]
 
 
 def test_nothing_is_left_after_shutdown_or_abort() -> None:
@@ -669,15 +644,15 @@ def test_nothing_is_left_after_shutdown_or_abort() -> None:
 
 
 def test_a_side_process_dies_with_its_rank() -> None:
-    with Ranks(1, only_one) as ranks:
+    with Ranks(2, one_dies) as ranks:
         pid = ranks.next_report(0)
+        assert lives(pid)
         ranks.kill(0)
         until(lambda: not lives(pid))
 
 
-def only_one(me: Rank) -> None:
-    with me.store("gloo") as store:
-        made = GlooBackend(store, 0, 2)
+def one_dies(me: Rank) -> None:
+    with backend(me) as made:
         made.barrier()
         me.report(side_pid(made))
         me.listen()

@@ -1,4 +1,4 @@
-"""float16 and bfloat16: reduced as float32 and rounded once, by each library."""
+"""float16 and bfloat16, with each library: the host engine reduces them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,6 @@ def every_reduction(me: Rank, library: str, name: str) -> int:
     with gloo_options(library=library):
         dist.init_process_group("gloo", timeout=60)
         for op in UFUNCS:
-            # The eager buffers, one round, and chunks.
             for size in (1, 1000, 200_000, 3_000_000):
                 arrays = [held(rank, size, dtype) for rank in range(me.size)]
                 wanted = reduced(op, arrays)
@@ -80,7 +79,7 @@ def every_reduction(me: Rank, library: str, name: str) -> int:
 
 @each_library
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
-def test_every_reduction_is_rounded_once(name: str, library: str) -> None:
+def test_every_reduction_of_two_ranks_is_rounded_once(name: str, library: str) -> None:
     assert run_ranks(2, every_reduction, library, name) == [16, 16]
 
 
@@ -90,7 +89,7 @@ def moves(me: Rank, library: str) -> None:
         dist.init_process_group("gloo", timeout=60)
         arrays = [held(rank, 1001, dtype) for rank in range(me.size)]
         mine = arrays[me.rank]
-        out = dist.empty(2 * mine.size, dtype)
+        out = np.empty(2 * mine.size, dtype)
         dist.all_gather_into_tensor(out, mine)
         np.testing.assert_array_equal(out, np.concatenate(arrays))
         x = mine.copy()
@@ -112,23 +111,22 @@ def test_bfloat16_is_moved_and_fused(library: str) -> None:
 
 
 def apart(me: Rank, library: str) -> str:
-    """The ranks disagree in the dtype: both are passed as float32."""
+    """The ranks disagree in the dtype."""
     dtype = dtype_of(["float16", "bfloat16"][me.rank])
     with gloo_options(library=library):
         dist.init_process_group("gloo", timeout=60)
         dist.barrier()
-        work = dist.all_reduce(np.ones(3, dtype), async_op=True)
-        with pytest.raises(dist.DistTimeoutError):
-            work.wait(0.5)
-        me.meet("waited")
-        dist.abort_process_group(reason="they differ")
+        with pytest.raises(dist.DistError) as caught:
+            dist.all_reduce(np.ones(3, dtype))
         dist.destroy_process_group()
-    return dtype.name
+    return str(caught.value)
 
 
 @each_library
-def test_ranks_whose_narrow_dtypes_differ_do_not_match(library: str) -> None:
-    assert run_ranks(2, apart, library) == ["float16", "bfloat16"]
+def test_ranks_whose_narrow_dtypes_differ_are_told_so(library: str) -> None:
+    for said in run_ranks(2, apart, library):
+        assert "dtype" in said
+        assert "bfloat16" in said
 
 
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "int4"])

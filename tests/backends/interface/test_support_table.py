@@ -76,8 +76,6 @@ _EXCEPT = {
     ("int16", "nccl"): set(),
     ("uint16", "nccl"): set(),
     ("float16", "ucc"): {"PREMUL_SUM"},
-    ("complex64", "gloo"): {"SUM", "AVG"},
-    ("complex128", "gloo"): {"SUM", "AVG"},
 }
 
 

@@ -123,11 +123,11 @@ def stop(pid: int) -> None:
 
 
 def sides(pid: int) -> list[psutil.Process]:
-    """The living gloo side processes of the engine `pid`, spares included."""
+    """The living gloo side processes of the engine `pid`."""
     found = []
     for child in psutil.Process(pid).children(recursive=True):
         try:
-            if "rankscope_side" in " ".join(child.cmdline()) and lives(child):
+            if "child_main.py" in " ".join(child.cmdline()) and lives(child):
                 found.append(child)
         except psutil.NoSuchProcess:
             continue

@@ -15,7 +15,15 @@ from rankscope.backends import is_gloo_available
 from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError, ExecutionError, RankError
-from tests.engines.cluster.faults import SUM, WAIT, hanging, sides
+from tests.engines.cluster.faults import (
+    HANG,
+    HANG_LINE,
+    SUM,
+    WAIT,
+    hanging,
+    sides,
+    until_at,
+)
 
 pytestmark = pytest.mark.skipif(not is_gloo_available(), reason="needs gloo")
 
@@ -230,8 +238,15 @@ def all_in(cluster: Cluster, group: str, ranks: Sequence[int]) -> bool:
     return all(one is not None and one.in_flight for one in found)
 
 
+BESIDE = 'beside = dist.new_group(backend="cpu:gloo", group_desc="beside")'
+
+
 def test_a_killed_side_process(cluster: Cluster) -> None:
-    cell = hanging(cluster, absent=3)
+    cluster.execute(BESIDE).result(WAIT)
+    in_group = HANG.replace("all_reduce(x)", "all_reduce(x, group=beside)")
+    cell = cluster.execute(in_group.format(absent=3), cell=50)
+    until(lambda: all_in(cluster, "beside", [0, 1, 2]), WAIT, "the collective to start")
+    until_at(cluster, [3], 50, HANG_LINE)
     victim = 1
     killed = sides(cluster.pids[victim])
     assert killed
@@ -244,6 +259,7 @@ def test_a_killed_side_process(cluster: Cluster) -> None:
     assert cell.wait(WAIT)
     assert cluster.status().dead == []
     cluster.rebuild()
+    cluster.execute(DESTROY.format("beside")).result(WAIT)
 
 
 def test_abort_releases_a_hang(cluster: Cluster) -> None:
