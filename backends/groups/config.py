@@ -5,7 +5,7 @@ The grammar is that of ``torch.distributed``::
     config  := "" | backend | part {"," part}
     part    := device ":" backend
 
-``"gloo"`` alone means gloo for every device type gloo supports. A backend for
+``"mpi"`` alone means MPI for every device type that MPI supports. A backend for
 host memory may be named for any device type: its arrays are staged (`staging`).
 """
 
@@ -25,7 +25,7 @@ from ..interface.staging import misplaced, staged_devices
 __all__ = ["GRAMMAR", "BackendConfig", "bound_index", "get_default_backend_for_device"]
 
 GRAMMAR = (
-    "expected a backend ('gloo') or device:backend pairs ('cpu:gloo,cuda:nccl'), "
+    "expected a backend ('tcp') or device:backend pairs ('cpu:tcp,cuda:nccl'), "
     "each device once"
 )
 
@@ -39,10 +39,10 @@ class BackendConfig:
     Parameters
     ----------
     backend : str, optional
-        ``"gloo"``, for every device type that gloo serves, or ``"cpu:gloo,cuda:nccl"``.
+        ``"ucx"``, for every device type that UCX serves, or ``"cpu:tcp,cuda:nccl"``.
         ``None`` and ``""`` are the default: the first built-in backend of each device
-        type, ``cpu:gloo``, and ``cuda:nccl`` where cupy is installed. MPI is used where
-        it is named.
+        type, ``cpu:tcp``, and ``cuda:nccl`` where cupy is installed. The other backends
+        are used where they are named.
 
     Raises
     ------
@@ -60,11 +60,11 @@ class BackendConfig:
 
     Examples
     --------
-    >>> config = dist.BackendConfig("cpu:gloo,cuda:nccl")
+    >>> config = dist.BackendConfig("cpu:tcp,cuda:nccl")
     >>> config.get_device_backend_map()
-    {'cpu': 'gloo', 'cuda': 'nccl'}
-    >>> dist.BackendConfig("gloo")
-    BackendConfig('cpu:gloo')
+    {'cpu': 'tcp', 'cuda': 'nccl'}
+    >>> dist.BackendConfig("tcp")
+    BackendConfig('cpu:tcp')
     """
 
     def __init__(self, backend: str | None = None) -> None:

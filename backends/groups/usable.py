@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from ..install import pip_install, with_extra
 from ..interface.base import Backend
 from ..interface.registry import builtin_devices, unavailable_reason
 from .config import BackendConfig
 
-__all__ = ["mpi_instead", "why_unusable"]
+__all__ = ["default_instead", "why_unusable"]
 
 
 def why_unusable(backend: str | None) -> str | None:
@@ -36,14 +35,12 @@ def _is_for_host_arrays(name: str) -> bool:
     return "cpu" in builtin_devices().get(name, ())
 
 
-def mpi_instead(backend: str | None, how: str) -> str:
-    """Return a sentence that says how to choose MPI, as `how`, for config `backend`.
+def default_instead(backend: str | None, how: str) -> str:
+    """Return a sentence that names the default, as `how`, for config `backend`.
 
-    Empty where the config names MPI, whose own reason says what is missing.
+    Empty where `backend` is the default.
     """
-    if backend and "mpi" in BackendConfig(backend).device_backend_map.values():
+    default = BackendConfig().device_backend_map["cpu"]
+    if not backend or default in BackendConfig(backend).device_backend_map.values():
         return ""
-    install = ""
-    if unavailable_reason("mpi") is not None:
-        install = f"{pip_install(with_extra('mpi'))}, then "
-    return f". To use MPI instead: {install}{how}"
+    return f". The default, {default}, needs no further package: {how}"

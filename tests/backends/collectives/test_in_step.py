@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,10 +17,10 @@ from hypothesis import strategies as st
 import rankscope as dist
 from rankscope.backends.conformance.mpi_ranks import mpiexec, run_mpi_ranks
 from rankscope.backends.conformance.ranks import Rank, run_ranks
-from rankscope.backends.devices.shared_memory import heap
 from rankscope.backends.groups.config import BackendConfig
 from rankscope.backends.groups.process_group import ProcessGroup
 from rankscope.backends.stores.hash import HashStore
+from rankscope.backends.tcp.backend import TCPBackend
 from tests.backends import gpu_ranks
 
 SIZE = 3
@@ -37,15 +38,13 @@ settled = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
-needs_gloo = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
-
 
 class Threads:
-    """The ranks of a gloo group, which are threads of this process."""
+    """The ranks of a tcp group, which are threads of this process."""
 
     def __init__(self) -> None:
         self.store = HashStore()
-        config = BackendConfig("gloo")
+        config = BackendConfig("tcp")
         self.groups = [
             ProcessGroup("in step", range(SIZE), rank, config, self.store, 20)
             for rank in range(SIZE)
@@ -65,7 +64,7 @@ class Threads:
 
 
 @pytest.fixture(scope="module")
-def gloo() -> Iterator[Threads]:
+def tcp() -> Iterator[Threads]:
     made = Threads()
     yield made
     made.close()
@@ -103,14 +102,12 @@ def exchange(
         np.testing.assert_array_equal(np.asarray(out), values)
 
 
-@needs_gloo
-@pytest.mark.processes  # gloo's side processes
 @settled
 @given(sizes, st.booleans())
-def test_parts_without_an_element_over_gloo(
-    gloo: Threads, given_sizes: Sizes, single: bool
+def test_parts_without_an_element_over_tcp(
+    tcp: Threads, given_sizes: Sizes, single: bool
 ) -> None:
-    gloo(lambda pg: exchange(pg, given_sizes, single))
+    tcp(lambda pg: exchange(pg, given_sizes, single))
 
 
 def test_parts_without_an_element_over_nccl(ranks: gpu_ranks.Ranks) -> None:
@@ -174,27 +171,33 @@ def pass_empty_messages(pg: ProcessGroup) -> None:
             dist.send(empty, group_dst=peer, group=pg, tag=peer)
 
 
-@needs_gloo
-@pytest.mark.processes  # gloo's side processes
-def test_a_message_without_an_element_over_gloo(gloo: Threads) -> None:
-    gloo(pass_empty_messages)
+def test_a_message_without_an_element_over_tcp(tcp: Threads) -> None:
+    tcp(pass_empty_messages)
 
 
-@needs_gloo
-@pytest.mark.processes  # gloo's side processes
-def test_a_message_that_should_have_no_element_stays_in_no_queue(gloo: Threads) -> None:
-    def body(pg: ProcessGroup) -> None:
+def test_a_message_that_should_have_no_element_stays_in_no_queue() -> None:
+    def send(pg: ProcessGroup, value: float) -> None:
+        dist.send(np.full(2, value), group_dst=1, group=pg)
+
+    def refused(pg: ProcessGroup) -> None:
         if pg.rank() == 0:
-            for value in ([1.0, 1.0], [2.0, 2.0]):
-                dist.send(np.array(value), group_dst=1, group=pg)
+            send(pg, 1.0)
         if pg.rank() == 1:
-            with pytest.raises(dist.DistBackendError, match="has 16 bytes"):
+            with pytest.raises(dist.DistError, match="16 bytes where 0 were expected"):
                 dist.recv(np.empty(0), group_src=0, group=pg)
-            received = np.zeros(2)
-            dist.recv(received, group_src=0, group=pg)
-            assert received.tolist() == [2.0, 2.0]
 
-    gloo(body)
+    def received(pg: ProcessGroup) -> None:
+        dist.rebuild_process_group(pg)
+        if pg.rank() == 0:
+            send(pg, 2.0)
+        if pg.rank() == 1:
+            x = np.zeros(2)
+            dist.recv(x, group_src=0, group=pg)
+            assert x.tolist() == [2.0, 2.0]
+
+    with contextlib.closing(Threads()) as ranks:
+        ranks(refused)
+        ranks(received)
 
 
 # -- refusals ------------------------------------------------------------------------
@@ -312,10 +315,8 @@ def stays_in_step_after_refusals(pg: ProcessGroup, meet: Callable[[str], None]) 
     assert len(set(numbers)) == 1
 
 
-@needs_gloo
-@pytest.mark.processes  # gloo's side processes
-def test_refused_arguments_over_gloo(gloo: Threads) -> None:
-    gloo(lambda pg: stays_in_step_after_refusals(pg, lambda name: None))
+def test_refused_arguments_over_tcp(tcp: Threads) -> None:
+    tcp(lambda pg: stays_in_step_after_refusals(pg, lambda name: None))
 
 
 def test_refused_arguments_over_nccl(ranks: gpu_ranks.Ranks) -> None:
@@ -342,13 +343,11 @@ def test_refused_arguments_over_nccl(ranks: gpu_ranks.Ranks) -> None:
     assert {r.pg.status.collective_seq for r in ranks.ranks} == {1}
 
 
-@needs_gloo
-@pytest.mark.processes  # gloo's side processes
 def test_an_op_without_memory_on_one_rank(
-    gloo: Threads, monkeypatch: pytest.MonkeyPatch
+    tcp: Threads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none(nbytes: int) -> Any:
-        raise MemoryError(f"{nbytes} bytes")
+    def none(self: TCPBackend, tensor: Any, src: int) -> Any:
+        raise MemoryError(f"{tensor.nbytes} bytes")
 
     def refused(pg: ProcessGroup) -> None:
         if pg.rank() == 0:
@@ -356,8 +355,8 @@ def test_an_op_without_memory_on_one_rank(
                 dist.broadcast(np.ones(50_000), group_src=0, group=pg)
 
     with monkeypatch.context() as patch:
-        patch.setattr(heap, "allocate", none)
-        gloo(refused)
+        patch.setattr(TCPBackend, "broadcast", none)
+        tcp(refused)
 
     def used(pg: ProcessGroup) -> int:
         x = np.full(50_000, pg.rank() + 1.0)
@@ -367,4 +366,4 @@ def test_an_op_without_memory_on_one_rank(
         assert x[0] == SIZE
         return pg.status.collective_seq
 
-    assert len(set(gloo(used))) == 1
+    assert len(set(tcp(used))) == 1
