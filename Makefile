@@ -54,7 +54,7 @@ lab: environment ## open the notebooks in JupyterLab (NOTEBOOK_DIR=.., LAB_ARGS=
 check: lint ## all of lint, and the tests that start no process: in a minute (PYTEST_ARGS)
 	@$(BIN)/python -m pytest --no-processes $(BY_TEST) $(PYTEST_ARGS)
 
-test: lint ## linter, type checker and tests (PYTEST_ARGS="-k gloo" for some)
+test: lint ## linter, type checker and tests (PYTEST_ARGS="-k tcp" for some)
 	@$(BIN)/python -m pytest -m "not soak" $(BY_FILE) $(PYTEST_ARGS)
 
 retest: environment ## run what failed last once more, a test at a time

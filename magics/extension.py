@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rankscope.backends import unavailable_reason
 from rankscope.backends.did_you_mean import did_you_mean
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import Cluster, ClusterError, Job
@@ -38,12 +37,6 @@ from .output.render import Renderer
 from .session import session
 
 __all__ = ["RankscopeMagics"]
-
-#: What a first `%dist_init` says where UCX is installed, and gloo is the default.
-FAST = (
-    "UCX is installed, too, and moves arrays several times as fast as gloo: "
-    "%dist_init --backend cpu:ucx"
-)
 
 #: Seconds in which ranks may send their status; later ones are shown as silent.
 ANSWER = 0.5
@@ -80,19 +73,9 @@ class RankscopeMagics(CellMagics):
             self.shell.push({"np": np}, interactive=False)  # type: ignore[no-untyped-call]
         if cluster.advice:
             print(cluster.advice)
-        self._name_the_fast_backend(values)
         if values["keep"]:
             print(f"to attach again: %dist_init --cluster-id {cluster.cluster_id}")
         self._show_board()
-
-    def _name_the_fast_backend(self, values: Values) -> None:
-        """Say, once in a notebook, that UCX is installed, where nothing was chosen."""
-        elsewhere = values["n"] is None or values["engines"] not in (None, "local")
-        if session.named_ucx or elsewhere or values["backend"] or values["torch"]:
-            return
-        if unavailable_reason("ucx") is None:
-            session.named_ucx = True
-            print(FAST)
 
     def dist_attach(self, command: Command, values: Values) -> None:
         """Attach to the job of a script."""

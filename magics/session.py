@@ -23,8 +23,6 @@ class Session:
         self.ended: str | None = None
         #: The values given to `%dist_init`, to compare with those of a second one.
         self.request: dict[str, Any] | None = None
-        #: Whether the notebook was told that there is a faster backend than gloo.
-        self.named_ucx = False
         self._board: Board | None = None
         # Whether the next board is pinned, as the last one was.
         self._pinned = False

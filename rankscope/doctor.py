@@ -29,15 +29,22 @@ from rankscope.backends.devices.cuda_install import has_driver
 from rankscope.backends.gloo.library import VARIABLE, installed
 from rankscope.backends.install import pip_install, with_extra
 from rankscope.backends.interface.registry import known_backends, resolve
+from rankscope.backends.messaging.network import interface_of, own_address
+from rankscope.backends.tcp.peer_memory import Probe, allow_siblings
+from rankscope.backends.tcp.settings import (
+    TRANSPORTS,
+    chosen_transports,
+    wants_encryption,
+)
 from rankscope.backends.ucc.library import load as load_ucc
 
 __all__ = ["CHECKS", "DESCRIPTION", "EXIT", "Finding", "examine", "main"]
 
 DESCRIPTION = """
 Report what Rankscope finds on this machine: Python and platform, the backends that can
-be used and why others cannot, gloo's library and its self-test, UCX, UCC, MPI and
-its launcher, GPUs and NCCL, PyTorch, the versions of the Jupyter packages, and the
-limits of this machine.
+be used and why others cannot, what tcp uses within this host and towards others, the
+libraries of gloo, UCX, UCC and MPI, GPUs and NCCL, PyTorch, the versions of the Jupyter
+packages, and the limits of this machine.
 """
 
 EXIT = """
@@ -45,9 +52,9 @@ exit status: 0 ranks can be started and can exchange numpy arrays, 1 a requireme
 missing or broken: the lines marked "fault".
 """
 
-#: The Pythons that the tests run on; CPython 3.15 and later may lack gloo.
+#: The Pythons that the tests run on.
 SUPPORTED = ((3, 10), (3, 14))
-#: Descriptors that a rank needs: sockets of ipyparallel, store, shared memory, pipes.
+#: Descriptors that a rank needs: sockets of ipyparallel, of the store and of groups.
 DESCRIPTORS = 256
 #: Bytes that large arrays in a segment of NCCL or MPI may take in /dev/shm.
 SHARED_MEMORY = 64 << 20
@@ -83,17 +90,14 @@ def check_python() -> Iterator[Finding]:
     found = f"{platform.python_implementation()} {platform.python_version()}"
     least, most = (".".join(map(str, one)) for one in SUPPORTED)
     here = sys.version_info[:2]
-    if platform.python_implementation() != "CPython":
-        yield Finding("fault", "Python", f"{found}: the libraries of gloo need CPython")
-    elif sysconfig.get_config_var("Py_GIL_DISABLED"):
-        yield Finding(
-            "fault",
-            "Python",
-            f"{found}, free-threaded: the libraries of gloo have no wheel for it; use "
-            "the ordinary build",
-        )
-    elif not SUPPORTED[0] <= here <= SUPPORTED[1]:
-        yield Finding("note", "Python", f"{found}: the tests run on {least} to {most}")
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        found += ", free-threaded"
+    if (
+        found != f"CPython {platform.python_version()}"
+        or not SUPPORTED[0] <= here <= SUPPORTED[1]
+    ):
+        text = f"{found}: the tests run on CPython {least} to {most}, with its GIL"
+        yield Finding("note", "Python", text)
     else:
         yield Finding("ok", "Python", f"{found}, {sys.executable}")
     libc = " ".join(platform.libc_ver()).strip()
@@ -110,31 +114,51 @@ def check_python() -> Iterator[Finding]:
 
 
 def check_backends() -> Iterator[Finding]:
-    """Check which backends can be used; one for host arrays has to be."""
-    host = []
+    """Check which backends can be used; all but tcp are optional."""
     for name in known_backends():
         reason = unavailable_reason(name)
         if reason is not None:
             yield Finding("none", name, reason)
             continue
         devices = resolve(name).devices
-        host += [name] * ("cpu" in devices)
         launcher = resolve(name).launcher
         needs = f"; its ranks are started by {launcher}" if launcher else ""
         yield Finding("ok", name, f"for {', '.join(devices)} arrays{needs}")
-    if not host:
-        yield Finding(
-            "fault",
-            "numpy arrays",
-            "no backend for them can be used: the lines above name the remedies",
+
+
+_READ_PROBE = (
+    "import sys; from rankscope.backends.tcp.peer_memory import Probe\n"
+    "print(Probe.memory(bytes.fromhex(sys.argv[1]), int(sys.argv[2])) is not None)"
+)
+
+
+def check_tcp() -> Iterator[Finding]:
+    """Check what the default for host arrays uses, within this host and beyond it."""
+    chosen = chosen_transports()
+    if "unix" not in chosen:
+        text = f"TCP on loopback, as {TRANSPORTS} says"
+    elif "cma" not in chosen:
+        text = f"Unix sockets, as {TRANSPORTS} says"
+    elif _can_be_read():
+        text = "Unix sockets, and reads of the sender's memory (process_vm_readv)"
+    else:
+        text = (
+            "Unix sockets alone, slower for large arrays: this system forbids ranks to "
+            "read each other's memory (process_vm_readv)"
         )
-    elif "gloo" not in host:
-        yield Finding(
-            "fault",
-            "numpy arrays",
-            "%dist_init -n 4 uses gloo, which cannot be used (see above); name "
-            f"another one: %dist_init -n 4 --backend cpu:{host[0]}",
-        )
+    yield Finding("ok", "one host", text)
+    address = own_address()
+    interface = interface_of(address)
+    text = f"TCP at {address} ({interface})" + ", encrypted" * wants_encryption()
+    yield Finding("ok", "other hosts", text)
+
+
+def _can_be_read() -> bool:
+    """Return whether another process can read this one's memory, as a rank does."""
+    allow_siblings()
+    probe = Probe(readable=True)
+    message, pid = probe.message.hex(), str(os.getpid())
+    return _run(sys.executable, "-c", _READ_PROBE, message, pid).stdout == "True\n"
 
 
 def check_gloo() -> Iterator[Finding]:
@@ -157,7 +181,7 @@ def check_gloo() -> Iterator[Finding]:
 
 
 def check_ucx() -> Iterator[Finding]:
-    """Check the libraries of UCX and of UCC, and tell how to choose UCX."""
+    """Check the libraries of UCX and of UCC."""
     if unavailable_reason("ucc") is None:
         ucc = load_ucc()
         yield Finding("ok", "library", f"UCC {ucc.version} in {ucc.path}")
@@ -167,11 +191,6 @@ def check_ucx() -> Iterator[Finding]:
     yield Finding("ok", "library", f"UCX {info.version} in {info.path}")
     for name, value in info.settings.items():
         yield Finding("note", "setting", f"{name}={value}")
-    yield Finding(
-        "note",
-        "speed",
-        "on one host UCX is faster than gloo: %dist_init -n 4 --backend cpu:ucx",
-    )
 
 
 # -- MPI -------------------------------------------------------------------------
@@ -351,19 +370,9 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def check_limits() -> Iterator[Finding]:
     """Check memory and descriptors."""
-    try:
-        os.close(os.memfd_create("rankscope-doctor"))
-    except (AttributeError, OSError) as error:
-        yield Finding(
-            "fault", "memfd_create", f"gloo's shared memory needs it: {error}"
-        )
     memory = psutil.virtual_memory()
-    yield Finding(
-        "ok",
-        "memory",
-        f"{_size(memory.available)} of {_size(memory.total)} available; the shared "
-        "memory of gloo counts as memory of the process",
-    )
+    text = f"{_size(memory.available)} of {_size(memory.total)} available"
+    yield Finding("ok", "memory", text)
     limit = _memory_limit()
     if limit is not None:
         yield Finding("ok", "its limit", f"{_size(limit)} for this control group")
@@ -413,6 +422,7 @@ Check = Callable[[], Iterator[Finding]]
 CHECKS: tuple[tuple[str, Check], ...] = (
     ("Python and platform", check_python),
     ("Backends", check_backends),
+    ("tcp", check_tcp),
     ("gloo", check_gloo),
     ("UCX and UCC", check_ucx),
     ("MPI", check_mpi),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import doctest
 import enum
 import inspect
@@ -19,8 +18,7 @@ from numpydoc.validate import validate
 import rankscope as dist
 from rankscope.backends.conformance.ranks import Rank, run_ranks
 from rankscope.backends.groups.world import world
-from rankscope.backends.interface.registry import builtin_devices, resolve
-from tests.backends.store_backend import StoreBackend
+from rankscope.backends.interface.registry import builtin_devices
 from tests.public_names import exported, public
 
 #: numpydoc's errors that count: a section is missing, or does not fit the signature.
@@ -148,18 +146,12 @@ def test_there_is_an_example(name: str) -> None:
     assert bool(TESTS[name].examples) is (name not in NOT_RUN)
 
 
-@contextlib.contextmanager
-def plain_gloo() -> Iterator[None]:
-    """The backend that examples call gloo is one without a side process."""
-    before = resolve("gloo")
-    dist.Backend.register_backend("gloo", StoreBackend, devices="cpu")
+@pytest.fixture
+def _registry_stays() -> Iterator[None]:
     names = {*dist.Backend.registry, *builtin_devices()}
-    try:
-        yield
-    finally:
-        dist.Backend.registry["gloo"] = before
-        for name in {*dist.Backend.registry} - names:
-            del dist.Backend.registry[name]
+    yield
+    for name in {*dist.Backend.registry} - names:
+        del dist.Backend.registry[name]
 
 
 def run(name: str) -> str:
@@ -169,23 +161,23 @@ def run(name: str) -> str:
     return "".join(report)
 
 
+@pytest.mark.usefixtures("_registry_stays")
 @pytest.mark.parametrize("name", ALONE)
 def test_the_example_runs_on_one_rank(name: str) -> None:
-    with plain_gloo():
-        # An example of what begins with the group makes it.
-        if not any(".init_pro" in step.source for step in TESTS[name].examples):
-            store = dist.HashStore()
-            dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-        try:
-            assert run(name) == ""
-        finally:
-            if world.default is not None:
-                world.destroy()
+    # An example of what begins with the group makes it.
+    if not any(".init_pro" in step.source for step in TESTS[name].examples):
+        store = dist.HashStore()
+        dist.init_process_group("tcp", store=store, rank=0, world_size=1)
+    try:
+        assert run(name) == ""
+    finally:
+        if world.default is not None:
+            world.destroy()
 
 
 def both(me: Rank) -> dict[str, str]:
     """Run the examples of two ranks on one of them; return what failed, by name."""
-    dist.init_process_group("gloo")
+    dist.init_process_group("tcp")
     found = {}
     for name in TWO:
         found[name] = run(name)

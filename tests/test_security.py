@@ -61,6 +61,15 @@ def seen(me: Rank, backend: str) -> tuple[set[tuple[str, int]], list[str]]:
     return found, named
 
 
+def test_the_default_has_no_port_where_all_ranks_share_a_host() -> None:
+    zero, one = run_ranks(2, seen, "cpu:tcp")
+    assert zero[0]  # the store
+    assert elsewhere(zero[0]) == []
+    assert one[0] == set()
+    assert (zero[1], one[1]) == ([], [])
+
+
+@pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
 def test_gloo_listens_on_loopback_where_all_ranks_share_a_host() -> None:
     for found, named in run_ranks(2, seen, "cpu:gloo"):
         assert found  # the side process of each rank

@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from rankscope.__main__ import main
-from rankscope.backends import is_gloo_available
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import ClusterError
 from rankscope.engines.cluster import cluster_file
@@ -160,8 +159,6 @@ BOARD = (
 @pytest.fixture(scope="module")
 def kernel(_module_leaves_nothing: None) -> Iterator[Kernel]:
     """A kernel with two ranks, whose notebook has a name."""
-    if not is_gloo_available():
-        pytest.skip("needs gloo")
     with running_kernel(JPY_SESSION_NAME="work/train.ipynb") as kernel:
         kernel("%dist_init -n 2 --timeout 600")
         kernel("from rankscope.magics import current_cluster")

@@ -44,7 +44,7 @@ def test_torchs_newer_names_are_the_same_functions() -> None:
 
 
 def test_small_answers() -> None:
-    assert dist.get_default_backend_for_device("cpu") == "gloo"
+    assert dist.get_default_backend_for_device("cpu") == "tcp"
     assert dist.get_default_backend_for_device("cuda:1") == "nccl"
     with pytest.raises(ValueError, match="'tpu' has no backend"):
         dist.get_default_backend_for_device("tpu")

@@ -19,7 +19,7 @@ lacking=()
 say() { printf '%s\n' "$*" >&2; }
 
 # A pyenv shim exists for versions that are not active too, so every candidate
-# is asked for its version. The free-threaded build has no library of gloo.
+# is asked for its version. The free-threaded build has not been tested.
 is_version() { # interpreter, major.minor
     "$1" -c "import sys, sysconfig as s; sys.exit(
         '%d.%d' % sys.version_info[:2] != '$2' or bool(s.get_config_var('Py_GIL_DISABLED')))" \
@@ -87,6 +87,4 @@ if [[ ! -f $stamp || $(<"$stamp") != "$wanted" ]]; then
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
         --editable ".[$extras]"
     printf '%s\n' "$wanted" >"$stamp"
-    "$venv/bin/python" -c 'import sys, rankscope; sys.exit(rankscope.unavailable_reason("gloo"))' ||
-        say "(python -m rankscope doctor tells more.)"
 fi

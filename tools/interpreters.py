@@ -22,7 +22,7 @@ def find(version: str) -> str | None:
     One on PATH, one of pyenv, one of uv, or the one that this process runs on.
     """
     numbers = tuple(map(int, version.split(".")))
-    # The free-threaded build has no library of gloo.
+    # The free-threaded build has not been tested.
     check = (
         "import sys, sysconfig, ensurepip\n"
         f"assert sys.version_info[:2] == {numbers}\n"

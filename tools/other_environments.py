@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rankscope.backends.gloo.library import installed
 from tools.interpreters import find, succeeds
 
 __all__ = ["TORCH", "mpich_python", "nccl_python", "notebook_python", "torch_python"]
@@ -80,8 +79,7 @@ def torch_python(report: Report, report_missing: Report) -> str | None:
         "import rankscope.magics, rankscope.widgets.board.widget;"
         "import pytest_timeout, xdist, nbclient, accelerate;"
         "import torch, torch.distributed as d;"
-        f"assert torch.__version__.startswith('{TORCH}') and d.is_gloo_available();"
-        "assert rankscope.backends.is_gloo_available()"
+        f"assert torch.__version__.startswith('{TORCH}') and d.is_gloo_available()"
     )
     base = next(filter(None, map(find, VERSIONS)), None)
     if base is None:
@@ -89,10 +87,8 @@ def torch_python(report: Report, report_missing: Report) -> str | None:
         return None
     what = f"PyTorch {TORCH} (once; a large download)"
     wanted = (f"torch=={TORCH}", *NEEDED, *TORCH_TESTS)
-    # gloo for Rankscope's own groups; the main environment has it on each Python.
-    xoscar = (f"xoscar=={installed()['xoscar'].version}",)
     return _environment(
-        ".venv-torch", base, wanted, check, what, report, report_missing, alone=xoscar
+        ".venv-torch", base, wanted, check, what, report, report_missing
     )
 
 
@@ -122,16 +118,13 @@ def notebook_python(report: Report, report_missing: Report) -> str | None:
     """
     check = (
         "import rankscope.magics, rankscope.widgets.board.widget, notebook, ipykernel;"
-        "assert notebook.version_info[0] == 7 and ipykernel.version_info[0] == 6;"
-        "assert rankscope.backends.is_gloo_available()"
+        "assert notebook.version_info[0] == 7 and ipykernel.version_info[0] == 6"
     )
-    # The libraries of gloo, without the requirements of their packages.
-    gloo = tuple(f"{one.name}=={one.version}" for one in installed().values())
     wanted = (*NEEDED, *NOTEBOOK_TESTS)
     base = getattr(sys, "_base_executable", sys.executable)
     what = "Notebook 7 and ipykernel 6 (once)"
     return _environment(
-        ".venv-notebook", base, wanted, check, what, report, report_missing, alone=gloo
+        ".venv-notebook", base, wanted, check, what, report, report_missing
     )
 
 
@@ -143,8 +136,6 @@ def _environment(
     what: str,
     report: Report,
     report_missing: Report,
-    *,
-    alone: Sequence[str] = (),
 ) -> str | None:
     """Return the Python of the environment `name`, in which `check` runs.
 
@@ -152,8 +143,8 @@ def _environment(
     ----------
     name, base
         The folder of the environment, and the Python that makes it.
-    wanted, alone
-        Packages to install, and packages to install without their requirements.
+    wanted
+        Packages to install.
     check
         Python code that succeeds in an environment which is complete.
     what
@@ -171,7 +162,7 @@ def _environment(
             [base, "-m", "venv", folder],
             [*install, *wanted],
             # The tests need the requirements in `wanted`; the others take long.
-            [*install, "--no-deps", *alone, "--editable", ROOT],
+            [*install, "--no-deps", "--editable", ROOT],
         ]
         for command in commands:
             done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,9 +1,9 @@
 """``make test-pythons``: install the wheel for every other Python found, and try it.
 
 The wheel is built once and installed, with what it needs, into an empty environment of
-each Python. There the demo runs, and the tests of gloo, deaths, aborts and the magics,
-in a folder that has no source of the package. Tests that fail run once more, alone, as
-in ``make retest``; all of them do where a run ended without saying which.
+each Python. There the demo runs, and the tests of tcp, deaths, aborts and the magics,
+in a folder that has no source of the package. Tests that fail run once more,
+alone, as in ``make retest``; all of them do where a run ended without saying which.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PACKAGES = (
     "ml_dtypes>=0.5",
 )
 TESTS = (
-    *("tests/backends/gloo", "tests/backends/groups/test_deaths.py"),
+    *("tests/backends/tcp", "tests/backends/groups/test_deaths.py"),
     *("tests/backends/groups/test_aborts.py", "tests/magics"),
 )
 #: Seconds for one command on one Python.

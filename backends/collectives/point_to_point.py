@@ -31,8 +31,8 @@ def isend(
         The group of both ranks; ``None`` is the default group. On a rank outside the
         group the call only warns.
     tag : int, default 0
-        A receive matches the sends with its tag. gloo takes 0 to 2147483647, mpi, ucx
-        and ucc take 0 to 31999. nccl has no tags: it takes 0 alone.
+        A receive matches the sends with its tag. tcp, ucx, mpi and ucc
+        take 0 to 31999, gloo takes 0 to 2147483647. nccl has no tags: it takes 0 alone.
     group_dst : int, optional
         The destination, by its rank in the group, instead of `dst`.
 

@@ -95,7 +95,7 @@ def all_reduce(
     and backend, of which ``docs/backends.md`` has the whole tables:
 
     ==================  =========================  =============================
-    dtype               gloo, ucx, mpi, ucc        nccl
+    dtype               tcp, ucx, mpi, ucc, gloo   nccl
     ==================  =========================  =============================
     integers            all but PREMUL_SUM         SUM, AVG, PRODUCT, MIN, MAX;
                                                    of 16 bits none

@@ -31,7 +31,7 @@ _EXIT = """
 exit status: 0 every rule held or was skipped, 1 a rule failed, 2 the backend could
 not be tried, 130 interrupted (Ctrl-C), 143 terminated.
 examples:
-  python -m rankscope.conformance gloo
+  python -m rankscope.conformance tcp
   python -m rankscope.conformance mine --module my_package -n 1-4
   python -m rankscope.conformance mine --levels contract --ops all_reduce,barrier
 """

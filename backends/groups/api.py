@@ -14,7 +14,7 @@ from ..quantities import as_int, as_timeout
 from ..stores.base import Store
 from ..work.async_errors import acknowledge, take_async_error
 from . import arrival
-from .config import BackendConfig, bound_index, mpi_instead, why_unusable
+from .config import BackendConfig, bound_index, default_instead, why_unusable
 from .exit_status import fail_on_async_error
 from .membership import Group, is_initialized, resolve_group
 from .rendezvous import rendezvous
@@ -68,7 +68,7 @@ def init_process_group(
     ----------
     backend : str, optional
         The backends of the group: one name, or one per device type as in
-        ``"cpu:gloo,cuda:nccl"`` (see `BackendConfig`). The default is gloo for arrays
+        ``"cpu:tcp,cuda:nccl"`` (see `BackendConfig`). The default is tcp for arrays
         on the CPU, and nccl for arrays on CUDA where cupy is installed.
     init_method : str, optional
         Where the ranks meet: ``env://``, the default, for ``RANK``, ``WORLD_SIZE``,
@@ -111,8 +111,8 @@ def init_process_group(
     DistNetworkError, DistStoreError
         The rendezvous cannot be reached: its address, or its file.
     DistBackendError
-        The library of every backend for host arrays is missing, and the config has no
-        other backend; or, with `device_id`, the backend of ``cuda`` cannot be made.
+        The library of every backend in `backend` is missing; or, with `device_id`, the
+        backend of ``cuda`` cannot be made.
 
     Notes
     -----
@@ -121,7 +121,7 @@ def init_process_group(
 
     Examples
     --------
-    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> dist.init_process_group("tcp", store=dist.HashStore(), rank=0, world_size=1)
     >>> x = np.ones(2)
     >>> dist.all_reduce(x)
     >>> dist.destroy_process_group()
@@ -129,9 +129,9 @@ def init_process_group(
     config = BackendConfig(backend)
     unusable = why_unusable(backend)
     if unusable is not None:
-        how = "init_process_group('cpu:mpi') on ranks that mpiexec starts"
         raise DistBackendError(
-            f"init_process_group: {unusable}{mpi_instead(backend, how)}"
+            f"init_process_group: {unusable}"
+            f"{default_instead(backend, 'init_process_group()')}"
         )
     index = bound_index(device_id, config, "init_process_group")
     seconds = as_timeout(timeout, DEFAULT_TIMEOUT, "init_process_group: timeout")
@@ -206,7 +206,7 @@ def destroy_process_group(group: Group = None) -> None:
 
     Examples
     --------
-    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> dist.init_process_group("tcp", store=dist.HashStore(), rank=0, world_size=1)
     >>> dist.destroy_process_group()
     >>> dist.is_initialized()
     False

@@ -5,7 +5,7 @@ The grammar is that of ``torch.distributed``::
     config  := "" | backend | part {"," part}
     part    := device ":" backend
 
-``"gloo"`` alone means gloo for every device type gloo supports. A backend for
+``"mpi"`` alone means MPI for every device type that MPI supports. A backend for
 host memory may be named for any device type: its arrays are staged (`staging`).
 """
 
@@ -18,7 +18,6 @@ from typing import Any
 from ..devices.arrays import DEVICE_TYPES, is_device_type
 from ..devices.cuda_device import device_index
 from ..did_you_mean import did_you_mean
-from ..install import pip_install, with_extra
 from ..interface.base import Backend
 from ..interface.registry import (
     builtin_devices,
@@ -32,13 +31,13 @@ __all__ = [
     "GRAMMAR",
     "BackendConfig",
     "bound_index",
+    "default_instead",
     "get_default_backend_for_device",
-    "mpi_instead",
     "why_unusable",
 ]
 
 GRAMMAR = (
-    "expected a backend ('gloo') or device:backend pairs ('cpu:gloo,cuda:nccl'), "
+    "expected a backend ('tcp') or device:backend pairs ('cpu:tcp,cuda:nccl'), "
     "each device once"
 )
 
@@ -52,10 +51,10 @@ class BackendConfig:
     Parameters
     ----------
     backend : str, optional
-        ``"gloo"``, for every device type that gloo serves, or ``"cpu:gloo,cuda:nccl"``.
+        ``"ucx"``, for every device type that UCX serves, or ``"cpu:tcp,cuda:nccl"``.
         ``None`` and ``""`` are the default: the first built-in backend of each device
-        type, ``cpu:gloo``, and ``cuda:nccl`` where cupy is installed. MPI is used where
-        it is named.
+        type, ``cpu:tcp``, and ``cuda:nccl`` where cupy is installed. The other backends
+        are used where they are named.
 
     Raises
     ------
@@ -73,11 +72,11 @@ class BackendConfig:
 
     Examples
     --------
-    >>> config = dist.BackendConfig("cpu:gloo,cuda:nccl")
+    >>> config = dist.BackendConfig("cpu:tcp,cuda:nccl")
     >>> config.get_device_backend_map()
-    {'cpu': 'gloo', 'cuda': 'nccl'}
-    >>> dist.BackendConfig("gloo")
-    BackendConfig('cpu:gloo')
+    {'cpu': 'tcp', 'cuda': 'nccl'}
+    >>> dist.BackendConfig("tcp")
+    BackendConfig('cpu:tcp')
     """
 
     def __init__(self, backend: str | None = None) -> None:
@@ -293,14 +292,12 @@ def _is_for_host_arrays(name: str) -> bool:
     return "cpu" in builtin_devices().get(name, ())
 
 
-def mpi_instead(backend: str | None, how: str) -> str:
-    """Return a sentence that says how to choose MPI, as `how`, for config `backend`.
+def default_instead(backend: str | None, how: str) -> str:
+    """Return a sentence that names the default, as `how`, for config `backend`.
 
-    Empty where the config names MPI, whose own reason says what is missing.
+    Empty where `backend` is the default.
     """
-    if backend and "mpi" in BackendConfig(backend).device_backend_map.values():
+    default = BackendConfig().device_backend_map["cpu"]
+    if not backend or default in BackendConfig(backend).device_backend_map.values():
         return ""
-    install = ""
-    if unavailable_reason("mpi") is not None:
-        install = f"{pip_install(with_extra('mpi'))}, then "
-    return f". To use MPI instead: {install}{how}"
+    return f". The default, {default}, needs no further package: {how}"

@@ -313,7 +313,7 @@ def get_global_rank(group: Group, group_rank: int) -> int:
 
 
 def get_backend_config(group: Group = None) -> str:
-    """Return the backend string of `group`, per device type: ``cpu:gloo,cuda:nccl``.
+    """Return the backend string of `group`, per device type: ``cpu:tcp,cuda:nccl``.
 
     Parameters
     ----------
@@ -333,7 +333,7 @@ def get_backend_config(group: Group = None) -> str:
     Examples
     --------
     >>> dist.get_backend_config()
-    'cpu:gloo'
+    'cpu:tcp'
     """
     return str(resolve_group(group, "get_backend_config").config)
 
@@ -364,7 +364,7 @@ def get_backend(group: Group = None) -> str:
     >>> with warnings.catch_warnings():
     ...     warnings.simplefilter("ignore")
     ...     dist.get_backend()
-    'gloo'
+    'tcp'
     """
     warnings.warn(
         "get_backend() names one backend of a group that may hold several; use "

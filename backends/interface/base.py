@@ -582,7 +582,7 @@ class Backend:
         return f"<{type(self).__name__} rank {self.rank} of {self.size}>"
 
 
-_BITWISE = "; of the backends that come with Rankscope gloo, mpi and ucx have it"
+_BITWISE = "; of the backends that come with Rankscope tcp, mpi and ucx have it"
 # What to do about a reduction that most backends lack, by its name: PREMUL_SUM has
 # a class of its own.
 _ELSEWHERE = {

@@ -1,6 +1,6 @@
 """Staging: arrays of another device type on a backend for host memory.
 
-``cuda:gloo`` in a config works this way: what an op reads is copied to host
+``cuda:tcp`` in a config works this way: what an op reads is copied to host
 memory, the op runs there, and what it wrote is copied back before its Work
 ends. How to copy is known for CUDA (through cupy, pinned memory); for another
 device type :func:`register_staging` defines it. The object collectives copy
@@ -58,7 +58,7 @@ def register_staging(
 ) -> None:
     """Define how arrays of device type `device` are copied to host memory and back.
 
-    The copies let a backend for host memory serve the device type: ``"metal:gloo"``.
+    The copies let a backend for host memory serve the device type: ``"metal:tcp"``.
     For CUDA they are there.
 
     Parameters
@@ -83,8 +83,8 @@ def register_staging(
     Examples
     --------
     >>> dist.register_staging("oneapi", lambda a: a.to_host(), lambda h, a: a.set(h))
-    >>> dist.BackendConfig("cpu:gloo,oneapi:gloo")
-    BackendConfig('cpu:gloo,oneapi:gloo')
+    >>> dist.BackendConfig("cpu:tcp,oneapi:tcp")
+    BackendConfig('cpu:tcp,oneapi:tcp')
     """
     _copies[device] = Copies(to_host, from_host, to_device)
 

@@ -315,7 +315,7 @@ def _no_device() -> str | None:
             return _old_driver(error, runtime.driverGetVersion())
         return (
             f"there is no usable NVIDIA driver here ({error}): NCCL needs a GPU and "
-            "its driver; use gloo or mpi for host arrays"
+            "its driver; use tcp, the default, for host arrays"
         )
     return None
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from rankscope.backends import BackendConfig
 from rankscope.backends.devices.cuda_install import has_driver
-from rankscope.backends.groups.config import mpi_instead, why_unusable
+from rankscope.backends.groups.config import default_instead, why_unusable
 
 from ..errors import ClusterStartError
 from ..wire.torch_environment import TorchOptions
@@ -22,9 +22,10 @@ def check_backend(n: int, backend: str | None) -> None:
     if unusable is None:
         _check_gpu(backend)
         return
-    named = "no backend for numpy arrays" if not backend else f"--backend {backend}"
-    how = f"%dist_init -n {n} --backend cpu:mpi (Cluster.start({n}, backend='cpu:mpi'))"
-    raise ClusterStartError(f"{named}: {unusable}{mpi_instead(backend, how)}")
+    how = f"%dist_init -n {n} (Cluster.start({n}))"
+    raise ClusterStartError(
+        f"--backend {backend}: {unusable}{default_instead(backend, how)}"
+    )
 
 
 def _check_gpu(backend: str | None) -> None:
@@ -36,7 +37,7 @@ def _check_gpu(backend: str | None) -> None:
         both = ",".join(f"{device}:{name}" for device, name in named.items())
         raise ClusterStartError(
             f"--backend {backend}: there is no GPU here, or no driver of it, and the "
-            f"group would take no other arrays; --backend cpu:gloo,{both} takes those "
+            f"group would take no other arrays; --backend cpu:tcp,{both} takes those "
             "of the CPU, too"
         )
 

@@ -22,7 +22,7 @@ _CELL_GROUP = Option(
 DIST_INIT = Command(
     "dist_init",
     "Start ranks, or attach to running ones, and build the default group.",
-    "%dist_init -n 4\n%dist_init -n 4 --backend cpu:gloo,cuda:nccl --timeout 60\n"
+    "%dist_init -n 4\n%dist_init -n 4 --backend cpu:ucx --timeout 60\n"
     "%dist_init -n 4 --torch\n"
     "%dist_init --cluster-id CLUSTER",
     "cluster = rankscope.Cluster.start(4), rankscope.Cluster.attach(cluster_id=…)",
@@ -36,8 +36,8 @@ DIST_INIT = Command(
             ),
         ),
         Option(
-            "backend", ("--backend",), "backends by device, e.g. cpu:ucx, faster on "
-            "one host (default: cpu:gloo,cuda:nccl, as far as they are installed)",
+            "backend", ("--backend",), "backends by device, e.g. cpu:ucx "
+            "(default: cpu:tcp, and cuda:nccl where cupy is installed)",
             "CONFIG", values.backend, "backend",
         ),
         Option(
@@ -293,16 +293,16 @@ COMMANDS = {
             "Measure a collective size by size: nccl-tests' table, and its plots.\n"
             "The result has the columns of a DataFrame: r = %dist_bench …; r['busbw'].",
             "%dist_bench all_reduce --sizes 1K:64M\n"
-            "%dist_bench all_reduce --sizes 1K:16M:4 --backend gloo,mpi --csv ar.csv\n"
+            "%dist_bench all_reduce --sizes 1K:16M:4 --backend tcp,ucx --csv ar.csv\n"
             "%dist_bench all_reduce --device cuda",
-            "cluster.bench('all_reduce', '1K:64M', backends=['gloo']).result()",
+            "cluster.bench('all_reduce', '1K:64M', backends=['tcp']).result()",
             (
                 Option(
                     "sizes", ("--sizes",), "bytes: 1K:64M (doubling), 1K:64M:4 (times "
                     "4), or 4K,1M (default: 1K:64M)", "SIZES", values.sizes,
                 ),
                 Option(
-                    "backends", ("--backend",), "backends to compare, such as gloo,mpi "
+                    "backends", ("--backend",), "backends to compare, such as tcp,mpi "
                     "(default: the group's)", "NAMES", values.names, "backend_name",
                 ),
                 Option(

@@ -127,7 +127,7 @@ def _measure(me: Rank, backend: str, dtype: str) -> list[list[Measurement]]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-@pytest.mark.parametrize("backend", ["gloo", "store"])
+@pytest.mark.parametrize("backend", ["tcp", "store"])
 def test_every_op_is_right_and_counted(backend: str, dtype: str) -> None:
     size = 3
     for measured in run_ranks(size, _measure, backend, dtype):

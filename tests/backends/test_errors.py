@@ -15,8 +15,6 @@ from rankscope.backends import errors
 from rankscope.backends.conformance.ranks import Rank, Ranks, run_ranks
 from tests.backends.manual import Manual
 
-needs_gloo = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
-
 CLASSES = [getattr(errors, name) for name in errors.__all__]
 
 
@@ -162,7 +160,7 @@ def test_of_a_death_that_the_store_reports(group: dist.ProcessGroup) -> None:
 
 
 def bereaved(me: Rank) -> None:
-    dist.init_process_group("gloo", timeout=60)
+    dist.init_process_group("tcp", timeout=60)
     dist.barrier()
     me.report("ready")
     if me.rank == 1:
@@ -173,7 +171,6 @@ def bereaved(me: Rank) -> None:
     me.report((*facts(caught.value), caught.value.reason))
 
 
-@needs_gloo
 def test_of_the_death_of_a_rank() -> None:
     with Ranks(3, bereaved) as ranks:
         for rank in range(3):
@@ -186,7 +183,7 @@ def test_of_the_death_of_a_rank() -> None:
 
 
 def late(me: Rank) -> tuple[Any, ...] | None:
-    dist.init_process_group("gloo", timeout=60)
+    dist.init_process_group("tcp", timeout=60)
     if me.rank == 1:
         return None
     with pytest.raises(dist.DistBackendError) as caught:
@@ -196,7 +193,6 @@ def late(me: Rank) -> tuple[Any, ...] | None:
     return facts(caught.value)
 
 
-@needs_gloo
 def test_of_a_monitored_barrier() -> None:
     zero, _, two = run_ranks(3, late)
     assert zero == (0, "default", "monitored_barrier", 1, (1,))

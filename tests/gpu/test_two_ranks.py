@@ -261,13 +261,7 @@ def both_backends(me: Rank, cpu: str) -> None:
 
 
 def test_one_group_of_two_backends() -> None:
-    if dist.is_gloo_available():
-        run_ranks(2, both_backends, "gloo", timeout=WAIT)
-        return
-    mpi_ranks = pytest.importorskip("rankscope.backends.conformance.mpi_ranks")
-    if mpi_ranks.mpiexec() is None:
-        pytest.skip("neither gloo nor MPI is here")
-    mpi_ranks.run_mpi_ranks(2, both_backends, "mpi", timeout=WAIT)
+    run_ranks(2, both_backends, "tcp", timeout=WAIT)
 
 
 def splits(me: Rank) -> bool:

@@ -37,9 +37,9 @@ KINDS: complete.Kinds = {
         ("%dist_abort de", "de", ["default"]),
         ("%dist_restart ", "", ["0", "all"]),
         ("%dist_init --engines s", "s", ["slurm"]),
-        ("%dist_init --backend ", "", ["cpu:", "gloo"]),
-        ("%dist_init --backend cpu:", "", ["gloo", "mpi", "ucc", "ucx"]),
-        ("%dist_init --backend cpu:gloo,", "", ["cuda:"]),
+        ("%dist_init --backend ", "", ["cpu:", "tcp"]),
+        ("%dist_init --backend cpu:", "", ["gloo", "mpi", "tcp", "ucc", "ucx"]),
+        ("%dist_init --backend cpu:tcp,", "", ["cuda:"]),
         ("%dist_init -n 2 --to", "--to", ["--torch"]),
         ("%dist_init --torch ", "", ["gloo", "nccl", "cpu:gloo,cuda:nccl"]),
         ("%dist_init --torch=n", "n", ["nccl"]),
@@ -97,7 +97,7 @@ def test_a_value_that_is_not_known_stays_as_it_is(line: str, word: str) -> None:
 
 
 def test_what_is_staged_for_cuda_comes_after_what_is_made_for_it() -> None:
-    found = candidates("%dist_init --backend cpu:gloo,cuda:", 0, KINDS)
+    found = candidates("%dist_init --backend cpu:tcp,cuda:", 0, KINDS)
     assert found is not None
     assert found[1][0] == "nccl"
     assert {"gloo", "mpi"} <= set(found[1])

@@ -482,18 +482,18 @@ def test_a_benchmark_returns_its_table_and_writes_it_down(
 ) -> None:
     file = tmp_path / "found.csv"
     seen = notebook(
-        f"%dist_bench broadcast --sizes 1K:4K --backend gloo --iters 2 --csv {file}"
+        f"%dist_bench broadcast --sizes 1K:4K --backend tcp --iters 2 --csv {file}"
     )
     assert seen.error is None
     assert list(seen.value["size"]) == [1024, 2048, 4096]
-    assert set(seen.value["backend"]) == {"gloo"}
+    assert set(seen.value["backend"]) == {"tcp"}
     assert not any(seen.value["wrong"])
     assert len(file.read_text().splitlines()) == 4
     assert "# broadcast · 4 ranks" in repr(seen.value)
 
 
 def test_a_benchmark_that_fails_says_so_in_one_line(notebook: Notebook) -> None:
-    seen = notebook("%dist_bench --sizes 1K --backend gloo,mpi --iters 1")
+    seen = notebook("%dist_bench --sizes 1K --backend tcp,mpi --iters 1")
     assert "Traceback" not in seen.out + seen.err
     assert "ranks 0–3: DistBackendError" in str(seen.error)
     remedy = "pip install" if unavailable_reason("mpi") else "%dist_init --engines mpi"
@@ -599,7 +599,7 @@ def test_the_status_is_that_of_now(notebook: Notebook, cluster: Cluster) -> None
         (["%dist_init -n x"], "expected a number of ranks"),
         (["%dist_init"], "-n N is missing"),
         (["%dist_init -n 2 --backend smoke"], "unknown backend 'smoke'"),
-        (["%dist_init -n 2 --backend cpu:gloo,cpu:mpi"], "'cpu' is given twice"),
+        (["%dist_init -n 2 --backend cpu:tcp,cpu:mpi"], "'cpu' is given twice"),
         (["%dist_init -n 2 --backend cpu:"], "bad part 'cpu:'"),
         (["%dist_init -n 2 --keeep"], "did you mean --keep?"),
         (["%dist_init -n 2"], "%dist_shutdown ends them"),

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import psutil
-import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
-from rankscope.backends import is_gloo_available
 from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster
 from rankscope.magics import current_cluster
 from rankscope.magics.output.failures import plain
 from tests.engines.cluster.faults import WAIT, left_hanging
-
-pytestmark = pytest.mark.skipif(not is_gloo_available(), reason="needs gloo")
 
 
 def test_everything_works_from_the_new_kernel(ipython: InteractiveShell) -> None:

@@ -54,26 +54,19 @@ def test_a_launcher_that_fails_is_one_line(ipython: InteractiveShell) -> None:
     assert "Traceback" not in seen.stdout + seen.stderr
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [("", "no backend for numpy arrays"), (" --backend gloo", "--backend gloo")],
-)
 def test_no_rank_is_started_where_gloo_is_missing(
-    ipython: InteractiveShell,
-    monkeypatch: pytest.MonkeyPatch,
-    options: str,
-    named: str,
+    ipython: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reason = "xoscar 0.12.2 is not installed: pip install xoscar==0.12.2."
     missing = replace(resolve("gloo"), unavailable=lambda: reason)
     monkeypatch.setitem(Backend.registry, "gloo", missing)
     monkeypatch.setattr(launch, "prepare", None)
     with capture_output() as seen:
-        result = ipython.run_cell(f"%dist_init -n 3{options}")
+        result = ipython.run_cell("%dist_init -n 3 --backend gloo")
     assert result.error_in_exec is not None
     said = plain(seen.stdout)
-    assert said.startswith(f"%dist_init: {named}: {reason} ")
-    assert "%dist_init -n 3 --backend cpu:mpi" in said
+    assert said.startswith(f"%dist_init: --backend gloo: {reason} ")
+    assert "The default, tcp, needs no further package: %dist_init -n 3" in said
     assert ".." not in said
 
 
@@ -87,7 +80,7 @@ def test_no_rank_is_started_for_gpus_alone_where_there_is_none(
     assert result.error_in_exec is not None
     said = plain(seen.stdout)
     assert said.startswith("%dist_init: --backend nccl: there is no GPU here")
-    assert "--backend cpu:gloo,cuda:nccl takes those of the CPU, too" in said
+    assert "--backend cpu:tcp,cuda:nccl takes those of the CPU, too" in said
 
 
 def test_no_rank_is_started_where_torch_is_missing(

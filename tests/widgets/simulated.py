@@ -156,7 +156,7 @@ def record(
         "p2p_seq_id": 0,
         "op_id": seq,
         "op": "all_reduce",
-        "backend": "gloo",
+        "backend": "tcp",
         "is_p2p": False,
         "state": state,
         "sizes": [[1024, 1024]],

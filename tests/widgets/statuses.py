@@ -20,12 +20,12 @@ def group(
 ) -> GroupStatus:
     """A ready group of four whose ranks have all done #14."""
     values: dict[str, Any] = {
-        "backend": "cpu:gloo",
+        "backend": "cpu:tcp",
         "generation": 0,
         "state": "ready",
         "reason": None,
         "timeout": 1800.0,
-        "devices": {"cpu": "gloo"},
+        "devices": {"cpu": "tcp"},
         "enqueued": op(),
         "started": op(),
         "completed": op(),
@@ -53,7 +53,7 @@ def cluster(*ranks: RankStatus, **fields: Any) -> ClusterStatus:
         "cluster_id": "c-1",
         "profile": "default",
         "launcher": "local",
-        "backend": "cpu:gloo",
+        "backend": "cpu:tcp",
         "state": "running",
     }
     return ClusterStatus(ranks=ranks, **{**values, **fields})

@@ -13,7 +13,7 @@ from rankscope.engines import BenchRow
 from rankscope.widgets import BenchReport
 
 
-def row(backend: str = "gloo", size: int = 1024, **changes: object) -> BenchRow:
+def row(backend: str = "tcp", size: int = 1024, **changes: object) -> BenchRow:
     values = {
         "backend": backend,
         "op": "all_reduce",
@@ -33,7 +33,7 @@ def row(backend: str = "gloo", size: int = 1024, **changes: object) -> BenchRow:
 
 
 REPORT = BenchReport(
-    [row(name, 1 << power) for name in ("gloo", "mpi") for power in range(10, 22)]
+    [row(name, 1 << power) for name in ("tcp", "mpi") for power in range(10, 22)]
 )
 
 
@@ -54,7 +54,7 @@ def test_the_table_is_that_of_nccl_tests() -> None:
         "backend", "size", "count", "type", "time", "algbw", "busbw", "#wrong",
     ]  # fmt: skip
     assert lines[3].split() == [
-        "gloo", "1024", "256", "float32", "101.0", "1.02", "MB/s", "1.54", "MB/s", "0",
+        "tcp", "1024", "256", "float32", "101.0", "1.02", "MB/s", "1.54", "MB/s", "0",
     ]  # fmt: skip
     assert lines[4].split()[-1] == "3"
 
@@ -72,7 +72,7 @@ def test_small_arrays_have_a_bandwidth_in_a_unit_that_fits() -> None:
 def test_columns_rows_and_slices() -> None:
     assert isinstance(REPORT["busbw"], np.ndarray)
     assert list(REPORT["size"][:3]) == [1024, 2048, 4096]
-    assert REPORT[0].backend == "gloo"
+    assert REPORT[0].backend == "tcp"
     assert isinstance(REPORT[:2], BenchReport)
     assert len(REPORT) == 24
     assert REPORT[0].count == 256

@@ -64,7 +64,7 @@ def test_a_row_has_all_that_is_asked_for() -> None:
         "enqueued", "started", "completed", "heartbeat",
     ]  # fmt: skip
     assert cells(section.rows[0]) == (
-        "2", "node", "4002", "12", "cpu:gloo", "96 MiB", "12 GiB", "idle",
+        "2", "node", "4002", "12", "cpu:tcp", "96 MiB", "12 GiB", "idle",
         "#16 all_reduce", "#15 all_reduce", "#14 barrier", "0.2 s",
     )  # fmt: skip
 
@@ -74,9 +74,9 @@ def test_each_group_has_a_section_and_the_engines_stand_in_the_first() -> None:
     status = cluster(rank(0, group(ranks=(0, 1)), tp), rank(1, group(ranks=(0, 1)), tp))
     first, second = sections(status)
     assert (first.title, second.title) == ("default", "tp")
-    assert first.facts == ("ranks 0–1", "cpu:gloo", "timeout 30 min")
+    assert first.facts == ("ranks 0–1", "cpu:tcp", "timeout 30 min")
     assert second.facts[-1] == "generation 2"
-    assert cells(first.rows[0])[1:5] == ("node", "4000", "10", "cpu:gloo")
+    assert cells(first.rows[0])[1:5] == ("node", "4000", "10", "cpu:tcp")
     assert cells(second.rows[0])[1:5] == ("", "", "", "")
 
 

@@ -152,7 +152,7 @@ def _speed(row: Cells, done: OpStatus, ranks: int) -> None:
 
 
 def _device(group: GroupStatus) -> str:
-    """Return ``cpu:gloo`` for a device in use, ``cpu`` for one not used yet."""
+    """Return ``cpu:tcp`` for a device in use, ``cpu`` for one not used yet."""
     shown: list[tuple[bool, str]] = []
     for device, backend in group.devices.items():
         idle = backend.endswith(NOT_BUILT)

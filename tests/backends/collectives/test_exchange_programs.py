@@ -263,8 +263,8 @@ def run_all(me: Rank, backend: str) -> list[str]:
         return names
 
 
-def test_programs_over_gloo() -> None:
-    for names in run_ranks(SIZE, run_all, "gloo"):
+def test_programs_over_tcp() -> None:
+    for names in run_ranks(SIZE, run_all, "tcp"):
         assert len(names) == len(ON_HOST)
 
 

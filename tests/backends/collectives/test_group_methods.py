@@ -121,9 +121,9 @@ def every_method(pg: dist.ProcessGroup, make: Make) -> None:
     pg.monitored_barrier(timedelta(seconds=20), wait_all_ranks=True)
 
 
-def on_gloo(me: Rank) -> None:
+def on_tcp(me: Rank) -> None:
     with me.store() as store:
-        dist.init_process_group("gloo", store=store, rank=me.rank, world_size=me.size)
+        dist.init_process_group("tcp", store=store, rank=me.rank, world_size=me.size)
         pg = world.get_group()
         every_method(pg, np.array)
         if me.rank:
@@ -136,8 +136,8 @@ def on_gloo(me: Rank) -> None:
         dist.destroy_process_group()
 
 
-def test_every_method_over_gloo() -> None:
-    run_ranks(2, on_gloo)
+def test_every_method_over_tcp() -> None:
+    run_ranks(2, on_tcp)
 
 
 def test_every_method_over_nccl(simulation: Simulation, tmp_path: Path) -> None:

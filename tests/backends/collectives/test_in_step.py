@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from rankscope.backends.conformance.ranks import Rank, run_ranks
 from rankscope.backends.groups.config import BackendConfig
 from rankscope.backends.groups.process_group import ProcessGroup
 from rankscope.backends.stores.hash import HashStore
+from rankscope.backends.tcp.backend import TCPBackend
 from tests.backends import gpu_ranks
 
 SIZE = 3
@@ -36,15 +38,13 @@ settled = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
-needs_gloo = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
-
 
 class Threads:
-    """The ranks of a gloo group, which are threads of this process."""
+    """The ranks of a tcp group, which are threads of this process."""
 
     def __init__(self) -> None:
         self.store = HashStore()
-        config = BackendConfig("gloo")
+        config = BackendConfig("tcp")
         self.groups = [
             ProcessGroup("in step", range(SIZE), rank, config, self.store, 20)
             for rank in range(SIZE)
@@ -64,7 +64,7 @@ class Threads:
 
 
 @pytest.fixture(scope="module")
-def gloo() -> Iterator[Threads]:
+def tcp() -> Iterator[Threads]:
     made = Threads()
     yield made
     made.close()
@@ -102,14 +102,12 @@ def exchange(
         np.testing.assert_array_equal(np.asarray(out), values)
 
 
-@needs_gloo
-@pytest.mark.processes  # gloo's side processes
 @settled
 @given(sizes, st.booleans())
-def test_parts_without_an_element_over_gloo(
-    gloo: Threads, given_sizes: Sizes, single: bool
+def test_parts_without_an_element_over_tcp(
+    tcp: Threads, given_sizes: Sizes, single: bool
 ) -> None:
-    gloo(lambda pg: exchange(pg, given_sizes, single))
+    tcp(lambda pg: exchange(pg, given_sizes, single))
 
 
 def test_parts_without_an_element_over_nccl(ranks: gpu_ranks.Ranks) -> None:
@@ -173,10 +171,33 @@ def pass_empty_messages(pg: ProcessGroup) -> None:
             dist.send(empty, group_dst=peer, group=pg, tag=peer)
 
 
-@needs_gloo
-@pytest.mark.processes  # gloo's side processes
-def test_a_message_without_an_element_over_gloo(gloo: Threads) -> None:
-    gloo(pass_empty_messages)
+def test_a_message_without_an_element_over_tcp(tcp: Threads) -> None:
+    tcp(pass_empty_messages)
+
+
+def test_a_message_that_should_have_no_element_stays_in_no_queue() -> None:
+    def send(pg: ProcessGroup, value: float) -> None:
+        dist.send(np.full(2, value), group_dst=1, group=pg)
+
+    def refused(pg: ProcessGroup) -> None:
+        if pg.rank() == 0:
+            send(pg, 1.0)
+        if pg.rank() == 1:
+            with pytest.raises(dist.DistError, match="16 bytes where 0 were expected"):
+                dist.recv(np.empty(0), group_src=0, group=pg)
+
+    def received(pg: ProcessGroup) -> None:
+        dist.rebuild_process_group(pg)
+        if pg.rank() == 0:
+            send(pg, 2.0)
+        if pg.rank() == 1:
+            x = np.zeros(2)
+            dist.recv(x, group_src=0, group=pg)
+            assert x.tolist() == [2.0, 2.0]
+
+    with contextlib.closing(Threads()) as ranks:
+        ranks(refused)
+        ranks(received)
 
 
 # -- refusals ------------------------------------------------------------------------
@@ -294,10 +315,8 @@ def stays_in_step_after_refusals(pg: ProcessGroup, meet: Callable[[str], None]) 
     assert len(set(numbers)) == 1
 
 
-@needs_gloo
-@pytest.mark.processes  # gloo's side processes
-def test_refused_arguments_over_gloo(gloo: Threads) -> None:
-    gloo(lambda pg: stays_in_step_after_refusals(pg, lambda name: None))
+def test_refused_arguments_over_tcp(tcp: Threads) -> None:
+    tcp(lambda pg: stays_in_step_after_refusals(pg, lambda name: None))
 
 
 def test_refused_arguments_over_nccl(ranks: gpu_ranks.Ranks) -> None:
@@ -322,3 +341,29 @@ def test_refused_arguments_over_nccl(ranks: gpu_ranks.Ranks) -> None:
 
     ranks(body)
     assert {r.pg.status.collective_seq for r in ranks.ranks} == {1}
+
+
+def test_an_op_without_memory_on_one_rank(
+    tcp: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(self: TCPBackend, tensor: Any, src: int) -> Any:
+        raise MemoryError(f"{tensor.nbytes} bytes")
+
+    def refused(pg: ProcessGroup) -> None:
+        if pg.rank() == 0:
+            with pytest.raises(MemoryError):
+                dist.broadcast(np.ones(50_000), group_src=0, group=pg)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TCPBackend, "broadcast", none)
+        tcp(refused)
+
+    def used(pg: ProcessGroup) -> int:
+        x = np.full(50_000, pg.rank() + 1.0)
+        dist.broadcast(x, group_src=0, group=pg)
+        assert x[-1] == 1
+        dist.all_reduce(x, group=pg)
+        assert x[0] == SIZE
+        return pg.status.collective_seq
+
+    assert len(set(tcp(used))) == 1

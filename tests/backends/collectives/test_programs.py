@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from rankscope.backends import is_gloo_available, unavailable_reason
+from rankscope.backends import unavailable_reason
 from rankscope.backends.conformance import calls
 from rankscope.backends.conformance.mpi_ranks import MPIRanks, mpiexec
 from rankscope.backends.conformance.ranks import Rank, Ranks
@@ -28,7 +28,7 @@ from rankscope.backends.conformance.reference import data, reduced
 WORLD = 4
 MEMBERS = ([0, 1, 2, 3], [0, 1], [2, 3], [1, 2, 3], [0, 3])
 BACKENDS = [
-    *(["gloo"] if is_gloo_available() else []),
+    "tcp",
     *(["mpi"] if mpiexec() else []),
     *([] if unavailable_reason("ucx") else ["ucx"]),
     "store",

@@ -1,4 +1,4 @@
-"""Programs for torch.distributed, on gloo, MPI, UCX, and NCCL over the simulation."""
+"""Programs for torch.distributed, on tcp, MPI, UCX, and NCCL over the simulation."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ from tests.backends.collectives.torch_programs import ON_A_GROUP, ON_THE_WORLD, 
 from tests.backends.gpu_simulation import Simulation
 
 BACKENDS = [
-    pytest.param(
-        "gloo",
-        marks=pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo"),
-    ),
+    "tcp",
     pytest.param(
         "mpi", marks=pytest.mark.skipif(mpiexec() is None, reason="needs mpiexec")
     ),

@@ -117,7 +117,7 @@ def test_the_command_line_on_a_backend_in_a_folder(tmp_path: Path) -> None:
     [
         (["none"], "no backend 'none' is registered"),
         (["none"], "give --module MODULE, which registers the backend"),
-        (["gloo", "--module", "not_there"], "not_there cannot be imported"),
+        (["tcp", "--module", "not_there"], "not_there cannot be imported"),
         (["toy", "--module", "toy:nothing"], "has no attribute 'nothing'"),
         (["toy", "--module", "raises"], "raises cannot be imported: ZeroDivisionError"),
         (["toy", "--module", "raises"], "raises.py:2 in <module>"),
@@ -143,9 +143,9 @@ def test_the_command_line_on_a_backend_in_a_folder(tmp_path: Path) -> None:
         ),
         (["unmade", "--module", "toy"], "its creator unmade raised KeyError: 'route'"),
         (["unmade", "--module", "toy"], "in unmade"),
-        (["gloo", "--devices", "cuda"], "serves cpu and not 'cuda'"),
-        (["gloo", "--levels", "exakt"], "did you mean exact?"),
-        (["gloo", "-n", "0"], "expected e.g. 2, 1,2,4 or 1-4"),
+        (["tcp", "--devices", "cuda"], "serves cpu and not 'cuda'"),
+        (["tcp", "--levels", "exakt"], "did you mean exact?"),
+        (["tcp", "-n", "0"], "expected e.g. 2, 1,2,4 or 1-4"),
     ],
 )
 def test_what_cannot_be_tried_ends_with_status_2(
@@ -154,8 +154,6 @@ def test_what_cannot_be_tried_ends_with_status_2(
     capsys: pytest.CaptureFixture[str],
     toy: Path,
 ) -> None:
-    if not dist.is_gloo_available() and "--devices" in arguments:
-        pytest.skip("needs gloo")
     try:
         status: object = main([*arguments, *("-n", "1", "--launcher", "threads")])
     except SystemExit as end:

@@ -55,10 +55,13 @@ class TestStore(BackendConformance):
     options = SMALL
 
 
+_needs_gloo = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
+
+
 @pytest.mark.processes  # where no session is named
-@pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
-def test_gloo() -> None:
-    setup = Setup("gloo", options=Options(timeout=20, running_times=2, abort_seconds=5))
+@pytest.mark.parametrize("name", ["tcp", pytest.param("gloo", marks=_needs_gloo)])
+def test_tcp_and_gloo(name: str) -> None:
+    setup = Setup(name, options=Options(timeout=20, running_times=2, abort_seconds=5))
     report = check_backend(setup, levels=["contract"])
     rules = ["all_reduce", "recv"]
     report.results += check_backend(setup, [3], levels=["recover"], rules=rules).results

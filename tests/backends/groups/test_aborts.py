@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rankscope.backends import is_gloo_available, unavailable_reason
+from rankscope.backends import unavailable_reason
 from rankscope.backends.conformance.mpi_ranks import mpiexec
 from rankscope.conformance import (
     MPI,
@@ -18,10 +18,7 @@ from rankscope.conformance import (
 )
 
 BACKENDS = [
-    pytest.param(
-        "gloo",
-        marks=pytest.mark.skipif(not is_gloo_available(), reason="needs gloo"),
-    ),
+    "tcp",
     pytest.param(
         "mpi", marks=pytest.mark.skipif(mpiexec() is None, reason="no mpiexec here")
     ),

@@ -24,14 +24,14 @@ from rankscope.backends.interface.registry import resolve
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("gloo", {"cpu": "gloo"}),
+        ("tcp", {"cpu": "tcp"}),
         ("nccl", {"cuda": "nccl"}),
-        ("cpu:gloo", {"cpu": "gloo"}),
-        ("cpu:gloo,cuda:nccl", {"cpu": "gloo", "cuda": "nccl"}),
-        ("cuda:gloo , cpu:mpi", {"cuda": "gloo", "cpu": "mpi"}),
+        ("cpu:tcp", {"cpu": "tcp"}),
+        ("cpu:tcp,cuda:nccl", {"cpu": "tcp", "cuda": "nccl"}),
+        ("cuda:tcp , cpu:mpi", {"cuda": "tcp", "cpu": "mpi"}),
         ("ext:mpi", {"ext": "mpi"}),
-        ("metal:gloo", {"metal": "gloo"}),
-        ("dlpack77:gloo", {"dlpack77": "gloo"}),
+        ("metal:tcp", {"metal": "tcp"}),
+        ("dlpack77:tcp", {"dlpack77": "tcp"}),
     ],
 )
 def test_what_the_grammar_accepts(text: str, expected: dict[str, str]) -> None:
@@ -43,30 +43,32 @@ def test_what_the_grammar_accepts(text: str, expected: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("text", [None, ""])
-def test_the_default_is_gloo_also_where_it_is_missing(
+def test_the_default_is_tcp_whatever_else_is_there(
     text: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """MPI needs a launcher of its own: it is used where it is named."""
-    missing = replace(resolve("gloo"), unavailable=lambda: "it is missing.")
-    monkeypatch.setitem(Backend.registry, "gloo", missing)
-    assert BackendConfig(text).device_backend_map["cpu"] == "gloo"
+    """The others are used where they are named."""
+    for name in ("gloo", "mpi", "ucx", "ucc"):
+        there = replace(resolve(name), unavailable=lambda: None)
+        monkeypatch.setitem(Backend.registry, name, there)
+    assert BackendConfig(text).device_backend_map["cpu"] == "tcp"
+    assert unavailable_reason("tcp") is None
 
 
 @pytest.mark.parametrize(
     ("text", "offending"),
     [
         ("cpu:", "'cpu:'"),
-        (":gloo", "':gloo'"),
-        ("cpu:gloo,", "''"),
-        (",cpu:gloo", "''"),
-        ("cpu:gloo,,cuda:nccl", "''"),
-        ("cpu:gloo:nccl", "'cpu:gloo:nccl'"),
-        ("cpu:gloo,nccl", "'nccl'"),
-        ("cpu:gloo,cpu:mpi", "'cpu' is given twice"),
+        (":tcp", "':tcp'"),
+        ("cpu:tcp,", "''"),
+        (",cpu:tcp", "''"),
+        ("cpu:tcp,,cuda:nccl", "''"),
+        ("cpu:tcp:nccl", "'cpu:tcp:nccl'"),
+        ("cpu:tcp,nccl", "'nccl'"),
+        ("cpu:tcp,cpu:mpi", "'cpu' is given twice"),
         ("cpu:fancy", "'fancy'"),
         ("fancy", "'fancy'"),
-        ("c pu:gloo", "'c pu'"),
-        ("gloo,mpi", "gloo,mpi"),
+        ("c pu:tcp", "'c pu'"),
+        ("tcp,mpi", "tcp,mpi"),
     ],
 )
 def test_what_breaks_the_grammar_is_named(text: str, offending: str) -> None:
@@ -79,8 +81,8 @@ def test_what_breaks_the_grammar_is_named(text: str, offending: str) -> None:
     ("text", "part"),
     [
         ("cpu:nccl", "cpu:nccl"),
-        ("cpu:gloo,gpu:nccl", "gpu:nccl"),
-        ("cpu:gloo, xpu : nccl", "xpu : nccl"),
+        ("cpu:tcp,gpu:nccl", "gpu:nccl"),
+        ("cpu:tcp, xpu : nccl", "xpu : nccl"),
     ],
 )
 def test_a_backend_for_what_it_cannot_serve_is_refused(text: str, part: str) -> None:
@@ -119,7 +121,7 @@ def test_a_device_type_that_no_array_has_is_refused(
     device: str, meant: str | None
 ) -> None:
     with pytest.raises(ValueError, match=f"no array is of device type '{device}'") as e:
-        BackendConfig(f"cpu:mpi,{device}:gloo")
+        BackendConfig(f"cpu:mpi,{device}:tcp")
     told = f"; did you mean {meant}?"
     assert str(e.value).endswith(told if meant else "each device once")
 
@@ -129,9 +131,9 @@ def test_a_device_type_that_staging_was_registered_for_is_known(
 ) -> None:
     monkeypatch.setattr(staging, "_copies", {})
     with pytest.raises(ValueError, match="no array is of device type 'card'"):
-        BackendConfig("card:gloo")
+        BackendConfig("card:tcp")
     register_staging("card", np.array, np.copyto)
-    assert str(BackendConfig("card:gloo")) == "card:gloo"
+    assert str(BackendConfig("card:tcp")) == "card:tcp"
 
 
 def test_what_cannot_be_staged_is_not_told_to_be(
@@ -169,7 +171,7 @@ def test_a_backend_string_must_be_a_string() -> None:
 
 
 @settings(deadline=None)
-@given(st.text(alphabet="cpu:glo,m i"))
+@given(st.text(alphabet="cpu:t,m i"))
 def test_any_text_is_parsed_or_refused_with_the_grammar(text: str) -> None:
     try:
         config = BackendConfig(text)

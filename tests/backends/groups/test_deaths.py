@@ -18,12 +18,10 @@ from tests.backends.scripts import script
 ROOT = Path(__file__).resolve().parents[3]
 KEY = b"the key of this test"
 
-needs_gloo = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
-
 
 def bereaved(me: Rank, victim: int) -> None:
     """The others end with a reason; where the store lives on they go on together."""
-    dist.init_process_group("gloo", timeout=60)
+    dist.init_process_group("tcp", timeout=60)
     apart = dist.new_group([0, 2])
     dist.barrier()
     if me.rank == victim:
@@ -46,7 +44,6 @@ def bereaved(me: Rank, victim: int) -> None:
     me.report("done")
 
 
-@needs_gloo
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank(victim: int) -> None:
     with Ranks(3, bereaved, victim) as ranks:
@@ -158,7 +155,6 @@ dist.destroy_process_group()
 """
 
 
-@needs_gloo
 def test_a_rank_that_raises() -> None:
     (_, zero), (code, one), (_, two) = run_ranks(3, script, RAISES)
     assert code == 1
@@ -181,7 +177,6 @@ socket_backend.register()
         assert "aborted: rank 1 ended with ValueError: boom" in output
 
 
-@needs_gloo
 def test_a_rank_that_just_ends_is_no_failure() -> None:
     zero, one, two = run_ranks(3, script, LEAVES)
     assert one == (0, "")
@@ -245,7 +240,6 @@ def test_a_store_that_does_not_tell_of_deaths_does_not() -> None:
     master.close()
 
 
-@needs_gloo
 def test_one_rank_alone_ends_like_any_program() -> None:
     program = "import rankscope as dist\ndist.init_process_group()"
     assert run_ranks(1, script, program) == [(0, "")]

@@ -20,8 +20,6 @@ from tests.backends import gpu_ranks
 from tests.backends.manual import Manual
 from tests.backends.scripts import script
 
-needs_gloo = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
-
 
 def tell(group: dist.ProcessGroup, rank: int, collectives: int = 0) -> None:
     """Tell this rank what the store does when `rank` has left."""
@@ -208,9 +206,8 @@ def check_left_behind(results: list[Any]) -> None:
             )
 
 
-@needs_gloo
-def test_a_rank_that_destroys_its_group_over_gloo() -> None:
-    check_left_behind(run_ranks(3, left_behind, "gloo"))
+def test_a_rank_that_destroys_its_group_over_tcp() -> None:
+    check_left_behind(run_ranks(3, left_behind, "tcp"))
 
 
 @pytest.mark.skipif(dist.unavailable_reason("ucx") is not None, reason="needs UCX")
@@ -242,7 +239,7 @@ def test_a_rank_that_leaves_over_nccl(ranks: gpu_ranks.Ranks) -> None:
 WORKS = """
 import sys, time
 import numpy as np, rankscope as dist
-dist.init_process_group("gloo", timeout=60)
+dist.init_process_group("tcp", timeout=60)
 dist.barrier()
 me = dist.get_rank()
 if me == {leaver}:
@@ -264,7 +261,6 @@ def leaves(me: Rank, leaver: int, how: str) -> tuple[int, str]:
     return script(me, WORKS.format(leaver=leaver, how=how))
 
 
-@needs_gloo
 @pytest.mark.parametrize(
     ("leaver", "how", "status", "told"),
     [
@@ -292,7 +288,7 @@ def test_a_script_that_ends_without_a_word(
 
 def sequential(me: Rank) -> float:
     """Every rank destroys the group at once: nobody waits for anybody."""
-    dist.init_process_group("gloo", timeout=60)
+    dist.init_process_group("tcp", timeout=60)
     for ranks in ([0, 1], [1, 2], [0, 2], [0, 1, 2]):
         group = dist.new_group(ranks)
         if me.rank in ranks:
@@ -304,13 +300,12 @@ def sequential(me: Rank) -> float:
     return time.monotonic() - began
 
 
-@needs_gloo
 def test_ranks_that_leave_together_do_not_wait() -> None:
     assert max(run_ranks(3, sequential)) < LINGER
 
 
 def bereaved(me: Rank, victim: int) -> float:
-    dist.init_process_group("gloo", timeout=60)
+    dist.init_process_group("tcp", timeout=60)
     dist.barrier()
     me.report("ready")
     me.listen()
@@ -319,7 +314,6 @@ def bereaved(me: Rank, victim: int) -> float:
     return time.monotonic() - began
 
 
-@needs_gloo
 def test_rank_0_does_not_wait_for_a_dead_rank() -> None:
     with Ranks(3, bereaved, 1) as ranks:
         for rank in range(3):

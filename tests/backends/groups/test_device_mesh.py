@@ -177,7 +177,6 @@ def two_ways(me: Rank) -> list[float]:
     return [*seen, float(x[0])]
 
 
-@pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
 def test_ranks_are_split_in_two_ways() -> None:
     """The mesh makes the default group, too."""
     assert run_ranks(4, two_ways, timeout=60) == [

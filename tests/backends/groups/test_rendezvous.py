@@ -229,7 +229,7 @@ def test_init_imports_no_backend_that_has_nothing_to_do() -> None:
         "dist.Backend.register_backend('mine', dist.Backend, devices='cpu')\n"
         "store = dist.FileStore(tempfile.mkdtemp() + '/store', 1)\n"
         "dist.init_process_group('cpu:mine', store=store, rank=0, world_size=1)\n"
-        "print([n for n in ('gloo', 'nccl')\n"
+        "print([n for n in ('tcp', 'gloo', 'nccl')\n"
         "       if f'rankscope.backends.{n}.backend' in sys.modules])\n"
         "dist.destroy_process_group(); store.close()\n"
     )

@@ -8,8 +8,7 @@ from functools import partial
 import pytest
 
 import rankscope as dist
-from rankscope.backends.groups.config import why_unusable
-from rankscope.backends.install import pip_install, with_extra
+from rankscope.backends.groups.config import default_instead, why_unusable
 from rankscope.backends.interface import entry_points
 from rankscope.backends.interface.base import Backend
 from rankscope.backends.interface.registry import resolve
@@ -17,7 +16,7 @@ from rankscope.backends.interface.registry import resolve
 
 @pytest.fixture
 def without(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No library of gloo, none of MPI: what a person on another platform has."""
+    """No library of gloo, none of MPI: what Rankscope alone brings."""
     for name, reason in {
         "gloo": "xoscar 0.12.2 is not installed: pip install xoscar==0.12.2.",
         "mpi": "mpi4py is not installed: pip install 'rankscope[mpi]'",
@@ -26,13 +25,7 @@ def without(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(Backend.registry, name, there)
 
 
-@pytest.fixture
-def with_mpi_only(without: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    there = replace(resolve("mpi"), unavailable=lambda: None)
-    monkeypatch.setitem(Backend.registry, "mpi", there)
-
-
-def _refused(backend: str | None) -> str:
+def _refused(backend: str) -> str:
     with pytest.raises(dist.DistBackendError) as caught:
         dist.init_process_group(backend, rank=0, world_size=1)
     assert not dist.is_initialized()
@@ -40,27 +33,36 @@ def _refused(backend: str | None) -> str:
 
 
 @pytest.mark.usefixtures("without")
-def test_what_is_missing_comes_first_and_the_remedies_after_it() -> None:
-    assert _refused(None) == (
-        "init_process_group: xoscar 0.12.2 is not installed: pip install "
-        "xoscar==0.12.2. To use MPI instead: "
-        f"{pip_install(with_extra('mpi'))}, then "
-        "init_process_group('cpu:mpi') on ranks that mpiexec starts"
+@pytest.mark.parametrize(
+    ("backend", "reason"),
+    [
+        ("gloo", "xoscar 0.12.2 is not installed: pip install xoscar==0.12.2"),
+        ("cpu:mpi", "mpi4py is not installed: pip install 'rankscope[mpi]'"),
+    ],
+)
+def test_what_is_missing_comes_first_and_the_default_after_it(
+    backend: str, reason: str
+) -> None:
+    assert _refused(backend) == (
+        f"init_process_group: {reason}. The default, tcp, needs no further package: "
+        "init_process_group()"
     )
-
-
-@pytest.mark.usefixtures("with_mpi_only")
-def test_mpi_does_not_stand_in_by_itself() -> None:
-    message = _refused(None)
-    assert "To use MPI instead: init_process_group('cpu:mpi')" in message
-    assert why_unusable("cpu:mpi") is None
 
 
 @pytest.mark.usefixtures("without")
-def test_who_named_mpi_is_not_sent_to_mpi() -> None:
-    assert _refused("cpu:mpi") == (
-        "init_process_group: mpi4py is not installed: pip install 'rankscope[mpi]'"
-    )
+def test_another_backend_does_not_stand_in_by_itself() -> None:
+    assert why_unusable("cpu:gloo") is not None
+
+
+@pytest.mark.usefixtures("without")
+@pytest.mark.parametrize("backend", [None, "", "tcp", "cpu:tcp"])
+def test_the_default_needs_no_other_package(backend: str | None) -> None:
+    assert why_unusable(backend) is None
+
+
+def test_who_named_the_default_is_not_sent_to_it() -> None:
+    assert default_instead("cpu:tcp,cuda:nccl", "call()") == ""
+    assert default_instead(None, "call()") == ""
 
 
 @pytest.mark.usefixtures("without")

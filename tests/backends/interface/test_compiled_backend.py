@@ -99,9 +99,9 @@ def test_it_serves_a_group_without_an_import(site: Path) -> None:
     run_ranks(2, alone, str(site))
 
 
-def beside_gloo(me: Rank, site: str) -> None:
+def beside_tcp(me: Rank, site: str) -> None:
     sys.path.insert(0, site)
-    dist.init_process_group("cpu:gloo,ext:dummy", timeout=30)
+    dist.init_process_group("cpu:tcp,ext:dummy", timeout=30)
     both = world.get_group()
     x, y = np.ones(4), np.ones(4).view(Elsewhere)
     works = [issue(array) for array in (x, y, x)]
@@ -115,7 +115,7 @@ def beside_gloo(me: Rank, site: str) -> None:
         False,
     ]
     assert [work.sequence_number for work in works] == [1, 2, 3]
-    assert both.summary().devices == {"cpu": "gloo", "ext": "dummy"}
+    assert both.summary().devices == {"cpu": "tcp", "ext": "dummy"}
 
     y[...] = 1
     others = [np.ones(3), np.ones(2)]
@@ -138,9 +138,8 @@ def beside_gloo(me: Rank, site: str) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
-def test_it_stands_beside_gloo_in_one_group_and_in_two(site: Path) -> None:
-    run_ranks(2, beside_gloo, str(site))
+def test_it_stands_beside_tcp_in_one_group_and_in_two(site: Path) -> None:
+    run_ranks(2, beside_tcp, str(site))
 
 
 # -- one rank: the thread, the Work, the end ---------------------------------

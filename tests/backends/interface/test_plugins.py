@@ -200,14 +200,14 @@ def test_a_registered_name_goes_before_an_installed_one(
     monkeypatch.setattr(plugins, "declared", lambda: pytest.fail("read the metadata"))
     dist.Backend.register_backend("zero", lambda *_: dist.Backend(0, 1), devices="cpu")
     assert dist.BackendConfig("zero").device_backend_map == {"cpu": "zero"}
-    assert dist.BackendConfig("cpu:gloo,cuda:nccl").device_backend_map["cpu"] == "gloo"
+    assert dist.BackendConfig("cpu:tcp,cuda:nccl").device_backend_map["cpu"] == "tcp"
     assert module not in sys.modules
 
 
 def test_a_package_cannot_take_the_place_of_a_built_in(install: Install) -> None:
-    module = install("rankscope-mine", "gloo")
-    assert dist.BackendConfig("gloo").device_backend_map == {"cpu": "gloo"}
-    dist.is_backend_available("gloo")
+    module = install("rankscope-mine", "tcp")
+    assert dist.BackendConfig("tcp").device_backend_map == {"cpu": "tcp"}
+    dist.is_backend_available("tcp")
     assert module not in sys.modules
 
 
@@ -253,7 +253,7 @@ def test_two_packages_with_one_name_are_refused(install: Install) -> None:
 
 def test_an_unknown_name_lists_what_packages_declare(install: Install) -> None:
     install("rankscope-zero", "zero")
-    known = "nccl, ucc, ucx, zero"
+    known = "nccl, tcp, ucc, ucx, zero"
     with pytest.raises(ValueError, match=f"unknown backend 'nil' .*{known}"):
         dist.BackendConfig("cpu:nil")
     assert not dist.is_backend_available("nil")

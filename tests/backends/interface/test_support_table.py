@@ -35,6 +35,7 @@ _ucx = pytest.mark.skipif(
     reason="needs UCX: pip install -e .[ucx]",
 )
 _BACKENDS = [
+    "tcp",
     pytest.param("gloo", marks=_gloo),
     pytest.param("mpi", marks=_mpi),
     pytest.param("ucx", marks=_ucx),
@@ -87,7 +88,7 @@ def _said(cell: str) -> set[str]:
 def test_all_reduce_says_what_the_tables_say() -> None:
     text = inspect.getdoc(dist.all_reduce) or ""
     _, heads, table, _ = re.split(r"\n=+  =+  =+\n", text)
-    assert heads.split() == ["dtype", "gloo,", "ucx,", "mpi,", "ucc", "nccl"]
+    assert heads.split() == ["dtype", "tcp,", "ucx,", "mpi,", "ucc,", "gloo", "nccl"]
     columns = ((0, 20), (20, 47), (47, 88))
     rows = {}
     for line in table.splitlines():

@@ -112,7 +112,7 @@ def entries(op: OpType, *runs: list[tuple[int, ...]]) -> list[dict[str, Any]]:
     found = []
     for place, shapes in enumerate(runs):
         arrays = [np.empty(shape, np.float32) for shape in shapes]
-        record = Record(status, op, arrays, None, 60.0, "gloo")
+        record = Record(status, op, arrays, None, 60.0, "tcp")
         record.number(first=not place)
         found.append(record.as_dict())
     return found
@@ -191,7 +191,7 @@ def test_no_module_but_the_transports_has_a_table_of_ops() -> None:
     root = Path(rankscope.backends.__file__).parent.parent
     # The conformance suite tries each op by itself; `torch_watch` has the methods of
     # torch's own process groups.
-    names = ("gloo", "mpi", "nccl", "conformance", "torch_watch")
+    names = ("tcp", "gloo", "mpi", "nccl", "conformance", "torch_watch")
     transports = {root / "backends" / name for name in names}
     # What makes the arrays and checks the result of each op that is measured.
     benchmark = root / "backends" / "benchmark_cases.py"

@@ -123,12 +123,5 @@ def stop(pid: int) -> None:
 
 
 def sides(pid: int) -> list[psutil.Process]:
-    """The living gloo side processes of the engine `pid`."""
-    found = []
-    for child in psutil.Process(pid).children(recursive=True):
-        try:
-            if "child_main.py" in " ".join(child.cmdline()) and lives(child):
-                found.append(child)
-        except psutil.NoSuchProcess:
-            continue
-    return found
+    """The living processes of the engine `pid`: those of gloo, spares included."""
+    return [one for one in psutil.Process(pid).children(recursive=True) if lives(one)]

@@ -23,7 +23,7 @@ def test_rows_come_as_they_are_measured(cluster: Cluster) -> None:
     assert list(result["size"]) == [1024, 8192, 65536]
     for row in result:
         assert (row.backend, row.op, row.ranks, row.wrong) == (
-            "gloo",
+            "tcp",
             "all_reduce",
             4,
             0,
@@ -36,9 +36,9 @@ def test_rows_come_as_they_are_measured(cluster: Cluster) -> None:
 def test_backends_are_compared_in_groups_of_their_own(cluster: Cluster) -> None:
     cluster.execute("pair = dist.new_group([1, 3], group_desc='pair')").result(WAIT)
     result = cluster.bench(
-        "broadcast", [4096], backends=["gloo"], group="pair", iterations=2
+        "broadcast", [4096], backends=["tcp"], group="pair", iterations=2
     ).result(WAIT)
-    assert [(row.backend, row.ranks) for row in result] == [("gloo", 2)]
+    assert [(row.backend, row.ranks) for row in result] == [("tcp", 2)]
     groups = cluster.status(fresh=True).groups
     assert groups == {"default": [0, 1, 2, 3], "pair": [1, 3]}
     cluster.execute("dist.destroy_process_group(pair)", ranks=[1, 3]).result(WAIT)
@@ -53,8 +53,8 @@ def test_what_cannot_be_measured_is_refused_before_it_starts(cluster: Cluster) -
         cluster.bench("all_reduce", backends=["glo"])
     with pytest.raises(ValueError, match="unknown backend 'glo'"):
         cluster.bench("all_reduce", backends=["glo"], device="cpu")
-    with pytest.raises(ValueError, match="expected a name alone, such as 'gloo'"):
-        cluster.bench("all_reduce", backends=["cpu:gloo"])
+    with pytest.raises(ValueError, match="expected a name alone, such as 'tcp'"):
+        cluster.bench("all_reduce", backends=["cpu:tcp"])
     with pytest.raises(ClusterError, match="no group called 'nobody'"):
         cluster.bench("all_reduce", group="nobody")
 
@@ -62,8 +62,8 @@ def test_what_cannot_be_measured_is_refused_before_it_starts(cluster: Cluster) -
 @pytest.mark.parametrize(
     ("names", "device", "measured"),
     [
-        (["gloo", "nccl"], None, [("cpu:gloo", "cpu"), ("cuda:nccl", "cuda")]),
-        (["gloo"], "cuda", [("cuda:gloo", "cuda")]),
+        (["tcp", "nccl"], None, [("cpu:tcp", "cpu"), ("cuda:nccl", "cuda")]),
+        (["tcp"], "cuda", [("cuda:tcp", "cuda")]),
         ([], None, [("own", "cuda")]),
         ([], "cpu", [("own", "cpu")]),
     ],
@@ -97,23 +97,23 @@ def test_each_backend_gets_the_arrays_that_it_is_for(
 @pytest.mark.skipif(unavailable_reason("nccl") is None, reason="NCCL can be used")
 def test_nccl_is_measured_on_the_gpu_or_says_what_it_needs(cluster: Cluster) -> None:
     reason = unavailable_reason("nccl")
-    bench = cluster.bench("all_reduce", [1024], backends=["gloo", "nccl"], iterations=1)
+    bench = cluster.bench("all_reduce", [1024], backends=["tcp", "nccl"], iterations=1)
     with pytest.raises(ExecutionError) as caught:
         bench.result(WAIT)
     assert {one.evalue for one in caught.value.errors.values()} == {reason}
     # Each with the arrays it is for.
-    assert [row.backend for row in bench.rows] == ["gloo"]
+    assert [row.backend for row in bench.rows] == ["tcp"]
     assert list(cluster.status(fresh=True).groups) == ["default"]
 
 
 def test_a_backend_that_is_not_there_fails_on_every_rank(cluster: Cluster) -> None:
-    bench = cluster.bench("all_reduce", [1024], backends=["gloo", "mpi"], iterations=2)
+    bench = cluster.bench("all_reduce", [1024], backends=["tcp", "mpi"], iterations=2)
     with pytest.raises(
         ExecutionError, match="the mpi backend cannot be used"
     ) as caught:
         bench.result(WAIT)
     assert sorted(caught.value.errors) == [0, 1, 2, 3]
-    assert [row.backend for row in bench.rows] == ["gloo"]
+    assert [row.backend for row in bench.rows] == ["tcp"]
     assert list(cluster.status(fresh=True).groups) == ["default"]
     # The ranks' own group was not touched.
     assert len(cluster.bench("reduce", [64], iterations=1).result(WAIT)) == 1

@@ -15,17 +15,8 @@ from rankscope.backends import is_gloo_available
 from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError, ExecutionError, RankError
-from tests.engines.cluster.faults import (
-    HANG,
-    HANG_LINE,
-    SUM,
-    WAIT,
-    hanging,
-    sides,
-    until_at,
-)
-
-pytestmark = pytest.mark.skipif(not is_gloo_available(), reason="needs gloo")
+from rankscope.widgets import StatusTable
+from tests.engines.cluster.faults import HANG, SUM, WAIT, hanging, sides
 
 
 @pytest.fixture(autouse=True)
@@ -238,15 +229,25 @@ def all_in(cluster: Cluster, group: str, ranks: Sequence[int]) -> bool:
     return all(one is not None and one.in_flight for one in found)
 
 
-BESIDE = 'beside = dist.new_group(backend="cpu:gloo", group_desc="beside")'
+def test_the_default_has_no_process_beyond_the_ranks(cluster: Cluster) -> None:
+    assert [sides(pid) for pid in cluster.pids.values()] == [[]] * 4
 
 
+def test_the_transports_of_the_default_are_told(cluster: Cluster) -> None:
+    status = cluster.status(fresh=True)
+    for one in status.ranks:
+        others = tuple(rank for rank in cluster.ranks if rank != one.rank)
+        # The system may forbid the reads of another rank's memory.
+        assert one.groups[0].transports in ({"unix,cma": others}, {"unix": others})
+    assert "unix" in str(StatusTable(status))
+
+
+@pytest.mark.skipif(not is_gloo_available(), reason="needs gloo")
 def test_a_killed_side_process(cluster: Cluster) -> None:
-    cluster.execute(BESIDE).result(WAIT)
-    in_group = HANG.replace("all_reduce(x)", "all_reduce(x, group=beside)")
-    cell = cluster.execute(in_group.format(absent=3), cell=50)
-    until(lambda: all_in(cluster, "beside", [0, 1, 2]), WAIT, "the collective to start")
-    until_at(cluster, [3], 50, HANG_LINE)
+    make = 'dist.new_group(backend="cpu:gloo", group_desc="gloo")\n'
+    cluster.execute(make).result(WAIT)
+    cell = cluster.execute(HANG.format(absent=3), group="gloo")
+    until(lambda: all_in(cluster, "gloo", [0, 1, 2]), WAIT, "the collective to start")
     victim = 1
     killed = sides(cluster.pids[victim])
     assert killed
@@ -259,7 +260,7 @@ def test_a_killed_side_process(cluster: Cluster) -> None:
     assert cell.wait(WAIT)
     assert cluster.status().dead == []
     cluster.rebuild()
-    cluster.execute(DESTROY.format("beside")).result(WAIT)
+    cluster.execute(DESTROY.format("gloo")).result(WAIT)
 
 
 def test_abort_releases_a_hang(cluster: Cluster) -> None:

@@ -12,13 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rankscope.backends import is_gloo_available
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError
 from tests.engines.cluster.faults import SUM, WAIT, all_in_flight, hanging
 from tests.engines.cluster.wire import Wire
-
-pytestmark = pytest.mark.skipif(not is_gloo_available(), reason="needs gloo")
 
 
 def connection_file(cluster: Cluster) -> Path:

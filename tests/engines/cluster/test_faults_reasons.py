@@ -7,12 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from rankscope.backends import is_gloo_available
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster
 from tests.engines.cluster.faults import SUM, WAIT, all_in_flight, hanging
-
-pytestmark = pytest.mark.skipif(not is_gloo_available(), reason="needs gloo")
 
 
 @pytest.fixture(autouse=True)

@@ -12,16 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rankscope.backends import is_gloo_available
 from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.engines import Cluster, ClusterError, StallWatch
 from rankscope.engines.cluster.launch import HEARTBEAT, MISSES
 from tests.engines.cluster.faults import SUM, WAIT, hanging, left_hanging
-
-pytestmark = pytest.mark.skipif(not is_gloo_available(), reason="needs gloo")
-
 
 #: Rank 2 sleeps in a C function that keeps the GIL.
 HOLDS_GIL = """

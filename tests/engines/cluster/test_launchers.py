@@ -16,7 +16,7 @@ from rankscope.engines.cluster.launch import launchers_of, needs_launcher
 
 def test_mpi_needs_its_launcher() -> None:
     assert launchers_of(BackendConfig("cpu:mpi,cuda:nccl")) == ["mpi"]
-    assert launchers_of(BackendConfig("cpu:gloo,cuda:nccl")) == []
+    assert launchers_of(BackendConfig("cpu:tcp,cuda:nccl")) == []
 
 
 def test_a_third_party_backend_names_its_launcher(

@@ -17,7 +17,6 @@ import ipyparallel
 import psutil
 import pytest
 
-from rankscope.backends import is_gloo_available
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError, ClusterStartError
 from rankscope.engines.cluster.orphan_reaper_main import process_start_time
@@ -107,7 +106,7 @@ class TestBadInput:
         ):
             Cluster.start(1, engines="quantum")
 
-    @pytest.mark.parametrize("backend", ["cpu:gloo,cpu:mpi", "cpu:", "carrier-pigeon"])
+    @pytest.mark.parametrize("backend", ["cpu:tcp,cpu:mpi", "cpu:", "carrier-pigeon"])
     def test_a_backend_that_cannot_be(self, backend: str) -> None:
         with pytest.raises(ValueError, match="backend"):
             Cluster.start(1, backend=backend)
@@ -151,7 +150,6 @@ class TestBadInput:
 
 @pytest.mark.usefixtures("no_leaks")
 class TestTheEnd:
-    @pytest.mark.skipif(not is_gloo_available(), reason="no backend for numpy arrays")
     def test_the_last_picture_is_of_the_end(self) -> None:
         with Cluster.start(1) as cluster:
             cluster.execute("dist.all_reduce(np.ones(2))").result(WAIT)

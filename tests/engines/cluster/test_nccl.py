@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from rankscope.backends import is_gloo_available, unavailable_reason
+from rankscope.backends import unavailable_reason
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.install import pip_install, with_extra
 from rankscope.backends.interface import entry_points as plugins
@@ -177,11 +177,9 @@ def test_the_verdict_has_what_nccl_reports(simulated: Cluster) -> None:
 def test_a_config_with_nccl_costs_nothing_without_a_gpu(simulated: Cluster) -> None:
     code = """
 import sys
-pg = dist.new_group(backend="cpu:gloo,cuda:nccl" if dist.is_gloo_available()
-                    else "cuda:nccl")
+pg = dist.new_group(backend="cpu:tcp,cuda:nccl")
 x = np.ones(2)
-if dist.is_gloo_available():
-    dist.all_reduce(x, group=pg)
+dist.all_reduce(x, group=pg)
 'cupy' in sys.modules
 """
     cell = simulated.execute(code).result(30)
@@ -363,9 +361,8 @@ def test_an_answer_that_takes_long_is_not_waited_for(
 def test_why_a_backend_is_refused() -> None:
     install = pip_install(with_extra("cuda13"))
     assert install in str(why_refused("cuda", "nccl"))
-    staged = "gloo" if is_gloo_available() else "mpi"
-    assert install in str(why_refused("cuda", staged))
-    assert why_refused("cpu", staged) is None
+    assert install in str(why_refused("cuda", "tcp"))
+    assert why_refused("cpu", "tcp") is None
 
 
 @pytest.mark.skipif(unavailable_reason("nccl") is None, reason="NCCL can be used")

@@ -133,7 +133,7 @@ def test_who_is_asked() -> None:
     assert asked == [1]
     asked, ask = ask_of(None)
     assert account_of_group(GROUP, two(NCCL), ask, 30) == ""
-    for devices in ({"cpu": "gloo"}, {"cuda": "nccl (not built)"}):
+    for devices in ({"cpu": "tcp"}, {"cuda": "nccl (not built)"}):
         asked, ask = ask_of(DONE)
         assert account_of_group(GROUP, two(devices), ask, 0) == ""
         assert asked == []

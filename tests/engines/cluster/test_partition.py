@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from rankscope.backends import is_gloo_available
 from tests.engines.cluster import two_hosts
 
 pytestmark = pytest.mark.soak
@@ -24,8 +23,6 @@ _ROOT = Path(__file__).resolve().parents[3]
 @pytest.fixture(scope="module")
 def seen(_module_leaves_nothing: None) -> Iterator[dict[str, Any]]:
     """What the program saw at each step, by step; it runs once."""
-    if not is_gloo_available():
-        pytest.skip("needs gloo")
     if why := two_hosts.why_not():
         pytest.skip(why)
     before = _interfaces()

@@ -16,16 +16,14 @@ from dataclasses import dataclass, field
 import psutil
 import pytest
 
-from rankscope.backends import is_gloo_available
 from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError, Execution
-from tests.engines.cluster.faults import HANG, SUM, WAIT, all_in_flight, sides, stop
+from tests.engines.cluster.faults import HANG, SUM, WAIT, all_in_flight, stop
 
 FAULTS = int(os.environ.get("RANKSCOPE_SOAK_FAULTS", "30"))
 
 pytestmark = [
-    pytest.mark.skipif(not is_gloo_available(), reason="needs gloo"),
     # A fault takes one second, or four where an engine is started again.
     pytest.mark.timeout(60 + 12 * FAULTS),
 ]
@@ -152,15 +150,6 @@ class Soak:
             self.release(cell)
             self.give([victim])
 
-    def side_kill(self) -> None:
-        victim = self.victim()
-        cell = self.busy(victim)
-        killed = sides(self.cluster.pids[victim])
-        assert killed or cell is None
-        for side in killed:
-            side.kill()
-        self.release(cell)
-
     def exception(self) -> None:
         victim = self.victim()
         cell = self.cluster.execute(RAISE.format(victim=victim))
@@ -210,7 +199,6 @@ class Soak:
         return {
             "kill": self.kill,
             "stop": self.stop_and_continue,
-            "side process": self.side_kill,
             "exception": self.exception,
             "mismatch": self.mismatch,
             "interrupt": self.interrupt,

@@ -12,7 +12,6 @@ from collections import Counter
 import psutil
 import pytest
 
-from rankscope.backends import is_gloo_available
 from rankscope.engines import Cluster, Execution
 from rankscope.engines.agent.publisher import MIN_INTERVAL
 from rankscope.engines.status import Summary
@@ -21,7 +20,6 @@ from tests.engines.cluster.faults import SUM, WAIT
 OPS = int(os.environ.get("RANKSCOPE_TRAFFIC_OPS", "20000"))
 
 pytestmark = [
-    pytest.mark.skipif(not is_gloo_available(), reason="needs gloo"),
     pytest.mark.timeout(120 + OPS // 100),
 ]
 

@@ -7,13 +7,10 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from rankscope.backends import is_gloo_available
 from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster
 from tests.engines.cluster.faults import SUM, WAIT
-
-pytestmark = pytest.mark.skipif(not is_gloo_available(), reason="needs gloo")
 
 
 @pytest.fixture

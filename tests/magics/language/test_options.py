@@ -24,8 +24,8 @@ def refused(name: str, line: str) -> str:
         ("-n4", {"n": 4}),
         ("-n=4", {"n": 4}),
         ("--ranks 2 --keep", {"n": 2, "keep": True}),
-        ("-n 2 --backend cpu:gloo,cuda:nccl", {"backend": "cpu:gloo,cuda:nccl"}),
-        ("-n 2 --backend=gloo", {"backend": "gloo"}),
+        ("-n 2 --backend cpu:tcp,cuda:nccl", {"backend": "cpu:tcp,cuda:nccl"}),
+        ("-n 2 --backend=tcp", {"backend": "tcp"}),
         ("-n 2 --engines slurm", {"engines": "slurm"}),
         ("-n 2 --engines my.own.Launcher", {"engines": "my.own.Launcher"}),
         ("-n 2 --timeout 0.5", {"timeout": 0.5}),
@@ -96,7 +96,7 @@ def test_a_comment_is_left_out(line: str, group: str | None) -> None:
         ("dist_init", "--nproc_per_node=4", "did you mean -n 4?"),
         ("dist_init", "--np", "did you mean -n N?"),
         ("dist_init", "-n 2 --backend glue", "unknown backend 'glue'"),
-        ("dist_init", "-n 2 --backend cpu:gloo,cpu:mpi", "'cpu' is given twice"),
+        ("dist_init", "-n 2 --backend cpu:tcp,cpu:mpi", "'cpu' is given twice"),
         ("dist_init", "-n 2 --backend ncll", "--backend ncll: unknown backend 'ncll'"),
         ("dist_init", "-n 2 --torch GLOO", "--torch GLOO: expected a backend of torch "
          "('gloo', 'nccl')"),
@@ -104,8 +104,8 @@ def test_a_comment_is_left_out(line: str, group: str | None) -> None:
         ("dist_init", "-n 2 --devices 0,0", "GPU 0 is given twice"),
         ("dist_init", "-n 2 --devices 1-0", "the run 1-0 is empty; write 0-1"),
         ("dist_init", "-n 2 --backend cpu:", "bad part 'cpu:'"),
-        ("dist_init", "-n 2 --backend cpu:gloo,", "bad part ''"),
-        ("dist_init", "-n 2 --bakend gloo", "unknown option --bakend; did you mean "
+        ("dist_init", "-n 2 --backend cpu:tcp,", "bad part ''"),
+        ("dist_init", "-n 2 --bakend tcp", "unknown option --bakend; did you mean "
          "--backend?"),
         ("dist_init", "-n 2 --timeout soon", "expected seconds, such as 30 or 0.5"),
         ("dist_init", "-n 2 --timeout -1", "a number of seconds above 0"),

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.backends import is_gloo_available
 from tools.other_environments import notebook_python
 
 if TYPE_CHECKING:
@@ -24,10 +23,6 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.soak,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(
-        not is_gloo_available(),
-        reason="the ranks of the other environment need gloo",
-    ),
 ]
 
 NOTEBOOK = Path(__file__).parents[3] / "notebooks" / "05_hang.ipynb"

@@ -157,7 +157,7 @@ class TestRows:
         assert row["since"] == pytest.approx(87.8)
 
     def test_devices_in_use_come_first(self) -> None:
-        devices = {"cpu": "gloo (not built)", "cuda": "nccl"}
+        devices = {"cpu": "tcp (not built)", "cuda": "nccl"}
         assert self.row(rank(0, group(devices=devices)))["device"] == "cuda:nccl, cpu"
 
 
@@ -167,7 +167,7 @@ class TestGroups:
             rank(0, group(), group("tp", (0, 1))), rank(1, group(), group("tp", (0, 1)))
         )
         assert [tab["label"] for tab in found.tabs()] == ["default", "tp"]
-        assert found.tabs()[1]["facts"] == ["ranks 0–1", "cpu:gloo", "timeout 30 min"]
+        assert found.tabs()[1]["facts"] == ["ranks 0–1", "cpu:tcp", "timeout 30 min"]
         assert found.tabs()[1]["last"] == "last all_reduce #14"
 
     def test_disjoint_groups_of_one_name_are_told_apart(self) -> None:
@@ -553,12 +553,12 @@ class TestHostile:
                 {
                     "name": "default",
                     "ranks": [0, 1],
-                    "backend": "cpu:gloo",
+                    "backend": "cpu:tcp",
                     "generation": 0,
                     "state": "ready",
                     "reason": None,
                     "timeout": 5.0,
-                    "devices": {"cpu": "gloo"},
+                    "devices": {"cpu": "tcp"},
                     "enqueued": brief,
                     "started": brief,
                     "completed": {**brief, "nbytes": 4, "duration": 1e-3},
@@ -655,9 +655,9 @@ class TestTextAndHtml:
         found.show_verdicts(verdicts)
         found.delta()
         lines = board_text(found, width=100).splitlines()
-        assert lines[0] == "4 ranks · local · cpu:gloo · cluster c-1"
+        assert lines[0] == "4 ranks · local · cpu:tcp · cluster c-1"
         assert lines[1].startswith("Missing ranks: Rank 2 has not entered")
-        assert lines[3] == "default · ranks 0–3 · cpu:gloo · timeout 5 min"
+        assert lines[3] == "default · ranks 0–3 · cpu:tcp · timeout 5 min"
         assert "waits for rank 2" in lines[5]
         assert "6.4 s / 5 min" in lines[5]
         assert "not entered" in lines[7]
