@@ -62,10 +62,9 @@ def _say(text: str) -> None:
 
 
 def _all_reduce(quick: bool, versions: dict[str, str], note: Say) -> list[Row]:
-    if not is_gloo_available():
-        note("all_reduce: gloo is not available in this environment")
-        return []
     contenders = ["rankscope"]
+    if is_gloo_available():
+        contenders.append("rankscope-gloo")
     if unavailable_reason("ucx") is None:
         contenders.append("rankscope-ucx")
         if importlib.util.find_spec("mpi4py") is not None:
@@ -81,9 +80,6 @@ def _all_reduce(quick: bool, versions: dict[str, str], note: Say) -> list[Row]:
 
 
 def _coalescing(quick: bool, versions: dict[str, str], note: Say) -> list[Row]:
-    if not is_gloo_available():
-        note("coalescing: gloo is not available in this environment")
-        return []
     pythons = {"coalescing": sys.executable}
     torch = torch_python(_say, note)
     if torch is not None:

@@ -22,7 +22,11 @@ BLOCKS = {
 # (contender, reference), then by the number of ranks: from how many bytes on the ratio
 # has which budget.
 COMPARISONS: dict[tuple[str, str], dict[int, dict[int, float]]] = {
-    ("rankscope", "torch"): {},
+    ("rankscope", "torch"): {
+        2: {4: 0.4, 1 << 20: 0.6},
+        4: {4: 0.6, 1 << 10: 0.25, 1 << 24: 0.6},
+    },
+    ("rankscope-gloo", "torch"): {},
     ("rankscope-ucx", "torch"): {
         2: {4: 0.25, 1 << 20: 0.5},
         4: {4: 0.5, 1 << 10: 0.25, 1 << 20: 0.6},
@@ -32,7 +36,8 @@ COMPARISONS: dict[tuple[str, str], dict[int, dict[int, float]]] = {
 #: Against bare mpi4py, below the sizes above: a difference in seconds.
 EXTRA_BUDGET = 25e-6
 NAMES = {
-    "rankscope": "over gloo",
+    "rankscope": "over tcp",
+    "rankscope-gloo": "over gloo",
     "rankscope-ucx": "over UCX",
     "torch": "torch.distributed gloo",
     "bare-mpi": "bare mpi4py",

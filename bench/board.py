@@ -79,7 +79,7 @@ class _Ranks:
         now = time.monotonic()
         chosen = range(RANKS) if ranks is None else sorted(ranks)
         found = tuple(self._slots[rank].status(now) for rank in chosen)
-        return ClusterStatus("bench", "default", "local", "cpu:gloo", "running", found)
+        return ClusterStatus("bench", "default", "local", "cpu:tcp", "running", found)
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:
         self._callback = callback
@@ -102,12 +102,12 @@ def _message(rank: int, step: int) -> bytes:
     group = GroupStatus(
         name="default",
         ranks=tuple(range(RANKS)),
-        backend="cpu:gloo",
+        backend="cpu:tcp",
         generation=0,
         state="ready",
         reason=None,
         timeout=300.0,
-        devices={"cpu": "gloo"},
+        devices={"cpu": "tcp"},
         enqueued=now,
         started=now,
         completed=replace(op, seq=seq - 1, duration=2e-3 + step * 1e-5),

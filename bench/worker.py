@@ -60,9 +60,9 @@ class Contender:
 
 
 class Rankscope(Contender):
-    """Rankscope's gloo backend."""
+    """Rankscope's default."""
 
-    backend = "gloo"
+    backend = "tcp"
 
     def __init__(self, rank: int, size: int, folder: str) -> None:
         super().__init__(rank, size, folder)
@@ -84,6 +84,12 @@ class Rankscope(Contender):
     def op(self, variant: str) -> Callable[[], object]:
         array, all_reduce = self.array, self.dist.all_reduce
         return lambda: all_reduce(array)
+
+
+class RankscopeGloo(Rankscope):
+    """Rankscope's gloo backend."""
+
+    backend = "gloo"
 
 
 class RankscopeUCX(Rankscope):
@@ -261,6 +267,7 @@ class BareMPI(MPI):
 
 CONTENDERS: dict[str, type[Contender]] = {
     "rankscope": Rankscope,
+    "rankscope-gloo": RankscopeGloo,
     "rankscope-ucx": RankscopeUCX,
     "torch": Torch,
     "coalescing": Coalescing,
