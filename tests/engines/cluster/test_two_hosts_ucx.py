@@ -83,11 +83,9 @@ def test_tcp_between_the_hosts_and_shared_memory_within(seen: dict[str, Any]) ->
 
 def test_the_status_has_the_transports(seen: dict[str, Any]) -> None:
     for rank, found in enumerate(seen["use"]["transports"]):
-        assert found == {
-            str(peer): ["shm", "cma"] if peer == NEIGHBOUR[rank] else ["tcp"]
-            for peer in range(4)
-            if peer != rank
-        }
+        near = NEIGHBOUR[rank]
+        far = [peer for peer in range(4) if peer not in (rank, near)]
+        assert found == {"shm,cma": [near], "tcp": far}
     said = "shm+cma within each host, tcp between ranks 0–1 and 2–3"
     assert said in seen["use"]["table"]
 
