@@ -59,7 +59,7 @@ def test_the_contracts_hold_and_see_every_module(tree: Path) -> None:
         ("backends/gloo/child.py", "rankscope.backends.mpi", "of backends"),
         ("backends/messaging/queue.py", "rankscope.backends.mpi", "of backends"),
         ("backends/nccl/progress.py", "rankscope.backends.groups", "of backends"),
-        ("backends/gloo/side/wire.py", "rankscope.backends.errors", "side process"),
+        ("backends/gloo/child_main.py", "rankscope.backends.errors", "side process"),
         ("engines/agent/gpus.py", "rankscope.engines.cluster", "packages of engines"),
         ("backends/errors.py", "rankscope.backends.groups", "of backends"),
         (
