@@ -72,6 +72,14 @@ class FileStore(RequestStore):
     Notes
     -----
     Named after ``torch.distributed.FileStore``; the format of the file is another one.
+
+    Examples
+    --------
+    >>> store = dist.FileStore("rendezvous", world_size=1, temporary=True)
+    >>> store.set("key", "value")
+    >>> store.get("key")
+    b'value'
+    >>> store.close()
     """
 
     #: The file.

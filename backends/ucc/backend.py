@@ -65,7 +65,7 @@ class UCCBackend(MessagingBackend):
         compares = os.environ.get(CHECK, "1") != "0"
         connector = UCCConnector(compares, store, rank, size, self._name)
         super().__init__(rank, size, connector)
-        self._queue = _CollectiveQueue(self._failed)
+        self._queue = _CollectiveQueue(self._failed, self._members)
         self._agreement = Agreement(rank, size, self._name) if compares else None
 
     # -- checks --------------------------------------------------------------

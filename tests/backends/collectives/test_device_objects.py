@@ -251,7 +251,7 @@ def test_arrays_that_nobody_can_make_are_asked_for(both: dist.ProcessGroup) -> N
     with pytest.raises(
         dist.DistError,
         match="all_gather_object in group 'h' on rank 0: .* arrays of device type "
-        r"'ext': register_staging\(..., to_device=...\) does",
+        r"'ext' is registered: call register_staging\(..., to_device=...\)",
     ):
         dist.all_gather_object([None], 1, alone)
     alone.shutdown()
