@@ -236,6 +236,8 @@ def test_an_op_held_back_by_a_split_is_timed_out(
             old = dist.all_reduce(r.array([1.0]), group=r.pg, async_op=True)
             with pytest.raises(dist.DistTimeoutError, match="1 s after it began"):
                 old.synchronize()
+            # The store tells the other rank of the abort.
+            until(lambda: all(one.pg.aborted for one in worlds.ranks), 30)
             votes.set()
         # The new one begins anew, as the old one was aborted.
         assert total(r, groups[r.rank]) == 3.0
