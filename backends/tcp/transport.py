@@ -44,7 +44,7 @@ class TCPTransport:
 
     max_message = 1 << 60
     #: A wake-up takes 30 to 60 µs, and a thread that spins yields its core.
-    spin = 3e-4
+    spin = 1e-3
 
     def __init__(
         self,
