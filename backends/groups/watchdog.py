@@ -8,6 +8,7 @@ flight: an op behind a hung one cannot start.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 import weakref
@@ -104,3 +105,5 @@ def _expire(group: Watched) -> float:
 
 #: The watchdog of this process.
 watchdog = Watchdog()
+# A forked child has neither the thread nor the groups.
+os.register_at_fork(after_in_child=watchdog.__init__)  # type: ignore[misc]

@@ -155,3 +155,5 @@ class Progress:
 
 #: The thread of this process.
 progress = Progress()
+# A forked child has neither the thread nor the queues.
+os.register_at_fork(after_in_child=progress.__init__)  # type: ignore[misc]

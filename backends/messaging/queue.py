@@ -224,9 +224,10 @@ class MessageQueue:
         if broken is not None:
             self._fail_after(broken)
         others = len(self.waiting) - (threading.get_ident() in self.waiting)
-        if others and self._transport is not None:
+        transport = self._transport
+        if others and transport is not None:
             # What came for one waiter may have ended the Work of another one.
-            self._transport.wake()
+            transport.wake()
 
     def _report(self, work: MessageWork) -> None:
         """End `work`, which is over; after an interrupt it is ended the next time."""

@@ -2,7 +2,8 @@
 
 A message of up to `EAGER` bytes is sent at once, and is kept by a receiver that has not
 asked for it yet. So that this takes no more than `WINDOW` bytes of a receiver's memory
-for each sender, the receiver reports what its receives have taken (CREDIT). Larger
+for each sender, the receiver reports what its receives have taken (CREDIT); of each
+message `OVERHEAD` bytes are counted too. Larger
 messages, and those for which the window has no room, are offered (OFFER): once a
 receive asks for one, its rank reads it out of the sender's memory (TAKEN), or has it
 sent (GRANT, DATA). The stream is read at all times, whatever is in front of it.
@@ -24,12 +25,14 @@ from ..messaging.transport import Received
 from .matching import Arrival, Matching, Request, TruncationError, as_bytes
 from .peer_memory import PeerMemory
 
-__all__ = ["EAGER", "WINDOW", "Connection"]
+__all__ = ["EAGER", "OVERHEAD", "WINDOW", "Connection"]
 
 #: Bytes of the largest message that is sent before its receive asks for it.
 EAGER = 32 << 10
 #: Bytes that one sender may have in a receiver's memory before they are asked for.
 WINDOW = 4 << 20
+#: Bytes of memory that a receiver needs for a message beside those of the message.
+OVERHEAD = 512
 
 # A frame: its kind above the tag with the signature, the bytes of the message, and the
 # address (OFFER) or number (GRANT, DATA, TAKEN) of what was offered. Offers are counted
@@ -73,7 +76,7 @@ class Connection:
         changed: Callable[[Connection], None],
     ) -> None:
         self.socket, self.peer, self.memory = sock, peer, memory
-        #: The error of what is sent to, or received from, a rank that has left.
+        #: Why nothing more can be sent; what the other rank has sent may still be read.
         self.lost: ConnectionLostError | None = None
         #: Reads of the other rank's memory that are not complete.
         self.reads: collections.deque[_Read] = collections.deque()
@@ -96,8 +99,10 @@ class Connection:
         self._target: Request | Arrival | None = None
         # The bytes of the window that it has.
         self._charge = 0
-        #: Whether nothing more is received.
+        #: Whether everything that the other rank has sent was read.
         self.ended = False
+        # A call over TLS returns one record, and more of them may be there.
+        self._drains = getattr(sock, "kind", "") != "tls"
         if memory is not None:
             # A process that has ended, or has abandoned its ops, has hung up.
             self._hang_up = select.poll()
@@ -113,12 +118,12 @@ class Connection:
     def send(self, array: Flat, tag: int) -> Request | None:
         """Send `array`; ``None``: it may change again."""
         if self.lost is not None:
-            raise self.lost
+            raise self.lost.with_traceback(None)
         data = as_bytes(array)
         nbytes = data.nbytes
         if nbytes > EAGER or self._unconsumed + nbytes > WINDOW:
             return self._offer(data, tag)
-        self._unconsumed += nbytes
+        self._unconsumed += nbytes + OVERHEAD
         head = _pack(_EAGER << _KIND_SHIFT | tag, nbytes, 0)
         sent = 0
         if not self._out:
@@ -175,6 +180,9 @@ class Connection:
             pass
         except OSError as error:
             self._refuse(error)
+        except BaseException as error:
+            self._tear(error)
+            raise
 
     def _refuse(self, error: OSError) -> None:
         """Send no more: the other rank reads no more.
@@ -183,11 +191,14 @@ class Connection:
         """
         self.lost = self.lost or self._loss(error)
         requests = [request for _, request in self._out if request is not None]
-        requests += self._offered.values()
         self._out.clear()
-        self._offered.clear()
         for request in requests:
             request.end(self.lost)
+
+    def _tear(self, error: BaseException) -> None:
+        """End the connection: an interrupt or a fault came in the midst of a frame."""
+        what = type(error).__name__
+        self.lose(ConnectionAbortedError(f"{what} in the midst of a message"))
 
     # -- receiving ---------------------------------------------------------
 
@@ -214,13 +225,16 @@ class Connection:
                 if not count:
                     self.lose(ConnectionResetError("it closed the connection"))
                     return
-                if count < len(space):
+                if count < len(space) and self._drains:
                     return  # what comes later is read later
                 turn -= count
         except BlockingIOError:
             pass
         except OSError as error:
             self.lose(error)
+        except BaseException as error:
+            self._tear(error)
+            raise
 
     def _parse(self) -> None:
         """Take the frames out of what was read."""
@@ -234,8 +248,10 @@ class Connection:
                     view = self._begin(tag, nbytes)
                 else:
                     self._charge = 0
-                    self._target = request = self._granted.pop(number)
-                    view = request.view[:nbytes]
+                    self._target = request = self._known(self._granted, number)
+                    view = request.view[: request.nbytes]
+                    if nbytes != request.nbytes:
+                        raise _NoFrameError(f"{nbytes} bytes of {request.nbytes}")
                 count = min(nbytes, filled - place)
                 view[:count] = self._staged[place : place + count]
                 place += count
@@ -248,19 +264,32 @@ class Connection:
             elif kind == _CREDIT:
                 self._unconsumed -= nbytes
             elif kind == _TAKEN:
-                self._offered.pop(number).end()
-            else:
-                request = self._offered.pop(number)
+                self._known(self._offered, number).end()
+            elif kind == _GRANT:
+                request = self._known(self._offered, number)
                 head = _pack(_DATA << _KIND_SHIFT, len(request.view), number)
-                self._transmit([memoryview(head), request.view], request)
+                if self.lost is None:
+                    self._transmit([memoryview(head), request.view], request)
+                else:
+                    request.end(self.lost)
+            else:
+                raise _NoFrameError(f"kind {kind}")
         left = filled - place
         if left and place:
             self._staging[:left] = self._staging[place:filled]
         self._filled = left
 
+    @staticmethod
+    def _known(kept: dict[int, Request], number: int) -> Request:
+        if number not in kept:
+            raise _NoFrameError(f"number {number}")
+        return kept.pop(number)
+
     def _begin(self, tag: int, nbytes: int) -> memoryview:
         """Return where an eager message goes."""
-        request, self._charge = self._matching.match(self.peer, tag), nbytes
+        if nbytes > EAGER:
+            raise _NoFrameError(f"{nbytes} bytes at once")
+        request, self._charge = self._matching.match(self.peer, tag), nbytes + OVERHEAD
         if request is not None and nbytes <= len(request.view):
             request.source, request.tag, request.nbytes = self.peer, tag, nbytes
             self._target = request
@@ -300,7 +329,7 @@ class Connection:
             arrival.claimed = request
 
     def _fill(self, request: Request, arrival: Arrival) -> None:
-        self._consume(arrival.nbytes)
+        self._consume(arrival.nbytes + OVERHEAD)
         if self._note(request, arrival):
             request.view[: arrival.nbytes] = arrival.data
             request.done = True
@@ -337,8 +366,6 @@ class Connection:
                 self._control(_GRANT << _KIND_SHIFT, 0, number)
             else:
                 self.reads.append(_Read(request, number, address))
-                if len(self.reads) == 1:
-                    self.read_memory()
 
     def read_memory(self) -> None:
         """Copy a piece of what is read from the other rank's memory."""
@@ -347,18 +374,19 @@ class Connection:
         own = (address_of(request.array).value or 0) + read.done
         left = request.nbytes - read.done
         try:
-            if memory is None:
-                raise PermissionError("the memory of the other rank cannot be read")
-            read.done += memory.read(own, read.address + read.done, left)
-        except PermissionError:
-            # Forbidden since the connection was made: the bytes go over the socket.
-            self.memory = None
+            if memory is not None:
+                read.done += memory.read(own, read.address + read.done, left)
+        except OSError:
+            # It is forbidden by now, the array is a device's, or the other rank has
+            # ended, which the socket tells: let the bytes come over that.
+            self.memory = memory = None
+        except BaseException as error:
+            self._tear(error)
+            raise
+        if memory is None:
             self.reads.popleft()
             self._granted[read.number] = request
             self._control(_GRANT << _KIND_SHIFT, 0, read.number)
-            return
-        except OSError as error:
-            self.lose(error)
             return
         if read.done < request.nbytes:
             return
@@ -375,22 +403,25 @@ class Connection:
 
     def lose(self, error: OSError) -> None:
         """End what is in flight with the other rank: nothing more will come."""
+        if self.ended:
+            return
+        self.ended = True
         self._refuse(error)
-        assert self.lost is not None
-        requests = [*self._granted.values(), *(read.request for read in self.reads)]
+        requests = [*self._offered.values(), *self._granted.values()]
+        requests += [read.request for read in self.reads]
         target = self._target
         if isinstance(target, Arrival):
             target = target.claimed
         if target is not None:
             requests.append(target)
+        self._offered.clear()
         self._granted.clear()
         self.reads.clear()
         self._target = self._rest = None
         for request in requests:
             request.end(self.lost)
-        self.ended = True
         self._changed(self)
-        self.close()
+        self.hang_up()
 
     def _loss(self, error: OSError) -> ConnectionLostError:
         said = error.strerror or str(error)
@@ -407,6 +438,13 @@ class Connection:
     def close(self) -> None:
         """Close the socket."""
         self.socket.close()
+
+
+class _NoFrameError(ConnectionAbortedError):
+    """The other rank has sent what is no frame."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"it sent what is no frame ({what})")
 
 
 class _Read:

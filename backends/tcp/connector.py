@@ -41,7 +41,7 @@ _PATIENCE, _LOOK = 60.0, 0.05
 _STRANGERS = 64
 
 # Descriptors beside the sockets to the other ranks, with some for the rank's program.
-_SPARE = 32
+_SPARE = 128
 
 # Bytes that a socket holds, as far as the system allows them.
 _BUFFER = 4 << 20
@@ -85,6 +85,13 @@ class TCPConnector(MeetingConnector):
                 listener.close()
         return self.transport
 
+    def cancel(self) -> None:
+        """End `connect` from another thread, whatever it waits for."""
+        super().cancel()
+        for sock in list(self._sockets.values()):
+            with contextlib.suppress(OSError):  # it is not connected
+                sock.shutdown(socket.SHUT_RDWR)
+
     def _connect(self) -> None:
         transports = chosen_transports()
         key = secrets.token_bytes(KEY_SIZE)
@@ -99,11 +106,11 @@ class TCPConnector(MeetingConnector):
         if any(not self._shares_socket(own, other) for other in members):
             one_host = len({member["host"] for member in members}) == 1
             address = "127.0.0.1" if one_host else own_address(self._store)
-            for member, at in zip(
-                members, self._exchange("address", self._listen(address)), strict=True
-            ):
+            addresses = self._exchange("address", self._listen(address))
+            for member, at in zip(members, addresses, strict=True):
                 member["address"] = at
-        allow_siblings()
+        if own["cma"]:
+            allow_siblings()
         own = members[self._rank]
         for peer, other in enumerate(members[: self._rank]):
             self._establish(peer, self._call(peer, own, other), own, other)
@@ -137,9 +144,8 @@ class TCPConnector(MeetingConnector):
 
     def _listen(self, address: str) -> list[Any]:
         """Listen at `address`; return it with its port."""
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.create_server(
-            (address, 0), family=family, backlog=self._size + _STRANGERS
+            (address, 0), family=_family(address), backlog=self._size + _STRANGERS
         )
         self._listeners.append(listener)
         return [address, listener.getsockname()[1]]
@@ -151,27 +157,32 @@ class TCPConnector(MeetingConnector):
         unix = self._shares_socket(own, other)
         deadline = time.monotonic() + _PATIENCE
         try:
-            where: Any = f"\0{other['unix']}" if unix else tuple(other["address"])
-            inet = socket.AF_INET6 if ":" in where[0] else socket.AF_INET
-            sock = socket.socket(socket.AF_UNIX if unix else inet)
-            self._sockets[peer] = sock
-            sock.settimeout(_PATIENCE)
+            if unix:
+                family, where = socket.AF_UNIX, f"\0{other['unix']}"
+            else:
+                family, where = _family(other["address"][0]), tuple(other["address"])
             while True:
+                self._sockets[peer] = sock = socket.socket(family)
+                sock.settimeout(_PATIENCE)
                 try:
                     sock.connect(where)
+                    greet(sock, self._rank, bytes.fromhex(other["key"]))
                     break
-                except BlockingIOError:  # its queue is full
+                except (BlockingIOError, BrokenPipeError, ConnectionResetError):
+                    # Its queue is full, or strangers have taken this rank's place.
+                    sock.close()
                     self._check(deadline)
                     time.sleep(_LOOK)
-            greet(sock, self._rank, bytes.fromhex(other["key"]))
         except OSError as error:
             if self._cancelled or error.errno == errno.EMFILE:
                 raise
-            hint = f" ({TRANSPORTS}=tcp leaves Unix sockets out)" if unix else ""
-            where = "" if unix else f" at {other['address'][0]}:{other['address'][1]}"
+            host, port = other.get("address", ("", 0))
+            more = f"{error} ({TRANSPORTS}=tcp leaves Unix sockets out)"
+            if not unix:
+                more = f"{error} (at {host}, port {port})"
             raise DistBackendError(
-                f"{self._name([self._rank])} could not connect to {self._name([peer])}"
-                f"{where}: {error}{hint}"
+                f"{self._name([self._rank])} could not connect to "
+                f"{self._name([peer])}: {more}"
             ) from error
         return sock
 
@@ -191,6 +202,8 @@ class TCPConnector(MeetingConnector):
                         if sock in self._listeners:
                             self._take(sock, key, pending, selector)
                             continue
+                        if sock not in pending:
+                            continue  # it had to make room for another one, just now
                         rank = _advance(pending[sock])
                         if rank is None:
                             continue
@@ -215,24 +228,34 @@ class TCPConnector(MeetingConnector):
     ) -> None:
         try:
             sock, _ = listener.accept()
-        except BlockingIOError:
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
             return  # it has left again
+        try:
+            if not _is_own(sock):
+                raise PermissionError("another user's")
+            accepting = Accepting(sock, key)
+        except OSError:
+            sock.close()
+            return
         if len(pending) >= self._size + _STRANGERS:
             oldest = next(iter(pending))
             selector.unregister(oldest)
             del pending[oldest]
             oldest.close()
-        pending[sock] = Accepting(sock, key)
+        pending[sock] = accepting
         selector.register(sock, selectors.EVENT_READ)
 
     def _establish(
         self, peer: int, sock: Any, own: dict[str, Any], other: dict[str, Any]
     ) -> None:
         """Prepare a socket whose other end is `peer`, as it has proved."""
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
         try:
             if sock.family == getattr(socket, "AF_UNIX", None):
+                # Those of TCP grow by themselves, unless they are set.
+                for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                    sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
                 self._read_probe(peer, sock, readable=own["cma"] and other["cma"])
             else:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -250,7 +273,8 @@ class TCPConnector(MeetingConnector):
     def _read_probe(self, peer: int, sock: socket.socket, readable: bool) -> None:
         probe = Probe(readable)
         sock.sendall(probe.message)
-        memory = Probe.memory(receive_exactly(sock, Probe.SIZE), _pid_of(sock))
+        pid, _ = _peer(sock) or (0, 0)
+        memory = Probe.memory(receive_exactly(sock, Probe.SIZE), pid)
         if memory is not None:
             self._memories[peer] = memory
         # The other end reads this process's probe until it says that it has.
@@ -277,6 +301,10 @@ def _advance(accepting: Accepting) -> int | None:
         return -1
 
 
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
 def _host() -> str:
     """Return what ranks that share Unix sockets have in common."""
     try:
@@ -285,13 +313,20 @@ def _host() -> str:
         return socket.gethostname()
 
 
-def _pid_of(sock: socket.socket) -> int:
-    """Return the process at the other end of a Unix socket; 0 if that is not told."""
+def _peer(sock: socket.socket) -> tuple[int, int] | None:
+    """Return process and user at the other end of a Unix socket, if that is told."""
     option = getattr(socket, "SO_PEERCRED", None)
-    if option is None:
-        return 0
+    if option is None or sock.family != socket.AF_UNIX:
+        return None
     found = sock.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i"))
-    return int(struct.unpack("3i", found)[0])
+    pid, uid, _ = struct.unpack("3i", found)
+    return pid, uid
+
+
+def _is_own(sock: socket.socket) -> bool:
+    """Return whether the other end may be a rank: one of this user, or of a host."""
+    peer = _peer(sock)
+    return peer is None or peer[1] == os.geteuid()
 
 
 def _allow_descriptors(count: int) -> None:
@@ -300,5 +335,9 @@ def _allow_descriptors(count: int) -> None:
     with contextlib.suppress(OSError):  # no /dev/fd
         if len(os.listdir("/dev/fd")) + count <= soft:
             return
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # Not all that may be: some programs try every descriptor up to the limit.
+    wanted = max(soft, 4096)
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    with contextlib.suppress(OSError, ValueError):  # the system allows no more
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -16,6 +16,8 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
+from .handshake import receive_exactly
+
 __all__ = ["EncryptedSocket", "encrypt"]
 
 _CIPHER = "ADH-AES256-GCM-SHA384:@SECLEVEL=0"
@@ -76,17 +78,16 @@ def encrypt(sock: Any, accepted: bool, key: bytes) -> EncryptedSocket:
     if accepted:
         _choose_group(context)
     secure = context.wrap_socket(sock, server_side=accepted)
-    channel = secure.get_channel_binding() or b""
-    secure.sendall(_proof(key, channel, accepted))
-    given, wanted = bytearray(), _proof(key, channel, not accepted)
-    while len(given) < len(wanted):
-        part = secure.recv(len(wanted) - len(given))
-        if not part:
-            break
-        given += part
-    if not channel or not hmac.compare_digest(given, wanted):
-        secure.close()
-        raise ConnectionAbortedError("somebody is between the two ends of it")
+    try:
+        channel = secure.get_channel_binding() or b""
+        secure.sendall(_proof(key, channel, accepted))
+        wanted = _proof(key, channel, not accepted)
+        given = receive_exactly(secure, len(wanted))
+        if not channel or not hmac.compare_digest(given, wanted):
+            raise ConnectionAbortedError("somebody is between the two ends of it")
+    except BaseException:
+        secure.close()  # nobody else has it
+        raise
     return EncryptedSocket(secure)
 
 

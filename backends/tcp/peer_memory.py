@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import secrets
 import struct
@@ -64,7 +65,7 @@ class PeerMemory:
         here, there = self._parts
         done = _read(self._pid, here, 1, there, 1, 0)
         if done <= 0:
-            number = ctypes.get_errno()
+            number = ctypes.get_errno() if done else errno.EFAULT
             raise OSError(number, os.strerror(number))
         return int(done)
 
@@ -100,5 +101,6 @@ def allow_siblings() -> None:
         scope = Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()
     except OSError:
         return  # no Yama: every process of this user may
-    if scope == "1":
+    # The parent of an orphan is that of all processes.
+    if scope == "1" and os.getppid() > 1:
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(os.getppid()), 0, 0, 0)

@@ -11,6 +11,7 @@ import struct
 import termios
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -52,7 +53,7 @@ class TCPTransport:
         sockets: Mapping[int, Any],
         memories: Mapping[int, PeerMemory],
     ) -> None:
-        self._rank, self._pid = rank, os.getpid()
+        self._rank = rank
         self._matching = Matching()
         self._connections = {
             peer: Connection(
@@ -60,7 +61,9 @@ class TCPTransport:
             )
             for peer, sock in sockets.items()
         }
+        # How many ranks have not left, and the error of what the last one was to send.
         self._left = len(self._connections)
+        self._last_lost: DistError | None = None
         # Of the descriptors; recursive, as a signal handler may abort.
         self._guard = threading.RLock()
         self._sleepers = 0
@@ -74,6 +77,7 @@ class TCPTransport:
         self._writing = set[Connection]()
         for connection in self._connections.values():
             self._selector.register(connection.socket, _READ, connection)
+        _transports.add(self)
 
     # -- messages ----------------------------------------------------------
 
@@ -89,9 +93,10 @@ class TCPTransport:
         request = Request(as_bytes(array), connection, source, tag)
         arrival = self._matching.post(request)
         if arrival is None:
-            if connection is not None and connection.ended:
-                assert connection.lost is not None
-                raise connection.lost
+            lost = self._last_lost if connection is None else connection.lost
+            over = not self._left if connection is None else connection.ended
+            if over and lost is not None:
+                raise lost.with_traceback(None)
             return request
         self._connections[arrival.source].claim(request, arrival)
         if (
@@ -148,8 +153,9 @@ class TCPTransport:
                 continue
             if events & _WRITE:
                 connection.flush()
-                if not connection.wants_to_write:
-                    self._quiet(connection)
+                if not (connection.wants_to_write or connection.ended):
+                    self._writing.discard(connection)
+                    self._selector.modify(connection.socket, _READ, connection)
             if events & _READ and not connection.ended:
                 connection.read()
         for connection in self._connections.values():
@@ -165,13 +171,9 @@ class TCPTransport:
         self._writing.discard(connection)
         self._selector.unregister(connection.socket)
         self._left -= 1
+        self._last_lost = connection.lost
         for request in self._matching.lose(connection.peer, not self._left):
             request.end(connection.lost)
-
-    def _quiet(self, connection: Connection) -> None:
-        if connection in self._writing and not connection.ended:
-            self._writing.discard(connection)
-            self._selector.modify(connection.socket, _READ, connection)
 
     # -- waiting -----------------------------------------------------------
 
@@ -188,17 +190,20 @@ class TCPTransport:
 
     def sleep(self, timeout: float, idle: float) -> None:
         """Wait for a socket, or for `wake`."""
-        with self._guard:
-            if self._ended:
-                return
-            self._sleepers += 1
+        counted = False
         try:
+            with self._guard:
+                if self._ended:
+                    return
+                self._sleepers += 1
+                counted = True
             self._selector.select(min(timeout, _SLEEP_MAX))
         finally:
-            with self._guard:
-                self._sleepers -= 1
-                if self._ended and not self._sleepers:
-                    self._close_descriptors()
+            if counted:
+                with self._guard:
+                    self._sleepers -= 1
+                    if self._ended and not self._sleepers:
+                        self._close_descriptors()
 
     def wake(self) -> None:
         """End the sleep of every thread."""
@@ -230,7 +235,7 @@ class TCPTransport:
 
     def abandon(self, requests: Sequence[tuple[Request, Flat, bool]]) -> None:
         """Hang up: the other ranks read no more of this one's memory."""
-        self._end(hang_up=os.getpid() == self._pid)
+        self._end(hang_up=True)
 
     def close(self) -> None:
         """Send what the sockets have not taken yet, and close them."""
@@ -263,10 +268,33 @@ class TCPTransport:
             if not self._sleepers:
                 self._close_descriptors()
 
+    def disown(self) -> None:
+        """In a forked child: close the sockets, which are the parent's.
+
+        The parent goes on with them; but the other ranks see its end only once no
+        process has them.
+        """
+        self._guard, self._sleepers, self._ended = threading.RLock(), 0, True
+        for connection in self._connections.values():
+            connection.close()
+        self._close_descriptors()
+
     def _close_descriptors(self) -> None:
         self._selector.close()
         self._bell.close()
         self._button.close()
+
+
+# Those of this process, for its forked children.
+_transports: weakref.WeakSet[TCPTransport] = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    for transport in list(_transports):
+        transport.disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)
 
 
 def kind_of(sock: Any) -> str:

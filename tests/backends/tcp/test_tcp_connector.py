@@ -211,6 +211,11 @@ def test_strangers_get_nothing_and_hold_up_nobody(
             if number % 2:
                 sock.sendall(secrets.token_bytes(100))
             strangers.append(sock)
+        for _ in range(5):
+            # One that leaves before it is accepted.
+            with socket.socket(listener.family) as sock:
+                sock.settimeout(20)
+                sock.connect(listener.getsockname())
 
     if transports == "unix":
         made = connect_all(3, intrude)
@@ -295,13 +300,17 @@ def few(me: Rank, hard: int) -> str:
     dist.barrier()
     held = len(os.listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (held + 3, held + hard))
-    said = ""
+    said, made = "", []
     try:
         for _ in range(12):
-            dist.barrier(group=dist.new_group())
+            made.append(dist.new_group())
+            dist.barrier(group=made[-1])
     except dist.DistError as error:
         said = str(error)
     resource.setrlimit(resource.RLIMIT_NOFILE, (held + hard, held + hard))
+    for group in made[:-1]:
+        # All ranks have used it, and the next meeting needs descriptors.
+        dist.destroy_process_group(group)
     me.meet("over")
     dist.destroy_process_group()
     return said
