@@ -157,10 +157,8 @@ class TCPConnector(MeetingConnector):
         unix = self._shares_socket(own, other)
         deadline = time.monotonic() + _PATIENCE
         try:
-            if unix:
-                family, where = socket.AF_UNIX, f"\0{other['unix']}"
-            else:
-                family, where = _family(other["address"][0]), tuple(other["address"])
+            where: Any = f"\0{other['unix']}" if unix else tuple(other["address"])
+            family = socket.AF_UNIX if unix else _family(where[0])
             while True:
                 self._sockets[peer] = sock = socket.socket(family)
                 sock.settimeout(_PATIENCE)
