@@ -67,7 +67,7 @@ class TCPConnector(MeetingConnector):
         _allow_descriptors(self._size + _SPARE)
         try:
             self._connect()
-            self.transport = TCPTransport(self._rank, self._sockets, self._memories)
+            self.transport = TCPTransport(self._sockets, self._memories)
         except BaseException as error:
             for sock in self._sockets.values():
                 sock.close()

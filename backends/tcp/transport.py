@@ -38,7 +38,6 @@ class TCPTransport:
 
     Parameters
     ----------
-    rank : this rank in the group.
     sockets : a connected socket for each other rank.
     memories : the memory of those ranks whose memory this one can read.
     """
@@ -48,12 +47,8 @@ class TCPTransport:
     spin = 1e-3
 
     def __init__(
-        self,
-        rank: int,
-        sockets: Mapping[int, Any],
-        memories: Mapping[int, PeerMemory],
+        self, sockets: Mapping[int, Any], memories: Mapping[int, PeerMemory]
     ) -> None:
-        self._rank = rank
         self._matching = Matching()
         self._connections = {
             peer: Connection(
@@ -82,9 +77,7 @@ class TCPTransport:
     # -- messages ----------------------------------------------------------
 
     def send(self, array: Flat, peer: int, tag: int) -> Request | None:
-        """Start to send `array`; a rank sends to itself at once."""
-        if peer == self._rank:
-            raise DistError("a rank sends nothing to itself")
+        """Start to send `array`."""
         return self._connections[peer].send(array, tag)
 
     def receive(self, array: Flat, source: int, tag: int) -> Request | None:

@@ -39,7 +39,7 @@ def connected(memory: PeerMemory | None = None) -> Pair:
         sock.setblocking(False)
     memories = {} if memory is None else {1: memory}
     back = {} if memory is None else {0: memory}
-    return TCPTransport(0, {1: one}, memories), TCPTransport(1, {0: other}, back)
+    return TCPTransport({1: one}, memories), TCPTransport({0: other}, back)
 
 
 @pytest.fixture(params=["memory", "socket"])
@@ -358,7 +358,7 @@ def test_an_interrupt_in_the_midst_of_a_message_ends_the_connection(
 def test_what_is_no_frame_ends_the_connection(frame: tuple[int, int, int]) -> None:
     one, other = socket.socketpair()
     other.setblocking(False)
-    receiver = TCPTransport(1, {0: other}, {})
+    receiver = TCPTransport({0: other}, {})
     receive = receiver.receive(np.zeros(3, np.uint8), 0, 7)
     with one:
         one.sendall(struct.pack("<QQQ", *frame))
