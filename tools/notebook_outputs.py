@@ -29,7 +29,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 #: Where the notebooks with outputs are.
 KEPT = ROOT / "docs" / "notebooks"
 #: Those that the default environment does not suffice for.
-OF_TORCH = ("07", "08")
+OF_TORCH = ("07",)
 
 #: Seconds after which a cell that hangs is ended; the verdict comes after five.
 PATIENCE = 8

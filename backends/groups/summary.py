@@ -116,8 +116,6 @@ class GroupStatus:
     #: The names of transports, e.g. ``shm,cma`` → the global ranks that this one has
     #: connected to with them; empty where the backend does not report transports.
     transports: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    #: Whether its ops are RPCs, which each rank makes alone; it is never aborted.
-    rpc: bool = False
     #: Whether it is not made yet: its op is the wait for the other ranks.
     unfinished: bool = False
     #: What of the user's objects holds a former generation, in sentences.

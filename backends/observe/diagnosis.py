@@ -17,7 +17,6 @@ from .messages import diagnose_messages
 from .mismatches import TRAITS, describe_mismatch
 from .records import Record as Entry
 from .records import position, sequence_number, where
-from .rpc_waits import diagnose_rpcs, is_rpc
 from .splits import describe_disagreements, disagreements, those_at_fault
 from .verdicts import Fault, RankView, Verdict
 
@@ -48,9 +47,7 @@ def diagnose(
     case = _Case(group, generation, views, stall)
     verdicts = [*case.dead(), *case.silent()]
     explained = {rank for verdict in verdicts for rank in verdict.culprits}
-    if is_rpc(group, views):
-        verdicts += diagnose_rpcs(group, views, stall, explained)
-    elif case.collective is not None:
+    if case.collective is not None:
         verdicts += case.mismatches() or case.absences(explained)
         if not verdicts:
             verdicts.append(case.execution_hang())

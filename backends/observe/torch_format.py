@@ -20,8 +20,8 @@ of our concepts, which are mapped like this:
   Where sizes differ from rank to rank, all_gather and reduce_scatter are the
   analyser's ``_v`` ops. The analyser requires the inputs and outputs of those
   to be equal on all ranks, so both list the parts of all ranks.
-- What is no collective, send or receive is left out: RPCs, and groups of torch that
-  are being made. The analyser exits at an op that it does not know.
+- What is no collective, send or receive is left out: groups of torch that are being
+  made. The analyser exits at an op that it does not know.
 - Ops of one kind in a coalesced batch are one entry with the arrays of all of
   them, as in PyTorch's fused batches. (The analyser matches several entries
   with one number only if it lists the files in order.)

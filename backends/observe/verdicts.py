@@ -32,7 +32,6 @@ class Fault(enum.Enum):
     RANK_BUSY_ELSEWHERE = "rank busy elsewhere"
     MISSING_RANKS = "missing ranks"
     EXECUTION_HANG = "execution hang"
-    UNANSWERED_RPC = "unanswered RPC"
 
 
 @dataclass(frozen=True)
@@ -103,9 +102,8 @@ def in_one(verdicts: Iterable[Verdict]) -> tuple[str, tuple[int, ...]]:
     culprits = {
         rank
         for one in found
-        # There all ranks wait, and none is known to be the cause; or it is known for
-        # one RPC, while an abort is to end them all.
-        if one.fault not in (Fault.EXECUTION_HANG, Fault.UNANSWERED_RPC)
+        # There all ranks wait, and none is known to be the cause.
+        if one.fault is not Fault.EXECUTION_HANG
         for rank in one.culprits
     }
     return "; ".join(dict.fromkeys(map(str, found))), tuple(sorted(culprits))

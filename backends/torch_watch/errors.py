@@ -20,7 +20,7 @@ from .creation import Made, issued, known_groups
 from .gloo_sockets import count_connections
 from .replacing import replace
 
-__all__ = ["explain", "explain_as", "install_excepthook", "on_broken", "settle"]
+__all__ = ["explain", "install_excepthook", "on_broken", "settle"]
 
 #: Called with a gloo group that has lost a connection, and with the text of torch's
 #: error that showed it; no abort was the cause.
@@ -46,12 +46,6 @@ def explain(error: BaseException) -> BaseException:
         shown = _explain(error) or _AS_IT_IS
         setattr(error, _EXPLAINED, shown)
     return error if shown is _AS_IT_IS else shown.with_traceback(error.__traceback__)
-
-
-def explain_as(error: BaseException, explained: BaseException) -> None:
-    """Have `explain` return `explained` for `error`, which is its cause."""
-    explained.__cause__ = error
-    setattr(error, _EXPLAINED, explained)
 
 
 def settle() -> None:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import sys
-import sysconfig
 import threading
 from types import FrameType
 
 from ..work.record_fields import Frame
 
-__all__ = ["calling_frame", "user_line", "waiting_frame"]
+__all__ = ["calling_frame", "waiting_frame"]
 
 _PACKAGE = __name__.partition(".")[0]
 _LIBRARY = "torch"
 #: Modules whose decorators and blocks torch puts around its functions.
 _WRAPPERS = ("contextlib", "functools", "typing_extensions")
-_LIBRARIES = tuple(
-    f"{sysconfig.get_path(name)}/" for name in ("stdlib", "purelib", "platlib")
-)
 
 
 def calling_frame() -> Frame | None:
@@ -47,22 +43,6 @@ def waiting_frame(thread: int | None) -> Frame | None:
     if frame is None or _package_of(frame) not in (_LIBRARY, _PACKAGE):
         return None
     return _first_outside(frame)
-
-
-def user_line(frame: FrameType | None) -> Frame | None:
-    """Return the innermost line of the user's own code at or above `frame`.
-
-    Code of Python's library and of installed packages is none: a function that waits
-    for a lock is in ``threading``.
-    """
-    while frame is not None:
-        code = frame.f_code
-        if _package_of(frame) != _PACKAGE and not code.co_filename.startswith(
-            (*_LIBRARIES, "<frozen")
-        ):
-            return code.co_filename, frame.f_lineno, code.co_name
-        frame = frame.f_back
-    return None
 
 
 def _first_outside(frame: FrameType | None) -> Frame | None:

@@ -1,4 +1,4 @@
-"""The form of a flight record as plain data: of our own ops, torch's, and RPCs."""
+"""The form of a flight record as plain data: of our own ops, and of torch's."""
 
 from __future__ import annotations
 

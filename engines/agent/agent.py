@@ -29,7 +29,6 @@ from rankscope.backends.groups.exit_status import fail_on_async_error
 from rankscope.backends.groups.inquiry import locate_with
 from rankscope.backends.groups.world import world
 from rankscope.backends.observe.stacks import ThreadStacks
-from rankscope.backends.torch_watch.rpc_watch import watch_rpc
 from rankscope.backends.torch_watch.watch import watch
 from rankscope.backends.work.flight_recorder import recorder
 
@@ -97,7 +96,6 @@ class Agent:
         self._new_gpu: Gpu | None = None
         # Torch is watched once a cell, or `torch_ranks`, imports it.
         self._torch = watch()
-        watch_rpc()
         self._numbers = itertools.count(1)
         self._store = RankStore(self._offer_store)
         self._publisher = StatusPublisher(kernel, self.summary)

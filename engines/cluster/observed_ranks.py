@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import ClassVar
 
@@ -378,19 +378,6 @@ class ObservedRanks:
 
     # -- groups ------------------------------------------------------------
 
-    def _having(self, groups: Collection[GroupKey], ids: Iterable[int]) -> list[int]:
-        """Return the ranks of `ids` that can have `groups`.
-
-        A rank has the group of RPC from its own ``init_rpc`` on; the others wait there.
-        """
-        reported = {
-            rank.rank
-            for rank in self._status().ranks
-            for one in rank.groups
-            if one.rpc and one.key in groups
-        }
-        return sorted(reported or ids)
-
     def abort(
         self,
         group: str | GroupKey | None = None,
@@ -431,7 +418,7 @@ class ObservedRanks:
         self._check_open()
         groups = None if group is None else self._find_groups(group)
         ids = {} if groups is None else self._ids(groups)
-        chosen = self._ranks_for(ranks, group, self._having(groups or (), ids))
+        chosen = self._ranks_for(ranks, group, sorted(ids))
         if verdicts is None:
             verdicts = diagnosing.explain(self, groups)
         reason = reason or f"{type(self).__name__}.abort()"

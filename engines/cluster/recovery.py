@@ -469,9 +469,6 @@ def rebuild(
     ready: list[GroupKey] = []
     for key in known if group is None else find_groups(group, known):
         views = known[key]
-        if any(one.rpc for one in views.values()):
-            # Its waits are abortable, and it is usable afterwards.
-            continue
         _check_alive(registry, answers, key, one_job)
         generation = 1 + max(one.generation for one in views.values())
         for rank in key.ranks:

@@ -13,14 +13,7 @@ from rankscope.backends.groups.key import GroupKey
 from rankscope.engines import ClusterStatus
 from rankscope.engines.status import GroupStatus, OpStatus
 
-__all__ = [
-    "Stuck",
-    "aborted",
-    "in_flight",
-    "out_of_step",
-    "rebuildable",
-    "stuck_on",
-]
+__all__ = ["Stuck", "aborted", "in_flight", "out_of_step", "stuck_on"]
 
 _P2P = ("send", "recv")
 
@@ -49,7 +42,7 @@ def stuck_on(
     entered is not stuck: it will complete.
     """
     found = []
-    for group, views in _collective(status):
+    for group, views in _groups(status):
         waiting: dict[int, tuple[OpStatus, int]] = {}
         for rank in sorted(set(running) & views.keys()):
             op = views[rank].oldest
@@ -112,7 +105,7 @@ def out_of_step(status: ClusterStatus, ranks: Collection[int]) -> list[GroupKey]
     numbers may differ.
     """
     found = []
-    for group, views in _collective(status):
+    for group, views in _groups(status):
         counts = {
             None if view.enqueued is None else view.enqueued.seq
             for view in views.values()
@@ -121,20 +114,6 @@ def out_of_step(status: ClusterStatus, ranks: Collection[int]) -> list[GroupKey]
         if len(counts) > 1 and not views.keys().isdisjoint(ranks):
             found.append(group)
     return found
-
-
-def rebuildable(status: ClusterStatus) -> list[GroupKey]:
-    """Return the groups that a rebuild makes anew; RPC is usable after an abort."""
-    return [group for group, _ in _collective(status)]
-
-
-def _collective(
-    status: ClusterStatus,
-) -> Iterable[tuple[GroupKey, dict[int, GroupStatus]]]:
-    """As `_groups`, without RPC: a rank whose cell raised answers the others still."""
-    for group, views in _groups(status):
-        if not any(view.rpc for view in views.values()):
-            yield group, views
 
 
 def _groups(

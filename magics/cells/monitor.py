@@ -20,7 +20,7 @@ from rankscope.engines import (
 from rankscope.engines.status import name_groups
 
 from ..output.failures import place_of
-from .abort_waiting import aborted, in_flight, out_of_step, rebuildable, stuck_on
+from .abort_waiting import aborted, in_flight, out_of_step, stuck_on
 
 __all__ = ["CellMonitor", "activity", "name_op"]
 
@@ -129,7 +129,7 @@ class CellMonitor:
         ranks = self._execution.ranks
         status = self._cluster.status(fresh=True)
         # A group that the cell has made may no longer exist.
-        known = rebuildable(status)
+        known = status.group_keys
         broken = [group for group in self.groups if group in known]
         if stopped:
             broken += [g for g in out_of_step(status, ranks) if g not in broken]

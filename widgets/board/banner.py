@@ -37,7 +37,6 @@ _BLAME = {
     Fault.RANK_BUSY_ELSEWHERE: "busy elsewhere",
     Fault.MISSING_RANKS: "not entered",
     Fault.EXECUTION_HANG: "hangs",
-    Fault.UNANSWERED_RPC: "RPC not answered",
 }
 
 
@@ -106,7 +105,7 @@ def _verdicts(verdicts: Sequence[Verdict], groups: Sequence[Group]) -> Banner:
         group = f" (group {_named(verdict.group, groups)})" if len(groups) > 1 else ""
         sentences.append(_sentence(text(verdict, 600) + group))
     first = verdicts[0]
-    title = first.fault.value[0].upper() + first.fault.value[1:]
+    title = first.fault.value.capitalize()
     tab = next((group.id for group in groups if group.key == first.group), None)
     return Banner("error", title, sentences[0], tuple(sentences[1:]), tab)
 

@@ -12,7 +12,7 @@ from rankscope.backends import OpType, ReduceOp
 from rankscope.backends.observe.verdicts import Fault, Verdict
 from tests.backends.observe.test_diagnosis import Simulated, look
 
-__all__ = ["ELSEWHERE", "SCENES", "Ranks", "scene"]
+__all__ = ["SCENES", "Ranks", "scene"]
 
 Ranks = list[Simulated]
 
@@ -99,8 +99,6 @@ SCENES: dict[Fault, Callable[[Ranks], None]] = {
     Fault.RANK_NOT_RESPONDING: silent,
     Fault.EXECUTION_HANG: stuck,
 }
-#: Its records come from torch: tests/backends/observe/test_rpc_waits.py.
-ELSEWHERE = {Fault.UNANSWERED_RPC}
 
 
 def scene(fault: Fault) -> tuple[Ranks, Verdict]:

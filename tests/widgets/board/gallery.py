@@ -19,7 +19,6 @@ from playwright.sync_api import FloatRect
 from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.engines import ClusterStatus, GroupStatus, OpStatus, RankStatus
 from rankscope.widgets.board.model import BoardModel
-from tests.backends.observe import test_rpc_waits as rpc
 from tests.backends.observe.hang_scenes import SCENES, scene
 from tests.backends.observe.test_diagnosis import Simulated
 from tests.widgets import statuses
@@ -46,10 +45,8 @@ TEXTS = Path(__file__).with_name("gallery.json")
 
 #: A group that was aborted has no verdict any more, and a picture nevertheless.
 ABORTED = "aborted"
-#: Its group is one of torch, whose records are others.
-RPC = Fault.UNANSWERED_RPC.value
 #: Every picture: the verdicts, and what comes after them.
-NAMES = (*(fault.value for fault in SCENES), RPC, ABORTED)
+NAMES = (*(fault.value for fault in SCENES), ABORTED)
 
 #: Seconds for which the ops are in flight.
 ELAPSED = 7.2
@@ -67,13 +64,11 @@ _TIMEOUT = 300.0
 
 def file_of(name: str) -> Path:
     """Return where the picture `name` is: ``docs/_static/board_missing_ranks.png``."""
-    return PICTURES / f"board_{name.replace(' ', '_').lower()}.png"
+    return PICTURES / f"board_{name.replace(' ', '_')}.png"
 
 
 def hung(name: str) -> tuple[ClusterStatus, list[Verdict]]:
     """Return the status of the ranks, and the verdicts on them, for a picture."""
-    if name == RPC:
-        return _waiting_for_rpc()
     fault = Fault.MISSING_RANKS if name == ABORTED else Fault(name)
     ranks, verdict = scene(fault)
     if name == ABORTED:
@@ -153,40 +148,6 @@ def reduced(picture: bytes, colours: int) -> Image.Image:
     """Return a picture with a palette of `colours`: less than half the bytes."""
     with Image.open(BytesIO(picture)) as found:
         return found.convert("RGB").quantize(colours, dither=Image.Dither.NONE)
-
-
-def _waiting_for_rpc() -> tuple[ClusterStatus, list[Verdict]]:
-    """Return three workers, the second of which waits for the first."""
-    runs = rpc.served(function="synchronize")
-    waits = rpc.call(0, function="synchronize")
-    runs["frame"]["source"], waits["frame"]["source"] = "cell 5 line 9", "cell 7 line 3"
-    lasts = {0: runs, 1: waits}
-    ranks = []
-    for rank in rpc.GROUP.ranks:
-        last = lasts.get(rank)
-        oldest = None
-        if last is not None:
-            source = last["frame"]["source"]
-            seq = last["p2p_seq_id"]
-            oldest = statuses.op(last["op"], seq, source=source, elapsed=ELAPSED)
-        group = statuses.group(
-            rpc.GROUP.name,
-            rpc.GROUP.ranks,
-            backend="tensorpipe",
-            devices={},
-            enqueued=None,
-            started=None,
-            completed=None,
-            in_flight=int(rank == 1),
-            oldest=oldest,
-            timeout=60.0,
-            library="torch",
-            rpc=True,
-        )
-        # The server runs the function on a thread of its own.
-        doing = {"state": "busy", "cell": 7} if rank == 1 else {}
-        ranks.append(statuses.rank(rank, group, heartbeat_age=0.0, **doing))
-    return statuses.cluster(*ranks, backend=""), rpc.verdicts([runs], [waits], [])
 
 
 def _status(one: Simulated) -> RankStatus:

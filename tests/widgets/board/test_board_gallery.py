@@ -25,7 +25,7 @@ def test_a_picture_shows_what_the_board_says(browser: Browser, name: str) -> Non
     texts = json.loads(gallery.TEXTS.read_text(encoding="utf-8"))
     assert said == texts[name], "the pictures are old: make pictures"
     (banner,) = said["banner"]
-    assert banner.startswith(name[0].upper() + name[1:])
+    assert banner.startswith(name.capitalize())
     ranks = found.page.board().locator(".row.blamed .c-rank").all_inner_texts()
     blamed = [rank for verdict in verdicts for rank in verdict.culprits]
     assert [int(rank) for rank in ranks] == blamed

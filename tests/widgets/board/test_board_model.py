@@ -338,7 +338,7 @@ class TestBanner:
             )
             found.delta()
             assert found.groups[0].row(0)["verdict"]
-            assert found.banner().title == fault.value[0].upper() + fault.value[1:]
+            assert found.banner().title == fault.value.capitalize()
 
     def test_a_verdict_goes_when_what_it_explains_is_over(self) -> None:
         status, verdicts = simulated.hang(4, 2)
