@@ -36,14 +36,13 @@ from rankscope.backends.tcp.settings import (
     chosen_transports,
     wants_encryption,
 )
-from rankscope.backends.ucc.library import load as load_ucc
 
 __all__ = ["CHECKS", "DESCRIPTION", "EXIT", "Finding", "examine", "main"]
 
 DESCRIPTION = """
 Report what Rankscope finds on this machine: Python and platform, the backends that can
 be used and why others cannot, what tcp uses within this host and towards others, the
-libraries of gloo, UCX, UCC and MPI, GPUs and NCCL, PyTorch, the versions of the Jupyter
+libraries of gloo, UCX and MPI, GPUs and NCCL, PyTorch, the versions of the Jupyter
 packages, and the limits of this machine.
 """
 
@@ -181,10 +180,7 @@ def check_gloo() -> Iterator[Finding]:
 
 
 def check_ucx() -> Iterator[Finding]:
-    """Check the libraries of UCX and of UCC."""
-    if unavailable_reason("ucc") is None:
-        ucc = load_ucc()
-        yield Finding("ok", "library", f"UCC {ucc.version} in {ucc.path}")
+    """Check the library of UCX."""
     if unavailable_reason("ucx") is not None:
         return
     info = ucx_info()
@@ -424,7 +420,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("Backends", check_backends),
     ("tcp", check_tcp),
     ("gloo", check_gloo),
-    ("UCX and UCC", check_ucx),
+    ("UCX", check_ucx),
     ("MPI", check_mpi),
     ("GPUs and NCCL", check_gpus),
     ("PyTorch", check_torch),

@@ -126,7 +126,7 @@ def test_too_few_descriptors_are_a_fault() -> None:
 
 
 def test_the_default_alone_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    others = {"gloo", "mpi", "ucx", "ucc", "nccl"}
+    others = {"gloo", "mpi", "ucx", "nccl"}
     for name in others:
         missing = replace(resolve(name), unavailable=lambda: "it is missing")
         monkeypatch.setitem(Backend.registry, name, missing)

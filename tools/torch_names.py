@@ -78,7 +78,7 @@ _REASONS: dict[str, str] = {
     ),
     "There is no symmetric memory here.": "ProcessGroup.use_pg_for_symm_mem_rendezvous",
     "There is no built-in backend of that name; one of your own goes by its string.": (
-        "Backend.FAKE Backend.XCCL"
+        "Backend.FAKE Backend.UCC Backend.XCCL"
     ),
     "`Backend.registry` has the backends that are registered, with their devices.": (
         "Backend.backend_capability Backend.backend_list Backend.backend_type_map"

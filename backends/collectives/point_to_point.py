@@ -31,8 +31,8 @@ def isend(
         The group of both ranks; ``None`` is the default group. On a rank outside the
         group the call only warns.
     tag : int, default 0
-        A receive matches the sends with its tag. tcp, ucx, mpi and ucc
-        take 0 to 31999, gloo takes 0 to 2147483647. nccl has no tags: it takes 0 alone.
+        A receive matches the sends with its tag. tcp, ucx and mpi take 0
+        to 31999, gloo takes 0 to 2147483647. nccl has no tags: it takes 0 alone.
     group_dst : int, optional
         The destination, by its rank in the group, instead of `dst`.
 
@@ -99,7 +99,7 @@ def irecv(
     TypeError, ValueError, NotImplementedError, DistError
         As from `all_reduce`; also if `src` and `group_src` are both given, or name no
         rank of the group, or this rank itself; the backend does not take the `tag`;
-        neither is given, and the backend is nccl or ucc.
+        neither is given, and the backend is nccl.
 
     Notes
     -----

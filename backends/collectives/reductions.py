@@ -95,14 +95,12 @@ def all_reduce(
     and backend, of which ``docs/backends.md`` has the whole tables:
 
     ==================  =========================  =============================
-    dtype               tcp, ucx, mpi, ucc, gloo   nccl
+    dtype               tcp, ucx, mpi, gloo        nccl
     ==================  =========================  =============================
     integers            all but PREMUL_SUM         SUM, AVG, PRODUCT, MIN, MAX;
                                                    of 16 bits none
     bool                all but AVG, PREMUL_SUM    SUM, PRODUCT, MIN, MAX
-    floats, bfloat16    all but BAND, BOR, BXOR;   all but BAND, BOR, BXOR
-                        on ucc those of 16 bits
-                        PREMUL_SUM alone
+    floats, bfloat16    all but BAND, BOR, BXOR    all but BAND, BOR, BXOR
     complex             SUM, AVG, PRODUCT;         SUM, AVG
                         on gloo SUM, AVG
     ==================  =========================  =============================

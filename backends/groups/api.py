@@ -416,17 +416,16 @@ def is_nccl_available() -> bool:
 
 
 def is_ucc_available() -> bool:
-    """Return whether the library UCC is found, so that backend ``ucc`` can be used.
+    """Return whether a backend called ``ucc`` is registered and can be used here.
 
     Notes
     -----
-    As ``torch.distributed.is_ucc_available``. `unavailable_reason` says where UCC comes
-    from.
+    Rankscope comes without one. As ``torch.distributed.is_ucc_available``.
 
     Examples
     --------
-    >>> isinstance(dist.is_ucc_available(), bool)
-    True
+    >>> dist.is_ucc_available()
+    False
     """
     return is_backend_available("ucc")
 

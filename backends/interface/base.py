@@ -114,7 +114,6 @@ class Backend:
     GLOO: ClassVar[str] = "gloo"
     MPI: ClassVar[str] = "mpi"
     NCCL: ClassVar[str] = "nccl"
-    UCC: ClassVar[str] = "ucc"
 
     registry: ClassVar[dict[str, Registration]] = {}
 

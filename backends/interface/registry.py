@@ -45,7 +45,6 @@ _BUILTIN = {
     "gloo": _BuiltIn("rankscope.backends.gloo.backend", ("cpu",)),
     "mpi": _BuiltIn("rankscope.backends.mpi.backend", ("cpu",), acts_at_init=True),
     "ucx": _BuiltIn("rankscope.backends.ucx.backend", ("cpu",)),
-    "ucc": _BuiltIn("rankscope.backends.ucc.backend", ("cpu",)),
     "nccl": _BuiltIn("rankscope.backends.nccl.backend", ("cuda",)),
 }
 

@@ -118,7 +118,7 @@ def supports_complex(reduceOp: ReduceOp) -> bool:
     Returns
     -------
     bool
-        Whether all backends have it. The mpi, ucx and ucc backends have PRODUCT, too,
+        Whether all backends have it. The tcp, mpi and ucx backends have PRODUCT, too,
         for which it is ``False``.
 
     Notes

@@ -16,7 +16,6 @@ from rankscope.backends.interface.registry import builtin_devices
 from rankscope.backends.nccl import loader
 from rankscope.backends.work.async_errors import take_async_error
 from rankscope.backends.work.flight_recorder import recorder
-from tests.backends import ucc_build
 from tests.backends.gpu_ranks import Ranks
 from tests.backends.gpu_simulation import Simulation
 from tests.backends.manual import Manual
@@ -53,15 +52,6 @@ def high_descriptors() -> Iterator[None]:
         for filler in fillers:
             os.close(filler)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@pytest.fixture(scope="session")
-def ucc_library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The library of UCC; a test that needs it is skipped where there is none."""
-    with ucc_build.use_library(tmp_path_factory.mktemp("ucc")) as found:
-        if found is None:
-            pytest.skip("needs UCC: RANKSCOPE_UCC_LIBRARY names a libucc.so.1; and UCX")
-        yield found
 
 
 @pytest.fixture

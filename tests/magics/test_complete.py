@@ -38,7 +38,7 @@ KINDS: complete.Kinds = {
         ("%dist_restart ", "", ["0", "all"]),
         ("%dist_init --engines s", "s", ["slurm"]),
         ("%dist_init --backend ", "", ["cpu:", "tcp"]),
-        ("%dist_init --backend cpu:", "", ["gloo", "mpi", "tcp", "ucc", "ucx"]),
+        ("%dist_init --backend cpu:", "", ["gloo", "mpi", "tcp", "ucx"]),
         ("%dist_init --backend cpu:tcp,", "", ["cuda:"]),
         ("%dist_init -n 2 --to", "--to", ["--torch"]),
         ("%dist_init --torch ", "", ["gloo", "nccl", "cpu:gloo,cuda:nccl"]),

@@ -108,10 +108,10 @@ def test_an_abort_that_fails_is_logged(
 def test_another_backend_is_aborted_and_the_reason_says_that_it_may_go_on(
     group: dist.ProcessGroup, stand_in: Callable[..., StandIn]
 ) -> None:
-    backend = stand_in(lambda: None, "ucc")
+    backend = stand_in(lambda: None, "xccl")
     aborting.abort(group, REASON)
     assert backend.threads == [threading.current_thread()]
     reason = made_of(group).aborted
     assert reason is not None
     assert reason.text.startswith("rank 1 has not entered; torch's abort of the ")
-    assert "'ucc' (device cuda) may do nothing: interrupt the cell" in reason.text
+    assert "'xccl' (device cuda) may do nothing: interrupt the cell" in reason.text

@@ -47,7 +47,7 @@ def test_the_default_is_tcp_whatever_else_is_there(
     text: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others are used where they are named."""
-    for name in ("gloo", "mpi", "ucx", "ucc"):
+    for name in ("gloo", "mpi", "ucx"):
         there = replace(resolve(name), unavailable=lambda: None)
         monkeypatch.setitem(Backend.registry, name, there)
     assert BackendConfig(text).device_backend_map["cpu"] == "tcp"

@@ -495,7 +495,7 @@ def test_a_backend_that_states_no_interface_version_is_of_the_first(join: Join) 
     dist.barrier()
 
 
-@pytest.mark.parametrize("name", ["tcp", "gloo", "mpi", "ucx", "ucc", "nccl"])
+@pytest.mark.parametrize("name", ["tcp", "gloo", "mpi", "ucx", "nccl"])
 def test_a_built_in_backend_states_the_current_interface_version(name: str) -> None:
     kind = support_table.classes()[name]
     assert vars(kind)["interface_version"] == INTERFACE_VERSION

@@ -39,16 +39,7 @@ _BACKENDS = [
     pytest.param("gloo", marks=_gloo),
     pytest.param("mpi", marks=_mpi),
     pytest.param("ucx", marks=_ucx),
-    "ucc",
 ]
-
-
-@pytest.fixture(autouse=True)
-def _library_of_ucc(request: pytest.FixtureRequest) -> None:
-    """A test of ucc is skipped where there is no UCC, and uses the one for tests."""
-    case = getattr(request.node, "callspec", None)
-    if case is not None and case.params.get("backend") == "ucc":
-        request.getfixturevalue("ucc_library")
 
 
 def run(backend: str, function: Callable[..., Any], *args: Any) -> list[Any]:
@@ -73,10 +64,9 @@ def test_the_page_is_up_to_date() -> None:
 
 
 #: What the cells of `all_reduce` say after their first sentence.
-_EXCEPT = {
+_EXCEPT: dict[tuple[str, str], set[str]] = {
     ("int16", "nccl"): set(),
     ("uint16", "nccl"): set(),
-    ("float16", "ucc"): {"PREMUL_SUM"},
 }
 
 
@@ -88,7 +78,7 @@ def _said(cell: str) -> set[str]:
 def test_all_reduce_says_what_the_tables_say() -> None:
     text = inspect.getdoc(dist.all_reduce) or ""
     _, heads, table, _ = re.split(r"\n=+  =+  =+\n", text)
-    assert heads.split() == ["dtype", "tcp,", "ucx,", "mpi,", "ucc,", "gloo", "nccl"]
+    assert heads.split() == ["dtype", "tcp,", "ucx,", "mpi,", "gloo", "nccl"]
     columns = ((0, 20), (20, 47), (47, 88))
     rows = {}
     for line in table.splitlines():

@@ -1,1 +1,0 @@
-"""The UCC backend: the collectives of the library UCC, where one is installed."""
