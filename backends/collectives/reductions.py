@@ -153,6 +153,9 @@ def reduce(
 ) -> Work | None:
     """Reduce `tensor` over all ranks into `tensor` of rank `dst`.
 
+    The semantics are those of ``torch.distributed.reduce``, except that the arrays of
+    the other ranks are never used as scratch memory.
+
     Parameters
     ----------
     tensor : array
@@ -175,11 +178,6 @@ def reduce(
     TypeError, ValueError, NotImplementedError, DistError
         As from `all_reduce`; also if `dst` and `group_dst` are both given, or neither
         is, or name no rank of the group.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.reduce``, except that the arrays of
-    the other ranks are never used as scratch memory.
 
     Examples
     --------
@@ -216,6 +214,8 @@ def reduce_scatter(
 ) -> Work | None:
     """Reduce ``input_list[r]`` of all ranks into `output` of rank r.
 
+    The semantics are those of ``torch.distributed.reduce_scatter``.
+
     Parameters
     ----------
     output : array
@@ -236,10 +236,6 @@ def reduce_scatter(
     TypeError, ValueError, NotImplementedError, DistError
         As from `all_reduce`; also if a list has not one array for each rank; sizes or
         dtypes of the arrays do not fit.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.reduce_scatter``.
 
     Examples
     --------
@@ -279,6 +275,8 @@ def reduce_scatter_tensor(
 ) -> Work | None:
     """Reduce `input` over all ranks; `output` of rank r becomes part r of the result.
 
+    The semantics are those of ``torch.distributed.reduce_scatter_tensor``.
+
     Parameters
     ----------
     output : array
@@ -298,10 +296,6 @@ def reduce_scatter_tensor(
     ------
     TypeError, ValueError, NotImplementedError, DistError
         As from `all_reduce`; also if sizes or dtypes of the arrays do not fit.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.reduce_scatter_tensor``.
 
     Examples
     --------

@@ -64,6 +64,9 @@ def init_process_group(
     Returns when every rank has called it, and builds no backend: a backend is built at
     its first use. Ranks connect through `store` or through `init_method`.
 
+    The semantics are those of ``torch.distributed.init_process_group``;
+    `wait_for_workers` is Rankscope's own.
+
     Parameters
     ----------
     backend : str, optional
@@ -113,11 +116,6 @@ def init_process_group(
     DistBackendError
         The library of every backend in `backend` is missing; or, with `device_id`, the
         backend of ``cuda`` cannot be made.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.init_process_group``;
-    `wait_for_workers` is Rankscope's own.
 
     Examples
     --------
@@ -187,6 +185,8 @@ def destroy_process_group(group: Group = None) -> None:
 
     Ops on a device get 10 s to end.
 
+    The semantics are those of ``torch.distributed.destroy_process_group``.
+
     Parameters
     ----------
     group : ProcessGroup, optional
@@ -199,10 +199,6 @@ def destroy_process_group(group: Group = None) -> None:
     DistBackendError
         An op failed after its ``wait()`` had returned, and no later op or wait raised
         its error: results that the caller has may be invalid. The groups are freed.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.destroy_process_group``.
 
     Examples
     --------
@@ -232,6 +228,8 @@ def abort_process_group(group: Group = None, reason: str = "") -> None:
     raises `DistAbortedError` with `reason`. The group refuses ops until
     `rebuild_process_group`.
 
+    ``torch.distributed`` has ``_abort_process_group``, for NCCL, without `reason`.
+
     Parameters
     ----------
     group : ProcessGroup, optional
@@ -244,10 +242,6 @@ def abort_process_group(group: Group = None, reason: str = "") -> None:
     TypeError, ValueError
         `group` is no group, or this rank is not in it; or it is ``None``, and there is
         no default group.
-
-    Notes
-    -----
-    ``torch.distributed`` has ``_abort_process_group``, for NCCL, without `reason`.
 
     Examples
     --------
@@ -274,6 +268,8 @@ def rebuild_process_group(group: Group = None) -> None:
     backends (built at their next use) and sequence numbers from the start. Works
     of the old generation keep their final state. No communication is needed.
 
+    ``torch.distributed`` has no such function.
+
     Parameters
     ----------
     group : ProcessGroup, optional
@@ -284,10 +280,6 @@ def rebuild_process_group(group: Group = None) -> None:
     TypeError, ValueError
         `group` is no group, or this rank is not in it; or it is ``None``, and there is
         no default group.
-
-    Notes
-    -----
-    ``torch.distributed`` has no such function.
 
     Examples
     --------
@@ -308,6 +300,8 @@ def enable_timing(group: Group = None, enabled: bool = True) -> None:
 
     A Work is timed or not from its creation on. Timing is on by default.
 
+    In ``torch.distributed`` it is ``ProcessGroup._enable_collectives_timing``.
+
     Parameters
     ----------
     group : ProcessGroup, optional
@@ -320,10 +314,6 @@ def enable_timing(group: Group = None, enabled: bool = True) -> None:
     TypeError, ValueError
         `group` is no group, or this rank is not in it; or it is ``None``, and there is
         no default group.
-
-    Notes
-    -----
-    In ``torch.distributed`` it is ``ProcessGroup._enable_collectives_timing``.
 
     Examples
     --------
@@ -338,8 +328,6 @@ def enable_timing(group: Group = None, enabled: bool = True) -> None:
 def is_available() -> bool:
     """Return whether this package can be used: always.
 
-    Notes
-    -----
     For programs that ask ``torch.distributed.is_available()`` first.
 
     Examples
@@ -353,14 +341,12 @@ def is_available() -> bool:
 def is_backend_available(backend: str) -> bool:
     """Return whether `backend` is registered and its libraries are installed.
 
+    The semantics are those of ``torch.distributed.is_backend_available``.
+
     Parameters
     ----------
     backend : str
         The name of a backend; `unavailable_reason` says why it cannot be used.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.is_backend_available``.
 
     Examples
     --------
@@ -373,8 +359,6 @@ def is_backend_available(backend: str) -> bool:
 def is_gloo_available() -> bool:
     """Return whether the gloo backend can be used: pygloo or xoscar is installed.
 
-    Notes
-    -----
     The semantics are those of ``torch.distributed.is_gloo_available``.
 
     Examples
@@ -388,8 +372,6 @@ def is_gloo_available() -> bool:
 def is_mpi_available() -> bool:
     """Return whether the MPI backend can be used: mpi4py and an MPI are installed.
 
-    Notes
-    -----
     The semantics are those of ``torch.distributed.is_mpi_available``.
 
     Examples
@@ -403,8 +385,6 @@ def is_mpi_available() -> bool:
 def is_nccl_available() -> bool:
     """Return whether the NCCL backend can be used: nccl4py, cupy and a GPU are there.
 
-    Notes
-    -----
     The semantics are those of ``torch.distributed.is_nccl_available``.
 
     Examples
@@ -418,8 +398,6 @@ def is_nccl_available() -> bool:
 def is_ucc_available() -> bool:
     """Return whether the library UCC is found, so that backend ``ucc`` can be used.
 
-    Notes
-    -----
     As ``torch.distributed.is_ucc_available``. `unavailable_reason` says where UCC comes
     from.
 
@@ -434,8 +412,6 @@ def is_ucc_available() -> bool:
 def is_xccl_available() -> bool:
     """Return whether a backend called ``xccl`` is registered and can be used here.
 
-    Notes
-    -----
     Rankscope comes without one. As ``torch.distributed.is_xccl_available``.
 
     Examples

@@ -92,11 +92,6 @@ class BackendConfig:
         ----------
         text : str
             A config as text, a part for each device type.
-
-        Returns
-        -------
-        BackendConfig
-            The config.
         """
         config = cls.__new__(cls)
         config.device_backend_map = {}
@@ -106,13 +101,7 @@ class BackendConfig:
         return config
 
     def get_device_backend_map(self) -> dict[str, str]:
-        """Return the mapping from device type to backend name, in order of mention.
-
-        Returns
-        -------
-        dict of str to str
-            A copy of ``device_backend_map``.
-        """
+        """Return a copy of the device types and their backends, in order of mention."""
         return dict(self.device_backend_map)
 
     def __str__(self) -> str:
@@ -133,25 +122,18 @@ class BackendConfig:
 def get_default_backend_for_device(device: Any) -> str:
     """Return the backend that serves `device` by default.
 
+    The semantics are those of ``torch.distributed.get_default_backend_for_device``.
+
     Parameters
     ----------
     device : str or torch.device
         A device type such as ``"cuda"``, with or without an index, or what has a
         `type`.
 
-    Returns
-    -------
-    str
-        The name of a backend.
-
     Raises
     ------
     ValueError
         No backend that comes with Rankscope serves the device type.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.get_default_backend_for_device``.
 
     Examples
     --------

@@ -179,13 +179,7 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         return self._current.store
 
     def describe(self) -> str:
-        """Return ``group 'default' on rank 2``, for messages.
-
-        Returns
-        -------
-        str
-            The name of the group, and the global rank.
-        """
+        """Return ``group 'default' on rank 2``, for messages."""
         return self._spec.describe()
 
     def first_device(self) -> str:
@@ -411,6 +405,8 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
     def memory_stats(self) -> dict[str, int]:
         """Return how much device memory the group's communicators hold on this rank.
 
+        The names are those of c10d's ``Backend.memory_stats``.
+
         Returns
         -------
         dict of str to int
@@ -422,10 +418,6 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         ------
         NotImplementedError
             As :meth:`suspend` raises it.
-
-        Notes
-        -----
-        The names are those of c10d's ``Backend.memory_stats``.
         """
         return memory_stats(self._current)
 

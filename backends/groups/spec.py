@@ -91,8 +91,6 @@ class NonGroupMember:
     `new_group` returns that object on a rank that is not in the new group, so that
     ``is`` and ``==`` find it, after a pickle and a copy too. It is false.
 
-    Notes
-    -----
     In ``torch.distributed`` it is an instance of ``object``.
 
     Examples

@@ -188,6 +188,9 @@ class Backend:
         one that registers when it is imported, or an entry point, needs no more. What
         a cell has registered, the cell has to register there again.
 
+        As ``torch.distributed.Backend.register_backend``; what comes after `devices` is
+        Rankscope's own.
+
         Parameters
         ----------
         name : str
@@ -227,11 +230,6 @@ class Backend:
             `name` is not an identifier, or `devices` is empty.
         TypeError
             `extended_api` is no bool: `devices` comes after it.
-
-        Notes
-        -----
-        As ``torch.distributed.Backend.register_backend``; what comes after `devices` is
-        Rankscope's own.
 
         Examples
         --------

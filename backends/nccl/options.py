@@ -92,6 +92,8 @@ def nccl_options(**chosen: Any) -> Iterator[None]:
     The first use of a group creates the group's backend, so the first use belongs in
     the block. A nested block adds to the options of the outer block.
 
+    In the place of ``ProcessGroupNCCL.Options``.
+
     Parameters
     ----------
     **chosen : int, bool or str
@@ -112,10 +114,6 @@ def nccl_options(**chosen: Any) -> Iterator[None]:
         which NCCL refuses.
     TypeError
         A value of another type.
-
-    Notes
-    -----
-    In the place of ``ProcessGroupNCCL.Options``.
 
     Examples
     --------

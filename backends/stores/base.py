@@ -133,11 +133,6 @@ class Store:
     def get(self, key: str, timeout: float | timedelta | None = None) -> bytes:
         """Return the value of `key`, waiting for it to be set.
 
-        Returns
-        -------
-        bytes
-            The value, also of a key that was set to text.
-
         Raises
         ------
         DistStoreTimeoutError
@@ -169,11 +164,6 @@ class Store:
         self, keys: Sequence[str], timeout: float | timedelta | None = None
     ) -> list[bytes]:
         """Return the values of `keys`, in order, waiting for all of them to be set.
-
-        Returns
-        -------
-        list of bytes
-            A value for each key.
 
         Raises
         ------
@@ -209,6 +199,9 @@ class Store:
     def add(self, key: str, amount: int) -> int:
         """Add to the integer at `key` (absent: 0), atomically; return the sum.
 
+        Of callers that add 1 each gets another number: a counter hands out places in a
+        row.
+
         Returns
         -------
         int
@@ -220,11 +213,6 @@ class Store:
             `amount` is no integer.
         DistStoreError
             The value of `key` is no integer, or the store is closed.
-
-        Notes
-        -----
-        Of callers that add 1 each gets another number: a counter hands out places in a
-        row.
 
         Examples
         --------
@@ -274,11 +262,6 @@ class Store:
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether all of `keys` are set, without waiting.
-
-        Returns
-        -------
-        bool
-            ``False`` where one of them is missing.
 
         Examples
         --------
@@ -330,8 +313,6 @@ class Store:
     def queue_push(self, key: str, value: bytes | str) -> None:
         """Put `value` at the end of the queue `key`, which needs no making.
 
-        Notes
-        -----
         A queue and a key of the same name have nothing to do with each other.
 
         Examples

@@ -264,11 +264,6 @@ class Work:
         oldest : bool
             Whether the op is the oldest of its group. It may have started without a
             report of its start: its timeout counts from its issue then.
-
-        Returns
-        -------
-        int
-            Nanoseconds since the epoch, or 0.
         """
         return self.started_ns or (self.scheduled_ns if oldest else 0)
 
@@ -365,13 +360,7 @@ class Work:
     def describe(self) -> str:
         """Return ``all_reduce #14 of group 'default' on rank 2 (cell 7 line 3)``.
 
-        As messages name the op.
-
-        Returns
-        -------
-        str
-            Op, sequence number, group, rank and source line; the op alone before the
-            Work has a number.
+        As messages name the op; the op alone before it has a number.
 
         Examples
         --------
@@ -386,13 +375,7 @@ class Work:
         return self.record.describe()
 
     def identity(self) -> dict[str, Any]:
-        """Return rank, group, op and sequence number as attributes of an error.
-
-        Returns
-        -------
-        dict
-            Keyword arguments of `DistError`.
-        """
+        """Return rank, group, op and sequence number as attributes of an error."""
         if self.record is None:
             return {"op": self.op_type.value}
         return self.record.identity()
@@ -418,11 +401,6 @@ class Work:
         ----------
         async_op : bool
             The argument of the op.
-
-        Returns
-        -------
-        Work or None
-            What the op returns.
         """
         if async_op:
             self.detach()
