@@ -450,18 +450,6 @@ class Backend:
         """Return a context for the calls of one batch of sends and receives."""
         return contextlib.nullcontext()
 
-    def scratch(self, size: int, dtype: Any) -> Array:
-        """Return a flat array for a fused op, in memory that costs no further copy.
-
-        Parameters
-        ----------
-        size : int
-            The number of elements.
-        dtype : dtype
-            Their dtype.
-        """
-        return np.empty(size, dtype)
-
     def barrier(self) -> Work:
         """End when every rank has entered."""
         self._missing("barrier")
