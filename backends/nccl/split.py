@@ -32,17 +32,10 @@ class ParentStream(Protocol):
     """The part of the parent's `NCCLStream` that a split uses."""
 
     @property
-    def comm(self) -> NCCLComm:
-        """The parent communicator."""
-
-    def reserve(self, options: dict[str, Any], *, abort: bool) -> bool:
-        """Hold back ops until `release` is called; return whether that is possible."""
-
-    def release(self) -> None:
-        """End the reservation."""
-
-    def abort_group(self, reason: str) -> None:
-        """Request an abort of the parent group, which another thread does."""
+    def comm(self) -> NCCLComm: ...
+    def reserve(self, options: dict[str, Any], *, abort: bool) -> bool: ...
+    def release(self) -> None: ...
+    def abort_group(self, reason: str) -> None: ...
 
 
 class CommSplit:
