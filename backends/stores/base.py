@@ -46,11 +46,11 @@ class Store:
     """Base class of the stores: keys that are ``str``, with values that are ``bytes``.
 
     Every wait has a timeout, seconds or a `timedelta`; with 0 it does not wait. Its
-    `DistStoreTimeoutError` names the keys that are still missing. All methods may be
-    called from several threads at once, and a waiting thread blocks no other thread.
-    After `close` every method, and every wait in progress, raises `DistStoreError`; a
-    `TCPStore` raises `DistNetworkError` once it has lost the process that serves it.
-    The arguments of the methods:
+    `DistStoreTimeoutError` names the keys that are still missing, and their ranks. All
+    methods may be called from several threads at once, and a waiting thread blocks no
+    other thread. After `close` every method, and every wait in progress, raises
+    `DistStoreError`; a `TCPStore` raises `DistNetworkError` once it has lost the
+    process that serves it. The arguments of the methods:
 
     - `key`, `keys`: names of values, of queues, or of a barrier.
     - `value`, `values`, `expected`, `desired`: bytes or text, which becomes UTF-8;
@@ -115,7 +115,6 @@ class Store:
         self._timeout = as_seconds(timeout, "set_timeout: timeout")
 
     def _limit(self, timeout: float | timedelta | None) -> float:
-        """Return the seconds of a wait with this `timeout` argument."""
         if timeout is None:
             return self._timeout
         return as_seconds(timeout, "the timeout of a store's wait")
@@ -168,7 +167,7 @@ class Store:
         Raises
         ------
         DistStoreTimeoutError
-            A key is still missing after `timeout`; the message names it, and its rank.
+            As from `get`.
 
         Examples
         --------
@@ -250,7 +249,7 @@ class Store:
         Raises
         ------
         DistStoreTimeoutError
-            A key is still missing after `timeout`; the message names it, and its rank.
+            As from `get`.
 
         Examples
         --------
