@@ -271,7 +271,6 @@ def new_subgroups_by_enumeration(
 
 
 def _are_disjoint(lists: Sequence[Sequence[int]], size: int) -> bool:
-    """Return whether there are lists, none empty, of distinct ranks below `size`."""
     named = [rank for ranks in lists for rank in ranks]
     return (
         all(lists)

@@ -173,13 +173,11 @@ def _fusion_groups(arrays: Sequence[Array]) -> list[list[int]]:
 
 
 def _offsets(arrays: Sequence[Array]) -> list[slice]:
-    """Return the slice of each of `arrays` in their flat concatenation."""
     stops = list(itertools.accumulate(array.size for array in arrays))
     return [slice(a, b) for a, b in zip([0, *stops], stops, strict=False)]
 
 
 def _packed(arrays: Sequence[Array]) -> Array:
-    """Return the flat concatenation of `arrays`, which have one dtype."""
     places = _offsets(arrays)
     flat = np.empty(places[-1].stop, arrays[0].dtype)
     for array, place in zip(arrays, places, strict=True):

@@ -114,7 +114,6 @@ def registered_by_cells(modules: Mapping[str, str]) -> list[str]:
 
 
 def _register_as_elsewhere(name: str, module: str) -> None:
-    """Import `module`, which registered backend `name` on other ranks."""
     failure = f"no backend {name!r} is registered on this rank"
     if module == _CELLS:
         raise DistBackendError(

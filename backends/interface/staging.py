@@ -256,7 +256,6 @@ def _staged(op: OpType, name: str) -> Callable[..., Work]:
 
 
 def _add_methods() -> None:
-    """Give `StagedBackend` a method for each that `Backend` has for an op."""
     for op in OpType:
         if op.spec.arguments is not None:
             setattr(StagedBackend, op.value, _staged(op, op.value))

@@ -142,11 +142,9 @@ class Calls:
         return self._sends(inputs) + self._recvs(outputs)
 
     def _sends(self, parts: Sequence[Array]) -> list[Call]:
-        """Return the calls that send each part to the rank of the part's index."""
         return [self.send(part, peer) for peer, part in enumerate(parts) if part.size]
 
     def _recvs(self, parts: Sequence[Array]) -> list[Call]:
-        """Return the calls that receive each part from the rank of its index."""
         return [self.recv(part, peer) for peer, part in enumerate(parts) if part.size]
 
     def send(self, tensor: Array, peer: int) -> Call:

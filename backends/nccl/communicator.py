@@ -120,7 +120,6 @@ class NCCLComm:
         self._builder.start()
 
     def _build(self) -> None:
-        """Derive or create the communicator, on the thread of the creation."""
         try:
             self._api.cuda.use(self.device)
             handle = None
@@ -150,7 +149,6 @@ class NCCLComm:
         self._free(handle)
 
     def _share_id(self) -> bytes:
-        """Return the unique id, which rank 0 creates and the others read."""
         self._store.set(f"came/{self.rank}", b"1")
         if self.rank == 0:
             made = self._api.nccl.unique_id()
@@ -360,7 +358,6 @@ class NCCLComm:
         self._mark_freed()
 
     def _destroy(self, handle: Any) -> None:
-        """Finalize and destroy `handle`; abort it if it cannot be finalized."""
         nccl, deadline = self._api.nccl, time.monotonic() + CLOSE_WAIT
         try:
             self._api.cuda.use(self.device)

@@ -139,7 +139,6 @@ class CommSplit:
         return self._parent.reserve(options, abort=self._abort)
 
     def _call(self, api: GpuApi, parent: NCCLComm, rank: int) -> Handle:
-        """Begin ncclCommShrink or ncclCommSplit; return the new handle."""
         nccl = api.nccl
         with parent.mutex:
             parent.poll()
@@ -174,7 +173,6 @@ def _abort(api: GpuApi, device: int, made: Handle) -> None:
 
 
 def _await_ready(api: GpuApi, parent: NCCLComm, made: Handle, deadline: float) -> None:
-    """Return when `made` is ready; raise `DistTimeoutError` after `deadline`."""
     while True:
         # NCCL reports progress and errors of the split through the parent.
         with parent.mutex:
