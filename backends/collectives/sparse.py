@@ -26,9 +26,6 @@ from .arguments import Place
 
 __all__ = ["is_sparse", "sparse_all_reduce"]
 
-# The first message of a rank: its number of entries, the shape, and the dtype.
-_HEADER_SIZE = 5
-
 
 def is_sparse(value: Any) -> bool:
     """Return whether `value` is a scipy.sparse array or matrix (imports no scipy)."""
@@ -89,6 +86,7 @@ class _Exchange:
         # Canonical, so that every rank adds the same numbers in the same order.
         entries = tensor.tocsr().tocoo()
         dtype = entries.dtype
+        # The first message of a rank: its number of entries, the shape, and the dtype.
         self._header = np.array(
             [entries.nnz, *tensor.shape, ord(dtype.kind), dtype.itemsize], np.int64
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import threading
 from datetime import timedelta
 from typing import Any
@@ -140,37 +141,31 @@ def init_process_group(
             "init_process_group: the default group is there already "
             f"({world.get_group(DEFAULT)!r}); call destroy_process_group() first"
         )
-    given, offered = store, None
+    enters = wait_for_workers
     if store is None and init_method is None and world.offered is not None:
-        given, rank, world_size = world.offered
-        offered = given
-    if given is not None and init_method is not None:
+        store, rank, world_size = world.offered
+        enters = True
+    if store is not None and init_method is not None:
         raise ValueError("init_process_group: give store or init_method, not both")
-    owned = None
-    if given is None:
-        owned, rank, world_size = rendezvous(init_method, rank, world_size, seconds)
-    if world_size < 1 or not 0 <= rank < world_size:
-        raise ValueError(
-            f"init_process_group: rank {rank} of world_size {world_size}; expected "
-            "world_size >= 1 and 0 <= rank < world_size"
-        )
-    entered = given is not None and (wait_for_workers or given is offered)
-    used = owned if given is None else given
-    assert used is not None
-    if entered:
-        used = arrival.enter(used, rank)
-    try:
+    owns_store = store is None
+    with contextlib.ExitStack() as undo:
+        if store is None:
+            store, rank, world_size = rendezvous(init_method, rank, world_size, seconds)
+            undo.callback(store.close)
+        if world_size < 1 or not 0 <= rank < world_size:
+            raise ValueError(
+                f"init_process_group: rank {rank} of world_size {world_size}; expected "
+                "world_size >= 1 and 0 <= rank < world_size"
+            )
+        if enters and not owns_store:
+            given, store = store, arrival.enter(store, rank)
+            undo.callback(arrival.leave, given, rank)
         if wait_for_workers:
-            arrival.await_ranks(used, rank, world_size, seconds)
+            arrival.await_ranks(store, rank, world_size, seconds)
         made = world.init(
-            config, used, rank, world_size, seconds, owns_store=owned is not None
+            config, store, rank, world_size, seconds, owns_store=owns_store
         )
-    except BaseException:
-        if owned is not None:
-            owned.close()
-        elif entered and given is not None:
-            arrival.leave(given, rank)
-        raise
+        undo.pop_all()
     if index is not None:
         set_device(index)
         try:
@@ -240,8 +235,7 @@ def abort_process_group(group: Group = None, reason: str = "") -> None:
     Raises
     ------
     TypeError, ValueError
-        `group` is no group, or this rank is not in it; or it is ``None``, and there is
-        no default group.
+        `group` is no group that this rank is in, or ``None`` without a default group.
 
     Examples
     --------
@@ -278,8 +272,7 @@ def rebuild_process_group(group: Group = None) -> None:
     Raises
     ------
     TypeError, ValueError
-        `group` is no group, or this rank is not in it; or it is ``None``, and there is
-        no default group.
+        `group` is no group that this rank is in, or ``None`` without a default group.
 
     Examples
     --------
@@ -312,8 +305,7 @@ def enable_timing(group: Group = None, enabled: bool = True) -> None:
     Raises
     ------
     TypeError, ValueError
-        `group` is no group, or this rank is not in it; or it is ``None``, and there is
-        no default group.
+        `group` is no group that this rank is in, or ``None`` without a default group.
 
     Examples
     --------

@@ -209,8 +209,7 @@ def get_process_group_ranks(group: Group = None) -> list[int]:
     Raises
     ------
     TypeError, ValueError
-        `group` is no group, or this rank is not in it; or it is ``None``, and there is
-        no default group.
+        `group` is no group that this rank is in, or ``None`` without a default group.
 
     Examples
     --------
@@ -303,8 +302,7 @@ def get_backend_config(group: Group = None) -> str:
     Raises
     ------
     TypeError, ValueError
-        `group` is no group, or this rank is not in it; or it is ``None``, and there is
-        no default group.
+        `group` is no group that this rank is in, or ``None`` without a default group.
 
     Examples
     --------
@@ -329,8 +327,7 @@ def get_backend(group: Group = None) -> str:
     Raises
     ------
     TypeError, ValueError
-        `group` is no group, or this rank is not in it; or it is ``None``, and there is
-        no default group.
+        `group` is no group that this rank is in, or ``None`` without a default group.
 
     Examples
     --------
