@@ -41,7 +41,7 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
     first use of their device type, so that a group whose config names a library that is
     not installed works until an array of that device type is used.
 
-    The methods that Rankscope's functions, agents and tests call have these arguments:
+    The arguments of the methods that Rankscope itself calls:
 
     - `device`: a device type, such as ``"cpu"``.
     - `op_type`: the op, for messages.
