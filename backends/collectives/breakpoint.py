@@ -32,6 +32,8 @@ def breakpoint(
     notebook has no terminal: there the call raises on all ranks, and
     ``%dist_debug -r 0`` opens the frame in which it did.
 
+    The semantics are those of ``torch.distributed.breakpoint``.
+
     Parameters
     ----------
     rank : int, default 0
@@ -48,10 +50,6 @@ def breakpoint(
         There is no such rank.
     DistError
         The rank has no terminal. Raised on all ranks.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.breakpoint``.
 
     Examples
     --------

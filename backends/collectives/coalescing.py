@@ -91,13 +91,7 @@ class CoalescingManager:
         return self.work.wait(timeout)
 
     def is_completed(self) -> bool:
-        """Return whether the whole batch is over.
-
-        Returns
-        -------
-        bool
-            Whether it is, well or not.
-        """
+        """Return whether the whole batch is over."""
         return self.work.is_completed()
 
     def __repr__(self) -> str:
@@ -243,6 +237,8 @@ class P2POp:
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     """Issue sends and receives of one group as one batch.
 
+    The semantics are those of ``torch.distributed.batch_isend_irecv``.
+
     Parameters
     ----------
     p2p_op_list : sequence of P2POp
@@ -265,10 +261,6 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         As `isend` and `irecv` raise it. Nothing is issued.
     NotImplementedError, DistError
         As from `isend` and `irecv`.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.batch_isend_irecv``.
 
     Examples
     --------
@@ -305,6 +297,8 @@ def all_reduce_coalesced(
 ) -> Work | None:
     """Reduce each of `tensors` over all ranks, in one call of the backend.
 
+    The semantics are those of ``torch.distributed.all_reduce_coalesced``.
+
     Parameters
     ----------
     tensors : sequence of arrays
@@ -322,10 +316,6 @@ def all_reduce_coalesced(
     ------
     TypeError, ValueError, NotImplementedError, DistError
         As from `all_reduce`.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.all_reduce_coalesced``.
 
     Examples
     --------
@@ -348,6 +338,8 @@ def all_gather_into_tensor_coalesced(
 ) -> Work | None:
     """Gather each input into the output beside it, in one call of the backend.
 
+    ``torch.distributed.all_gather_into_tensor`` in a ``_coalescing_manager``.
+
     Parameters
     ----------
     output_tensors, input_tensors : sequences of arrays
@@ -365,10 +357,6 @@ def all_gather_into_tensor_coalesced(
     ------
     TypeError, ValueError, NotImplementedError, DistError
         As from `all_gather_into_tensor`.
-
-    Notes
-    -----
-    ``torch.distributed.all_gather_into_tensor`` in a ``_coalescing_manager``.
 
     Examples
     --------
@@ -392,6 +380,8 @@ def reduce_scatter_tensor_coalesced(
 ) -> Work | None:
     """Reduce and scatter each input into the output beside it, in one call.
 
+    ``torch.distributed.reduce_scatter_tensor`` in a ``_coalescing_manager``.
+
     Parameters
     ----------
     output_tensors, input_tensors : sequences of arrays
@@ -409,10 +399,6 @@ def reduce_scatter_tensor_coalesced(
     ------
     TypeError, ValueError, NotImplementedError, DistError
         As from `reduce_scatter_tensor`.
-
-    Notes
-    -----
-    ``torch.distributed.reduce_scatter_tensor`` in a ``_coalescing_manager``.
 
     Examples
     --------
@@ -436,6 +422,8 @@ def all_gather_coalesced(
 ) -> Work | None:
     """Gather several arrays of every rank, as one batch.
 
+    The semantics are those of ``torch.distributed.all_gather_coalesced``.
+
     Parameters
     ----------
     output_tensor_lists : sequence of sequences of arrays
@@ -456,10 +444,6 @@ def all_gather_coalesced(
     TypeError, ValueError, NotImplementedError, DistError
         As from `all_gather`; also if a list of outputs has not one array for each
         input.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.all_gather_coalesced``.
 
     Examples
     --------

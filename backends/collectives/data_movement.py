@@ -50,6 +50,8 @@ def broadcast(
 ) -> Work | None:
     """Copy `tensor` of rank `src` into every other rank's `tensor`.
 
+    The semantics are those of ``torch.distributed.broadcast``.
+
     Parameters
     ----------
     tensor : array
@@ -72,10 +74,6 @@ def broadcast(
     TypeError, ValueError, NotImplementedError, DistError
         As from `all_reduce`; also if `src` and `group_src` are both given, or neither
         is, or name no rank of the group.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.broadcast``.
 
     Examples
     --------
@@ -105,6 +103,8 @@ def all_gather(
 ) -> Work | None:
     """Copy `tensor` of rank r into ``tensor_list[r]``, on every rank.
 
+    The semantics are those of ``torch.distributed.all_gather``.
+
     Parameters
     ----------
     tensor_list : list of arrays
@@ -125,10 +125,6 @@ def all_gather(
     TypeError, ValueError, NotImplementedError, DistError
         As from `all_reduce`; also if a list has not one array for each rank; sizes or
         dtypes of the arrays do not fit.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.all_gather``.
 
     Examples
     --------
@@ -165,6 +161,8 @@ def all_gather_into_tensor(
 ) -> Work | None:
     """Concatenate all ranks' `input_tensor` in `output_tensor`, in order of rank.
 
+    The semantics are those of ``torch.distributed.all_gather_into_tensor``.
+
     Parameters
     ----------
     output_tensor : array
@@ -183,10 +181,6 @@ def all_gather_into_tensor(
     ------
     TypeError, ValueError, NotImplementedError, DistError
         As from `all_reduce`; also if sizes or dtypes of the arrays do not fit.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.all_gather_into_tensor``.
 
     Examples
     --------
@@ -224,6 +218,8 @@ def gather(
 ) -> Work | None:
     """Copy `tensor` of rank r into ``gather_list[r]`` of rank `dst` (default 0).
 
+    The semantics are those of ``torch.distributed.gather``.
+
     Parameters
     ----------
     tensor : array
@@ -250,10 +246,6 @@ def gather(
         As from `all_reduce`; also if `dst` and `group_dst` are both given, or name no
         rank of the group; the list is missing on the root, is given on another rank, or
         has not one array for each rank; sizes or dtypes of the arrays do not fit.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.gather``.
 
     Examples
     --------
@@ -295,6 +287,8 @@ def scatter(
 ) -> Work | None:
     """Copy ``scatter_list[r]`` of rank `src` (default 0) into `tensor` of rank r.
 
+    The semantics are those of ``torch.distributed.scatter``.
+
     Parameters
     ----------
     tensor : array
@@ -321,10 +315,6 @@ def scatter(
         As from `all_reduce`; also if `src` and `group_src` are both given, or name no
         rank of the group; the list is missing on the root, is given on another rank, or
         has not one array for each rank; sizes or dtypes of the arrays do not fit.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.scatter``.
 
     Examples
     --------
@@ -364,6 +354,8 @@ def all_to_all(
 ) -> Work | None:
     """Copy ``input_tensor_list[q]`` of rank r to ``output_tensor_list[r]`` of rank q.
 
+    The semantics are those of ``torch.distributed.all_to_all``.
+
     Parameters
     ----------
     output_tensor_list : list of arrays
@@ -383,10 +375,6 @@ def all_to_all(
     TypeError, ValueError, NotImplementedError, DistError
         As from `all_reduce`; also if a list has not one array for each rank; sizes or
         dtypes of the arrays do not fit.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.all_to_all``.
 
     Examples
     --------
@@ -430,6 +418,8 @@ def all_to_all_single(
 ) -> Work | None:
     """Split `input` along dimension 0, send part r to rank r, concatenate in `output`.
 
+    The semantics are those of ``torch.distributed.all_to_all_single``.
+
     Parameters
     ----------
     output : array
@@ -455,10 +445,6 @@ def all_to_all_single(
         As from `all_reduce`; also if the sizes of a split are not one integer for each
         rank, or do not add up to dimension 0; without sizes, dimension 0 cannot be
         split evenly; sizes or dtypes of the arrays do not fit.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.all_to_all_single``.
 
     Examples
     --------
@@ -504,6 +490,9 @@ def barrier(
 ) -> Work | None:
     """Block until every rank of the group has entered.
 
+    The semantics are those of ``torch.distributed.barrier``. The host blocks, over NCCL
+    too. `monitored_barrier` names the ranks that are missing.
+
     Parameters
     ----------
     group : ProcessGroup, optional
@@ -540,11 +529,6 @@ def barrier(
         ``wait()`` of the Work raises the errors of the barrier. The call itself does
         where it cannot start: the group is aborted already, or its backend cannot be
         made.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.barrier``. The host blocks, over NCCL
-    too. `monitored_barrier` names the ranks that are missing.
 
     Examples
     --------

@@ -30,6 +30,9 @@ def monitored_barrier(
 
     Rank 0 of the group collects, as in ``torch.distributed``. The group stays usable.
 
+    The semantics are those of ``torch.distributed.monitored_barrier``, on every
+    backend: it goes through the store.
+
     Parameters
     ----------
     group : ProcessGroup, optional
@@ -51,11 +54,6 @@ def monitored_barrier(
         of the error are their global ranks.
     DistAbortedError
         The group was aborted.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.monitored_barrier``, on every
-    backend: it goes through the store.
 
     Examples
     --------

@@ -49,15 +49,13 @@ _refused = False
 def refuse_pickles(refuse: bool = True) -> None:
     """Refuse to unpickle objects of other ranks on this rank, or allow it again.
 
+    Unpickling runs code that the sender chose. ``torch.distributed`` has no such
+    function.
+
     Parameters
     ----------
     refuse : bool, default True
         Whether an object that arrives raises `DistError` instead of being unpickled.
-
-    Notes
-    -----
-    Unpickling runs code that the sender chose. ``torch.distributed`` has no such
-    function.
 
     Examples
     --------
@@ -75,6 +73,8 @@ def refuse_pickles(refuse: bool = True) -> None:
 
 def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> None:
     """Set ``object_list[r]`` to `obj` of rank r, on every rank.
+
+    The semantics are those of ``torch.distributed.all_gather_object``.
 
     Parameters
     ----------
@@ -96,10 +96,6 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> 
         An object cannot be unpickled here, or this rank refuses pickles
         (`refuse_pickles`): the op has ended on all ranks then. Or the op failed, as in
         `all_reduce`.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.all_gather_object``.
 
     Examples
     --------
@@ -133,6 +129,8 @@ def broadcast_object_list(
 ) -> None:
     """Replace the entries of `object_list` by those of rank `src`.
 
+    The semantics are those of ``torch.distributed.broadcast_object_list``.
+
     Parameters
     ----------
     object_list : list
@@ -156,10 +154,6 @@ def broadcast_object_list(
         As from `all_gather_object`; also if `src` and `group_src` are both given, or
         name no rank of the group; two ranks' lists have other lengths, which are
         compared after the transfer.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.broadcast_object_list``.
 
     Examples
     --------
@@ -197,6 +191,9 @@ def gather_object(
 ) -> None:
     """Set ``object_gather_list[r]`` on rank `dst` to `obj` of rank r.
 
+    The semantics are those of ``torch.distributed.gather_object``. Every rank sends
+    as many bytes as the largest pickle has.
+
     Parameters
     ----------
     obj : object
@@ -217,11 +214,6 @@ def gather_object(
     TypeError, ValueError, NotImplementedError, DistError
         As from `all_gather_object`; also if `dst` and `group_dst` are both given, or
         name no rank of the group.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.gather_object``. Every rank sends
-    as many bytes as the largest pickle has.
 
     Examples
     --------
@@ -264,6 +256,9 @@ def scatter_object_list(
 ) -> None:
     """Set the first entry of the output list to entry `rank` of `src`'s input list.
 
+    The semantics are those of ``torch.distributed.scatter_object_list``. Every rank
+    receives as many bytes as the largest pickle has.
+
     Parameters
     ----------
     scatter_object_output_list : list
@@ -284,11 +279,6 @@ def scatter_object_list(
     TypeError, ValueError, NotImplementedError, DistError
         As from `all_gather_object`; also if `src` and `group_src` are both given, or
         name no rank of the group.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.scatter_object_list``. Every rank
-    receives as many bytes as the largest pickle has.
 
     Examples
     --------
@@ -343,6 +333,8 @@ def send_object_list(
 ) -> None:
     """Send the entries of `object_list` to rank `dst`.
 
+    The semantics are those of ``torch.distributed.send_object_list``.
+
     Parameters
     ----------
     object_list : sequence
@@ -363,10 +355,6 @@ def send_object_list(
     ------
     TypeError, ValueError, NotImplementedError, DistError
         As from `all_gather_object` and `isend`.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.send_object_list``.
 
     Examples
     --------
@@ -403,6 +391,8 @@ def recv_object_list(
 ) -> int:
     """Receive into `object_list` from rank `src`.
 
+    The semantics are those of ``torch.distributed.recv_object_list``.
+
     Parameters
     ----------
     object_list : list
@@ -429,10 +419,6 @@ def recv_object_list(
     TypeError, ValueError, NotImplementedError, DistError
         As from `all_gather_object` and `irecv`; also if two ranks' lists have other
         lengths, which are compared after the transfer.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.recv_object_list``.
 
     Examples
     --------

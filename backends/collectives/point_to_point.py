@@ -21,6 +21,9 @@ def isend(
 ) -> Work | None:
     """Start to send `tensor` to rank `dst`; return the Work.
 
+    The semantics are those of ``torch.distributed.isend``: a receive with the same
+    `tag` matches the send, in order of issue.
+
     Parameters
     ----------
     tensor : array
@@ -49,11 +52,6 @@ def isend(
         is, or name no rank of the group, or this rank itself; the backend does not take
         the `tag`.
 
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.isend``: a receive with the same
-    `tag` matches the send, in order of issue.
-
     Examples
     --------
     >>> if dist.get_rank() == 0:
@@ -75,6 +73,8 @@ def irecv(
     group_src: int | None = None,
 ) -> Work | None:
     """Start to receive into `tensor` from rank `src`; return the Work.
+
+    The semantics are those of ``torch.distributed.irecv``.
 
     Parameters
     ----------
@@ -101,10 +101,6 @@ def irecv(
         rank of the group, or this rank itself; the backend does not take the `tag`;
         neither is given, and the backend is nccl.
 
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.irecv``.
-
     Examples
     --------
     >>> x = np.zeros(2)
@@ -129,6 +125,8 @@ def send(
 ) -> None:
     """Send `tensor` to rank `dst`; return when the array may be used again.
 
+    The semantics are those of ``torch.distributed.send``.
+
     Parameters
     ----------
     tensor : array
@@ -140,10 +138,6 @@ def send(
     ------
     TypeError, ValueError, NotImplementedError, DistError
         As from `isend`.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.send``.
 
     Examples
     --------
@@ -169,6 +163,8 @@ def recv(
 ) -> int:
     """Receive into `tensor` from rank `src`; return the sender's global rank.
 
+    The semantics are those of ``torch.distributed.recv``.
+
     Parameters
     ----------
     tensor : array
@@ -188,10 +184,6 @@ def recv(
     ------
     TypeError, ValueError, NotImplementedError, DistError
         As from `irecv`.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.recv``.
 
     Examples
     --------

@@ -151,6 +151,9 @@ def reduce(
 ) -> Work | None:
     """Reduce `tensor` over all ranks into `tensor` of rank `dst`.
 
+    The semantics are those of ``torch.distributed.reduce``, except that the arrays of
+    the other ranks are never used as scratch memory.
+
     Parameters
     ----------
     tensor : array
@@ -173,11 +176,6 @@ def reduce(
     TypeError, ValueError, NotImplementedError, DistError
         As from `all_reduce`; also if `dst` and `group_dst` are both given, or neither
         is, or name no rank of the group.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.reduce``, except that the arrays of
-    the other ranks are never used as scratch memory.
 
     Examples
     --------
@@ -214,6 +212,8 @@ def reduce_scatter(
 ) -> Work | None:
     """Reduce ``input_list[r]`` of all ranks into `output` of rank r.
 
+    The semantics are those of ``torch.distributed.reduce_scatter``.
+
     Parameters
     ----------
     output : array
@@ -234,10 +234,6 @@ def reduce_scatter(
     TypeError, ValueError, NotImplementedError, DistError
         As from `all_reduce`; also if a list has not one array for each rank; sizes or
         dtypes of the arrays do not fit.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.reduce_scatter``.
 
     Examples
     --------
@@ -277,6 +273,8 @@ def reduce_scatter_tensor(
 ) -> Work | None:
     """Reduce `input` over all ranks; `output` of rank r becomes part r of the result.
 
+    The semantics are those of ``torch.distributed.reduce_scatter_tensor``.
+
     Parameters
     ----------
     output : array
@@ -296,10 +294,6 @@ def reduce_scatter_tensor(
     ------
     TypeError, ValueError, NotImplementedError, DistError
         As from `all_reduce`; also if sizes or dtypes of the arrays do not fit.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.reduce_scatter_tensor``.
 
     Examples
     --------

@@ -10,6 +10,7 @@ have, and the op is one for the recorder, for diagnosis and for deadlines.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,6 @@ from ..work.work import Work
 from .arguments import Place
 
 __all__ = ["is_sparse", "sparse_all_reduce"]
-
-# The first message of a rank: its number of entries, the shape, and the dtype.
-_HEADER_SIZE = 5
 
 
 def is_sparse(value: Any) -> bool:
@@ -88,6 +86,7 @@ class _Exchange:
         # Canonical, so that every rank adds the same numbers in the same order.
         entries = tensor.tocsr().tocoo()
         dtype = entries.dtype
+        # The first message of a rank: its number of entries, the shape, and the dtype.
         self._header = np.array(
             [entries.nnz, *tensor.shape, ord(dtype.kind), dtype.itemsize], np.int64
         )
@@ -99,10 +98,15 @@ class _Exchange:
         # An abort ends the Work alone: its parts are in no list of the group.
         self._work.add_done_callback(self._end_parts)
         try:
-            heads = [self._receive(self._headers[peer], peer) for peer in self._peers]
-            sends = [self._send(self._header, peer) for peer in self._peers]
+            send, recv = self._backend.send, self._backend.recv
+            heads = [
+                self._start(recv, one, peer) for peer, one in self._headers.items()
+            ]
+            sends = [self._start(send, self._header, peer) for peer in self._peers]
             if self._entries.size:
-                sends += [self._send(self._entries, peer) for peer in self._peers]
+                sends += [
+                    self._start(send, self._entries, peer) for peer in self._peers
+                ]
         except BaseException as error:
             self._work.mark_failed(error)
             raise
@@ -117,7 +121,7 @@ class _Exchange:
                 count, itemsize = self._headers[peer][[0, -1]]
                 bodies[peer] = np.empty(count * (16 + itemsize), np.uint8)
                 if count:
-                    receives.append(self._receive(bodies[peer], peer))
+                    receives.append(self._start(self._backend.recv, bodies[peer], peer))
             for part in [*receives, *sends]:
                 part.wait()
             # After all messages are over: later ones with this tag find none of these.
@@ -131,20 +135,14 @@ class _Exchange:
         else:
             self._work.mark_completed()
 
-    def _send(self, data: np.ndarray, peer: int) -> Work:
+    def _start(self, method: Callable[..., Work], data: np.ndarray, peer: int) -> Work:
         with self._issue_lock:
-            return self._started(self._backend.send(data, peer, self._tag))
-
-    def _receive(self, data: np.ndarray, peer: int) -> Work:
-        with self._issue_lock:
-            return self._started(self._backend.recv(data, peer, self._tag))
-
-    def _started(self, part: Work) -> Work:
-        part.detach()
-        self._parts.append(part)
-        if self._work.is_completed():
-            self._end_parts(self._work)
-        return part
+            part = method(data, peer, self._tag)
+            part.detach()
+            self._parts.append(part)
+            if self._work.is_completed():
+                self._end_parts(self._work)
+            return part
 
     def _end_parts(self, work: Work) -> None:
         error = work.exception()
@@ -191,18 +189,14 @@ def _unpack(body: np.ndarray, dtype: Any) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 def _store(total: Any, tensor: Any) -> None:
-    """Put the entries of `total`, in CSR, in the place of those of `tensor`."""
     total.sum_duplicates()
     if tensor.format == "coo":
         result = total.tocoo()
         tensor.data = result.data
         tensor.coords = (result.row, result.col)
         return
-    tensor.data, tensor.indices, tensor.indptr = (
-        total.data,
-        total.indices,
-        total.indptr,
-    )
+    tensor.data, tensor.indices = total.data, total.indices
+    tensor.indptr = total.indptr
 
 
 def _describe(header: np.ndarray) -> str:

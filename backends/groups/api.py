@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import threading
 from datetime import timedelta
 from typing import Any
@@ -64,6 +65,9 @@ def init_process_group(
     Returns when every rank has called it, and builds no backend: a backend is built at
     its first use. Ranks connect through `store` or through `init_method`.
 
+    The semantics are those of ``torch.distributed.init_process_group``;
+    `wait_for_workers` is Rankscope's own.
+
     Parameters
     ----------
     backend : str, optional
@@ -114,11 +118,6 @@ def init_process_group(
         The library of every backend in `backend` is missing; or, with `device_id`, the
         backend of ``cuda`` cannot be made.
 
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.init_process_group``;
-    `wait_for_workers` is Rankscope's own.
-
     Examples
     --------
     >>> dist.init_process_group("tcp", store=dist.HashStore(), rank=0, world_size=1)
@@ -142,37 +141,31 @@ def init_process_group(
             "init_process_group: the default group is there already "
             f"({world.get_group(DEFAULT)!r}); call destroy_process_group() first"
         )
-    given, offered = store, None
+    enters = wait_for_workers
     if store is None and init_method is None and world.offered is not None:
-        given, rank, world_size = world.offered
-        offered = given
-    if given is not None and init_method is not None:
+        store, rank, world_size = world.offered
+        enters = True
+    if store is not None and init_method is not None:
         raise ValueError("init_process_group: give store or init_method, not both")
-    owned = None
-    if given is None:
-        owned, rank, world_size = rendezvous(init_method, rank, world_size, seconds)
-    if world_size < 1 or not 0 <= rank < world_size:
-        raise ValueError(
-            f"init_process_group: rank {rank} of world_size {world_size}; expected "
-            "world_size >= 1 and 0 <= rank < world_size"
-        )
-    entered = given is not None and (wait_for_workers or given is offered)
-    used = owned if given is None else given
-    assert used is not None
-    if entered:
-        used = arrival.enter(used, rank)
-    try:
+    owns_store = store is None
+    with contextlib.ExitStack() as undo:
+        if store is None:
+            store, rank, world_size = rendezvous(init_method, rank, world_size, seconds)
+            undo.callback(store.close)
+        if world_size < 1 or not 0 <= rank < world_size:
+            raise ValueError(
+                f"init_process_group: rank {rank} of world_size {world_size}; expected "
+                "world_size >= 1 and 0 <= rank < world_size"
+            )
+        if enters and not owns_store:
+            given, store = store, arrival.enter(store, rank)
+            undo.callback(arrival.leave, given, rank)
         if wait_for_workers:
-            arrival.await_ranks(used, rank, world_size, seconds)
+            arrival.await_ranks(store, rank, world_size, seconds)
         made = world.init(
-            config, used, rank, world_size, seconds, owns_store=owned is not None
+            config, store, rank, world_size, seconds, owns_store=owns_store
         )
-    except BaseException:
-        if owned is not None:
-            owned.close()
-        elif entered and given is not None:
-            arrival.leave(given, rank)
-        raise
+        undo.pop_all()
     if index is not None:
         set_device(index)
         try:
@@ -187,6 +180,8 @@ def destroy_process_group(group: Group = None) -> None:
 
     Ops on a device get 10 s to end.
 
+    The semantics are those of ``torch.distributed.destroy_process_group``.
+
     Parameters
     ----------
     group : ProcessGroup, optional
@@ -199,10 +194,6 @@ def destroy_process_group(group: Group = None) -> None:
     DistBackendError
         An op failed after its ``wait()`` had returned, and no later op or wait raised
         its error: results that the caller has may be invalid. The groups are freed.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.destroy_process_group``.
 
     Examples
     --------
@@ -232,6 +223,8 @@ def abort_process_group(group: Group = None, reason: str = "") -> None:
     raises `DistAbortedError` with `reason`. The group refuses ops until
     `rebuild_process_group`.
 
+    ``torch.distributed`` has ``_abort_process_group``, for NCCL, without `reason`.
+
     Parameters
     ----------
     group : ProcessGroup, optional
@@ -242,12 +235,7 @@ def abort_process_group(group: Group = None, reason: str = "") -> None:
     Raises
     ------
     TypeError, ValueError
-        `group` is no group, or this rank is not in it; or it is ``None``, and there is
-        no default group.
-
-    Notes
-    -----
-    ``torch.distributed`` has ``_abort_process_group``, for NCCL, without `reason`.
+        `group` is no group that this rank is in, or ``None`` without a default group.
 
     Examples
     --------
@@ -274,6 +262,8 @@ def rebuild_process_group(group: Group = None) -> None:
     backends (built at their next use) and sequence numbers from the start. Works
     of the old generation keep their final state. No communication is needed.
 
+    ``torch.distributed`` has no such function.
+
     Parameters
     ----------
     group : ProcessGroup, optional
@@ -282,12 +272,7 @@ def rebuild_process_group(group: Group = None) -> None:
     Raises
     ------
     TypeError, ValueError
-        `group` is no group, or this rank is not in it; or it is ``None``, and there is
-        no default group.
-
-    Notes
-    -----
-    ``torch.distributed`` has no such function.
+        `group` is no group that this rank is in, or ``None`` without a default group.
 
     Examples
     --------
@@ -308,6 +293,8 @@ def enable_timing(group: Group = None, enabled: bool = True) -> None:
 
     A Work is timed or not from its creation on. Timing is on by default.
 
+    In ``torch.distributed`` it is ``ProcessGroup._enable_collectives_timing``.
+
     Parameters
     ----------
     group : ProcessGroup, optional
@@ -318,12 +305,7 @@ def enable_timing(group: Group = None, enabled: bool = True) -> None:
     Raises
     ------
     TypeError, ValueError
-        `group` is no group, or this rank is not in it; or it is ``None``, and there is
-        no default group.
-
-    Notes
-    -----
-    In ``torch.distributed`` it is ``ProcessGroup._enable_collectives_timing``.
+        `group` is no group that this rank is in, or ``None`` without a default group.
 
     Examples
     --------
@@ -338,8 +320,6 @@ def enable_timing(group: Group = None, enabled: bool = True) -> None:
 def is_available() -> bool:
     """Return whether this package can be used: always.
 
-    Notes
-    -----
     For programs that ask ``torch.distributed.is_available()`` first.
 
     Examples
@@ -353,14 +333,12 @@ def is_available() -> bool:
 def is_backend_available(backend: str) -> bool:
     """Return whether `backend` is registered and its libraries are installed.
 
+    The semantics are those of ``torch.distributed.is_backend_available``.
+
     Parameters
     ----------
     backend : str
         The name of a backend; `unavailable_reason` says why it cannot be used.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.is_backend_available``.
 
     Examples
     --------
@@ -373,8 +351,6 @@ def is_backend_available(backend: str) -> bool:
 def is_gloo_available() -> bool:
     """Return whether the gloo backend can be used: pygloo or xoscar is installed.
 
-    Notes
-    -----
     The semantics are those of ``torch.distributed.is_gloo_available``.
 
     Examples
@@ -388,8 +364,6 @@ def is_gloo_available() -> bool:
 def is_mpi_available() -> bool:
     """Return whether the MPI backend can be used: mpi4py and an MPI are installed.
 
-    Notes
-    -----
     The semantics are those of ``torch.distributed.is_mpi_available``.
 
     Examples
@@ -403,8 +377,6 @@ def is_mpi_available() -> bool:
 def is_nccl_available() -> bool:
     """Return whether the NCCL backend can be used: nccl4py, cupy and a GPU are there.
 
-    Notes
-    -----
     The semantics are those of ``torch.distributed.is_nccl_available``.
 
     Examples
@@ -418,8 +390,6 @@ def is_nccl_available() -> bool:
 def is_ucc_available() -> bool:
     """Return whether a backend called ``ucc`` is registered and can be used here.
 
-    Notes
-    -----
     Rankscope comes without one. As ``torch.distributed.is_ucc_available``.
 
     Examples
@@ -433,8 +403,6 @@ def is_ucc_available() -> bool:
 def is_xccl_available() -> bool:
     """Return whether a backend called ``xccl`` is registered and can be used here.
 
-    Notes
-    -----
     Rankscope comes without one. As ``torch.distributed.is_xccl_available``.
 
     Examples

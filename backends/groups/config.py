@@ -92,11 +92,6 @@ class BackendConfig:
         ----------
         text : str
             A config as text, a part for each device type.
-
-        Returns
-        -------
-        BackendConfig
-            The config.
         """
         config = cls.__new__(cls)
         config.device_backend_map = {}
@@ -106,13 +101,7 @@ class BackendConfig:
         return config
 
     def get_device_backend_map(self) -> dict[str, str]:
-        """Return the mapping from device type to backend name, in order of mention.
-
-        Returns
-        -------
-        dict of str to str
-            A copy of ``device_backend_map``.
-        """
+        """Return a copy of the device types and their backends, in order of mention."""
         return dict(self.device_backend_map)
 
     def __str__(self) -> str:
@@ -133,55 +122,38 @@ class BackendConfig:
 def get_default_backend_for_device(device: Any) -> str:
     """Return the backend that serves `device` by default.
 
+    The semantics are those of ``torch.distributed.get_default_backend_for_device``.
+
     Parameters
     ----------
     device : str or torch.device
         A device type such as ``"cuda"``, with or without an index, or what has a
         `type`.
 
-    Returns
-    -------
-    str
-        The name of a backend.
-
     Raises
     ------
     ValueError
         No backend that comes with Rankscope serves the device type.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.get_default_backend_for_device``.
 
     Examples
     --------
     >>> dist.get_default_backend_for_device("cuda:1")
     'nccl'
     """
-    kind = device if isinstance(device, str) else getattr(device, "type", None)
-    found = [
-        name
-        for name, served in builtin_devices().items()
-        if isinstance(kind, str) and kind.partition(":")[0] in served
-    ]
-    if not found:
-        raise ValueError(
-            f"get_default_backend_for_device: device={device!r} has no backend of its "
-            "own; expected 'cpu' or 'cuda'"
-        )
-    return found[0]
+    kind = str(getattr(device, "type", device)).partition(":")[0]
+    for name, served in builtin_devices().items():
+        if kind in served:
+            return name
+    raise ValueError(
+        f"get_default_backend_for_device: device={device!r} has no backend of its "
+        "own; expected 'cpu' or 'cuda'"
+    )
 
 
 def _default() -> str:
-    """Return the built-in backends for host arrays and, with cupy, for CUDA."""
     has_cupy = "cupy" in sys.modules or importlib.util.find_spec("cupy") is not None
     devices = ("cpu", "cuda") if has_cupy else ("cpu",)
-    return ",".join(f"{device}:{_default_for(device)}" for device in devices)
-
-
-def _default_for(device: str) -> str:
-    """Return the first built-in backend of `device`."""
-    return next(name for name, served in builtin_devices().items() if device in served)
+    return ",".join(f"{d}:{get_default_backend_for_device(d)}" for d in devices)
 
 
 def _parse(text: str) -> dict[str, str]:
@@ -189,7 +161,8 @@ def _parse(text: str) -> dict[str, str]:
         raise TypeError(f"backend must be a str, not {type(text).__name__}; {GRAMMAR}")
     if ":" not in text:
         name = text.strip()
-        return dict.fromkeys(_devices_of(name, text), name)
+        _check_known(name, text)
+        return dict.fromkeys(_served(name) or resolve(name).devices, name)
     mapping: dict[str, str] = {}
     for part in text.split(","):
         pieces = [piece.strip() for piece in part.split(":")]
@@ -245,11 +218,6 @@ def _served(name: str) -> tuple[str, ...] | None:
     return builtin_devices().get(name)
 
 
-def _devices_of(name: str, text: str) -> tuple[str, ...]:
-    _check_known(name, text)
-    return _served(name) or resolve(name).devices
-
-
 def bound_index(device_id: Any, config: BackendConfig, op: str) -> int | None:
     """Return the CUDA device to which `device_id` binds a group with `config`.
 
@@ -276,20 +244,13 @@ def why_unusable(backend: str | None) -> str | None:
     named = BackendConfig(backend).device_backend_map
     reasons = []
     for name in dict.fromkeys(named.values() if backend else [named["cpu"]]):
-        if not _is_for_host_arrays(name):
+        if "cpu" not in (_served(name) or ()):
             return None
         reason = unavailable_reason(name)
         if reason is None:
             return None
         reasons.append(reason.rstrip("."))
     return "; ".join(reasons)
-
-
-def _is_for_host_arrays(name: str) -> bool:
-    registration = Backend.registry.get(name)
-    if registration is not None:
-        return "cpu" in registration.devices
-    return "cpu" in builtin_devices().get(name, ())
 
 
 def default_instead(backend: str | None, how: str) -> str:

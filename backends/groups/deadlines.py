@@ -17,12 +17,7 @@ __all__ = ["Deadlines"]
 class Deadlines:
     """The deadlines of the ops in flight of one generation, for the watchdog.
 
-    Parameters
-    ----------
-    spec
-        The group.
-    inquiry
-        Finds out why an overdue op did not end.
+    `inquiry` finds out why an overdue op did not end.
     """
 
     def __init__(self, spec: GroupSpec, inquiry: Inquiry) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import DistAbortedError
-from ..work.flight_recorder import Batch, Record
+from ..work.flight_recorder import Batch
 from ..work.op_type import OpType
 from ..work.work import Work
 from .abort_reason import AbortReason
@@ -126,10 +126,10 @@ class Departures:
 
     def _dooms(self, work: Work) -> Departure | None:
         """Return the departure because of which `work` cannot end."""
-        record = work.record
+        record: Any = work.record
         if record is None:
             return None
-        for one in _records(record):
+        for one in record.records if isinstance(record, Batch) else (record,):
             departure = self._needed(one.op_type, one.peer, one.collective_seq_id)
             if departure is None:
                 continue
@@ -154,10 +154,3 @@ class Departures:
             return by_rank.get(spec.ranks[peer])
         # From any rank: until the last one has left.
         return next(iter(by_rank.values())) if len(by_rank) == spec.size - 1 else None
-
-
-def _records(record: Any) -> Iterator[Record]:
-    if isinstance(record, Batch):
-        yield from record.records
-    else:
-        yield record

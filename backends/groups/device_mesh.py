@@ -143,11 +143,6 @@ class DeviceMesh:
         mesh_dim_names : sequence of str, optional
             A name for each dimension.
 
-        Returns
-        -------
-        DeviceMesh
-            The mesh.
-
         Raises
         ------
         TypeError, ValueError
@@ -230,11 +225,6 @@ class DeviceMesh:
         ----------
         mesh_dim : int or str, optional
             As for `get_group`.
-
-        Returns
-        -------
-        int
-            The rank; -1 on a rank that is not in the mesh.
 
         Raises
         ------
@@ -441,6 +431,8 @@ def init_device_mesh(
 
     Every rank calls this, with the same arguments.
 
+    The semantics are those of ``torch.distributed.init_device_mesh``.
+
     Parameters
     ----------
     device_type : str
@@ -452,19 +444,10 @@ def init_device_mesh(
     backend_override : dict, optional
         As of `DeviceMesh`.
 
-    Returns
-    -------
-    DeviceMesh
-        The mesh.
-
     Raises
     ------
     TypeError, ValueError
         An argument is wrong. No group was made.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.init_device_mesh``.
 
     Examples
     --------

@@ -9,11 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ..devices.cuda_device import configured_device
-from ..errors import (
-    ConnectionLostError,
-    DistAbortedError,
-    DistError,
-)
+from ..errors import ConnectionLostError, DistAbortedError, DistError
 from ..interface.base import Backend
 from ..interface.registration import Registration
 from ..interface.registry import build, resolve
@@ -115,7 +111,7 @@ class Generation:
         self._peers = PeerWatch(
             spec,
             self.store,
-            self._abort_locally,
+            self._abort,
             self._build_for_peer,
             inquiry.answer,
             self._peer_left,
@@ -164,7 +160,11 @@ class Generation:
             backend = self._create(registration, store)
         except ConnectionLostError as error:
             self._connection_lost(error)
-            self._await_verdict()
+            loss = self.loss
+            if loss is not None:
+                # Its cause, or the lack of one, ends the generation.
+                self._ended.wait(max(0.0, loss.left))
+                self._abort(loss.reason, publish=True)
             self.raise_if_aborted(op_type)
             raise
         except DistError as error:
@@ -287,13 +287,9 @@ class Generation:
 
         Every Work in flight ends as ABORTED with `reason`, or as TIMED_OUT if it is
         overdue; ops issued later raise `reason`. Returns at once, whatever the
-        backends hang in. Does nothing once the generation has ended.
-
-        Parameters
-        ----------
-        by : who aborts; default: this rank.
-        culprits : the global ranks that are the cause, as far as they are known.
-        publish : whether the other ranks are to abort, too.
+        backends hang in. Does nothing once the generation has ended. `by` is who aborts
+        (default: this rank), `culprits` are the global ranks that are the cause, and
+        `publish` is whether the other ranks are to abort, too.
         """
         self._abort(self._reason(reason, by, culprits), publish)
 
@@ -302,9 +298,6 @@ class Generation:
     ) -> AbortReason:
         by = by or f"rank {self.spec.global_rank}"
         return AbortReason(text, by, culprits=tuple(culprits))
-
-    def _abort_locally(self, reason: AbortReason) -> None:
-        self._abort(reason, publish=False)
 
     def _backend_failed(self, reason: str | DistError) -> None:
         if isinstance(reason, ConnectionLostError):
@@ -315,7 +308,7 @@ class Generation:
         else:
             self.abort(reason)
 
-    def _abort(self, reason: AbortReason, publish: bool) -> None:
+    def _abort(self, reason: AbortReason, publish: bool = False) -> None:
         with self._abort_lock:
             if self.aborted is not None:
                 return
@@ -372,13 +365,6 @@ class Generation:
         for work in list(self.status.in_flight.values()):
             work.hold_failures()
         self._peers.publish_loss(loss.reason, loss.agree)
-
-    def _await_verdict(self) -> None:
-        """Block until the cause of the lost connection has ended the generation."""
-        loss = self.loss
-        if loss is not None:
-            self._ended.wait(max(0.0, loss.left))
-            self._abort(loss.reason, publish=True)
 
     def publish_death_notice(self, text: str) -> None:
         """Set the reason that ends the group elsewhere when this process is gone."""
@@ -472,7 +458,7 @@ class Generation:
             departure = self.departures.verdict(in_flight, lost=self.loss is not None)
             if departure is not None:
                 # Each rank decides for itself: others may go on without that rank.
-                self._abort(departure.reason, publish=False)
+                self._abort(departure.reason)
                 return float("inf")
             nearest = min(nearest, _INQUIRY_PERIOD)
         loss, overdue = self.loss, self.deadlines.overdue

@@ -105,15 +105,7 @@ def locate_with(locate: Callable[[], Place]) -> None:
 
 
 class Inquiry:
-    """One generation's question to its ranks, and this rank's answer.
-
-    Parameters
-    ----------
-    spec, generation
-        The group, and the number of its generation.
-    store
-        The keys of the generation.
-    """
+    """One generation's question to its ranks, and this rank's answer."""
 
     def __init__(self, spec: GroupSpec, generation: int, store: Store) -> None:
         self._spec, self._generation, self._store = spec, generation, store

@@ -44,8 +44,6 @@ class _GroupMeta(type):
 class group(metaclass=_GroupMeta):
     """The default group as ``group.WORLD``, for programs written for torch.
 
-    Notes
-    -----
     ``group.WORLD`` is ``None`` before `init_process_group`, as in
     ``torch.distributed``.
 
@@ -59,8 +57,6 @@ class group(metaclass=_GroupMeta):
 class GroupMember(metaclass=_GroupMeta):
     """``GroupMember.WORLD``, and the object that stands for a group of other ranks.
 
-    Notes
-    -----
     Named after ``torch.distributed.GroupMember``. `NON_GROUP_MEMBER` is what
     `new_group` returns on a rank that is not in the new group; see `NonGroupMember`.
 
@@ -77,8 +73,6 @@ class GroupMember(metaclass=_GroupMeta):
 def is_initialized() -> bool:
     """Return whether the default group exists.
 
-    Notes
-    -----
     The semantics are those of ``torch.distributed.is_initialized``.
 
     Examples
@@ -92,8 +86,6 @@ def is_initialized() -> bool:
 def is_torchelastic_launched() -> bool:
     """Return whether torchrun started this process, which sets ``TORCHELASTIC_RUN_ID``.
 
-    Notes
-    -----
     The semantics are those of ``torch.distributed.is_torchelastic_launched``.
 
     Examples
@@ -107,8 +99,6 @@ def is_torchelastic_launched() -> bool:
 def get_pg_count() -> int:
     """Return the number of groups that this rank is in.
 
-    Notes
-    -----
     The semantics are those of ``torch.distributed.get_pg_count``.
 
     Examples
@@ -122,6 +112,9 @@ def get_pg_count() -> int:
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
     """Return the rank of this process among those of its host: ``LOCAL_RANK``.
 
+    The semantics are those of ``torch.distributed.get_node_local_rank``. It needs no
+    group.
+
     Parameters
     ----------
     fallback_rank : int, optional
@@ -131,11 +124,6 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
     ------
     RuntimeError
         ``LOCAL_RANK`` is no integer, or neither it nor `fallback_rank` is given.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.get_node_local_rank``. It needs no
-    group.
 
     Examples
     --------
@@ -161,6 +149,8 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
 def get_rank(group: Group = None) -> int:
     """Return this process's rank in `group`; -1 if it is not a member.
 
+    The semantics are those of ``torch.distributed.get_rank``.
+
     Parameters
     ----------
     group : ProcessGroup, optional
@@ -170,10 +160,6 @@ def get_rank(group: Group = None) -> int:
     ------
     TypeError, ValueError
         `group` is no group; or it is ``None``, and there is no default group.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.get_rank``.
 
     Examples
     --------
@@ -188,6 +174,8 @@ def get_rank(group: Group = None) -> int:
 def get_world_size(group: Group = None) -> int:
     """Return the number of ranks in `group`; -1 if this rank is not a member.
 
+    The semantics are those of ``torch.distributed.get_world_size``.
+
     Parameters
     ----------
     group : ProcessGroup, optional
@@ -197,10 +185,6 @@ def get_world_size(group: Group = None) -> int:
     ------
     TypeError, ValueError
         `group` is no group; or it is ``None``, and there is no default group.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.get_world_size``.
 
     Examples
     --------
@@ -215,6 +199,8 @@ def get_world_size(group: Group = None) -> int:
 def get_process_group_ranks(group: Group = None) -> list[int]:
     """Return the global ranks of `group`, in the order of their ranks in the group.
 
+    The semantics are those of ``torch.distributed.get_process_group_ranks``.
+
     Parameters
     ----------
     group : ProcessGroup, optional
@@ -223,12 +209,7 @@ def get_process_group_ranks(group: Group = None) -> list[int]:
     Raises
     ------
     TypeError, ValueError
-        `group` is no group, or this rank is not in it; or it is ``None``, and there is
-        no default group.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.get_process_group_ranks``.
+        `group` is no group that this rank is in, or ``None`` without a default group.
 
     Examples
     --------
@@ -240,6 +221,8 @@ def get_process_group_ranks(group: Group = None) -> list[int]:
 
 def get_group_rank(group: Group, global_rank: int) -> int:
     """Return the rank in `group` of a process, given by its global rank.
+
+    The semantics are those of ``torch.distributed.get_group_rank``.
 
     Parameters
     ----------
@@ -255,10 +238,6 @@ def get_group_rank(group: Group, global_rank: int) -> int:
         and there is no default group.
     TypeError
         `group` is no group, or `global_rank` no integer.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.get_group_rank``.
 
     Examples
     --------
@@ -278,6 +257,8 @@ def get_group_rank(group: Group, global_rank: int) -> int:
 def get_global_rank(group: Group, group_rank: int) -> int:
     """Return the global rank of a process, given by its rank in `group`.
 
+    The semantics are those of ``torch.distributed.get_global_rank``.
+
     Parameters
     ----------
     group : ProcessGroup or None
@@ -292,10 +273,6 @@ def get_global_rank(group: Group, group_rank: int) -> int:
         there is no default group.
     TypeError
         `group` is no group, or `group_rank` no integer.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.get_global_rank``.
 
     Examples
     --------
@@ -315,6 +292,8 @@ def get_global_rank(group: Group, group_rank: int) -> int:
 def get_backend_config(group: Group = None) -> str:
     """Return the backend string of `group`, per device type: ``cpu:tcp,cuda:nccl``.
 
+    The semantics are those of ``torch.distributed.get_backend_config``.
+
     Parameters
     ----------
     group : ProcessGroup, optional
@@ -323,12 +302,7 @@ def get_backend_config(group: Group = None) -> str:
     Raises
     ------
     TypeError, ValueError
-        `group` is no group, or this rank is not in it; or it is ``None``, and there is
-        no default group.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.get_backend_config``.
+        `group` is no group that this rank is in, or ``None`` without a default group.
 
     Examples
     --------
@@ -343,6 +317,8 @@ def get_backend(group: Group = None) -> str:
 
     A group may hold several backends: `get_backend_config` names all of them.
 
+    As ``torch.distributed.get_backend``, with a `DeprecationWarning`.
+
     Parameters
     ----------
     group : ProcessGroup, optional
@@ -351,12 +327,7 @@ def get_backend(group: Group = None) -> str:
     Raises
     ------
     TypeError, ValueError
-        `group` is no group, or this rank is not in it; or it is ``None``, and there is
-        no default group.
-
-    Notes
-    -----
-    As ``torch.distributed.get_backend``, with a `DeprecationWarning`.
+        `group` is no group that this rank is in, or ``None`` without a default group.
 
     Examples
     --------

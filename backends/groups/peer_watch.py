@@ -1,10 +1,9 @@
 """PeerWatch: the messages of one generation of a group through the store.
 
-Each rank watches five things: the abort of another rank, the death of another
-rank (its death notice, which the store writes as an abort, or the loss of the
-store itself), the departure of another rank in good order, the first send or receive
-of another rank, which needs the backend of every rank, and the question of another
-rank why its op does not end.
+Each rank watches for what another one reports: its abort; its death (a notice that the
+store writes as an abort, or the loss of the store itself); its departure in good order;
+its first send or receive, which needs the backend of every rank; and its question why
+its op does not end.
 """
 
 from __future__ import annotations

@@ -41,6 +41,15 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
     first use of their device type, so that a group whose config names a library that is
     not installed works until an array of that device type is used.
 
+    The arguments of the methods that Rankscope itself calls:
+
+    - `device`: a device type, such as ``"cpu"``.
+    - `op_type`: the op, for messages.
+    - `index`: the number of a CUDA device.
+    - `enabled`: whether Works are timed.
+    - `batch`: what `capture` has collected.
+    - `peer`: the root, or the other side, as its rank in the group.
+
     Notes
     -----
     Named after ``torch.distributed.ProcessGroup``, whose methods start the ops too:
@@ -68,27 +77,11 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         generation: int = 0,
         origin: Origin | None = None,
     ) -> None:
-        """Make this rank's part of a group; `World` calls it.
+        """Make this rank's part of a group, of so many seconds of `timeout` for an op.
 
-        Parameters
-        ----------
-        name : str
-            The name that messages and the board show.
-        ranks : sequence of int
-            The global ranks, in the order of their ranks in the group.
-        global_rank : int
-            This process's rank in the world.
-        config : BackendConfig
-            The backend of each device type.
-        store : Store
-            Shared by all ranks of the group; its keys get a prefix of their own.
-        timeout : float
-            Of each op, in seconds.
-        generation : int, default 0
-            How often the group was rebuilt.
-        origin : Origin, optional
-            The group that this one is made from, if every rank knows it: what its
-            backends may be split from.
+        `World` calls it. `store` is shared by all ranks; the keys get a prefix of their
+        own. `origin` is the group that this one is made from, if every rank knows it:
+        its backends may be split from those.
         """
         self._spec = GroupSpec(name, ranks, global_rank, config, timeout)
         self._root_store = store
@@ -179,13 +172,7 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         return self._current.store
 
     def describe(self) -> str:
-        """Return ``group 'default' on rank 2``, for messages.
-
-        Returns
-        -------
-        str
-            The name of the group, and the global rank.
-        """
+        """Return ``group 'default' on rank 2``, for messages."""
         return self._spec.describe()
 
     def first_device(self) -> str:
@@ -239,24 +226,11 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         return list(self._current.backends.values())
 
     def built_backend(self, device: str) -> Backend | None:
-        """Return the backend of `device`, or ``None`` before its first use.
-
-        Parameters
-        ----------
-        device : str
-            A device type, such as ``"cpu"``.
-        """
+        """Return the backend of `device`, or ``None`` before its first use."""
         return self._current.backends.get(device)
 
     def backend_for(self, device: str, op_type: OpType | None = None) -> Backend:
         """Return the backend of `device`, which is built at the first call.
-
-        Parameters
-        ----------
-        device : str
-            A device type, such as ``"cpu"``.
-        op_type : OpType, optional
-            The op that needs it, for messages.
 
         Raises
         ------
@@ -268,35 +242,11 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         return self._current.backend_for(device, op_type)
 
     def connect(self, index: int) -> None:
-        """Prepare, before any op, what ops on a CUDA device will need.
-
-        Parameters
-        ----------
-        index : int
-            The number of the device.
-        """
+        """Prepare, before any op, what ops on a CUDA device will need."""
         self.backend_for("cuda").prepare(index=index)
 
-    def open_from(self, group: ProcessGroup) -> None:
-        """Eagerly create the backends that can be split from those of `group`.
-
-        Parameters
-        ----------
-        group : ProcessGroup
-            The group that this one is made from.
-        """
-        for device, backend in list(group.current.backends.items()):
-            if backend.supports_split and device in self.config.device_backend_map:
-                self.backend_for(device)
-
     def enable_timing(self, enabled: bool) -> None:
-        """Time the Works that are made from now on, or do not.
-
-        Parameters
-        ----------
-        enabled : bool
-            Whether they are timed.
-        """
+        """Time the Works that are made from now on, or do not."""
         self._current.set_timing(enabled)
 
     def abort(
@@ -411,6 +361,8 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
     def memory_stats(self) -> dict[str, int]:
         """Return how much device memory the group's communicators hold on this rank.
 
+        The names are those of c10d's ``Backend.memory_stats``.
+
         Returns
         -------
         dict of str to int
@@ -422,10 +374,6 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         ------
         NotImplementedError
             As :meth:`suspend` raises it.
-
-        Notes
-        -----
-        The names are those of c10d's ``Backend.memory_stats``.
         """
         return memory_stats(self._current)
 
@@ -441,16 +389,6 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         An op on nothing but empty arrays is a completed Work with a sequence number of
         its own, unless it `OpSpec.runs_empty`. In a coalescing block of this thread the
         op is only checked, and issued with the batch.
-
-        Parameters
-        ----------
-        op : Op
-            The op and its arguments, as the public function has taken them.
-
-        Returns
-        -------
-        Work
-            The Work of the op.
 
         Raises
         ------
@@ -541,11 +479,6 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
     def issue_batch(self, batch: Sequence[PendingOp]) -> list[Work]:
         """Issue captured ops in order, each run of fusible ops as one call.
 
-        Parameters
-        ----------
-        batch : sequence of PendingOp
-            What `capture` collected.
-
         Returns
         -------
         list of Work
@@ -596,24 +529,17 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         peer: int | None = None,
         work: Work | None = None,
     ) -> Work:
-        """Number and record an op that no backend runs; the caller ends its Work.
+        """Number and record an op that no backend runs; return its Work, started.
+
+        The caller ends the Work.
 
         Parameters
         ----------
-        op_type : OpType
-            The op.
         timeout : float, optional
             Seconds; the default is as for the other ops of the group. Of an op without
             `work` the caller keeps the deadline, too: it is only shown.
-        peer : int, optional
-            The root, or the other side, as its rank in the group.
         work : Work, optional
             Its Work, which is timed out as every Work is; the default is a new one.
-
-        Returns
-        -------
-        Work
-            The Work, which has started.
         """
         current = self._current
         seconds = timeout or own_timeout() or self._spec.timeout

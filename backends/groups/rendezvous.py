@@ -30,19 +30,12 @@ def rendezvous(
 ) -> tuple[Store, int, int]:
     """Return a store that all ranks share, this rank and the world size.
 
-    `init_method` is as in ``torch.distributed.init_process_group``:
-    ``env://`` (also ``None``) takes MASTER_ADDR, MASTER_PORT and, where `rank`
-    or `world_size` is -1, RANK and WORLD_SIZE (or the variables that mpiexec sets
-    instead) from the environment; under mpiexec none of them is needed, as MPI
-    distributes the address of rank 0. ``tcp://host:port`` and ``file:///path``
-    take rank and world size from the arguments, from
-    ``?rank=0&world_size=4``, or from the environment too. Rank 0 hosts the TCP
-    store. `timeout` (seconds) bounds the connection set-up and every later wait.
-    `key` defaults to `tcp_keys.shared_key()`.
+    `init_method` is as in `init_process_group`. A `rank` or `world_size` of -1 is that
+    of the URL (``?rank=0&world_size=4``), or else of the environment, in which mpiexec
+    has variables of its own. Rank 0 hosts the TCP store. `timeout` (seconds) bounds the
+    connection set-up and every later wait. `key` defaults to `tcp_keys.shared_key()`.
 
-    Raises `ValueError` for a bad URL, rank or world size, `DistError` naming
-    each environment variable that is missing, and `DistNetworkError` or
-    `DistStoreError` if the store cannot be reached.
+    Raises the errors of `init_process_group` for these arguments.
     """
     url = urlsplit("env://" if init_method is None else init_method)
     if url.scheme not in ("env", "tcp", "file"):
@@ -63,7 +56,10 @@ def rendezvous(
         rank = _integer(_RANK) if rank == -1 and _is_set(_RANK) else rank
         if world_size == -1 and _is_set(_WORLD_SIZE):
             world_size = _integer(_WORLD_SIZE)
-    _check(rank, world_size)
+    if world_size < 1:
+        raise ValueError(f"world_size {world_size}: expected the number of ranks, ≥ 1")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank}: expected 0 to {world_size - 1}")
     if url.scheme == "file":
         if url.netloc not in ("", "localhost") or not url.path.strip("/"):
             raise ValueError(
@@ -92,7 +88,6 @@ def rendezvous(
 
 
 def _from_launcher(timeout: float, key: bytes | None) -> tuple[Store, int, int] | None:
-    """Return store, rank and world size from the launcher of this process."""
     for registration in registrations_at_init():
         if registration.rendezvous is not None:
             launched = registration.rendezvous(timeout, key)
@@ -151,10 +146,3 @@ def _from_environment(rank: int, world_size: int) -> tuple[int, int, str, int]:
         os.environ["MASTER_ADDR"],
         _integer(["MASTER_PORT"]),
     )
-
-
-def _check(rank: int, world_size: int) -> None:
-    if world_size < 1:
-        raise ValueError(f"world_size {world_size}: expected the number of ranks, ≥ 1")
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank {rank}: expected 0 to {world_size - 1}")

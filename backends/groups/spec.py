@@ -89,11 +89,8 @@ class NonGroupMember:
     """The type of ``GroupMember.NON_GROUP_MEMBER``, its only instance.
 
     `new_group` returns that object on a rank that is not in the new group, so that
-    ``is`` and ``==`` find it, after a pickle and a copy too. It is false.
-
-    Notes
-    -----
-    In ``torch.distributed`` it is an instance of ``object``.
+    ``is`` and ``==`` find it, after a pickle and a copy too. It is false. In
+    ``torch.distributed`` it is an instance of ``object``.
 
     Examples
     --------

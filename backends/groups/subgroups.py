@@ -155,6 +155,8 @@ def new_subgroups(
 ) -> tuple[ProcessGroup, list[ProcessGroup | NonGroupMember]]:
     """Divide `group` into groups of `group_size` ranks; every rank of it calls this.
 
+    The semantics are those of ``torch.distributed.new_subgroups``.
+
     Parameters
     ----------
     group_size : int, optional
@@ -178,10 +180,6 @@ def new_subgroups(
         string or timeout; this rank is not in `group`, or there is no default group.
     TypeError
         `group` is no group, or another argument is of another type.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.new_subgroups``.
 
     Examples
     --------
@@ -222,6 +220,8 @@ def new_subgroups_by_enumeration(
 ) -> tuple[ProcessGroup | None, list[ProcessGroup | NonGroupMember]]:
     """Make disjoint groups of the global ranks in each list; every rank calls this.
 
+    The semantics are those of ``torch.distributed.new_subgroups_by_enumeration``.
+
     Parameters
     ----------
     ranks_per_subgroup_list : sequence of sequence of int
@@ -243,10 +243,6 @@ def new_subgroups_by_enumeration(
         backend string or timeout; or there is no default group. No group was made.
     TypeError
         An argument is of another type.
-
-    Notes
-    -----
-    The semantics are those of ``torch.distributed.new_subgroups_by_enumeration``.
 
     Examples
     --------
@@ -275,7 +271,6 @@ def new_subgroups_by_enumeration(
 
 
 def _are_disjoint(lists: Sequence[Sequence[int]], size: int) -> bool:
-    """Return whether there are lists, none empty, of distinct ranks below `size`."""
     named = [rank for ranks in lists for rank in ranks]
     return (
         all(lists)
@@ -306,11 +301,6 @@ def shrink_group(
         `rebuild_process_group` makes it usable once all its ranks are back.
     pg_options : object, optional
         Not used: accepted for c10d's signature.
-
-    Returns
-    -------
-    ProcessGroup
-        The new group.
 
     Raises
     ------
@@ -374,6 +364,9 @@ def split_group(
 
     Returns at once, and works with every backend.
 
+    As ``torch.distributed.split_group``. Communicators of the new groups are made when
+    `new_group` would make them, from a unique id of their own.
+
     Parameters
     ----------
     parent_pg : ProcessGroup, optional
@@ -398,11 +391,6 @@ def split_group(
         default group.
     TypeError
         `parent_pg` is no group, or another argument is of another type.
-
-    Notes
-    -----
-    As ``torch.distributed.split_group``. Communicators of the new groups are made when
-    `new_group` would make them, from a unique id of their own.
 
     Examples
     --------

@@ -164,8 +164,8 @@ class World:
         )
         parent = group.current
         # `group` is aborted only after the new backends are split from its own.
-        using = [one for one in group.backends() if one.supports_split] if abort else []
-        released = threading.Semaphore(max(0, len(using) - 1))
+        splits = [name for name, one in parent.backends.items() if one.supports_split]
+        released = threading.Semaphore(max(0, len(splits) - 1))
 
         def end() -> None:
             parent.abort(reason)
@@ -183,12 +183,13 @@ class World:
         )
         assert isinstance(made, ProcessGroup)
         try:
-            made.open_from(group)
+            for device in splits:
+                made.backend_for(device)
         except BaseException:
             if abort:
                 end()
             raise
-        if abort and not using:
+        if abort and not splits:
             end()
         return made
 
@@ -293,23 +294,14 @@ class World:
     ) -> list[str]:
         """Abort groups, all at once; return their names.
 
-        Parameters
-        ----------
-        groups
-            Ids of groups (`GroupKey.id`), or names that one group has; ``None``: all.
-        reason, by
-            The reason, and the initiator (default: this rank); errors contain both.
-        culprits
-            The global ranks that caused the abort, as far as they are known.
-        by_death
-            The culprits have died: of other libraries' groups those that
-            `WatchedGroup.goes_on_without` them are left alone. What a person aborts
-            ends in every group: one group may wait because another one does.
+        `groups` are ids (`GroupKey.id`), or names that one group has; ``None``: all.
+        Errors contain `reason` and who aborts, `by` (default: this rank). `by_death`:
+        the culprits have died, and other libraries' groups that
+        `WatchedGroup.goes_on_without` them are left alone. What a person aborts ends in
+        every group: one group may wait because another one does.
 
-        Raises
-        ------
-        ValueError
-            Where this rank is not in one of `groups`; then none is aborted.
+        Raises `ValueError` where this rank is not in one of `groups`; then none is
+        aborted.
         """
         known = self._all_groups()
         chosen = known if groups is None else [self._find(one, known) for one in groups]
@@ -338,20 +330,10 @@ class World:
     ) -> list[str]:
         """Begin a new generation of groups; return their names.
 
-        Parameters
-        ----------
-        group
-            The id of a group (`GroupKey.id`), or a name that one group has; ``None``:
-            all groups.
-        generation
-            Its number (default: the next one), the same on every rank.
-        store
-            Replaces the store of all groups rebuilt from now on.
-
-        Raises
-        ------
-        ValueError
-            Where this rank is not in `group`.
+        `group` is an id (`GroupKey.id`), or a name that one group has; ``None``: all.
+        `generation` is the number, the same on every rank (default: the next one).
+        `store` replaces the store of all groups rebuilt from now on. Raises
+        `ValueError` where this rank is not in `group`.
         """
         with self._lock:
             if store is not None:

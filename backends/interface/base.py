@@ -187,6 +187,9 @@ class Backend:
         one that registers when it is imported, or an entry point, needs no more. What
         a cell has registered, the cell has to register there again.
 
+        As ``torch.distributed.Backend.register_backend``; what comes after `devices` is
+        Rankscope's own.
+
         Parameters
         ----------
         name : str
@@ -226,11 +229,6 @@ class Backend:
             `name` is not an identifier, or `devices` is empty.
         TypeError
             `extended_api` is no bool: `devices` comes after it.
-
-        Notes
-        -----
-        As ``torch.distributed.Backend.register_backend``; what comes after `devices` is
-        Rankscope's own.
 
         Examples
         --------
@@ -450,18 +448,6 @@ class Backend:
     def coalescing(self) -> contextlib.AbstractContextManager[None]:
         """Return a context for the calls of one batch of sends and receives."""
         return contextlib.nullcontext()
-
-    def scratch(self, size: int, dtype: Any) -> Array:
-        """Return a flat array for a fused op, in memory that costs no further copy.
-
-        Parameters
-        ----------
-        size : int
-            The number of elements.
-        dtype : dtype
-            Their dtype.
-        """
-        return np.empty(size, dtype)
 
     def barrier(self) -> Work:
         """End when every rank has entered."""

@@ -1,15 +1,14 @@
 """Coalesced collectives of host arrays: one op on a flat copy of many small ones.
 
-The fallback for a run of captured ops on a backend without coalesced methods. The
-copies are made in the memory of `Backend.scratch`. Arrays of `LARGE` bytes and more
-are not copied, because the copy would cost more than it saves, and neither are arrays
-of other libraries than numpy.
+The fallback for a run of captured ops on a backend without coalesced methods. Arrays of
+`LARGE` bytes and more are not copied, because the copy would cost more than it saves,
+and neither are arrays of other libraries than numpy.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,8 +37,6 @@ class Fusible(Protocol):
 
     size: int
 
-    def scratch(self, size: int, dtype: Any) -> Array: ...
-
     def check(self, op: OpType, dtype: Any, reduce_op: ReduceOp | None) -> Any: ...
 
     def all_reduce(self, tensor: Array, op: Any) -> Work: ...
@@ -53,138 +50,103 @@ class Fusible(Protocol):
 
 def all_reduce(backend: Fusible, tensors: Sequence[Array], op: ReduceOp) -> Work:
     """Reduce each of `tensors`, in place."""
-    works = [
-        _all_reduce(backend, [tensors[i] for i in members], op)
-        for members in _fusion_groups(tensors)
-    ]
-    return _all(works, OpType.ALL_REDUCE)
+    kind = OpType.ALL_REDUCE
 
+    def fused(arrays: Sequence[Array]) -> Work:
+        reduction = backend.check(kind, arrays[0].dtype, op)
+        if len(arrays) == 1:
+            return backend.all_reduce(arrays[0], reduction)
+        flat = _packed(arrays)
+        work = backend.all_reduce(flat, reduction)
+        return chain(work, kind, lambda: _unpack(flat, arrays))
 
-def _all_reduce(backend: Fusible, arrays: Sequence[Array], op: ReduceOp) -> Work:
-    made = backend.check(OpType.ALL_REDUCE, arrays[0].dtype, op)
-    if len(arrays) == 1:
-        return backend.all_reduce(arrays[0], made)
-    places = _offsets(arrays)
-    flat = backend.scratch(places[-1].stop, arrays[0].dtype)
-    for array, place in zip(arrays, places, strict=True):
-        flat[place] = array.reshape(-1)
-
-    def unpack() -> None:
-        for array, place in zip(arrays, places, strict=True):
-            array.reshape(-1)[:] = flat[place]
-
-    return chain(backend.all_reduce(flat, made), OpType.ALL_REDUCE, unpack)
+    return _run(kind, tensors, fused, tensors)
 
 
 def all_gather(
     backend: Fusible, lists: Sequence[Sequence[Array]], tensors: Sequence[Array]
 ) -> Work:
     """Gather each of `tensors` of all ranks into the list beside it."""
+    kind = OpType.ALL_GATHER
+
+    def fused(lists: Sequence[Sequence[Array]], arrays: Sequence[Array]) -> Work:
+        if len(arrays) == 1:
+            return backend.all_gather(lists[0], arrays[0])
+        by_rank = list(zip(*lists, strict=True))
+        gathered = [
+            np.empty(sum(output.size for output in outputs), arrays[0].dtype)
+            for outputs in by_rank
+        ]
+
+        def unpack() -> None:
+            for flat, outputs in zip(gathered, by_rank, strict=True):
+                _unpack(flat, outputs)
+
+        work = backend.all_gather(gathered, _packed(arrays))
+        return chain(work, kind, unpack)
+
     # The tensors may differ in size from rank to rank; a list has one size of each.
     largest = [max(outputs, key=lambda output: output.nbytes) for outputs in lists]
-    works = [
-        _all_gather_lists(
-            backend, [lists[i] for i in members], [tensors[i] for i in members]
-        )
-        for members in _fusion_groups(largest)
-    ]
-    return _all(works, OpType.ALL_GATHER)
-
-
-def _all_gather_lists(
-    backend: Fusible, lists: Sequence[Sequence[Array]], arrays: Sequence[Array]
-) -> Work:
-    if len(arrays) == 1:
-        return backend.all_gather(lists[0], arrays[0])
-    dtype = arrays[0].dtype
-    places = _offsets(arrays)
-    flat = backend.scratch(places[-1].stop, dtype)
-    for array, place in zip(arrays, places, strict=True):
-        flat[place] = array.reshape(-1)
-    of_ranks = [[outputs[rank] for outputs in lists] for rank in range(backend.size)]
-    gathered = [
-        backend.scratch(sum(output.size for output in outputs), dtype)
-        for outputs in of_ranks
-    ]
-
-    def unpack() -> None:
-        for outputs, row in zip(of_ranks, gathered, strict=True):
-            for output, place in zip(outputs, _offsets(outputs), strict=True):
-                output.reshape(-1)[:] = row[place]
-
-    return chain(backend.all_gather(gathered, flat), OpType.ALL_GATHER, unpack)
+    return _run(kind, largest, fused, lists, tensors)
 
 
 def all_gather_into_tensor(
     backend: Fusible, outputs: Sequence[Array], tensors: Sequence[Array]
 ) -> Work:
     """Gather each of `tensors` of all ranks into its output."""
-    works = [
-        _all_gather_whole(
-            backend, [outputs[i] for i in members], [tensors[i] for i in members]
-        )
-        for members in _fusion_groups(tensors)
-    ]
-    return _all(works, OpType.ALL_GATHER_INTO_TENSOR)
+    kind = OpType.ALL_GATHER_INTO_TENSOR
 
+    def fused(outputs: Sequence[Array], arrays: Sequence[Array]) -> Work:
+        if len(arrays) == 1:
+            return backend.all_gather_into_tensor(outputs[0], arrays[0])
+        flat = _packed(arrays)
+        gathered = np.empty(flat.size * backend.size, flat.dtype)
 
-def _all_gather_whole(
-    backend: Fusible, outputs: Sequence[Array], arrays: Sequence[Array]
-) -> Work:
-    if len(arrays) == 1:
-        return backend.all_gather_into_tensor(outputs[0], arrays[0])
-    places = _offsets(arrays)
-    total = places[-1].stop
-    flat = backend.scratch(total, arrays[0].dtype)
-    gathered = backend.scratch(total * backend.size, arrays[0].dtype)
-    for array, place in zip(arrays, places, strict=True):
-        flat[place] = array.reshape(-1)
+        def unpack() -> None:
+            rows = gathered.reshape(backend.size, flat.size)
+            for output, place in zip(outputs, _offsets(arrays), strict=True):
+                output.reshape(backend.size, -1)[:] = rows[:, place]
 
-    def unpack() -> None:
-        rows = gathered.reshape(backend.size, total)
-        for output, place in zip(outputs, places, strict=True):
-            output.reshape(backend.size, -1)[:] = rows[:, place]
+        work = backend.all_gather_into_tensor(gathered, flat)
+        return chain(work, kind, unpack)
 
-    work = backend.all_gather_into_tensor(gathered, flat)
-    return chain(work, OpType.ALL_GATHER_INTO_TENSOR, unpack)
+    return _run(kind, tensors, fused, outputs, tensors)
 
 
 def reduce_scatter_tensor(
     backend: Fusible, outputs: Sequence[Array], tensors: Sequence[Array], op: ReduceOp
 ) -> Work:
     """Reduce each of `tensors`, and leave this rank's slice in its output."""
-    works = [
-        _reduce_scatter(
-            backend, [outputs[i] for i in members], [tensors[i] for i in members], op
-        )
-        for members in _fusion_groups(tensors)
-    ]
-    return _all(works, OpType.REDUCE_SCATTER_TENSOR)
+    kind = OpType.REDUCE_SCATTER_TENSOR
+
+    def fused(outputs: Sequence[Array], arrays: Sequence[Array]) -> Work:
+        reduction = backend.check(kind, arrays[0].dtype, op)
+        if len(arrays) == 1:
+            return backend.reduce_scatter_tensor(outputs[0], arrays[0], reduction)
+        places = _offsets(outputs)
+        total, dtype = places[-1].stop, outputs[0].dtype
+        flat = np.empty(total * backend.size, dtype)
+        reduced = np.empty(total, dtype)
+        rows = flat.reshape(backend.size, total)
+        for array, place in zip(arrays, places, strict=True):
+            rows[:, place] = array.reshape(backend.size, -1)
+        work = backend.reduce_scatter_tensor(reduced, flat, reduction)
+        return chain(work, kind, lambda: _unpack(reduced, outputs))
+
+    return _run(kind, tensors, fused, outputs, tensors)
 
 
-def _reduce_scatter(
-    backend: Fusible, outputs: Sequence[Array], arrays: Sequence[Array], op: ReduceOp
+def _run(
+    kind: OpType,
+    sized: Sequence[Array],
+    fused: Callable[..., Work],
+    *arguments: Sequence[Any],
 ) -> Work:
-    made = backend.check(OpType.REDUCE_SCATTER_TENSOR, arrays[0].dtype, op)
-    if len(arrays) == 1:
-        return backend.reduce_scatter_tensor(outputs[0], arrays[0], made)
-    places = _offsets(outputs)
-    total = places[-1].stop
-    flat = backend.scratch(total * backend.size, outputs[0].dtype)
-    reduced = backend.scratch(total, outputs[0].dtype)
-    rows = flat.reshape(backend.size, total)
-    for array, place in zip(arrays, places, strict=True):
-        rows[:, place] = array.reshape(backend.size, -1)
-
-    def unpack() -> None:
-        for output, place in zip(outputs, places, strict=True):
-            output.reshape(-1)[:] = reduced[place]
-
-    work = backend.reduce_scatter_tensor(reduced, flat, made)
-    return chain(work, OpType.REDUCE_SCATTER_TENSOR, unpack)
-
-
-def _all(works: Sequence[Work], kind: OpType) -> Work:
+    """Call `fused` on what one flat copy takes of each of `arguments`, by `sized`."""
+    works = [
+        fused(*([argument[i] for i in members] for argument in arguments))
+        for members in _fusion_groups(sized)
+    ]
     return works[0] if len(works) == 1 else join(works, kind)
 
 
@@ -211,6 +173,18 @@ def _fusion_groups(arrays: Sequence[Array]) -> list[list[int]]:
 
 
 def _offsets(arrays: Sequence[Array]) -> list[slice]:
-    """Return the slice of each of `arrays` in their flat concatenation."""
     stops = list(itertools.accumulate(array.size for array in arrays))
     return [slice(a, b) for a, b in zip([0, *stops], stops, strict=False)]
+
+
+def _packed(arrays: Sequence[Array]) -> Array:
+    places = _offsets(arrays)
+    flat = np.empty(places[-1].stop, arrays[0].dtype)
+    for array, place in zip(arrays, places, strict=True):
+        flat[place] = array.reshape(-1)
+    return flat
+
+
+def _unpack(flat: Array, arrays: Sequence[Array]) -> None:
+    for array, place in zip(arrays, _offsets(arrays), strict=True):
+        array.reshape(-1)[:] = flat[place]

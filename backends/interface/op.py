@@ -13,7 +13,6 @@ from ..work.record_fields import Splits
 from ..work.reduce_op import PremulSum, ReduceOp
 from ..work.work import Work
 from .base import Array, Backend
-from .premultiplied import multiplied
 
 __all__ = ["Op", "fuse"]
 
@@ -106,7 +105,7 @@ class Op:
             reduce_op = ReduceOp.SUM
             self.after = self._divide
         elif isinstance(reduce_op, PremulSum) and not self.is_fusible:
-            self.args, dtype, self.after = multiplied(
+            self.args, dtype, self.after = _multiplied(
                 self.kind, self.args, dtype, reduce_op.factor
             )
             reduce_op = ReduceOp.SUM
@@ -181,3 +180,45 @@ def _divide(output: Array, size: int) -> None:
         output[...] = np.sign(output) * (abs(output) // size)
     else:
         output /= size
+
+
+def _multiplied(
+    kind: OpType, args: tuple[Any, ...], dtype: Any, factor: float
+) -> tuple[tuple[Any, ...], Any, Callable[[], None]]:
+    """Return what is summed in the place of `args`, its dtype, and what follows.
+
+    The first are the arguments of the method of `kind`, with copies that hold the
+    inputs times `factor`; the last copies the sum to where the result belongs. Floats
+    of 16 bits are multiplied and summed in float32 and rounded once. Raises `TypeError`
+    for a dtype that is no float.
+    """
+    # Kind "V" is that of bfloat16.
+    if dtype.kind not in "fV":
+        raise TypeError(
+            f"{kind.value}: PREMUL_SUM is not defined for arrays of {dtype.name}; it "
+            "is for floating-point dtypes"
+        )
+    wide = np.dtype(np.float32) if dtype.itemsize == 2 else dtype
+
+    def copy(array: Array) -> Array:
+        made = array.astype(wide, order="C", copy=True)
+        made *= factor
+        return made
+
+    output, *rest = args
+    if kind is OpType.REDUCE_SCATTER:
+        total = output.astype(wide)
+        summed = (total, [copy(one) for one in rest[0]])
+    elif kind is OpType.REDUCE_SCATTER_TENSOR:
+        total = output.astype(wide)
+        summed = (total, copy(rest[0]))
+    else:  # in place; a reduce has its root, too
+        total = copy(output)
+        summed = (total, *rest)
+
+    def store() -> None:
+        # A value beyond the dtype becomes infinite without a warning.
+        with np.errstate(over="ignore"):
+            output[...] = total
+
+    return summed, wide, store

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +12,7 @@ from ..errors import DistBackendError, DistError
 from ..stores.base import Store
 from . import entry_points
 from .base import INTERFACE_VERSION, Backend
-from .registration import BackendCreator, DistributedBackendOptions, Registration
+from .registration import DistributedBackendOptions, Registration
 
 __all__ = [
     "build",
@@ -29,25 +28,17 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class _BuiltIn:
-    """The facts about a backend that are needed before its module is imported."""
-
-    module: str
-    devices: tuple[str, ...]
-    #: Registers an `on_init` or a `rendezvous`: imported where these are called.
-    acts_at_init: bool = False
-
-
-#: The backends that come with Rankscope; for one device type, the default first.
-_BUILTIN = {
-    "tcp": _BuiltIn("rankscope.backends.tcp.backend", ("cpu",)),
-    "gloo": _BuiltIn("rankscope.backends.gloo.backend", ("cpu",)),
-    "mpi": _BuiltIn("rankscope.backends.mpi.backend", ("cpu",), acts_at_init=True),
-    "ucx": _BuiltIn("rankscope.backends.ucx.backend", ("cpu",)),
-    "nccl": _BuiltIn("rankscope.backends.nccl.backend", ("cuda",)),
+#: The device types of the backends that come with Rankscope, whose modules are
+#: ``rankscope.backends.NAME.backend``; for one device type, the default first.
+_BUILTIN: dict[str, tuple[str, ...]] = {
+    "tcp": ("cpu",),
+    "gloo": ("cpu",),
+    "mpi": ("cpu",),
+    "ucx": ("cpu",),
+    "nccl": ("cuda",),
 }
-
+#: Those with an `on_init` or a `rendezvous`: imported where these are called.
+_ACT_AT_INIT = ("mpi",)
 
 #: The module of a cell's code.
 _CELLS = "__main__"
@@ -58,31 +49,27 @@ _registered_elsewhere: dict[str, str] = {}
 
 def builtin_devices() -> dict[str, tuple[str, ...]]:
     """Return the device types of each backend that comes with Rankscope, by name."""
-    return {name: builtin.devices for name, builtin in _BUILTIN.items()}
+    return dict(_BUILTIN)
 
 
 def registrations_at_init() -> list[Registration]:
     """Return the registrations whose `on_init` and `rendezvous` are to be called.
 
-    They are those of every registered backend, and of the built-in ones that act at
-    init. Every rank calls this at its start: no other module is imported for it.
+    Every rank calls this at its start: of the built-in backends, only the modules of
+    those that act then are imported.
     """
-    for name, builtin in _BUILTIN.items():
-        if builtin.acts_at_init:
-            resolve(name)
+    for name in _ACT_AT_INIT:
+        resolve(name)
     return list(Backend.registry.values())
 
 
 def known_backends() -> list[str]:
-    """Return the names a config may use: built in, registered, or declared.
-
-    And those that `resolve` registers by an import, as other ranks have done.
-    """
-    elsewhere = (
+    """Return the names a config may use: those that `resolve` knows or registers."""
+    found = {*_BUILTIN, *Backend.registry, *entry_points.declared()}
+    found |= {
         name for name, module in _registered_elsewhere.items() if module != _CELLS
-    )
-    declared = entry_points.declared()
-    return sorted({*_BUILTIN, *Backend.registry, *declared, *elsewhere})
+    }
+    return sorted(found)
 
 
 def resolve(name: str) -> Registration:
@@ -93,7 +80,7 @@ def resolve(name: str) -> Registration:
     """
     if name not in Backend.registry:
         if name in _BUILTIN:
-            importlib.import_module(_BUILTIN[name].module)
+            importlib.import_module(f"rankscope.backends.{name}.backend")
         elif name in _registered_elsewhere and name not in entry_points.declared():
             _register_as_elsewhere(name, _registered_elsewhere[name])
         else:
@@ -102,18 +89,17 @@ def resolve(name: str) -> Registration:
 
 
 def registering_modules(names: Iterable[str]) -> dict[str, str]:
-    """Return the module of the creator of each backend in `names` that has one.
+    """Return the modules whose import registers backends, for other ranks.
 
-    For `note_registered_elsewhere` in a process that joins the groups of this one.
-    The backends are those that this process has registered and that do not come with
-    Rankscope.
+    For `note_registered_elsewhere` in a process that joins the groups of this one: of
+    each of `names` that this process has registered, the module of the creator.
     """
-    modules = {
-        name: getattr(Backend.registry[name].creator, "__module__", None)
+    return {
+        name: module
         for name in names
         if name in Backend.registry and name not in _BUILTIN
+        if (module := getattr(Backend.registry[name].creator, "__module__", None))
     }
-    return {name: module for name, module in modules.items() if module}
 
 
 def note_registered_elsewhere(modules: Mapping[str, str]) -> None:
@@ -127,7 +113,6 @@ def registered_by_cells(modules: Mapping[str, str]) -> list[str]:
 
 
 def _register_as_elsewhere(name: str, module: str) -> None:
-    """Import `module`, which registered backend `name` on other ranks."""
     failure = f"no backend {name!r} is registered on this rank"
     if module == _CELLS:
         raise DistBackendError(
@@ -166,19 +151,19 @@ def build(
     raises anything else, returns no `Backend`, or returns a backend that is written
     for another version of the interface.
     """
+    creator = registration.creator
     failure = (
         f"backend {registration.name!r} could not be made: its creator "
-        f"{_name_of(registration.creator)}"
+        f"{getattr(creator, '__qualname__', repr(creator))}"
     )
     arguments: tuple[Any, ...] = (store, rank, size, timeout)
     if registration.extended_api:
-        seconds = timedelta(seconds=timeout)
         options = DistributedBackendOptions(
-            store, rank, size, seconds, group_id, list(ranks)
+            store, rank, size, timedelta(seconds=timeout), group_id, list(ranks)
         )
         arguments = (options, None)
     try:
-        backend = registration.creator(*arguments)
+        backend = creator(*arguments)
     except DistError:
         raise
     except Exception as error:
@@ -231,12 +216,10 @@ def outdated(registration: Registration) -> str | None:
     return _version_mismatch(registration.name, stated)
 
 
-def _name_of(creator: BackendCreator) -> str:
-    return getattr(creator, "__qualname__", repr(creator))
-
-
 def unavailable_reason(name: str) -> str | None:
     """Return why backend `name` cannot be used here, with the remedy; else ``None``.
+
+    ``torch.distributed`` has no such function.
 
     Parameters
     ----------
@@ -247,10 +230,6 @@ def unavailable_reason(name: str) -> str | None:
     -------
     str or None
         A sentence, also for a name that nothing registers.
-
-    Notes
-    -----
-    ``torch.distributed`` has no such function.
 
     Examples
     --------

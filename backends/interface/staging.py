@@ -61,6 +61,8 @@ def register_staging(
     The copies let a backend for host memory serve the device type: ``"metal:tcp"``.
     For CUDA they are there.
 
+    ``torch.distributed`` has no such function.
+
     Parameters
     ----------
     device : str
@@ -75,10 +77,6 @@ def register_staging(
         ``to_device(host, index)`` returns a new array like `host` on device `index`
         (``None``: the current one), on whose current stream later ops follow the copy.
         It is for the object collectives of groups without a backend for host memory.
-
-    Notes
-    -----
-    ``torch.distributed`` has no such function.
 
     Examples
     --------
@@ -258,7 +256,6 @@ def _staged(op: OpType, name: str) -> Callable[..., Work]:
 
 
 def _add_methods() -> None:
-    """Give `StagedBackend` a method for each that `Backend` has for an op."""
     for op in OpType:
         if op.spec.arguments is not None:
             setattr(StagedBackend, op.value, _staged(op, op.value))

@@ -27,12 +27,7 @@ from ..work.work import Work
 from .batch import Batch
 from .calls import LIBRARY_CALLS, Calls, no_call
 from .communicator import NCCLComm
-from .dtypes import (
-    REDUCE_OPS,
-    Reduction,
-    is_float8,
-    reduction,
-)
+from .dtypes import REDUCE_OPS, Reduction, is_float8, reduction
 from .interface import GpuApi
 from .launch_queue import queue_of_device
 from .loader import load
@@ -48,7 +43,6 @@ from .options import (
 )
 from .split import CommSplit
 from .stream import NCCLStream, abort_streams
-from .stream_state import StreamState
 from .suspension import Suspension
 from .work import Call, NCCLWork
 
@@ -176,7 +170,7 @@ class NCCLBackend(Backend):
                 ordinals.get(device, -1),
                 tuple(excluded),
                 release is not None,
-                release_after_last if device in streams else _unused,
+                release_after_last if device in streams else lambda: None,
             )
 
         self._split = split
@@ -281,15 +275,13 @@ class NCCLBackend(Backend):
             return ""
         return f"device {device} has compute capability {major}.{minor}, 9.0 is needed"
 
-    # -- collectives ---------------------------------------------------------------
+    # -- collectives: `calls` says which functions of NCCL, several in one group ------
 
     def all_reduce(self, tensor: Array, op: Reduction) -> Work:
-        """Issue ``ncclAllReduce``, in place; return the `Work`."""
         call = self._calls.all_reduce(tensor, op)
         return self._start(OpType.ALL_REDUCE, [tensor], [call])
 
     def all_reduce_coalesced(self, tensors: Sequence[Array], op: ReduceOp) -> Work:
-        """Issue one NCCL group of ``ncclAllReduce``, in place."""
         kind = OpType.ALL_REDUCE
         calls = [
             self._calls.all_reduce(tensor, reduction(kind, tensor.dtype, op))
@@ -298,39 +290,33 @@ class NCCLBackend(Backend):
         return self._start(kind, list(tensors), calls)
 
     def broadcast(self, tensor: Array, src: int) -> Work:
-        """Issue ``ncclBroadcast`` from rank `src`, in place."""
         call = self._calls.broadcast(tensor, src)
         reads = self.rank == src
         return self._start(OpType.BROADCAST, [tensor], [call], reads=reads)
 
     def reduce(self, tensor: Array, dst: int, op: Reduction) -> Work:
-        """Issue ``ncclReduce``, in place on rank `dst`."""
         call = self._calls.reduce(tensor, dst, op)
         return self._start(OpType.REDUCE, [tensor], [call])
 
     def all_gather(self, tensor_list: Sequence[Array], tensor: Array) -> Work:
-        """Issue one NCCL group of broadcasts into the arrays of `tensor_list`."""
         calls = self._calls.all_gather(tensor_list, tensor)
         return self._start(OpType.ALL_GATHER, [*tensor_list, tensor], calls)
 
     def all_gather_coalesced(
         self, tensor_lists: Sequence[Sequence[Array]], tensors: Sequence[Array]
     ) -> Work:
-        """Issue one NCCL group of the broadcasts of each all_gather."""
         pairs = list(zip(tensor_lists, tensors, strict=True))
         calls = [call for pair in pairs for call in self._calls.all_gather(*pair)]
         arrays = [*itertools.chain.from_iterable(tensor_lists), *tensors]
         return self._start(OpType.ALL_GATHER, arrays, calls, ops=len(pairs))
 
     def all_gather_into_tensor(self, output: Array, tensor: Array) -> Work:
-        """Issue ``ncclAllGather``."""
         call = self._calls.all_gather_into_tensor(output, tensor)
         return self._start(OpType.ALL_GATHER_INTO_TENSOR, [output, tensor], [call])
 
     def all_gather_into_tensor_coalesced(
         self, outputs: Sequence[Array], tensors: Sequence[Array]
     ) -> Work:
-        """Issue one NCCL group of ``ncclAllGather``."""
         calls = [
             self._calls.all_gather_into_tensor(output, tensor)
             for output, tensor in zip(outputs, tensors, strict=True)
@@ -340,24 +326,18 @@ class NCCLBackend(Backend):
     def reduce_scatter(
         self, output: Array, input_list: Sequence[Array], op: Reduction
     ) -> Work:
-        """Issue one NCCL group of ``ncclReduce``, one for each part of `input_list`.
-
-        Part `r` is reduced to rank `r`; the parts may differ in size.
-        """
         calls = self._calls.reduce_scatter(output, input_list, op)
         return self._start(OpType.REDUCE_SCATTER, [output, *input_list], calls)
 
     def reduce_scatter_tensor(
         self, output: Array, tensor: Array, op: Reduction
     ) -> Work:
-        """Issue ``ncclReduceScatter``."""
         call = self._calls.reduce_scatter_tensor(output, tensor, op)
         return self._start(OpType.REDUCE_SCATTER_TENSOR, [output, tensor], [call])
 
     def reduce_scatter_tensor_coalesced(
         self, outputs: Sequence[Array], tensors: Sequence[Array], op: ReduceOp
     ) -> Work:
-        """Issue one NCCL group of ``ncclReduceScatter``."""
         kind = OpType.REDUCE_SCATTER_TENSOR
         calls = [
             self._calls.reduce_scatter_tensor(
@@ -370,7 +350,6 @@ class NCCLBackend(Backend):
     def gather(
         self, tensor: Array, gather_list: Sequence[Array] | None, dst: int
     ) -> Work:
-        """Issue one NCCL group of sends to `dst`, which receives."""
         outputs = list(gather_list or ()) if self.rank == dst else []
         calls = self._calls.gather(tensor, outputs, dst)
         return self._start(OpType.GATHER, [tensor, *outputs], calls)
@@ -378,7 +357,6 @@ class NCCLBackend(Backend):
     def scatter(
         self, tensor: Array, scatter_list: Sequence[Array] | None, src: int
     ) -> Work:
-        """Issue one NCCL group of sends from `src`; each rank receives."""
         inputs = list(scatter_list or ()) if self.rank == src else []
         calls = self._calls.scatter(tensor, inputs, src)
         return self._start(OpType.SCATTER, [tensor, *inputs], calls)
@@ -386,7 +364,6 @@ class NCCLBackend(Backend):
     def all_to_all(
         self, output_list: Sequence[Array], input_list: Sequence[Array]
     ) -> Work:
-        """Issue one NCCL group of sends and receives; parts may differ in size."""
         calls = self._calls.all_to_all(output_list, input_list)
         return self._start(OpType.ALL_TO_ALL, [*output_list, *input_list], calls)
 
@@ -424,12 +401,10 @@ class NCCLBackend(Backend):
             )
 
     def send(self, tensor: Array, dst: int, tag: int) -> Work:
-        """Issue ``ncclSend``; the ops of a batch are one NCCL group."""
         calls = [self._calls.send(tensor, dst)] if tensor.size else []
         return self._start(OpType.SEND, [tensor], calls)
 
     def recv(self, tensor: Array, src: int | None, tag: int) -> Work:
-        """Issue ``ncclRecv``; the ops of a batch are one NCCL group."""
         assert src is not None
         calls = [self._calls.recv(tensor, src)] if tensor.size else []
         return self._start(OpType.RECV, [tensor], calls, result=src)
@@ -437,19 +412,12 @@ class NCCLBackend(Backend):
     # -- state and end ------------------------------------------------------------
 
     def state(self) -> str:
-        """Return the communicators' states, for the board."""
-
-        def describe(stream: NCCLStream) -> str:
-            suspended = stream.state is StreamState.SUSPENDED
-            return "suspended" if suspended else stream.comm.describe()
-
         return ", ".join(
-            f"device {device}: {describe(stream)}"
+            f"device {device}: {stream.describe()}"
             for device, stream in list(self._streams.items())
         )
 
     def suspend_lacks(self) -> str:
-        """Return why the communicators cannot be suspended; empty if they can."""
         if not nonblocking():
             return (
                 "blocking communicators cannot be suspended, as nothing would end the "
@@ -458,17 +426,14 @@ class NCCLBackend(Backend):
         return self._api.nccl.suspend_lacks()
 
     def suspend(self) -> None:
-        """Free the communicators' device memory, by ``ncclCommSuspend``."""
         streams = list(self._streams.values())
         self._suspension.suspend(streams, own_timeout() or self._timeout)
 
     def resume(self) -> None:
-        """Allocate the communicators' device memory, by ``ncclCommResume``."""
         streams = list(self._streams.values())
         self._suspension.resume(streams, own_timeout() or self._timeout)
 
     def memory_stats(self) -> dict[str, int]:
-        """Return the communicators' memory statistics, by ``ncclCommMemStats``."""
         return self._suspension.memory_stats(list(self._streams.values()))
 
     def abort(self, reason: str) -> None:
@@ -512,10 +477,6 @@ class NCCLBackend(Backend):
         self._store.close()
         for stream in self._streams.values():
             stream.close()
-
-
-def _unused() -> None:
-    """Do nothing: the release of a split that has no parent on the device."""
 
 
 Backend.register_backend(

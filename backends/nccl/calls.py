@@ -6,6 +6,7 @@ A part without an element has no call.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ..interface.base import Array
@@ -85,15 +86,14 @@ class Calls:
         """Call NCCL's `name` with the size and dtype of `counted`."""
         nccl, factor = self._nccl, op.factor
         count, dtype = counted.size * op.dtype.per_element, op.dtype.dtype
-        function = getattr(nccl, name)
+        function = partial(getattr(nccl, name), source, target, count, dtype)
+        if factor is None:
+            return partial(function, op.op, *root)
 
         def call(comm: Any, stream: int) -> None:
-            number = op.op
-            if factor is not None:
-                number = nccl.premul_sum(factor, dtype, comm)
-            function(source, target, count, dtype, number, *root, comm, stream)
-            if factor is not None:
-                nccl.free_op(number, comm)
+            number = nccl.premul_sum(factor, dtype, comm)
+            function(number, *root, comm, stream)
+            nccl.free_op(number, comm)
 
         return call
 
@@ -117,23 +117,13 @@ class Calls:
 
     def _broadcast(self, source: int, target: Array, root: int) -> Call:
         """``ncclBroadcast`` from the address `source` on `root`."""
-        at, (count, dtype) = self._address(target), _elements(target)
-        nccl = self._nccl
-
-        def call(comm: Any, stream: int) -> None:
-            nccl.broadcast(source, at, count, dtype, root, comm, stream)
-
-        return call
+        at = self._address(target)
+        return partial(self._nccl.broadcast, source, at, *_elements(target), root)
 
     def all_gather_into_tensor(self, output: Array, tensor: Array) -> Call:
         """``ncclAllGather``."""
         source, target = self._address(tensor), self._address(output)
-        nccl, (count, dtype) = self._nccl, _elements(tensor)
-
-        def call(comm: Any, stream: int) -> None:
-            nccl.all_gather(source, target, count, dtype, comm, stream)
-
-        return call
+        return partial(self._nccl.all_gather, source, target, *_elements(tensor))
 
     def gather(self, tensor: Array, outputs: Sequence[Array], dst: int) -> list[Call]:
         """``ncclSend`` to `dst`; one ``ncclRecv`` for each of `outputs`."""
@@ -152,32 +142,18 @@ class Calls:
         return self._sends(inputs) + self._recvs(outputs)
 
     def _sends(self, parts: Sequence[Array]) -> list[Call]:
-        """Return the calls that send each part to the rank of the part's index."""
         return [self.send(part, peer) for peer, part in enumerate(parts) if part.size]
 
     def _recvs(self, parts: Sequence[Array]) -> list[Call]:
-        """Return the calls that receive each part from the rank of its index."""
         return [self.recv(part, peer) for peer, part in enumerate(parts) if part.size]
 
     def send(self, tensor: Array, peer: int) -> Call:
         """``ncclSend``."""
-        at, (count, dtype) = self._address(tensor), _elements(tensor)
-        nccl = self._nccl
-
-        def call(comm: Any, stream: int) -> None:
-            nccl.send(at, count, dtype, peer, comm, stream)
-
-        return call
+        return partial(self._nccl.send, self._address(tensor), *_elements(tensor), peer)
 
     def recv(self, tensor: Array, peer: int) -> Call:
         """``ncclRecv``."""
-        at, (count, dtype) = self._address(tensor), _elements(tensor)
-        nccl = self._nccl
-
-        def call(comm: Any, stream: int) -> None:
-            nccl.recv(at, count, dtype, peer, comm, stream)
-
-        return call
+        return partial(self._nccl.recv, self._address(tensor), *_elements(tensor), peer)
 
 
 def _elements(tensor: Array) -> tuple[int, int]:

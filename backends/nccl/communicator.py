@@ -54,9 +54,7 @@ class Derivation(Protocol):
     """The derivation of a communicator from a parent, as `CommSplit` does it."""
 
     @property
-    def deriving(self) -> bool:
-        """True while other ranks may depend on this rank's part of the derivation."""
-
+    def deriving(self) -> bool: ...
     def derive(
         self,
         api: GpuApi,
@@ -65,11 +63,8 @@ class Derivation(Protocol):
         size: int,
         options: dict[str, Any],
         deadline: float,
-    ) -> Handle | None:
-        """Return the new communicator's handle; ``None`` if the ranks do not agree."""
-
-    def cancel(self, reason: str) -> None:
-        """End a `derive` in progress; `reason` is for the message."""
+    ) -> Handle | None: ...
+    def cancel(self, reason: str) -> None: ...
 
 
 class NCCLComm:
@@ -125,12 +120,19 @@ class NCCLComm:
         self._builder.start()
 
     def _build(self) -> None:
-        """Derive or create the communicator, on the thread of the creation."""
         try:
             self._api.cuda.use(self.device)
-            handle = self._derive()
+            handle = None
+            if self._derivation is not None:
+                # It returns no handle if a rank cannot derive.
+                deadline = self._deadline + CLOSE_WAIT
+                handle = self._derivation.derive(
+                    self._api, self._store, self.rank, self.size, self.options, deadline
+                )
             if handle is None:
-                handle = self._init()
+                options = {**self.options, "blocking": not self.nonblocking}
+                unique_id = self._share_id()
+                handle = self._api.nccl.init(self.size, self.rank, unique_id, options)
         except DistError as error:
             self._error = error
         except Exception as error:  # noqa: BLE001 - nccl4py's own have no common base
@@ -146,27 +148,7 @@ class NCCLComm:
         # `retire` ran before the handle existed, so the handle is aborted here.
         self._free(handle)
 
-    def _derive(self) -> Handle | None:
-        """Return the handle derived from a parent, ``None`` if a rank cannot derive."""
-        if self._derivation is None:
-            return None
-        return self._derivation.derive(
-            self._api,
-            self._store,
-            self.rank,
-            self.size,
-            self.options,
-            self._deadline + CLOSE_WAIT,
-        )
-
-    def _init(self) -> Handle:
-        """Begin the creation from a fresh unique id; return the handle."""
-        unique_id = self._share_id()
-        options = {**self.options, "blocking": not self.nonblocking}
-        return self._api.nccl.init(self.size, self.rank, unique_id, options)
-
     def _share_id(self) -> bytes:
-        """Return the unique id, which rank 0 creates and the others read."""
         self._store.set(f"came/{self.rank}", b"1")
         if self.rank == 0:
             made = self._api.nccl.unique_id()
@@ -376,7 +358,6 @@ class NCCLComm:
         self._mark_freed()
 
     def _destroy(self, handle: Any) -> None:
-        """Finalize and destroy `handle`; abort it if it cannot be finalized."""
         nccl, deadline = self._api.nccl, time.monotonic() + CLOSE_WAIT
         try:
             self._api.cuda.use(self.device)

@@ -28,37 +28,22 @@ Completed = tuple[Sequence[NCCLWork], "float | None"]
 
 
 class Stream(Protocol):
-    """What the queue uses of a group's stream; see `NCCLStream`.
+    """What the queue uses of a group's stream, an `NCCLStream`.
 
     All but the last are called with the queue's lock held.
     """
 
     @property
-    def accepts(self) -> bool:
-        """Whether ops are accepted."""
-
+    def accepts(self) -> bool: ...
     @property
-    def healthy(self) -> bool:
-        """Whether ops are launched, or will be; if not, they are discarded."""
-
+    def healthy(self) -> bool: ...
     @property
-    def in_flight(self) -> collections.deque[Launch]:
-        """What was launched and has not been collected."""
-
-    def try_launch(self, launch: Launch) -> bool:
-        """Issue `launch` to NCCL; return whether NCCL has launched it."""
-
-    def collect_completed(self) -> list[Completed]:
-        """Remove what the device has finished from `in_flight`, and return it."""
-
-    def discard(self, launch: Launch) -> None:
-        """Take back `launch`, which will not be launched."""
-
-    def mark_broken(self, error: Exception) -> None:
-        """Launch nothing any more, because of `error`."""
-
-    def report_failure(self) -> None:
-        """Have the group aborted, if the stream is broken; the lock is not held."""
+    def in_flight(self) -> collections.deque[Launch]: ...
+    def try_launch(self, launch: Launch) -> bool: ...
+    def collect_completed(self) -> list[Completed]: ...
+    def discard(self, launch: Launch) -> None: ...
+    def mark_broken(self, error: Exception) -> None: ...
+    def report_failure(self) -> None: ...
 
 
 class DeviceQueue:

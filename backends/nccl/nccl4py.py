@@ -290,7 +290,6 @@ def unavailable_reason() -> str | None:
 
 
 def _not_installed(module: str, package: str) -> str | None:
-    """Return that `package` is missing if `module` is not found; else ``None``."""
     try:
         found = importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
@@ -301,7 +300,6 @@ def _not_installed(module: str, package: str) -> str | None:
 
 
 def _no_device() -> str | None:
-    """Return why CUDA has no usable device; ``None`` if CUDA has one."""
     import cupy
 
     runtime = cupy.cuda.runtime
@@ -321,7 +319,6 @@ def _no_device() -> str | None:
 
 
 def _no_visible_device() -> str:
-    """Return the reason and the remedy for a CUDA runtime that sees no device."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     remedy = "does nvidia-smi -L list one?"
     if visible is not None:
@@ -347,7 +344,6 @@ def _old_driver(error: Exception, version: int) -> str:
 
 
 def _no_library() -> str | None:
-    """Return why libnccl cannot be loaded or is too old; else ``None``."""
     try:
         from nccl import core
     except (ImportError, OSError, RuntimeError) as error:

@@ -92,6 +92,8 @@ def nccl_options(**chosen: Any) -> Iterator[None]:
     The first use of a group creates the group's backend, so the first use belongs in
     the block. A nested block adds to the options of the outer block.
 
+    In the place of ``ProcessGroupNCCL.Options``.
+
     Parameters
     ----------
     **chosen : int, bool or str
@@ -112,10 +114,6 @@ def nccl_options(**chosen: Any) -> Iterator[None]:
         which NCCL refuses.
     TypeError
         A value of another type.
-
-    Notes
-    -----
-    In the place of ``ProcessGroupNCCL.Options``.
 
     Examples
     --------
@@ -141,7 +139,6 @@ def nccl_options(**chosen: Any) -> Iterator[None]:
 
 
 def _check_range(name: str, value: int) -> None:
-    """Raise `ValueError` if `value` is out of the range of the option `name`."""
     least, most = _LEAST.get(name, 0), _MOST.get(name)
     if value < least or (most is not None and value > most):
         wanted = f"at least {least}" if most is None else f"{least} to {most}"
@@ -149,7 +146,6 @@ def _check_range(name: str, value: int) -> None:
 
 
 def _check_ctas(together: dict[str, Any]) -> None:
-    """Raise `ValueError` if NCCL would refuse this pair of min_ctas and max_ctas."""
     least, most = together.get("min_ctas"), together.get("max_ctas")
     if least is None:
         return
@@ -167,7 +163,6 @@ def _check_ctas(together: dict[str, Any]) -> None:
 
 
 def _unknown(name: str) -> str:
-    """Return why `name` is no option."""
     if name in _REFUSED:
         return f"{name} is not offered: {_REFUSED[name]}"
     known = ", ".join(sorted(_KINDS))
@@ -206,7 +201,6 @@ def nan_check() -> bool:
 
 
 def _switch(switch: str, default: bool) -> bool:
-    """Return the value of a switch in the environment."""
     name = f"RANKSCOPE_NCCL_{switch}"
     if name not in os.environ:
         name = f"TORCH_NCCL_{switch}"

@@ -41,12 +41,9 @@ class Queue(Protocol):
     device: int
     last_advance: float
 
-    def advance(self) -> bool:
-        """Do the steps that are possible now; return whether there was one."""
-
+    def advance(self) -> bool: ...
     @property
-    def busy(self) -> bool:
-        """True if an op is pending or in flight."""
+    def busy(self) -> bool: ...
 
 
 class Progress:

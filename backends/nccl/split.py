@@ -32,17 +32,10 @@ class ParentStream(Protocol):
     """The part of the parent's `NCCLStream` that a split uses."""
 
     @property
-    def comm(self) -> NCCLComm:
-        """The parent communicator."""
-
-    def reserve(self, options: dict[str, Any], *, abort: bool) -> bool:
-        """Hold back ops until `release` is called; return whether that is possible."""
-
-    def release(self) -> None:
-        """End the reservation."""
-
-    def abort_group(self, reason: str) -> None:
-        """Request an abort of the parent group, which another thread does."""
+    def comm(self) -> NCCLComm: ...
+    def reserve(self, options: dict[str, Any], *, abort: bool) -> bool: ...
+    def release(self) -> None: ...
+    def abort_group(self, reason: str) -> None: ...
 
 
 class CommSplit:
@@ -146,7 +139,6 @@ class CommSplit:
         return self._parent.reserve(options, abort=self._abort)
 
     def _call(self, api: GpuApi, parent: NCCLComm, rank: int) -> Handle:
-        """Begin ncclCommShrink or ncclCommSplit; return the new handle."""
         nccl = api.nccl
         with parent.mutex:
             parent.poll()
@@ -181,7 +173,6 @@ def _abort(api: GpuApi, device: int, made: Handle) -> None:
 
 
 def _await_ready(api: GpuApi, parent: NCCLComm, made: Handle, deadline: float) -> None:
-    """Return when `made` is ready; raise `DistTimeoutError` after `deadline`."""
     while True:
         # NCCL reports progress and errors of the split through the parent.
         with parent.mutex:

@@ -98,6 +98,11 @@ class NCCLStream:
             return True
         return any(launch.issued for launch in self.queue.pending(self))
 
+    def describe(self) -> str:
+        """Return the state of the communicator as text, for the board."""
+        suspended = self.state is StreamState.SUSPENDED
+        return "suspended" if suspended else self.comm.describe()
+
     # -- submission --------------------------------------------------------------
 
     def submit(

@@ -31,17 +31,12 @@ _GRACE = 1_000_000_000
 
 
 class IssuingStream(Protocol):
-    """What a Work uses of the stream that it was issued on; see `NCCLStream`."""
+    """What a Work uses of the stream that it was issued on, an `NCCLStream`."""
 
     @property
-    def healthy(self) -> bool:
-        """Whether the ops in flight can still succeed."""
-
-    def wait_for(self, done: Callable[[], bool], timeout: float | None) -> bool:
-        """Block until ``done()``, for `timeout` seconds, or until the end."""
-
-    def join(self, launch: Launch, done: Callable[[], bool]) -> None:
-        """Make the caller's current streams wait for the end of `launch`."""
+    def healthy(self) -> bool: ...
+    def wait_for(self, done: Callable[[], bool], timeout: float | None) -> bool: ...
+    def join(self, launch: Launch, done: Callable[[], bool]) -> None: ...
 
 
 class NCCLWork(Work):

@@ -46,11 +46,11 @@ class Store:
     """Base class of the stores: keys that are ``str``, with values that are ``bytes``.
 
     Every wait has a timeout, seconds or a `timedelta`; with 0 it does not wait. Its
-    `DistStoreTimeoutError` names the keys that are still missing. All methods may be
-    called from several threads at once, and a waiting thread blocks no other thread.
-    After `close` every method, and every wait in progress, raises `DistStoreError`; a
-    `TCPStore` raises `DistNetworkError` once it has lost the process that serves it.
-    The arguments of the methods:
+    `DistStoreTimeoutError` names the keys that are still missing, and their ranks. All
+    methods may be called from several threads at once, and a waiting thread blocks no
+    other thread. After `close` every method, and every wait in progress, raises
+    `DistStoreError`; a `TCPStore` raises `DistNetworkError` once it has lost the
+    process that serves it. The arguments of the methods:
 
     - `key`, `keys`: names of values, of queues, or of a barrier.
     - `value`, `values`, `expected`, `desired`: bytes or text, which becomes UTF-8;
@@ -115,7 +115,6 @@ class Store:
         self._timeout = as_seconds(timeout, "set_timeout: timeout")
 
     def _limit(self, timeout: float | timedelta | None) -> float:
-        """Return the seconds of a wait with this `timeout` argument."""
         if timeout is None:
             return self._timeout
         return as_seconds(timeout, "the timeout of a store's wait")
@@ -132,11 +131,6 @@ class Store:
 
     def get(self, key: str, timeout: float | timedelta | None = None) -> bytes:
         """Return the value of `key`, waiting for it to be set.
-
-        Returns
-        -------
-        bytes
-            The value, also of a key that was set to text.
 
         Raises
         ------
@@ -170,15 +164,10 @@ class Store:
     ) -> list[bytes]:
         """Return the values of `keys`, in order, waiting for all of them to be set.
 
-        Returns
-        -------
-        list of bytes
-            A value for each key.
-
         Raises
         ------
         DistStoreTimeoutError
-            A key is still missing after `timeout`; the message names it, and its rank.
+            As from `get`.
 
         Examples
         --------
@@ -209,6 +198,9 @@ class Store:
     def add(self, key: str, amount: int) -> int:
         """Add to the integer at `key` (absent: 0), atomically; return the sum.
 
+        Of callers that add 1 each gets another number: a counter hands out places in a
+        row.
+
         Returns
         -------
         int
@@ -220,11 +212,6 @@ class Store:
             `amount` is no integer.
         DistStoreError
             The value of `key` is no integer, or the store is closed.
-
-        Notes
-        -----
-        Of callers that add 1 each gets another number: a counter hands out places in a
-        row.
 
         Examples
         --------
@@ -262,7 +249,7 @@ class Store:
         Raises
         ------
         DistStoreTimeoutError
-            A key is still missing after `timeout`; the message names it, and its rank.
+            As from `get`.
 
         Examples
         --------
@@ -274,11 +261,6 @@ class Store:
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether all of `keys` are set, without waiting.
-
-        Returns
-        -------
-        bool
-            ``False`` where one of them is missing.
 
         Examples
         --------
@@ -330,8 +312,6 @@ class Store:
     def queue_push(self, key: str, value: bytes | str) -> None:
         """Put `value` at the end of the queue `key`, which needs no making.
 
-        Notes
-        -----
         A queue and a key of the same name have nothing to do with each other.
 
         Examples

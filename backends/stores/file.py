@@ -30,10 +30,10 @@ __all__ = ["FileStore"]
 _log = logging.getLogger(__name__)
 
 _MAGIC = b"rankscope store 3\n"
-_CHANGES = (b"set", b"sets", b"append", b"add", b"swap", b"delete", b"push", b"pop now")
+_POPS = (b"pop", b"pop now")
+_CHANGES = (b"set", b"sets", b"append", b"add", b"swap", b"delete", b"push", *_POPS)
 # The queue with an entry for each store that has opened a temporary file.
 _USERS = b"\0users"
-_TICKET = b"", b""
 # Offsets of the locked bytes, far behind the data: a store locks one while it reads or
 # writes, and the other as long as it is open.
 _DATA, _ALIVE = 1 << 40, (1 << 40) + 1
@@ -47,6 +47,7 @@ class FileStore(RequestStore):
     The file has mode 0600: every process that can write it can write the store. Keys
     outlive the processes, and a rank that is killed while it writes does no damage.
     Changes by others are seen within 50 ms. A forked process opens a store of its own.
+    Named after ``torch.distributed.FileStore``; the format of the file is another one.
 
     Parameters
     ----------
@@ -68,10 +69,6 @@ class FileStore(RequestStore):
         The file cannot be opened or locked, or is not a store.
     ValueError
         `temporary` without `world_size`, or a negative timeout.
-
-    Notes
-    -----
-    Named after ``torch.distributed.FileStore``; the format of the file is another one.
 
     Examples
     --------
@@ -123,13 +120,11 @@ class FileStore(RequestStore):
         self, op: bytes, keys: Sequence[str], limit: float
     ) -> tuple[bool, Sequence[bytes]]:
         deadline, pause = time.monotonic() + limit, _POLL_MIN
-        op = b"pop now" if op == b"pop" else op
         frames = [key.encode() for key in keys]
         while True:
             status, found = self._file.request(op, frames, self._timeout)
-            met = status == b"ok" and len(found) == len(keys)
-            if met or time.monotonic() >= deadline:
-                return met, found
+            if status == b"ok" or time.monotonic() >= deadline:
+                return status == b"ok", found
             self._file.closed.wait(min(pause, remaining(deadline)))
             pause = min(2 * pause, _POLL_MAX)
 
@@ -165,7 +160,7 @@ class _File:
                 "its directory must exist and be writable on every rank"
             ) from error
         try:
-            with self.locked(fcntl.F_WRLCK, timeout):
+            with self.locked(timeout):
                 if discard_stale and self._try_lock(fcntl.F_WRLCK, _ALIVE):
                     os.ftruncate(self._descriptor, 0)
                 self._try_lock(fcntl.F_RDLCK, _ALIVE)
@@ -184,19 +179,18 @@ class _File:
             raise
 
     def request(self, op: bytes, args: Sequence[bytes], timeout: float) -> Reply:
-        """Do `op`; a ``get`` does not wait, but may have the status ``missing``."""
-        kind = fcntl.F_WRLCK if op in _CHANGES else fcntl.F_RDLCK
-        with self._in_use(), self.locked(kind, timeout):
+        """Do `op`; the status of a get or pop that would wait is ``missing``."""
+        with self._in_use(), self.locked(timeout):
             try:
                 self._refresh()
-                reply = self._handle(op, *args)
-                if _has_changed(op, args, reply[1]):
+                status, answer = self._handle(op, *args)
+                if status == b"ok" and op in _CHANGES:
                     self._append(op, *args)
             except BaseException:
                 # The table may be ahead of the file: read all of it once more.
                 self._forget()
                 raise
-        return reply
+        return status, answer
 
     def watch(self, key: bytes, call: Callable[[bytes], None]) -> Callable[[], None]:
         entry = (key, call)
@@ -218,7 +212,7 @@ class _File:
             # A process that has the lock may be stopped: the next turn looks again.
             with contextlib.suppress(DistStoreTimeoutError), self._lock:
                 if self._watches:
-                    with self.locked(fcntl.F_RDLCK, _POLL_MAX):
+                    with self.locked(_POLL_MAX):
                         self._refresh()
                 for entry in list(self._watches):
                     status, values = self._handle(b"get", entry[0])
@@ -241,7 +235,7 @@ class _File:
         with self._lock:
             try:
                 if users is not None:
-                    with self.locked(fcntl.F_WRLCK, 1.0):
+                    with self.locked(1.0):
                         self._refresh()
                         opened = int(self._handle(b"queued", _USERS)[1][0])
                         last = self._try_lock(fcntl.F_WRLCK, _ALIVE)
@@ -270,11 +264,11 @@ class _File:
             return False
 
     @contextlib.contextmanager
-    def locked(self, kind: int, timeout: float) -> Iterator[None]:
-        """Hold the file's lock, alone (``F_WRLCK``) or with readers (``F_RDLCK``)."""
+    def locked(self, timeout: float) -> Iterator[None]:
+        """Hold the file's lock; `DistStoreTimeoutError` after `timeout` seconds."""
         deadline, pause = time.monotonic() + timeout, _POLL_MIN
         # Not a blocking lock: the process that holds the lock may be stopped.
-        while not self._try_lock(kind, _DATA):
+        while not self._try_lock(fcntl.F_WRLCK, _DATA):
             if time.monotonic() >= deadline:
                 raise DistStoreTimeoutError(
                     f"the lock of {self._path} is held by another process, "
@@ -302,19 +296,18 @@ class _File:
         return True
 
     def _forget(self) -> None:
-        self._answers: list[Reply] = []
-        self._table = KeyTable(
-            lambda ticket, status, keys: self._answers.append((status, list(keys)))
-        )
-        self._end = len(_MAGIC)
+        # No request waits in the table: stores poll.
+        self._table, self._end = KeyTable(lambda *_: None), len(_MAGIC)
 
     def _handle(self, op: bytes, *args: bytes) -> Reply:
-        reply = self._table.handle(_TICKET, op, list(args))
-        if reply is None:
-            # Keys are missing. Stores poll: no request waits in the table.
-            self._table.handle(_TICKET, b"drop", [_TICKET[1]])
-            return self._answers.pop()
-        return reply
+        if op == b"get":
+            missing = [key for key in args if self._handle(b"check", key)[1] == [b"0"]]
+            if missing:
+                return b"missing", missing
+        now = b"pop now" if op in _POPS else op
+        reply = self._table.handle((b"", b""), now, list(args))
+        assert reply is not None
+        return (b"missing", []) if op in _POPS and not reply[1] else reply
 
     def _refresh(self) -> None:
         """Replay the lines written since the last call. Needs the lock."""
@@ -337,12 +330,3 @@ class _File:
             at = self._end + len(line) - len(rest)
             rest = rest[os.pwrite(self._descriptor, rest, at) :]
         self._end += len(line)
-
-
-def _has_changed(op: bytes, args: Sequence[bytes], answer: Sequence[bytes]) -> bool:
-    """Return whether a request has changed the store, and others must replay it."""
-    if op == b"pop now":
-        return bool(answer)
-    if op == b"swap":
-        return answer[0] == args[2]
-    return op in _CHANGES

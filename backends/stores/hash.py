@@ -55,15 +55,13 @@ class _Shared:
 class HashStore(RequestStore):
     """A store in the memory of this process, for ranks that are its threads.
 
+    Named after ``torch.distributed.HashStore``. `clone` returns a store of the same
+    keys that is closed by itself: each thread that is a rank has its own.
+
     Parameters
     ----------
     timeout : float or timedelta, default 300
         The default of every wait, in seconds if it is a number.
-
-    Notes
-    -----
-    Named after ``torch.distributed.HashStore``. `clone` returns a store of the same
-    keys that is closed by itself: each thread that is a rank has its own.
 
     Examples
     --------

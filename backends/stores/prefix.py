@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, MutableSet, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 
 from ..errors import DistStoreError, DistStoreTimeoutError
 from .base import Store, empty_queue_error, missing_keys_error, remaining
@@ -20,9 +21,10 @@ _RECHECK = 1.0
 class PrefixStore(Store):
     """A store with ``prefix/`` put before every key (``c10d::PrefixStore``).
 
-    `close` ends the waits and watches made through this object and leaves the
-    underlying store open for its other users. `num_keys` counts the keys of the
-    underlying store, as c10d does; `list_keys` lists those with the prefix, without it.
+    `close` ends the waits and watches made through this object (a `queue_pop` within a
+    second) and leaves the underlying store open for its other users. `num_keys` counts
+    the keys of the underlying store, as c10d does; `list_keys` lists those with the
+    prefix, without it.
 
     Parameters
     ----------
@@ -57,10 +59,7 @@ class PrefixStore(Store):
         self._open().set(self._full(key), value)
 
     def get(self, key: str, timeout: float | timedelta | None = None) -> bytes:
-        limit = self._limit(timeout)
-        deadline = time.monotonic() + limit
-        self.wait([key], limit)
-        return self._open().get(self._full(key), remaining(deadline) + 1.0)
+        return self.multi_get([key], timeout)[0]
 
     def append(self, key: str, value: bytes | str) -> None:
         self._open().append(self._full(key), value)
@@ -92,41 +91,33 @@ class PrefixStore(Store):
         # underlying store.
         limit = self._limit(timeout)
         deadline = time.monotonic() + limit
-        missing = [self._full(key) for key in keys]
-        if self._open().check(missing):
+        names = [self._full(key) for key in keys]
+        if self._open().check(names):
             return
-        present = set[str]()
-        cancels = [self._note(key, present) for key in dict.fromkeys(missing)]
+        missing = set(names)
+
+        def discard(key: str, value: bytes) -> None:
+            with self._changed:
+                missing.discard(key)
+                self._changed.notify_all()
+
+        cancels = [self._open().watch(key, partial(discard, key)) for key in set(names)]
         try:
-            while missing:
+            while True:
                 pause = min(_RECHECK, remaining(deadline))
-                if self._all_come(missing, present, pause):
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed or not missing, pause)
+                for key in list(missing):
+                    if self._open().check([key]):
+                        discard(key, b"")
+                if not missing:
                     return
-                store = self._open()
-                missing = [key for key in missing if not store.check([key])]
-                if missing and time.monotonic() >= deadline:
-                    raise missing_keys_error(missing, limit)
+                if time.monotonic() >= deadline:
+                    left = [key for key in names if key in missing]
+                    raise missing_keys_error(left, limit)
         finally:
             for cancel in cancels:
                 cancel()
-
-    def _all_come(
-        self, keys: Sequence[str], present: Collection[str], timeout: float
-    ) -> bool:
-        def come() -> bool:
-            return all(key in present for key in keys)
-
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or come(), timeout)
-            return come()
-
-    def _note(self, key: str, present: MutableSet[str]) -> Callable[[], None]:
-        def arrived(value: bytes) -> None:
-            with self._changed:
-                present.add(key)
-                self._changed.notify_all()
-
-        return self._open().watch(key, arrived)
 
     def check(self, keys: Sequence[str]) -> bool:
         return self._open().check([self._full(key) for key in keys])
@@ -156,27 +147,11 @@ class PrefixStore(Store):
         block: bool = True,
         timeout: float | timedelta | None = None,
     ) -> bytes:
-        """Take the first value out of the queue `key`; each value goes to one caller.
-
-        A `close` of this object ends the wait within a second: the wait is one of the
-        underlying store, in parts.
-
-        Returns
-        -------
-        bytes
-            The value.
-
-        Raises
-        ------
-        QueueEmptyError
-            With ``block=False``, at once: the queue is empty.
-        DistStoreTimeoutError
-            The queue was empty until the timeout passed.
-        """
         if not block:
             return self._open().queue_pop(self._full(key), block=False)
         limit = self._limit(timeout)
         deadline = time.monotonic() + limit
+        # In parts: `close` of this object ends the wait within a second.
         while True:
             pause = min(_RECHECK, remaining(deadline))
             try:

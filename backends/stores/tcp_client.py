@@ -251,7 +251,8 @@ class TCPStoreClient:
                 ready = dict(poller.poll())
                 if self._wake_receive in ready:
                     os.read(self._wake_receive, 4096)
-                    self._flush()
+                    while self._outgoing:
+                        self._socket.send_multipart(self._outgoing.popleft())
                 if self._socket in ready:
                     self._receive(self._socket.recv_multipart())
                 if self._monitor in ready:
@@ -269,10 +270,6 @@ class TCPStoreClient:
                     self._server_end.close()
                     self._server_end = None
             self._answers.put(None)
-
-    def _flush(self) -> None:
-        while self._outgoing:
-            self._socket.send_multipart(self._outgoing.popleft())
 
     def _receive(self, frames: list[bytes]) -> None:
         if len(frames) < 2:

@@ -70,11 +70,6 @@ class Future(concurrent.futures.Future[Any]):
     def value(self) -> Any:
         """Return the value of a future that is done, or raise its error; never block.
 
-        Returns
-        -------
-        object
-            The value.
-
         Raises
         ------
         DistBackendError
@@ -94,11 +89,6 @@ class Future(concurrent.futures.Future[Any]):
         ----------
         callback : callable
             Gets this future; what it returns is the value of the new one.
-
-        Returns
-        -------
-        Future
-            The new future.
         """
         chained = Future()
 

@@ -30,21 +30,14 @@ def create_work_from_future(
     For process groups and backends written in plain Python. The op counts as started
     now: for one that may have to queue for its thread there is `create_work_from_call`.
 
+    Named after ``torch.distributed._create_work_from_future``.
+
     Parameters
     ----------
     future : concurrent.futures.Future
         What the op is; a future that is cancelled aborts the Work.
     op_type : OpType, default UNKNOWN
         The op, in messages and in the Flight Recorder.
-
-    Returns
-    -------
-    Work
-        The Work.
-
-    Notes
-    -----
-    Named after ``torch.distributed._create_work_from_future``.
 
     Examples
     --------
@@ -88,6 +81,8 @@ def create_work_from_call(
     The Work starts when the call begins, which a future does not report, and ends with
     what it returns or raises. A call whose Work is aborted while it queues is not made.
 
+    ``torch.distributed`` has no such function.
+
     Parameters
     ----------
     executor : concurrent.futures.Executor
@@ -103,10 +98,6 @@ def create_work_from_call(
     -------
     Work
         The Work.
-
-    Notes
-    -----
-    ``torch.distributed`` has no such function.
 
     Examples
     --------

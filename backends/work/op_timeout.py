@@ -24,6 +24,8 @@ def op_timeout(timeout: float | timedelta) -> Iterator[None]:
     When it has passed, the op fails with `DistTimeoutError` and the group is aborted on
     every rank; ``work.wait(timeout)`` bounds a wait and lets the op go on.
 
+    What the ``timeout`` of c10d's options is for one op.
+
     Parameters
     ----------
     timeout : float or timedelta
@@ -38,10 +40,6 @@ def op_timeout(timeout: float | timedelta) -> Iterator[None]:
     ------
     TypeError, ValueError
         It is no duration, or not positive.
-
-    Notes
-    -----
-    What the ``timeout`` of c10d's options is for one op.
 
     Examples
     --------

@@ -158,8 +158,6 @@ class OpType(enum.Enum):
     A member has the name of the function as its value and, as `spec`, the `OpSpec` with
     what diagnosis, bandwidths and the Flight Recorder know of the op.
 
-    Notes
-    -----
     Named after ``c10d::OpType``.
 
     Examples

@@ -77,24 +77,18 @@ class PremulSum:
 def make_nccl_premul_sum(factor: float) -> ReduceOp:
     """Return a reduction that multiplies all values by `factor` and adds them up.
 
+    It goes wherever a `ReduceOp` does, for floating-point dtypes, on every backend that
+    has SUM. As ``torch.distributed._make_nccl_premul_sum``.
+
     Parameters
     ----------
     factor : float
         The factor, the same on all ranks.
 
-    Returns
-    -------
-    ReduceOp
-        What goes wherever a `ReduceOp` does, for floating-point dtypes.
-
     Raises
     ------
     TypeError
         `factor` is no number.
-
-    Notes
-    -----
-    As ``torch.distributed._make_nccl_premul_sum``, on every backend that has SUM.
 
     Examples
     --------
@@ -110,6 +104,9 @@ def make_nccl_premul_sum(factor: float) -> ReduceOp:
 def supports_complex(reduceOp: ReduceOp) -> bool:
     """Return whether every backend has the reduction for complex numbers: SUM and AVG.
 
+    As ``torch.distributed.distributed_c10d.supports_complex``, which names PREMUL_SUM,
+    too.
+
     Parameters
     ----------
     reduceOp : ReduceOp
@@ -120,11 +117,6 @@ def supports_complex(reduceOp: ReduceOp) -> bool:
     bool
         Whether all backends have it. The tcp, mpi and ucx backends have PRODUCT, too,
         for which it is ``False``.
-
-    Notes
-    -----
-    As ``torch.distributed.distributed_c10d.supports_complex``, which names PREMUL_SUM,
-    too.
 
     Examples
     --------

@@ -52,7 +52,10 @@ class Work:
     Named after ``torch.distributed.Work``. A backend makes the Work, returns it at once
     and reports on it, from any thread, through :meth:`mark_started`,
     :meth:`mark_completed` and :meth:`mark_failed`. ``await work`` suspends a task, not
-    the thread.
+    the thread. Its group may end it with these arguments:
+
+    - `error`: what `wait` raises.
+    - `state`: how the Work ends.
 
     Examples
     --------
@@ -257,18 +260,11 @@ class Work:
     def begun_ns(self, oldest: bool) -> int:
         """Return when the op's timeout began to count (``time.time_ns``); 0: not yet.
 
-        It is the start of the op.
-
         Parameters
         ----------
         oldest : bool
-            Whether the op is the oldest of its group. It may have started without a
-            report of its start: its timeout counts from its issue then.
-
-        Returns
-        -------
-        int
-            Nanoseconds since the epoch, or 0.
+            Whether the op is the oldest of its group. Without a report of its start,
+            its timeout counts from its issue then.
         """
         return self.started_ns or (self.scheduled_ns if oldest else 0)
 
@@ -365,13 +361,7 @@ class Work:
     def describe(self) -> str:
         """Return ``all_reduce #14 of group 'default' on rank 2 (cell 7 line 3)``.
 
-        As messages name the op.
-
-        Returns
-        -------
-        str
-            Op, sequence number, group, rank and source line; the op alone before the
-            Work has a number.
+        As messages name the op; the op alone before it has a number.
 
         Examples
         --------
@@ -386,13 +376,7 @@ class Work:
         return self.record.describe()
 
     def identity(self) -> dict[str, Any]:
-        """Return rank, group, op and sequence number as attributes of an error.
-
-        Returns
-        -------
-        dict
-            Keyword arguments of `DistError`.
-        """
+        """Return rank, group, op and sequence number as attributes of an error."""
         if self.record is None:
             return {"op": self.op_type.value}
         return self.record.identity()
@@ -418,11 +402,6 @@ class Work:
         ----------
         async_op : bool
             The argument of the op.
-
-        Returns
-        -------
-        Work or None
-            What the op returns.
         """
         if async_op:
             self.detach()
@@ -539,13 +518,6 @@ class Work:
 
         An abort calls it before it stops the backend: the failure of the backend is
         then a consequence, and must not hide the cause.
-
-        Parameters
-        ----------
-        error : BaseException
-            The cause.
-        state : WorkState, default ABORTED
-            How the Work ends then.
         """
         with self._lock:
             self._group_failures().cause = error, state
@@ -564,11 +536,6 @@ class Work:
 
         No callback is called, and no lock waited for, which another thread may have
         held at the fork.
-
-        Parameters
-        ----------
-        error : BaseException
-            What `wait` raises.
         """
         if not self._state.is_terminal:
             self._lock, self._callbacks = _RLock(), None

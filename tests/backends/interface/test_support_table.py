@@ -99,7 +99,6 @@ def test_the_base_class_adds_no_op_that_the_table_lacks() -> None:
         *("register_backend", "refresh", "check", "check_message", "coalescing"),
         *("suspend_lacks", "suspend", "resume", "memory_stats"),
         *(
-            "scratch",
             "state",
             "transports",
             "default_device",

@@ -370,10 +370,9 @@ def test_file_store_lock_held_by_a_stopped_process(tmp_path: Path) -> None:
     path = tmp_path / "store"
     store = FileStore(path, timeout=0.3)
     hold = (
-        "import fcntl\n"
         "from rankscope.backends.stores.file import FileStore\n"
         f"store = FileStore({str(path)!r})\n"
-        "with store._file.locked(fcntl.F_WRLCK, 1e9):\n"
+        "with store._file.locked(1e9):\n"
         "    print('ready', flush=True)\n    input()"
     )
     process = subprocess.Popen(
