@@ -122,9 +122,9 @@ def install_agents(
             )
     for number, future in greeting.items():
         if not future.done():
-            _discard(client, channel, uuids[number], future)
+            channel.drop(uuids[number], future)
     if not attach:
-        _reach(client, channel, uuids, deadline, check)
+        _reach(channel, uuids, deadline, check)
     return hellos
 
 
@@ -144,7 +144,6 @@ def _first_done(
 
 
 def _reach(
-    client: ipyparallel.Client,
     channel: ControlChannel,
     uuids: Mapping[int, str],
     deadline: float,
@@ -160,21 +159,13 @@ def _reach(
         concurrent.futures.wait(asked.values(), AGAIN)
         missing = {number for number in missing if not asked[number].done()}
         for number in missing:
-            _discard(client, channel, uuids[number], asked[number])
+            channel.drop(uuids[number], asked[number])
         check()
         if missing and time.monotonic() >= deadline:
             raise ClusterError(
                 f"engines {sorted(missing)} do not answer on the control channel: the "
                 "controller does not reach them. Try again"
             )
-
-
-def _discard(
-    client: ipyparallel.Client, channel: ControlChannel, uuid: str, future: Future[Any]
-) -> None:
-    """Stop expecting a reply."""
-    private.discard_request(client, future.msg_id)  # type: ignore[attr-defined]
-    channel.discard(uuid, future)
 
 
 def _hello(engine_id: int, reply: Any) -> Hello:

@@ -17,7 +17,7 @@ from rankscope.backends.stores.tcp import TCPStore
 
 from ..errors import ClusterError
 from ..status import Summary
-from ..wire.answers import Answers, wait_for_answers
+from ..wire.answers import Answers
 from ..wire.job_channel import ENDED, answer_key, append, end_key, status_key
 from ..wire.requests import PublishStatus, Request
 from .rank_registry import RankRegistry
@@ -57,7 +57,7 @@ class JobRegistry(RankRegistry):
         super().__init__()
         #: Why the job has ended; ``None`` while it runs.
         self.ended: str | None = None
-        self.slots = [RankSlot(rank, -1, "", -1, "?", "", 0) for rank in range(size)]
+        self.slots = [RankSlot(rank) for rank in range(size)]
         self._store = store
         self._reported: set[int] = set()
         self._seen: dict[int, bytes] = {}
@@ -85,11 +85,11 @@ class JobRegistry(RankRegistry):
         self, request: Request[Any], ranks: Iterable[int] | None = None
     ) -> dict[int, Future[Any]]:
         """Send a request to the living of `ranks` without waiting."""
-        return {
-            rank: self._post_one(rank, request)
-            for rank in (range(len(self.slots)) if ranks is None else ranks)
-            if self.slots[rank].alive
-        }
+        return {rank: self._post_one(rank, request) for rank in self._living(ranks)}
+
+    def _living(self, ranks: Iterable[int] | None) -> list[int]:
+        chosen = range(len(self.slots)) if ranks is None else ranks
+        return [rank for rank in chosen if self.slots[rank].alive]
 
     def _post_one(self, rank: int, request: Request[Any]) -> Future[Any]:
         number = uuid.uuid4().hex
@@ -123,20 +123,11 @@ class JobRegistry(RankRegistry):
         timeout: float = 2.0,
     ) -> Answers[A]:
         """Send a request to the living of `ranks`; wait for the answers."""
-        wanted = range(len(self.slots)) if ranks is None else list(ranks)
         futures = {
             rank: self._post_one(rank, request(rank) if callable(request) else request)
-            for rank in wanted
-            if self.slots[rank].alive
+            for rank in self._living(ranks)
         }
-        allowed = wait_for_answers(futures.values(), timeout)
-        answers: Answers[A] = Answers()
-        for rank, future in futures.items():
-            if future.cancel():
-                answers.errors[rank] = f"no answer within {allowed:g} s"
-            else:
-                answers.record(rank, future)
-        return answers
+        return Answers.wait(futures, timeout, lambda rank, future: future.cancel())
 
     # -- status --------------------------------------------------------------------
 

@@ -148,9 +148,8 @@ class EngineRegistry(RankRegistry):
     def vacate(self, rank: int) -> None:
         """Make a slot for a rank whose engine ended before this client attached."""
         cause = "its engine had ended already"
-        slot = RankSlot(rank, -1, "", -1, "?", "", 0)
-        slot.death, slot.death_cause = f"rank {rank} is dead: {cause}", cause
-        self._place(slot)
+        death = f"rank {rank} is dead: {cause}"
+        self._place(RankSlot(rank, death=death, death_cause=cause))
 
     def _place(self, slot: RankSlot) -> None:
         with self._lock:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from ..errors import ClusterError
 from . import ipyparallel_private as private
-from .answers import Answers, wait_for_answers
+from .answers import Answers
 from .message_types import REQUEST
 from .requests import Request
 
@@ -39,15 +39,19 @@ class ControlChannel:
         with self._lock:
             self._pending.setdefault(uuid, set()).add(future)
             closed = self._closed_because
-        future.add_done_callback(lambda done: self.discard(uuid, done))
+        future.add_done_callback(lambda done: self._forget(uuid, done))
         if closed:
             self.fail_pending(uuid, closed)
         return future
 
-    def discard(self, uuid: str, future: Future[Any]) -> None:
-        """Stop expecting this reply."""
+    def _forget(self, uuid: str, future: Future[Any]) -> None:
         with self._lock:
             self._pending.get(uuid, set()).discard(future)
+
+    def drop(self, uuid: str, future: Future[Any]) -> None:
+        """Stop expecting this reply."""
+        private.discard_request(self._client, future.msg_id)  # type: ignore[attr-defined]
+        self._forget(uuid, future)
 
     def signal(self, uuid: str, signum: int) -> Future[Any]:
         """Send a signal to an engine, through its nanny.
@@ -106,23 +110,6 @@ class ControlChannel:
             rank: self.post(uuid, request(rank) if callable(request) else request)
             for rank, uuid in uuids.items()
         }
-        allowed = wait_for_answers(futures.values(), timeout)
-        answers: Answers[A] = Answers()
-        for rank, future in futures.items():
-            self._collect(answers, rank, future, uuids[rank], allowed)
-        return answers
-
-    def _collect(
-        self,
-        answers: Answers[A],
-        rank: int,
-        future: Future[Any],
-        uuid: str,
-        allowed: float,
-    ) -> None:
-        if not future.done():
-            private.discard_request(self._client, future.msg_id)  # type: ignore[attr-defined]
-            self.discard(uuid, future)
-            answers.errors[rank] = f"no answer within {allowed:g} s"
-            return
-        answers.record(rank, future)
+        return Answers.wait(
+            futures, timeout, lambda rank, future: self.drop(uuids[rank], future)
+        )

@@ -96,13 +96,8 @@ class RankService:
 
     @requests.GetStacks.handler
     def _stacks(self, wanted: requests.GetStacks) -> requests.StackList:
-        return {
-            "location": self._location(),
-            "stacks": [
-                (thread, [list(frame) for frame in frames])
-                for thread, frames in self._threads.now(wanted.every)
-            ],
-        }
+        stacks = self._threads.now(wanted.every)
+        return {"location": self._location(), "stacks": stacks}
 
     @requests.StartSampling.handler
     def _start(self, wanted: requests.StartSampling) -> None:
@@ -139,5 +134,5 @@ class RankService:
             "seconds": seconds,
             "looks": looks,
             "stacks": stacks,
-            "frames": [list(frame) for frame in frames],
+            "frames": list(frames),
         }
