@@ -8,7 +8,6 @@ a thread of the agent.
 from __future__ import annotations
 
 import atexit
-import itertools
 import json
 import os
 import platform
@@ -33,14 +32,11 @@ from rankscope.backends.torch_watch.rpc_watch import watch_rpc
 from rankscope.backends.torch_watch.watch import watch
 from rankscope.backends.work.flight_recorder import recorder
 
-from ..status import Summary
 from ..wire import ipyparallel_private as private
 from ..wire import message_types, requests
 from ..wire.ipykernel_private import allow_top_level_await
-from ..wire.line_clock import LineClock
-from ..wire.memory import resident_bytes
 from ..wire.rank_service import RankService, answer
-from ..wire.status_codec import encode
+from ..wire.summaries import SummaryWriter
 from . import availability
 from .cells import Cells
 from .gpus import NO_GPU, Gpu, choose_device, load_cupy, may_share
@@ -98,7 +94,6 @@ class Agent:
         # Torch is watched once a cell, or `torch_ranks`, imports it.
         self._torch = watch()
         watch_rpc()
-        self._numbers = itertools.count(1)
         self._store = RankStore(self._offer_store)
         self._publisher = StatusPublisher(kernel, self.summary)
         # Threads that are here before any cell are those of ipykernel.
@@ -106,7 +101,9 @@ class Agent:
         # The last op of a cell may be younger than the last reading of torch.
         self._cells = Cells(kernel, self._publisher, self._apply_gpu, self._torch.read)
         source = self._cells.source
-        self._line = LineClock(lambda: self._cells.place().location)
+        self._summaries = SummaryWriter(
+            lambda: self._cells.place().location, self._status
+        )
         stacks = ThreadStacks(source.name_of, lambda: self._cells.running, known)
         self._handlers = requests.handlers_of(
             self,
@@ -265,31 +262,22 @@ class Agent:
 
     def summary(self) -> requests.EncodedSummary:
         """Return the status of this rank for the wire."""
-        # First: the summary has all that happened before it had its number.
-        number = next(self._numbers)
+        return self._summaries.write()
+
+    def _status(self) -> dict[str, Any]:
         began = self._cells.began
-        line, line_for = self._line.look()
         gpu, gpu_memory = NO_GPU if self._gpu is None else self._gpu.summary()
-        return encode(
-            Summary(
-                number,
-                pid=os.getpid(),
-                status_thread=self._publisher.native_id,
-                busy=began is not None,
-                busy_for=None if began is None else time.monotonic() - began,
-                line=line,
-                line_for=line_for,
-                # A cell that is being prepared cannot be interrupted yet.
-                cell=None if began is None else self._cells.number,
-                last_cell_exit=self._cells.last_exit if began is None else "",
-                last_cell_failed=self._cells.last_failed and began is None,
-                gpu=gpu,
-                memory=resident_bytes(),
-                gpu_memory=gpu_memory,
-                groups=world.summary(),
-                advice=world.advice(),
-            )
-        )
+        return {
+            "status_thread": self._publisher.native_id,
+            "busy": began is not None,
+            "busy_for": None if began is None else time.monotonic() - began,
+            # A cell that is being prepared cannot be interrupted yet.
+            "cell": None if began is None else self._cells.number,
+            "last_cell_exit": self._cells.last_exit if began is None else "",
+            "last_cell_failed": self._cells.last_failed and began is None,
+            "gpu": gpu,
+            "gpu_memory": gpu_memory,
+        }
 
     @requests.Subscribe.handler
     def _subscribe(self, wanted: requests.Subscribe) -> requests.EncodedSummary:

@@ -66,5 +66,4 @@ def _measure(
 
 def _publish(data: Mapping[str, Any]) -> None:
     kernel = IPKernelApp.instance().kernel
-    parent = private.message_header(kernel.get_parent("shell"))
-    private.publish(kernel, DATA, data, parent)
+    private.publish(kernel, DATA, data, kernel.get_parent("shell")["header"])

@@ -109,7 +109,7 @@ class Cells:
         return private.request_metadata(self._kernel).get("rankscope")
 
     def _header(self) -> dict[str, Any]:
-        return private.message_header(self._kernel.get_parent("shell"))
+        return self._kernel.get_parent("shell")["header"]
 
     def _is_heard(self) -> bool:
         """Whether the notebook that sent the running cell renews its subscription."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import itertools
 import json
 import logging
 import os
@@ -12,6 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
+from typing import Any
 
 from rankscope.backends.errors import DistError
 from rankscope.backends.groups.inquiry import main_thread_place
@@ -22,14 +22,11 @@ from rankscope.backends.torch_watch import aborting
 from rankscope.backends.torch_watch.errors import explain
 from rankscope.backends.torch_watch.watch import TorchWatch
 
-from ..status import Summary
 from ..wire import requests
 from ..wire.job_channel import ENDED, QueueReader, answer_key, end_key, status_key
-from ..wire.line_clock import LineClock
-from ..wire.memory import resident_bytes
 from ..wire.rank_service import RankService, answer
 from ..wire.requests import handlers_of
-from ..wire.status_codec import encode
+from ..wire.summaries import SummaryWriter
 from .abort_relay import AbortRelay
 from .meeting import Channel, meet
 from .options import JobOptions
@@ -75,8 +72,7 @@ class Publication:
         self._channel: Channel | None = None
         self._relay: AbortRelay | None = None
         self._began = time.monotonic()
-        self._line = LineClock(lambda: main_thread_place().location)
-        self._numbers = itertools.count(1)
+        self._summaries = SummaryWriter(_location, self._status)
         self._answered: deque[str] = deque()
         #: Set once notebooks can see this rank, and aborts reach it.
         self.joined = threading.Event()
@@ -89,7 +85,7 @@ class Publication:
         service = RankService(
             self.summary,
             ThreadStacks(),
-            lambda: main_thread_place().location,
+            _location,
             "" if options.allow_abort else _NO_ABORT,
         )
         self._handlers = handlers_of(service, self)
@@ -193,24 +189,15 @@ class Publication:
 
     def summary(self) -> requests.EncodedSummary:
         """Return the status of this rank for the wire."""
-        # First: the summary has all that happened before it had its number.
-        number = next(self._numbers)
-        line, line_for = self._line.look()
-        return encode(
-            Summary(
-                number,
-                pid=os.getpid(),
-                host=socket.gethostname(),
-                status_thread=self._thread.native_id,
-                busy=True,
-                busy_for=time.monotonic() - self._began,
-                line=line,
-                line_for=line_for,
-                memory=resident_bytes(),
-                groups=world.summary(),
-                advice=world.advice(),
-            )
-        )
+        return self._summaries.write()
+
+    def _status(self) -> dict[str, Any]:
+        return {
+            "host": socket.gethostname(),
+            "status_thread": self._thread.native_id,
+            "busy": True,
+            "busy_for": time.monotonic() - self._began,
+        }
 
     # -- requests, on the store's thread for callbacks ------------------------------
 
@@ -273,6 +260,10 @@ class Publication:
             _log.debug("no goodbye: %s", error)
         finally:
             channel.store.close()
+
+
+def _location() -> str:
+    return main_thread_place().location
 
 
 def _process() -> str:

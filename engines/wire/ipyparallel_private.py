@@ -40,7 +40,6 @@ __all__ = [
     "finish_output",
     "io_thread",
     "listen",
-    "message_header",
     "on_notification",
     "probe",
     "process_of",
@@ -340,11 +339,6 @@ def stop_waiting(launchers: Iterable[Any]) -> None:
 
 
 # -- in the engine ---------------------------------------------------------
-
-
-def message_header(message: Message) -> Message:
-    """Return the header of `message`, as a parent to publish under."""
-    return message["header"]
 
 
 def publish(
