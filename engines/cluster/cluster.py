@@ -208,9 +208,7 @@ class Cluster(Ranks):
             self._registry.gpus = gpus
             if options is not None:
                 self._registry.torch = options.of_run(self.cluster_id)
-            self._store_host = recovery.assign_all(
-                self._registry, sorted(client.ids), backend, timeout, deadline, report
-            )
+            recovery.assign_all(self._registry, sorted(client.ids), deadline, report)
             self._registry.start_status()
             launched.update_orphan_reaper()
             self._announce()
@@ -319,11 +317,9 @@ class Cluster(Ranks):
             if options is not None:
                 self._registry.torch = options.of_run(self.cluster_id)
             file = ClusterFile.read(self.cluster_id, self.profile)
-            self._store_host = recovery.find_or_assign(
+            recovery.find_or_assign(
                 self._registry,
                 {} if file is None else file.hellos(),
-                backend,
-                timeout,
                 time.monotonic() + attach_timeout,
                 report,
                 assign=not briefly,
@@ -446,17 +442,8 @@ class Cluster(Ranks):
             )
             self._watch_launched()
             try:
-                self._store_host = recovery.reassign(
-                    self._registry,
-                    chosen,
-                    numbers,
-                    deadline,
-                    exported,
-                    self._store_host,
-                    why,
-                    self.backend,
-                    self.timeout,
-                    report,
+                recovery.reassign(
+                    self._registry, chosen, numbers, deadline, exported, why, report
                 )
             except BaseException:
                 held = self.engine_ids.values()

@@ -65,7 +65,7 @@ class Ranks(ObservedRanks):
         #: Of the default group, in seconds.
         self.timeout = timeout
         self._client = client
-        self._store_host: int | None = None
+        self._registry.backend, self._registry.timeout = backend, timeout
         # One rebuild or restart at a time.
         self._recovering = threading.Lock()
         self._registry.take_over = self._take_over
@@ -394,10 +394,7 @@ class Ranks(ObservedRanks):
         self._check_open()
         self._take_over()
         with self._recovering:
-            self._store_host, stale = recovery.rebuild(
-                self._registry, group, self._store_host
-            )
-            return stale
+            return recovery.rebuild(self._registry, group)
 
     # -- deaths ------------------------------------------------------------
 
@@ -407,9 +404,8 @@ class Ranks(ObservedRanks):
         if not self._recovering.acquire(blocking=False):
             return []
         try:
-            found, store_host = recovery.find_restarted(self._registry)
+            found = recovery.find_restarted(self._registry)
             if found:
-                self._store_host = store_host
                 self._registry.start_status(found)
         finally:
             self._recovering.release()

@@ -61,6 +61,11 @@ class EngineRegistry(RankRegistry):
         super().__init__()
         self.client = client
         self.channel = ControlChannel(client)
+        #: Config and timeout in seconds of the default group.
+        self.backend: str | None = None
+        self.timeout: float | None = None
+        #: The rank that hosts the store; ``None`` if it is dead or silent.
+        self.store_host: int | None = None
         #: The GPUs of the ranks, also of those that are started later.
         self.gpus = Gpus()
         #: How the ranks use torch; ``None``: cells begin without it.
@@ -116,6 +121,11 @@ class EngineRegistry(RankRegistry):
             rank: self.channel.post(uuid, request)
             for rank, uuid in self.uuids(ranks).items()
         }
+
+    def address_of(self, rank: int) -> str:
+        """Return the address at which all ranks reach `rank`."""
+        hosts = {slot.host for slot in self.slots}
+        return "127.0.0.1" if len(hosts) == 1 else self.slots[rank].address
 
     def able(self) -> list[int]:
         """Return the ranks that can answer: none is dead or, on this host, stopped."""
