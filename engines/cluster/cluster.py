@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import concurrent.futures
 import contextlib
-import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, TypeVar
 
 import ipyparallel
@@ -232,12 +228,9 @@ class Cluster(Ranks):
         #: Whether the cluster ends with this object's process.
         self.owned = owned
         self._launched = launched
-        self._process = os.getpid()
-        self._ending = threading.Lock()
         self._announcement = Announcement(options["cluster_id"], options["profile"])
         super().__init__(client, **options)
         self._registry.find_end = self._announcement.find_end
-        atexit.register(self._at_exit)
 
     #: ``Cluster.start(n)`` is ``Cluster(n)``, with the same options.
     start = _TheClass()
@@ -502,7 +495,6 @@ class Cluster(Ranks):
             if fresh:
                 self._registry.refresh_last(LAST_ANSWER)
             self._note_end()
-        atexit.unregister(self._at_exit)
         self._cells.abandon("ClusterShutDown", "the cluster was shut down")
         # Every step runs, also where an earlier one raises.
         with contextlib.ExitStack() as steps:
@@ -528,44 +520,17 @@ class Cluster(Ranks):
             with contextlib.suppress(OSError):
                 self._registry.ask(Interrupt(), busy, LAST_ANSWER)
 
-    def close(self) -> None:
-        """Disconnect from the cluster and leave it running.
-
-        It is what ``%dist_shutdown`` does with ranks that were attached.
-        """
-        with self._ending:
-            if not self._open:
-                return
-            self._note_end(detached=True)
-        atexit.unregister(self._at_exit)
+    def _disconnect(self) -> None:
         with contextlib.ExitStack() as steps:
             if self._launched is not None:
                 steps.callback(self._launched.close)
             self._registry.close()
 
-    def _at_exit(self) -> None:
-        # Nobody can look at a last status.
-        self._leave(fresh=False)
-
     def _leave(self, *, fresh: bool) -> None:
-        if os.getpid() != self._process:
-            # A process that the notebook forked does not own the cluster.
-            return
         if self.owned:
             self.shutdown(fresh=fresh)
         else:
             self.close()
-
-    def __enter__(self) -> Cluster:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._leave(fresh=True)
 
 
 def _silent(text: str) -> None:

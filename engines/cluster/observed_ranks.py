@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import ClassVar
+from types import TracebackType
+from typing import ClassVar, TypeVar
 
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.verdicts import Verdict
@@ -24,6 +28,8 @@ __all__ = ["Chosen", "ObservedRanks"]
 
 #: An argument that chooses ranks; ``None``: all of them.
 Chosen = Iterable[int] | int | None
+
+R = TypeVar("R", bound="ObservedRanks")
 
 #: Seconds after which `ObservedRanks.status` requests a new summary of a rank.
 FRESH = 1.5
@@ -69,9 +75,12 @@ class ObservedRanks:
         self.backend = backend
         self._open = True
         self._detached = False
+        self._ending = threading.Lock()
+        self._process = os.getpid()
         # The status at the end: a rank that ends with the rest is not shown as dead.
         self._last: ClusterStatus | None = None
         self._observed = registry
+        atexit.register(self._at_exit)
 
     # -- the ranks ---------------------------------------------------------
 
@@ -111,12 +120,6 @@ class ObservedRanks:
     def detached(self) -> bool:
         """Whether it is closed, and has left the ranks running."""
         return self._detached
-
-    def _note_end(self, *, detached: bool = False) -> None:
-        """Be closed from now on, and keep the present status."""
-        self._detached = detached
-        self._open = False
-        self._last = self._status()
 
     def _check_open(self) -> None:
         if not self._open:
@@ -450,3 +453,48 @@ class ObservedRanks:
                 f"{name_ranks(answers.results)} is aborted"
             )
         return {rank: aborted["groups"] for rank, aborted in answers.all().items()}
+
+    # -- the end -----------------------------------------------------------
+
+    def _note_end(self, *, detached: bool = False) -> None:
+        """Be closed from now on, and keep the present status."""
+        self._detached = detached
+        self._open = False
+        self._last = self._status()
+        atexit.unregister(self._at_exit)
+
+    def close(self) -> None:
+        """Disconnect, and leave the ranks running.
+
+        It is what ``%dist_shutdown`` does with ranks that were attached.
+        """
+        with self._ending:
+            if not self._open:
+                return
+            self._note_end(detached=True)
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        raise NotImplementedError
+
+    def _leave(self, *, fresh: bool) -> None:
+        """End what this process has started; leave the rest running."""
+        self.close()
+
+    def _at_exit(self) -> None:
+        # A process that the notebook forked owns no ranks. Nobody can look at a last
+        # status.
+        if os.getpid() == self._process:
+            self._leave(fresh=False)
+
+    def __enter__(self: R) -> R:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if os.getpid() == self._process:
+            self._leave(fresh=True)

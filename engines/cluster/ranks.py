@@ -48,20 +48,12 @@ class Ranks(ObservedRanks):
         self,
         client: ipyparallel.Client,
         *,
-        cluster_id: str,
-        profile: str,
-        launcher: str,
         backend: str | None,
         timeout: float | None,
+        **options: str,
     ) -> None:
         self._registry = EngineRegistry(client, self._died)
-        super().__init__(
-            self._registry,
-            cluster_id=cluster_id,
-            profile=profile,
-            launcher=launcher,
-            backend=backend,
-        )
+        super().__init__(self._registry, backend=backend, **options)
         #: Of the default group, in seconds.
         self.timeout = timeout
         self._client = client
