@@ -33,12 +33,7 @@ _TORCH_OPS = "/torch/distributed/distributed_c10d.py"
 class ProfileReport:
     """A `Profile` that shows itself: a flame graph in a notebook, else a table.
 
-    Parameters
-    ----------
-    profile
-        What the ranks saw.
-    every
-        Whether what Rankscope does inside an op is shown.
+    With `every`, what Rankscope does inside an op is shown, too.
     """
 
     def __init__(self, profile: Profile, every: bool = False) -> None:

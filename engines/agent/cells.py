@@ -30,14 +30,7 @@ __all__ = ["Cells"]
 class Cells:
     """The cells of this rank: which one runs, since when, and how the last one ended.
 
-    Parameters
-    ----------
-    kernel
-        The kernel of the engine.
-    publisher
-        The publisher of the rank's status.
-    before, after
-        Called before and after each cell.
+    `before` and `after` are called before and after each cell.
     """
 
     def __init__(

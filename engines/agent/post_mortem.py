@@ -24,12 +24,8 @@ TICK = 0.2
 class Prompts:
     """Lines that a person types, for the main thread of this rank.
 
-    Parameters
-    ----------
-    publish
-        Sends the notebook data of the cell that runs.
-    is_heard
-        Whether that notebook is still there: one that was killed answers no prompt.
+    ``publish(data)`` sends the notebook data of the cell that runs; ``is_heard()`` is
+    whether that notebook is still there: one that was killed answers no prompt.
     """
 
     def __init__(
@@ -103,12 +99,7 @@ class _Debugger(Pdb):
 class PostMortem:
     """What ended the last cell that failed on this rank, and the debugger on it.
 
-    Parameters
-    ----------
-    publish, is_heard
-        As of `Prompts`.
-    name_cell
-        Returns ``cell 7`` for the file of that cell, ``None`` for other files.
+    `publish` and `is_heard` are those of `Prompts`, `name_cell` that of `_Debugger`.
     """
 
     def __init__(

@@ -27,15 +27,7 @@ LEASE = 30.0
 
 
 class StatusPublisher:
-    """Publishes the rank's summary to its subscribers, on a thread of its own.
-
-    Parameters
-    ----------
-    kernel
-        The kernel of the engine.
-    summary
-        Returns the rank's encoded summary; called on the publisher's thread.
-    """
+    """Publishes ``summary()`` to its subscribers, on a thread of its own."""
 
     def __init__(self, kernel: Any, summary: Callable[[], EncodedSummary]) -> None:
         self._kernel = kernel

@@ -18,10 +18,7 @@ TIMEOUT = 10.0
 class RankStore:
     """The store in which the groups of the ranks meet; replaced when its host is lost.
 
-    Parameters
-    ----------
-    on_change
-        Called with each new store.
+    `on_change` is called with each new store.
     """
 
     def __init__(self, on_change: Callable[[TCPStore], None]) -> None:

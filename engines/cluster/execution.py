@@ -161,21 +161,13 @@ class Execution:
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for every rank; return whether all are done.
 
-        Returns
-        -------
-        bool
-            ``False`` if `timeout` passed; the cell runs on.
+        ``False``: `timeout` passed, and the cell runs on.
         """
         with self._ended:
             return self._ended.wait_for(lambda: not self._running, timeout)
 
     def result(self, timeout: float | None = None) -> Execution:
-        """Wait for the end; raise the error if a rank failed.
-
-        Returns
-        -------
-        Execution
-            This object.
+        """Wait for the end and return this object; raise the error if a rank failed.
 
         Raises
         ------

@@ -44,10 +44,7 @@ class FlightRecords:
     def chrome_trace(self) -> dict[str, Any]:
         """Return all records on one clock as a Chrome trace, which Perfetto opens.
 
-        Returns
-        -------
-        dict
-            What `save` writes as JSON.
+        `save` writes it as JSON.
         """
         records = {rank: dump["records"] for rank, dump in self.dumps.items()}
         return chrome_trace(records, self.offsets_ns)
@@ -61,11 +58,6 @@ class FlightRecords:
             One that ends with ``.json`` becomes one Chrome trace of all ranks on one
             clock. Any other is the folder, or the prefix, of one dump per rank in
             PyTorch's Flight Recorder format.
-
-        Returns
-        -------
-        list of pathlib.Path
-            The files.
         """
         if str(path).endswith(".json"):
             file = Path(path)

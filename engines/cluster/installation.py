@@ -43,28 +43,14 @@ def install_agents(
 ) -> dict[int, Hello]:
     """Install the agent on engines; return the description of each engine by its id.
 
-    Parameters
-    ----------
-    client, channel
-        The ipyparallel client, and its control channel.
-    engine_ids
-        The engines.
-    timeout
-        Seconds that all engines get together.
-    check
-        Raises if an engine ended: such an engine will not answer.
-    attach
-        Whether an engine may have the agent: such an engine is described by its agent
-        at once, also while a cell blocks the engine.
-    known
-        Descriptions by the identity of the engine, for those that are stopped, and for
-        those that do not answer in time, as one that holds the GIL.
+    All engines together get `timeout` seconds. ``check()`` raises if an engine ended,
+    which will not answer. With `attach` an engine may have the agent, which describes
+    it at once, also while a cell blocks the engine. `known` are descriptions by the
+    identity of the engine, for those that are stopped, and for those that do not answer
+    in time, as one that holds the GIL.
 
-    Raises
-    ------
-    ClusterError
-        For an engine that cannot import this version of Rankscope, or that does not
-        answer in time.
+    Raises `ClusterError` for an engine that cannot import this version of Rankscope, or
+    that does not answer in time.
     """
     uuids = private.engine_uuids(client)
     uuids = {number: uuids[number] for number in engine_ids}

@@ -43,15 +43,7 @@ _NAMED = 3
 
 
 class JobRegistry(RankRegistry):
-    """The ranks behind the channel of a job.
-
-    Parameters
-    ----------
-    store
-        The channel. It belongs to the registry from now on.
-    size
-        The number of ranks.
-    """
+    """The `size` ranks behind the channel of a job, which it owns: `store`."""
 
     def __init__(self, store: TCPStore, size: int) -> None:
         super().__init__()

@@ -250,11 +250,6 @@ class ObservedRanks:
 
         For callbacks of `subscribe`, which must not wait.
 
-        Returns
-        -------
-        ClusterStatus
-            The status.
-
         Raises
         ------
         ClusterError

@@ -136,11 +136,6 @@ class Ranks(ObservedRanks):
         execution : Execution
             A cell with ``keep_value=True``, the last such cell of its ranks.
 
-        Returns
-        -------
-        dict of int to object
-            The value of each rank.
-
         Raises
         ------
         ValueError
@@ -347,11 +342,6 @@ class Ranks(ObservedRanks):
         ----------
         names : str or list of str
             The name of a variable, or several.
-
-        Returns
-        -------
-        dict of int to object
-            What each rank has.
 
         Raises
         ------

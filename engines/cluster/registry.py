@@ -47,14 +47,8 @@ class EngineRegistry(RankRegistry):
     """The engines behind a client, by rank.
 
     Deaths and status messages are handled on the client's I/O thread, or the
-    launchers' thread, whatever the notebook's main thread does.
-
-    Parameters
-    ----------
-    client
-        The ipyparallel client.
-    on_death
-        Called once for each engine that is gone, with its slot, on either thread.
+    launchers' thread, whatever the notebook's main thread does. `on_death` is called
+    on either, with the slot of each engine that is gone.
     """
 
     def __init__(self, client: ipyparallel.Client, on_death: OnDeath) -> None:
@@ -176,12 +170,8 @@ class EngineRegistry(RankRegistry):
     ) -> None:
         """Use the launchers of the engines of this machine.
 
-        Parameters
-        ----------
-        reports_exit
-            Whether `on_engine_exit` will be called with the exit code of a pid.
-        send_signal
-            Sends a signal to a pid; returns whether that is an engine it launched.
+        ``reports_exit(pid)`` is whether `on_engine_exit` will be called with the exit
+        code; ``send_signal(pid, signum)`` returns whether it has launched that engine.
         """
         with self._lock:
             # A pid of before may be given to an engine that is new.
@@ -376,12 +366,9 @@ class EngineRegistry(RankRegistry):
     def close(self, *, unsubscribe: bool = True) -> None:
         """End the client and the threads; the engines go on.
 
-        Parameters
-        ----------
-        unsubscribe
-            Whether the engines are told to publish no more to this client, which waits
-            for their answers: the client discards what it has not sent. ``False``
-            where they end, too.
+        They are told first to publish no more to this client, and their answers are
+        awaited, as the client discards what it has not sent; not where they end, too
+        (`unsubscribe` is ``False``).
         """
         self._closed.set()
         self._unnotify()

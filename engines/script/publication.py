@@ -57,13 +57,6 @@ class Publication:
 
     Nothing is sent while none is attached. Every error ends the publication with a
     warning; the script goes on.
-
-    Parameters
-    ----------
-    torch
-        The watch of torch in this process.
-    options
-        Where the job listens, and what a notebook may do.
     """
 
     def __init__(self, torch: TorchWatch, options: JobOptions) -> None:

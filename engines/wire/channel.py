@@ -89,20 +89,9 @@ class ControlChannel:
     ) -> Answers[A]:
         """Send a request to several ranks at once and wait for the answers.
 
-        Parameters
-        ----------
-        uuids
-            Rank → the identity of its engine.
-        request
-            One for all ranks, or a function of the rank.
-        timeout
-            Seconds to wait at most; see `wait_for_answers`.
-
-        Returns
-        -------
-        Answers
-            A rank that does not answer in time, or whose agent raises, is in its
-            ``errors``; the other ranks' answers are in ``results`` all the same.
+        `uuids` is rank → the identity of its engine; `request` is one for all ranks, or
+        a function of the rank. A rank that does not answer within `timeout` seconds
+        (see `wait_for_answers`), or whose agent raises, is in the ``errors``.
         """
         if threading.current_thread() is private.io_thread(self._client):
             raise RuntimeError("the I/O thread cannot wait for answers")

@@ -453,15 +453,7 @@ def missing(
 ) -> list[str]:
     """Return the names of `tables` that the installed packages lack.
 
-    Parameters
-    ----------
-    tables
-        Class, as ``module:class``, to the names of its objects.
-
-    Returns
-    -------
-    list of str
-        ``Class.name``, ``Class._send(parameter=)`` or ``module:class``.
+    As ``Class.name``, ``Class._send(parameter=)`` or ``module:class``.
     """
     lacks = []
     for table in tables:

@@ -43,16 +43,8 @@ def answer(
 class RankService:
     """The status, flight recorder, stacks and aborts of this process.
 
-    Parameters
-    ----------
-    summary
-        Returns the rank's encoded summary.
-    threads
-        Looks at the threads.
-    location
-        Returns the innermost line of the user's code, or an empty text.
-    abort_refused
-        Why notebooks may not abort; empty where they may.
+    ``location()`` returns the innermost line of the user's code, where the stacks do
+    not have it. `abort_refused` is why notebooks may not abort; empty where they may.
     """
 
     def __init__(

@@ -45,22 +45,10 @@ _LINE = re.compile(r"cell (\d+) line (\d+)")
 class BoardActions:
     """Executes the requests of a page and sends it the outcome.
 
-    Parameters
-    ----------
-    cluster
-        The cluster that the requests act on.
-    diagnose
-        Finds the verdicts for the button Diagnose; None where there is no button.
-    send
-        Sends a message to every page.
-    get_model
-        Returns the state of the board.
-    show_verdicts
-        Shows verdicts on the board.
-    on_done
-        Called after a group was aborted or rebuilt, or ranks were restarted.
-    source_line
-        Returns the source of a line, by the numbers of its cell and of the line.
+    `diagnose` finds the verdicts for the button Diagnose; ``None`` where there is no
+    button. `send` sends a message to every page. `on_done` is called after a group was
+    aborted or rebuilt, or ranks were restarted. ``source_line(cell, line)`` returns the
+    source of a line.
     """
 
     def __init__(
