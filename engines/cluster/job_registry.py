@@ -8,24 +8,20 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any
 
 from rankscope.backends.errors import DistError, DistStoreError
 from rankscope.backends.stores.tcp import TCPStore
 
 from ..errors import ClusterError
 from ..status import Summary
-from ..wire.answers import Answers
 from ..wire.job_channel import ENDED, answer_key, append, end_key, status_key
 from ..wire.requests import PublishStatus, Request
 from .rank_registry import RankRegistry
 from .rank_slots import RankSlot
 
 __all__ = ["JobRegistry"]
-
-A = TypeVar("A")
 
 _log = logging.getLogger(__name__)
 
@@ -73,17 +69,7 @@ class JobRegistry(RankRegistry):
 
     # -- requests ------------------------------------------------------------------
 
-    def post(
-        self, request: Request[Any], ranks: Iterable[int] | None = None
-    ) -> dict[int, Future[Any]]:
-        """Send a request to the living of `ranks` without waiting."""
-        return {rank: self._post_one(rank, request) for rank in self._living(ranks)}
-
-    def _living(self, ranks: Iterable[int] | None) -> list[int]:
-        chosen = range(len(self.slots)) if ranks is None else ranks
-        return [rank for rank in chosen if self.slots[rank].alive]
-
-    def _post_one(self, rank: int, request: Request[Any]) -> Future[Any]:
+    def _post(self, slot: RankSlot, request: Request[Any]) -> Future[Any]:
         number = uuid.uuid4().hex
         message = json.dumps({"id": number, **request.content()}).encode()
         future: Future[Any] = Future()
@@ -91,7 +77,7 @@ class JobRegistry(RankRegistry):
             if self.ended is not None or self._closed.is_set():
                 future.set_exception(ClusterError(self.ended or "detached"))
                 return future
-            self._pending[future] = rank
+            self._pending[future] = slot.rank
         try:
             cancel = self._store.watch(
                 answer_key(number), lambda answer: _resolve(future, answer)
@@ -101,25 +87,15 @@ class JobRegistry(RankRegistry):
         else:
             future.add_done_callback(lambda _: cancel())
         future.add_done_callback(self._forget)
-        self._posts.put((rank, message, future))
+        self._posts.put((slot.rank, message, future))
         return future
+
+    def _give_up(self, slot: RankSlot, future: Future[Any]) -> None:
+        future.cancel()
 
     def _forget(self, future: Future[Any]) -> None:
         with self._lock:
             self._pending.pop(future, None)
-
-    def ask(
-        self,
-        request: Request[A] | Callable[[int], Request[A]],
-        ranks: Iterable[int] | None = None,
-        timeout: float = 2.0,
-    ) -> Answers[A]:
-        """Send a request to the living of `ranks`; wait for the answers."""
-        futures = {
-            rank: self._post_one(rank, request(rank) if callable(request) else request)
-            for rank in self._living(ranks)
-        }
-        return Answers.wait(futures, timeout, lambda rank, future: future.cancel())
 
     # -- status --------------------------------------------------------------------
 

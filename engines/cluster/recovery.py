@@ -214,7 +214,11 @@ def find_restarted(registry: EngineRegistry) -> list[int]:
     if not others:
         return []
     # One that is being started, by whomever, has no agent yet and does not answer.
-    hellos = registry.channel.ask(others, GetHello(), HELLO_WAIT).results
+    channel = registry.channel
+    posted = {number: channel.post(uuid, GetHello()) for number, uuid in others.items()}
+    hellos = Answers.wait(
+        posted, HELLO_WAIT, lambda number, late: channel.drop(others[number], late)
+    ).results
     holders, _ = _read_assignments(registry, hellos)
     found = []
     for rank in sorted(dead & holders.keys()):

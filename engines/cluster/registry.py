@@ -10,13 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any
 
 import ipyparallel
 
 from ..errors import ClusterError
 from ..wire import ipyparallel_private as private
-from ..wire.answers import Answers
 from ..wire.channel import ControlChannel
 from ..wire.requests import GetSummary, Hello, Request, Subscribe, Unsubscribe
 from ..wire.torch_environment import TorchOptions
@@ -26,8 +25,6 @@ from .rank_registry import RankRegistry
 from .rank_slots import RankSlot, describe_exit
 
 __all__ = ["EngineRegistry"]
-
-A = TypeVar("A")
 
 _log = logging.getLogger(__name__)
 
@@ -91,30 +88,17 @@ class EngineRegistry(RankRegistry):
 
     def uuids(self, ranks: Iterable[int] | None = None) -> dict[int, str]:
         """Return rank → identity of its engine, for the living of `ranks`."""
-        wanted = None if ranks is None else set(ranks)
-        return {
-            slot.rank: slot.uuid
-            for slot in self.slots
-            if slot.alive and (wanted is None or slot.rank in wanted)
-        }
+        return {slot.rank: slot.uuid for slot in self._living(ranks)}
 
-    def ask(
-        self,
-        request: Request[A] | Callable[[int], Request[A]],
-        ranks: Iterable[int] | None = None,
-        timeout: float = 2.0,
-    ) -> Answers[A]:
-        """Ask the agents of the living ranks among `ranks`; see `ControlChannel`."""
-        return self.channel.ask(self.uuids(ranks), request, timeout)
+    @property
+    def _receiver(self) -> threading.Thread | None:
+        return private.io_thread(self.client)
 
-    def post(
-        self, request: Request[Any], ranks: Iterable[int] | None = None
-    ) -> dict[int, Future[Any]]:
-        """Send a request without waiting: for threads that must not wait."""
-        return {
-            rank: self.channel.post(uuid, request)
-            for rank, uuid in self.uuids(ranks).items()
-        }
+    def _post(self, slot: RankSlot, request: Request[Any]) -> Future[Any]:
+        return self.channel.post(slot.uuid, request)
+
+    def _give_up(self, slot: RankSlot, future: Future[Any]) -> None:
+        self.channel.drop(slot.uuid, future)
 
     def address_of(self, rank: int) -> str:
         """Return the address at which all ranks reach `rank`."""

@@ -1,29 +1,24 @@
-"""The notebook's end of the control channel: requests to many ranks at once."""
+"""The notebook's end of the control channel: requests to the agents."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any
 
 from ..errors import ClusterError
 from . import ipyparallel_private as private
-from .answers import Answers
 from .message_types import REQUEST
 from .requests import Request
 
 __all__ = ["ControlChannel"]
-
-A = TypeVar("A")
 
 
 class ControlChannel:
     """Requests to the agents, served while the engines' main threads are blocked.
 
     Usable from any thread, also while the main thread of the notebook's kernel is
-    blocked. The exception is `ask`, which must not be called on the client's I/O
-    thread: that thread receives the answers.
+    blocked.
     """
 
     def __init__(self, client: Any) -> None:
@@ -80,25 +75,3 @@ class ControlChannel:
             uuids = list(self._pending)
         for uuid in uuids:
             self.fail_pending(uuid, why)
-
-    def ask(
-        self,
-        uuids: Mapping[int, str],
-        request: Request[A] | Callable[[int], Request[A]],
-        timeout: float = 2.0,
-    ) -> Answers[A]:
-        """Send a request to several ranks at once and wait for the answers.
-
-        `uuids` is rank → the identity of its engine; `request` is one for all ranks, or
-        a function of the rank. A rank that does not answer within `timeout` seconds
-        (see `wait_for_answers`), or whose agent raises, is in the ``errors``.
-        """
-        if threading.current_thread() is private.io_thread(self._client):
-            raise RuntimeError("the I/O thread cannot wait for answers")
-        futures = {
-            rank: self.post(uuid, request(rank) if callable(request) else request)
-            for rank, uuid in uuids.items()
-        }
-        return Answers.wait(
-            futures, timeout, lambda rank, future: self.drop(uuids[rank], future)
-        )
