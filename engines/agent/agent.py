@@ -77,7 +77,9 @@ def installed() -> Agent:
 
 def debug() -> None:
     """Open the failed frame of this rank; what `Ranks.debug` has the rank do."""
-    installed().debug()
+    agent = installed()
+    assert agent.assignment is not None
+    agent.cells.post_mortem.open(agent.assignment["rank"])
 
 
 class Agent:
@@ -86,7 +88,7 @@ class Agent:
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
         self.shell = kernel.shell
-        self._assignment: requests.RankAssignment | None = None
+        self.assignment: requests.RankAssignment | None = None
         # The names that cells begin with.
         self._given: Set[str] = frozenset()
         self._gpu: Gpu | None = None
@@ -99,15 +101,15 @@ class Agent:
         # Threads that are here before any cell are those of ipykernel.
         known = sys._current_frames()
         # The last op of a cell may be younger than the last reading of torch.
-        self._cells = Cells(kernel, self._publisher, self._apply_gpu, self._torch.read)
-        source = self._cells.source
+        self.cells = Cells(kernel, self._publisher, self._apply_gpu, self._torch.read)
+        source = self.cells.source
         self._summaries = SummaryWriter(
-            lambda: self._cells.place().location, self._status
+            lambda: self.cells.place().location, self._status
         )
-        stacks = ThreadStacks(source.name_of, lambda: self._cells.running, known)
+        stacks = ThreadStacks(source.name_of, lambda: self.cells.running, known)
         self._handlers = requests.handlers_of(
             self,
-            self._cells,
+            self.cells,
             self._store,
             NcclReports(),
             RankService(self.summary, stacks),
@@ -123,7 +125,7 @@ class Agent:
         atexit.unregister(fail_on_async_error)
         print_progress_as_text()
         recorder.set_source_namer(source.describe)
-        locate_with(self._cells.place)
+        locate_with(self.cells.place)
         world.on_change(self._publisher.note_change)
 
     def _serve(self, stream: Any, ident: Any, request: private.Message) -> None:
@@ -131,11 +133,6 @@ class Agent:
         private.reply(self.kernel, stream, ident, request, content)
 
     # -- cells, on the main thread -------------------------------------------
-
-    def debug(self) -> None:
-        """Open the failed frame of this rank."""
-        assert self._assignment is not None
-        self._cells.debug(self._assignment["rank"])
 
     def _apply_gpu(self) -> None:
         gpu, self._new_gpu = self._new_gpu, None
@@ -154,7 +151,7 @@ class Agent:
             "address": self._address(),
             "port": _free_port(),
             "job_rank": _job_rank(),
-            "assignment": self._assignment,
+            "assignment": self.assignment,
             "hosts_store": self._store.is_host,
             "groups": [one.group_desc for one in world.groups()],
         }
@@ -178,7 +175,7 @@ class Agent:
     @requests.AssignRank.handler
     def _assign_rank(self, wanted: requests.AssignRank) -> requests.GpuAnswer:
         """Take a rank: world size, environment, GPU and the cells' namespace."""
-        self._assignment = wanted.assignment
+        self.assignment = wanted.assignment
         os.environ.update(wanted.env)
         import rankscope
 
@@ -215,24 +212,20 @@ class Agent:
     # -- groups ----------------------------------------------------------------
 
     def _offer_store(self, store: TCPStore) -> None:
-        assigned = self._assignment
+        assigned = self.assignment
         if assigned is not None and assigned["torch"] is not None:
             # No group of ours is made: a cell may make it.
             world.offered = store, assigned["rank"], assigned["world_size"]
 
     @requests.InitGroup.handler
     def _init_group(self, wanted: requests.InitGroup) -> list[requests.Refusal]:
-        """Make the default group; its backends are built at their first use.
-
-        Returns the named backends that will not be built, since they cannot be used
-        here.
-        """
-        assert self._assignment is not None
+        """Make the default group; its backends are built at their first use."""
+        assert self.assignment is not None
         init_process_group(
             wanted.backend,
             timeout=wanted.timeout,
-            rank=self._assignment["rank"],
-            world_size=self._assignment["world_size"],
+            rank=self.assignment["rank"],
+            world_size=self.assignment["world_size"],
             store=self._store.store,
             # The cluster sees to it that all ranks join; a fresh rank joins alone.
             wait_for_workers=False,
@@ -265,16 +258,16 @@ class Agent:
         return self._summaries.write()
 
     def _status(self) -> dict[str, Any]:
-        began = self._cells.began
+        began = self.cells.began
         gpu, gpu_memory = NO_GPU if self._gpu is None else self._gpu.summary()
         return {
-            "status_thread": self._publisher.native_id,
+            "status_thread": self._publisher.thread.native_id,
             "busy": began is not None,
             "busy_for": None if began is None else time.monotonic() - began,
             # A cell that is being prepared cannot be interrupted yet.
-            "cell": None if began is None else self._cells.number,
-            "last_cell_exit": self._cells.last_exit if began is None else "",
-            "last_cell_failed": self._cells.last_failed and began is None,
+            "cell": None if began is None else self.cells.number,
+            "last_cell_exit": self.cells.last_exit if began is None else "",
+            "last_cell_failed": self.cells.last_failed and began is None,
             "gpu": gpu,
             "gpu_memory": gpu_memory,
         }

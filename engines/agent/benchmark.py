@@ -53,10 +53,7 @@ def _measure(
     reason = None if name is None else why_refused(device, name)
     if reason is not None:
         raise DistBackendError(reason)
-    for number, found in enumerate(benchmark(group=group, device=device, **wanted)):
-        _publish({"row": f"{order}/{number}", "backend": name, **asdict(found)})
-
-
-def _publish(data: Mapping[str, Any]) -> None:
     kernel = IPKernelApp.instance().kernel
-    private.publish(kernel, DATA, data, kernel.get_parent("shell")["header"])
+    for number, found in enumerate(benchmark(group=group, device=device, **wanted)):
+        data = {"row": f"{order}/{number}", "backend": name, **asdict(found)}
+        private.publish(kernel, DATA, data, kernel.get_parent("shell")["header"])

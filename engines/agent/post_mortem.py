@@ -110,7 +110,7 @@ class PostMortem:
     ) -> None:
         self._publish = publish
         self._name_cell = name_cell
-        self._prompts = Prompts(publish, is_heard)
+        self.prompts = Prompts(publish, is_heard)
         self._failure: BaseException | None = None
         #: Whether the present cell only looks at the end of an earlier one.
         self.opened = False
@@ -123,10 +123,6 @@ class PostMortem:
         if error is not None and not isinstance(error, UsageError):
             self._failure = error
 
-    def answer(self, number: int, line: str) -> None:
-        """As `Prompts.answer`."""
-        self._prompts.answer(number, line)
-
     def open(self, rank: int) -> None:
         """Open the frame in which the error was raised, until a person leaves it."""
         self.opened = True
@@ -135,7 +131,7 @@ class PostMortem:
             self._publish({"refusal": f"no cell has failed on rank {rank}"})
             return
         debugger = _Debugger(
-            self._name_cell, _Lines(self._prompts, f"rank {rank} ipdb> ")
+            self._name_cell, _Lines(self.prompts, f"rank {rank} ipdb> ")
         )
         # The notebook shows the prompt where it takes the line.
         debugger.use_rawinput = False

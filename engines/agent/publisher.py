@@ -35,15 +35,10 @@ class StatusPublisher:
         #: ``msg_id`` of a subscription's header → the header, and when it ends.
         self.subscriptions: dict[str, tuple[dict[str, Any], float]] = {}
         self._changed = threading.Event()
-        self._thread = threading.Thread(
+        self.thread = threading.Thread(
             target=self._run, name="rankscope-status", daemon=True
         )
-        self._thread.start()
-
-    @property
-    def native_id(self) -> int | None:
-        """The number that the operating system has given to the publisher's thread."""
-        return self._thread.native_id
+        self.thread.start()
 
     def subscribe(self, header: dict[str, Any]) -> None:
         """Publish under `header` for the next `LEASE` seconds."""
