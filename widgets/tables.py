@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
 
 __all__ = ["STYLE", "Column", "Row", "Section", "fitting", "lines", "table_html"]
 
@@ -23,16 +22,6 @@ class Column:
     #: Where there is no room, columns are left out, those with the highest number
     #: first; a column with 0 is always shown.
     drop: int = 0
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the column as the page of the board gets it."""
-        return {
-            "key": self.key,
-            "title": self.title,
-            "about": self.about,
-            "numeric": self.numeric,
-            "drop": self.drop,
-        }
 
 
 @dataclass(frozen=True)

@@ -266,10 +266,9 @@ class BoardFeed:
                 self._send(message)
             elif now - self._sent_at >= BEAT:
                 self._send({"type": "beat", "now": now})
-        if message is not None and self._changed_at is None:
-            self._changed_at = now
-            self._reported_at = now
         if message is not None:
+            if self._changed_at is None:
+                self._reported_at = now
             self._changed_at = now
         self._report_settled(now)
         return True
