@@ -110,6 +110,7 @@ class Agent:
         self._handlers = requests.handlers_of(
             self,
             self.cells,
+            self._publisher,
             self._store,
             NcclReports(),
             RankService(self.summary, stacks),
@@ -271,15 +272,6 @@ class Agent:
             "gpu": gpu,
             "gpu_memory": gpu_memory,
         }
-
-    @requests.Subscribe.handler
-    def _subscribe(self, wanted: requests.Subscribe) -> requests.EncodedSummary:
-        self._publisher.subscribe(wanted.header)
-        return self.summary()
-
-    @requests.Unsubscribe.handler
-    def _unsubscribe(self, wanted: requests.Unsubscribe) -> None:
-        self._publisher.unsubscribe(wanted.msg_id)
 
 
 def _job_rank() -> int | None:

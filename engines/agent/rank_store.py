@@ -32,11 +32,6 @@ class RankStore:
         """Whether the store is in this process."""
         return self.store is not None and self.store.is_master
 
-    @property
-    def lost(self) -> bool:
-        """Whether this rank has no connection to the store any more."""
-        return self.store is None or self.store.lost
-
     @requests.HostStore.handler
     def host(self, wanted: requests.HostStore) -> requests.StoreAddress:
         """Open the store of all ranks here; return how to reach it."""
@@ -52,7 +47,7 @@ class RankStore:
 
     @requests.IsStoreLost.handler
     def _is_lost(self, wanted: requests.IsStoreLost) -> bool:
-        return self.lost
+        return self.store is None or self.store.lost
 
     def _address(self) -> requests.StoreAddress:
         assert self.store is not None

@@ -23,7 +23,6 @@ from .cluster_file import Announcement, ClusterFile
 from .gpus import Gpus
 from .launched import Launched
 from .observed_ranks import FRESH
-from .rank_slots import check_ranks
 from .ranks import Chosen, Ranks
 
 __all__ = ["Cluster"]
@@ -402,8 +401,7 @@ class Cluster(Ranks):
             ranks of an MPI job are given, and a group uses MPI; `ranks` is empty; or
             the start failed.
         """
-        self._check_open()
-        chosen = check_ranks(ranks, self.n)
+        chosen = self._chosen(ranks)
         launched = self._launched
         if launched is None:
             raise ClusterError(

@@ -199,8 +199,8 @@ def _find(address: str | None, key: str | None) -> tuple[str, int, str]:
     """Return host, port and key of the job that is meant."""
     files = job_files()
     if address is None:
-        host, port, known = _only(files)
-        return host, port, key or known
+        file = _only(files)
+        return file.host, file.port, key or file.key
     host, colon, number = address.rpartition(":")
     if not colon or not number.isdecimal() or not 0 < int(number) < 65536:
         raise ClusterError(f"{address!r} is no address: HOST:PORT is expected")
@@ -215,7 +215,7 @@ def _find(address: str | None, key: str | None) -> tuple[str, int, str]:
     return host, int(number), key
 
 
-def _only(files: Sequence[JobFile]) -> tuple[str, int, str]:
+def _only(files: Sequence[JobFile]) -> JobFile:
     if not files:
         raise ClusterError(
             "no job of this user runs here: give the address that rank 0 printed "
@@ -224,7 +224,7 @@ def _only(files: Sequence[JobFile]) -> tuple[str, int, str]:
     if len(files) > 1:
         listed = ", ".join(f"{one.address} ({one.script})" for one in files)
         raise ClusterError(f"several jobs run: give the address of one: {listed}")
-    return files[0].host, files[0].port, files[0].key
+    return files[0]
 
 
 def _connect(host: str, port: int, key: str, timeout: float) -> TCPStore:

@@ -125,6 +125,11 @@ class ObservedRanks:
         if not self._open:
             raise ClusterError(self._closed_because)
 
+    def _chosen(self, ranks: Chosen) -> list[int]:
+        """Return `ranks` (``None``: all); refuse once this object is closed."""
+        self._check_open()
+        return check_ranks(ranks, self.n)
+
     def _ranks_for(
         self, ranks: Chosen, group: str | GroupKey | None, inside: Sequence[int]
     ) -> list[int]:
@@ -174,8 +179,7 @@ class ObservedRanks:
         RankStacks
             The stacks by rank; ``main_text(rank)`` is that of a main thread as lines.
         """
-        self._check_open()
-        return stacks_of(self._observed, check_ranks(ranks, self.n), every)
+        return stacks_of(self._observed, self._chosen(ranks), every)
 
     def sample(
         self,
@@ -211,10 +215,9 @@ class ObservedRanks:
         ClusterError
             It is closed, there is no such rank, or none of the ranks answers.
         """
-        self._check_open()
         return sample_ranks(
             self._observed,
-            check_ranks(ranks, self.n),
+            self._chosen(ranks),
             seconds,
             rate=rate,
             every=every,
@@ -316,8 +319,7 @@ class ObservedRanks:
         FlightRecords
             The records; a rank that did not answer is in ``errors``.
         """
-        self._check_open()
-        return fetch(self._observed, check_ranks(ranks, self.n), last)
+        return fetch(self._observed, self._chosen(ranks), last)
 
     def nccl_report(self, rank: int) -> requests.NcclReport | None:
         """Return what NCCL's RAS service reports on the host of `rank`.
@@ -336,9 +338,8 @@ class ObservedRanks:
         ClusterError
             It is closed, or `rank` does not exist.
         """
-        self._check_open()
-        chosen = check_ranks([rank], self.n)
-        answers = self._observed.ask(requests.GetNcclReport(), chosen, 0.5)
+        request = requests.GetNcclReport()
+        answers = self._observed.ask(request, self._chosen(rank), 0.5)
         return answers.results.get(rank)
 
     def diagnose(self, stall: float = diagnosing.REQUESTED_STALL) -> list[Verdict]:

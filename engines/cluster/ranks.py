@@ -27,7 +27,7 @@ from .cells import CellRunner
 from .execution import Execution
 from .introspection import Introspection
 from .observed_ranks import Chosen, ObservedRanks
-from .rank_slots import RankSlot, check_ranks
+from .rank_slots import RankSlot
 from .registry import EngineRegistry
 
 __all__ = ["Chosen", "Ranks"]
@@ -39,10 +39,7 @@ DEFAULT_SIZES = "1K:64M"
 
 
 class Ranks(ObservedRanks):
-    """The ranks behind a client: cells, status, variables, groups.
-
-    Every method may be called from any thread, but those of the callbacks.
-    """
+    """The ranks behind a client: cells, status, variables, groups."""
 
     def __init__(
         self,
@@ -175,8 +172,7 @@ class Ranks(ObservedRanks):
         list of int
             The ranks where a cell ran.
         """
-        self._check_open()
-        chosen = check_ranks(ranks, self.n)
+        chosen = self._chosen(ranks)
         answers = self._registry.ask(requests.Interrupt(), chosen, timeout=0.5)
         for rank in answers.errors:
             # The agent is silent.
@@ -222,8 +218,7 @@ class Ranks(ObservedRanks):
         ClusterError
             It is closed, or the rank is dead or does not exist.
         """
-        self._check_open()
-        [rank] = check_ranks([rank], self.n)
+        [rank] = self._chosen(rank)
         slot = self._registry.slots[rank]
         if not slot.alive:
             raise ClusterError(str(slot.death))
@@ -326,8 +321,7 @@ class Ranks(ObservedRanks):
         ClusterError
             It is closed, there is no such rank, or a rank is dead.
         """
-        self._check_open()
-        variables_.push(self._registry, variables, check_ranks(ranks, self.n), timeout)
+        variables_.push(self._registry, variables, self._chosen(ranks), timeout)
 
     def pull(
         self,
@@ -351,10 +345,7 @@ class Ranks(ObservedRanks):
             It is closed; there is no such rank; a rank is dead, or lacks a name; or a
             value cannot be pickled.
         """
-        self._check_open()
-        return variables_.pull(
-            self._registry, names, check_ranks(ranks, self.n), timeout
-        )
+        return variables_.pull(self._registry, names, self._chosen(ranks), timeout)
 
     # -- groups ------------------------------------------------------------
 
