@@ -20,6 +20,7 @@ from rankscope.engines.cluster.profiling import (
 from rankscope.engines.errors import group_by_message
 
 from .flame_graph import UNEVEN, Box, flame_graph
+from .tables import aligned
 
 __all__ = ["ProfileReport"]
 
@@ -89,14 +90,7 @@ class ProfileReport:
             ("s per rank", "ranks", "line", "in"),
             *(row for _, row in rows[:ROWS]),
         ]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = [
-            "  ".join(
-                cell.rjust(width) if place == 0 else cell.ljust(width)
-                for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in table
-        ]
+        lines = aligned(table, [True, False, False, False])
         if len(rows) > ROWS:
             lines.append(f"and {len(rows) - ROWS} more, with less time each")
         return lines

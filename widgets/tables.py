@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ["STYLE", "Column", "Row", "Section", "fitting", "lines", "table_html"]
+__all__ = [
+    "STYLE",
+    "Column",
+    "Row",
+    "Section",
+    "aligned",
+    "fitting",
+    "lines",
+    "table_html",
+]
 
 
 @dataclass(frozen=True)
@@ -57,19 +66,20 @@ def fitting(columns: Sequence[Column], rows: Sequence[Row], width: int) -> list[
 
 def lines(columns: Sequence[Column], rows: Sequence[Row]) -> list[str]:
     """Return the titles and the rows, aligned, a line each."""
-    table = [
-        {column.key: column.title for column in columns},
-        *(row.texts for row in rows),
-    ]
-    widths = [max(len(texts[column.key]) for texts in table) for column in columns]
+    table = [[column.title for column in columns]]
+    table += [[row.texts[column.key] for column in columns] for row in rows]
+    return aligned(table, [column.numeric for column in columns])
+
+
+def aligned(table: Sequence[Sequence[str]], numeric: Sequence[bool]) -> list[str]:
+    """Return a line for each row of `table`, its `numeric` columns to the right."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
         "  ".join(
-            texts[column.key].rjust(width)
-            if column.numeric
-            else texts[column.key].ljust(width)
-            for column, width in zip(columns, widths, strict=True)
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, numeric, strict=True)
         ).rstrip()
-        for texts in table
+        for row in table
     ]
 
 
