@@ -175,7 +175,6 @@ class Agent:
 
     @requests.AssignRank.handler
     def _assign_rank(self, wanted: requests.AssignRank) -> requests.GpuAnswer:
-        """Take a rank: world size, environment, GPU and the cells' namespace."""
         self.assignment = wanted.assignment
         os.environ.update(wanted.env)
         import rankscope
@@ -247,7 +246,6 @@ class Agent:
 
     @requests.Rebuild.handler
     def _rebuild(self, wanted: requests.Rebuild) -> requests.EncodedSummary:
-        """Begin new generations of groups on the present store."""
         for group, generation in wanted.generations.items():
             world.rebuild(group, generation, self._store.store)
         return self.summary()

@@ -196,7 +196,6 @@ def refusals(script: str, allow_abort: bool) -> dict[str, str]:
 
 
 def _find(address: str | None, key: str | None) -> tuple[str, int, str]:
-    """Return host, port and key of the job that is meant."""
     files = job_files()
     if address is None:
         file = _only(files)

@@ -390,7 +390,6 @@ def _advise_on_cells(
 
 
 def _uses(group: Mapping[str, Any], backend: str) -> bool:
-    """Return whether an exported group has `backend` for a device type."""
     config = BackendConfig.from_peer(group["backend"])
     return backend in config.device_backend_map.values()
 
