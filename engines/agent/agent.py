@@ -97,15 +97,15 @@ class Agent:
         self._torch = watch()
         watch_rpc()
         self._store = RankStore(self._offer_store)
-        self._publisher = StatusPublisher(kernel, self.summary)
+        self._summary = SummaryWriter(
+            lambda: self.cells.place().location, self._status
+        ).write
+        self._publisher = StatusPublisher(kernel, self._summary)
         # Threads that are here before any cell are those of ipykernel.
         known = sys._current_frames()
         # The last op of a cell may be younger than the last reading of torch.
         self.cells = Cells(kernel, self._publisher, self._apply_gpu, self._torch.read)
         source = self.cells.source
-        self._summaries = SummaryWriter(
-            lambda: self.cells.place().location, self._status
-        )
         stacks = ThreadStacks(source.name_of, lambda: self.cells.running, known)
         self._handlers = requests.handlers_of(
             self,
@@ -113,21 +113,25 @@ class Agent:
             self._publisher,
             self._store,
             NcclReports(),
-            RankService(self.summary, stacks),
+            RankService(self._summary, stacks),
         )
-        allow_top_level_await(kernel)
-        explain_input(kernel, source.describe)
         kernel.control_handlers[message_types.REQUEST] = self._serve
         private.serve_signals(kernel)
+        self._adapt_shell()
+        recorder.set_source_namer(source.describe)
+        locate_with(self.cells.place)
+        world.on_change(self._publisher.note_change)
+
+    def _adapt_shell(self) -> None:
+        """Adapt IPython to an engine, at which nobody types."""
+        allow_top_level_await(self.kernel)
+        explain_input(self.kernel, self.cells.source.describe)
+        print_progress_as_text()
         # `dist.all_reduce?` is output of the cell: no front end opens a rank's pager.
         in_output = page.as_hook(page.display_page)  # type: ignore[no-untyped-call]
         self.shell.set_hook("show_in_pager", in_output, 90)
         # In an engine the cells report asynchronous errors, not the exit status.
         atexit.unregister(fail_on_async_error)
-        print_progress_as_text()
-        recorder.set_source_namer(source.describe)
-        locate_with(self.cells.place)
-        world.on_change(self._publisher.note_change)
 
     def _serve(self, stream: Any, ident: Any, request: private.Message) -> None:
         content = answer(self._handlers, request["content"])
@@ -248,13 +252,9 @@ class Agent:
     def _rebuild(self, wanted: requests.Rebuild) -> requests.EncodedSummary:
         for group, generation in wanted.generations.items():
             world.rebuild(group, generation, self._store.store)
-        return self.summary()
+        return self._summary()
 
     # -- status ------------------------------------------------------------
-
-    def summary(self) -> requests.EncodedSummary:
-        """Return the status of this rank for the wire."""
-        return self._summaries.write()
 
     def _status(self) -> dict[str, Any]:
         began = self.cells.began

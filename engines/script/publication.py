@@ -65,7 +65,7 @@ class Publication:
         self._channel: Channel | None = None
         self._relay: AbortRelay | None = None
         self._began = time.monotonic()
-        self._summaries = SummaryWriter(_location, self._status)
+        self._summary = SummaryWriter(_location, self._status).write
         self._answered: deque[str] = deque()
         #: Set once notebooks can see this rank, and aborts reach it.
         self.joined = threading.Event()
@@ -76,7 +76,7 @@ class Publication:
         self._interval = 0.0
         self._process = os.getpid()
         service = RankService(
-            self.summary,
+            self._summary,
             ThreadStacks(),
             _location,
             "" if options.allow_abort else _NO_ABORT,
@@ -122,7 +122,7 @@ class Publication:
         )
         self._relay = AbortRelay(store, channel.nonce, self._torch)
         QueueReader(store, f"request/{rank}", self._serve)
-        store.set(status_key(rank), self.summary())
+        store.set(status_key(rank), self._summary())
         self.joined.set()
         if channel.file is not None:
             self._announce(channel)
@@ -168,7 +168,7 @@ class Publication:
 
     def _publish(self, channel: Channel) -> None:
         try:
-            channel.store.set(status_key(channel.rank), self.summary())
+            channel.store.set(status_key(channel.rank), self._summary())
         except DistError as error:
             if channel.store.lost:
                 raise
@@ -179,10 +179,6 @@ class Publication:
         # Mostly the event is set already, and setting it takes a lock.
         if not self._wake.is_set():
             self._wake.set()
-
-    def summary(self) -> requests.EncodedSummary:
-        """Return the status of this rank for the wire."""
-        return self._summaries.write()
 
     def _status(self) -> dict[str, Any]:
         return {
@@ -214,7 +210,7 @@ class Publication:
         self._interval = wanted.interval
         self._until = max(self._until, time.monotonic() + wanted.lease)
         self._wake.set()
-        return self.summary()
+        return self._summary()
 
     # -- the end -------------------------------------------------------------------
 
