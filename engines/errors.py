@@ -117,11 +117,6 @@ class RankError(RuntimeError):
         ----------
         **attributes : object
             The values, by the names of the attributes.
-
-        Returns
-        -------
-        RankError
-            The copy.
         """
         made = copy.copy(self)
         vars(made).update(attributes)

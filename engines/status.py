@@ -26,22 +26,13 @@ __all__ = [
 
 
 def find_groups(group: str | GroupKey, known: Iterable[GroupKey]) -> list[GroupKey]:
-    """Return the groups that `group` means: one, or disjoint ones that share a name.
+    """Return those of the `known` groups that `group` means: a key, an id or a name.
 
-    Parameters
-    ----------
-    group
-        A key, an id (`GroupKey.id`) or a name. A name means all groups that have it
-        if no rank is in two of them, as those that ranks make by the same line of a
-        cell, each of them for the ranks it belongs to.
-    known
-        The groups there are.
+    A name means all groups that have it if no rank is in two of them, as those that
+    ranks make by the same line of a cell, each of them for the ranks it belongs to.
 
-    Raises
-    ------
-    ClusterError
-        If there is no such group, or if groups that share a rank have the name; the
-        message lists the groups there are.
+    Raises `ClusterError`, which lists the groups there are, if there is no such group,
+    or if groups that share a rank have the name.
     """
     groups = list(dict.fromkeys(known))
     if isinstance(group, GroupKey):

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import pickle
+
 from IPython.core.interactiveshell import InteractiveShell
 
 from rankscope.backends.rank_sets import name_ranks
-from rankscope.engines import Cluster
+from rankscope.engines import Cluster, ClusterError, Execution
 
 from .arguments import chosen_ranks, known_group, parse, reported, require_cluster
 from .cells.background import BackgroundCell
-from .cells.running import follow_cell, start_cell
+from .cells.cell import CellRun
 from .language.commands import DISTRIBUTED, RANK
 from .language.options import Command, Values
+from .language.source import cell_number, numbered
 from .mode import CellMode
+from .output.failures import CommandError
+from .output.render import Renderer
 from .session import session
 
 __all__ = ["CellMagics"]
@@ -42,12 +47,43 @@ class CellMagics:
         if values["background"] and values["output"] is not None:
             command.fail("-o waits for the values: leave out --async")
         with reported(command):
-            execution = start_cell(self.shell, cluster, values, ranks, cell)
+            execution = cluster.execute(
+                numbered(self.shell, cell),
+                ranks=ranks,
+                cell=cell_number(self.shell),
+                group=values["group"],
+                keep_value=values["output"] is not None,
+            )
         heading = ""
         if in_mode:
             heading = f"on {name_ranks(execution.ranks)} · %dist_mode off ends this"
-        serve = session.serve_messages
-        return follow_cell(self.shell, cluster, values, execution, serve, heading)
+        return self._follow(cluster, values, execution, heading)
+
+    def _follow(
+        self, cluster: Cluster, values: Values, execution: Execution, heading: str
+    ) -> BackgroundCell | None:
+        """Show the output of a cell to its end; return the handle of ``--async``."""
+        shell, collapse, limit = self.shell, not values["apart"], values["limit"]
+        if values["background"]:
+            return BackgroundCell(
+                cluster, execution, shell, collapse=collapse, limit=limit
+            )
+        CellRun(
+            cluster,
+            execution,
+            Renderer(shell, cluster.ranks, heading),
+            serve=session.serve_messages,
+            collapse=collapse,
+            limit=limit,
+        ).run()
+        output = values["output"]
+        if output is not None:
+            try:
+                found = cluster.values(execution)
+            except (ClusterError, pickle.PickleError) as error:
+                raise CommandError(f"%%distributed -o {output}", str(error)) from None
+            shell.user_ns[output] = [found[rank] for rank in execution.ranks]
+        return None
 
     def _chosen(
         self, command: Command, values: Values

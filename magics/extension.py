@@ -29,7 +29,6 @@ from .arguments import (
 from .cell_magics import CellMagics
 from .cells.benching import run_bench
 from .cells.debugging import DebugSession
-from .cells.profiling import take_profile
 from .language.commands import DIST_INIT
 from .language.options import Command, Values
 from .language.values import trace_path
@@ -202,10 +201,19 @@ class RankscopeMagics(CellMagics):
         ranks = chosen_ranks(command, "-r ", values["ranks"], cluster)
         seconds, every = values["seconds"], values["every"]
         with reported(command, ValueError):
-            if seconds is not None:
-                return take_profile(self.shell, cluster, ranks, seconds, every)
-            print(stack_text(cluster.stacks(ranks, every=every), every))
-        return None
+            if seconds is None:
+                print(stack_text(cluster.stacks(ranks, every=every), every))
+                return None
+            with ProgressLine(self.shell) as progress:
+                profile = cluster.sample(
+                    seconds,
+                    ranks,
+                    every=every,
+                    on_progress=lambda so_far: progress.update(
+                        f"sampling {name_ranks(ranks)}: {so_far:.0f} of {seconds:g} s"
+                    ),
+                )
+            return ProfileReport(profile, every)
 
     def dist_debug(self, command: Command, values: Values) -> None:
         """Open the failed frame of a rank."""

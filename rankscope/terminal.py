@@ -26,6 +26,7 @@ from rankscope.widgets import ProfileReport
 from rankscope.widgets.board.model import BoardModel
 from rankscope.widgets.board.text import board_text
 from rankscope.widgets.stack_text import stack_text
+from rankscope.widgets.tables import aligned
 
 __all__ = ["run"]
 
@@ -222,10 +223,4 @@ def _table(there: Sequence[Running]) -> str:
     if not there:
         return ""
     rows = [("CLUSTER", "RANKS", "NOTEBOOK", "SINCE"), *(one.facts for one in there)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) for cell, width in zip(row, widths, strict=True)
-        ).rstrip()
-        for row in rows
-    )
+    return "\n".join(aligned(rows, [False] * 4))

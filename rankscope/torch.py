@@ -41,7 +41,8 @@ def watch(
     """Watch the groups of ``torch.distributed`` in this process; return the watch.
 
     Later calls return the same watch and change nothing. Torch is not imported: the
-    watch begins when it is. In a script, every rank calls this.
+    watch begins when it is. In a script, every rank calls this, and need not keep the
+    watch.
 
     Parameters
     ----------
@@ -57,11 +58,6 @@ def watch(
     allow_abort : bool, optional
         Whether a notebook may abort groups; ``None``: ``RANKSCOPE_ALLOW_ABORT``, or
         else not.
-
-    Returns
-    -------
-    TorchWatch
-        The watch of this process; a script need not keep it.
 
     Raises
     ------

@@ -9,6 +9,7 @@ from typing import Any
 from rankscope.engines import BenchResult, BenchRow
 
 from .bench_plot import Series, colour, marker, plot
+from .tables import aligned
 from .units import bandwidth_text, bytes_text, duration_text
 
 __all__ = ["BenchReport"]
@@ -67,13 +68,8 @@ def _text(result: BenchResult) -> str:
     rows = [_cells(row) for row in result]
     heads = [title for title, _ in _COLUMNS]
     units = [f"({unit})" if unit else "" for _, unit in _COLUMNS]
-    lines = [heads, units, *rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(_COLUMNS))]
-    shown = [
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        for line in lines
-    ]
-    return "\n".join([f"# {_title(result)}", *(line.rstrip() for line in shown)])
+    lines = aligned([heads, units, *rows], [True] * len(_COLUMNS))
+    return "\n".join([f"# {_title(result)}", *lines])
 
 
 # Only variables with fallbacks, and greys that stand on white and on black, so

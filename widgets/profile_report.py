@@ -20,6 +20,7 @@ from rankscope.engines.cluster.profiling import (
 from rankscope.engines.errors import group_by_message
 
 from .flame_graph import UNEVEN, Box, flame_graph
+from .tables import aligned
 
 __all__ = ["ProfileReport"]
 
@@ -33,12 +34,7 @@ _TORCH_OPS = "/torch/distributed/distributed_c10d.py"
 class ProfileReport:
     """A `Profile` that shows itself: a flame graph in a notebook, else a table.
 
-    Parameters
-    ----------
-    profile
-        What the ranks saw.
-    every
-        Whether what Rankscope does inside an op is shown.
+    With `every`, what Rankscope does inside an op is shown, too.
     """
 
     def __init__(self, profile: Profile, every: bool = False) -> None:
@@ -94,14 +90,7 @@ class ProfileReport:
             ("s per rank", "ranks", "line", "in"),
             *(row for _, row in rows[:ROWS]),
         ]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = [
-            "  ".join(
-                cell.rjust(width) if place == 0 else cell.ljust(width)
-                for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in table
-        ]
+        lines = aligned(table, [True, False, False, False])
         if len(rows) > ROWS:
             lines.append(f"and {len(rows) - ROWS} more, with less time each")
         return lines

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
 
-__all__ = ["STYLE", "Column", "Row", "Section", "fitting", "lines", "table_html"]
+__all__ = [
+    "STYLE",
+    "Column",
+    "Row",
+    "Section",
+    "aligned",
+    "fitting",
+    "lines",
+    "table_html",
+]
 
 
 @dataclass(frozen=True)
@@ -23,16 +31,6 @@ class Column:
     #: Where there is no room, columns are left out, those with the highest number
     #: first; a column with 0 is always shown.
     drop: int = 0
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the column as the page of the board gets it."""
-        return {
-            "key": self.key,
-            "title": self.title,
-            "about": self.about,
-            "numeric": self.numeric,
-            "drop": self.drop,
-        }
 
 
 @dataclass(frozen=True)
@@ -68,19 +66,20 @@ def fitting(columns: Sequence[Column], rows: Sequence[Row], width: int) -> list[
 
 def lines(columns: Sequence[Column], rows: Sequence[Row]) -> list[str]:
     """Return the titles and the rows, aligned, a line each."""
-    table = [
-        {column.key: column.title for column in columns},
-        *(row.texts for row in rows),
-    ]
-    widths = [max(len(texts[column.key]) for texts in table) for column in columns]
+    table = [[column.title for column in columns]]
+    table += [[row.texts[column.key] for column in columns] for row in rows]
+    return aligned(table, [column.numeric for column in columns])
+
+
+def aligned(table: Sequence[Sequence[str]], numeric: Sequence[bool]) -> list[str]:
+    """Return a line for each row of `table`, its `numeric` columns to the right."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
         "  ".join(
-            texts[column.key].rjust(width)
-            if column.numeric
-            else texts[column.key].ljust(width)
-            for column, width in zip(columns, widths, strict=True)
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, numeric, strict=True)
         ).rstrip()
-        for texts in table
+        for row in table
     ]
 
 

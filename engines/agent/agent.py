@@ -8,7 +8,6 @@ a thread of the agent.
 from __future__ import annotations
 
 import atexit
-import itertools
 import json
 import os
 import platform
@@ -32,14 +31,11 @@ from rankscope.backends.observe.stacks import ThreadStacks
 from rankscope.backends.torch_watch.watch import watch
 from rankscope.backends.work.flight_recorder import recorder
 
-from ..status import Summary
 from ..wire import ipyparallel_private as private
 from ..wire import message_types, requests
 from ..wire.ipykernel_private import allow_top_level_await
-from ..wire.line_clock import LineClock
-from ..wire.memory import resident_bytes
 from ..wire.rank_service import RankService, answer
-from ..wire.status_codec import encode
+from ..wire.summaries import SummaryWriter
 from . import availability
 from .cells import Cells
 from .gpus import NO_GPU, Gpu, choose_device, load_cupy, may_share
@@ -80,7 +76,9 @@ def installed() -> Agent:
 
 def debug() -> None:
     """Open the failed frame of this rank; what `Ranks.debug` has the rank do."""
-    installed().debug()
+    agent = installed()
+    assert agent.assignment is not None
+    agent.cells.post_mortem.open(agent.assignment["rank"])
 
 
 class Agent:
@@ -89,54 +87,55 @@ class Agent:
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
         self.shell = kernel.shell
-        self._assignment: requests.RankAssignment | None = None
+        self.assignment: requests.RankAssignment | None = None
         # The names that cells begin with.
         self._given: Set[str] = frozenset()
         self._gpu: Gpu | None = None
         self._new_gpu: Gpu | None = None
         # Torch is watched once a cell, or `torch_ranks`, imports it.
         self._torch = watch()
-        self._numbers = itertools.count(1)
         self._store = RankStore(self._offer_store)
-        self._publisher = StatusPublisher(kernel, self.summary)
+        self._summary = SummaryWriter(
+            lambda: self.cells.place().location, self._status
+        ).write
+        self._publisher = StatusPublisher(kernel, self._summary)
         # Threads that are here before any cell are those of ipykernel.
         known = sys._current_frames()
         # The last op of a cell may be younger than the last reading of torch.
-        self._cells = Cells(kernel, self._publisher, self._apply_gpu, self._torch.read)
-        source = self._cells.source
-        self._line = LineClock(lambda: self._cells.place().location)
-        stacks = ThreadStacks(source.name_of, lambda: self._cells.running, known)
+        self.cells = Cells(kernel, self._publisher, self._apply_gpu, self._torch.read)
+        source = self.cells.source
+        stacks = ThreadStacks(source.name_of, lambda: self.cells.running, known)
         self._handlers = requests.handlers_of(
             self,
-            self._cells,
+            self.cells,
+            self._publisher,
             self._store,
             NcclReports(),
-            RankService(self.summary, stacks),
+            RankService(self._summary, stacks),
         )
-        allow_top_level_await(kernel)
-        explain_input(kernel, source.describe)
         kernel.control_handlers[message_types.REQUEST] = self._serve
         private.serve_signals(kernel)
+        self._adapt_shell()
+        recorder.set_source_namer(source.describe)
+        locate_with(self.cells.place)
+        world.on_change(self._publisher.note_change)
+
+    def _adapt_shell(self) -> None:
+        """Adapt IPython to an engine, at which nobody types."""
+        allow_top_level_await(self.kernel)
+        explain_input(self.kernel, self.cells.source.describe)
+        print_progress_as_text()
         # `dist.all_reduce?` is output of the cell: no front end opens a rank's pager.
         in_output = page.as_hook(page.display_page)  # type: ignore[no-untyped-call]
         self.shell.set_hook("show_in_pager", in_output, 90)
         # In an engine the cells report asynchronous errors, not the exit status.
         atexit.unregister(fail_on_async_error)
-        print_progress_as_text()
-        recorder.set_source_namer(source.describe)
-        locate_with(self._cells.place)
-        world.on_change(self._publisher.note_change)
 
     def _serve(self, stream: Any, ident: Any, request: private.Message) -> None:
         content = answer(self._handlers, request["content"])
         private.reply(self.kernel, stream, ident, request, content)
 
     # -- cells, on the main thread -------------------------------------------
-
-    def debug(self) -> None:
-        """Open the failed frame of this rank."""
-        assert self._assignment is not None
-        self._cells.debug(self._assignment["rank"])
 
     def _apply_gpu(self) -> None:
         gpu, self._new_gpu = self._new_gpu, None
@@ -155,7 +154,7 @@ class Agent:
             "address": self._address(),
             "port": _free_port(),
             "job_rank": _job_rank(),
-            "assignment": self._assignment,
+            "assignment": self.assignment,
             "hosts_store": self._store.is_host,
             "groups": [one.group_desc for one in world.groups()],
         }
@@ -178,8 +177,7 @@ class Agent:
 
     @requests.AssignRank.handler
     def _assign_rank(self, wanted: requests.AssignRank) -> requests.GpuAnswer:
-        """Take a rank: world size, environment, GPU and the cells' namespace."""
-        self._assignment = wanted.assignment
+        self.assignment = wanted.assignment
         os.environ.update(wanted.env)
         import rankscope
 
@@ -216,24 +214,20 @@ class Agent:
     # -- groups ----------------------------------------------------------------
 
     def _offer_store(self, store: TCPStore) -> None:
-        assigned = self._assignment
+        assigned = self.assignment
         if assigned is not None and assigned["torch"] is not None:
             # No group of ours is made: a cell may make it.
             world.offered = store, assigned["rank"], assigned["world_size"]
 
     @requests.InitGroup.handler
     def _init_group(self, wanted: requests.InitGroup) -> list[requests.Refusal]:
-        """Make the default group; its backends are built at their first use.
-
-        Returns the named backends that will not be built, since they cannot be used
-        here.
-        """
-        assert self._assignment is not None
+        """Make the default group; its backends are built at their first use."""
+        assert self.assignment is not None
         init_process_group(
             wanted.backend,
             timeout=wanted.timeout,
-            rank=self._assignment["rank"],
-            world_size=self._assignment["world_size"],
+            rank=self.assignment["rank"],
+            world_size=self.assignment["world_size"],
             store=self._store.store,
             # The cluster sees to it that all ranks join; a fresh rank joins alone.
             wait_for_workers=False,
@@ -254,49 +248,26 @@ class Agent:
 
     @requests.Rebuild.handler
     def _rebuild(self, wanted: requests.Rebuild) -> requests.EncodedSummary:
-        """Begin new generations of groups on the present store."""
         for group, generation in wanted.generations.items():
             world.rebuild(group, generation, self._store.store)
-        return self.summary()
+        return self._summary()
 
     # -- status ------------------------------------------------------------
 
-    def summary(self) -> requests.EncodedSummary:
-        """Return the status of this rank for the wire."""
-        # First: the summary has all that happened before it had its number.
-        number = next(self._numbers)
-        began = self._cells.began
-        line, line_for = self._line.look()
+    def _status(self) -> dict[str, Any]:
+        began = self.cells.began
         gpu, gpu_memory = NO_GPU if self._gpu is None else self._gpu.summary()
-        return encode(
-            Summary(
-                number,
-                pid=os.getpid(),
-                status_thread=self._publisher.native_id,
-                busy=began is not None,
-                busy_for=None if began is None else time.monotonic() - began,
-                line=line,
-                line_for=line_for,
-                # A cell that is being prepared cannot be interrupted yet.
-                cell=None if began is None else self._cells.number,
-                last_cell_exit=self._cells.last_exit if began is None else "",
-                last_cell_failed=self._cells.last_failed and began is None,
-                gpu=gpu,
-                memory=resident_bytes(),
-                gpu_memory=gpu_memory,
-                groups=world.summary(),
-                advice=world.advice(),
-            )
-        )
-
-    @requests.Subscribe.handler
-    def _subscribe(self, wanted: requests.Subscribe) -> requests.EncodedSummary:
-        self._publisher.subscribe(wanted.header)
-        return self.summary()
-
-    @requests.Unsubscribe.handler
-    def _unsubscribe(self, wanted: requests.Unsubscribe) -> None:
-        self._publisher.unsubscribe(wanted.msg_id)
+        return {
+            "status_thread": self._publisher.thread.native_id,
+            "busy": began is not None,
+            "busy_for": None if began is None else time.monotonic() - began,
+            # A cell that is being prepared cannot be interrupted yet.
+            "cell": None if began is None else self.cells.number,
+            "last_cell_exit": self.cells.last_exit if began is None else "",
+            "last_cell_failed": self.cells.last_failed and began is None,
+            "gpu": gpu,
+            "gpu_memory": gpu_memory,
+        }
 
 
 def _job_rank() -> int | None:

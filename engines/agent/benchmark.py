@@ -25,17 +25,10 @@ __all__ = ["measure_on_rank"]
 def measure_on_rank(request: dict[str, Any]) -> None:
     """Measure in the cell's group; every rank of the group calls it.
 
-    Parameters
-    ----------
-    request
-        The arguments of `rankscope.backends.benchmark.benchmark`, and ``"backends"``:
-        names, each measured in a group that is made for it; none means the cell's
-        group as it is.
-
-    Raises
-    ------
-    DistBackendError
-        For a backend that cannot be used here; the message names the remedy.
+    `request` has the arguments of `rankscope.backends.benchmark.benchmark`, and
+    ``"backends"``: names, each measured in a group that is made for it; none means the
+    cell's group as it is. Raises `DistBackendError`, with the remedy, for a backend
+    that cannot be used here.
     """
     wanted = dict(request)
     names, device = wanted.pop("backends"), wanted.pop("device")
@@ -60,11 +53,7 @@ def _measure(
     reason = None if name is None else why_refused(device, name)
     if reason is not None:
         raise DistBackendError(reason)
-    for number, found in enumerate(benchmark(group=group, device=device, **wanted)):
-        _publish({"row": f"{order}/{number}", "backend": name, **asdict(found)})
-
-
-def _publish(data: Mapping[str, Any]) -> None:
     kernel = IPKernelApp.instance().kernel
-    parent = private.message_header(kernel.get_parent("shell"))
-    private.publish(kernel, DATA, data, parent)
+    for number, found in enumerate(benchmark(group=group, device=device, **wanted)):
+        data = {"row": f"{order}/{number}", "backend": name, **asdict(found)}
+        private.publish(kernel, DATA, data, kernel.get_parent("shell")["header"])

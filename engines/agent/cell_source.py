@@ -12,13 +12,7 @@ __all__ = ["CellSource"]
 
 
 class CellSource:
-    """Finds cells and their lines by the file names that IPython compiles them under.
-
-    Parameters
-    ----------
-    shell
-        The shell of the engine.
-    """
+    """Finds cells and their lines by the names of files that IPython gives them."""
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell

@@ -30,14 +30,7 @@ __all__ = ["Cells"]
 class Cells:
     """The cells of this rank: which one runs, since when, and how the last one ended.
 
-    Parameters
-    ----------
-    kernel
-        The kernel of the engine.
-    publisher
-        The publisher of the rank's status.
-    before, after
-        Called before and after each cell.
+    `before` and `after` are called before and after each cell.
     """
 
     def __init__(
@@ -62,7 +55,8 @@ class Cells:
         self._scope = ExitStack()
         self._interruptible = False
         self._print_marks = PrintMarks()
-        self._post_mortem = PostMortem(
+        #: The debugger on the last cell that failed.
+        self.post_mortem = PostMortem(
             self._publish_data, self._is_heard, self.source.cell_of
         )
         self._shell.input_transformers_cleanup.append(self._set_number)
@@ -83,15 +77,11 @@ class Cells:
             return Place("", self.last_exit)
         return Place(self.source.innermost(self._main.ident))
 
-    def debug(self, rank: int) -> None:
-        """Open the frame in which the last cell failed; `rank` is for its messages."""
-        self._post_mortem.open(rank)
-
     # -- requests, on the control thread ------------------------------------
 
     @requests.AnswerPrompt.handler
     def _answer_prompt(self, typed: requests.AnswerPrompt) -> None:
-        self._post_mortem.answer(typed.number, typed.line)
+        self.post_mortem.prompts.answer(typed.number, typed.line)
 
     @requests.Interrupt.handler
     def _interrupt(self, wanted: requests.Interrupt) -> bool:
@@ -109,7 +99,7 @@ class Cells:
         return private.request_metadata(self._kernel).get("rankscope")
 
     def _header(self) -> dict[str, Any]:
-        return private.message_header(self._kernel.get_parent("shell"))
+        return self._kernel.get_parent("shell")["header"]
 
     def _is_heard(self) -> bool:
         """Whether the notebook that sent the running cell renews its subscription."""
@@ -167,7 +157,7 @@ class Cells:
                 # What the reply says: the traceback shows it already.
                 result.error_in_exec = explain(result.error_in_exec)
             error = result.error_before_exec or result.error_in_exec
-            self._post_mortem.note(result.error_in_exec)
+            self.post_mortem.note(result.error_in_exec)
         line = None if error is None else self.source.line_of(error)
         if error is not None:
             private.publish(
@@ -182,11 +172,11 @@ class Cells:
                 self._shell.push(
                     {message_types.CELL_VALUE: result.result}, interactive=False
                 )
-            if not self._post_mortem.opened:
+            if not self.post_mortem.opened:
                 self.last_exit = _describe_exit(self.number, error, line)
                 self.last_failed = error is not None
         self.number = self.began = None
-        self._post_mortem.opened = False
+        self.post_mortem.opened = False
         settle()
         self._after()
         self._publisher.note_change()

@@ -36,14 +36,9 @@ class Memory(Protocol):
 class GpuReadings:
     """Reads the memory of a GPU, a reading at a time.
 
-    Parameters
-    ----------
-    memory
-        NVML's account of the GPU.
-    pool
-        Returns the bytes that the process's own pool of arrays holds, ``None`` where
-        that is not known. For a process that NVML does not list, as in a container
-        with process ids of its own.
+    `memory` is NVML's account of the GPU. ``pool()`` returns the bytes that the
+    process's own pool of arrays holds, ``None`` where that is not known: for a process
+    that NVML does not list, as in a container with process ids of its own.
     """
 
     def __init__(self, memory: Memory, pool: Callable[[], int | None]) -> None:

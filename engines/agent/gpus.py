@@ -93,20 +93,11 @@ def load_cupy() -> Any | None:
 
 
 class Gpu:
-    """The GPU of this rank.
+    """The GPU of this rank, the CUDA device `index`.
 
-    Parameters
-    ----------
-    index
-        The number of the CUDA device.
-    name
-        What it is called.
-    use
-        Makes the GPU the calling thread's current device.
-    pool
-        Returns the bytes that the pool of the rank's array library holds on the GPU.
-    uuid
-        The UUID of the GPU, where cuda-bindings does not know it.
+    ``use()`` makes it the calling thread's current device; ``pool()`` returns the bytes
+    that the pool of the rank's array library holds on it. `uuid` is for where
+    cuda-bindings does not know it.
     """
 
     def __init__(

@@ -18,12 +18,7 @@ _HINT = "%dist_debug -r RANK opens the frame in which a rank failed"
 def explain_input(kernel: Any, describe: Callable[[str, int], str]) -> None:
     """Have ``input()``, ``%debug`` and ``breakpoint()`` say what there is instead.
 
-    Parameters
-    ----------
-    kernel
-        The kernel of the engine.
-    describe
-        Returns a file and a line as a person knows them.
+    ``describe(file, line)`` returns a place as a person knows it.
     """
 
     def no_input(prompt: object = "", *args: object, **options: object) -> NoReturn:

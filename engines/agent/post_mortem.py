@@ -24,12 +24,8 @@ TICK = 0.2
 class Prompts:
     """Lines that a person types, for the main thread of this rank.
 
-    Parameters
-    ----------
-    publish
-        Sends the notebook data of the cell that runs.
-    is_heard
-        Whether that notebook is still there: one that was killed answers no prompt.
+    ``publish(data)`` sends the notebook data of the cell that runs; ``is_heard()`` is
+    whether that notebook is still there: one that was killed answers no prompt.
     """
 
     def __init__(
@@ -103,12 +99,7 @@ class _Debugger(Pdb):
 class PostMortem:
     """What ended the last cell that failed on this rank, and the debugger on it.
 
-    Parameters
-    ----------
-    publish, is_heard
-        As of `Prompts`.
-    name_cell
-        Returns ``cell 7`` for the file of that cell, ``None`` for other files.
+    `publish` and `is_heard` are those of `Prompts`, `name_cell` that of `_Debugger`.
     """
 
     def __init__(
@@ -119,7 +110,7 @@ class PostMortem:
     ) -> None:
         self._publish = publish
         self._name_cell = name_cell
-        self._prompts = Prompts(publish, is_heard)
+        self.prompts = Prompts(publish, is_heard)
         self._failure: BaseException | None = None
         #: Whether the present cell only looks at the end of an earlier one.
         self.opened = False
@@ -132,10 +123,6 @@ class PostMortem:
         if error is not None and not isinstance(error, UsageError):
             self._failure = error
 
-    def answer(self, number: int, line: str) -> None:
-        """As `Prompts.answer`."""
-        self._prompts.answer(number, line)
-
     def open(self, rank: int) -> None:
         """Open the frame in which the error was raised, until a person leaves it."""
         self.opened = True
@@ -144,7 +131,7 @@ class PostMortem:
             self._publish({"refusal": f"no cell has failed on rank {rank}"})
             return
         debugger = _Debugger(
-            self._name_cell, _Lines(self._prompts, f"rank {rank} ipdb> ")
+            self._name_cell, _Lines(self.prompts, f"rank {rank} ipdb> ")
         )
         # The notebook shows the prompt where it takes the line.
         debugger.use_rawinput = False

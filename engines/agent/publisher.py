@@ -10,8 +10,7 @@ from typing import Any
 from rankscope.backends.work.flight_recorder import recorder
 
 from ..wire import ipyparallel_private as private
-from ..wire import message_types
-from ..wire.requests import EncodedSummary
+from ..wire import message_types, requests
 
 __all__ = ["MIN_INTERVAL", "StatusPublisher"]
 
@@ -27,39 +26,30 @@ LEASE = 30.0
 
 
 class StatusPublisher:
-    """Publishes the rank's summary to its subscribers, on a thread of its own.
+    """Publishes ``summary()`` to its subscribers, on a thread of its own."""
 
-    Parameters
-    ----------
-    kernel
-        The kernel of the engine.
-    summary
-        Returns the rank's encoded summary; called on the publisher's thread.
-    """
-
-    def __init__(self, kernel: Any, summary: Callable[[], EncodedSummary]) -> None:
+    def __init__(
+        self, kernel: Any, summary: Callable[[], requests.EncodedSummary]
+    ) -> None:
         self._kernel = kernel
         self._summary = summary
         #: ``msg_id`` of a subscription's header → the header, and when it ends.
         self.subscriptions: dict[str, tuple[dict[str, Any], float]] = {}
         self._changed = threading.Event()
-        self._thread = threading.Thread(
+        self.thread = threading.Thread(
             target=self._run, name="rankscope-status", daemon=True
         )
-        self._thread.start()
+        self.thread.start()
 
-    @property
-    def native_id(self) -> int | None:
-        """The number that the operating system has given to the publisher's thread."""
-        return self._thread.native_id
+    @requests.Subscribe.handler
+    def _subscribe(self, wanted: requests.Subscribe) -> requests.EncodedSummary:
+        header, until = wanted.header, time.monotonic() + LEASE
+        self.subscriptions[header["msg_id"]] = header, until
+        return self._summary()
 
-    def subscribe(self, header: dict[str, Any]) -> None:
-        """Publish under `header` for the next `LEASE` seconds."""
-        self.subscriptions[header["msg_id"]] = header, time.monotonic() + LEASE
-
-    def unsubscribe(self, msg_id: str) -> None:
-        """End the subscription whose header has `msg_id`."""
-        self.subscriptions.pop(msg_id, None)
+    @requests.Unsubscribe.handler
+    def _unsubscribe(self, wanted: requests.Unsubscribe) -> None:
+        self.subscriptions.pop(wanted.msg_id, None)
 
     def is_watched_by(self, session: str) -> bool:
         """Whether a client with this session has subscribed, and renews it."""

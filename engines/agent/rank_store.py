@@ -18,10 +18,7 @@ TIMEOUT = 10.0
 class RankStore:
     """The store in which the groups of the ranks meet; replaced when its host is lost.
 
-    Parameters
-    ----------
-    on_change
-        Called with each new store.
+    `on_change` is called with each new store.
     """
 
     def __init__(self, on_change: Callable[[TCPStore], None]) -> None:
@@ -34,11 +31,6 @@ class RankStore:
     def is_host(self) -> bool:
         """Whether the store is in this process."""
         return self.store is not None and self.store.is_master
-
-    @property
-    def lost(self) -> bool:
-        """Whether this rank has no connection to the store any more."""
-        return self.store is None or self.store.lost
 
     @requests.HostStore.handler
     def host(self, wanted: requests.HostStore) -> requests.StoreAddress:
@@ -55,7 +47,7 @@ class RankStore:
 
     @requests.IsStoreLost.handler
     def _is_lost(self, wanted: requests.IsStoreLost) -> bool:
-        return self.lost
+        return self.store is None or self.store.lost
 
     def _address(self) -> requests.StoreAddress:
         assert self.store is not None

@@ -39,16 +39,9 @@ _hosted: Any = None
 def load(host: str | None) -> str:
     """Import torch, which the agent watches, and set the cells' variables.
 
-    Parameters
-    ----------
-    host
-        The address at which to open the store of torch's default group; ``None`` on
-        the ranks that do not host it.
-
-    Returns
-    -------
-    str
-        A `TorchAnswer` as JSON, since the notebook gets the repr of the result.
+    `host` is the address at which to open the store of torch's default group; ``None``
+    on the ranks that do not host it. Returns a `TorchAnswer` as JSON, since the
+    notebook gets the repr of the result.
     """
     global _hosted
     for name, value in DEFAULTS.items():

@@ -133,11 +133,6 @@ class Bench:
     def result(self, timeout: float | None = None) -> BenchResult:
         """Wait for the end and return all rows.
 
-        Returns
-        -------
-        BenchResult
-            The rows.
-
         Raises
         ------
         ExecutionError

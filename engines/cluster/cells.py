@@ -56,13 +56,8 @@ class CellRunner:
     def run(self, execution: Execution, groups: Mapping[int, str]) -> None:
         """Send a cell to its ranks.
 
-        Parameters
-        ----------
-        execution
-            The cell.
-        groups
-            Rank → the id of the group that ``group=None`` means there, where it is
-            not the default group.
+        `groups` is rank → the id of the group that ``group=None`` means there, where it
+        is not the default group.
         """
         with self._lock:
             self._running[execution] = {}

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import concurrent.futures
 import contextlib
-import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, TypeVar
 
 import ipyparallel
@@ -27,7 +23,6 @@ from .cluster_file import Announcement, ClusterFile
 from .gpus import Gpus
 from .launched import Launched
 from .observed_ranks import FRESH
-from .rank_slots import check_ranks
 from .ranks import Chosen, Ranks
 
 __all__ = ["Cluster"]
@@ -208,9 +203,7 @@ class Cluster(Ranks):
             self._registry.gpus = gpus
             if options is not None:
                 self._registry.torch = options.of_run(self.cluster_id)
-            self._store_host = recovery.assign_all(
-                self._registry, sorted(client.ids), backend, timeout, deadline, report
-            )
+            recovery.assign_all(self._registry, sorted(client.ids), deadline, report)
             self._registry.start_status()
             launched.update_orphan_reaper()
             self._announce()
@@ -234,12 +227,9 @@ class Cluster(Ranks):
         #: Whether the cluster ends with this object's process.
         self.owned = owned
         self._launched = launched
-        self._process = os.getpid()
-        self._ending = threading.Lock()
         self._announcement = Announcement(options["cluster_id"], options["profile"])
         super().__init__(client, **options)
         self._registry.find_end = self._announcement.find_end
-        atexit.register(self._at_exit)
 
     #: ``Cluster.start(n)`` is ``Cluster(n)``, with the same options.
     start = _TheClass()
@@ -319,11 +309,9 @@ class Cluster(Ranks):
             if options is not None:
                 self._registry.torch = options.of_run(self.cluster_id)
             file = ClusterFile.read(self.cluster_id, self.profile)
-            self._store_host = recovery.find_or_assign(
+            recovery.find_or_assign(
                 self._registry,
                 {} if file is None else file.hellos(),
-                backend,
-                timeout,
                 time.monotonic() + attach_timeout,
                 report,
                 assign=not briefly,
@@ -413,8 +401,7 @@ class Cluster(Ranks):
             ranks of an MPI job are given, and a group uses MPI; `ranks` is empty; or
             the start failed.
         """
-        self._check_open()
-        chosen = check_ranks(ranks, self.n)
+        chosen = self._chosen(ranks)
         launched = self._launched
         if launched is None:
             raise ClusterError(
@@ -446,17 +433,8 @@ class Cluster(Ranks):
             )
             self._watch_launched()
             try:
-                self._store_host = recovery.reassign(
-                    self._registry,
-                    chosen,
-                    numbers,
-                    deadline,
-                    exported,
-                    self._store_host,
-                    why,
-                    self.backend,
-                    self.timeout,
-                    report,
+                recovery.reassign(
+                    self._registry, chosen, numbers, deadline, exported, why, report
                 )
             except BaseException:
                 held = self.engine_ids.values()
@@ -515,7 +493,6 @@ class Cluster(Ranks):
             if fresh:
                 self._registry.refresh_last(LAST_ANSWER)
             self._note_end()
-        atexit.unregister(self._at_exit)
         self._cells.abandon("ClusterShutDown", "the cluster was shut down")
         # Every step runs, also where an earlier one raises.
         with contextlib.ExitStack() as steps:
@@ -541,44 +518,17 @@ class Cluster(Ranks):
             with contextlib.suppress(OSError):
                 self._registry.ask(Interrupt(), busy, LAST_ANSWER)
 
-    def close(self) -> None:
-        """Disconnect from the cluster and leave it running.
-
-        It is what ``%dist_shutdown`` does with ranks that were attached.
-        """
-        with self._ending:
-            if not self._open:
-                return
-            self._note_end(detached=True)
-        atexit.unregister(self._at_exit)
+    def _disconnect(self) -> None:
         with contextlib.ExitStack() as steps:
             if self._launched is not None:
                 steps.callback(self._launched.close)
             self._registry.close()
 
-    def _at_exit(self) -> None:
-        # Nobody can look at a last status.
-        self._leave(fresh=False)
-
     def _leave(self, *, fresh: bool) -> None:
-        if os.getpid() != self._process:
-            # A process that the notebook forked does not own the cluster.
-            return
         if self.owned:
             self.shutdown(fresh=fresh)
         else:
             self.close()
-
-    def __enter__(self) -> Cluster:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._leave(fresh=True)
 
 
 def _silent(text: str) -> None:

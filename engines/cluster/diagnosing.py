@@ -219,7 +219,10 @@ def _view(
         records=dump["records"] if dump else (),
         now_ns=time.time_ns() + records.offsets_ns.get(one.rank, 0),
         death=None if one.alive else one.reason or f"rank {one.rank} is dead",
-        silent_for=_silence_of(one) if one.alive and _silent(one) else None,
+        # At least for `QUIET` s, if it never sent anything.
+        silent_for=(
+            (one.heartbeat_age or QUIET) if one.alive and _silent(one) else None
+        ),
         silence=why_silent,
         process=f"{engine}pid {one.pid} on {one.host}",
         location=location,
@@ -236,11 +239,6 @@ def _view(
 def _silent(one: RankStatus) -> bool:
     """Return whether a rank sent no summary for `QUIET` s, in spite of a request."""
     return one.heartbeat_age is None or one.heartbeat_age > QUIET
-
-
-def _silence_of(one: RankStatus) -> float:
-    """Return for how long a silent rank sent nothing; from the first on, at least."""
-    return QUIET if one.heartbeat_age is None else one.heartbeat_age
 
 
 def _is_decided(one: RankStatus, cause: silence.Cause | None, patience: float) -> bool:

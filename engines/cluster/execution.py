@@ -161,21 +161,13 @@ class Execution:
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for every rank; return whether all are done.
 
-        Returns
-        -------
-        bool
-            ``False`` if `timeout` passed; the cell runs on.
+        ``False``: `timeout` passed, and the cell runs on.
         """
         with self._ended:
             return self._ended.wait_for(lambda: not self._running, timeout)
 
     def result(self, timeout: float | None = None) -> Execution:
-        """Wait for the end; raise the error if a rank failed.
-
-        Returns
-        -------
-        Execution
-            This object.
+        """Wait for the end and return this object; raise the error if a rank failed.
 
         Raises
         ------
@@ -226,8 +218,9 @@ class Execution:
             self._outputs[rank].append(output)
             callbacks = list(self._callbacks)
             if kind == "error":
-                self._errors[rank] = self._error_of(rank, output)
-        self._call(callbacks, rank, output)
+                what = (output["ename"], output["evalue"], output["traceback"])
+                self._errors[rank] = RankError(rank, *what, self.cell)
+        _call(callbacks, rank, output)
 
     def _receive_data(self, rank: int, data: dict[str, Any]) -> None:
         with self._lock:
@@ -235,29 +228,7 @@ class Execution:
                 return
             self._data.append((rank, data))
             callbacks = list(self._data_callbacks)
-        self._call(callbacks, rank, data)
-
-    @staticmethod
-    def _call(
-        callbacks: Sequence[Callable[[int, dict[str, Any]], None]],
-        rank: int,
-        argument: dict[str, Any],
-    ) -> None:
-        for callback in callbacks:
-            try:
-                callback(rank, argument)
-            except Exception:  # noqa: BLE001 - code of a user
-                # The I/O thread must go on: it serves every cell and rank.
-                _log.exception("a callback of a cell failed")
-
-    def _error_of(self, rank: int, content: Mapping[str, Any]) -> RankError:
-        return RankError(
-            rank,
-            content["ename"],
-            content["evalue"],
-            tuple(content["traceback"]),
-            self.cell,
-        )
+        _call(callbacks, rank, data)
 
     def finish(self, rank: int, error: RankError | None = None) -> None:
         """Mark `rank` done, with an `error` if the rank published none itself."""
@@ -275,8 +246,13 @@ class Execution:
                 return
             callbacks, self._done_callbacks = self._done_callbacks, []
             self._ended.notify_all()
-        for callback in callbacks:
-            try:
-                callback(self)
-            except Exception:  # noqa: BLE001 - code of a user
-                _log.exception("a callback at the end of a cell failed")
+        _call(callbacks, self)
+
+
+def _call(callbacks: Sequence[Callable[..., None]], *arguments: Any) -> None:
+    for callback in callbacks:
+        try:
+            callback(*arguments)
+        except Exception:  # noqa: BLE001 - code of a user
+            # The I/O thread must go on: it serves every cell and rank.
+            _log.exception("a callback of a cell failed")

@@ -15,8 +15,10 @@ from rankscope.backends.observe.chrome_trace import chrome_trace, estimate_offse
 from rankscope.backends.observe.export import save_flight_recorder
 from rankscope.backends.observe.torch_format import flight_recorder
 
+from ..wire.answers import Answers
 from ..wire.requests import GetClock, GetFlightRecord
 from .rank_registry import RankRegistry
+from .rank_slots import deaths
 
 __all__ = ["FlightRecords", "fetch"]
 
@@ -42,10 +44,7 @@ class FlightRecords:
     def chrome_trace(self) -> dict[str, Any]:
         """Return all records on one clock as a Chrome trace, which Perfetto opens.
 
-        Returns
-        -------
-        dict
-            What `save` writes as JSON.
+        `save` writes it as JSON.
         """
         records = {rank: dump["records"] for rank, dump in self.dumps.items()}
         return chrome_trace(records, self.offsets_ns)
@@ -59,11 +58,6 @@ class FlightRecords:
             One that ends with ``.json`` becomes one Chrome trace of all ranks on one
             clock. Any other is the folder, or the prefix, of one dump per rank in
             PyTorch's Flight Recorder format.
-
-        Returns
-        -------
-        list of pathlib.Path
-            The files.
         """
         if str(path).endswith(".json"):
             file = Path(path)
@@ -81,15 +75,10 @@ def fetch(
     """Fetch the flight recorders of `ranks`; see `ObservedRanks.flight_records`."""
     chosen = list(ranks)
     answers = registry.ask(GetFlightRecord(last), chosen, TIMEOUT)
-    dead = {
-        slot.rank: str(slot.death)
-        for slot in registry.slots
-        if not slot.alive and slot.rank in chosen
-    }
     return FlightRecords(
         dict(sorted(answers.results.items())),
         _offsets(registry, answers.results),
-        {**answers.errors, **dead},
+        {**answers.errors, **deaths(registry.slots, chosen)},
     )
 
 
@@ -125,10 +114,5 @@ def _sample(
     for rank, future in futures.items():
         future.add_done_callback(note(rank))
     wait(futures.values(), CLOCK_TIMEOUT)
-    found = {}
-    for rank, future in futures.items():
-        if future.done() and future.exception() is None:
-            content = future.result()["content"]
-            if content["ok"]:
-                found[rank] = (sent, content["result"], received[rank])
-    return found
+    times = Answers.of(futures).results
+    return {rank: (sent, time, received[rank]) for rank, time in times.items()}

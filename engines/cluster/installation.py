@@ -43,28 +43,14 @@ def install_agents(
 ) -> dict[int, Hello]:
     """Install the agent on engines; return the description of each engine by its id.
 
-    Parameters
-    ----------
-    client, channel
-        The ipyparallel client, and its control channel.
-    engine_ids
-        The engines.
-    timeout
-        Seconds that all engines get together.
-    check
-        Raises if an engine ended: such an engine will not answer.
-    attach
-        Whether an engine may have the agent: such an engine is described by its agent
-        at once, also while a cell blocks the engine.
-    known
-        Descriptions by the identity of the engine, for those that are stopped, and for
-        those that do not answer in time, as one that holds the GIL.
+    All engines together get `timeout` seconds. ``check()`` raises if an engine ended,
+    which will not answer. With `attach` an engine may have the agent, which describes
+    it at once, also while a cell blocks the engine. `known` are descriptions by the
+    identity of the engine, for those that are stopped, and for those that do not answer
+    in time, as one that holds the GIL.
 
-    Raises
-    ------
-    ClusterError
-        For an engine that cannot import this version of Rankscope, or that does not
-        answer in time.
+    Raises `ClusterError` for an engine that cannot import this version of Rankscope, or
+    that does not answer in time.
     """
     uuids = private.engine_uuids(client)
     uuids = {number: uuids[number] for number in engine_ids}
@@ -122,9 +108,9 @@ def install_agents(
             )
     for number, future in greeting.items():
         if not future.done():
-            _discard(client, channel, uuids[number], future)
+            channel.drop(uuids[number], future)
     if not attach:
-        _reach(client, channel, uuids, deadline, check)
+        _reach(channel, uuids, deadline, check)
     return hellos
 
 
@@ -144,7 +130,6 @@ def _first_done(
 
 
 def _reach(
-    client: ipyparallel.Client,
     channel: ControlChannel,
     uuids: Mapping[int, str],
     deadline: float,
@@ -160,21 +145,13 @@ def _reach(
         concurrent.futures.wait(asked.values(), AGAIN)
         missing = {number for number in missing if not asked[number].done()}
         for number in missing:
-            _discard(client, channel, uuids[number], asked[number])
+            channel.drop(uuids[number], asked[number])
         check()
         if missing and time.monotonic() >= deadline:
             raise ClusterError(
                 f"engines {sorted(missing)} do not answer on the control channel: the "
                 "controller does not reach them. Try again"
             )
-
-
-def _discard(
-    client: ipyparallel.Client, channel: ControlChannel, uuid: str, future: Future[Any]
-) -> None:
-    """Stop expecting a reply."""
-    private.discard_request(client, future.msg_id)  # type: ignore[attr-defined]
-    channel.discard(uuid, future)
 
 
 def _hello(engine_id: int, reply: Any) -> Hello:

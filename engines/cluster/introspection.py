@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..wire import ipyparallel_private as private
+from ..wire.answers import Answers
 from ..wire.engine_code import call_of
 from ..wire.requests import GetNames
 from .rank_slots import SILENCE
@@ -65,12 +66,9 @@ class Introspection:
         """
         posted = self._registry.post(GetNames(), ranks)
         concurrent.futures.wait(posted.values(), timeout)
+        self._names.update(Answers.of(posted).results)
         found: dict[str, str] = {}
-        for rank, future in posted.items():
-            if future.done() and future.exception() is None:
-                content = future.result()["content"]
-                if content["ok"]:
-                    self._names[rank] = content["result"]
+        for rank in posted:
             found.update(self._names.get(rank, {}))
         return found
 

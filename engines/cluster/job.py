@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import json
-import os
 import socket
-import threading
 from collections.abc import Sequence
 from pathlib import PurePath
-from types import TracebackType
 from typing import Any, ClassVar, NoReturn
 
 from rankscope import __version__
@@ -73,8 +69,6 @@ class Job(ObservedRanks):
         #: Whether the script lets notebooks abort groups.
         self.allow_abort = bool(about["allow_abort"])
         self._script_name = PurePath(self.script).name or "script"
-        self._process = os.getpid()
-        self._ending = threading.Lock()
         super().__init__(
             self._registry,
             cluster_id=address,
@@ -82,7 +76,6 @@ class Job(ObservedRanks):
             launcher=self._script_name,
             backend=None,
         )
-        atexit.register(self._at_exit)
 
     @classmethod
     def attach(
@@ -180,32 +173,11 @@ class Job(ObservedRanks):
 
     # -- the end -----------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Detach; the job runs on."""
-        with self._ending:
-            if not self._open:
-                return
-            self._note_end(detached=True)
-        atexit.unregister(self._at_exit)
+    def _disconnect(self) -> None:
         self._registry.close()
 
     #: What ends a cluster only detaches from a job.
-    shutdown = close
-
-    def _at_exit(self) -> None:
-        if os.getpid() == self._process:
-            self.close()
-
-    def __enter__(self) -> Job:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+    shutdown = ObservedRanks.close
 
 
 def refusals(script: str, allow_abort: bool) -> dict[str, str]:
@@ -224,11 +196,10 @@ def refusals(script: str, allow_abort: bool) -> dict[str, str]:
 
 
 def _find(address: str | None, key: str | None) -> tuple[str, int, str]:
-    """Return host, port and key of the job that is meant."""
     files = job_files()
     if address is None:
-        host, port, known = _only(files)
-        return host, port, key or known
+        file = _only(files)
+        return file.host, file.port, key or file.key
     host, colon, number = address.rpartition(":")
     if not colon or not number.isdecimal() or not 0 < int(number) < 65536:
         raise ClusterError(f"{address!r} is no address: HOST:PORT is expected")
@@ -243,7 +214,7 @@ def _find(address: str | None, key: str | None) -> tuple[str, int, str]:
     return host, int(number), key
 
 
-def _only(files: Sequence[JobFile]) -> tuple[str, int, str]:
+def _only(files: Sequence[JobFile]) -> JobFile:
     if not files:
         raise ClusterError(
             "no job of this user runs here: give the address that rank 0 printed "
@@ -252,7 +223,7 @@ def _only(files: Sequence[JobFile]) -> tuple[str, int, str]:
     if len(files) > 1:
         listed = ", ".join(f"{one.address} ({one.script})" for one in files)
         raise ClusterError(f"several jobs run: give the address of one: {listed}")
-    return files[0].host, files[0].port, files[0].key
+    return files[0]
 
 
 def _connect(host: str, port: int, key: str, timeout: float) -> TCPStore:

@@ -8,24 +8,20 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any
 
 from rankscope.backends.errors import DistError, DistStoreError
 from rankscope.backends.stores.tcp import TCPStore
 
 from ..errors import ClusterError
 from ..status import Summary
-from ..wire.answers import Answers, wait_for_answers
 from ..wire.job_channel import ENDED, answer_key, append, end_key, status_key
 from ..wire.requests import PublishStatus, Request
 from .rank_registry import RankRegistry
 from .rank_slots import RankSlot
 
 __all__ = ["JobRegistry"]
-
-A = TypeVar("A")
 
 _log = logging.getLogger(__name__)
 
@@ -43,21 +39,13 @@ _NAMED = 3
 
 
 class JobRegistry(RankRegistry):
-    """The ranks behind the channel of a job.
-
-    Parameters
-    ----------
-    store
-        The channel. It belongs to the registry from now on.
-    size
-        The number of ranks.
-    """
+    """The `size` ranks behind the channel of a job, which it owns: `store`."""
 
     def __init__(self, store: TCPStore, size: int) -> None:
         super().__init__()
         #: Why the job has ended; ``None`` while it runs.
         self.ended: str | None = None
-        self.slots = [RankSlot(rank, -1, "", -1, "?", "", 0) for rank in range(size)]
+        self.slots = [RankSlot(rank) for rank in range(size)]
         self._store = store
         self._reported: set[int] = set()
         self._seen: dict[int, bytes] = {}
@@ -81,17 +69,7 @@ class JobRegistry(RankRegistry):
 
     # -- requests ------------------------------------------------------------------
 
-    def post(
-        self, request: Request[Any], ranks: Iterable[int] | None = None
-    ) -> dict[int, Future[Any]]:
-        """Send a request to the living of `ranks` without waiting."""
-        return {
-            rank: self._post_one(rank, request)
-            for rank in (range(len(self.slots)) if ranks is None else ranks)
-            if self.slots[rank].alive
-        }
-
-    def _post_one(self, rank: int, request: Request[Any]) -> Future[Any]:
+    def _post(self, slot: RankSlot, request: Request[Any]) -> Future[Any]:
         number = uuid.uuid4().hex
         message = json.dumps({"id": number, **request.content()}).encode()
         future: Future[Any] = Future()
@@ -99,7 +77,7 @@ class JobRegistry(RankRegistry):
             if self.ended is not None or self._closed.is_set():
                 future.set_exception(ClusterError(self.ended or "detached"))
                 return future
-            self._pending[future] = rank
+            self._pending[future] = slot.rank
         try:
             cancel = self._store.watch(
                 answer_key(number), lambda answer: _resolve(future, answer)
@@ -109,34 +87,15 @@ class JobRegistry(RankRegistry):
         else:
             future.add_done_callback(lambda _: cancel())
         future.add_done_callback(self._forget)
-        self._posts.put((rank, message, future))
+        self._posts.put((slot.rank, message, future))
         return future
+
+    def _give_up(self, slot: RankSlot, future: Future[Any]) -> None:
+        future.cancel()
 
     def _forget(self, future: Future[Any]) -> None:
         with self._lock:
             self._pending.pop(future, None)
-
-    def ask(
-        self,
-        request: Request[A] | Callable[[int], Request[A]],
-        ranks: Iterable[int] | None = None,
-        timeout: float = 2.0,
-    ) -> Answers[A]:
-        """Send a request to the living of `ranks`; wait for the answers."""
-        wanted = range(len(self.slots)) if ranks is None else list(ranks)
-        futures = {
-            rank: self._post_one(rank, request(rank) if callable(request) else request)
-            for rank in wanted
-            if self.slots[rank].alive
-        }
-        allowed = wait_for_answers(futures.values(), timeout)
-        answers: Answers[A] = Answers()
-        for rank, future in futures.items():
-            if future.cancel():
-                answers.errors[rank] = f"no answer within {allowed:g} s"
-            else:
-                answers.record(rank, future)
-        return answers
 
     # -- status --------------------------------------------------------------------
 

@@ -34,12 +34,8 @@ def account_of_group(
 ) -> str:
     """Return a sentence about the communicators of `group`; empty if there is none.
 
-    Parameters
-    ----------
-    ask
-        Returns the report that one rank can have, ``None`` if the rank does not answer.
-    seconds
-        How long to wait for a report that is under way.
+    ``ask(rank)`` returns the report that a rank can have, ``None`` if the rank does not
+    answer. One that is under way is awaited for `seconds`.
     """
     members = [status.ranks[rank] for rank in group.ranks]
     users = [

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import ClassVar
+from types import TracebackType
+from typing import ClassVar, TypeVar
 
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.verdicts import Verdict
@@ -24,6 +28,8 @@ __all__ = ["Chosen", "ObservedRanks"]
 
 #: An argument that chooses ranks; ``None``: all of them.
 Chosen = Iterable[int] | int | None
+
+R = TypeVar("R", bound="ObservedRanks")
 
 #: Seconds after which `ObservedRanks.status` requests a new summary of a rank.
 FRESH = 1.5
@@ -69,9 +75,12 @@ class ObservedRanks:
         self.backend = backend
         self._open = True
         self._detached = False
+        self._ending = threading.Lock()
+        self._process = os.getpid()
         # The status at the end: a rank that ends with the rest is not shown as dead.
         self._last: ClusterStatus | None = None
         self._observed = registry
+        atexit.register(self._at_exit)
 
     # -- the ranks ---------------------------------------------------------
 
@@ -112,15 +121,14 @@ class ObservedRanks:
         """Whether it is closed, and has left the ranks running."""
         return self._detached
 
-    def _note_end(self, *, detached: bool = False) -> None:
-        """Be closed from now on, and keep the present status."""
-        self._detached = detached
-        self._open = False
-        self._last = self._status()
-
     def _check_open(self) -> None:
         if not self._open:
             raise ClusterError(self._closed_because)
+
+    def _chosen(self, ranks: Chosen) -> list[int]:
+        """Return `ranks` (``None``: all); refuse once this object is closed."""
+        self._check_open()
+        return check_ranks(ranks, self.n)
 
     def _ranks_for(
         self, ranks: Chosen, group: str | GroupKey | None, inside: Sequence[int]
@@ -171,8 +179,7 @@ class ObservedRanks:
         RankStacks
             The stacks by rank; ``main_text(rank)`` is that of a main thread as lines.
         """
-        self._check_open()
-        return stacks_of(self._observed, check_ranks(ranks, self.n), every)
+        return stacks_of(self._observed, self._chosen(ranks), every)
 
     def sample(
         self,
@@ -208,10 +215,9 @@ class ObservedRanks:
         ClusterError
             It is closed, there is no such rank, or none of the ranks answers.
         """
-        self._check_open()
         return sample_ranks(
             self._observed,
-            check_ranks(ranks, self.n),
+            self._chosen(ranks),
             seconds,
             rate=rate,
             every=every,
@@ -246,11 +252,6 @@ class ObservedRanks:
         """Return the last known status of `ranks`, without a request.
 
         For callbacks of `subscribe`, which must not wait.
-
-        Returns
-        -------
-        ClusterStatus
-            The status.
 
         Raises
         ------
@@ -318,8 +319,7 @@ class ObservedRanks:
         FlightRecords
             The records; a rank that did not answer is in ``errors``.
         """
-        self._check_open()
-        return fetch(self._observed, check_ranks(ranks, self.n), last)
+        return fetch(self._observed, self._chosen(ranks), last)
 
     def nccl_report(self, rank: int) -> requests.NcclReport | None:
         """Return what NCCL's RAS service reports on the host of `rank`.
@@ -338,9 +338,8 @@ class ObservedRanks:
         ClusterError
             It is closed, or `rank` does not exist.
         """
-        self._check_open()
-        chosen = check_ranks([rank], self.n)
-        answers = self._observed.ask(requests.GetNcclReport(), chosen, 0.5)
+        request = requests.GetNcclReport()
+        answers = self._observed.ask(request, self._chosen(rank), 0.5)
         return answers.results.get(rank)
 
     def diagnose(self, stall: float = diagnosing.REQUESTED_STALL) -> list[Verdict]:
@@ -437,3 +436,48 @@ class ObservedRanks:
                 f"{name_ranks(answers.results)} is aborted"
             )
         return {rank: aborted["groups"] for rank, aborted in answers.all().items()}
+
+    # -- the end -----------------------------------------------------------
+
+    def _note_end(self, *, detached: bool = False) -> None:
+        """Be closed from now on, and keep the present status."""
+        self._detached = detached
+        self._open = False
+        self._last = self._status()
+        atexit.unregister(self._at_exit)
+
+    def close(self) -> None:
+        """Disconnect, and leave the ranks running.
+
+        It is what ``%dist_shutdown`` does with ranks that were attached.
+        """
+        with self._ending:
+            if not self._open:
+                return
+            self._note_end(detached=True)
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        raise NotImplementedError
+
+    def _leave(self, *, fresh: bool) -> None:
+        """End what this process has started; leave the rest running."""
+        self.close()
+
+    def _at_exit(self) -> None:
+        # A process that the notebook forked owns no ranks. Nobody can look at a last
+        # status.
+        if os.getpid() == self._process:
+            self._leave(fresh=False)
+
+    def __enter__(self: R) -> R:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if os.getpid() == self._process:
+            self._leave(fresh=True)

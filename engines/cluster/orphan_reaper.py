@@ -18,12 +18,17 @@ from collections.abc import Iterable
 from typing import Any
 
 from . import orphan_reaper_main
-from .orphan_reaper_main import process_start_time
+from .orphan_reaper_main import living, process_start_time
 
 __all__ = ["OrphanReaper"]
 
 #: Seconds that the process gets to end after its release.
 RELEASE_TIMEOUT = 2.0
+
+_STOP = (
+    "import sys; from ipyparallel import Cluster; "
+    "Cluster.from_file(sys.argv[1]).stop_cluster_sync()"
+)
 
 
 class OrphanReaper:
@@ -31,17 +36,14 @@ class OrphanReaper:
 
     Usable from any thread. The process may be killed, as by the kernel where memory
     is short: the next `watch` then starts another one, which gets everything that was
-    named so far.
-
-    Parameters
-    ----------
-    stop_file
-        The cluster file by which ipyparallel stops what runs on other machines;
-        ``None`` if everything runs on this machine.
+    named so far. `stop_file` is the cluster file by which ipyparallel stops what runs
+    on other machines; ``None`` if everything runs on this machine.
     """
 
     def __init__(self, stop_file: str | None = None) -> None:
-        self._stop_file = stop_file
+        self._stop: list[str] = []
+        if stop_file is not None:
+            self._stop = [sys.executable, "-c", _STOP, stop_file]
         # pid -> start time.
         self._processes: dict[int, int] = {}
         self._files: dict[str, None] = {}
@@ -76,7 +78,7 @@ class OrphanReaper:
             self._released = True
             # A process that was killed needs no release.
             with contextlib.suppress(BrokenPipeError):
-                self._send(self._process, {"release": True})
+                self._send(self._process, {"pids": [], "files": [], "stop": []})
             self._reap()
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -94,19 +96,16 @@ class OrphanReaper:
         )
         # A process that is killed already is replaced by the next `watch`.
         with contextlib.suppress(BrokenPipeError):
-            if self._stop_file is not None:
-                self._send(process, {"stop": [sys.executable, self._stop_file]})
-            if self._processes or self._files:
-                self._send(process, self._watched())
+            self._send(process, self._watched())
         return process
 
     def _watched(self) -> dict[str, Any]:
-        self._processes = {
-            pid: started
-            for pid, started in self._processes.items()
-            if process_start_time(pid) == started
+        self._processes = living(self._processes)
+        return {
+            "pids": [*self._processes.items()],
+            "files": [*self._files],
+            "stop": self._stop,
         }
-        return {"pids": [*self._processes.items()], "files": [*self._files]}
 
     def _send(self, process: subprocess.Popen[bytes], message: dict[str, Any]) -> None:
         assert process.stdin is not None

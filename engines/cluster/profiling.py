@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
+import msgspec
+
 from rankscope.backends.observe.stacks import Frame, Stack
 
 from ..errors import ClusterError, group_by_message
 from ..wire import requests
 from .rank_registry import RankRegistry
+from .rank_slots import deaths
 
 __all__ = [
     "RATE",
@@ -169,14 +172,14 @@ def stacks_of(
 ) -> RankStacks:
     """Return the stacks of `ranks` at this moment; of all threads with `every`."""
     answers = registry.ask(requests.GetStacks(every), ranks, timeout)
-    found, locations = {}, {}
-    for rank, answer in answers.results.items():
-        locations[rank] = answer["location"]
-        found[rank] = [
-            Stack(thread, tuple(Frame(*one) for one in frames))
-            for thread, frames in answer["stacks"]
-        ]
-    return RankStacks(found, locations, {**answers.errors, **_dead(registry, ranks)})
+    found = {
+        rank: msgspec.convert(answer["stacks"], list[Stack])
+        for rank, answer in answers.results.items()
+    }
+    locations = {rank: answer["location"] for rank, answer in answers.results.items()}
+    return RankStacks(
+        found, locations, {**answers.errors, **deaths(registry.slots, ranks)}
+    )
 
 
 def sample_ranks(
@@ -203,7 +206,7 @@ def sample_ranks(
     started = registry.ask(requests.StartSampling(key, seconds, rate, every), ranks)
     # A rank that was late to begin has its seconds, too.
     began = time.monotonic()
-    errors = {**started.errors, **_dead(registry, ranks)}
+    errors = {**started.errors, **deaths(registry.slots, ranks)}
     if not started.results:
         raise ClusterError(group_by_message(errors))
     try:
@@ -215,7 +218,7 @@ def sample_ranks(
         # The ranks have seen something.
         pass
     answers = registry.ask(requests.TakeSamples(key), list(started.results), ANSWER)
-    errors |= answers.errors | _dead(registry, ranks)
+    errors |= answers.errors | deaths(registry.slots, ranks)
     if not answers.results:
         raise ClusterError(group_by_message(errors))
     return Profile(
@@ -224,17 +227,9 @@ def sample_ranks(
 
 
 def _sampled(answer: requests.SampledStacks) -> Sampled:
-    frames = [Frame(*one) for one in answer["frames"]]
+    frames = msgspec.convert(answer["frames"], list[Frame])
     weights = [
         (Stack(thread, tuple(frames[place] for place in places)), weight)
         for thread, places, weight in answer["stacks"]
     ]
     return Sampled(answer["seconds"], answer["looks"], weights)
-
-
-def _dead(registry: RankRegistry, ranks: Iterable[int]) -> dict[int, str]:
-    return {
-        slot.rank: str(slot.death)
-        for slot in registry.slots
-        if not slot.alive and slot.rank in set(ranks)
-    }

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -25,7 +24,7 @@ OnStatus = Callable[[int, Summary], None]
 _log = logging.getLogger(__name__)
 
 
-class RankRegistry(ABC):
+class RankRegistry:
     """The ranks of engines, or of a script's job."""
 
     def __init__(self) -> None:
@@ -35,20 +34,54 @@ class RankRegistry(ABC):
 
     # -- requests ----------------------------------------------------------
 
-    @abstractmethod
     def ask(
         self,
         request: Request[A] | Callable[[int], Request[A]],
         ranks: Iterable[int] | None = None,
         timeout: float = 2.0,
     ) -> Answers[A]:
-        """Send a request to the living of `ranks`; wait for the answers."""
+        """Send a request to the living of `ranks`; wait for the answers.
 
-    @abstractmethod
+        It is one for all, or a function of the rank. A rank that does not answer within
+        `timeout` seconds (see `wait_for_answers`), or whose handler raises, is in the
+        ``errors``.
+        """
+        if threading.current_thread() is self._receiver:
+            raise RuntimeError("the I/O thread cannot wait for answers")
+        slots = {slot.rank: slot for slot in self._living(ranks)}
+        futures = {
+            rank: self._post(slot, request(rank) if callable(request) else request)
+            for rank, slot in slots.items()
+        }
+        return Answers.wait(
+            futures, timeout, lambda rank, late: self._give_up(slots[rank], late)
+        )
+
     def post(
         self, request: Request[Any], ranks: Iterable[int] | None = None
-    ) -> Mapping[int, Future[Any]]:
+    ) -> dict[int, Future[Any]]:
         """Send a request to the living of `ranks` without waiting."""
+        return {slot.rank: self._post(slot, request) for slot in self._living(ranks)}
+
+    def _living(self, ranks: Iterable[int] | None) -> list[RankSlot]:
+        chosen = None if ranks is None else set(ranks)
+        return [
+            slot
+            for slot in self.slots
+            if slot.alive and (chosen is None or slot.rank in chosen)
+        ]
+
+    @property
+    def _receiver(self) -> threading.Thread | None:
+        """The thread that receives the answers, where it is known."""
+        return None
+
+    def _post(self, slot: RankSlot, request: Request[Any]) -> Future[Any]:
+        raise NotImplementedError
+
+    def _give_up(self, slot: RankSlot, future: Future[Any]) -> None:
+        """Expect this answer no more."""
+        raise NotImplementedError
 
     # -- status ------------------------------------------------------------
 

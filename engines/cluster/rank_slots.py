@@ -17,7 +17,14 @@ from ..wire.requests import GpuAnswer, TorchAnswer
 from ..wire.torch_environment import TorchOptions, torchrun_variables
 from .gpus import Gpus
 
-__all__ = ["RankSlot", "check_ranks", "describe_exit", "environment", "note_gpus"]
+__all__ = [
+    "RankSlot",
+    "check_ranks",
+    "deaths",
+    "describe_exit",
+    "environment",
+    "note_gpus",
+]
 
 #: Seconds without a summary after which a rank is shown as unreachable.
 SILENCE = 5.0
@@ -40,13 +47,13 @@ class RankSlot:
 
     rank: int
     #: Negative where there is no engine.
-    engine_id: int
-    uuid: str
-    pid: int
-    host: str
-    address: str
+    engine_id: int = -1
+    uuid: str = ""
+    pid: int = -1
+    host: str = "?"
+    address: str = ""
     #: A port that was free on the engine's host, for MASTER_PORT.
-    port: int
+    port: int = 0
     #: Why this process ends the engine, if it does: a sentence that names the rank.
     end_reason: str | None = None
     #: Why the rank is dead: a sentence that names it. ``None`` for a living rank.
@@ -103,6 +110,16 @@ class RankSlot:
             reason=self.death or self.unreadable,
             heartbeat_age=age,
         )
+
+
+def deaths(slots: Iterable[RankSlot], ranks: Iterable[int]) -> dict[int, str]:
+    """Return rank → why it is dead, for the dead of `ranks`."""
+    chosen = set(ranks)
+    return {
+        slot.rank: slot.death
+        for slot in slots
+        if slot.death is not None and slot.rank in chosen
+    }
 
 
 def describe_exit(exit_code: int | None) -> str:

@@ -27,7 +27,7 @@ from .cells import CellRunner
 from .execution import Execution
 from .introspection import Introspection
 from .observed_ranks import Chosen, ObservedRanks
-from .rank_slots import RankSlot, check_ranks
+from .rank_slots import RankSlot
 from .registry import EngineRegistry
 
 __all__ = ["Chosen", "Ranks"]
@@ -39,33 +39,22 @@ DEFAULT_SIZES = "1K:64M"
 
 
 class Ranks(ObservedRanks):
-    """The ranks behind a client: cells, status, variables, groups.
-
-    Every method may be called from any thread, but those of the callbacks.
-    """
+    """The ranks behind a client: cells, status, variables, groups."""
 
     def __init__(
         self,
         client: ipyparallel.Client,
         *,
-        cluster_id: str,
-        profile: str,
-        launcher: str,
         backend: str | None,
         timeout: float | None,
+        **options: str,
     ) -> None:
         self._registry = EngineRegistry(client, self._died)
-        super().__init__(
-            self._registry,
-            cluster_id=cluster_id,
-            profile=profile,
-            launcher=launcher,
-            backend=backend,
-        )
+        super().__init__(self._registry, backend=backend, **options)
         #: Of the default group, in seconds.
         self.timeout = timeout
         self._client = client
-        self._store_host: int | None = None
+        self._registry.backend, self._registry.timeout = backend, timeout
         # One rebuild or restart at a time.
         self._recovering = threading.Lock()
         self._registry.take_over = self._take_over
@@ -144,11 +133,6 @@ class Ranks(ObservedRanks):
         execution : Execution
             A cell with ``keep_value=True``, the last such cell of its ranks.
 
-        Returns
-        -------
-        dict of int to object
-            The value of each rank.
-
         Raises
         ------
         ValueError
@@ -188,8 +172,7 @@ class Ranks(ObservedRanks):
         list of int
             The ranks where a cell ran.
         """
-        self._check_open()
-        chosen = check_ranks(ranks, self.n)
+        chosen = self._chosen(ranks)
         answers = self._registry.ask(requests.Interrupt(), chosen, timeout=0.5)
         for rank in answers.errors:
             # The agent is silent.
@@ -235,8 +218,7 @@ class Ranks(ObservedRanks):
         ClusterError
             It is closed, or the rank is dead or does not exist.
         """
-        self._check_open()
-        [rank] = check_ranks([rank], self.n)
+        [rank] = self._chosen(rank)
         slot = self._registry.slots[rank]
         if not slot.alive:
             raise ClusterError(str(slot.death))
@@ -339,8 +321,7 @@ class Ranks(ObservedRanks):
         ClusterError
             It is closed, there is no such rank, or a rank is dead.
         """
-        self._check_open()
-        variables_.push(self._registry, variables, check_ranks(ranks, self.n), timeout)
+        variables_.push(self._registry, variables, self._chosen(ranks), timeout)
 
     def pull(
         self,
@@ -356,11 +337,6 @@ class Ranks(ObservedRanks):
         names : str or list of str
             The name of a variable, or several.
 
-        Returns
-        -------
-        dict of int to object
-            What each rank has.
-
         Raises
         ------
         TimeoutError
@@ -369,10 +345,7 @@ class Ranks(ObservedRanks):
             It is closed; there is no such rank; a rank is dead, or lacks a name; or a
             value cannot be pickled.
         """
-        self._check_open()
-        return variables_.pull(
-            self._registry, names, check_ranks(ranks, self.n), timeout
-        )
+        return variables_.pull(self._registry, names, self._chosen(ranks), timeout)
 
     # -- groups ------------------------------------------------------------
 
@@ -394,10 +367,7 @@ class Ranks(ObservedRanks):
         self._check_open()
         self._take_over()
         with self._recovering:
-            self._store_host, stale = recovery.rebuild(
-                self._registry, group, self._store_host
-            )
-            return stale
+            return recovery.rebuild(self._registry, group)
 
     # -- deaths ------------------------------------------------------------
 
@@ -407,9 +377,8 @@ class Ranks(ObservedRanks):
         if not self._recovering.acquire(blocking=False):
             return []
         try:
-            found, store_host = recovery.find_restarted(self._registry)
+            found = recovery.find_restarted(self._registry)
             if found:
-                self._store_host = store_host
                 self._registry.start_status(found)
         finally:
             self._recovering.release()

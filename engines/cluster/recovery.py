@@ -67,66 +67,57 @@ WATCHED_WAIT = 45.0
 def assign_all(
     registry: EngineRegistry,
     engine_ids: Sequence[int],
-    backend: str | None,
-    timeout: float | None,
     deadline: float,
     report: Progress,
-) -> int:
-    """Assign ranks to engines in the order of their ids; return the store's host.
+) -> None:
+    """Assign ranks to engines in the order of their ids, and make the default group.
 
-    The ranks get the default group, with `backend` and `timeout`; where the registry
-    has options of torch, the default group is torch's.
+    Where the registry has options of torch, that group is torch's.
     """
-    hellos = _install(registry, engine_ids, deadline)
-    return _assign_fresh(registry, hellos, backend, timeout, deadline, report)
+    _assign_fresh(registry, _install(registry, engine_ids, deadline), deadline, report)
 
 
 def _assign_fresh(
     registry: EngineRegistry,
     hellos: Mapping[int, Hello],
-    backend: str | None,
-    timeout: float | None,
     deadline: float,
     report: Progress,
-) -> int:
+) -> None:
     for rank, number in enumerate(sorted(hellos)):
         registry.assign(rank, number, hellos[number])
     ranks = range(len(hellos))
     _assign_ranks(registry, ranks)
-    host = _open_store(registry)
+    _open_store(registry)
     if registry.torch is None:
         report("making the default group")
-        _new_groups(registry, backend, timeout)
+        _new_groups(registry)
     else:
-        torch_start.start(registry, ranks, timeout, deadline, report)
-    return host
+        torch_start.start(registry, ranks, deadline, report)
 
 
 def find_or_assign(
     registry: EngineRegistry,
     known: Mapping[str, Hello],
-    backend: str | None,
-    timeout: float | None,
     deadline: float,
     report: Progress,
     *,
     assign: bool = True,
-) -> int | None:
+) -> None:
     """Take over the ranks of a running cluster, or assign ranks to all its engines.
 
     Engines that do not answer have the ranks of `known`, by their identities. Without
-    `assign` a cluster without ranks is refused. Returns the rank that hosts the store,
-    ``None`` if it is dead or silent.
+    `assign` a cluster without ranks is refused.
     """
     numbers = sorted(registry.client.ids)
     if not numbers:
         raise ClusterError("the cluster has no engines: start some, attach again")
     hellos = _install(registry, numbers, deadline, attach=True, known=known)
     if any(hello["assignment"] for hello in hellos.values()):
-        return _find_assigned(registry, hellos)
-    if not assign:
+        _find_assigned(registry, hellos)
+    elif assign:
+        _assign_fresh(registry, hellos, deadline, report)
+    else:
         raise ClusterError("the engines of this cluster have no ranks yet")
-    return _assign_fresh(registry, hellos, backend, timeout, deadline, report)
 
 
 def reassign(
@@ -135,13 +126,10 @@ def reassign(
     engine_ids: Sequence[int],
     deadline: float,
     exported: ExportedGroups | None,
-    store_host: int | None,
     why: str,
-    backend: str | None,
-    timeout: float | None,
     report: Progress,
-) -> int:
-    """Give `ranks` fresh engines; return the store's host.
+) -> None:
+    """Give `ranks` fresh engines.
 
     The fresh ranks get the groups `exported` by the others, aborted with the reason
     `why` as on the others. Groups of torch they get when those are rebuilt.
@@ -155,12 +143,11 @@ def reassign(
     for rank, number in zip(ranks, order, strict=True):
         registry.assign(rank, number, hellos[number])
     _assign_ranks(registry, ranks)
-    host = _join_store(registry, ranks, store_host)
+    _join_store(registry, ranks)
     if registry.torch is not None:
-        torch_start.start(registry, ranks, timeout, deadline, report)
-    _resume_groups(registry, ranks, exported, why, backend, timeout)
+        torch_start.start(registry, ranks, deadline, report)
+    _resume_groups(registry, ranks, exported, why)
     registry.start_status(ranks)
-    return host
 
 
 def _install(
@@ -203,10 +190,10 @@ def _assign_ranks(registry: EngineRegistry, ranks: Sequence[int]) -> None:
     registry.ask(lambda rank: SetEnvironment(env[rank]), others).all()
 
 
-def _find_assigned(registry: EngineRegistry, hellos: Mapping[int, Hello]) -> int | None:
-    """Take over the ranks that the agents report; return the store's host.
+def _find_assigned(registry: EngineRegistry, hellos: Mapping[int, Hello]) -> None:
+    """Take over the ranks that the agents report; one that none reports is dead.
 
-    A rank that no agent reports is dead. `hellos` are by engine id.
+    `hellos` are by engine id.
     """
     registry.torch = None
     holders, size = _read_assignments(registry, hellos)
@@ -215,23 +202,23 @@ def _find_assigned(registry: EngineRegistry, hellos: Mapping[int, Hello]) -> int
             registry.assign(rank, holders[rank], hellos[holders[rank]])
         else:
             registry.vacate(rank)
-    return _store_host({rank: hellos[number] for rank, number in holders.items()})
+    _find_store(registry, {rank: hellos[number] for rank, number in holders.items()})
 
 
-def find_restarted(registry: EngineRegistry) -> tuple[list[int], int | None]:
-    """Take over dead ranks that another process restarted.
-
-    Returns the ranks, and if there are any the store's host; ``None`` if it is dead or
-    silent.
-    """
+def find_restarted(registry: EngineRegistry) -> list[int]:
+    """Take over dead ranks that another process restarted; return them."""
     dead = {slot.rank for slot in registry.slots if not slot.alive}
     held = {slot.uuid for slot in registry.slots}
     engines = private.engine_uuids(registry.client) if dead else {}
     others = {number: uuid for number, uuid in engines.items() if uuid not in held}
     if not others:
-        return [], None
+        return []
     # One that is being started, by whomever, has no agent yet and does not answer.
-    hellos = registry.channel.ask(others, GetHello(), HELLO_WAIT).results
+    channel = registry.channel
+    posted = {number: channel.post(uuid, GetHello()) for number, uuid in others.items()}
+    hellos = Answers.wait(
+        posted, HELLO_WAIT, lambda number, late: channel.drop(others[number], late)
+    ).results
     holders, _ = _read_assignments(registry, hellos)
     found = []
     for rank in sorted(dead & holders.keys()):
@@ -239,9 +226,9 @@ def find_restarted(registry: EngineRegistry) -> tuple[list[int], int | None]:
         with contextlib.suppress(ClusterError):
             registry.assign(rank, holders[rank], hellos[holders[rank]])
             found.append(rank)
-    if not found:
-        return [], None
-    return found, _store_host(registry.ask(GetHello()).results)
+    if found:
+        _find_store(registry, registry.ask(GetHello()).results)
+    return found
 
 
 def _read_assignments(
@@ -262,10 +249,10 @@ def _read_assignments(
     return holders, size
 
 
-def _store_host(hellos: Mapping[int, Hello]) -> int | None:
-    """Return the rank that hosts the store, of those that answered, by rank."""
+def _find_store(registry: EngineRegistry, hellos: Mapping[int, Hello]) -> None:
+    """Note which rank hosts the store, of those that answered, by rank."""
     hosts = (rank for rank, hello in hellos.items() if hello["hosts_store"])
-    return next(hosts, None)
+    registry.store_host = next(hosts, None)
 
 
 def _latest(one: TorchOptions | None, other: TorchOptions) -> TorchOptions:
@@ -273,42 +260,40 @@ def _latest(one: TorchOptions | None, other: TorchOptions) -> TorchOptions:
     return other if one is None or other.restarts > one.restarts else one
 
 
-def _open_store(registry: EngineRegistry) -> int:
-    """Open a store on the lowest living rank, connect the others; return that rank."""
-    living = sorted(registry.uuids())
-    host = living[0]
-    places = {one.host for one in registry.slots}
-    address = "127.0.0.1" if len(places) == 1 else registry.slots[host].address
+def _open_store(registry: EngineRegistry) -> None:
+    """Open a store on the lowest living rank, and connect the others."""
+    host, *others = sorted(registry.uuids())
     # The key is made on the host and goes over the control channel only.
-    store = registry.ask(HostStore(address), [host], STORE_WAIT).all()[host]
-    registry.ask(JoinStore(**store), living[1:], STORE_WAIT).all()
-    return host
+    request = HostStore(registry.address_of(host))
+    store = registry.ask(request, [host], STORE_WAIT).all()[host]
+    registry.ask(JoinStore(**store), others, STORE_WAIT).all()
+    registry.store_host = host
 
 
-def _join_store(
-    registry: EngineRegistry, ranks: Sequence[int], host: int | None
-) -> int:
+def _join_store(registry: EngineRegistry, ranks: Collection[int]) -> None:
     """Connect fresh `ranks` to the store; open another if its host is not there."""
+    host = registry.store_host
     if host is None or host in ranks or not registry.slots[host].alive:
-        return _open_store(registry)
+        _open_store(registry)
+        return
     store = registry.ask(GetStoreAddress(), [host]).all()[host]
     registry.ask(JoinStore(**store), ranks, STORE_WAIT).all()
-    return host
 
 
-def _restore_store(
-    registry: EngineRegistry, host: int | None, ranks: Iterable[int]
-) -> int:
-    """Connect those of `ranks` to a store that lost it; return the store's host.
+def _restore_store(registry: EngineRegistry, ranks: Iterable[int]) -> None:
+    """Connect those of `ranks` to the store that lost it.
 
     A network that was down for half a minute ends the connections to the store.
     """
+    host = registry.store_host
     if host is None or not registry.slots[host].alive:
-        return _open_store(registry)
+        _open_store(registry)
+        return
     # The host too is connected to its own store, and may have lost that connection.
     lost = registry.ask(IsStoreLost(), {host, *ranks}).all()
     without = [rank for rank, is_lost in lost.items() if is_lost]
-    return _join_store(registry, without, host) if without else host
+    if without:
+        _join_store(registry, without)
 
 
 def export_groups(
@@ -318,34 +303,30 @@ def export_groups(
     others = set(registry.uuids()) - set(without)
     if not others:
         return None
-    exports = registry.ask(ExportGroups(), others).all().values()
     uses: dict[GroupKey, int] = {}
-    groups: dict[GroupKey, dict[str, Any]] = {}
-    watched: dict[GroupKey, dict[str, Any]] = {}
+    # Of each kind, the groups as the first rank that has them describes them.
+    groups: dict[str, dict[GroupKey, Any]] = {"groups": {}, "watched": {}}
     modules: dict[str, str] = {}
-    for export in exports:
+    for export in registry.ask(ExportGroups(), others).all().values():
         modules.update(export["modules"])
         for name, ranks, count in export["uses"]:
             key = GroupKey(name, tuple(ranks))
             uses[key] = max(count, uses.get(key, 0))
-        for group in export["groups"]:
-            groups.setdefault(GroupKey(group["name"], tuple(group["ranks"])), group)
-        for group in export["watched"]:
-            watched.setdefault(GroupKey(group["name"], tuple(group["ranks"])), group)
+        for kind, found in groups.items():
+            for group in export[kind]:
+                found.setdefault(GroupKey(group["name"], tuple(group["ranks"])), group)
     return {
         "modules": modules,
         "uses": [(*key, count) for key, count in uses.items()],
-        "groups": list(groups.values()),
-        "watched": list(watched.values()),
+        **{kind: list(found.values()) for kind, found in groups.items()},
     }
 
 
-def _new_groups(
-    registry: EngineRegistry, backend: str | None, timeout: float | None
-) -> None:
+def _new_groups(registry: EngineRegistry) -> None:
     """Make the default group on every rank; add advice on unusable backends."""
     ranks: dict[tuple[str, ...], list[int]] = {}
-    for rank, refused in registry.ask(InitGroup(backend, timeout)).all().items():
+    request = InitGroup(registry.backend, registry.timeout)
+    for rank, refused in registry.ask(request).all().items():
         for refusal in refused:
             ranks.setdefault(tuple(refusal), []).append(rank)
     for (device, name, why), members in ranks.items():
@@ -360,17 +341,15 @@ def _resume_groups(
     ranks: Sequence[int],
     exported: ExportedGroups | None,
     reason: str,
-    backend: str | None,
-    timeout: float | None,
 ) -> None:
     """Make the groups of the other ranks on fresh `ranks`, aborted as on the others.
 
     `exported` are the groups of the ranks that lived on; ``None``: there is none, and
-    the default group is made anew, with `backend` and `timeout`, unless it is torch's.
+    the default group is made anew, unless it is torch's.
     """
     if exported is None:
         if registry.torch is None:
-            registry.ask(InitGroup(backend, timeout), ranks).all()
+            registry.ask(InitGroup(registry.backend, registry.timeout), ranks).all()
         return
     if not _import_groups(registry, ranks, exported):
         return
@@ -411,35 +390,16 @@ def _advise_on_cells(
 
 
 def _uses(group: Mapping[str, Any], backend: str) -> bool:
-    """Return whether an exported group has `backend` for a device type."""
     config = BackendConfig.from_peer(group["backend"])
     return backend in config.device_backend_map.values()
 
 
-def rebuild(
-    registry: EngineRegistry, group: str | GroupKey | None, store_host: int | None
-) -> tuple[int, list[str]]:
-    """Begin a new generation of groups.
+def rebuild(registry: EngineRegistry, group: str | GroupKey | None) -> list[str]:
+    """Begin a new generation of groups; return sentences on what cannot use it.
 
-    Parameters
-    ----------
-    registry
-        The engines.
-    group
-        A name, an id or a key; ``None``: all groups. See `status.find_groups`.
-    store_host
-        The rank that hosts the store, if any.
-
-    Returns
-    -------
-    tuple of (int, list of str)
-        The store's host, and the sentences on what cannot use the rebuilt groups.
-
-    Raises
-    ------
-    ClusterError
-        For no such group, and for dead or silent ranks of a group, before anything
-        is changed.
+    `group` is as for `status.find_groups`; ``None``: all groups. Raises `ClusterError`
+    for no such group, and for dead or silent ranks of a group, before anything is
+    changed.
     """
     answers = registry.ask(GetSummary())
     summaries = {rank: decode(one) for rank, one in answers.results.items()}
@@ -489,7 +449,7 @@ def rebuild(
     for key in ready:
         reason = f"group {key.name!r} is being rebuilt"
         registry.ask(Abort([key.id], reason, "the notebook"), key.ranks).all()
-    store_host = _restore_store(registry, store_host, generations)
+    _restore_store(registry, generations)
     watched = any(one.library for views in known.values() for one in views.values())
     rebuilt = registry.ask(
         lambda rank: Rebuild(generations[rank]),
@@ -499,7 +459,7 @@ def rebuild(
     for rank, encoded in rebuilt.results.items():
         registry.record_summary(rank, encoded)
     rebuilt.all()
-    return store_host, _stale(rebuilt.results, generations)
+    return _stale(rebuilt.results, generations)
 
 
 def _stale(

@@ -10,13 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any
 
 import ipyparallel
 
 from ..errors import ClusterError
 from ..wire import ipyparallel_private as private
-from ..wire.answers import Answers
 from ..wire.channel import ControlChannel
 from ..wire.requests import GetSummary, Hello, Request, Subscribe, Unsubscribe
 from ..wire.torch_environment import TorchOptions
@@ -26,8 +25,6 @@ from .rank_registry import RankRegistry
 from .rank_slots import RankSlot, describe_exit
 
 __all__ = ["EngineRegistry"]
-
-A = TypeVar("A")
 
 _log = logging.getLogger(__name__)
 
@@ -47,20 +44,19 @@ class EngineRegistry(RankRegistry):
     """The engines behind a client, by rank.
 
     Deaths and status messages are handled on the client's I/O thread, or the
-    launchers' thread, whatever the notebook's main thread does.
-
-    Parameters
-    ----------
-    client
-        The ipyparallel client.
-    on_death
-        Called once for each engine that is gone, with its slot, on either thread.
+    launchers' thread, whatever the notebook's main thread does. `on_death` is called
+    on either, with the slot of each engine that is gone.
     """
 
     def __init__(self, client: ipyparallel.Client, on_death: OnDeath) -> None:
         super().__init__()
         self.client = client
         self.channel = ControlChannel(client)
+        #: Config and timeout in seconds of the default group.
+        self.backend: str | None = None
+        self.timeout: float | None = None
+        #: The rank that hosts the store; ``None`` if it is dead or silent.
+        self.store_host: int | None = None
         #: The GPUs of the ranks, also of those that are started later.
         self.gpus = Gpus()
         #: How the ranks use torch; ``None``: cells begin without it.
@@ -92,30 +88,22 @@ class EngineRegistry(RankRegistry):
 
     def uuids(self, ranks: Iterable[int] | None = None) -> dict[int, str]:
         """Return rank → identity of its engine, for the living of `ranks`."""
-        wanted = None if ranks is None else set(ranks)
-        return {
-            slot.rank: slot.uuid
-            for slot in self.slots
-            if slot.alive and (wanted is None or slot.rank in wanted)
-        }
+        return {slot.rank: slot.uuid for slot in self._living(ranks)}
 
-    def ask(
-        self,
-        request: Request[A] | Callable[[int], Request[A]],
-        ranks: Iterable[int] | None = None,
-        timeout: float = 2.0,
-    ) -> Answers[A]:
-        """Ask the agents of the living ranks among `ranks`; see `ControlChannel`."""
-        return self.channel.ask(self.uuids(ranks), request, timeout)
+    @property
+    def _receiver(self) -> threading.Thread | None:
+        return private.io_thread(self.client)
 
-    def post(
-        self, request: Request[Any], ranks: Iterable[int] | None = None
-    ) -> dict[int, Future[Any]]:
-        """Send a request without waiting: for threads that must not wait."""
-        return {
-            rank: self.channel.post(uuid, request)
-            for rank, uuid in self.uuids(ranks).items()
-        }
+    def _post(self, slot: RankSlot, request: Request[Any]) -> Future[Any]:
+        return self.channel.post(slot.uuid, request)
+
+    def _give_up(self, slot: RankSlot, future: Future[Any]) -> None:
+        self.channel.drop(slot.uuid, future)
+
+    def address_of(self, rank: int) -> str:
+        """Return the address at which all ranks reach `rank`."""
+        hosts = {slot.host for slot in self.slots}
+        return "127.0.0.1" if len(hosts) == 1 else self.slots[rank].address
 
     def able(self) -> list[int]:
         """Return the ranks that can answer: none is dead or, on this host, stopped."""
@@ -148,9 +136,8 @@ class EngineRegistry(RankRegistry):
     def vacate(self, rank: int) -> None:
         """Make a slot for a rank whose engine ended before this client attached."""
         cause = "its engine had ended already"
-        slot = RankSlot(rank, -1, "", -1, "?", "", 0)
-        slot.death, slot.death_cause = f"rank {rank} is dead: {cause}", cause
-        self._place(slot)
+        death = f"rank {rank} is dead: {cause}"
+        self._place(RankSlot(rank, death=death, death_cause=cause))
 
     def _place(self, slot: RankSlot) -> None:
         with self._lock:
@@ -167,12 +154,8 @@ class EngineRegistry(RankRegistry):
     ) -> None:
         """Use the launchers of the engines of this machine.
 
-        Parameters
-        ----------
-        reports_exit
-            Whether `on_engine_exit` will be called with the exit code of a pid.
-        send_signal
-            Sends a signal to a pid; returns whether that is an engine it launched.
+        ``reports_exit(pid)`` is whether `on_engine_exit` will be called with the exit
+        code; ``send_signal(pid, signum)`` returns whether it has launched that engine.
         """
         with self._lock:
             # A pid of before may be given to an engine that is new.
@@ -367,12 +350,9 @@ class EngineRegistry(RankRegistry):
     def close(self, *, unsubscribe: bool = True) -> None:
         """End the client and the threads; the engines go on.
 
-        Parameters
-        ----------
-        unsubscribe
-            Whether the engines are told to publish no more to this client, which waits
-            for their answers: the client discards what it has not sent. ``False``
-            where they end, too.
+        They are told first to publish no more to this client, and their answers are
+        awaited, as the client discards what it has not sent; not where they end, too
+        (`unsubscribe` is ``False``).
         """
         self._closed.set()
         self._unnotify()

@@ -32,15 +32,13 @@ Progress = Callable[[str], None]
 def start(
     registry: EngineRegistry,
     ranks: Sequence[int],
-    timeout: float | None,
     deadline: float,
     report: Progress,
 ) -> None:
     """Have the main threads of `ranks` import torch, and make its default group.
 
     The group is made where `ranks` are all ranks; fresh ranks among others get theirs
-    when the groups are rebuilt. `timeout` is that of the group, in seconds (``None``:
-    torch's own).
+    when the groups are rebuilt.
 
     Raises `ClusterStartError` where torch is missing, or a rank is dead, or the group
     is not there before `deadline`; the error of the first rank that failed is part of
@@ -50,7 +48,7 @@ def start(
     assert options is not None
     report("importing torch")
     everyone = len(ranks) == len(registry.slots)
-    host = _address(registry)
+    host = registry.address_of(0)
     hosting = ranks[0] if everyone else None
     answers: dict[int, TorchAnswer] = {
         rank: json.loads(value)
@@ -75,16 +73,10 @@ def start(
     _evaluate(
         registry,
         "init_group",
-        {rank: (backend, timeout, host, port, rank, size) for rank in ranks},
+        {rank: (backend, registry.timeout, host, port, rank, size) for rank in ranks},
         f"making torch's default group ({backend})",
         deadline,
     )
-
-
-def _address(registry: EngineRegistry) -> str:
-    """Return the address at which all ranks reach rank 0."""
-    hosts = {slot.host for slot in registry.slots}
-    return "127.0.0.1" if len(hosts) == 1 else registry.slots[0].address
 
 
 def _check(answers: Mapping[int, TorchAnswer]) -> None:

@@ -13,6 +13,7 @@ from rankscope.backends.rank_sets import name_ranks
 
 from ..errors import ClusterError, group_by_message
 from ..wire import ipyparallel_private as private
+from .rank_slots import deaths
 from .registry import EngineRegistry
 
 __all__ = ["pull", "push"]
@@ -69,10 +70,9 @@ def _view(registry: EngineRegistry, ranks: Sequence[int]) -> Any:
 
 
 def _check_alive(registry: EngineRegistry, ranks: Sequence[int]) -> None:
-    slots = [registry.slots[rank] for rank in ranks]
-    dead = [str(slot.death) for slot in slots if not slot.alive]
+    dead = deaths(registry.slots, ranks)
     if dead:
-        raise ClusterError("; ".join(dead))
+        raise ClusterError("; ".join(dead.values()))
 
 
 def _get(

@@ -66,14 +66,9 @@ def meet(
     """Open the job's channel on rank 0, connect to it on the other ranks.
 
     Waits for torch's default group, which has the store in which the ranks meet.
-    ``None`` where `stopped` was set before, or the address is not to be had.
-
-    Raises
-    ------
-    DistError
-        If rank 0 cannot listen, or refuses this rank.
-    RuntimeError
-        Of torch, if its store is gone.
+    ``None`` where `stopped` was set before, or the address is not to be had. Raises
+    `DistError` if rank 0 cannot listen, or refuses this rank, and torch's
+    `RuntimeError` if its store is gone.
     """
     while torch.rank is None:
         if stopped.wait(_LOOK):

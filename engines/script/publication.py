@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import itertools
 import json
 import logging
 import os
@@ -12,6 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
+from typing import Any
 
 from rankscope.backends.errors import DistError
 from rankscope.backends.groups.inquiry import main_thread_place
@@ -22,14 +22,11 @@ from rankscope.backends.torch_watch import aborting
 from rankscope.backends.torch_watch.errors import explain
 from rankscope.backends.torch_watch.watch import TorchWatch
 
-from ..status import Summary
 from ..wire import requests
 from ..wire.job_channel import ENDED, QueueReader, answer_key, end_key, status_key
-from ..wire.line_clock import LineClock
-from ..wire.memory import resident_bytes
 from ..wire.rank_service import RankService, answer
 from ..wire.requests import handlers_of
-from ..wire.status_codec import encode
+from ..wire.summaries import SummaryWriter
 from .abort_relay import AbortRelay
 from .meeting import Channel, meet
 from .options import JobOptions
@@ -60,13 +57,6 @@ class Publication:
 
     Nothing is sent while none is attached. Every error ends the publication with a
     warning; the script goes on.
-
-    Parameters
-    ----------
-    torch
-        The watch of torch in this process.
-    options
-        Where the job listens, and what a notebook may do.
     """
 
     def __init__(self, torch: TorchWatch, options: JobOptions) -> None:
@@ -75,8 +65,7 @@ class Publication:
         self._channel: Channel | None = None
         self._relay: AbortRelay | None = None
         self._began = time.monotonic()
-        self._line = LineClock(lambda: main_thread_place().location)
-        self._numbers = itertools.count(1)
+        self._summary = SummaryWriter(_location, self._status).write
         self._answered: deque[str] = deque()
         #: Set once notebooks can see this rank, and aborts reach it.
         self.joined = threading.Event()
@@ -87,9 +76,9 @@ class Publication:
         self._interval = 0.0
         self._process = os.getpid()
         service = RankService(
-            self.summary,
+            self._summary,
             ThreadStacks(),
-            lambda: main_thread_place().location,
+            _location,
             "" if options.allow_abort else _NO_ABORT,
         )
         self._handlers = handlers_of(service, self)
@@ -133,7 +122,7 @@ class Publication:
         )
         self._relay = AbortRelay(store, channel.nonce, self._torch)
         QueueReader(store, f"request/{rank}", self._serve)
-        store.set(status_key(rank), self.summary())
+        store.set(status_key(rank), self._summary())
         self.joined.set()
         if channel.file is not None:
             self._announce(channel)
@@ -179,7 +168,7 @@ class Publication:
 
     def _publish(self, channel: Channel) -> None:
         try:
-            channel.store.set(status_key(channel.rank), self.summary())
+            channel.store.set(status_key(channel.rank), self._summary())
         except DistError as error:
             if channel.store.lost:
                 raise
@@ -191,26 +180,13 @@ class Publication:
         if not self._wake.is_set():
             self._wake.set()
 
-    def summary(self) -> requests.EncodedSummary:
-        """Return the status of this rank for the wire."""
-        # First: the summary has all that happened before it had its number.
-        number = next(self._numbers)
-        line, line_for = self._line.look()
-        return encode(
-            Summary(
-                number,
-                pid=os.getpid(),
-                host=socket.gethostname(),
-                status_thread=self._thread.native_id,
-                busy=True,
-                busy_for=time.monotonic() - self._began,
-                line=line,
-                line_for=line_for,
-                memory=resident_bytes(),
-                groups=world.summary(),
-                advice=world.advice(),
-            )
-        )
+    def _status(self) -> dict[str, Any]:
+        return {
+            "host": socket.gethostname(),
+            "status_thread": self._thread.native_id,
+            "busy": True,
+            "busy_for": time.monotonic() - self._began,
+        }
 
     # -- requests, on the store's thread for callbacks ------------------------------
 
@@ -234,7 +210,7 @@ class Publication:
         self._interval = wanted.interval
         self._until = max(self._until, time.monotonic() + wanted.lease)
         self._wake.set()
-        return self.summary()
+        return self._summary()
 
     # -- the end -------------------------------------------------------------------
 
@@ -273,6 +249,10 @@ class Publication:
             _log.debug("no goodbye: %s", error)
         finally:
             channel.store.close()
+
+
+def _location() -> str:
+    return main_thread_place().location
 
 
 def _process() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -48,8 +48,31 @@ class Answers(Generic[A]):
             raise ClusterError(group_by_message(self.errors))
         return self.results
 
-    def record(self, rank: int, reply: Future[Any]) -> None:
-        """Take the reply of `rank`, which is done: a result, or an error."""
+    @classmethod
+    def of(cls, futures: Mapping[int, Future[Any]]) -> Answers[Any]:
+        """Return the answers that have arrived, by rank."""
+        found: Answers[Any] = cls()
+        for rank, future in futures.items():
+            if future.done():
+                found._record(rank, future)
+        return found
+
+    @classmethod
+    def wait(
+        cls,
+        futures: Mapping[int, Future[Any]],
+        timeout: float,
+        give_up: Callable[[int, Future[Any]], object],
+    ) -> Answers[Any]:
+        """Wait for answers; call ``give_up(rank, future)`` for those that are late."""
+        allowed = wait_for_answers(futures.values(), timeout)
+        found = cls.of(futures)
+        for rank in futures.keys() - found.results.keys() - found.errors.keys():
+            give_up(rank, futures[rank])
+            found.errors[rank] = f"no answer within {allowed:g} s"
+        return found
+
+    def _record(self, rank: int, reply: Future[Any]) -> None:
         error = reply.exception()
         if error is not None:
             self.errors[rank] = str(error)

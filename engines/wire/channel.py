@@ -1,29 +1,24 @@
-"""The notebook's end of the control channel: requests to many ranks at once."""
+"""The notebook's end of the control channel: requests to the agents."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any
 
 from ..errors import ClusterError
 from . import ipyparallel_private as private
-from .answers import Answers, wait_for_answers
 from .message_types import REQUEST
 from .requests import Request
 
 __all__ = ["ControlChannel"]
-
-A = TypeVar("A")
 
 
 class ControlChannel:
     """Requests to the agents, served while the engines' main threads are blocked.
 
     Usable from any thread, also while the main thread of the notebook's kernel is
-    blocked. The exception is `ask`, which must not be called on the client's I/O
-    thread: that thread receives the answers.
+    blocked.
     """
 
     def __init__(self, client: Any) -> None:
@@ -39,15 +34,19 @@ class ControlChannel:
         with self._lock:
             self._pending.setdefault(uuid, set()).add(future)
             closed = self._closed_because
-        future.add_done_callback(lambda done: self.discard(uuid, done))
+        future.add_done_callback(lambda done: self._forget(uuid, done))
         if closed:
             self.fail_pending(uuid, closed)
         return future
 
-    def discard(self, uuid: str, future: Future[Any]) -> None:
-        """Stop expecting this reply."""
+    def _forget(self, uuid: str, future: Future[Any]) -> None:
         with self._lock:
             self._pending.get(uuid, set()).discard(future)
+
+    def drop(self, uuid: str, future: Future[Any]) -> None:
+        """Stop expecting this reply."""
+        private.discard_request(self._client, future.msg_id)  # type: ignore[attr-defined]
+        self._forget(uuid, future)
 
     def signal(self, uuid: str, signum: int) -> Future[Any]:
         """Send a signal to an engine, through its nanny.
@@ -76,53 +75,3 @@ class ControlChannel:
             uuids = list(self._pending)
         for uuid in uuids:
             self.fail_pending(uuid, why)
-
-    def ask(
-        self,
-        uuids: Mapping[int, str],
-        request: Request[A] | Callable[[int], Request[A]],
-        timeout: float = 2.0,
-    ) -> Answers[A]:
-        """Send a request to several ranks at once and wait for the answers.
-
-        Parameters
-        ----------
-        uuids
-            Rank → the identity of its engine.
-        request
-            One for all ranks, or a function of the rank.
-        timeout
-            Seconds to wait at most; see `wait_for_answers`.
-
-        Returns
-        -------
-        Answers
-            A rank that does not answer in time, or whose agent raises, is in its
-            ``errors``; the other ranks' answers are in ``results`` all the same.
-        """
-        if threading.current_thread() is private.io_thread(self._client):
-            raise RuntimeError("the I/O thread cannot wait for answers")
-        futures = {
-            rank: self.post(uuid, request(rank) if callable(request) else request)
-            for rank, uuid in uuids.items()
-        }
-        allowed = wait_for_answers(futures.values(), timeout)
-        answers: Answers[A] = Answers()
-        for rank, future in futures.items():
-            self._collect(answers, rank, future, uuids[rank], allowed)
-        return answers
-
-    def _collect(
-        self,
-        answers: Answers[A],
-        rank: int,
-        future: Future[Any],
-        uuid: str,
-        allowed: float,
-    ) -> None:
-        if not future.done():
-            private.discard_request(self._client, future.msg_id)  # type: ignore[attr-defined]
-            self.discard(uuid, future)
-            answers.errors[rank] = f"no answer within {allowed:g} s"
-            return
-        answers.record(rank, future)

@@ -19,16 +19,9 @@ _MOST = 1024
 def parse_devices(devices: str | int | Iterable[int]) -> tuple[int, ...]:
     """Return the numbers of the GPUs that `devices` names, in its order.
 
-    Parameters
-    ----------
-    devices
-        A text such as ``"0,2-3"``, or one or several numbers; no number at all means
-        all GPUs, ``()``.
-
-    Raises
-    ------
-    ValueError
-        For what is not the number of a GPU, and for a GPU that is named twice.
+    A text such as ``"0,2-3"``, or one or several numbers; no number at all means all
+    GPUs, ``()``. Raises `ValueError` for what is not the number of a GPU, and for a GPU
+    that is named twice.
     """
     if not isinstance(devices, str):
         numbers = devices if isinstance(devices, Iterable) else [devices]

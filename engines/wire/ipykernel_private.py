@@ -51,16 +51,9 @@ def send_replies_through_stream(kernel: Any) -> bool:
     which needs Python 3.11, sends replies through the stream (ipykernel's pull
     request 1529).
 
-    Parameters
-    ----------
-    kernel
-        The kernel of the notebook. To be called on its main thread.
-
-    Returns
-    -------
-    bool
-        Whether the kernel was changed: False for other versions of ipykernel, for
-        a kernel that was changed before, and for one that lacks a name used here.
+    To be called on the main thread of the notebook's kernel. Returns whether the kernel
+    was changed: other versions are not, nor is one that was changed before, or that
+    lacks a name used here.
     """
     if getattr(kernel, "shell_channel_thread", None) is None or not _is_affected():
         return False
@@ -116,18 +109,8 @@ def serve_messages(kernel: Any, comm_ids: Container[str]) -> int:
     reply to the first, a page sends nothing else, opens no subshell and shows no
     widget. Any other message is handled after the cell, in the order of arrival.
 
-    Parameters
-    ----------
-    kernel
-        The kernel of the notebook. To be called on its main thread, by the cell
-        that runs there.
-    comm_ids
-        The comms whose messages are handled.
-
-    Returns
-    -------
-    int
-        The number of messages handled.
+    To be called on the main thread of the notebook's kernel, by the cell that runs
+    there. Returns the number of messages handled.
     """
     try:
         stream, outbox, postpone = _channel(kernel)

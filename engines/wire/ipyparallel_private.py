@@ -40,7 +40,6 @@ __all__ = [
     "finish_output",
     "io_thread",
     "listen",
-    "message_header",
     "on_notification",
     "probe",
     "process_of",
@@ -342,11 +341,6 @@ def stop_waiting(launchers: Iterable[Any]) -> None:
 # -- in the engine ---------------------------------------------------------
 
 
-def message_header(message: Message) -> Message:
-    """Return the header of `message`, as a parent to publish under."""
-    return message["header"]
-
-
 def publish(
     kernel: Any, msg_type: str, content: Mapping[str, Any], parent_header: Message
 ) -> None:
@@ -459,15 +453,7 @@ def missing(
 ) -> list[str]:
     """Return the names of `tables` that the installed packages lack.
 
-    Parameters
-    ----------
-    tables
-        Class, as ``module:class``, to the names of its objects.
-
-    Returns
-    -------
-    list of str
-        ``Class.name``, ``Class._send(parameter=)`` or ``module:class``.
+    As ``Class.name``, ``Class._send(parameter=)`` or ``module:class``.
     """
     lacks = []
     for table in tables:

@@ -43,16 +43,8 @@ def answer(
 class RankService:
     """The status, flight recorder, stacks and aborts of this process.
 
-    Parameters
-    ----------
-    summary
-        Returns the rank's encoded summary.
-    threads
-        Looks at the threads.
-    location
-        Returns the innermost line of the user's code, or an empty text.
-    abort_refused
-        Why notebooks may not abort; empty where they may.
+    ``location()`` returns the innermost line of the user's code, where the stacks do
+    not have it. `abort_refused` is why notebooks may not abort; empty where they may.
     """
 
     def __init__(
@@ -96,13 +88,8 @@ class RankService:
 
     @requests.GetStacks.handler
     def _stacks(self, wanted: requests.GetStacks) -> requests.StackList:
-        return {
-            "location": self._location(),
-            "stacks": [
-                (thread, [list(frame) for frame in frames])
-                for thread, frames in self._threads.now(wanted.every)
-            ],
-        }
+        stacks = self._threads.now(wanted.every)
+        return {"location": self._location(), "stacks": stacks}
 
     @requests.StartSampling.handler
     def _start(self, wanted: requests.StartSampling) -> None:
@@ -139,5 +126,5 @@ class RankService:
             "seconds": seconds,
             "looks": looks,
             "stacks": stacks,
-            "frames": [list(frame) for frame in frames],
+            "frames": list(frames),
         }

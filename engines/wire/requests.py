@@ -1,18 +1,19 @@
 """The requests to the agents of the engines: one class for each, for both ends.
 
-A request is a frozen dataclass whose fields are JSON values. Its class names the
-type of the answer, so that the notebook's `ControlChannel.ask` and the agent's
-handlers are checked against each other.
+The fields of a request are JSON values. Its class names the type of the answer, so
+that the notebook's `ControlChannel.ask` and the agent's handlers are checked against
+each other.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Generic, TypedDict, TypeVar
 
 import msgspec
+
+from rankscope.backends.observe.stacks import Frame, Stack
 
 __all__ = [
     "Abort",
@@ -146,8 +147,8 @@ class StackList(TypedDict):
 
     #: The innermost line of the user's own code; empty where none runs.
     location: str
-    #: The name of each thread, and the fields of its `Frame`s, the innermost last.
-    stacks: list[tuple[str, list[list[Any]]]]
+    #: Their fields as lists: JSON has no named tuples.
+    stacks: list[Stack]
 
 
 class SampledStacks(TypedDict):
@@ -155,10 +156,11 @@ class SampledStacks(TypedDict):
 
     seconds: float
     looks: int
-    #: As in `StackList`, and the seconds that the thread spent there. A frame is its
-    #: place in `frames`.
+    #: The name of the thread, the places of the calls in `frames`, and the seconds that
+    #: the thread spent there.
     stacks: list[tuple[str, list[int], float]]
-    frames: list[list[Any]]
+    #: As in `StackList`.
+    frames: list[Frame]
 
 
 class Aborted(TypedDict):
@@ -170,13 +172,12 @@ class Aborted(TypedDict):
     summary: EncodedSummary
 
 
-@dataclass(frozen=True)
-class Request(Generic[A]):
+class Request(msgspec.Struct, Generic[A]):
     """A request that is answered with an `A`."""
 
     def content(self) -> dict[str, Any]:
         """Return the content of the message that carries the request."""
-        return {"op": type(self).__name__, "args": vars(self)}
+        return {"op": type(self).__name__, "args": msgspec.structs.asdict(self)}
 
     @classmethod
     def handler(cls: type[R], method: Callable[[S, R], A]) -> Callable[[S, R], A]:
@@ -202,7 +203,6 @@ def _serve(handler: Callable[[R], Any], kind: type[R], args: Any) -> Any:
     return handler(msgspec.convert(args, kind))
 
 
-@dataclass(frozen=True)
 class Abort(Request[Aborted]):
     """Abort groups, by id; ``None``: all.
 
@@ -213,11 +213,10 @@ class Abort(Request[Aborted]):
     groups: Sequence[str] | None
     reason: str
     by: str
-    culprits: Sequence[int] = field(default_factory=list)
+    culprits: Sequence[int] = msgspec.field(default_factory=list)
     by_death: bool = False
 
 
-@dataclass(frozen=True)
 class AnswerPrompt(Request[None]):
     """Give the debugger of the rank the line for the prompt that has `number`."""
 
@@ -225,7 +224,6 @@ class AnswerPrompt(Request[None]):
     line: str
 
 
-@dataclass(frozen=True)
 class AssignRank(Request[GpuAnswer]):
     """Give the engine a rank, and the variables of its environment."""
 
@@ -233,70 +231,58 @@ class AssignRank(Request[GpuAnswer]):
     env: Mapping[str, str]
 
 
-@dataclass(frozen=True)
 class ExportGroups(Request[ExportedGroups]):
     """Describe the groups of the rank, for a fresh rank."""
 
 
-@dataclass(frozen=True)
 class GetClock(Request[int]):
     """Return the time of the engine's clock, in ns."""
 
 
-@dataclass(frozen=True)
 class GetFlightRecord(Request[dict[str, Any]]):
     """Return the flight recorder; `last`: at most so many records of it."""
 
     last: int | None
 
 
-@dataclass(frozen=True)
 class GetHello(Request[Hello]):
     """Describe the engine."""
 
 
-@dataclass(frozen=True)
 class GetNames(Request[dict[str, str]]):
     """Return the names that cells can use; see `agent.names`."""
 
 
-@dataclass(frozen=True)
 class GetNcclReport(Request[NcclReport]):
     """Return the report of NCCL's RAS service on the rank's host."""
 
 
-@dataclass(frozen=True)
 class GetStacks(Request[StackList]):
     """Return the stacks of the threads of the user, or with `every` of all threads."""
 
     every: bool
 
 
-@dataclass(frozen=True)
 class GetStoreAddress(Request[StoreAddress]):
     """Return the address of the store that the rank hosts."""
 
 
-@dataclass(frozen=True)
 class GetSummary(Request[EncodedSummary]):
     """Return the rank's summary."""
 
 
-@dataclass(frozen=True)
 class HostStore(Request[StoreAddress]):
     """Open the store of all ranks on `host`, an address of the engine's host."""
 
     host: str
 
 
-@dataclass(frozen=True)
 class ImportGroups(Request[list[str]]):
     """Make those of the exported groups that the rank is in; return their names."""
 
     exported: ExportedGroups
 
 
-@dataclass(frozen=True)
 class InitGroup(Request[list[Refusal]]):
     """Make the default group; return the backends that cannot be used here."""
 
@@ -304,17 +290,14 @@ class InitGroup(Request[list[Refusal]]):
     timeout: float | None
 
 
-@dataclass(frozen=True)
 class Interrupt(Request[bool]):
     """Interrupt the running cell; return whether there was one."""
 
 
-@dataclass(frozen=True)
 class IsStoreLost(Request[bool]):
     """Return whether the rank has no connection to the store."""
 
 
-@dataclass(frozen=True)
 class JoinStore(Request[None]):
     """Connect to the store that another rank hosts."""
 
@@ -323,7 +306,6 @@ class JoinStore(Request[None]):
     key: str
 
 
-@dataclass(frozen=True)
 class NoteCauses(Request[None]):
     """Keep why ops hang, for the errors of those that time out.
 
@@ -333,7 +315,6 @@ class NoteCauses(Request[None]):
     found: Mapping[str, tuple[str, Sequence[int]]]
 
 
-@dataclass(frozen=True)
 class PublishStatus(Request[EncodedSummary]):
     """Publish status for the next `lease` seconds; return the summary.
 
@@ -345,21 +326,18 @@ class PublishStatus(Request[EncodedSummary]):
     interval: float
 
 
-@dataclass(frozen=True)
 class Rebuild(Request[EncodedSummary]):
     """Begin new generations of groups: id → generation; return the summary."""
 
     generations: Mapping[str, int]
 
 
-@dataclass(frozen=True)
 class SetEnvironment(Request[None]):
     """Set variables of the engine's environment."""
 
     env: Mapping[str, str]
 
 
-@dataclass(frozen=True)
 class StartSampling(Request[None]):
     """Look at the stacks `rate` times a second, for `seconds`; see `TakeSamples`.
 
@@ -372,21 +350,18 @@ class StartSampling(Request[None]):
     every: bool
 
 
-@dataclass(frozen=True)
 class Subscribe(Request[EncodedSummary]):
     """Publish status under `header` for a while; return the summary."""
 
     header: dict[str, Any]
 
 
-@dataclass(frozen=True)
 class TakeSamples(Request[SampledStacks]):
     """End the sampling `key`, and return what was seen."""
 
     key: str
 
 
-@dataclass(frozen=True)
 class Unsubscribe(Request[None]):
     """End the subscription whose header has `msg_id`."""
 

@@ -17,21 +17,14 @@ _GRAMMAR = (
 
 @dataclass(frozen=True)
 class TorchOptions:
-    """How the ranks of a cluster use ``torch.distributed``.
+    """How the ranks of a cluster use ``torch.distributed``."""
 
-    Attributes
-    ----------
-    backend
-        Of torch's default group; empty: gloo for CPU tensors, and NCCL for CUDA
-        tensors where every rank has a GPU.
-    run_id
-        What tells this run of torch's programs from others: the cluster's id.
-    restarts
-        How often ranks were restarted.
-    """
-
+    #: Of torch's default group; empty: gloo for CPU tensors, and NCCL for CUDA tensors
+    #: where every rank has a GPU.
     backend: str = ""
+    #: What tells this run of torch's programs from others: the cluster's id.
     run_id: str = ""
+    #: How often ranks were restarted.
     restarts: int = 0
 
     @classmethod
@@ -70,14 +63,8 @@ def torchrun_variables(
 ) -> dict[str, str]:
     """Return what torchrun sets besides RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ….
 
-    Parameters
-    ----------
-    options
-        Of the cluster.
-    env
-        The variables of the rank so far.
-    hosts, host
-        The hosts of the cluster in the order of their first ranks; the rank's own.
+    `env` has the variables of the rank so far, `hosts` those of the cluster in the
+    order of their first ranks, and `host` is the rank's own.
     """
     return {
         "GROUP_RANK": str(hosts.index(host)),

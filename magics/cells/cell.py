@@ -40,20 +40,9 @@ class CellRun:
     """Waits for a cell on the main thread and shows its output.
 
     All output is shown on this thread, so that it appears in the notebook cell that
-    waits. The wait consists of short ones, so that Ctrl-C is handled at once.
-
-    Parameters
-    ----------
-    cluster, execution
-        The cluster, and its execution of the cell.
-    renderer
-        Shows the output.
-    serve
-        Called between two waits, for other work of the main thread.
-    collapse
-        Whether equal output of several ranks is shown once.
-    limit
-        Seconds that the cell may take; None: no limit.
+    waits. The wait consists of short ones, so that Ctrl-C is handled at once; between
+    two of them ``serve()`` does other work of the main thread. With `collapse` equal
+    output of several ranks is shown once. The cell may take `limit` seconds.
     """
 
     def __init__(

@@ -27,16 +27,8 @@ QUIT = "q"
 class DebugSession:
     """One debugger on `rank`; see `Ranks.debug`.
 
-    Parameters
-    ----------
-    cluster, rank
-        Whose failed frame is opened.
-    renderer
-        Shows what the debugger prints.
-    serve
-        Called between two waits, for other work of the main thread.
-    read
-        Shows a prompt and returns a line, as ``input`` does.
+    ``serve()`` is called between two waits, for other work of the main thread;
+    ``read(prompt)`` returns a line, as ``input`` does.
     """
 
     def __init__(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from rankscope.backends.benchmark import parse_sizes
 from rankscope.backends.groups.api import DEFAULT_TIMEOUT
+from rankscope.engines.wire.gpu_environment import parse_devices
 
 from . import values
 from .options import Command, Option, Parameter
@@ -58,7 +60,7 @@ DIST_INIT = Command(
         ),
         Option(
             "devices", ("--devices",), "GPUs of each host that ranks take in turn, "
-            "e.g. 0,2-3 (default: all)", "LIST", values.gpus, "gpus",
+            "e.g. 0,2-3 (default: all)", "LIST", parse_devices, "gpus",
         ),
         Option(
             "share_gpu", ("--share-gpu",), "let ranks share a GPU: slow, for learning",
@@ -299,7 +301,7 @@ COMMANDS = {
             (
                 Option(
                     "sizes", ("--sizes",), "bytes: 1K:64M (doubling), 1K:64M:4 (times "
-                    "4), or 4K,1M (default: 1K:64M)", "SIZES", values.sizes,
+                    "4), or 4K,1M (default: 1K:64M)", "SIZES", parse_sizes,
                 ),
                 Option(
                     "backends", ("--backend",), "backends to compare, such as tcp,mpi "

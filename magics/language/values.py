@@ -12,12 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from rankscope.backends import BackendConfig
-from rankscope.backends.benchmark import parse_sizes
 from rankscope.backends.did_you_mean import did_you_mean
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines.cluster.launch import launcher_names
 from rankscope.engines.runs import parse_runs
-from rankscope.engines.wire.gpu_environment import parse_devices
 from rankscope.engines.wire.torch_environment import TorchOptions
 
 __all__ = [
@@ -25,13 +23,11 @@ __all__ = [
     "count",
     "device",
     "dtype",
-    "gpus",
     "identifier",
     "launcher",
     "names",
     "parse_ranks",
     "seconds",
-    "sizes",
     "times",
     "torch_backend",
     "trace_path",
@@ -54,11 +50,6 @@ def times(text: str) -> int:
     if not text.isdecimal():
         raise ValueError("expected a whole number, such as 20")
     return int(text)
-
-
-def sizes(text: str) -> list[int]:
-    """Return sizes in bytes; the `ValueError` has examples."""
-    return parse_sizes(text)
 
 
 def names(text: str) -> list[str]:
@@ -89,11 +80,6 @@ def device(text: str) -> str:
     if text not in ("cpu", "cuda"):
         raise ValueError("expected cpu or cuda")
     return text
-
-
-def gpus(text: str) -> tuple[int, ...]:
-    """Return the numbers of CUDA devices, in the order given."""
-    return parse_devices(text)
 
 
 def seconds(text: str) -> float:

@@ -100,7 +100,6 @@ class Renderer:
             self.notify(text)
 
     def _show_heading(self) -> None:
-        """Show the heading above the output, if there is one."""
         if not self._heading:
             return
         if self.is_rich:

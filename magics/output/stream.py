@@ -186,7 +186,6 @@ class OutputStream:
             self._surface.show(moded)
 
     def _with_modes(self, items: list[Item]) -> Shown:
-        """Return the items that are shown, each with its mode."""
         moded = [(self._mode(item), item) for item in items]
         return [(mode, item) for mode, item in moded if mode != HIDDEN]
 

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,7 @@ class BarePage:
             self.frame.wait_for_load_state()
         traits = {
             "name": "the-board",
-            "columns": [column.as_dict() for column in COLUMNS],
+            "columns": [asdict(column) for column in COLUMNS],
             "diagnoses": True,
             "pinned": False,
             "snapshot": snapshot or {},

@@ -12,12 +12,11 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.verdicts import Verdict
 from rankscope.backends.rank_sets import name_ranks
-from rankscope.engines import ClusterError, FlightRecords, Profile, RankStacks
+from rankscope.engines import Cluster, ClusterError, Job
 
 from ..profile_report import ProfileReport
 from ..stack_text import stack_text
@@ -25,7 +24,7 @@ from .group import Group
 from .model import BoardModel, Message
 from .timeline import timeline
 
-__all__ = ["BoardActions", "ClusterCommands"]
+__all__ = ["BoardActions"]
 
 _log = logging.getLogger(__name__)
 
@@ -43,55 +42,18 @@ REASON, BY = "aborted from the board", "the board"
 _LINE = re.compile(r"cell (\d+) line (\d+)")
 
 
-class ClusterCommands(Protocol):
-    """The calls of a cluster that the buttons need."""
-
-    def abort(
-        self,
-        group: str | GroupKey | None = None,
-        reason: str = "",
-        ranks: Any = None,
-        *,
-        by: str = "",
-    ) -> dict[int, list[str]]: ...
-
-    def rebuild(self, group: str | GroupKey | None = None) -> list[str]: ...
-
-    def restart(self, ranks: Any = None) -> None: ...
-
-    def flight_records(
-        self, ranks: Any = None, *, last: int | None = None
-    ) -> FlightRecords: ...
-
-    def stacks(self, ranks: Any = None) -> RankStacks: ...
-
-    def sample(self, seconds: float, ranks: Any = None) -> Profile: ...
-
-
 class BoardActions:
     """Executes the requests of a page and sends it the outcome.
 
-    Parameters
-    ----------
-    cluster
-        The cluster that the requests act on.
-    diagnose
-        Finds the verdicts for the button Diagnose; None where there is no button.
-    send
-        Sends a message to every page.
-    get_model
-        Returns the state of the board.
-    show_verdicts
-        Shows verdicts on the board.
-    on_done
-        Called after a group was aborted or rebuilt, or ranks were restarted.
-    source_line
-        Returns the source of a line, by the numbers of its cell and of the line.
+    `diagnose` finds the verdicts for the button Diagnose; ``None`` where there is no
+    button. `send` sends a message to every page. `on_done` is called after a group was
+    aborted or rebuilt, or ranks were restarted. ``source_line(cell, line)`` returns the
+    source of a line.
     """
 
     def __init__(
         self,
-        cluster: ClusterCommands,
+        cluster: Cluster | Job,
         *,
         diagnose: Callable[[], Sequence[Verdict]] | None,
         send: Callable[[Message], None],

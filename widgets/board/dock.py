@@ -23,10 +23,7 @@ _TITLE = "Rankscope"
 class Dock:
     """The panel of a board; every method may be called from any thread.
 
-    Parameters
-    ----------
-    bundle
-        Returns the board's state as the data of an output.
+    ``bundle()`` returns the board's state as the data of an output.
     """
 
     def __init__(self, bundle: Callable[[], dict[str, Any]]) -> None:

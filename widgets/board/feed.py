@@ -67,19 +67,10 @@ class WatchedCluster(Protocol):
 class BoardFeed:
     """Keeps a `BoardModel` up to date for viewers, and sends what changes.
 
-    Every method may be called from any thread.
-
-    Parameters
-    ----------
-    cluster
-        The cluster that the board shows.
-    send
-        Gets each message for the pages, on the feed's thread.
-    settled
-        Called on the feed's thread when the state has changed and settled.
-    pages_blocked
-        Returns whether messages of pages cannot arrive now (a cell blocks the main
-        thread), so that no page is taken for closed.
+    Every method may be called from any thread. On the feed's thread ``send(message)``
+    gets each message for the pages, and ``settled()`` is called when the state has
+    changed and settled. ``pages_blocked()`` is whether messages of pages cannot arrive
+    now (a cell blocks the main thread), so that no page is taken for closed.
     """
 
     def __init__(
@@ -275,10 +266,9 @@ class BoardFeed:
                 self._send(message)
             elif now - self._sent_at >= BEAT:
                 self._send({"type": "beat", "now": now})
-        if message is not None and self._changed_at is None:
-            self._changed_at = now
-            self._reported_at = now
         if message is not None:
+            if self._changed_at is None:
+                self._reported_at = now
             self._changed_at = now
         self._report_settled(now)
         return True

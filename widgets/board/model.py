@@ -220,7 +220,6 @@ class BoardModel:
         return heard is not None and self.now - heard > LATE
 
     def _compare(self) -> None:
-        """Compare the ranks again: verdicts and lags."""
         self.verdicts = tuple(filter(self._holds, self.verdicts))
         frozen = {
             rank

@@ -111,7 +111,6 @@ def _since(
 
 
 def _fill(row: Cells, group: GroupStatus) -> None:
-    """Add the cells about the group and its ops."""
     row["generation"] = group.generation
     row["device"] = text(_device(group), 60)
     row["queue"] = group.in_flight

@@ -22,16 +22,9 @@ def transports_text(
     """Return the transports and the ranks between which they are used.
 
     ``"shm+cma between all ranks"``, ``"shm+cma within each host, tcp between ranks 0–1
-    and 2–3"``; empty while no rank is connected to another.
-
-    Parameters
-    ----------
-    connections
-        As the ranks report them. Ranks connect at their first message to each other.
-    hosts
-        Rank → its host, of the ranks that have reported it.
-    size
-        The number of ranks of the group.
+    and 2–3"``; empty while no rank is connected to another: they connect at their first
+    message to each other. `hosts` is rank → its host, of the ranks that have reported
+    it, and `size` the number of ranks of the group.
     """
     found = _by_transports(connections, hosts)
     pairs = [pair for those in found.values() for pair in those]

@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import anywidget
@@ -94,7 +95,7 @@ class Board(anywidget.AnyWidget):
         )
         super().__init__(
             name=f"rankscope-board-{uuid.uuid4().hex}",
-            columns=[column.as_dict() for column in COLUMNS],
+            columns=[asdict(column) for column in COLUMNS],
             diagnoses=diagnose is not None,
             pinned=pinned and not self._needs_view(),
         )

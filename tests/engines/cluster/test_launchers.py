@@ -44,8 +44,10 @@ def test_advice_about_an_unusable_backend_is_one_sentence() -> None:
     """A reason that ended with a full stop was followed by a semicolon."""
     refused = [("cpu", "gloo", "it is missing.")]
     answers = SimpleNamespace(all=lambda: {0: refused, 1: refused})
-    registry: Any = SimpleNamespace(advice=[], ask=lambda request: answers)
-    recovery._new_groups(registry, "gloo", None)
+    registry: Any = SimpleNamespace(
+        advice=[], ask=lambda request: answers, backend="gloo", timeout=None
+    )
+    recovery._new_groups(registry)
     assert registry.advice == [
         "gloo cannot be used on ranks 0–1: it is missing; cpu arrays will be refused"
     ]

@@ -148,15 +148,15 @@ def test_a_stopped_rank_is_asked_nothing(
     monkeypatch: pytest.MonkeyPatch, stopped: Cluster
 ) -> None:
     requests: list[tuple[Any, list[int]]] = []
-    ask = ControlChannel.ask
+    ask = EngineRegistry.ask
 
     def asking(
-        self: ControlChannel, uuids: Any, request: Any, timeout: float
+        self: EngineRegistry, request: Any, ranks: Any = None, timeout: float = 2.0
     ) -> Answers[Any]:
-        requests.append((request, sorted(uuids)))
-        return ask(self, uuids, request, timeout)
+        requests.append((request, sorted(self.uuids(ranks))))
+        return ask(self, request, ranks, timeout)
 
-    monkeypatch.setattr(ControlChannel, "ask", asking)
+    monkeypatch.setattr(EngineRegistry, "ask", asking)
     stopped.shutdown()
     assert requests == [(GetSummary(), [0])]
 
@@ -208,17 +208,17 @@ def test_a_renewal_that_waits_for_a_silent_rank_ends(
 ) -> None:
     """Every ten seconds it would have delayed the end by up to two."""
     waits = threading.Event()
-    ask = ControlChannel.ask
+    ask = EngineRegistry.ask
 
     def asking(
-        self: ControlChannel, uuids: Any, request: Any, timeout: float
+        self: EngineRegistry, request: Any, ranks: Any = None, timeout: float = 2.0
     ) -> Answers[Any]:
         if isinstance(request, Subscribe):
             timeout = FOR_EVER
             waits.set()
-        return ask(self, uuids, request, timeout)
+        return ask(self, request, ranks, timeout)
 
-    monkeypatch.setattr(ControlChannel, "ask", asking)
+    monkeypatch.setattr(EngineRegistry, "ask", asking)
     monkeypatch.setattr(registry, "RENEWAL", 0.01)
     # The thread that is there has begun its ten seconds.
     renewal = stopped._registry._renewal = threading.Thread(

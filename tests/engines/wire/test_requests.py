@@ -10,6 +10,7 @@ import pytest
 from rankscope.engines.agent.agent import Agent
 from rankscope.engines.agent.cells import Cells
 from rankscope.engines.agent.nccl_report import NcclReports
+from rankscope.engines.agent.publisher import StatusPublisher
 from rankscope.engines.agent.rank_store import RankStore
 from rankscope.engines.wire import requests
 from rankscope.engines.wire.rank_service import RankService, answer
@@ -31,9 +32,10 @@ SAMPLES: list[Request[Any]] = [
 
 def test_the_agent_serves_every_request_once() -> None:
     """But the one that only a script's rank serves."""
+    servers = (Agent, Cells, StatusPublisher, NcclReports, RankStore, RankService)
     served = [
         member.serves
-        for server in (Agent, Cells, NcclReports, RankStore, RankService)
+        for server in servers
         for member in vars(server).values()
         if hasattr(member, "serves")
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankscope.backends.conformance.waiting import until
-from rankscope.engines.wire.line_clock import LineClock
+from rankscope.engines.wire.summaries import LineClock
 
 
 def test_time_runs_while_the_line_stays() -> None:

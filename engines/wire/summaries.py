@@ -1,0 +1,83 @@
+"""The summaries of this process: what a rank reports about itself."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rankscope.backends.groups.world import world
+
+from ..status import Summary
+from .requests import EncodedSummary
+from .status_codec import encode
+
+__all__ = ["LineClock", "SummaryWriter"]
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class SummaryWriter:
+    """Writes the summaries of an engine, or of a script's rank.
+
+    ``locate()`` returns the innermost line of the user's code, empty where none runs;
+    ``details()`` the fields of `Summary` in which the two differ.
+    """
+
+    def __init__(
+        self, locate: Callable[[], str], details: Callable[[], dict[str, Any]]
+    ) -> None:
+        self._line = LineClock(locate)
+        self._details = details
+        self._numbers = itertools.count(1)
+
+    def write(self) -> EncodedSummary:
+        """Return the present summary for the wire."""
+        # First: the summary has all that happened before it had its number.
+        number, details = next(self._numbers), self._details()
+        line, line_for = self._line.look()
+        return encode(
+            Summary(
+                number,
+                pid=os.getpid(),
+                line=line,
+                line_for=line_for,
+                memory=_resident_bytes(),
+                groups=world.summary(),
+                advice=world.advice(),
+                **details,
+            )
+        )
+
+
+class LineClock:
+    """How long a rank has been seen at one line.
+
+    Whether it was elsewhere between two looks is not known: a loop of one line has been
+    there all the time, too.
+    """
+
+    def __init__(self, locate: Callable[[], str]) -> None:
+        self._locate = locate
+        # Replaced as a whole: requests are served beside the publisher.
+        self._seen = "", 0.0
+
+    def look(self) -> tuple[str, float | None]:
+        """Return the line, and the seconds at it; ``None`` where none runs."""
+        line, now = self._locate(), time.monotonic()
+        seen, since = self._seen
+        if line != seen:
+            self._seen = seen, since = line, now
+        return line, now - since if line else None
+
+
+def _resident_bytes() -> int | None:
+    """Return the resident memory of this process, without its side processes."""
+    try:
+        # psutil opens three files for the same, at every publication of a status.
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * _PAGE
+    except OSError:
+        return None
