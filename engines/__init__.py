@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     from .cluster.job import Job
     from .cluster.observed_ranks import ObservedRanks
     from .cluster.profiling import Profile, RankStacks
-    from .errors import ClusterError, ClusterStartError, ExecutionError, RankError
+    from .errors import (
+        ClusterError,
+        ClusterStartError,
+        ExecutionError,
+        PullError,
+        RankError,
+    )
     from .status import ClusterStatus, GroupStatus, OpStatus, RankStatus
 
 __all__ = [
@@ -34,6 +40,7 @@ __all__ = [
     "OpStatus",
     "Output",
     "Profile",
+    "PullError",
     "RankError",
     "RankStacks",
     "RankStatus",
@@ -49,7 +56,13 @@ _MODULES = {
     "cluster.job": ("Job",),
     "cluster.observed_ranks": ("ObservedRanks",),
     "cluster.profiling": ("Profile", "RankStacks"),
-    "errors": ("ClusterError", "ClusterStartError", "ExecutionError", "RankError"),
+    "errors": (
+        "ClusterError",
+        "ClusterStartError",
+        "ExecutionError",
+        "PullError",
+        "RankError",
+    ),
     "status": ("ClusterStatus", "GroupStatus", "OpStatus", "RankStatus"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}

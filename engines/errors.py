@@ -13,6 +13,7 @@ __all__ = [
     "ClusterError",
     "ClusterStartError",
     "ExecutionError",
+    "PullError",
     "RankError",
     "group_by_message",
     "impersonal",
@@ -34,6 +35,22 @@ class ClusterError(RuntimeError):
     ...     print(error)
     n=0: the number of ranks, a whole number from 1
     """
+
+
+class PullError(ClusterError):
+    """Some values of the ranks cannot be had; `values` has those that can.
+
+    Parameters
+    ----------
+    message : str
+        Which ranks' values cannot be had, why, and what to do.
+    values : dict of int to dict
+        Rank → {name: value}, of those that were pulled.
+    """
+
+    def __init__(self, message: str, values: dict[int, dict[str, Any]]) -> None:
+        super().__init__(message)
+        self.values = values
 
 
 class ClusterStartError(ClusterError):

@@ -108,6 +108,8 @@ class Summary:
     groups: tuple[GroupStatus, ...] = ()
     #: What a person should change so that all that the rank does is shown.
     advice: tuple[str, ...] = ()
+    #: Whether the client that has the rank for itself is to yield it to another one.
+    wanted: bool = False
     #: Why the rank is dead, for subscribers alone; empty while it lives.
     dead: str = ""
 

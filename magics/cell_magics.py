@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pickle
-
 from IPython.core.interactiveshell import InteractiveShell
 
 from rankscope.backends.rank_sets import name_ranks
-from rankscope.engines import Cluster, ClusterError, Execution
+from rankscope.engines import Cluster, ClusterError, Execution, PullError
 
 from .arguments import chosen_ranks, known_group, parse, reported, require_cluster
 from .cells.background import BackgroundCell
@@ -78,11 +76,19 @@ class CellMagics:
         ).run()
         output = values["output"]
         if output is not None:
+            title, found = f"%%distributed -o {output}", {}
             try:
                 found = cluster.values(execution)
-            except (ClusterError, pickle.PickleError) as error:
-                raise CommandError(f"%%distributed -o {output}", str(error)) from None
-            shell.user_ns[output] = [found[rank] for rank in execution.ranks]
+            except PullError as error:
+                # In the place of a value that cannot be had: why it cannot.
+                for rank in execution.ranks:
+                    found[rank] = next(iter(error.values[rank].values()), error)
+                raise CommandError(title, str(error)) from None
+            except ClusterError as error:
+                raise CommandError(title, str(error)) from None
+            finally:
+                if found:
+                    shell.user_ns[output] = [found[rank] for rank in execution.ranks]
         return None
 
     def _chosen(

@@ -11,7 +11,7 @@ import numpy as np
 
 from rankscope.backends.did_you_mean import did_you_mean
 from rankscope.backends.rank_sets import name_ranks
-from rankscope.engines import Cluster, ClusterError, Job
+from rankscope.engines import Cluster, ClusterError, Job, PullError
 from rankscope.engines.status import name_groups, no_hang
 from rankscope.widgets import BenchReport, ProfileReport, ProgressLine, StatusTable
 from rankscope.widgets.board.model import BoardModel
@@ -330,12 +330,20 @@ class RankscopeMagics(CellMagics):
         for name in values["names"]:
             if not name.isidentifier():
                 command.fail(f"{name!r} is not the name of a variable")
+        missing = None
         with reported(command):
-            pulled = cluster.pull(values["names"], ranks)
+            try:
+                pulled = cluster.pull(values["names"], ranks)
+            except PullError as error:
+                missing, pulled = error, error.values
         single = values["ranks"] is not None and len(ranks) == 1
         for name in values["names"]:
-            found = [pulled[rank][name] for rank in ranks]
-            self.shell.user_ns[name] = found[0] if single else found
+            # In the place of a value that cannot be had: why it cannot.
+            found = [pulled[rank].get(name, missing) for rank in ranks]
+            if any(one is not missing for one in found) or missing is None:
+                self.shell.user_ns[name] = found[0] if single else found
+        if missing is not None:
+            raise CommandError(command.title, str(missing))
         what = "" if single else f" (lists of {len(ranks)})"
         print(f"{', '.join(values['names'])} ← {name_ranks(ranks)}{what}")
 

@@ -46,6 +46,9 @@ _DLPACK_DEVICES = {
     17: "maia",
 }
 
+# numpy's arrays that are nothing but their data.
+_PLAIN = (np.ndarray, np.memmap)
+
 #: The device types that have a name in DLPack.
 DEVICE_TYPES = tuple(dict.fromkeys(_DLPACK_DEVICES.values()))
 
@@ -81,8 +84,9 @@ def native(
     """Return `array` as the array type of the backends, with the same memory.
 
     CPU arrays become `numpy.ndarray`, CUDA arrays `cupy.ndarray` where cupy is
-    installed. Raises `TypeError` for a dtype that is not numeric, or for an array
-    whose memory cannot be shared. Raises `ValueError` for an array that is not
+    installed. Raises `TypeError` for a dtype that is not numeric, for a subclass of
+    numpy's arrays that is more than its data, or for an array whose memory cannot be
+    shared. Raises `ValueError` for an array that is not
     C-contiguous, and for a read-only array if `writable` is true.
     """
     if getattr(array, "requires_grad", False) and _library_of(array) == "torch":
@@ -96,6 +100,14 @@ def native(
             result = _of_cupy(array, argument, where)
             if writable and result is not array and _is_read_only(array):
                 raise ValueError(_read_only(argument, "cupy.array(x)", where))
+    elif device == "cpu" and type(array) not in _PLAIN:
+        name = type(array).__name__
+        copy = " or x.filled(value)" if isinstance(array, np.ma.MaskedArray) else ""
+        raise TypeError(
+            f"{where}: {argument} is a {name}, of which a collective knows the data "
+            f"alone, and not what {name} makes of them (a mask, a unit, a shape); pass "
+            f"numpy.asarray(x){copy}"
+        )
     if device != "cpu":
         lacking = [n for n in ("shape", "dtype", "size") if not hasattr(result, n)]
         if lacking:
@@ -139,8 +151,8 @@ def _library_of(array: Any) -> str:
 def _read_only(argument: str, copy: str, where: object) -> str:
     """Return the message for a read-only array; `copy` is the remedy, as code."""
     return (
-        f"{where}: {argument} is read-only; expected a writable array (pass a copy: "
-        f"{copy})"
+        f"{where}: {argument} is read-only; expected a writable array, since the "
+        f"result is written into it: make a copy, pass it and keep it (x = {copy})"
     )
 
 

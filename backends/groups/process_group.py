@@ -10,6 +10,7 @@ from datetime import timedelta
 
 from ..interface.base import Backend
 from ..interface.op import Op
+from ..interface.overlap import check_overlap
 from ..quantities import as_positive_seconds
 from ..stores.base import Store
 from ..work.composite import join
@@ -401,6 +402,8 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         device = op.device
         backend = current.backends.get(device) or current.backend_for(device, op.kind)
         op.check(backend)
+        if len(op.arrays) > 1:
+            check_overlap([op], self.rank(), self.size(), self.describe())
         timeout = own_timeout() or self._spec.timeout
         record = Record(
             current.status,
@@ -483,9 +486,18 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         -------
         list of Work
             One for each run.
+
+        Raises
+        ------
+        ValueError
+            Ops that start together overlap in memory; none is issued.
         """
         if not batch:
             return []
+        for run in fusible_runs(batch):
+            if len(run) > 1:
+                started = [pending.op for pending in run]
+                check_overlap(started, self.rank(), self.size(), self.describe())
         issued: list[tuple[list[PendingOp], list[Work]]] = []
         # After a rebuild inside the block, that of the first op has ended.
         current = batch[0].generation

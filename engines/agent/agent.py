@@ -33,11 +33,12 @@ from rankscope.backends.work.flight_recorder import recorder
 
 from ..wire import ipyparallel_private as private
 from ..wire import message_types, requests
-from ..wire.ipykernel_private import allow_top_level_await
+from ..wire.ipykernel_private import allow_top_level_await, show_output_of_children
 from ..wire.rank_service import RankService, answer
 from ..wire.summaries import SummaryWriter
 from . import availability
 from .cells import Cells
+from .children import give_children_their_signals
 from .gpus import NO_GPU, Gpu, choose_device, load_cupy, may_share
 from .names import names_of
 from .nccl_report import NcclReports
@@ -108,6 +109,7 @@ class Agent:
         self._handlers = requests.handlers_of(
             self,
             self.cells,
+            self.cells.reservations,
             self._publisher,
             self._store,
             NcclReports(),
@@ -130,6 +132,8 @@ class Agent:
         self.shell.set_hook("show_in_pager", in_output, 90)
         # In an engine the cells report asynchronous errors, not the exit status.
         atexit.unregister(fail_on_async_error)
+        show_output_of_children()
+        give_children_their_signals()
 
     def _serve(self, stream: Any, ident: Any, request: private.Message) -> None:
         content = answer(self._handlers, request["content"])
@@ -178,6 +182,7 @@ class Agent:
     @requests.AssignRank.handler
     def _assign_rank(self, wanted: requests.AssignRank) -> requests.GpuAnswer:
         self.assignment = wanted.assignment
+        self.cells.reservations.assign(wanted.owner)
         os.environ.update(wanted.env)
         import rankscope
 
@@ -267,12 +272,13 @@ class Agent:
             "last_cell_failed": self.cells.last_failed and began is None,
             "gpu": gpu,
             "gpu_memory": gpu_memory,
+            "wanted": self.cells.reservations.wanted,
         }
 
 
 def _job_rank() -> int | None:
-    """Return the rank that mpiexec gave this process (Open MPI, or with PMI)."""
-    for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK"):
+    """Return the rank that mpiexec (Open MPI, PMI) or srun gave this process."""
+    for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"):
         if name in os.environ:
             return int(os.environ[name])
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -16,13 +17,16 @@ from rankscope.backends.groups.world import world
 from rankscope.backends.torch_watch.errors import explain, settle
 from rankscope.backends.work.async_errors import take_async_error
 
+from ..errors import ClusterError
 from ..wire import ipyparallel_private as private
 from ..wire import message_types, requests
 from ..wire.error_details import pack_details
 from .cell_source import CellSource
+from .children import end_child
 from .post_mortem import PostMortem
 from .printing import PrintMarks
 from .publisher import StatusPublisher
+from .reservations import Reservations
 
 __all__ = ["Cells"]
 
@@ -45,6 +49,7 @@ class Cells:
         self._publisher = publisher
         self._before, self._after = before, after
         self._main = threading.main_thread()
+        self._pid = os.getpid()
         #: The number of the running cell, and when it began (``time.monotonic()``).
         self.number: int | None = None
         self.began: float | None = None
@@ -52,6 +57,7 @@ class Cells:
         self.last_exit = ""
         self.last_failed = False
         self.source = CellSource(self._shell)
+        self.reservations = Reservations(self._current, publisher.note_change)
         self._scope = ExitStack()
         self._interruptible = False
         self._print_marks = PrintMarks()
@@ -59,7 +65,7 @@ class Cells:
         self.post_mortem = PostMortem(
             self._publish_data, self._is_heard, self.source.cell_of
         )
-        self._shell.input_transformers_cleanup.append(self._set_number)
+        self._shell.input_transformers_cleanup.append(self._admit)
         self._shell.events.register("pre_run_cell", self._before_cell)
         self._shell.events.register("post_run_cell", self._after_cell)
         self._show_traceback = self._shell.showtraceback
@@ -69,6 +75,11 @@ class Cells:
     def running(self) -> bool:
         """Whether a cell runs."""
         return self.began is not None
+
+    def _current(self) -> tuple[int | None, float] | None:
+        """Return number and begin of the running cell; ``None`` where none runs."""
+        began = self.began
+        return None if began is None else (self.number, began)
 
     def place(self) -> Place:
         """Return where the main thread is, for a rank that asks why its op waits."""
@@ -109,14 +120,25 @@ class Cells:
         """Send data of the running cell that is no output of it."""
         private.publish(self._kernel, message_types.DATA, data, self._header())
 
-    def _set_number(self, lines: list[str]) -> list[str]:
-        """Set IPython's cell number to the notebook's, for tracebacks and source lines.
+    def _admit(self, lines: list[str]) -> list[str]:
+        """Refuse a cell if the rank is reserved for another client's.
 
-        An input transformer that returns the code unchanged: newer IPythons read the
-        number before ``pre_run_cell``.
+        Sets IPython's cell number to the notebook's, for tracebacks and source lines.
+        An input transformer that returns the code unchanged: its error keeps the cell
+        from being run, and newer IPythons read the number before ``pre_run_cell``.
         """
         request = self._request()
-        if request is not None and request["cell"] is not None:
+        if request is None:
+            return lines
+        holder = self.reservations.begin(
+            request["key"], self._header()["session"], request["cell"]
+        )
+        if holder:
+            raise ClusterError(
+                f"the cell was not run on this rank: a cell of {holder} has reserved "
+                "it, since the rank did not answer when this cell was sent"
+            )
+        if request["cell"] is not None:
             self._shell.execution_count = request["cell"]
         return lines
 
@@ -143,6 +165,8 @@ class Cells:
             signal.signal(signal.SIGINT, self._on_sigint)
 
     def _after_cell(self, result: Any) -> None:
+        if os.getpid() != self._pid:
+            end_child(None)
         self._interruptible = False
         self._scope.close()
         self._print_marks.end()
@@ -172,6 +196,7 @@ class Cells:
                 self._shell.push(
                     {message_types.CELL_VALUE: result.result}, interactive=False
                 )
+            self.reservations.end(request["key"])
             if not self.post_mortem.opened:
                 self.last_exit = _describe_exit(self.number, error, line)
                 self.last_failed = error is not None
@@ -184,6 +209,8 @@ class Cells:
     def _show_explained(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
         """Show the traceback of a cell; of torch's error, that it was aborted."""
         error = (exc_tuple or sys.exc_info())[1]
+        if os.getpid() != self._pid:
+            end_child(error)
         if error is not None and (shown := explain(error)) is not error:
             exc_tuple = (type(shown), shown, shown.__traceback__)
         self._show_traceback(exc_tuple, *args, **kwargs)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
+import uuid
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -11,9 +13,12 @@ from typing import Any
 
 import ipyparallel
 
-from ..errors import RankError
+from rankscope.backends.rank_sets import name_ranks
+
+from ..errors import ClusterError, RankError
 from ..status import Summary
 from ..wire import ipyparallel_private as private
+from ..wire import requests
 from .execution import Execution
 from .rank_slots import RankSlot
 from .registry import EngineRegistry
@@ -24,6 +29,10 @@ __all__ = ["CellRunner"]
 LAG = 2.0
 #: Seconds after which an unanswered probe is sent again.
 PATIENCE = 10.0
+#: Seconds to wait for ranks that run another client's cell.
+TURN = 5.0
+#: Seconds that a rank gets to say whether it runs another client's cell.
+ANSWER = 1.0
 
 
 @dataclass
@@ -51,14 +60,31 @@ class CellRunner:
         self._running: dict[Execution, dict[int, _Sent]] = {}
         self._probes: dict[int, _Probe] = {}
         self._lock = threading.Lock()
+        # One cell at a time: all ranks get the cells of this client in one order.
+        self._sending = threading.Lock()
+        self._yielding = False
         registry.subscribe(self._probe_for_lost_cells)
+        registry.subscribe(self._share)
 
     def run(self, execution: Execution, groups: Mapping[int, str]) -> None:
         """Send a cell to its ranks.
 
         `groups` is rank → the id of the group that ``group=None`` means there, where it
-        is not the default group.
+        is not the default group. Raises `ClusterError` if the ranks run cells of
+        another client.
         """
+        key = uuid.uuid4().hex
+        with self._sending:
+            if self._registry.owner is not None:
+                self._send_all(execution, groups, key)
+                return
+        self._reserve(key, execution)
+        with self._sending:
+            self._send_all(execution, groups, key)
+
+    def _send_all(
+        self, execution: Execution, groups: Mapping[int, str], key: str
+    ) -> None:
         with self._lock:
             self._running[execution] = {}
         execution.on_done(self._remove)
@@ -77,8 +103,43 @@ class CellRunner:
                 "cell": execution.cell,
                 "group": groups.get(rank),
                 "keep_value": execution.keep_value,
+                "key": key,
             }
             self._send(execution, self._registry.slots[rank], request, metadata)
+
+    def _reserve(self, key: str, execution: Execution) -> None:
+        """Reserve all ranks of a cell; see `agent.reservations`.
+
+        A rank that cannot answer is left out: it decides when the cell begins there.
+        """
+        wanted = requests.Reserve(key, self._registry.this_client, execution.cell)
+        deadline = time.monotonic() + TURN
+        while True:
+            able = set(self._registry.able()).intersection(execution.ranks)
+            answers = self._registry.ask(wanted, able, timeout=ANSWER)
+            held = {rank: one for rank, one in answers.results.items() if one}
+            if not held:
+                return
+            self._registry.post(requests.Release(key), able.difference(held))
+            if time.monotonic() > deadline:
+                raise ClusterError(_turn_refused(held))
+            # Of two that have some ranks each, one comes first the next time.
+            time.sleep(random.uniform(0.01, 0.04))
+
+    def _share(self, rank: int, summary: Summary) -> None:
+        """Yield the ranks that another client wants; runs on the I/O thread."""
+        if not summary.wanted:
+            return
+        with self._sending:
+            self._yielding = self._yielding or self._registry.owner is not None
+            self._registry.owner = None
+        self._yield()
+
+    def _yield(self) -> None:
+        """Yield all ranks, unless cells run that were sent without a reservation."""
+        if self._yielding and not self.running():
+            self._yielding = False
+            self._registry.post(requests.YieldRank())
 
     def _send(
         self,
@@ -108,6 +169,7 @@ class CellRunner:
     def _remove(self, execution: Execution) -> None:
         with self._lock:
             self._running.pop(execution, None)
+        self._yield()
 
     def running(self) -> list[Execution]:
         """Return the cells that are not done."""
@@ -199,6 +261,18 @@ def _on_reply(execution: Execution, rank: int, done: Future[Any]) -> None:
     elif isinstance(reply, Exception):
         error = RankError(rank, type(reply).__name__, str(reply), (), execution.cell)
     future.output.add_done_callback(lambda output: execution.finish(rank, error))
+
+
+def _turn_refused(held: Mapping[int, requests.Holder]) -> str:
+    """Return that other clients' cells run on the ranks `held`."""
+    first = next(iter(held.values()))
+    cell = "a cell" if first["cell"] is None else f"cell {first['cell']}"
+    verb = "runs" if len(held) == 1 else "run"
+    return (
+        f"{name_ranks(sorted(held))} {verb} {cell} of {first['who']}, for "
+        f"{first['seconds']:.0f} s, so nothing was sent. Wait for its end or interrupt "
+        "it there, then run this cell again"
+    )
 
 
 def _engine_died(slot: RankSlot) -> RankError:

@@ -201,6 +201,7 @@ class Cluster(Ranks):
             connected = True
             self._watch_launched()
             self._registry.gpus = gpus
+            self._registry.owner = self._registry.this_client
             if options is not None:
                 self._registry.torch = options.of_run(self.cluster_id)
             recovery.assign_all(self._registry, sorted(client.ids), deadline, report)

@@ -25,7 +25,13 @@ from ..wire.torch_environment import TorchOptions
 from .orphan_reaper_main import process_start_time
 from .rank_slots import RankSlot
 
-__all__ = ["Announcement", "ClusterFile", "cluster_files", "end_reason"]
+__all__ = [
+    "Announcement",
+    "ClusterFile",
+    "cluster_files",
+    "end_reason",
+    "this_client",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -185,7 +191,7 @@ class Announcement:
         if file is None:
             return
         if not reason and _is_another(file.pid):
-            reason = end_reason(f"shut down by {_who()}")
+            reason = end_reason(f"shut down by {this_client()}")
         if not reason:
             file.remove()
             return
@@ -222,7 +228,7 @@ def _is_another(pid: int) -> bool:
     return pid != os.getpid() and process_start_time(pid) is not None
 
 
-def _who() -> str:
+def this_client() -> str:
     """Return what this process is to another notebook."""
     name = _notebook()
     # What a kernel without a notebook server has.

@@ -115,4 +115,9 @@ def _sample(
         future.add_done_callback(note(rank))
     wait(futures.values(), CLOCK_TIMEOUT)
     times = Answers.of(futures).results
-    return {rank: (sent, time, received[rank]) for rank, time in times.items()}
+    # The wait may end before the callback has noted when the answer came.
+    return {
+        rank: (sent, time, received[rank])
+        for rank, time in times.items()
+        if rank in received
+    }

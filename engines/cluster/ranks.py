@@ -144,7 +144,10 @@ class Ranks(ObservedRanks):
         """
         if not execution.keep_value:
             raise ValueError("the ranks kept no value: execute(…, keep_value=True)")
-        return self.pull(CELL_VALUE, execution.ranks, timeout=timeout)
+        self._check_open()
+        return variables_.pull(
+            self._registry, CELL_VALUE, execution.ranks, timeout, label="the value"
+        )
 
     def _find_own_groups(self, group: str) -> list[GroupKey]:
         """Return the groups that `group` means; refuse those of other libraries."""
@@ -342,8 +345,9 @@ class Ranks(ObservedRanks):
         TimeoutError
             The ranks were not free within `timeout`.
         ClusterError
-            It is closed; there is no such rank; a rank is dead, or lacks a name; or a
-            value cannot be pickled.
+            It is closed; there is no such rank; or a rank is dead. A `PullError`, whose
+            ``values`` has the other values, if a rank lacks a name, or a value cannot
+            be pickled there or made here.
         """
         return variables_.pull(self._registry, names, self._chosen(ranks), timeout)
 

@@ -178,7 +178,9 @@ def _assign_ranks(registry: EngineRegistry, ranks: Sequence[int]) -> None:
     torch = None if registry.torch is None else asdict(registry.torch)
     answers = registry.ask(
         lambda rank: AssignRank(
-            {"rank": rank, "world_size": size, "torch": torch}, env[rank]
+            {"rank": rank, "world_size": size, "torch": torch},
+            env[rank],
+            registry.owner,
         ),
         ranks,
         timeout=ASSIGN_WAIT,

@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import logging
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -17,8 +18,9 @@ import ipyparallel
 from ..errors import ClusterError
 from ..wire import ipyparallel_private as private
 from ..wire.channel import ControlChannel
-from ..wire.requests import GetSummary, Hello, Request, Subscribe, Unsubscribe
+from ..wire.requests import Client, GetSummary, Hello, Request, Subscribe, Unsubscribe
 from ..wire.torch_environment import TorchOptions
+from .cluster_file import this_client
 from .gpus import Gpus
 from .processes import is_stopped
 from .rank_registry import RankRegistry
@@ -57,6 +59,13 @@ class EngineRegistry(RankRegistry):
         self.timeout: float | None = None
         #: The rank that hosts the store; ``None`` if it is dead or silent.
         self.store_host: int | None = None
+        #: This process, as the ranks know who sends a cell.
+        self.this_client: Client = {
+            "session": client.session.session,
+            "who": this_client(),
+        }
+        #: This process, if it has the ranks for itself: see `agent.reservations`.
+        self.owner: Client | None = None
         #: The GPUs of the ranks, also of those that are started later.
         self.gpus = Gpus()
         #: How the ranks use torch; ``None``: cells begin without it.
@@ -165,13 +174,17 @@ class EngineRegistry(RankRegistry):
 
     def signal(self, slot: RankSlot, signum: int) -> None:
         """Send a signal to the engine of a slot: directly, else through its nanny."""
-        if not self._send_signal(slot.pid, signum):
+        here = slot.host == socket.gethostname()
+        if not (here and self._send_signal(slot.pid, signum)):
             self.channel.signal(slot.uuid, signum)
 
     def on_engine_exit(self, pid: int, exit_code: int | None) -> None:
         """Handle a launcher's report that the process `pid` ended."""
         with self._lock:
             slots = [slot for slot in self.slots if slot.pid == pid]
+            # Another host may have a process of this pid, too.
+            here = [slot for slot in slots if slot.host == socket.gethostname()]
+            slots = here or slots
             if not slots:
                 self._ended[pid] = exit_code
         for slot in slots:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ class JobOptions:
         """Return the options given, or else those of the environment.
 
         ``RANKSCOPE_HOST``, ``RANKSCOPE_PORT`` and ``RANKSCOPE_ALLOW_ABORT``. Raises
-        `ValueError` for a port that is none.
+        `ValueError` for a port that is none, and for an address that is no host's.
         """
         if port is None:
             text = env.get("RANKSCOPE_PORT") or "0"
@@ -45,4 +46,18 @@ class JobOptions:
             raise ValueError(f"port={port}: expected a port, 0-65535")
         if allow_abort is None:
             allow_abort = env.get("RANKSCOPE_ALLOW_ABORT", "").lower() not in _NO
-        return cls(host or env.get("RANKSCOPE_HOST") or cls.host, port, allow_abort)
+        name = "RANKSCOPE_HOST" if host is None else "host"
+        host = host or env.get("RANKSCOPE_HOST") or cls.host
+        if _is_unspecified(host):
+            raise ValueError(
+                f"{name}={host} stands for all addresses of a host; expected the one "
+                "of rank 0's host at which the other ranks and notebooks reach it"
+            )
+        return cls(host, port, allow_abort)
+
+
+def _is_unspecified(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:  # a name
+        return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import sys
 import threading
 from collections.abc import Callable, Container
 from typing import Any
@@ -21,6 +22,7 @@ __all__ = [
     "load_ipython_extension",
     "send_replies_through_stream",
     "serve_messages",
+    "show_output_of_children",
 ]
 
 _log = logging.getLogger(__name__)
@@ -238,3 +240,29 @@ class _NoShellChannelThread:
 
     def __bool__(self) -> bool:
         return False
+
+
+# -- output of forked children -------------------------------------------------
+
+
+def show_output_of_children() -> None:
+    """Have this engine publish what its forked children print, as a kernel does.
+
+    ipyparallel makes the thread that publishes without the socket for that. A child
+    then writes to its parent's own socket, which is of no use to it.
+    """
+    try:
+        thread = sys.stdout.pub_thread  # type: ignore[attr-defined]
+        loop, set_up = thread.io_loop, thread._setup_pipe_in
+        if thread._pipe_flag:
+            return
+    except AttributeError as error:
+        _skip("output of forked children", error)
+        return
+
+    def change() -> None:
+        thread._pipe_flag = True
+        set_up()
+
+    # On the thread of the stream that it makes.
+    loop.add_callback(change)

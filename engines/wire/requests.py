@@ -20,6 +20,7 @@ __all__ = [
     "Aborted",
     "AnswerPrompt",
     "AssignRank",
+    "Client",
     "EncodedSummary",
     "ExportGroups",
     "ExportedGroups",
@@ -33,6 +34,7 @@ __all__ = [
     "GetSummary",
     "GpuAnswer",
     "Hello",
+    "Holder",
     "HostStore",
     "ImportGroups",
     "InitGroup",
@@ -45,7 +47,9 @@ __all__ = [
     "RankAssignment",
     "Rebuild",
     "Refusal",
+    "Release",
     "Request",
+    "Reserve",
     "SampledStacks",
     "SetEnvironment",
     "StackList",
@@ -55,6 +59,7 @@ __all__ = [
     "TakeSamples",
     "TorchAnswer",
     "Unsubscribe",
+    "YieldRank",
     "handlers_of",
 ]
 
@@ -90,7 +95,7 @@ class Hello(TypedDict):
     address: str
     #: A port of the host that was free.
     port: int
-    #: The rank within the job of mpiexec, if it started the engine.
+    #: The rank within the job of mpiexec or srun, if it started the engine.
     job_rank: int | None
     #: ``None`` before the engine has a rank.
     assignment: RankAssignment | None
@@ -120,6 +125,25 @@ class TorchAnswer(TypedDict):
     port: int
     #: Why torch cannot be used, with the remedy; empty where it can.
     missing: str
+
+
+class Client(TypedDict):
+    """A client that sends cells."""
+
+    #: That of its messages.
+    session: str
+    #: Its notebook or script, for a message.
+    who: str
+
+
+class Holder(TypedDict):
+    """The client whose cell a rank runs, or is about to run."""
+
+    #: Its notebook or script, for a message.
+    who: str
+    cell: int | None
+    #: Since when.
+    seconds: float
 
 
 class StoreAddress(TypedDict):
@@ -225,10 +249,14 @@ class AnswerPrompt(Request[None]):
 
 
 class AssignRank(Request[GpuAnswer]):
-    """Give the engine a rank, and the variables of its environment."""
+    """Give the engine a rank, and the variables of its environment.
+
+    `owner` is the client that has the rank for itself, if one has.
+    """
 
     assignment: RankAssignment
     env: Mapping[str, str]
+    owner: Client | None
 
 
 class ExportGroups(Request[ExportedGroups]):
@@ -332,6 +360,23 @@ class Rebuild(Request[EncodedSummary]):
     generations: Mapping[str, int]
 
 
+class Release(Request[None]):
+    """Give up the reservation `key`."""
+
+    key: str
+
+
+class Reserve(Request[Holder | None]):
+    """Reserve the rank for a cell; return the holder if another client has the rank.
+
+    `key` is the cell's, `cell` its number in the notebook.
+    """
+
+    key: str
+    client: Client
+    cell: int | None
+
+
 class SetEnvironment(Request[None]):
     """Set variables of the engine's environment."""
 
@@ -366,3 +411,7 @@ class Unsubscribe(Request[None]):
     """End the subscription whose header has `msg_id`."""
 
     msg_id: str
+
+
+class YieldRank(Request[None]):
+    """Have the rank for oneself no more."""

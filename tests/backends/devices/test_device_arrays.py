@@ -82,7 +82,7 @@ def test_cuda_arrays_become_cupys(kind: type[Foreign]) -> None:
 def test_what_must_not_be_written_may_be_read() -> None:
     assert type(taken(Immutable(), writable=False)) is Cupy
     with pytest.raises(
-        ValueError, match=r"tensor is read-only; .*\(pass a copy: cupy.array\(x\)\)"
+        ValueError, match=r"tensor is read-only; .*keep it \(x = cupy.array\(x\)\)"
     ):
         taken(Immutable())
 

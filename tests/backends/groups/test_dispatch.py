@@ -543,6 +543,26 @@ BAD_CALLS: dict[str, tuple[Any, type[Exception], str]] = {
         ValueError,
         r"tensor is read-only; expected a writable array",
     ),
+    "a masked array": (
+        lambda: dist.all_reduce(np.ma.masked_array([1.0, 2.0], mask=[True, False])),
+        TypeError,
+        r"tensor is a MaskedArray, .*pass numpy.asarray\(x\) or x.filled\(value\)",
+    ),
+    "a matrix": (
+        lambda: dist.broadcast(np.asmatrix(np.ones((2, 2))), src=0),
+        TypeError,
+        r"tensor is a matrix, .*pass numpy.asarray\(x\)$",
+    ),
+    "an output that is masked": (
+        lambda: dist.all_gather([np.ma.ones(8)] * 4, X),
+        TypeError,
+        r"tensor_list\[0\] is a MaskedArray",
+    ),
+    "one output for all": (
+        lambda: dist.all_gather([np.ones(8)] * 4, X),
+        ValueError,
+        "all_gather in group 'default' on rank .: output 1 shares memory with output 0",
+    ),
     "object dtype": (
         lambda: dist.all_reduce(np.array([None, 1])),
         TypeError,

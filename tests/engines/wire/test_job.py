@@ -198,6 +198,9 @@ def test_the_options_are_those_given_or_of_the_environment() -> None:
     for given in ({"port": 70000}, {"env": {"RANKSCOPE_PORT": "http"}}):
         with pytest.raises(ValueError, match="expected a port"):
             JobOptions.of(**given)
+    for given in ({"host": "::"}, {"env": {"RANKSCOPE_HOST": "0.0.0.0"}}):
+        with pytest.raises(ValueError, match="expected the one of rank 0's host"):
+            JobOptions.of(**given)
 
 
 def test_what_cannot_be_attached_to_is_said(

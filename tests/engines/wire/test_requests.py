@@ -12,6 +12,7 @@ from rankscope.engines.agent.cells import Cells
 from rankscope.engines.agent.nccl_report import NcclReports
 from rankscope.engines.agent.publisher import StatusPublisher
 from rankscope.engines.agent.rank_store import RankStore
+from rankscope.engines.agent.reservations import Reservations
 from rankscope.engines.wire import requests
 from rankscope.engines.wire.rank_service import RankService, answer
 from rankscope.engines.wire.requests import Request
@@ -20,7 +21,11 @@ KINDS = Request.__subclasses__()
 
 SAMPLES: list[Request[Any]] = [
     requests.Abort(["tp/12345678"], "enough", "the board"),
-    requests.AssignRank({"rank": 1, "world_size": 4, "torch": None}, {"RANK": "1"}),
+    requests.AssignRank(
+        {"rank": 1, "world_size": 4, "torch": None},
+        {"RANK": "1"},
+        {"session": "abc", "who": "notebook.ipynb"},
+    ),
     requests.GetFlightRecord(None),
     requests.JoinStore("127.0.0.1", 1234, "00ff"),
     requests.PublishStatus(30.0, 0.2),
@@ -32,7 +37,15 @@ SAMPLES: list[Request[Any]] = [
 
 def test_the_agent_serves_every_request_once() -> None:
     """But the one that only a script's rank serves."""
-    servers = (Agent, Cells, StatusPublisher, NcclReports, RankStore, RankService)
+    servers = (
+        Agent,
+        Cells,
+        StatusPublisher,
+        NcclReports,
+        RankStore,
+        RankService,
+        Reservations,
+    )
     served = [
         member.serves
         for server in servers

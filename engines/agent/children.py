@@ -1,0 +1,56 @@
+"""Forked children of a rank: `multiprocessing` and ``os.fork`` in a cell."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from typing import NoReturn
+
+__all__ = ["end_child", "give_children_their_signals"]
+
+
+def give_children_their_signals() -> None:
+    """Have the children that this engine forks heed signals as Python's own do.
+
+    The engine's handler of SIGTERM stops an event loop, which a child does not run:
+    `multiprocessing.Pool` ends its workers by that signal, and waits for their ends.
+    A handler that the user has set is kept, as a plain Python keeps it.
+    """
+    of_engine = {
+        signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)
+    }
+    plain = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    before = threading.local()
+
+    def block() -> None:
+        # A signal that came before its handler is restored would be lost.
+        before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, of_engine)
+
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before.mask)
+
+    def restore() -> None:
+        for signum, handler in of_engine.items():
+            if signal.getsignal(signum) is handler:
+                signal.signal(signum, plain[signum])
+        unblock()
+
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=restore)
+
+
+def end_child(error: BaseException | None) -> NoReturn:
+    """End a forked child that has left the cell, as Python ends after a program.
+
+    Else the child would go on as a second engine, on the connections of the first.
+    """
+    status = 0 if error is None else 1
+    if isinstance(error, SystemExit):
+        status = error.code if isinstance(error.code, int) else int(bool(error.code))
+    elif error is not None:
+        traceback.print_exception(error)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status & 0xFF)
