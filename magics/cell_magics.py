@@ -81,7 +81,7 @@ class CellMagics:
                 found = cluster.values(execution)
             except PullError as error:
                 # In the place of a value that cannot be had: why it cannot.
-                for rank in execution.ranks:
+                for rank in execution.ranks if any(error.values.values()) else ():
                     found[rank] = next(iter(error.values[rank].values()), error)
                 raise CommandError(title, str(error)) from None
             except ClusterError as error:

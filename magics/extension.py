@@ -32,6 +32,7 @@ from .cells.debugging import DebugSession
 from .language.commands import DIST_INIT
 from .language.options import Command, Values
 from .language.values import trace_path
+from .output.failures import CommandError
 from .output.render import Renderer
 from .session import session
 

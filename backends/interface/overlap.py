@@ -62,7 +62,8 @@ def check_overlap(ops: Sequence[Op], rank: int, size: int, where: str) -> None:
     parts = [part for op in ops for part in _parts(op, rank, size)]
     parts = sorted((p for p in parts if p.end > p.start), key=lambda part: part.start)
     # Those with the furthest end so far, of all parts and of the written ones.
-    last = last_written = None
+    last: _Part | None = None
+    last_written: _Part | None = None
     for part in parts:
         other = last if part.written else last_written
         if other is not None and part.start < other.end:

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import traceback
-from typing import NoReturn
+from typing import Any, NoReturn
 
 __all__ = ["end_child", "give_children_their_signals"]
 
@@ -22,7 +22,10 @@ def give_children_their_signals() -> None:
     of_engine = {
         signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)
     }
-    plain = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    plain: dict[int, Any] = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+    }
     before = threading.local()
 
     def block() -> None:

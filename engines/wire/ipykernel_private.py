@@ -252,7 +252,8 @@ def show_output_of_children() -> None:
     then writes to its parent's own socket, which is of no use to it.
     """
     try:
-        thread = sys.stdout.pub_thread  # type: ignore[attr-defined]
+        stream: Any = sys.stdout
+        thread = stream.pub_thread
         loop, set_up = thread.io_loop, thread._setup_pipe_in
         if thread._pipe_flag:
             return

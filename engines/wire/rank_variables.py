@@ -32,7 +32,7 @@ def set_variables(
     found = list(frames) if file is None else read_memory_file(file)
     if found is None:
         return "unshared"
-    namespace = get_ipython().user_ns  # type: ignore[no-untyped-call]
+    namespace = _namespace()
     values = {}
     for name, count in zip(names, counts, strict=True):
         own, found = found[:count], found[count:]
@@ -50,7 +50,7 @@ def get_variable(name: str, shared: bool) -> tuple[Any, ...]:
     `shared`: the notebook is on this host.
     """
     close_files(before=time.monotonic() - KEPT)
-    namespace = get_ipython().user_ns  # type: ignore[no-untyped-call]
+    namespace = _namespace()
     if name not in namespace:
         return "", f"there is no variable {name!r}", None
     value = namespace[name]
@@ -65,6 +65,12 @@ def get_variable(name: str, shared: bool) -> tuple[Any, ...]:
             _files[file.token] = file, time.monotonic()
             return kind, "", file
     return kind, "", None, *frames
+
+
+def _namespace() -> dict[str, Any]:
+    shell: Any = get_ipython()
+    names: dict[str, Any] = shell.user_ns
+    return names
 
 
 def close_files(*tokens: bytes, before: float = 0.0) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import sys
 import threading
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -61,7 +62,7 @@ def test_arrays_arrive_as_writable_copies(cluster: Cluster, name: str) -> None:
 
 
 def test_functions_and_classes_are_sent_with_their_code(cluster: Cluster) -> None:
-    function = type(doubled)(doubled.__code__, {}, "function")
+    function = types.FunctionType(doubled.__code__, {}, "function")
     function.__module__ = "__main__"
     cluster.push({"function": function, "both": [function, 1]}, timeout=WAIT)
     cluster.execute("assert function(4) == 8 and both[0](1) == 2").result(WAIT)
@@ -96,8 +97,9 @@ def test_what_cannot_be_pickled_is_named(cluster: Cluster) -> None:
 def test_a_value_without_shared_memory_goes_by_message(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("rankscope.engines.cluster.variables.LARGE", 1)
     monkeypatch.setattr(values.MemoryFile, "write", lambda frames: None)
-    cluster.push({"value": ARRAYS["large"]}, timeout=WAIT)
+    cluster.push({"value": np.arange(1000).astype(np.uint8)}, timeout=WAIT)
     monkeypatch.undo()
     same = "assert (value == np.arange(value.size).astype('u1')).all()"
     cluster.execute(same).result(WAIT)

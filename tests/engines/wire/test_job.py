@@ -198,9 +198,10 @@ def test_the_options_are_those_given_or_of_the_environment() -> None:
     for given in ({"port": 70000}, {"env": {"RANKSCOPE_PORT": "http"}}):
         with pytest.raises(ValueError, match="expected a port"):
             JobOptions.of(**given)
-    for given in ({"host": "::"}, {"env": {"RANKSCOPE_HOST": "0.0.0.0"}}):
-        with pytest.raises(ValueError, match="expected the one of rank 0's host"):
-            JobOptions.of(**given)
+    with pytest.raises(ValueError, match="^host=:: stands for all addresses of a host"):
+        JobOptions.of("::")
+    with pytest.raises(ValueError, match="expected the one of rank 0's host"):
+        JobOptions.of(env={"RANKSCOPE_HOST": "0.0.0.0"})
 
 
 def test_what_cannot_be_attached_to_is_said(
