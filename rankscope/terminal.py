@@ -12,7 +12,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TextIO
 
+from rankscope.backends.printable import printable
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import Cluster, ClusterError, Job
 from rankscope.engines.cluster.cluster_file import (
@@ -94,6 +96,11 @@ class Running:
         )
 
 
+def _print(text: object, file: TextIO | None = None) -> None:
+    """Print what ranks and jobs have named, too: see `printable`."""
+    print(printable(str(text)), file=file)
+
+
 def running() -> list[Running]:
     """Return the clusters and jobs of this user that run, the newest first."""
     return [*map(Running, cluster_files()), *map(Running, job_files())]
@@ -104,17 +111,17 @@ def running() -> list[Running]:
 
 def _status(cluster: Cluster | Job, values: argparse.Namespace) -> int:
     model = BoardModel.of(cluster.status(fresh=True, timeout=ANSWER))
-    print(board_text(model, shutil.get_terminal_size().columns))
+    _print(board_text(model, shutil.get_terminal_size().columns))
     return DONE
 
 
 def _diagnose(cluster: Cluster | Job, values: argparse.Namespace) -> int:
     verdicts = cluster.diagnose()
     for verdict in verdicts:
-        print(f"{verdict.fault.value}: {verdict}")
+        _print(f"{verdict.fault.value}: {verdict}")
     if verdicts:
         return HANGS
-    print(no_hang(cluster.status()))
+    _print(no_hang(cluster.status()))
     return DONE
 
 
@@ -122,13 +129,13 @@ def _profile(cluster: Cluster | Job, values: argparse.Namespace) -> int:
     if values.time is None:
         if values.output is not None:
             raise ClusterError("-o FILE is for a flame graph: -t SECONDS is missing")
-        print(stack_text(cluster.stacks(every=values.all), values.all))
+        _print(stack_text(cluster.stacks(every=values.all), values.all))
         return DONE
     report = ProfileReport(cluster.sample(values.time, every=values.all), values.all)
-    print(report)
+    _print(report)
     if values.output is not None:
         report.save(values.output)
-        print(f"\n{values.output} written: a browser shows the flame graph")
+        _print(f"\n{values.output} written: a browser shows the flame graph")
     return DONE
 
 
@@ -139,22 +146,22 @@ def _abort(cluster: Cluster | Job, values: argparse.Namespace) -> int:
         wanted = cluster.glance().find_groups(values.group)
         verdicts = [one for one in verdicts if one.group in wanted]
     for verdict in verdicts:
-        print(f"{verdict.fault.value}: {verdict}")
+        _print(f"{verdict.fault.value}: {verdict}")
     aborted = cluster.abort(values.group, REASON, by=BY, verdicts=verdicts)
     names = [name for one in aborted.values() for name in one]
     if not names:
-        print("no group to abort: nothing has changed")
+        _print("no group to abort: nothing has changed")
         return DONE
     after = "the script's ops end with an error that says why"
     if isinstance(cluster, Cluster):
         after = "%dist_rebuild, or rankscope rebuild, makes what was aborted usable"
-    print(f"{name_groups(names)} aborted; {after}")
+    _print(f"{name_groups(names)} aborted; {after}")
     return DONE
 
 
 def _rebuild(cluster: Cluster | Job, values: argparse.Namespace) -> int:
     stale = cluster.rebuild(values.group)
-    print("\n".join([f"{name_groups(values.group)} rebuilt", *stale]))
+    _print("\n".join([f"{name_groups(values.group)} rebuilt", *stale]))
     return DONE
 
 
@@ -167,7 +174,7 @@ def _stop(cluster: Cluster | Job, values: argparse.Namespace) -> int:
     ranks = name_ranks(cluster.ranks)
     # Nobody looks at a last status.
     cluster.shutdown(end_reason("stopped from a terminal"), fresh=False)
-    print(f"{ranks} of {cluster.cluster_id} ended")
+    _print(f"{ranks} of {cluster.cluster_id} ended")
     return DONE
 
 
@@ -194,7 +201,7 @@ def run(values: argparse.Namespace) -> int:
         with found[0].attach() as cluster:
             return command(cluster, values)
     except (ClusterError, TimeoutError, OSError, ValueError) as error:
-        print(f"rankscope {values.command}: {error}", file=sys.stderr)
+        _print(f"rankscope {values.command}: {error}", file=sys.stderr)
         return FAILED
 
 
@@ -204,7 +211,7 @@ def _not_one(
     """List what runs, where none or several were meant."""
     if values.command == "status" and values.cluster is None:
         # Of several, the list is the answer.
-        print(_table(found) if found else "no cluster of yours runs here")
+        _print(_table(found) if found else "no cluster of yours runs here")
         return DONE if found else FAILED
     why = "several clusters run: name the one that is meant"
     if not there:
@@ -215,7 +222,7 @@ def _not_one(
         why = f"several clusters are called {values.cluster!r}"
     listed = _table(found or there)
     text = f"rankscope {values.command}: {why}" + (f"\n{listed}" if listed else "")
-    print(text, file=sys.stderr)
+    _print(text, file=sys.stderr)
     return FAILED
 
 

@@ -15,12 +15,12 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import cache
 from typing import Any, NamedTuple
 
 from ..errors import DistError, DistStoreError
 from ..stores.base import Store
 from ..work.flight_recorder import Record, recorder
+from ..work.user_code import is_installed
 from .spec import GroupSpec
 
 __all__ = [
@@ -67,15 +67,6 @@ Answers = Mapping[int, "dict[str, Any] | None"]
 Explain = Callable[[GroupSpec, int, Answers], Explanation | None]
 
 
-@cache
-def _libraries() -> tuple[str, ...]:
-    """Return the folders of the standard library and of installed packages."""
-    import sysconfig
-
-    kinds = ("stdlib", "purelib", "platlib")
-    return tuple(f"{sysconfig.get_path(kind)}/" for kind in kinds)
-
-
 def main_thread_place() -> Place:
     """Return the innermost line of the main thread that is no library's."""
     ident = threading.main_thread().ident
@@ -83,7 +74,7 @@ def main_thread_place() -> Place:
     for one, line in traceback.walk_stack(frame) if frame is not None else ():
         name = one.f_globals.get("__name__", "")
         file = one.f_code.co_filename
-        if not name.startswith(_PACKAGE) and not file.startswith((*_libraries(), "<")):
+        if not (name.startswith(_PACKAGE) or is_installed(file)):
             return Place(recorder.name_source((file, line, one.f_code.co_name)))
     return Place("")
 

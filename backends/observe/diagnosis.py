@@ -13,7 +13,7 @@ from typing import Any
 from ..groups.key import GroupKey
 from ..rank_sets import name_ranks
 from . import group_cycle
-from .messages import diagnose_messages
+from .messages import delivered, diagnose_messages
 from .mismatches import TRAITS, describe_mismatch
 from .records import Record as Entry
 from .records import position, sequence_number, where
@@ -86,6 +86,7 @@ class _Case:
             ]
             for rank, view in self.views.items()
         }
+        self._over = delivered(group, self.entries)
         stuck = {rank: self._stuck(rank, stall) for rank in ranks}
         collectives = {
             rank: entry
@@ -116,7 +117,7 @@ class _Case:
         """Return the oldest op in flight of `rank`, if it is `stall` seconds old."""
         view = self.views[rank]
         for entry in self.entries[rank]:
-            if entry["state"] in _IN_FLIGHT:
+            if entry["state"] in _IN_FLIGHT and id(entry) not in self._over:
                 begun = entry["time_started_ns"] or entry["time_created_ns"]
                 return entry if view.now_ns - begun >= stall * 1e9 else None
         return None

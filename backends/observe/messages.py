@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
@@ -13,13 +14,51 @@ from ..work.op_type import OpType
 from .records import Record, sequence_number, where
 from .verdicts import Fault, RankView, Verdict
 
-__all__ = ["diagnose_messages"]
+__all__ = ["delivered", "diagnose_messages"]
 
 #: Verdicts on sends and receives of which each has a sentence.
 MOST = 3
 
 _IN_FLIGHT = ("scheduled", "started")
 _ABSENT = (Fault.MISSING_RANKS, Fault.RANK_BUSY_ELSEWHERE)
+
+
+def delivered(group: GroupKey, entries: Mapping[int, Sequence[Record]]) -> set[int]:
+    """Return the ``id`` of each record of a send whose message has been received.
+
+    Nobody may have waited for such a send, and torch's gloo then never says that it is
+    over: it is in flight in the records, and nothing waits for it.
+    """
+    found = set()
+    for rank, own in entries.items():
+        sends = [one for one in own if one["op"] == OpType.SEND.value]
+        if not any(one["state"] in _IN_FLIGHT for one in sends):
+            continue
+        first = next((one for one in own if one["is_p2p"]), None)
+        if first is None or sequence_number(first) > 1:
+            # The ring has lost older ones: which receive is whose is not known.
+            continue
+        # Sends to one rank are received in order, those of one tag among themselves.
+        received: Counter[tuple[int, int | None]] = Counter()
+        for send in sends:
+            place = send["peer"]
+            channel = place, send.get("tag")
+            number = received[channel]
+            received[channel] += 1
+            matching = [
+                one
+                for one in entries.get(group.ranks[place], ())
+                if one["op"] == OpType.RECV.value
+                and one["peer"] == group.ranks.index(rank)
+                and _same_tag(one, send)
+            ]
+            if (
+                send["state"] in _IN_FLIGHT
+                and number < len(matching)
+                and matching[number]["state"] == "completed"
+            ):
+                found.add(id(send))
+    return found
 
 
 def diagnose_messages(

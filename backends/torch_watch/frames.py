@@ -1,4 +1,4 @@
-"""The user's line of an op: the innermost frame outside of torch and of Rankscope."""
+"""The user's line of an op: the innermost frame that is no library's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 from types import FrameType
 
 from ..work.record_fields import Frame
+from ..work.user_code import is_installed
 
 __all__ = ["calling_frame", "waiting_frame"]
 
@@ -46,12 +47,30 @@ def waiting_frame(thread: int | None) -> Frame | None:
 
 
 def _first_outside(frame: FrameType | None) -> Frame | None:
+    """Return the user's innermost call; without one, the one that says most.
+
+    That is the innermost call of another library, as in a thread that it started; in a
+    thread that torch has started in Python, torch's outermost one.
+    """
+    library = torch = None
+    in_thread = False
     while frame is not None:
-        if _package_of(frame) not in (_LIBRARY, _PACKAGE, *_WRAPPERS):
-            code = frame.f_code
-            return code.co_filename, frame.f_lineno, code.co_name
+        package = _package_of(frame)
+        if package == _LIBRARY:
+            torch = frame
+        elif package not in (_PACKAGE, *_WRAPPERS):
+            if not is_installed(frame.f_code.co_filename):
+                return _described(frame)
+            in_thread = in_thread or package == "threading"
+            if package not in sys.stdlib_module_names:
+                library = library or frame
         frame = frame.f_back
-    return None
+    found = library or (torch if in_thread else None)
+    return None if found is None else _described(found)
+
+
+def _described(frame: FrameType) -> Frame:
+    return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
 
 
 def _package_of(frame: FrameType) -> str:

@@ -18,6 +18,7 @@ from .op_type import OpType
 from .record_fields import Frame, Splits, fields_of
 from .reduce_op import ReduceOp
 from .state import COMPLETED, SCHEDULED
+from .user_code import caller_outside_libraries, is_installed
 from .work import Work
 
 __all__ = [
@@ -37,9 +38,11 @@ SIZES_SHOWN = 4
 
 
 def user_frame(depth: int = 1) -> Frame:
-    """Return (file, line, function) of the innermost frame outside of this package.
+    """Return (file, line, function) of the innermost frame of the user's own code.
 
-    The search begins `depth` calls above: each frame that is looked at costs.
+    It is outside of this package and of libraries; where there is none, the innermost
+    one outside of this package. The search begins `depth` calls above: each frame that
+    is looked at costs.
     """
     frame = sys._getframe(depth)
     # By the name of the module: the folders of the package differ when it is mapped.
@@ -47,6 +50,8 @@ def user_frame(depth: int = 1) -> Frame:
         if frame.f_back is None:
             break
         frame = frame.f_back
+    if is_installed(frame.f_code.co_filename):
+        frame = caller_outside_libraries(frame) or frame
     code = frame.f_code
     return code.co_filename, frame.f_lineno, code.co_name
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from rankscope.backends.groups.inquiry import Place
 from rankscope.backends.groups.world import world
+from rankscope.backends.printable import printable
 from rankscope.backends.torch_watch.errors import explain, settle
 from rankscope.backends.work.async_errors import take_async_error
 
@@ -231,4 +232,4 @@ def _describe_exit(
     if error is None:
         return f"left {which} at its end"
     place = "" if line is None else f" at line {line}"
-    return f"left {which} with {type(error).__name__}{place}"
+    return f"left {which} with {printable(type(error).__name__)}{place}"

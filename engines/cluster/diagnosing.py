@@ -196,7 +196,8 @@ def library_call(frames: Sequence[Frame]) -> str:
     """
     for frame in innermost_line(frames)[1]:
         library = _LIBRARY.search(frame.place)
-        if library is not None and not frame.internal:
+        # A decorator's wrapper says nothing: the function that it calls does.
+        if library and not frame.internal and "<locals>" not in frame.function:
             return f"`{frame.function}` of {library['path']}"
     return ""
 

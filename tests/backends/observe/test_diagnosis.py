@@ -373,6 +373,43 @@ def test_a_matched_send_that_hangs(ranks: list[Simulated]) -> None:
     assert {verdict.fault for verdict in verdicts} == {Fault.EXECUTION_HANG}
 
 
+def test_a_send_that_was_received_hangs_nobody(ranks: list[Simulated]) -> None:
+    """Torch's gloo does not say that a send is over before somebody waits for it."""
+    ranks[0].issue(OpType.SEND, 3, peer=1)
+    ranks[0].issue(OpType.RECV, 4, peer=1)
+    ranks[1].issue(OpType.RECV, 5, peer=0, done=True)
+    ranks[1].extra["location"] = "cell 7 line 6 (sleep)"
+    verdict = only(ranks)
+    assert verdict.fault is Fault.RANK_BUSY_ELSEWHERE
+    assert verdict.culprits == (1,)
+    assert verdict.text == (
+        "rank 1 has not issued the matching send: it is at cell 7 line 6 (sleep), while "
+        "rank 0 waits in cell 7 line 4 `recv` #2 from rank 1"
+    )
+
+
+def test_a_send_that_was_received_hides_no_collective(ranks: list[Simulated]) -> None:
+    ranks[0].issue(OpType.SEND, 3, peer=1)
+    ranks[1].issue(OpType.RECV, 5, peer=0, done=True)
+    for rank in (0, 1, 3):
+        ranks[rank].issue(OpType.BARRIER, 6)
+    verdict = only(ranks)
+    assert verdict.fault is Fault.MISSING_RANKS
+    assert verdict.culprits == (2,)
+    assert verdict.waiting == (0, 1, 3)
+
+
+def test_sends_are_received_in_order(ranks: list[Simulated]) -> None:
+    """Of three sends with two tags, the last of the first tag is not received."""
+    for line, tag in ((3, 1), (4, 2), (5, 1)):
+        ranks[0].issue(OpType.SEND, line, peer=1, tag=tag)
+    ranks[1].issue(OpType.RECV, 6, peer=0, tag=2, done=True)
+    ranks[1].issue(OpType.RECV, 7, peer=0, tag=1, done=True)
+    verdict = only(ranks)
+    assert verdict.culprits == (1,)
+    assert "rank 0 waits in cell 7 line 5 `send` #3 to rank 1" in verdict.text
+
+
 def test_a_send_and_a_receive_with_other_tags(ranks: list[Simulated]) -> None:
     ranks[0].issue(OpType.SEND, 3, peer=1, tag=3)
     ranks[1].issue(OpType.RECV, 4, peer=0, tag=5)

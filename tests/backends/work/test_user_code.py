@@ -1,0 +1,58 @@
+"""The line of an op: that of the user's own code, not of a library between."""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Callable
+from typing import Any
+
+from rankscope.backends.torch_watch.frames import calling_frame
+from rankscope.backends.work.flight_recorder import user_frame
+from rankscope.backends.work.user_code import is_installed
+
+PACKAGES = sysconfig.get_path("purelib")
+
+
+def function_of(module: str, file: str) -> Callable[[Callable[[], Any]], Any]:
+    """Return a function of `module` that calls its argument, in line 2."""
+    names: dict[str, Any] = {"__name__": module}
+    exec(compile("def call(inner):\n    return inner()\n", file, "exec"), names)
+    call: Callable[[Callable[[], Any]], Any] = names["call"]
+    return call
+
+
+GATHER = function_of("accelerate.utils", f"{PACKAGES}/accelerate/utils.py")
+TORCH = function_of("torch.distributed.c10d", f"{PACKAGES}/torch/distributed/c10d.py")
+MINE = function_of("train", "/home/me/train.py")
+POOL = function_of("threading", f"{sysconfig.get_path('stdlib')}/threading.py")
+
+
+def test_what_is_installed() -> None:
+    assert is_installed(f"{PACKAGES}/torch/__init__.py")
+    assert is_installed(f"{sysconfig.get_path('stdlib')}/threading.py")
+    assert is_installed("/opt/other/dist-packages/x.py")
+    assert is_installed("<frozen importlib._bootstrap>")
+    assert not is_installed("/home/me/train.py")
+    assert not is_installed("<ipython-input-3-0a1b2c>")
+
+
+def test_the_line_of_an_op_is_the_users() -> None:
+    for find in (user_frame, calling_frame):
+        found = MINE(lambda find=find: GATHER(lambda: TORCH(find)))
+        # The lambdas of this file are the user's code, too: the innermost one.
+        assert found is not None
+        assert found[0] == __file__
+
+
+def test_a_library_is_passed_over() -> None:
+    assert MINE(_direct(GATHER, user_frame)) == ("/home/me/train.py", 2, "call")
+    assert MINE(_direct(GATHER, _direct(TORCH, calling_frame)))[0] == (
+        "/home/me/train.py"
+    )
+
+
+def _direct(call: Callable[..., Any], inner: Callable[..., Any]) -> Callable[[], Any]:
+    """Return ``call(inner)`` as a function without a frame of its own."""
+    from functools import partial
+
+    return partial(call, inner)
