@@ -12,6 +12,7 @@ import numpy as np
 from rankscope.backends.did_you_mean import did_you_mean
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import Cluster, ClusterError, Job, PullError
+from rankscope.engines.cluster.preconditions import check_folder
 from rankscope.engines.status import name_groups, no_hang
 from rankscope.widgets import BenchReport, ProfileReport, ProgressLine, StatusTable
 from rankscope.widgets.board.model import BoardModel
@@ -58,6 +59,10 @@ class RankscopeMagics(CellMagics):
             if not replace:
                 self._report_running(session.cluster, values)
                 return
+            if values["n"] is not None:
+                # Before those that run are ended.
+                with reported(command):
+                    check_folder()
             self._end(command, session.cluster)
         began = time.monotonic()
         with ProgressLine(self.shell) as progress, reported(command):

@@ -174,6 +174,7 @@ class Cluster(Ranks):
             raise ValueError(f"devices={devices!r}: {error}") from None
         if engines is None:
             engines = next(iter(launch.launchers_of(config)), "local")
+        preconditions.check_folder()
         if engines in _IN_THIS_ENVIRONMENT:
             if options is None:
                 preconditions.check_backend(n, backend)
@@ -410,6 +411,7 @@ class Cluster(Ranks):
                 "controller: start engines as before, then attach again"
             )
         launched.check_controller()
+        preconditions.check_folder()
         if len(chosen) < self.n and self.restarts_together:
             alive = [rank for rank in self.ranks if self._registry.slots[rank].alive]
             others = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.util import find_spec
 
@@ -13,7 +14,7 @@ from ..errors import ClusterStartError
 from ..wire.torch_environment import TorchOptions
 from . import torch_start
 
-__all__ = ["check_backend", "check_torch", "torch_options"]
+__all__ = ["check_backend", "check_folder", "check_torch", "torch_options"]
 
 
 def check_backend(n: int, backend: str | None) -> None:
@@ -40,6 +41,17 @@ def _check_gpu(backend: str | None) -> None:
             f"group would take no other arrays; --backend cpu:tcp,{both} takes those "
             "of the CPU, too"
         )
+
+
+def check_folder() -> None:
+    """Raise `ClusterStartError` where the ranks would start in no folder."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise ClusterStartError(
+            f"the current folder, in which the ranks would start, is gone "
+            f"({error.strerror}): %cd to another one (os.chdir) first"
+        ) from None
 
 
 def torch_options(torch: bool | str, backend: str | None) -> TorchOptions | None:

@@ -383,8 +383,8 @@ def test_a_send_that_was_received_hangs_nobody(ranks: list[Simulated]) -> None:
     assert verdict.fault is Fault.RANK_BUSY_ELSEWHERE
     assert verdict.culprits == (1,)
     assert verdict.text == (
-        "rank 1 has not issued the matching send: it is at cell 7 line 6 (sleep), while "
-        "rank 0 waits in cell 7 line 4 `recv` #2 from rank 1"
+        "rank 1 has not issued the matching send: it is at cell 7 line 6 (sleep), "
+        "while rank 0 waits in cell 7 line 4 `recv` #2 from rank 1"
     )
 
 
