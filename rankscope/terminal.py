@@ -155,7 +155,9 @@ def _abort(cluster: Cluster | Job, values: argparse.Namespace) -> int:
     after = "the script's ops end with an error that says why"
     if isinstance(cluster, Cluster):
         after = "%dist_rebuild, or rankscope rebuild, makes what was aborted usable"
-    _print(f"{name_groups(names)} aborted; {after}")
+    dead = cluster.glance().dead
+    ended = f"; {name_ranks(dead)} ended" if dead and isinstance(cluster, Job) else ""
+    _print(f"{name_groups(names)} aborted{ended}; {after}")
     return DONE
 
 

@@ -171,6 +171,11 @@ class Job(ObservedRanks):
         """Raise `ClusterError`: who started the script restarts it."""
         raise ClusterError(self.refused["restart"])
 
+    def _ended_by_abort(self, ranks: Sequence[int]) -> list[int]:
+        slots = self._registry.slots
+        over = self._registry.ended is not None
+        return [rank for rank in ranks if over or not slots[rank].alive]
+
     # -- the end -----------------------------------------------------------------------
 
     def _disconnect(self) -> None:

@@ -422,6 +422,7 @@ class ObservedRanks:
             verdicts = diagnosing.explain(self, groups)
         reason = reason or f"{type(self).__name__}.abort()"
         said, culprits = diagnosing.as_reason(reason, verdicts)
+        there = {one.rank: one.groups for one in self._status().ranks}
         answers = self._observed.ask(
             lambda rank: requests.Abort(
                 [ids[rank]] if ids else None, said, by, culprits
@@ -430,12 +431,22 @@ class ObservedRanks:
         )
         for rank, aborted in answers.results.items():
             self._observed.record_summary(rank, aborted["summary"])
+        for rank in self._ended_by_abort(list(answers.errors)):
+            # Its program has ended by the error that the abort gave it.
+            del answers.errors[rank]
+            wanted = [one for one in there[rank] if groups is None or one.key in groups]
+            names = [one.name for one in wanted]
+            answers.results[rank] = requests.Aborted(groups=names, summary="")
         if answers.errors and answers.results:
             raise ClusterError(
                 f"{group_by_message(answers.errors)}; what was in flight on "
                 f"{name_ranks(answers.results)} is aborted"
             )
         return {rank: aborted["groups"] for rank, aborted in answers.all().items()}
+
+    def _ended_by_abort(self, ranks: Sequence[int]) -> list[int]:
+        """Return those of `ranks` that have ended since they were asked to abort."""
+        return []
 
     # -- the end -----------------------------------------------------------
 

@@ -344,3 +344,22 @@ def test_an_interrupt_ends_a_start_and_what_it_started(engines: str, step: str) 
     with pytest.raises(KeyboardInterrupt):
         Cluster(8, engines=engines, progress=progress)
     until(lambda: set(psutil.Process().children(recursive=True)) <= before, WAIT)
+
+
+def test_a_folder_that_is_gone_is_refused_before_a_rank_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    with Cluster(2) as cluster:
+        cluster.execute("x = 5").result(WAIT)
+        folder.rmdir()
+        for start in (lambda: cluster.restart([1]), lambda: Cluster(2)):
+            with pytest.raises(ClusterStartError, match="current folder.* is gone"):
+                start()
+        cluster.execute("dist.barrier(); assert x == 5").result(WAIT)
+        monkeypatch.chdir(tmp_path)
+        cluster.restart([1])
+        cluster.rebuild()
+        cluster.execute("dist.barrier()").result(WAIT)
