@@ -81,7 +81,7 @@ class Faults:
             if kind == "flood" and not mine:
                 works = [dist.isend(arrays[0], culprit) for _ in range(100)]
             elif kind == "longer":
-                longer = [np.ones(count * 2, np.float32)] * (me.size + 1)
+                longer = [np.ones(count * 2, np.float32) for _ in arrays]
                 works = [_OPS[op](longer if mine else arrays, me.rank, me.size)]
             elif kind == "running" or not mine:
                 works = [_OPS[op](arrays, me.rank, me.size) for _ in range(3)]

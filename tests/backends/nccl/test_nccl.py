@@ -434,7 +434,7 @@ def test_arrays_are_kept_until_the_device_is_done(
         freed = weakref.ref(memory)
         # As a pool's: the device may write to it after its array has gone.
         pool.extend([memory.base, other.base])
-        dist.all_gather([other, memory], memory, group=r.pg)
+        dist.all_gather([memory, other], memory, group=r.pg)
         del memory
         # The caller has nothing of it any more, and the device still uses it.
         if references == "left out":
