@@ -35,16 +35,14 @@ class MeetingConnector:
         #: Whether `cancel` was called: an error of the store is its consequence.
         self._cancelled = False
 
-    def _gather(
-        self, key: str, own: bytes | str, timeout: float = FOREVER
-    ) -> list[bytes]:
+    def _gather(self, key: str, own: str) -> list[bytes]:
         """Return what every rank has given under `key`, by rank; block until all have.
 
         Raises `DistError`, also after `cancel`.
         """
         keys = [f"{key}/{rank}" for rank in range(self._size)]
         self._store.set(keys[self._rank], own)
-        return self._store.multi_get(keys, timeout)
+        return self._store.multi_get(keys, FOREVER)
 
     def cancel(self) -> None:
         """End `connect` from another thread; returns at once."""

@@ -6,7 +6,6 @@ them. No call blocks, so that an op can be abandoned at any point.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -18,7 +17,6 @@ __all__ = [
     "LONGER",
     "TRUNCATED",
     "Connector",
-    "Napping",
     "Received",
     "Request",
     "Transport",
@@ -38,9 +36,6 @@ Request = Any
 
 #: As the bytes of a message: more than there is room for, by how many is not known.
 LONGER = -1
-
-# Naps of a waiter grow with the time for which nothing has come, between these.
-_NAP, _NAP_MAX = 2e-5, 4e-3
 
 
 class Received(NamedTuple):
@@ -143,29 +138,6 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Free the connections: nothing is in flight."""
-
-
-class Napping:
-    """How threads wait for a library that tells of nothing: the part of a `Transport`.
-
-    The library has to be asked whether a message has come, and waiters take naps.
-    """
-
-    spin = 0.002
-
-    def arm(self) -> bool:
-        """Allow a nap."""
-        return True
-
-    def sleep(self, timeout: float, idle: float) -> None:
-        """Take a nap, which is longer the longer nothing has come."""
-        time.sleep(min(max(idle / 16, _NAP), _NAP_MAX, timeout))
-
-    def wake(self) -> None:
-        """Do nothing: naps are short."""
-
-    def fileno(self) -> None:
-        """Return ``None``: there is no descriptor to wait on."""
 
 
 class Connector(Protocol):

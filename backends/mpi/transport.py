@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from ..errors import DistBackendError, DistError
 from ..messaging.algorithms import Flat
 from ..messaging.connecting import Namer
-from ..messaging.transport import ANY_SOURCE, TRUNCATED, Napping, Received
+from ..messaging.transport import ANY_SOURCE, TRUNCATED, Received
 from ..rank_sets import name_ranks
 from . import job
 
@@ -23,8 +24,11 @@ _log = logging.getLogger(__name__)
 _abandoned: list[tuple[Any, Flat]] = []
 _sweeping = threading.Lock()
 
+# Naps of a waiter grow with the time for which nothing has come, between these.
+_NAP, _NAP_MAX = 2e-5, 4e-3
 
-class MPITransport(Napping):
+
+class MPITransport:
     """Messages over the communicator of a group; see `Transport`.
 
     MPI reports no arrival of a message: it has to be asked, and waiters take naps.
@@ -32,6 +36,7 @@ class MPITransport(Napping):
 
     #: MPI counts with 32 bits.
     max_message = 1 << 30
+    spin = 0.002
 
     def __init__(self, mpi: Any, comm: Any, name: Namer = name_ranks) -> None:
         self._mpi, self._comm, self._name = mpi, comm, name
@@ -110,6 +115,20 @@ class MPITransport(Napping):
                     _abandoned.remove(entry)
             finally:
                 _sweeping.release()
+
+    def arm(self) -> bool:
+        """Allow a nap."""
+        return True
+
+    def sleep(self, timeout: float, idle: float) -> None:
+        """Take a nap, which is longer the longer nothing has come."""
+        time.sleep(min(max(idle / 16, _NAP), _NAP_MAX, timeout))
+
+    def wake(self) -> None:
+        """Do nothing: naps are short."""
+
+    def fileno(self) -> None:
+        """Return ``None``: there is no descriptor to wait on."""
 
     def close(self) -> None:
         """Free the communicator."""

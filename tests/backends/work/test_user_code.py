@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sysconfig
+import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from rankscope.backends.torch_watch.frames import calling_frame
@@ -37,11 +39,9 @@ def test_what_is_installed() -> None:
 
 
 def test_the_line_of_an_op_is_the_users() -> None:
-    for find in (user_frame, calling_frame):
-        found = MINE(lambda find=find: GATHER(lambda: TORCH(find)))
-        # The lambdas of this file are the user's code, too: the innermost one.
-        assert found is not None
-        assert found[0] == __file__
+    # The lambdas of this file are the user's code, too: the innermost one.
+    assert MINE(lambda: GATHER(lambda: TORCH(user_frame)))[0] == __file__
+    assert MINE(lambda: GATHER(lambda: TORCH(calling_frame)))[0] == __file__
 
 
 def test_a_library_is_passed_over() -> None:
@@ -53,6 +53,25 @@ def test_a_library_is_passed_over() -> None:
 
 def _direct(call: Callable[..., Any], inner: Callable[..., Any]) -> Callable[[], Any]:
     """Return ``call(inner)`` as a function without a frame of its own."""
-    from functools import partial
-
     return partial(call, inner)
+
+
+def test_a_thread_of_torch_is_where_torch_began_it() -> None:
+    """All are libraries': as in a pool that saves a checkpoint."""
+    save = function_of("torch.checkpoint", f"{PACKAGES}/torch/checkpoint.py")
+    found: list[Any] = []
+    inner = _direct(POOL, _direct(save, _direct(TORCH, _noting(found))))
+    thread = threading.Thread(target=inner)
+    thread.start()
+    thread.join()
+    assert found == [(f"{PACKAGES}/torch/checkpoint.py", 2, "call")]
+
+
+def _noting(found: list[Any]) -> Callable[[], None]:
+    """Return a function of torch's that notes the calling frame."""
+    names: dict[str, Any] = {"__name__": "torch.noting", "found": found}
+    names["calling_frame"] = calling_frame
+    code = "def note():\n    found.append(calling_frame())\n"
+    exec(compile(code, f"{PACKAGES}/torch/noting.py", "exec"), names)
+    note: Callable[[], None] = names["note"]
+    return note
