@@ -213,11 +213,13 @@ def _not_one(
     """List what runs, where none or several were meant."""
     if values.command == "status" and values.cluster is None:
         # Of several, the list is the answer.
-        _print(_table(found) if found else "no cluster of yours runs here")
+        _print(
+            _table(found) if found else "no cluster or watched job of yours runs here"
+        )
         return DONE if found else FAILED
     why = "several clusters run: name the one that is meant"
     if not there:
-        why = "no cluster of yours runs here"
+        why = "no cluster or watched job of yours runs here"
     elif not found:
         why = f"no cluster is called {values.cluster!r}; there are"
     elif values.cluster is not None:

@@ -103,7 +103,7 @@ def test_without_any_it_says_so(
     for command in ("status", "stop"):
         assert main([command]) == 2
         out, err = capsys.readouterr()
-        assert "no cluster of yours runs here" in out + err
+        assert "no cluster or watched job of yours runs here" in out + err
 
 
 @pytest.mark.processes
