@@ -284,7 +284,7 @@ def test_stop_ends_the_cluster_and_the_notebook_says_so(
     assert "the cluster was stopped from a terminal at " in cell.error
     assert not any(one.is_running() for one in engines)
     assert main(["status"]) == 2
-    assert "no cluster of yours" in capsys.readouterr().out
+    assert "no cluster or watched job of yours" in capsys.readouterr().out
     after = kernel("%%distributed", "rank").stream("stderr")
     assert "the cluster was stopped from a terminal at " in after
     assert "%dist_init starts others" in after
