@@ -66,6 +66,7 @@ class NCCLWork(Work):
         launch = self.launch
         if timeout is not None or self.blocking or launch is None:
             return self._finish(timeout)
+        self._note_waited()
         if not self.is_completed():
             launch.stream.join(launch, self.is_completed)
             self.returned_early = True

@@ -30,7 +30,18 @@ _TAG_MASK = (1 << SHIFT) - 1
 _EXACT_MASK = (1 << 64) - (1 << _RANK_SHIFT) | _TAG_MASK
 _SIGNED_MASK = (1 << _RANK_SHIFT) - 1
 
-_UNREACHABLE = (CONSTANTS["UCS_ERR_SHMEM_SEGMENT"], CONSTANTS["UCS_ERR_UNREACHABLE"])
+# What UCX says of a peer that has ended: of its memory, its sockets, or neither.
+_UNREACHABLE = [
+    CONSTANTS[f"UCS_ERR_{name}"]
+    for name in (
+        "CONNECTION_RESET",
+        "ENDPOINT_TIMEOUT",
+        "IO_ERROR",
+        "NOT_CONNECTED",
+        "SHMEM_SEGMENT",
+        "UNREACHABLE",
+    )
+]
 
 # UCX counts bytes with 64 bits.
 _MAX_MESSAGE = 1 << 60
@@ -123,8 +134,8 @@ class UCXTransport:
     def explain(self, error: BaseException) -> str | DistError | None:
         """Return the reason that UCX gives.
 
-        A rank may be unreachable because it has aborted, or is dead: its shared memory
-        is gone. The group looks for that cause first.
+        A rank may be unreachable because it has aborted, or is dead. The group looks
+        for that cause first.
         """
         if not isinstance(error, UCXError):
             return None

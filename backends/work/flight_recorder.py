@@ -98,6 +98,7 @@ class Record:
         "status",
         "tag",
         "timeout",
+        "waited",
     )
 
     def __init__(
@@ -131,6 +132,7 @@ class Record:
         self.started_ns = 0
         self.ended_ns = 0
         self.error: str | None = None
+        self.waited = False
         self.record_id = -1
         self.collective_seq_id = self.p2p_seq_id = self.op_id = -1
 
@@ -263,6 +265,7 @@ class Batch:
         self.p2p_seq_id = first.p2p_seq_id
         self.peer = first.peer
         self.timeout = first.timeout
+        self.waited = False
 
     def started(self, work: Work) -> None:
         """Note that `work` began to execute."""

@@ -19,6 +19,8 @@ class OpRecord(Protocol):
     peer: int | None
     #: Seconds from the op's start.
     timeout: float
+    #: Whether somebody has waited for the op, or will be called at its end.
+    waited: bool
 
     def started(self, work: Any) -> None:
         """Note that `work` began to execute."""

@@ -25,6 +25,7 @@ from .future import Future
 from .op_record import OpRecord
 from .op_type import OpType
 from .state import COMPLETED, SCHEDULED, STARTED, WorkState, transition
+from .unwaited import unwaited
 
 __all__ = ["Work"]
 
@@ -126,6 +127,7 @@ class Work:
 
     def exception(self) -> BaseException | None:
         """Return the error of a Work that did not go well, else ``None``."""
+        self._note_waited()
         self._mark_observed()
         return self._exception
 
@@ -152,6 +154,7 @@ class Work:
         >>> work.wait(), work.result()
         (True, [array([1., 1.])])
         """
+        self._note_waited()
         if self._exception is not None:
             self._mark_observed()
             raise self._exception
@@ -226,6 +229,7 @@ class Work:
         True
         """
         seconds = None if timeout is None else as_seconds(timeout, "wait: timeout")
+        self._note_waited()
         if not self._state.is_terminal and not self._block(seconds):
             raise DistTimeoutError(
                 f"{self.describe()} was not done after wait(timeout={seconds:g} s); "
@@ -350,6 +354,7 @@ class Work:
         >>> ended.wait(5)
         True
         """
+        self._note_waited()
         with self._lock:
             if not self._state.is_terminal:
                 if self._callbacks is None:
@@ -405,9 +410,16 @@ class Work:
         """
         if async_op:
             self.detach()
+            if unwaited.active:
+                unwaited.note(self)
             return self
         self.wait()
         return None
+
+    def _note_waited(self) -> None:
+        record = self.record
+        if record is not None:
+            record.waited = True
 
     def _mark_observed(self) -> None:
         """Mark the error, if any, as observed by the caller; see `async_errors`."""

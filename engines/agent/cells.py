@@ -17,6 +17,8 @@ from rankscope.backends.groups.world import world
 from rankscope.backends.printable import printable
 from rankscope.backends.torch_watch.errors import explain, settle
 from rankscope.backends.work.async_errors import take_async_error
+from rankscope.backends.work.flight_recorder import Record, recorder
+from rankscope.backends.work.unwaited import unwaited
 
 from ..errors import ClusterError
 from ..wire import ipyparallel_private as private
@@ -30,6 +32,9 @@ from .publisher import StatusPublisher
 from .reservations import Reservations
 
 __all__ = ["Cells"]
+
+#: Ops without a waiter that are named at the end of a cell.
+MOST_UNWAITED = 3
 
 
 class Cells:
@@ -150,6 +155,7 @@ class Cells:
         # An error that no cell caused, and that the group has reported.
         take_async_error()
         self._before()
+        unwaited.begin()
         # Last: from now on an interrupt is for the cell.
         self.began = time.monotonic()
         self._publisher.note_change()
@@ -169,6 +175,7 @@ class Cells:
         if os.getpid() != self._pid:
             end_child(None)
         self._interruptible = False
+        self._report_unwaited()
         self._scope.close()
         self._print_marks.end()
         error = None
@@ -206,6 +213,23 @@ class Cells:
         settle()
         self._after()
         self._publisher.note_change()
+
+    def _report_unwaited(self) -> None:
+        """Name the ops of the cell whose result may have been used before it came."""
+        places = {
+            f"{recorder.name_source(record.frame)} `{record.op_type.value}`": None
+            for record in unwaited.end()
+            if isinstance(record, Record)
+        }
+        if places:
+            shown = ", ".join([*places][:MOST_UNWAITED])
+            more = " and others" if len(places) > MOST_UNWAITED else ""
+            print(
+                f"nobody waited for {shown}{more}: the result may not have been there "
+                "when the array was used; keep what async_op=True returns, and call "
+                "its wait()",
+                file=sys.stderr,
+            )
 
     def _show_explained(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
         """Show the traceback of a cell; of torch's error, that it was aborted."""

@@ -1,0 +1,54 @@
+"""Asynchronous ops that nobody has waited for, and nobody can any more.
+
+Such a program may use an array before its result is there: in torch it then has a
+wrong value, here mostly a late one. A Work that is still referred to may be waited for
+later, and is no fault.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from .op_type import OpType
+
+if TYPE_CHECKING:
+    from .work import Work
+
+__all__ = ["Unwaited", "unwaited"]
+
+#: Ops that are kept in mind: the last ones.
+MOST = 1000
+
+
+class Unwaited:
+    """The asynchronous ops since `begin`, in the notebook's cells alone."""
+
+    def __init__(self) -> None:
+        #: Whether ops are noted.
+        self.active = False
+        self._ops: deque[tuple[weakref.ref[Work], Any]] = deque(maxlen=MOST)
+
+    def begin(self) -> None:
+        """Note the ops that are issued from now on."""
+        self._ops.clear()
+        self.active = True
+
+    def note(self, work: Work) -> None:
+        """Note the Work that a caller gets; a send has no result to wait for."""
+        if work.op_type is not OpType.SEND and work.record is not None:
+            self._ops.append((weakref.ref(work), work.record))
+
+    def end(self) -> list[Any]:
+        """Note no more; return the records of the ops that were not waited for."""
+        self.active = False
+        dropped = [
+            record for work, record in self._ops if work() is None and not record.waited
+        ]
+        self._ops.clear()
+        return dropped
+
+
+#: Those of this process.
+unwaited = Unwaited()
