@@ -43,7 +43,7 @@ from .gpus import NO_GPU, Gpu, choose_device, load_cupy, may_share
 from .names import names_of
 from .nccl_report import NcclReports
 from .no_input import explain_input
-from .printing import print_progress_as_text
+from .printing import name_cells_in_warnings, print_progress_as_text
 from .publisher import StatusPublisher
 from .rank_store import RankStore
 
@@ -127,6 +127,7 @@ class Agent:
         allow_top_level_await(self.kernel)
         explain_input(self.kernel, self.cells.source.describe)
         print_progress_as_text()
+        name_cells_in_warnings(self.cells.source.cell_of)
         # `dist.all_reduce?` is output of the cell: no front end opens a rank's pager.
         in_output = page.as_hook(page.display_page)  # type: ignore[no-untyped-call]
         self.shell.set_hook("show_in_pager", in_output, 90)

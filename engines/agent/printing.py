@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -14,7 +16,7 @@ from rankscope.backends.torch_watch.importing import when_imported
 
 from ..wire.print_marks import mark
 
-__all__ = ["PrintMarks", "print_progress_as_text"]
+__all__ = ["PrintMarks", "name_cells_in_warnings", "print_progress_as_text"]
 
 
 class PrintMarks:
@@ -48,6 +50,30 @@ def _marking(stream: Any) -> Callable[[str], int | None]:
         return write(mark(text) if is_call and isinstance(text, str) else text)
 
     return write_marked
+
+
+def name_cells_in_warnings(cell_of: Callable[[str], str | None]) -> None:
+    """Have warnings say ``cell 7 line 3``, not the file that IPython gave the cell.
+
+    Its name differs from rank to rank, so that a warning would be shown for each.
+    """
+    plain = warnings.formatwarning
+
+    def formatted(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        line: str | None = None,
+    ) -> str:
+        cell = cell_of(filename)
+        if cell is None:
+            return plain(message, category, filename, lineno, line)
+        text = (line or linecache.getline(filename, lineno)).strip()
+        source = f"  {text}\n" if text else ""
+        return f"{cell} line {lineno}: {category.__name__}: {message}\n{source}"
+
+    warnings.formatwarning = formatted
 
 
 def print_progress_as_text() -> None:

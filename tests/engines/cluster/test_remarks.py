@@ -1,4 +1,4 @@
-"""What a cell says of the asynchronous ops that nobody has waited for."""
+"""What a cell says beside what it prints: warnings, and ops without a waiter."""
 
 from __future__ import annotations
 
@@ -45,3 +45,13 @@ def test_what_is_no_fault(cluster: Cluster, code: str) -> None:
     cell = cluster.execute(f"x = np.ones(2)\n{code}\ndist.barrier()").result(WAIT)
     assert said(cell) == said(cell, 1) == ""
     cluster.execute("globals().pop('work', None) and None").result(WAIT)
+
+
+def test_a_warning_names_the_cell(cluster: Cluster) -> None:
+    code = "import warnings\nwarnings.warn('beware', stacklevel=1)"
+    cell = cluster.execute(code, cell=7).result(WAIT)
+    text = (
+        "cell 7 line 2: UserWarning: beware\n  warnings.warn('beware', stacklevel=1)\n"
+    )
+    for rank in range(2):
+        until(lambda: said(cell, rank) == text, WAIT, "the warning")  # noqa: B023
