@@ -18,7 +18,7 @@ def _folders() -> tuple[str, ...]:
 @cache
 def is_installed(file: str) -> bool:
     """Return whether `file` is of an installed package or of Python itself."""
-    return file.startswith((*_folders(), "<frozen ", "<string>")) or (
+    return file.startswith((*_folders(), "<frozen ")) or (
         "/site-packages/" in file or "/dist-packages/" in file
     )
 
