@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .op_type import OpType
-
-if TYPE_CHECKING:
-    from .work import Work
 
 __all__ = ["Unwaited", "unwaited"]
 
@@ -28,14 +25,14 @@ class Unwaited:
     def __init__(self) -> None:
         #: Whether ops are noted.
         self.active = False
-        self._ops: deque[tuple[weakref.ref[Work], Any]] = deque(maxlen=MOST)
+        self._ops: deque[tuple[weakref.ref[Any], Any]] = deque(maxlen=MOST)
 
     def begin(self) -> None:
         """Note the ops that are issued from now on."""
         self._ops.clear()
         self.active = True
 
-    def note(self, work: Work) -> None:
+    def note(self, work: Any) -> None:
         """Note the Work that a caller gets; a send has no result to wait for."""
         if work.op_type is not OpType.SEND and work.record is not None:
             self._ops.append((weakref.ref(work), work.record))
