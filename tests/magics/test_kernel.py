@@ -96,7 +96,7 @@ def test_what_a_call_of_print_writes_stays_together(kernel: Kernel) -> None:
         "[0]   [[0 1]\n[0]    [5 5]]\n[1]   [[1 1]\n[1]    [5 5]]\n[0-1] done\n"
     )
     (first, second) = cell.stream("stderr").splitlines()
-    assert re.fullmatch(r"\[0-1\] /.*: UserWarning: old", first)
+    assert re.fullmatch(r"\[0-1\] cell \d+ line 5: UserWarning: old", first)
     assert second == "[0-1]   warnings.warn('old')"
 
 
