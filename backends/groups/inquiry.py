@@ -12,7 +12,6 @@ import logging
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 from ..errors import DistError, DistStoreError
 from ..stores.base import Store
 from ..work.flight_recorder import Record, recorder
-from ..work.user_code import is_installed
+from ..work.user_code import users_frame
 from .spec import GroupSpec
 
 __all__ = [
@@ -40,8 +39,6 @@ ANSWER_WAIT = 0.9
 LONGEST = 1.0
 #: Records of the group that a rank sends, the newest ones.
 RECORDS = 50
-
-_PACKAGE = f"{__name__.partition('.')[0]}."
 
 
 class Place(NamedTuple):
@@ -70,13 +67,13 @@ Explain = Callable[[GroupSpec, int, Answers], Explanation | None]
 def main_thread_place() -> Place:
     """Return the innermost line of the main thread that is no library's."""
     ident = threading.main_thread().ident
-    frame = None if ident is None else sys._current_frames().get(ident)
-    for one, line in traceback.walk_stack(frame) if frame is not None else ():
-        name = one.f_globals.get("__name__", "")
-        file = one.f_code.co_filename
-        if not (name.startswith(_PACKAGE) or is_installed(file)):
-            return Place(recorder.name_source((file, line, one.f_code.co_name)))
-    return Place("")
+    inner = None if ident is None else sys._current_frames().get(ident)
+    frame = users_frame(inner)
+    if frame is None:
+        return Place("")
+    code = frame.f_code
+    line = (code.co_filename, frame.f_lineno, code.co_name)
+    return Place(recorder.name_source(line))
 
 
 _explain: Explain = lambda spec, generation, answers: None  # noqa: E731

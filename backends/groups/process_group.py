@@ -494,7 +494,8 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         """
         if not batch:
             return []
-        for run in fusible_runs(batch):
+        runs = list(fusible_runs(batch))
+        for run in runs:
             if len(run) > 1:
                 started = [pending.op for pending in run]
                 check_overlap(started, self.rank(), self.size(), self.describe())
@@ -518,7 +519,7 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
                     pending.entry.number(first=is_p2p not in seen)
                     seen.add(is_p2p)
                     recorder.add(pending.entry)
-                for run in fusible_runs(batch):
+                for run in runs:
                     issued.append((run, start_run(current, run)))
             finally:
                 current.handing_over = None

@@ -18,7 +18,7 @@ from .op_type import OpType
 from .record_fields import Frame, Splits, fields_of
 from .reduce_op import ReduceOp
 from .state import COMPLETED, SCHEDULED
-from .user_code import caller_outside_libraries, is_installed
+from .user_code import is_installed, users_frame
 from .work import Work
 
 __all__ = [
@@ -51,7 +51,7 @@ def user_frame(depth: int = 1) -> Frame:
             break
         frame = frame.f_back
     if is_installed(frame.f_code.co_filename):
-        frame = caller_outside_libraries(frame) or frame
+        frame = users_frame(frame) or frame
     code = frame.f_code
     return code.co_filename, frame.f_lineno, code.co_name
 

@@ -1,4 +1,4 @@
-"""Which code is the user's own, and which is a library's."""
+"""Which code is the user's own, and which is a library's or Rankscope's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import sysconfig
 from functools import cache
 from types import FrameType
 
-__all__ = ["caller_outside_libraries", "is_installed"]
+__all__ = ["is_installed", "users_frame"]
+
+_PACKAGE = f"{__name__.partition('.')[0]}."
 
 
 @cache
@@ -23,8 +25,13 @@ def is_installed(file: str) -> bool:
     )
 
 
-def caller_outside_libraries(frame: FrameType | None) -> FrameType | None:
-    """Return `frame`, or the innermost of its callers that is no library's."""
-    while frame is not None and is_installed(frame.f_code.co_filename):
+def users_frame(frame: FrameType | None) -> FrameType | None:
+    """Return `frame`, or the innermost of its callers that is the user's own."""
+    while frame is not None and (
+        # By the name of the module: the folders of the package differ when it is
+        # mapped.
+        frame.f_globals.get("__name__", "").startswith(_PACKAGE)
+        or is_installed(frame.f_code.co_filename)
+    ):
         frame = frame.f_back
     return frame
