@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -464,9 +463,8 @@ class Cluster(Ranks):
         # Their engines end with those that were started here.
         found = super()._take_over()
         if found and self._launched is not None:
-            here = socket.gethostname()
             slots = [self._registry.slots[rank] for rank in found]
-            self._launched.adopt(one.pid for one in slots if one.host == here)
+            self._launched.adopt(one.pid for one in slots if one.is_here)
         return found
 
     # -- the end -----------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
@@ -83,8 +82,7 @@ def fetch(
 
 
 def _offsets(registry: RankRegistry, ranks: Iterable[int]) -> dict[int, int]:
-    here = socket.gethostname()
-    there = [rank for rank in ranks if registry.slots[rank].host != here]
+    there = [rank for rank in ranks if not registry.slots[rank].is_here]
     samples: dict[int, list[tuple[int, int, int]]] = {rank: [] for rank in there}
     for _ in range(SAMPLES if there else 0):
         for rank, sample in _sample(registry, there).items():

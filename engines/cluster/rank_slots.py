@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -73,6 +74,11 @@ class RankSlot:
     def alive(self) -> bool:
         """Whether no death of the engine was reported."""
         return self.death is None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the engine is on this host."""
+        return self.host == socket.gethostname()
 
     def exit_cause(self, exit_code: int | None) -> str:
         """Return the cause of death of an engine that ended (``None``: unknown)."""

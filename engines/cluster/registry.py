@@ -6,7 +6,6 @@ import concurrent.futures
 import contextlib
 import logging
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -174,8 +173,7 @@ class EngineRegistry(RankRegistry):
 
     def signal(self, slot: RankSlot, signum: int) -> None:
         """Send a signal to the engine of a slot: directly, else through its nanny."""
-        here = slot.host == socket.gethostname()
-        if not (here and self._send_signal(slot.pid, signum)):
+        if not (slot.is_here and self._send_signal(slot.pid, signum)):
             self.channel.signal(slot.uuid, signum)
 
     def on_engine_exit(self, pid: int, exit_code: int | None) -> None:
@@ -183,8 +181,7 @@ class EngineRegistry(RankRegistry):
         with self._lock:
             slots = [slot for slot in self.slots if slot.pid == pid]
             # Another host may have a process of this pid, too.
-            here = [slot for slot in slots if slot.host == socket.gethostname()]
-            slots = here or slots
+            slots = [slot for slot in slots if slot.is_here] or slots
             if not slots:
                 self._ended[pid] = exit_code
         for slot in slots:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from itertools import islice
 from typing import Any
 
 import ipyparallel
@@ -15,7 +15,7 @@ from rankscope.backends.rank_sets import name_ranks
 
 from ..errors import ClusterError, PullError, group_by_message
 from ..wire import ipyparallel_private as private
-from ..wire.rank_variables import LARGE, close_files, get_variable, set_variables
+from ..wire.rank_variables import LARGE, close_files, get_variables, set_variables
 from ..wire.values import MemoryFile, pack, read_memory_file, size_of, unpack
 from .rank_slots import deaths
 from .registry import EngineRegistry
@@ -37,10 +37,9 @@ def push(
     frames = {name: pack(value) for name, value in variables.items()}
     every = [frame for some in frames.values() for frame in some]
     names, counts = list(frames), [len(some) for some in frames.values()]
-    file = None
-    if size_of(every) >= LARGE and all(_is_here(registry, rank) for rank in ranks):
+    view, file = _view(registry, ranks), None
+    if size_of(every) >= LARGE and _are_here(registry, ranks):
         file = MemoryFile.write(every)
-    view = _view(registry, ranks)
     if file is not None:
         try:
             result = view.apply_async(set_variables, names, counts, file)
@@ -67,56 +66,61 @@ def pull(
     Errors have `label` in the place of the name.
     """
     wanted = [names] if isinstance(names, str) else list(names)
+    what = f"pull of {label or ', '.join(wanted)}"
+    view, shared = _view(registry, ranks), _are_here(registry, ranks)
+    answers = _get(
+        registry,
+        view.apply_async(get_variables, wanted, shared),
+        what,
+        ranks,
+        timeout,
+    )
+    files = [answer[1] for answer in answers if answer[1] is not None]
     found: dict[int, dict[str, Any]] = {rank: {} for rank in ranks}
-    errors: dict[int, list[str]] = {}
-    shared = [rank for rank in ranks if _is_here(registry, rank)]
-    view = _view(registry, ranks)
-    for name in wanted:
-        what = f"pull of {label or name}"
-        result = view.apply_async(get_variable, name, len(shared) == len(ranks))
-        answers = _get(registry, result, what, ranks, timeout)
-        for rank, (kind, why, file, *frames) in zip(ranks, answers, strict=True):
+    errors: dict[int, str] = {}
+    for rank, (facts, file, *frames) in zip(ranks, answers, strict=True):
+        read = frames if file is None else read_memory_file(file)
+        if read is None:
+            errors[rank] = f"the memory of process {file.pid} cannot be read"
+            continue
+        rest, missing = iter(read), []
+        for name, (kind, why, count) in zip(wanted, facts, strict=True):
+            own = list(islice(rest, count))
             try:
-                found[rank][name] = _value(label or name, kind, why, file, frames)
+                found[rank][name] = _value(name, label or name, kind, why, own)
             except ClusterError as error:
-                errors.setdefault(rank, []).append(str(error))
-        files = [answer[2] for answer in answers if answer[2] is not None]
-        if files:
-            view.apply_async(close_files, *(file.token for file in files))
+                missing.append(str(error))
+        if missing:
+            errors[rank] = "; ".join(missing)
+    if files:
+        view.apply_async(close_files, *(file.token for file in files))
     if errors:
-        texts = {rank: "; ".join(some) for rank, some in errors.items()}
-        what = f"pull of {label or ', '.join(wanted)}"
-        raise PullError(f"{what}: {group_by_message(texts)}", found)
+        raise PullError(f"{what}: {group_by_message(errors)}", found)
     if isinstance(names, str):
         return {rank: one[names] for rank, one in found.items()}
     return dict(found)
 
 
-def _value(
-    name: str, kind: str, why: str, file: MemoryFile | None, frames: list[Any]
-) -> Any:
+def _value(name: str, label: str, kind: str, why: str, frames: list[Any]) -> Any:
     """Return the value of a rank; raise `ClusterError` if there is none."""
+    if not kind:
+        raise ClusterError(f"there is no variable {name!r}")
     if why:
-        raise ClusterError(why)
-    if file is not None:
-        read = read_memory_file(file)
-        if read is None:
-            raise ClusterError(f"the memory of process {file.pid} cannot be read")
-        frames = read
+        raise ClusterError(f"{label} {why}")
     try:
         return unpack(frames, vars(sys.modules["__main__"]))
     except Exception as error:
         module, _, cls = kind.rpartition(".")
         where = "the cells of the ranks" if module == "__main__" else f"module {module}"
         raise ClusterError(
-            f"{name} is a {cls} of {where}, which cannot be made here "
+            f"{label} is a {cls} of {where}, which cannot be made here "
             f"({type(error).__name__}: {error}): define or import it here, too, or "
-            f"pull what it has, as in y = vars({name})"
+            f"pull what it has, as in y = vars({label})"
         ) from error
 
 
-def _is_here(registry: EngineRegistry, rank: int) -> bool:
-    return registry.slots[rank].host == socket.gethostname()
+def _are_here(registry: EngineRegistry, ranks: Sequence[int]) -> bool:
+    return all(registry.slots[rank].is_here for rank in ranks)
 
 
 def _view(registry: EngineRegistry, ranks: Sequence[int]) -> Any:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 from IPython.core.getipython import get_ipython
 
 from .values import MemoryFile, pack, read_memory_file, size_of, unpack
 
-__all__ = ["close_files", "get_variable", "set_variables"]
+__all__ = ["close_files", "get_variables", "set_variables"]
 
 #: Bytes from which a value goes through a file in memory.
 LARGE = 1 << 20
@@ -33,38 +34,42 @@ def set_variables(
     if found is None:
         return "unshared"
     namespace = _namespace()
-    values = {}
+    values, rest = {}, iter(found)
     for name, count in zip(names, counts, strict=True):
-        own, found = found[:count], found[count:]
         try:
-            values[name] = unpack(own, namespace)
+            values[name] = unpack(list(islice(rest, count)), namespace)
         except Exception as error:  # noqa: BLE001 - the error is the answer
             return f"{name} cannot be unpickled: {type(error).__name__}: {error}"
     namespace.update(values)
     return ""
 
 
-def get_variable(name: str, shared: bool) -> tuple[Any, ...]:
-    """Return what the value is, why there is none, its file if it has one, its frames.
+def get_variables(names: Sequence[str], shared: bool) -> tuple[Any, ...]:
+    """Return the facts about the values, their file if they have one, and their frames.
 
-    `shared`: the notebook is on this host.
+    The facts about a value are its class, empty where there is no such variable; why it
+    cannot be had; and the number of its frames. `shared`: the notebook is on this host.
     """
     close_files(before=time.monotonic() - KEPT)
     namespace = _namespace()
-    if name not in namespace:
-        return "", f"there is no variable {name!r}", None
-    value = namespace[name]
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    try:
-        frames = pack(value)
-    except Exception as error:  # noqa: BLE001 - the error is the answer
-        return kind, f"{name} cannot be pickled: {type(error).__name__}: {error}", None
-    if shared and size_of(frames) >= LARGE:
-        file = MemoryFile.write(frames)
-        if file is not None:
-            _files[file.token] = file, time.monotonic()
-            return kind, "", file
-    return kind, "", None, *frames
+    facts: list[tuple[str, str, int]] = []
+    every: list[Any] = []
+    for name in names:
+        kind, why, frames = "", "", []
+        if name in namespace:
+            value = namespace[name]
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            try:
+                frames = pack(value)
+            except Exception as error:  # noqa: BLE001 - the error is the answer
+                why = f"cannot be pickled: {type(error).__name__}: {error}"
+        facts.append((kind, why, len(frames)))
+        every += frames
+    file = MemoryFile.write(every) if shared and size_of(every) >= LARGE else None
+    if file is None:
+        return facts, None, *every
+    _files[file.token] = file, time.monotonic()
+    return facts, file
 
 
 def _namespace() -> dict[str, Any]:

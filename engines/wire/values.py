@@ -62,13 +62,15 @@ def _has_code(value: Any) -> bool:
 def unpack(frames: Sequence[Frame], namespace: dict[str, Any]) -> Any:
     """Return the value of `frames`; its arrays are writable, and nobody else's.
 
-    `namespace` is that of functions which were sent with their code.
+    A `bytearray` among `frames`, as `read_memory_file` returns, becomes the memory of
+    an array. `namespace` is that of functions which were sent with their code.
     """
     how, *rest = frames
     if bytes(how) == _CANNED:
         return deserialize_object(rest, namespace)[0]
     data, *buffers = rest
-    return pickle.loads(data, buffers=[bytearray(one) for one in buffers])
+    own = [one if isinstance(one, bytearray) else bytearray(one) for one in buffers]
+    return pickle.loads(data, buffers=own)
 
 
 def size_of(frames: Sequence[Frame]) -> int:
