@@ -52,6 +52,26 @@ class PullError(ClusterError):
         super().__init__(message)
         self.values = values
 
+    def of(self, name: str, ranks: Sequence[int]) -> list[Any]:
+        """Return the value of `name` on each of `ranks`; empty if none has it.
+
+        This error is in the place of a value that cannot be had.
+
+        Parameters
+        ----------
+        name : str
+            One of the names that were pulled.
+        ranks : sequence of int
+            Of the ranks that they were pulled from.
+
+        Returns
+        -------
+        list
+            One entry for each of `ranks`, or none.
+        """
+        found = [self.values[rank].get(name, self) for rank in ranks]
+        return found if any(one is not self for one in found) else []
+
 
 class ClusterStartError(ClusterError):
     """The cluster did not come up; the message ends with the last log lines."""

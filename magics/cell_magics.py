@@ -6,6 +6,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import Cluster, ClusterError, Execution, PullError
+from rankscope.engines.wire.message_types import CELL_VALUE
 
 from .arguments import chosen_ranks, known_group, parse, reported, require_cluster
 from .cells.background import BackgroundCell
@@ -76,19 +77,14 @@ class CellMagics:
         ).run()
         output = values["output"]
         if output is not None:
-            title, found = f"%%distributed -o {output}", {}
             try:
                 found = cluster.values(execution)
-            except PullError as error:
-                # In the place of a value that cannot be had: why it cannot.
-                for rank in execution.ranks if any(error.values.values()) else ():
-                    found[rank] = next(iter(error.values[rank].values()), error)
-                raise CommandError(title, str(error)) from None
             except ClusterError as error:
-                raise CommandError(title, str(error)) from None
-            finally:
-                if found:
-                    shell.user_ns[output] = [found[rank] for rank in execution.ranks]
+                if isinstance(error, PullError):
+                    had = error.of(CELL_VALUE, execution.ranks)
+                    shell.user_ns.update({output: had} if had else {})
+                raise CommandError(f"%%distributed -o {output}", str(error)) from None
+            shell.user_ns[output] = [found[rank] for rank in execution.ranks]
         return None
 
     def _chosen(

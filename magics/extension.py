@@ -33,7 +33,6 @@ from .cells.debugging import DebugSession
 from .language.commands import DIST_INIT
 from .language.options import Command, Values
 from .language.values import trace_path
-from .output.failures import CommandError
 from .output.render import Renderer
 from .session import session
 
@@ -336,22 +335,21 @@ class RankscopeMagics(CellMagics):
         for name in values["names"]:
             if not name.isidentifier():
                 command.fail(f"{name!r} is not the name of a variable")
-        missing = None
+        single = values["ranks"] is not None and len(ranks) == 1
+        names, user_ns = values["names"], self.shell.user_ns
         with reported(command):
             try:
-                pulled = cluster.pull(values["names"], ranks)
+                pulled = cluster.pull(names, ranks)
             except PullError as error:
-                missing, pulled = error, error.values
-        single = values["ranks"] is not None and len(ranks) == 1
-        for name in values["names"]:
-            # In the place of a value that cannot be had: why it cannot.
-            found = [pulled[rank].get(name, missing) for rank in ranks]
-            if any(one is not missing for one in found) or missing is None:
-                self.shell.user_ns[name] = found[0] if single else found
-        if missing is not None:
-            raise CommandError(command.title, str(missing))
+                for name in names:
+                    if found := error.of(name, ranks):
+                        user_ns[name] = found[0] if single else found
+                raise
+        for name in names:
+            found = [pulled[rank][name] for rank in ranks]
+            user_ns[name] = found[0] if single else found
         what = "" if single else f" (lists of {len(ranks)})"
-        print(f"{', '.join(values['names'])} ← {name_ranks(ranks)}{what}")
+        print(f"{', '.join(names)} ← {name_ranks(ranks)}{what}")
 
 
 def _start(values: Values, progress: Callable[[str], None]) -> Cluster:

@@ -127,7 +127,7 @@ class Agent:
         allow_top_level_await(self.kernel)
         explain_input(self.kernel, self.cells.source.describe)
         print_progress_as_text()
-        name_cells_in_warnings(self.cells.source.cell_of)
+        name_cells_in_warnings(self.cells.source)
         # `dist.all_reduce?` is output of the cell: no front end opens a rank's pager.
         in_output = page.as_hook(page.display_page)  # type: ignore[no-untyped-call]
         self.shell.set_hook("show_in_pager", in_output, 90)

@@ -15,6 +15,7 @@ from ipykernel.iostream import OutStream
 from rankscope.backends.torch_watch.importing import when_imported
 
 from ..wire.print_marks import mark
+from .cell_source import CellSource
 
 __all__ = ["PrintMarks", "name_cells_in_warnings", "print_progress_as_text"]
 
@@ -52,7 +53,7 @@ def _marking(stream: Any) -> Callable[[str], int | None]:
     return write_marked
 
 
-def name_cells_in_warnings(cell_of: Callable[[str], str | None]) -> None:
+def name_cells_in_warnings(source: CellSource) -> None:
     """Have warnings say ``cell 7 line 3``, not the file that IPython gave the cell.
 
     Its name differs from rank to rank, so that a warning would be shown for each.
@@ -66,12 +67,12 @@ def name_cells_in_warnings(cell_of: Callable[[str], str | None]) -> None:
         lineno: int,
         line: str | None = None,
     ) -> str:
-        cell = cell_of(filename)
-        if cell is None:
+        if not source.is_cell(filename):
             return plain(message, category, filename, lineno, line)
         text = (line or linecache.getline(filename, lineno)).strip()
-        source = f"  {text}\n" if text else ""
-        return f"{cell} line {lineno}: {category.__name__}: {message}\n{source}"
+        place = source.describe(filename, lineno)
+        shown = f"  {text}\n" if text else ""
+        return f"{place}: {category.__name__}: {message}\n{shown}"
 
     warnings.formatwarning = formatted
 

@@ -76,7 +76,7 @@ class Reservations:
             if holder is None:
                 self._held[wanted.key] = _Reservation(wanted.client, wanted.cell, now)
                 return None
-            first = self.wanted is False and self._owner is not None
+            first = not self.wanted and self._owner is not None
             if first:
                 self._wanted_since = now
         if first:
