@@ -70,7 +70,7 @@ def broadcast(side: SideProcess, array: Flat, root: int, here: bool) -> None:
     for piece in _pieces(array.view(np.uint8), 1):
         if here:
             side.load(piece)
-        side.call("broadcast", piece.size, root=root)
+        side.call("broadcast", piece.size, root=root, moved=array.dtype.name)
         if not here:
             side.store(piece)
 
@@ -83,7 +83,7 @@ def all_gather(side: SideProcess, outputs: Sequence[Flat], array: Flat) -> None:
     ):
         side.load(piece)
         start = _aligned(piece.size)
-        side.call("all_gather", piece.size, output=start)
+        side.call("all_gather", piece.size, output=start, moved=array.dtype.name)
         for rank, part in enumerate(parts):
             side.store(part, start + rank * piece.size)
 

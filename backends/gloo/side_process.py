@@ -161,17 +161,18 @@ class SideProcess:
         reduction: str = "SUM",
         root: int = 0,
         output: int = 0,
+        moved: str = "",
     ) -> None:
         """Run one collective of gloo, from the start of the memory to byte `output`.
 
-        Raises `ConnectionLostError` with what gloo says, `EOFError` if the process
-        ends.
+        `moved` is the dtype of arrays that are moved as bytes. Raises
+        `ConnectionLostError` with what gloo says, `EOFError` if the process ends.
         """
         self._calls += 1
         command = [kind, count, dtype, reduction, root, output]
         # Ranks that do not call alike have different tags: they wait for each other,
         # as gloo would end the process where messages differ in size, or mix them up.
-        tag = zlib.crc32(json.dumps([self._calls, *command]).encode())
+        tag = zlib.crc32(json.dumps([self._calls, moved, *command]).encode())
         self._send(json.dumps([*command, tag]).encode())
         self._expect(b"done")
 

@@ -18,7 +18,7 @@ from . import algorithms, choice, reductions
 from .algorithms import RECV, SEND, Flat, Schedule, Ufunc
 from .mismatch import Members
 from .queue import MessageQueue
-from .signature import Signer
+from .signature import FIRST, KINDS, Signer
 from .transport import ANY_SOURCE, Connector
 from .work import MessageWork
 
@@ -27,9 +27,9 @@ __all__ = ["MessagingBackend"]
 # The tags of users' messages lie below, one for each kind of collective above:
 # a rank in another collective than its peer waits, and mixes nothing up. MPI
 # guarantees tags up to 32767. The dispatcher's own messages are above both.
-_USER_TAGS = 32000
+_USER_TAGS = FIRST
 _PRIVATE_TAGS = 32500
-_TAGS = {kind: _USER_TAGS + place for place, kind in enumerate(OpType)}
+_TAGS = {kind: FIRST + place for place, kind in enumerate(KINDS)}
 
 
 class MessagingBackend(Backend):

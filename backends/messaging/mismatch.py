@@ -73,6 +73,11 @@ def _sentence(
     members: Members | None,
 ) -> str:
     what, theirs, ours = found
+    if what == "op":
+        return (
+            f"{op}: {sender} has called {theirs} in its place: the ranks call "
+            "collectives in different orders"
+        )
     if what == "calls":
         more = int(theirs) - int(ours)
         calls = f"{abs(more)} collective{'' if abs(more) == 1 else 's'}"
@@ -80,6 +85,6 @@ def _sentence(
             f"{op}: {sender} has called {calls} {'more' if more > 0 else 'less'} than "
             f"{receiver}: the ranks call them in different orders"
         )
-    if what == "root":
-        theirs, ours = (_name(members, int(root)) for root in (theirs, ours))
+    if what == "root" and members is not None:
+        theirs, ours = (members.ranks[int(root)] for root in (theirs, ours))
     return f"{op}: {what} {theirs} on {sender}, {ours} on {receiver}"

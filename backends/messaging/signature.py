@@ -11,12 +11,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..work.op_type import OpType
 from .algorithms import Ufunc
 
-__all__ = ["BITS", "SHIFT", "Difference", "Signer", "differences"]
+__all__ = ["BITS", "FIRST", "KINDS", "SHIFT", "Difference", "Signer", "differences"]
 
 #: A signature has so many bits, above those of a message's tag.
 BITS, SHIFT = 28, 16
+#: A message of a collective has the tag `FIRST` and the place of its kind here.
+KINDS = tuple(OpType)
+FIRST = 32000
 
 # Its fields, from the lowest bit on: dtype, reduction, root, number of the call.
 _DTYPE, _REDUCTION, _ROOT, _NUMBER = 6, 4, 6, 12
@@ -46,7 +50,7 @@ class Difference(NamedTuple):
     """What ranks have not called alike, and its value on either side.
 
     A root is a place in the group, if that has no more than 64 ranks. Of the number of
-    calls `theirs` is how many more the other rank has made.
+    calls `theirs` is how many more the other rank has made. An op is its name.
     """
 
     what: str
@@ -94,6 +98,9 @@ def differences(theirs: int, ours: int) -> Difference | None:
     """Return the first thing that differs between the tags of two ranks."""
     their_dtype, their_reduction, their_root, their_number = _fields(theirs)
     dtype, reduction, root, number = _fields(ours)
+    their_kind, kind = ((one & (1 << SHIFT) - 1) - FIRST for one in (theirs, ours))
+    if their_kind != kind:
+        return Difference("op", KINDS[their_kind].value, KINDS[kind].value)
     # Ranks that are in different calls need not call them alike.
     if their_number != number:
         half = 1 << _NUMBER - 1

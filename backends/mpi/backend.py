@@ -33,7 +33,7 @@ class MPIBackend(MessagingBackend):
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         connector = GroupRendezvous(store, rank, size, self._name)
-        super().__init__(rank, size, connector)
+        super().__init__(rank, size, connector, signs=True)
 
     def abort(self, reason: str) -> None:
         """Abandon the ops in flight; the communicator is never used again."""

@@ -1,4 +1,4 @@
-"""Making the communicator of a group, once all its members are there."""
+"""Making the communicators of a group, once all its members are there."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def _saw_death(mpi: Any) -> bool:
         return False
 
 
-def _make_communicator(mpi: Any, members: list[dict[str, Any]]) -> Any:
-    """Make the communicator of `members`, which are in the order of group ranks.
+def _make_communicator(mpi: Any, members: list[dict[str, Any]], place: int) -> Any:
+    """Make a communicator of `members`, which are in the order of group ranks.
 
     In Open MPI 5.0, Create_group refuses once any process of the job has died,
     members or not, and Create_from_group does not; but Create_from_group hangs
@@ -43,7 +43,7 @@ def _make_communicator(mpi: Any, members: list[dict[str, Any]]) -> Any:
     """
     world_ranks = [member["world_rank"] for member in members]
     group = mpi.COMM_WORLD.Get_group().Incl(world_ranks)
-    tag = members[0]["tag"]
+    tag = 2 * members[0]["tag"] + place
     if not any(member["saw_death"] for member in members):
         return mpi.COMM_WORLD.Create_group(group, tag)
     with _from_group_lock:
@@ -51,7 +51,7 @@ def _make_communicator(mpi: Any, members: list[dict[str, Any]]) -> Any:
 
 
 class GroupRendezvous(MeetingConnector):
-    """Makes the communicator of a group, once all its members are there.
+    """Makes the communicators of a group, once all its members are there.
 
     Making a communicator blocks until all members do it, and cannot be
     interrupted. So they first agree, through the store, that all of them are
@@ -94,13 +94,16 @@ class GroupRendezvous(MeetingConnector):
         self._check(members)
         with making_communicator():
             try:
-                comm = _make_communicator(mpi, members)
+                comm, collectives = (
+                    _make_communicator(mpi, members, place) for place in (0, 1)
+                )
                 comm.Set_errhandler(mpi.ERRORS_RETURN)
+                collectives.Set_errhandler(mpi.ERRORS_RETURN)
             except mpi.Exception as error:
                 raise DistBackendError(
                     f"MPI could not make a communicator: {error}"
                 ) from error
-            return MPITransport(mpi, comm, self._name)
+            return MPITransport(mpi, comm, collectives, self._name)
 
     def _check(self, members: list[dict[str, Any]]) -> None:
         jobs = {member["job"] for member in members}

@@ -11,7 +11,8 @@ from typing import Any
 from ..errors import DistBackendError, DistError
 from ..messaging.algorithms import Flat
 from ..messaging.connecting import Namer
-from ..messaging.transport import ANY_SOURCE, TRUNCATED, Received
+from ..messaging.signature import BITS, FIRST, KINDS, SHIFT
+from ..messaging.transport import ANY_SOURCE, Received
 from ..rank_sets import name_ranks
 from . import job
 
@@ -24,12 +25,44 @@ _log = logging.getLogger(__name__)
 _abandoned: list[tuple[Any, Flat]] = []
 _sweeping = threading.Lock()
 
+# The messages of collectives have a communicator of their own, on which a receive
+# takes the next one of its source, whatever its tag: the tag holds the kind of the
+# collective, and as many bits of its signature as MPI's tags have room for.
+_LOW = (1 << SHIFT) - 1
+_KIND_BITS = (len(KINDS) - 1).bit_length()
+_COLLECTIVE = range(FIRST, FIRST + len(KINDS))
+
 # Naps of a waiter grow with the time for which nothing has come, between these.
 _NAP, _NAP_MAX = 2e-5, 4e-3
 
 
+class _Receive:
+    """A receive: it waits for its message, then it reads it."""
+
+    __slots__ = (
+        *("array", "comm", "source", "tag", "expected"),
+        *("request", "nbytes", "over"),
+    )
+
+    def __init__(
+        self, array: Flat, comm: Any, source: int, tag: int, expected: int
+    ) -> None:
+        #: What it waits for; `expected` is the tag that the message should have.
+        self.array, self.comm, self.source, self.tag = array, comm, source, tag
+        self.expected = expected
+        #: MPI's request, once there is a message.
+        self.request: Any = None
+        #: The bytes of the message; `source` and `tag` are those of the message, too.
+        self.nbytes = -1
+        self.over = False
+
+
 class MPITransport:
-    """Messages over the communicator of a group; see `Transport`.
+    """Messages over the communicators of a group; see `Transport`.
+
+    `comm` carries sends and receives, `collectives` the messages of collectives. A
+    receive looks for its message first and reads it where it fits: of a message that is
+    longer than the array, Open MPI would write the rest behind the array.
 
     MPI reports no arrival of a message: it has to be asked, and waiters take naps.
     """
@@ -38,42 +71,124 @@ class MPITransport:
     max_message = 1 << 30
     spin = 0.002
 
-    def __init__(self, mpi: Any, comm: Any, name: Namer = name_ranks) -> None:
+    def __init__(
+        self, mpi: Any, comm: Any, collectives: Any, name: Namer = name_ranks
+    ) -> None:
         self._mpi, self._comm, self._name = mpi, comm, name
+        self._collectives = collectives
         self._byte, self._any = mpi.BYTE, mpi.ANY_SOURCE
+        self._any_tag = mpi.ANY_TAG
         self._status = mpi.Status()
+        bits = collectives.Get_attr(mpi.TAG_UB).bit_length()
+        # The bits of a signature that MPI's tags have room for.
+        self._signed = (1 << min(bits - _KIND_BITS, BITS)) - 1
+        # The tag of the latest collective, and what MPI gets for it.
+        self._tag = self._mpi_tag = -1
+        # The receives whose messages have not come, in the order of issue.
+        self._pending: list[_Receive] = []
 
     def send(self, array: Flat, peer: int, tag: int) -> Any:
         """Start to send `array`."""
-        return self._comm.Isend([array, self._byte], peer, tag)
+        if tag & _LOW not in _COLLECTIVE:
+            return self._comm.Isend([array, self._byte], peer, tag)
+        if tag != self._tag:
+            self._sign(tag)
+        return self._collectives.Isend([array, self._byte], peer, self._mpi_tag)
 
-    def receive(self, array: Flat, source: int, tag: int) -> Any:
-        """Start to receive into `array`."""
-        if source == ANY_SOURCE:
-            source = self._any
-        return self._comm.Irecv([array, self._byte], source, tag)
+    def receive(self, array: Flat, source: int, tag: int) -> _Receive:
+        """Wait for the message for `array`, from now on."""
+        if tag & _LOW in _COLLECTIVE:
+            if tag != self._tag:
+                self._sign(tag)
+            one = _Receive(
+                array, self._collectives, source, self._any_tag, self._mpi_tag
+            )
+        else:
+            if source == ANY_SOURCE:
+                source = self._any
+            one = _Receive(array, self._comm, source, tag, tag)
+        self._pending.append(one)
+        return one
+
+    def _sign(self, tag: int) -> None:
+        kind, signature = (tag & _LOW) - FIRST, tag >> SHIFT & self._signed
+        self._tag, self._mpi_tag = tag, kind | signature << _KIND_BITS
+
+    def _whole(self, mpi_tag: int, tag: int) -> int:
+        """Return the tag of a message for which MPI has `mpi_tag`.
+
+        What MPI's tag lacks is as in `tag`, that of the receive. It may lack the high
+        bits of the number of calls, which is the nearest one then.
+        """
+        kind = (mpi_tag & (1 << _KIND_BITS) - 1) + FIRST
+        signed, ours = self._signed, tag >> SHIFT
+        theirs = ours & ~signed | mpi_tag >> _KIND_BITS
+        half = signed + 1 >> 1
+        if theirs - ours > half:
+            theirs -= signed + 1
+        elif ours - theirs > half:
+            theirs += signed + 1
+        return (theirs & (1 << BITS) - 1) << SHIFT | kind
 
     def test(self, request: Any, looks: int = 1) -> bool:
         """Return whether `request` is over; raises its error."""
-        test, status = request.Test, self._status
-        for _ in range(looks):  # noqa: SIM110 - any() would cost more than a look
-            if test(status):
+        for _ in range(looks):
+            if type(request) is not _Receive:
+                if request.Test():
+                    return True
+            elif request.over:
                 return True
-        return False
+            elif request.request is not None and request.request.Test():
+                request.over = True
+                return True
+            if self._pending:
+                # For a send, too: its receiver may wait for a send to this rank.
+                self._look()
+        return type(request) is _Receive and request.over
 
-    def fits(self, request: Any, nbytes: int, tag: int) -> bool:
-        """Return whether so many bytes were received, if that is known."""
+    def _look(self) -> None:
+        """Look for the messages of the receives; the first issued has its first."""
+        blocked = set[tuple[int, ...]]()
+        for one in list(self._pending):
+            channel = id(one.comm), one.tag
+            if one.source == self._any:
+                free = channel not in blocked
+            else:
+                free = blocked.isdisjoint(
+                    ((*channel, one.source), (*channel, self._any))
+                )
+            if not free or not self._match(one):
+                blocked.update((channel, (*channel, one.source)))
+
+    def _match(self, one: _Receive) -> bool:
+        """Begin to read the message of `one`, if it is there and fits."""
         status = self._status
-        # Of a request that was over before, MPI makes an empty status.
-        return status.Get_count(self._byte) == nbytes or status.Get_source() < 0
+        message = one.comm.Improbe(one.source, one.tag, status)
+        if message is None:
+            return False
+        self._pending.remove(one)
+        one.source, one.tag = status.Get_source(), status.Get_tag()
+        one.nbytes = status.Get_count(self._byte)
+        if one.nbytes == one.array.nbytes and one.tag == one.expected:
+            one.request = message.Irecv([one.array, self._byte])
+            one.over = one.request.Test()
+        else:
+            # It ends the group, and nobody reads the message.
+            one.over = True
+        return True
 
-    def received(self, request: Any) -> Received:
-        """Return the source and the bytes of the receive that was tested last."""
-        status = self._status
-        return Received(status.Get_source(), status.Get_count(self._byte))
+    def fits(self, request: _Receive, nbytes: int, tag: int) -> bool:
+        """Return whether so many bytes were received, with the signature of `tag`."""
+        return request.request is not None
 
-    def too_long(self, error: BaseException) -> None:
-        """Return ``None``: MPI does not say which message it was."""
+    def received(self, request: _Receive, tag: int) -> Received:
+        """Return what the receive that was tested last has received."""
+        if tag & _LOW in _COLLECTIVE:
+            tag = self._whole(request.tag, tag)
+        return Received(request.source, request.nbytes, tag)
+
+    def too_long(self, error: BaseException, tag: int) -> None:
+        """Return ``None``: a message that is too long is not read."""
 
     def explain(self, error: BaseException) -> str | DistError | None:
         """Return the reason; that of a death has the dead ranks as culprits."""
@@ -81,8 +196,6 @@ class MPITransport:
         if not isinstance(error, mpi.Exception):
             return None
         kind = error.Get_error_class()
-        if kind == mpi.ERR_TRUNCATE:
-            return TRUNCATED
         if kind == getattr(mpi, "ERR_PROC_FAILED", None):
             dead = self._dead_ranks()
             who = self._name(dead) if dead else "a rank"
@@ -95,19 +208,16 @@ class MPITransport:
         return list(failed.Translate_ranks(None, members))
 
     def abandon(self, requests: Sequence[tuple[Any, Flat, bool]]) -> None:
-        """Cancel the receives in flight.
+        """Forget the receives whose messages have not come.
 
         A request that MPI does not complete at once (a message half received, a
         send that was never received) is kept, with its memory, until it does.
         """
-        try:
-            for request, _, is_receive in requests:
-                if request and is_receive:
-                    request.Cancel()
-        finally:
-            # Not before: another thread may test them now, which frees those that are
-            # over, and they cannot be cancelled then.
-            _abandoned.extend((request, array) for request, array, _ in requests)
+        self._pending.clear()
+        for request, array, is_receive in requests:
+            mine = request.request if is_receive else request
+            if mine is not None:
+                _abandoned.append((mine, array))
         # The others are swept by the next abort.
         if _sweeping.acquire(blocking=False):
             try:
@@ -131,12 +241,13 @@ class MPITransport:
         """Return ``None``: there is no descriptor to wait on."""
 
     def close(self) -> None:
-        """Free the communicator."""
-        try:
-            self._comm.Free()
-        except self._mpi.Exception as error:
-            # A member died in the meantime; its memory is all that is lost.
-            _log.debug("a communicator could not be freed: %s", error)
+        """Free the communicators."""
+        for comm in (self._comm, self._collectives):
+            try:
+                comm.Free()
+            except self._mpi.Exception as error:
+                # A member died in the meantime; its memory is all that is lost.
+                _log.debug("a communicator could not be freed: %s", error)
 
 
 def _is_over(request: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import signal
 import threading
@@ -17,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
+import rankscope as dist
 from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.ranks import Rank, Ranks, run_ranks
 from rankscope.backends.conformance.waiting import until
@@ -419,6 +421,32 @@ def parts_that_differ(me: Rank) -> None:
             made.all_to_all([x, x + 1], [x + 1, x]).wait()
         me.meet("both")
         made.abort("over")
+
+
+def dtypes_that_differ(me: Rank) -> list[str]:
+    dist.init_process_group("cpu:gloo", timeout=1.5)
+    x = np.ones(4, "f4" if me.rank else "i4")
+    said = []
+    for call in (
+        lambda: dist.all_reduce(x),
+        lambda: dist.broadcast(x, 0),
+        lambda: dist.all_gather([np.empty_like(x) for _ in range(2)], x),
+    ):
+        dist.barrier()
+        with pytest.raises(DistError) as caught:
+            call()
+        said.append(str(caught.value))
+        dist.rebuild_process_group()
+    assert (x == 1).all()
+    dist.destroy_process_group()
+    return said
+
+
+def test_ranks_whose_dtypes_differ_wait_and_are_told_so() -> None:
+    ops = "all_reduce", "broadcast", "all_gather"
+    for said in run_ranks(2, dtypes_that_differ):
+        for op, text in zip(ops, said, strict=True):
+            assert re.search(rf"dtype (int32 on rank 0|float32 on rank 1).*{op}", text)
 
 
 def test_ranks_whose_parts_differ_are_told_so() -> None:

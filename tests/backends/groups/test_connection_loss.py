@@ -193,12 +193,16 @@ def test_a_wait_keeps_to_its_timeout(group: dist.ProcessGroup, report: Report) -
     assert group.aborted is None
 
 
-def test_an_op_keeps_to_its_timeout(group: dist.ProcessGroup) -> None:
+def test_an_op_keeps_to_its_timeout(
+    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Far apart: on a loaded machine half a second may pass between two lines.
+    monkeypatch.setattr(abort_reason, "VERDICT_WAIT", 60.0)
     began = time.monotonic()
-    with dist.op_timeout(0.1):
+    with dist.op_timeout(1.0):
         work = by_the_work()
     error = error_of(work)
-    assert time.monotonic() - began < abort_reason.VERDICT_WAIT - 0.2
+    assert time.monotonic() - began < 30
     assert error.reason == "rank 0 lost the connection to rank 2: closed by peer"
 
 

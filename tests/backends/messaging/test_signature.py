@@ -77,7 +77,7 @@ def test_the_first_difference_is_told(
         ({}, LONGER, "rank 7 sent more than the 8 bytes that were expected"),
         # More than a size that differs, as it may be the reason.
         ({"dtype": "i4"}, 5, "dtype int32 on rank 7, float32 on rank 4"),
-        ({"root": 1}, 8, "root rank 7 on rank 7, rank 4 on rank 4"),
+        ({"root": 1}, 8, "root 7 on rank 7, 4 on rank 4"),
         ({"calls": 2}, 8, "rank 7 has called 1 collective more than rank 4"),
         ({"calls": 3}, 8, "rank 7 has called 2 collectives more than rank 4"),
     ],

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -550,7 +551,10 @@ def mismatched(me: Rank) -> None:
     with mpi(timeout=20):
         dist.barrier()
         x = np.ones(4 if me.rank else 6)
-        with pytest.raises(dist.DistBackendError, match="sizes or dtypes differ"):
+        with pytest.raises(
+            dist.DistBackendError,
+            match="sent (32 bytes where 48|48 bytes where 32).*sizes differ",
+        ):
             dist.all_reduce(x)
         dist.rebuild_process_group()
         dist.barrier()
@@ -558,6 +562,29 @@ def mismatched(me: Rank) -> None:
 
 def test_sizes_that_differ_are_told() -> None:
     run_mpi_ranks(2, mismatched)
+
+
+def longer_than_there_is_room_for(me: Rank, nbytes: int) -> None:
+    with mpi(timeout=20):
+        dist.barrier()
+        memory = np.zeros(nbytes + 64, np.uint8)
+        room = memory[:32]
+        if me.rank == 0:
+            sent = dist.isend(np.ones(nbytes, np.uint8), 1)
+        call = partial(dist.recv, room, 0) if me.rank else dist.barrier
+        with pytest.raises(dist.DistError, match=f"sent {nbytes} bytes where 32 were"):
+            call()
+        # Open MPI would write it all, and only then say that it does not fit.
+        assert not memory.any()
+        if me.rank == 0:
+            assert sent.is_completed()
+        dist.rebuild_process_group()
+        dist.barrier()
+
+
+@pytest.mark.parametrize("nbytes", [1000, 5000, 1 << 20])
+def test_a_message_that_does_not_fit_is_written_nowhere(nbytes: int) -> None:
+    run_mpi_ranks(2, longer_than_there_is_room_for, nbytes)
 
 
 def fails(me: Rank) -> None:
