@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.groups.summary import GroupStatus, OpStatus, check_bytes
+from rankscope.backends.observe.verdicts import Verdict
 from rankscope.backends.rank_sets import name_ranks
 
 from .errors import ClusterError
@@ -23,6 +24,9 @@ __all__ = [
     "name_groups",
     "no_hang",
 ]
+
+#: Completed ops that differed between ranks of which each has a clause.
+MOST = 3
 
 
 def find_groups(group: str | GroupKey, known: Iterable[GroupKey]) -> list[GroupKey]:
@@ -236,9 +240,17 @@ class ClusterStatus:
         )
 
 
-def no_hang(status: ClusterStatus) -> str:
-    """Return what a diagnosis without a verdict says, of aborted groups too."""
+def no_hang(status: ClusterStatus, unlike: Sequence[Verdict] = ()) -> str:
+    """Return what a diagnosis without a verdict says, of aborted groups too.
+
+    `unlike` are completed ops whose dtype or reduction differed between ranks.
+    """
     said, names = "nothing hangs: no op is stuck, every rank answers", status.aborted
+    if unlike:
+        texts = [str(one) for one in unlike[:MOST]]
+        if len(unlike) > MOST:
+            texts.append(f"and {len(unlike) - MOST} more")
+        said += f"; but completed ops differed between ranks: {'; '.join(texts)}"
     if not names:
         return said
     verb, them = ("is", "it") if len(names) == 1 else ("are", "them")

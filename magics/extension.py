@@ -13,7 +13,7 @@ from rankscope.backends.did_you_mean import did_you_mean
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import Cluster, ClusterError, Job, PullError
 from rankscope.engines.cluster.preconditions import check_folder
-from rankscope.engines.status import name_groups, no_hang
+from rankscope.engines.status import name_groups
 from rankscope.widgets import BenchReport, ProfileReport, ProgressLine, StatusTable
 from rankscope.widgets.board.model import BoardModel
 from rankscope.widgets.board.text import board_text
@@ -195,10 +195,11 @@ class RankscopeMagics(CellMagics):
         with reported(command):
             cluster = require(command)
             verdicts = cluster.diagnose()
+            nothing = "" if verdicts else cluster.no_hang()
         for verdict in verdicts:
             print(f"{verdict.fault.value}: {verdict}")
-        if not verdicts:
-            print(no_hang(cluster.status()))
+        if nothing:
+            print(nothing)
 
     def dist_profile(self, command: Command, values: Values) -> ProfileReport | None:
         """Print where the ranks are, or return where they spend the next seconds."""

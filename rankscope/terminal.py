@@ -22,7 +22,7 @@ from rankscope.engines.cluster.cluster_file import (
     cluster_files,
     end_reason,
 )
-from rankscope.engines.status import name_groups, no_hang
+from rankscope.engines.status import name_groups
 from rankscope.engines.wire.job_file import JobFile, job_files
 from rankscope.widgets import ProfileReport
 from rankscope.widgets.board.model import BoardModel
@@ -121,7 +121,7 @@ def _diagnose(cluster: Cluster | Job, values: argparse.Namespace) -> int:
         _print(f"{verdict.fault.value}: {verdict}")
     if verdicts:
         return HANGS
-    _print(no_hang(cluster.status()))
+    _print(cluster.no_hang())
     return DONE
 
 

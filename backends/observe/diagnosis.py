@@ -20,7 +20,7 @@ from .records import position, sequence_number, where
 from .splits import describe_disagreements, disagreements, those_at_fault
 from .verdicts import Fault, RankView, Verdict
 
-__all__ = ["diagnose"]
+__all__ = ["completed_unlike", "diagnose"]
 
 #: Dead ranks of which each has a clause, with its process.
 MOST = 4
@@ -61,6 +61,28 @@ def diagnose(
             case.whereabouts,
         )
     return verdicts
+
+
+def completed_unlike(
+    group: GroupKey, generation: int, views: Mapping[int, RankView]
+) -> list[Verdict]:
+    """Return verdicts on completed collectives whose dtype or reduction differed.
+
+    A library that compares nothing has computed nonsense there. What is no longer in
+    the records of a rank is not known.
+    """
+    case = _Case(group, generation, views, 0.0)
+    at: dict[tuple[int, int], dict[int, Entry]] = {}
+    for rank, entries in case.entries.items():
+        for entry in entries:
+            if not entry["is_p2p"] and entry["state"] == "completed":
+                at.setdefault(position(entry), {}).setdefault(rank, entry)
+    found = []
+    for case.there in (at[place] for place in sorted(at)):
+        # Of a rank whose op is another one, nothing follows for the others.
+        if len({entry["op"] for entry in case.there.values()}) == 1:
+            found += case.mismatches(Fault.DTYPE_MISMATCH, Fault.REDUCE_OP_MISMATCH)
+    return found
 
 
 class _Case:
@@ -268,16 +290,20 @@ class _Case:
         certain = all(self.views[rank].silence for rank in quiet)
         return [self._verdict(Fault.RANK_NOT_RESPONDING, quiet, text, certain=certain)]
 
-    def mismatches(self) -> list[Verdict]:
-        """Return verdicts for ranks that issued different ops under one number."""
-        for fault, trait in TRAITS.items():
+    def mismatches(self, *faults: Fault) -> list[Verdict]:
+        """Return verdicts for ranks that issued different ops under one number.
+
+        With `faults`, only of these kinds.
+        """
+        for fault in faults or TRAITS:
+            trait = TRAITS[fault]
             values = {rank: trait(entry) for rank, entry in self.there.items()}
             if fault is Fault.REDUCE_OP_MISMATCH:
                 # Not every rank's record has it.
                 values = {rank: one for rank, one in values.items() if one is not None}
             if len(set(values.values())) > 1:
                 return [self._mismatch(fault, values)]
-        unequal = disagreements(self.there, self.ranks)
+        unequal = [] if faults else disagreements(self.there, self.ranks)
         if not unequal:
             return []
         odd = those_at_fault(unequal)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from rankscope.backends.groups.key import GroupKey
-from rankscope.backends.observe.diagnosis import diagnose
+from rankscope.backends.observe.diagnosis import completed_unlike, diagnose
 from rankscope.backends.observe.stacks import Frame
 from rankscope.backends.observe.verdicts import ConfirmTwice, RankView, Verdict, in_one
 
@@ -28,6 +28,7 @@ __all__ = [
     "StallWatch",
     "as_reason",
     "causes_by_group",
+    "completed_unlike_of",
     "diagnose_confirmed",
     "diagnose_once",
     "explain",
@@ -158,6 +159,23 @@ def diagnose_confirmed(
     threading.Event().wait(BETWEEN)
     # The first diagnosis has begun the query.
     return second.confirm(diagnose_once(cluster, stall, report_wait=REPORT_WAIT))
+
+
+def completed_unlike_of(cluster: Diagnosable) -> list[Verdict]:
+    """Return what differed in completed ops; see `completed_unlike`."""
+    status = cluster.glance()
+    ranks = [one.rank for one in status.ranks if one.alive and not _silent(one)]
+    if not ranks:
+        return []
+    dumps = cluster.flight_records(ranks, last=RECORDS).dumps
+    views = {
+        rank: RankView(rank, records=dump["records"]) for rank, dump in dumps.items()
+    }
+    return [
+        one
+        for group, generation in _groups(status).items()
+        for one in completed_unlike(group, generation, views)
+    ]
 
 
 def explain(

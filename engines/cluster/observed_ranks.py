@@ -16,7 +16,7 @@ from rankscope.backends.observe.verdicts import Verdict
 from rankscope.backends.rank_sets import name_ranks
 
 from ..errors import ClusterError, group_by_message
-from ..status import ClusterStatus, Summary
+from ..status import ClusterStatus, Summary, no_hang
 from ..wire import requests
 from . import diagnosing
 from .flight_records import FlightRecords, fetch
@@ -360,6 +360,15 @@ class ObservedRanks:
         """
         self._check_open()
         return diagnosing.diagnose_confirmed(self, stall)
+
+    def no_hang(self) -> str:
+        """Return what a diagnosis without a verdict says.
+
+        That nothing hangs, which groups are aborted, and of which completed ops the
+        dtype or the reduction differed between ranks: their results are wrong.
+        """
+        self._check_open()
+        return no_hang(self.status(), diagnosing.completed_unlike_of(self))
 
     def explain(self) -> list[Verdict]:
         """Return why ops hang, after one diagnosis: for the error that ends them."""

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from rankscope.backends import OpType, ReduceOp, Work
 from rankscope.backends.groups.key import GroupKey
-from rankscope.backends.observe.diagnosis import diagnose
+from rankscope.backends.observe.diagnosis import completed_unlike, diagnose
 from rankscope.backends.observe.verdicts import ConfirmTwice, Fault, RankView, Verdict
 from rankscope.backends.work.flight_recorder import GroupCounters, Record
 
@@ -675,3 +675,32 @@ def test_any_history_gives_verdicts_that_can_be_told(
     for verdict in verdicts:
         assert str(verdict)
         assert set(verdict.culprits) <= set(range(len(ranks)))
+
+
+# -- completed ops that differed ----------------------------------------------------
+
+
+def test_dtypes_of_completed_ops_that_differed_are_told() -> None:
+    ranks = [Simulated(rank, 3) for rank in range(3)]
+    group = everybody(3)
+    for one in ranks:
+        one.issue(OpType.ALL_REDUCE, 1, done=True)
+        dtype = "i4" if one.rank == 1 else "f4"
+        one.issue(OpType.BROADCAST, 2, dtype=dtype, peer=0, done=True)
+        # Not over yet, which a verdict on hangs is for.
+        one.issue(OpType.ALL_REDUCE, 3, dtype=dtype)
+    views = {one.rank: one.view() for one in ranks}
+    (found,) = completed_unlike(group, 0, views)
+    assert found.fault is Fault.DTYPE_MISMATCH
+    assert found.culprits == (1,)
+    assert (found.op, found.seq) == ("broadcast", 2)
+    assert "dtype int32 on rank 1, float32 on ranks 0 and 2 at " in str(found)
+
+
+def test_ops_that_are_gone_on_a_rank_tell_nothing() -> None:
+    ranks = [Simulated(rank, 2) for rank in range(2)]
+    ranks[0].issue(OpType.ALL_REDUCE, 1, dtype="f4", done=True)
+    ranks[1].issue(OpType.BROADCAST, 1, dtype="i4", peer=0, done=True)
+    ranks[0].issue(OpType.ALL_REDUCE, 2, dtype="f4", done=True)
+    views = {one.rank: one.view() for one in ranks}
+    assert completed_unlike(everybody(2), 0, views) == []
