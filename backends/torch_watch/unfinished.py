@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,6 +20,7 @@ from ..errors import DistAbortedError, DistError
 from ..groups.abort_reason import AbortReason
 from ..groups.key import GroupKey
 from ..groups.summary import GroupStatus, OpStatus
+from ..rank_sets import name_ranks
 from ..stores.base import Store
 from ..work.flight_recorder import recorder
 from ..work.record_fields import record_fields
@@ -31,6 +33,9 @@ __all__ = ["UnfinishedGroup", "UnfinishedGroups"]
 
 #: The op that a rank is in, as summaries and records have it.
 OP = "new_group"
+
+# Where in the store the worlds of a rank are counted, and who makes which group.
+_WORLDS, _MEMBERS = "rankscope/worlds", "rankscope/members"
 
 
 class UnfinishedGroup:
@@ -160,6 +165,8 @@ class UnfinishedGroups:
     def __init__(self, key_of: Callable[[str, str, tuple[int, ...]], GroupKey]) -> None:
         self._key_of = key_of
         self._unfinished: list[UnfinishedGroup] = []
+        # The worlds of this rank over the store of the present one; 0: not known.
+        self._world = 0
 
     def __iter__(self) -> Any:
         return iter(list(self._unfinished))
@@ -172,7 +179,9 @@ class UnfinishedGroups:
 
             @functools.wraps(original)
             def make(*args: Any, **kwargs: Any) -> Any:
-                one = self._begin(torch, signature.bind(*args, **kwargs).arguments)
+                arguments = signature.bind(*args, **kwargs).arguments
+                one = self._begin(torch, arguments)
+                self._claim_number(torch, arguments)
                 if one is None:
                     return original(*args, **kwargs)
                 self._unfinished.append(one)
@@ -208,3 +217,34 @@ class UnfinishedGroups:
         name = str(arguments.get("group_name") or "")
         key = self._key_of(name, str(arguments.get("group_desc") or ""), members)
         return UnfinishedGroup(key, rank, arguments, default)
+
+    def _claim_number(self, torch: Names, arguments: Mapping[str, Any]) -> None:
+        """Raise `ValueError` if another rank makes another group by the same number.
+
+        Torch pairs the groups of one number, whatever ranks they have: ops of ranks in
+        different groups would complete, with wrong values. The first rank counts, and
+        none waits for another.
+        """
+        store, default = arguments["store"], torch.default
+        members = list(arguments["global_ranks_in_group"])
+        if not members:
+            # The numbers begin anew in another world over the same store.
+            self._world = store.add(f"{_WORLDS}/{arguments['group_rank']}", 1)
+            return
+        name = str(arguments.get("group_name") or "")
+        # A rebuild, on another thread, makes what is known on all ranks. Those groups
+        # have no number of which the members alone know (use_local_synchronization).
+        main = threading.current_thread() is threading.main_thread()
+        if default is None or not self._world or not name.isdigit() or not main:
+            return
+        claim = json.dumps([members, default.rank()])
+        first = store.compare_set(f"{_MEMBERS}/{self._world}/{name}", "", claim)
+        theirs, rank = json.loads(first)
+        if theirs != members:
+            raise ValueError(
+                f"{OP} on rank {default.rank()}: this rank makes a group of "
+                f"{name_ranks(members)}, while rank {rank} makes one of "
+                f"{name_ranks(theirs)}. All ranks have to call new_group() for every "
+                "group, in the same order; with use_local_synchronization=True, its "
+                "members"
+            )

@@ -21,6 +21,28 @@ def test_new_groups_have_the_same_names_on_all_ranks(ranks: Ranks) -> None:
     assert names(ranks, 1) == ["default_pg", "tp", "tp (2)", "group 4"]
 
 
+def test_ranks_that_make_different_groups_are_told(ranks: Ranks) -> None:
+    """As those that make only the groups that they are in, pytorch#25390."""
+    ranks.run(
+        "said = ''\n"
+        "try:\n"
+        "    dist.new_group([rank])\n"
+        "except ValueError as error:\n"
+        "    said = str(error)\n"
+    )
+    heard = [ranks.ask(rank, "said") for rank in range(2)]
+    # Which of them is the first is a matter of chance.
+    late = 0 if heard[0] else 1
+    assert heard[1 - late] == ""
+    assert heard[late] == (
+        f"new_group on rank {late}: this rank makes a group of rank {late}, while rank "
+        f"{1 - late} makes one of rank {1 - late}. All ranks have to call new_group() "
+        "for every group, in the same order; with use_local_synchronization=True, its "
+        "members"
+    )
+    ranks.run("dist.all_reduce(x)")
+
+
 def test_a_group_that_is_destroyed_vanishes_with_its_records(ranks: Ranks) -> None:
     ranks.run("tp = dist.new_group(group_desc='tp'); dist.all_reduce(x, group=tp)")
     assert names(ranks) == ["default_pg", "tp"]
