@@ -1,0 +1,222 @@
+"""The groups that a log names, their members, and how far each rank came in them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from ..observe.evidence import (
+    UNKNOWN_ARRAYS,
+    Arrays,
+    Group,
+    GroupEvidence,
+    IssuedOp,
+    Progress,
+    RankEvidence,
+)
+from ..rank_sets import name_ranks
+from .log_lines import GroupLine, WorkLine
+
+__all__ = ["LogGroups"]
+
+_P2P = ("send", "recv", "coalesced")
+
+
+@dataclass
+class _Member:
+    """One rank in one group; numbers that its lines do not have are None."""
+
+    enqueued: int | None = None
+    started: int | None = None
+    completed: int | None = None
+    #: The op that timed out, and its place among those of the rank.
+    work: WorkLine | None = None
+    order: int = 0
+
+    def add(self, line: GroupLine) -> None:
+        # After an op has failed, the watchdog counts it as completed.
+        if self.enqueued is None and line.enqueued is not None:
+            self.started = None if line.started is None else max(0, line.started)
+            self.completed = max(0, line.completed or 0)
+        self.enqueued = max(self.enqueued or 0, line.enqueued or 0)
+
+
+@dataclass
+class _Group:
+    id: str
+    name: str = ""
+    is_default: bool = False
+    size: int | None = None
+    #: Rank in the group → global rank.
+    places: dict[int, int] = field(default_factory=dict)
+    #: By global rank; a rank that is only named has none.
+    members: dict[int, _Member] = field(default_factory=dict)
+
+    def ranks(self, present: Collection[int], world: int | None) -> list[int] | None:
+        """Return the global ranks of the members; None if they are not certain.
+
+        Groups have their ranks in ascending order: between 8 and 10 there is 9 only.
+        """
+        if self.is_default:
+            last = max([*self.places.values(), *present], default=-1)
+            return list(range(world or last + 1))
+        ranks = []
+        for place in range(self.size or max(self.places) + 1):
+            rank = self.places.get(place, self._between(place))
+            if rank is None:
+                return None
+            ranks.append(rank)
+        return ranks
+
+    def _between(self, place: int) -> int | None:
+        """Return the rank at a place that no line names, if only one is possible."""
+        low, high = -1, None
+        for other in sorted(self.places):
+            if other < place:
+                low = other
+            elif high is None:
+                high = other
+        lowest = self.places.get(low, -1)
+        if high is None or self.places[high] - lowest != high - low:
+            return None
+        return lowest + place - low
+
+
+class LogGroups:
+    """Collects the lines of a log that name a group."""
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[str, str], _Group] = {}
+        #: Ranks whose op timed out.
+        self.timed_out: set[int] = set()
+        #: Ops that timed out, whose group has not been named yet, by rank.
+        self._pending: dict[int, list[tuple[int, WorkLine]]] = {}
+        self._lines = 0
+        self._notes: list[str] = []
+
+    @property
+    def world_size(self) -> int | None:
+        """The size of the group of all ranks, where a line has it."""
+        sizes = [one.size for one in self._groups.values() if one.is_default]
+        return next((size for size in sizes if size is not None), None)
+
+    def add_work(self, rank: int, work: WorkLine) -> None:
+        """Take an op that timed out on a rank; the group is that of a later line."""
+        self._lines += 1
+        self.timed_out.add(rank)
+        pending = self._pending.setdefault(rank, [])
+        if all(one != work for _, one in pending):
+            pending.append((self._lines, work))
+
+    def add(self, rank: int, line: GroupLine) -> None:
+        """Take what a line says of a rank in a group."""
+        key = (line.id, line.name)
+        group = self._groups.setdefault(key, _Group(line.id, line.name))
+        group.is_default = group.is_default or line.is_default
+        group.size = line.size or group.size
+        group.places[line.place] = rank
+        if line.enqueued is None:
+            return
+        member = group.members.setdefault(rank, _Member())
+        member.add(line)
+        for order, work in self._pending.get(rank, ()):
+            if work.place == line.place and work.seq == line.failed:
+                member.work, member.order = member.work or work, order
+
+    def _of_one_group(self) -> None:
+        """Give the ops without a group to the only group that there is.
+
+        A log that was cut may lack the lines that name it.
+        """
+        if len(self._groups) > 1:
+            return
+        group = next(iter(self._groups.values()), None)
+        if group is None:
+            group = self._groups["0", "default_pg"] = _Group("0", "default_pg", True)
+        for rank, pending in self._pending.items():
+            for order, work in pending:
+                member = group.members.setdefault(rank, _Member())
+                if work.place == rank and member.work is None and group.is_default:
+                    member.work, member.order = work, order
+                    group.places[rank] = rank
+
+    def evidence(
+        self, path: str, present: Collection[int], world: int | None
+    ) -> Iterator[RankEvidence]:
+        """Yield what is known of each rank, in groups whose members are certain."""
+        self._of_one_group()
+        self._notes = []
+        by_rank: dict[int, dict[Group, GroupEvidence]] = {}
+        for group in self._groups.values():
+            if not group.members:
+                continue
+            ranks = group.ranks(present, world)
+            size = world if group.is_default else group.size
+            if ranks is None or not _tells(group, ranks, size):
+                self._notes.append(_waits(group))
+                continue
+            key = Group(group.name or group.id, tuple(ranks), group.id)
+            p2p = any(
+                one.work and one.work.op in _P2P for one in group.members.values()
+            )
+            for rank, member in group.members.items():
+                by_rank.setdefault(rank, {})[key] = _group_evidence(member, p2p)
+        for rank, groups in sorted(by_rank.items()):
+            yield RankEvidence(rank, groups, source=path)
+
+    def notes(self) -> list[str]:
+        """Return what the log tells that is no evidence: of groups in part unknown."""
+        return self._notes
+
+
+def _tells(group: _Group, ranks: list[int], size: int | None) -> bool:
+    """Whether the lines can tell who is missing: all members are known, or one lags.
+
+    Of a group whose size is not known the rank that is missing may be the last, and the
+    others would look as if all were in.
+    """
+    if size is not None or set(ranks) - group.members.keys():
+        return True
+    numbers = [one.enqueued for one in group.members.values()]
+    stuck = [one.work.seq for one in group.members.values() if one.work]
+    return any(n is not None and n < max(stuck, default=0) for n in numbers)
+
+
+def _waits(group: _Group) -> str:
+    name = group.name or f"group {group.id}"
+    works = {rank: one.work for rank, one in group.members.items() if one.work}
+    if not works:
+        return f"{name}: its members are not all known"
+    work = min(works.values(), key=lambda one: one.seq)
+    ranks = name_ranks(rank for rank, one in works.items() if one == work)
+    return (
+        f"{ranks} waited in {work.op} #{work.seq} of {name}; which other ranks are in "
+        "the group, it does not say"
+    )
+
+
+def _group_evidence(member: _Member, p2p: bool) -> GroupEvidence:
+    ops = () if member.work is None else (_op(member.work, member.order),)
+    if p2p:
+        # Sends and receives, which have numbers of their own, are counted with these.
+        return GroupEvidence(ops)
+    return GroupEvidence(
+        ops, Progress(member.enqueued, member.started, member.completed)
+    )
+
+
+def _op(work: WorkLine, order: int) -> IssuedOp:
+    arrays = UNKNOWN_ARRAYS
+    if work.elements is not None:
+        inputs, outputs = work.elements
+        arrays = Arrays(inputs=((inputs,),), outputs=((outputs,),))
+    return IssuedOp(
+        work.op,
+        work.seq,
+        order,
+        "unknown",
+        retired=False,
+        is_p2p=work.op in ("send", "recv"),
+        arrays=arrays,
+        timeout=work.timeout,
+    )
