@@ -20,7 +20,9 @@ LARGEST_ARCHIVE = 8 << 30
 MOST = 100_000
 
 
-def find_files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[RawFile | EvidenceFile]:
+def find_files(
+    paths: Iterable[str | os.PathLike[str]],
+) -> Iterator[RawFile | EvidenceFile]:
     """Yield the content of each file, one at a time, in the order of their names.
 
     A file that cannot be read is an `EvidenceFile` with its problem. Links to folders
@@ -71,7 +73,9 @@ def _read(path: Path) -> Iterator[RawFile | EvidenceFile]:
 
 
 def _may_be_tar(path: Path, head: bytes) -> bool:
-    packed = head[:2] == b"\x1f\x8b" or head[:3] == b"BZh" or head[:6] == b"\xfd7zXZ\x00"
+    packed = (
+        head[:2] == b"\x1f\x8b" or head[:3] == b"BZh" or head[:6] == b"\xfd7zXZ\x00"
+    )
     return (head[257:262] == b"ustar" or packed) and tarfile.is_tarfile(path)
 
 

@@ -44,6 +44,7 @@ class RankDump:
     candidates: frozenset[int] | None = None
     oldest_ns: int = 0
     newest_ns: int = 0
+    seen: dict[Arrays, Arrays] = field(default_factory=dict)
 
 
 def condense(dump: Dump) -> RankDump:
@@ -75,6 +76,7 @@ def condense(dump: Dump) -> RankDump:
             own = {ranks[place]} if own is None else own & {ranks[place]}
     self.candidates = None if own is None else frozenset(own)
     dump.entries = []
+    self.seen = {}
     return self
 
 
@@ -113,9 +115,7 @@ def _ops(
     self: RankDump, entries: Sequence[Entry], ranks: tuple[int, ...] | None
 ) -> tuple[list[IssuedOp], int | None]:
     """Return the ops of one group, and the rank's place in it if an entry tells."""
-    shared = Counter(
-        (one["collective_seq_id"], one["p2p_seq_id"]) for one in entries
-    )
+    shared = Counter((one["collective_seq_id"], one["p2p_seq_id"]) for one in entries)
     ops: list[IssuedOp] = []
     numbers: list[tuple[int, int]] = []
     suspects: list[int] = []
@@ -205,7 +205,7 @@ def _op(
         retired,
         is_p2p,
         peer,
-        UNKNOWN_ARRAYS if name in _UNEVEN else _arrays(entry),
+        UNKNOWN_ARRAYS if name in _UNEVEN else _arrays(self, entry),
         line=users_line(entry.get("frames")),
         created_ns=None if over else entry["time_created_ns"] or None,
         started_ns=None if over else _time(entry.get("time_discovered_started_ns")),
@@ -231,16 +231,15 @@ def _time(value: Any) -> int | None:
     return value if type(value) is int and value > 0 else None
 
 
-_seen: dict[Any, Any] = {}
-
-
-def _arrays(entry: Entry) -> Arrays:
-    return Arrays(
+def _arrays(self: RankDump, entry: Entry) -> Arrays:
+    arrays = Arrays(
         _sizes(entry.get("input_sizes")),
         _sizes(entry.get("output_sizes")),
         _dtypes(entry.get("input_dtypes")),
         _dtypes(entry.get("output_dtypes")),
     )
+    # A rank issues the same few ops again and again.
+    return self.seen.setdefault(arrays, arrays)
 
 
 def _sizes(value: Any) -> tuple[tuple[int, ...], ...] | None:

@@ -30,7 +30,9 @@ def load_plain(data: bytes) -> Any:
     except UnreadableError:
         raise
     except MemoryError:
-        raise UnreadableError("damaged: it asks for more memory than there is") from None
+        raise UnreadableError(
+            "damaged: it asks for more memory than there is"
+        ) from None
     # A damaged pickle raises nearly anything: of its opcodes, its memo, its texts.
     except Exception as error:
         what = str(error) or type(error).__name__
