@@ -16,8 +16,8 @@ readers may do so for one rank, and `combine` joins what they know::
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal, NamedTuple
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "RankEvidence",
     "SourceLine",
     "State",
+    "combine",
 ]
 
 #: The state of an op. ``unknown``: its source does not tell (torch's gloo leaves all
@@ -187,3 +188,42 @@ class Evidence:
     groups: tuple[Group, ...] = ()
     #: None: no source tells.
     world_size: int | None = None
+
+
+def combine(
+    found: Iterable[RankEvidence],
+    world_size: int | None = None,
+    groups: Iterable[Group] = (),
+) -> Evidence:
+    """Return what all of `found` tell; several may be about one rank.
+
+    Where two tell the same fact of a rank, the first one counts: a caller passes the
+    better source first. The order of ranks changes nothing.
+    """
+    ranks: dict[int, RankEvidence] = {}
+    for one in found:
+        known = ranks.get(one.rank)
+        ranks[one.rank] = one if known is None else _join(known, one)
+    named = {
+        *groups,
+        *(group for one in ranks.values() for group in one.groups),
+    }
+    return Evidence(
+        dict(sorted(ranks.items())),
+        tuple(sorted(named, key=lambda one: (one.name, one.id, one.ranks))),
+        world_size,
+    )
+
+
+def _join(first: RankEvidence, second: RankEvidence) -> RankEvidence:
+    facts = {
+        one.name: getattr(second, one.name)
+        for one in fields(RankEvidence)
+        if getattr(first, one.name) is None
+    }
+    return replace(
+        first,
+        **facts,
+        groups={**second.groups, **first.groups},
+        recorded=first.recorded or second.recorded,
+    )
