@@ -72,7 +72,7 @@ def _of_all(
     else:
         processes = len({rank.pid for one in communicators for rank in one.ranks})
     found = [one for one in communicators if one.size == processes]
-    # One for each device, and for each split of all ranks: where ranks wait, they differ.
+    # One for each device and each split of all ranks: where ranks wait, they differ.
     return max(found, key=_spread, default=None)
 
 

@@ -1,0 +1,332 @@
+"""The page: one HTML file that loads nothing, for a person who reads a bug report."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankscope.backends.observe.evidence import Evidence
+from rankscope.backends.post_mortem.evidence_file import EvidenceFile
+from rankscope.backends.rank_sets import name_ranks
+
+from .last_ops import Cell, GroupOps, last_ops
+from .markup import fold, mark, op_name, ranks_html, text
+from .rank_rows import RankRow, all_ranks, line_of_op, rank_rows
+
+__all__ = ["Contents", "Finding", "report_page"]
+
+_FOLDER = Path(__file__).parent / "page"
+#: Rows of a table and groups of ops that are shown at once; others are in a fold.
+_ROWS = 24
+_GROUPS = 4
+#: Groups and rows that the page has at all.
+_MOST_GROUPS = 40
+_MOST_ROWS = 1200
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One cause."""
+
+    #: ``missing ranks``
+    kind: str
+    culprits: tuple[int, ...]
+    #: The name of the group.
+    group: str
+    #: One sentence.
+    text: str
+    #: What follows from it, a sentence each.
+    consequences: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What the page shows."""
+
+    findings: Sequence[Finding]
+    evidence: Evidence
+    files: Sequence[EvidenceFile]
+    #: What was read, e.g. the path of a folder.
+    title: str
+    #: When the report was made, and with what: short facts for the last line.
+    facts: Sequence[str] = ()
+    #: Whether the files tell enough to say that nothing hangs.
+    certain: bool = True
+
+
+def report_page(contents: Contents) -> str:
+    """Return the page as HTML; it loads nothing, and no text in it is a script."""
+    style = (_FOLDER / "report.css").read_text(encoding="utf-8")
+    script = (_FOLDER / "report.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = (
+        "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; "
+        f"form-action 'none'; script-src 'sha256-{digest}'"
+    )
+    culprits = {rank for one in contents.findings for rank in one.culprits}
+    rows = rank_rows(contents.evidence, culprits)
+    groups = [one.group for one in contents.findings]
+    body = "".join(
+        (
+            _head(contents),
+            *_verdicts(contents),
+            _ranks(rows, contents.evidence),
+            _ops(last_ops(contents.evidence, groups)),
+            _places(contents.evidence),
+            _files(contents.files),
+            f"<footer>{' · '.join(map(text, contents.facts))}</footer>",
+        )
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>Rankscope report: {text(contents.title, 80)}</title>"
+        f"<style>{style}</style></head><body>{body}<script>{script}</script>"
+        "</body></html>\n"
+    )
+
+
+def _head(contents: Contents) -> str:
+    count = len(all_ranks(contents.evidence))
+    about = f"{text(contents.title)} · {_count(count, 'rank')}"
+    about += f" · {_count(len(contents.files), 'file')}"
+    return (
+        f"<header><b>Rankscope report</b><span>{about}</span>"
+        '<button type="button" hidden>Unfold all</button></header>'
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _verdicts(contents: Contents) -> Iterable[str]:
+    if not contents.findings:
+        mood = "fine" if contents.certain else "open"
+        said = "No hang is found in these files."
+        if not contents.certain:
+            said = "These files do not tell whether the job hangs."
+        yield f'<section class="verdict {mood}"><h1>{said}</h1></section>'
+    for one in contents.findings:
+        listed = "".join(f"<li>{text(item, 1000)}</li>" for item in one.consequences)
+        more = f"<ul>{listed}</ul>" if listed else ""
+        kind = one.kind[:1].upper() + one.kind[1:]
+        said = one.text[:1].upper() + one.text[1:]
+        yield (
+            f'<section class="verdict"><p class="kind">{text(kind)}</p>'
+            f"<h1>{text(said, 2000)}</h1>{more}</section>"
+        )
+
+
+# -- ranks -----------------------------------------------------------------------
+
+_RANK_COLUMNS = ("Ranks", "State", "Op", "Group", "Waited", "Line", "More")
+
+
+def _ranks(rows: Sequence[RankRow], evidence: Evidence) -> str:
+    # Few ranks have a row each: a reader looks for one of them.
+    if len(all_ranks(evidence)) <= _ROWS // 2:
+        rows = [
+            row._replace(ranks=(rank,), processes=_own(row.processes, rank))
+            for row in rows
+            for rank in row.ranks
+        ]
+        rows = sorted(rows, key=lambda row: (row.doing.mood != "error", row.ranks))
+    # A column that would be empty everywhere, as without start times, is left out.
+    cells = [_rank_cells(row) for row in rows[:_MOST_ROWS]]
+    used = [any(row[place] for row in cells) for place in range(len(_RANK_COLUMNS))]
+    titles = [one for one, yes in zip(_RANK_COLUMNS, used, strict=True) if yes]
+    lines = [
+        _row(
+            row.doing.mood,
+            titles,
+            [one for one, yes in zip(of, used, strict=True) if yes],
+        )
+        for row, of in zip(rows, cells, strict=False)
+    ]
+    notes = ""
+    if len(rows) > _MOST_ROWS:
+        notes = f'<p class="quiet">{len(rows) - _MOST_ROWS:,} more rows left out</p>'
+    return _section("Ranks", _folded(titles, lines, "rows") + notes, _moods(rows))
+
+
+def _own(processes: Iterable[str], rank: int) -> tuple[str, ...]:
+    return tuple(one for one in processes if one.startswith(f"rank {rank}: "))
+
+
+def _moods(rows: Sequence[RankRow]) -> str:
+    """Return ``1 at fault, 7 wait``."""
+    words = {"error": "at fault", "warning": "ended", "working": "waiting"}
+    words |= {"quiet": "in no op", "unknown": "without evidence"}
+    counts = dict.fromkeys(words, 0)
+    for row in rows:
+        counts[row.doing.mood] += len(row.ranks)
+    return ", ".join(f"{n:,} {words[mood]}" for mood, n in counts.items() if n)
+
+
+def _rank_cells(row: RankRow) -> list[str]:
+    doing = row.doing
+    word = f"at fault, {doing.state}" if doing.mood == "error" else doing.state
+    detail = text(doing.detail)
+    if len(row.processes) == 1 and len(row.ranks) == 1:
+        process = row.processes[0].removeprefix(f"rank {row.ranks[0]}: ")
+        detail += f"{'<br>' if detail else ''}{text(process)}"
+    elif row.processes:
+        listed = "<br>".join(map(text, row.processes))
+        detail += fold("processes", f'<p class="list">{listed}</p>')
+    return [
+        ranks_html(row.ranks),
+        mark(doing.mood, word),
+        f'<span class="mono">{op_name(doing.op)}</span>' if doing.op else "",
+        text(doing.group, 120),
+        f'<span class="nowrap">{text(row.waited)}</span>' if row.waited else "",
+        f'<span class="mono">{text(doing.line)}</span>' if doing.line else "",
+        detail,
+    ]
+
+
+def _row(mood: str, titles: Sequence[str], cells: Sequence[str]) -> str:
+    classes = {"Group": "group", "More": "detail", "Problem": "problem"}
+    classes["File"] = "file"
+    parts = []
+    for title, cell in zip(titles, cells, strict=True):
+        tag = "th" if title == "Ranks" and title == titles[0] else "td"
+        kind = f' class="{classes[title]}"' if title in classes else ""
+        scope = ' scope="row"' if tag == "th" else ""
+        # The label is what a narrow page shows before the cell.
+        parts.append(f'<{tag}{scope}{kind} data-label="{title}">{cell}</{tag}>')
+    return f'<tr class="{mood}">{"".join(parts)}</tr>'
+
+
+def _table(titles: Sequence[str], rows: Sequence[str]) -> str:
+    head = "".join(f'<th scope="col">{title}</th>' for title in titles)
+    return (
+        f'<div class="scroll"><table class="stacked"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _folded(titles: Sequence[str], rows: Sequence[str], noun: str) -> str:
+    """Return a table of the first rows, and one of the others in a fold."""
+    shown = _table(titles, rows[:_ROWS])
+    rest = rows[_ROWS:]
+    if not rest:
+        return shown
+    return shown + fold(f"{len(rest):,} more {noun}", _table(titles, rest))
+
+
+def _section(title: str, body: str, about: str = "") -> str:
+    more = f' <span class="quiet">{about}</span>' if about else ""
+    return f"<section><h2>{title}{more}</h2>{body}</section>" if body else ""
+
+
+# -- the last ops ----------------------------------------------------------------
+
+
+def _ops(groups: Sequence[GroupOps]) -> str:
+    # Groups that are done with all they have issued are for those who look for them.
+    first = sum(one.hangs for one in groups[:_GROUPS]) or 1
+    shown = [_group(one) for one in groups[:first]]
+    rest = groups[first:_MOST_GROUPS]
+    if rest:
+        shown.append(
+            fold(_count(len(rest), "more group"), "".join(_group(one) for one in rest))
+        )
+    left = len(groups) - _MOST_GROUPS
+    if left > 0:
+        shown.append(f'<p class="quiet">{left:,} more groups are left out</p>')
+    about = "by sequence number: the clocks of two ranks cannot be compared"
+    return _section("Last ops", "".join(shown), about)
+
+
+def _group(one: GroupOps) -> str:
+    head = "".join(
+        f'<th scope="col">#{seq}<small>{op_name(name)}</small></th>'
+        for seq, name in one.columns.items()
+    )
+    body = "".join(
+        f'<tr><th scope="row">{ranks_html(ranks)}</th>'
+        f"{''.join(f'<td>{_cell(cell)}</td>' for cell in cells)}</tr>"
+        for ranks, cells in one.rows[: 2 * _ROWS]
+    )
+    left = len(one.rows) - 2 * _ROWS
+    more = f'<p class="quiet">{left:,} more rows are left out</p>' if left > 0 else ""
+    return (
+        f'<h3>{text(one.group.name, 200)} <span class="quiet">'
+        f"{text(name_ranks(one.group.ranks), 60)}</span></h3>"
+        '<div class="scroll ops"><table><thead><tr><th scope="col">Ranks</th>'
+        f"{head}</tr></thead><tbody>{body}</tbody></table></div>{more}"
+    )
+
+
+def _cell(cell: Cell) -> str:
+    kind = f"{cell.kind} other" if cell.other else cell.kind
+    other = f"<small>{op_name(cell.other)}</small>" if cell.other else ""
+    return f'<span class="cell {kind}">{cell.word}{other}</span>'
+
+
+# -- lines and files -------------------------------------------------------------
+
+
+def _places(evidence: Evidence) -> str:
+    """Return where ranks are, those at one line together."""
+    at: dict[tuple[str, str], list[int]] = {}
+    for rank, one in evidence.ranks.items():
+        line, more = one.location or line_of_op(one), one.called or ""
+        if more:
+            more = f"in {more}"
+        if one.exception is not None:
+            line, more = one.exception_line or line, f"raised {one.exception}"
+        if line is not None:
+            place = f"{line.file}:{line.line} {line.function}".strip()
+            at.setdefault((place, more), []).append(rank)
+    # The fewest ranks first: it is they that differ.
+    items = [
+        f"<div><dt>{ranks_html(ranks)}</dt>"
+        f'<dd><span class="mono">{text(place)}</span> '
+        f'<span class="quiet">{text(more)}</span></dd></div>'
+        for (place, more), ranks in sorted(at.items(), key=lambda one: len(one[1]))
+    ]
+    shown = f'<dl class="places">{"".join(items[:_ROWS])}</dl>' if items else ""
+    if items[_ROWS:]:
+        rest = f'<dl class="places">{"".join(items[_ROWS:_MOST_ROWS])}</dl>'
+        shown += fold(f"{len(items) - _ROWS:,} more lines", rest)
+    return _section("Where the ranks are", shown, "the user's innermost line")
+
+
+_FILE_COLUMNS = ("File", "What it is", "Ranks", "Problem")
+
+
+def _files(files: Sequence[EvidenceFile]) -> str:
+    if len(files) > _ROWS:
+        groups = _by(files, lambda one: (one.kind, one.problem))
+    else:
+        groups = [[one] for one in files]
+    # What has a problem is what a reader looks for.
+    groups.sort(key=lambda alike: not alike[0].problem)
+    rows = []
+    for alike in groups:
+        first = alike[0]
+        name = f'<span class="mono">{text(first.path)}</span>'
+        if len(alike) > 1:
+            paths = "<br>".join(text(one.path) for one in alike[:_MOST_ROWS])
+            name = fold(_count(len(alike), "file"), f'<p class="list mono">{paths}</p>')
+        ranks = sorted({rank for one in alike for rank in one.ranks})
+        shown = ranks_html(ranks) if ranks else ""
+        cells = [name, text(first.kind), shown, text(first.problem, 1000)]
+        rows.append(_row("", _FILE_COLUMNS, cells))
+    return _section("Files", _folded(_FILE_COLUMNS, rows, "files") if rows else "")
+
+
+def _by(
+    files: Iterable[EvidenceFile], key: Callable[[EvidenceFile], tuple[str, str]]
+) -> list[list[EvidenceFile]]:
+    found: dict[tuple[str, str], list[EvidenceFile]] = {}
+    for one in files:
+        found.setdefault(key(one), []).append(one)
+    return list(found.values())
