@@ -154,6 +154,9 @@ def _status(
 
 def _count(one: Mapping[str, Any], key: str) -> int | None:
     value = one.get(key)
+    if type(value) is str and value.removeprefix("-").isdecimal():
+        # The JSON of torch has these numbers as text.
+        value = int(value)
     return value if type(value) is int else None
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from ..observe.evidence import Evidence, combine
 from ..observe.root_cause import find_root_causes
 from ..observe.verdicts import Verdict
+from ..rank_sets import name_ranks
 from .attempts import assign_ranks, newest_attempt
 from .evidence_file import EvidenceFile, UnreadableError
 from .files import find_files
@@ -65,6 +66,31 @@ class Report:
             ],
             "world_size": self.world_size,
         }
+
+    def as_text(self) -> str:
+        """Return the verdicts, what follows from them, and files with a problem."""
+        lines = []
+        for one in self.verdicts:
+            lines.append(f"{one.fault.value}: {one}")
+            lines += [f"  {text}" for text in one.consequences]
+        recorded = [rank for rank, one in self.evidence.ranks.items() if one.recorded]
+        if not self.verdicts and recorded:
+            lines.append("nothing hangs, as far as the files tell")
+        if recorded:
+            lines.append(self._read(recorded))
+        lines += [
+            f"{one.path}: {one.problem}" for one in self.files if one.problem
+        ]
+        return "\n".join(lines)
+
+    def _read(self, recorded: list[int]) -> str:
+        """Return ``read: ranks 0–3, 5–7 of 8; no records of rank 4``."""
+        text = f"read: {name_ranks(recorded)}"
+        if self.world_size is None:
+            return text
+        lacking = sorted(set(range(self.world_size)) - set(recorded))
+        text += f" of {self.world_size}"
+        return f"{text}; no records of {name_ranks(lacking)}" if lacking else text
 
     def as_json(self) -> str:
         """Return `as_dict` as text."""

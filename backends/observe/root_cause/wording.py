@@ -23,9 +23,8 @@ def verdict_of(
     cause: Cause, picture: Picture, told: Collection[_Place], *, first: bool
 ) -> Verdict:
     """Return a cause as a verdict; the first one has the consequences."""
-    text = _TEXTS.get(cause.fault, _mismatch)(cause, picture)
-    if cause.cycle:
-        text = _cycle(cause, picture)
+    tell = _cycle if cause.cycle else _TEXTS.get(cause.fault, _mismatch)
+    text = tell(cause, picture)
     difference = cause.difference
     if difference is not None:
         group, seq, op = difference.group, difference.seq, difference.op
