@@ -10,11 +10,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from .evidence_file import EvidenceFile, RawFile
+from .log import extract
 
 __all__ = ["LARGEST", "find_files"]
 
 #: Bytes of a file, and of all members of an archive together, that are read.
 LARGEST = 512 << 20
+#: Bytes of a log above which only the lines that may tell something are kept.
+LARGEST_READ = 64 << 20
 LARGEST_ARCHIVE = 8 << 30
 #: Files that are looked at, and members of one archive.
 MOST = 100_000
@@ -63,6 +66,9 @@ def _read(path: Path) -> Iterator[RawFile | EvidenceFile]:
             yield from _zip(path)
         elif _may_be_tar(path, head):
             yield from _tar(path)
+        elif status.st_size > LARGEST_READ and b"\0" not in head and head[:1] != b"{":
+            with path.open("rb") as file:
+                yield RawFile(str(path), extract(file, LARGEST), status.st_mtime_ns)
         elif status.st_size > LARGEST:
             yield _problem(str(path), _too_large(status.st_size))
         else:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import re
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from ..observe.evidence import RankEvidence
-from ..rank_sets import name_ranks
-from .evidence_file import RawFile
 from .log_groups import LogGroups
 from .log_lines import Source, group_line, split_line, work_line
 from .stacks import FAULT_LINE, main_thread, threads_in
@@ -19,12 +16,16 @@ from .torchelastic import FailureTable, death_by_signal
 from .tracebacks import Raised, TracebackReader, evidence_of
 from .user_frames import position
 
-__all__ = ["Log", "LogReader", "read_log"]
+__all__ = ["KIND", "Log", "extract", "looks_like_log", "read_log"]
+
+KIND = "torchrun log"
 
 #: Bytes of a line; what a longer one has more is read as further lines.
 _LINE = 1 << 16
 #: Lines of stacks that are kept of one source.
 _STACK_LINES = 5000
+#: Lines after one that tells something which are kept of a large log.
+_FOLLOWING = 200
 
 #: What makes a file a log of ranks, and a line worth to be split.
 _SIGNS = re.compile(
@@ -71,9 +72,13 @@ class _Stream:
 class Log:
     """What the lines of a log have told so far; those of the last attempt alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int | None = None) -> None:
+        #: The rank of lines that name none.
+        self._rank = rank
         #: Ranks that have a line.
-        self.present: set[int] = set()
+        self.present: set[int] = set() if rank is None else {rank}
+        #: Ranks that waited until a timeout, or until a connection was lost.
+        self.gave_up: set[int] = set()
         self.world_size: int | None = None
         self._begin()
 
@@ -81,22 +86,22 @@ class Log:
         self._streams: dict[Source, _Stream] = {}
         self._open: set[Source] = set()
         self._locals: dict[str, set[int]] = {}
-        self._groups = LogGroups()
-        self._table = FailureTable()
+        self.groups = LogGroups()
+        self.table = FailureTable()
         self._deaths: dict[int, str] = {}
 
     def feed(self, line: bytes) -> None:
         """Take the next line."""
         if not (
             self._open
-            or self._table.is_open
+            or self.table.is_open
             or _SIGNS.search(line)
             or _FAULT.search(line)
-            or self._table.may_begin(line)
+            or self.table.may_begin(line)
         ):
             return
         source, text = split_line(line.decode("utf-8", errors="replace"))
-        if source.rank is None and source.local is None and self._table.feed(text):
+        if source.rank is None and source.local is None and self.table.feed(text):
             return
         if _RESTART.search(text):
             self._begin()
@@ -116,15 +121,17 @@ class Log:
                 rank = known.rank
             if rank is None and known.is_default:
                 rank = known.place
+        if rank is None and source.local is None:
+            rank = self._rank
         if rank is not None:
             self.present.add(rank)
             if source.local is not None:
                 self._locals.setdefault(source.local, set()).add(rank)
             work = work_line(text)
             if work is not None:
-                self._groups.add_work(rank, work)
+                self.groups.add_work(rank, work)
             if known is not None:
-                self._groups.add(rank, known)
+                self.groups.add(rank, known)
         # Torch's excepthook writes the rank before each line; what is not empty.
         stream = self._streams.setdefault(source, _Stream())
         stream.feed(text)
@@ -136,9 +143,8 @@ class Log:
     # -- the result --------------------------------------------------------------
 
     def evidence(self, path: str) -> list[RankEvidence]:
-        """Return what the log tells of each rank."""
-        size = self._groups.world_size or self.world_size
-        found = list(self._groups.evidence(path, self.present, size))
+        """Return what the log tells of each rank, besides its groups."""
+        found = []
         raised: dict[int, list[Raised]] = {}
         for rank, stream in self._placed():
             if stream.raised:
@@ -150,20 +156,22 @@ class Log:
                 found.append(
                     RankEvidence(rank, location=line, called=called, source=path)
                 )
-        for rank, failure in self._table.failures.items():
+        for rank, failure in self.table.failures.items():
             if failure.raised is not None and rank not in raised:
                 raised[rank] = [failure.raised]
-        found += [evidence_of(rank, all_, path) for rank, all_ in raised.items()]
+        for rank, several in raised.items():
+            one = evidence_of(rank, several, path)
+            if one.exception is None:
+                self.gave_up.add(rank)
+            found.append(one)
         return found + list(self._ends(path, raised))
 
-    def _ends(
-        self, path: str, raised: dict[int, list[Raised]]
-    ) -> Iterator[RankEvidence]:
+    def _ends(self, path: str, raised: Collection[int]) -> Iterator[RankEvidence]:
         for rank, death in self._deaths.items():
             yield RankEvidence(rank, death=death, source=path)
-        for rank, failure in self._table.failures.items():
+        for rank, failure in self.table.failures.items():
             # The watchdog ends its process with SIGABRT: it has waited.
-            waited = rank in self._groups.timed_out or rank in raised
+            waited = rank in self.groups.timed_out or rank in raised
             if failure.death and not (waited and failure.exit_code == -signal.SIGABRT):
                 process = f"pid {failure.pid}"
                 yield RankEvidence(
@@ -173,59 +181,56 @@ class Log:
     def _placed(self) -> Iterator[tuple[int, _Stream]]:
         """Yield the streams whose global rank is known."""
         ranks = dict(self._locals)
-        for failure in self._table.failures.values():
+        for failure in self.table.failures.values():
             ranks.setdefault(f"default{failure.local_rank}", set()).add(failure.rank)
         for source, stream in self._streams.items():
             if source.rank is not None:
                 yield source.rank, stream
             elif source.local is not None and len(ranks.get(source.local, ())) == 1:
                 yield next(iter(ranks[source.local])), stream
+            elif source.local is None and self._rank is not None:
+                yield self._rank, stream
 
-    def note(self) -> str:
-        """Return what is to be known about the log: which ranks have no line."""
-        notes = []
-        seen = self.present | self._table.failures.keys()
-        size = self._groups.world_size or self.world_size or max(seen, default=-1) + 1
-        absent = sorted(set(range(size)) - seen)
-        if seen and absent:
-            notes.append(f"it has no line of {name_ranks(absent)}: it may be cut")
-        unknown = [
-            raised
-            for source, stream in self._streams.items()
-            if stream not in [one for _, one in self._placed()]
+    def unplaced(self) -> str:
+        """Return the last exception whose rank is not known, as a note."""
+        placed = [id(stream) for _, stream in self._placed()]
+        texts = [
+            raised.text
+            for stream in self._streams.values()
+            if id(stream) not in placed
             for raised in stream.raised
+            # The launcher's own.
             if not raised.text.startswith("torch.distributed.elastic")
-            and source.rank is None
         ]
-        if unknown and not self._table.failures:
-            notes.append(
-                f"{unknown[-1].text}: it does not say on which rank that was raised"
-            )
-        return "; ".join([*notes, *self._groups.notes()])
+        if not texts or self.table.failures:
+            return ""
+        return f"{texts[-1]}: it does not say on which rank that was raised"
 
 
-def read_log(file: BinaryIO) -> Log:
-    """Return what a log tells; the log is never in memory as a whole."""
-    log = Log()
-    for line in _lines(file):
+def read_log(file: BinaryIO, rank: int | None = None) -> Log:
+    """Return what a log tells; `rank` is that of the whole file, if it is of one."""
+    log = Log(rank)
+    for line in iter(lambda: file.readline(_LINE), b""):
         log.feed(line)
     return log
 
 
-def _lines(file: BinaryIO) -> Iterable[bytes]:
-    return iter(lambda: file.readline(_LINE), b"")
+def looks_like_log(data: bytes) -> bool:
+    """Return whether a line is of a rank or of its launcher."""
+    return b"\0" not in data[:4096] and _SIGNS.search(data) is not None
 
 
-class LogReader:
-    """Reads logs of torchrun, of mpirun, and of ranks that NCCL's watchdog ended."""
+def extract(file: BinaryIO, most: int) -> bytes:
+    """Return the lines of a large log that may tell something, `most` bytes at most.
 
-    kind = "torchrun log"
-
-    def recognises(self, file: RawFile) -> bool:
-        """Return whether a line of the file is of a rank or of its launcher."""
-        return b"\0" not in file.data[:4096] and _SIGNS.search(file.data) is not None
-
-    def read(self, file: RawFile) -> list[RankEvidence]:
-        """Return what the log tells of each rank."""
-        log = read_log(io.BytesIO(file.data))
-        return log.evidence(file.path)
+    Those that follow such a line are a part of it, as a traceback's.
+    """
+    kept, size, following = [], 0, 0
+    for line in iter(lambda: file.readline(_LINE), b""):
+        if _SIGNS.search(line) or _FAULT.search(line) or FailureTable.may_begin(line):
+            following = _FOLLOWING
+        if following and size < most:
+            following -= 1
+            kept.append(line)
+            size += len(line)
+    return b"".join(kept)

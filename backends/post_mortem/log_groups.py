@@ -32,6 +32,8 @@ class _Member:
     #: The op that timed out, and its place among those of the rank.
     work: WorkLine | None = None
     order: int = 0
+    #: The log that has its lines.
+    source: str = ""
 
     def add(self, line: GroupLine) -> None:
         # After an op has failed, the watchdog counts it as completed.
@@ -51,6 +53,12 @@ class _Group:
     places: dict[int, int] = field(default_factory=dict)
     #: By global rank; a rank that is only named has none.
     members: dict[int, _Member] = field(default_factory=dict)
+
+    def join(self, other: _Group) -> None:
+        """Take what another log tells of the same group."""
+        self.size = self.size or other.size
+        self.places.update(other.places)
+        self.members.update(other.members)
 
     def ranks(self, present: Collection[int], world: int | None) -> list[int] | None:
         """Return the global ranks of the members; None if they are not certain.
@@ -140,33 +148,65 @@ class LogGroups:
                     member.work, member.order = work, order
                     group.places[rank] = rank
 
+    def join(self, other: LogGroups, path: str) -> None:
+        """Take what another log tells, which has the path `path`."""
+        other._of_one_group()
+        for key, group in other._groups.items():
+            for member in group.members.values():
+                member.source = path
+            known = self._groups.get(key)
+            if known is None:
+                known = _Group(group.id, group.name, group.is_default)
+                self._groups[key] = known
+            known.join(group)
+
     def evidence(
-        self, path: str, present: Collection[int], world: int | None
+        self, present: Collection[int], world: int | None, groups: Collection[Group]
     ) -> Iterator[RankEvidence]:
-        """Yield what is known of each rank, in groups whose members are certain."""
-        self._of_one_group()
+        """Yield what is known of each rank, in groups whose members are certain.
+
+        `present` has the ranks with a line; other files tell of `groups`.
+        """
         self._notes = []
         by_rank: dict[int, dict[Group, GroupEvidence]] = {}
+        sources: dict[int, str] = {}
         for group in self._groups.values():
             if not group.members:
                 continue
-            ranks = group.ranks(present, world)
-            size = world if group.is_default else group.size
-            if ranks is None or not _tells(group, ranks, size):
-                self._notes.append(_waits(group))
-                continue
-            key = Group(group.name or group.id, tuple(ranks), group.id)
+            key = _known(group, groups)
+            if key is None:
+                ranks = group.ranks(present, world)
+                size = world if group.is_default else group.size
+                if ranks is None or not _tells(group, ranks, size):
+                    self._notes.append(_waits(group))
+                    continue
+                key = Group(group.name or group.id, tuple(ranks), group.id)
             p2p = any(
                 one.work and one.work.op in _P2P for one in group.members.values()
             )
             for rank, member in group.members.items():
                 by_rank.setdefault(rank, {})[key] = _group_evidence(member, p2p)
-        for rank, groups in sorted(by_rank.items()):
-            yield RankEvidence(rank, groups, source=path)
+                sources[rank] = member.source
+        for rank, found in sorted(by_rank.items()):
+            # The watchdog's counters are records, as far as they go.
+            counted = any(one.progress.enqueued is not None for one in found.values())
+            yield RankEvidence(rank, found, recorded=counted, source=sources.get(rank))
 
     def notes(self) -> list[str]:
         """Return what the log tells that is no evidence: of groups in part unknown."""
         return self._notes
+
+
+def _known(group: _Group, groups: Collection[Group]) -> Group | None:
+    """Return the group as other files tell of it, if only one can be meant."""
+    found = [
+        one
+        for one in groups
+        if one.id == group.id
+        and one.name in (group.name, group.id, "default_pg")
+        and group.members.keys() <= set(one.ranks)
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 def _tells(group: _Group, ranks: list[int], size: int | None) -> bool:

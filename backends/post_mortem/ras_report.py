@@ -117,6 +117,7 @@ def _evidence(one: RasCommunicator, path: str) -> list[RankEvidence]:
                 groups,
                 death=f"rank {rank} is dead, as NCCL's RAS reports" if dead else None,
                 process=f"pid {about.pid}" if about and about.pid >= 0 else None,
+                recorded=rank in totals,
                 source=path,
             )
         )

@@ -18,6 +18,7 @@ from .files import find_files
 from .flight_dump import looks_like_dump, read_dump
 from .flight_rank import RankDump, condense
 from .flight_recorder import KIND, evidence_of_dumps
+from .texts import Texts
 
 __all__ = ["Report", "examine"]
 
@@ -78,9 +79,7 @@ class Report:
             lines.append("nothing hangs, as far as the files tell")
         if recorded:
             lines.append(self._read(recorded))
-        lines += [
-            f"{one.path}: {one.problem}" for one in self.files if one.problem
-        ]
+        lines += [f"{one.path}: {one.problem}" for one in self.files if one.problem]
         return "\n".join(lines)
 
     def _read(self, recorded: list[int]) -> str:
@@ -113,10 +112,13 @@ def examine(paths: Iterable[str | os.PathLike[str]]) -> Report:
     """
     files: dict[str, EvidenceFile] = {}
     dumps: list[RankDump] = []
+    texts = Texts()
     for found in find_files(paths):
         if isinstance(found, EvidenceFile):
             files[found.path] = found
         elif not looks_like_dump(found.data):
+            if texts.add(found):
+                continue
             problem = "empty" if not found.data else "nothing that is known"
             files[found.path] = EvidenceFile(found.path, "other", problem=problem)
         else:
@@ -134,14 +136,15 @@ def examine(paths: Iterable[str | os.PathLike[str]]) -> Report:
         own = (ranks[path],) if path in ranks else ()
         files[path] = EvidenceFile(path, KIND, own, problems.get(path, ""))
     by_rank = {ranks[one.dump.path]: one for one in used}
-    evidence = combine(*_arguments(by_rank))
+    recorded, groups, world_size = evidence_of_dumps(by_rank)
+    told, world_size = texts.evidence(groups, world_size)
+    files.update(texts.files())
+    evidence = combine([*recorded, *told], world_size, groups)
+    verdicts = find_root_causes(evidence)
+    if not verdicts and (verdict := texts.verdict(evidence)) is not None:
+        verdicts = [verdict]
     return Report(
-        tuple(find_root_causes(evidence)),
+        tuple(verdicts),
         tuple(files[path] for path in sorted(files)),
         evidence,
     )
-
-
-def _arguments(by_rank: dict[int, RankDump]) -> tuple[Any, int | None, Any]:
-    found, groups, world_size = evidence_of_dumps(by_rank)
-    return found, world_size, groups

@@ -183,7 +183,7 @@ def _rank_cells(row: RankRow) -> list[str]:
         ranks_html(row.ranks),
         mark(doing.mood, word),
         f'<span class="mono">{op_name(doing.op)}</span>' if doing.op else "",
-        text(doing.group, 120),
+        text(doing.group, 100),
         f'<span class="nowrap">{text(row.waited)}</span>' if row.waited else "",
         f'<span class="mono">{text(doing.line)}</span>' if doing.line else "",
         detail,

@@ -1,0 +1,136 @@
+"""Files that are no dumps: stacks, logs, error files, reports of RAS."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Collection
+
+from ..groups.key import GroupKey
+from ..observe.evidence import Evidence, Group, RankEvidence
+from ..observe.verdicts import Fault, Verdict
+from ..rank_sets import name_ranks
+from .evidence_file import EvidenceFile, RawFile, Reader, UnreadableError
+from .log import KIND, Log, looks_like_log, read_log
+from .log_groups import LogGroups
+from .ras_report import RasReader
+from .stacks import FaulthandlerReader, PySpyReader
+from .torchelastic import ErrorFileReader
+from .user_frames import rank_in_name
+
+__all__ = ["KINDS", "Texts"]
+
+_FIRST: tuple[Reader, ...] = (RasReader(), ErrorFileReader(), PySpyReader())
+#: A log may have stacks in it, those of several ranks.
+_LAST: tuple[Reader, ...] = (FaulthandlerReader(),)
+#: The kinds of files, for a message that none was found.
+KINDS = (KIND, *(one.kind for one in (*_FIRST, *_LAST)))
+
+
+class Texts:
+    """The texts of one job; the logs of its hosts and ranks are read as one."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, EvidenceFile] = {}
+        self._found: list[RankEvidence] = []
+        self._logs: dict[str, Log] = {}
+        self._gave_up: set[int] = set()
+        self._absent: list[int] = []
+
+    def add(self, file: RawFile) -> bool:
+        """Read a file; return whether its kind is known."""
+        if any(self._read(one, file) for one in _FIRST):
+            return True
+        if looks_like_log(file.data):
+            log = read_log(io.BytesIO(file.data), rank_in_name(file.path))
+            self._logs[file.path] = log
+            return True
+        return any(self._read(one, file) for one in _LAST)
+
+    def _read(self, reader: Reader, file: RawFile) -> bool:
+        if not reader.recognises(file):
+            return False
+        try:
+            found = reader.read(file)
+        except UnreadableError as error:
+            self._files[file.path] = EvidenceFile(
+                file.path, reader.kind, problem=str(error)
+            )
+        else:
+            self._found += found
+            ranks = tuple(sorted({one.rank for one in found}))
+            self._files[file.path] = EvidenceFile(file.path, reader.kind, ranks)
+        return True
+
+    def evidence(
+        self, groups: Collection[Group], world_size: int | None
+    ) -> tuple[list[RankEvidence], int | None]:
+        """Return what all texts tell, and the world size; other files tell the rest."""
+        joined = LogGroups()
+        present: set[int] = set()
+        ends: list[RankEvidence] = []
+        for path, log in self._logs.items():
+            joined.join(log.groups, path)
+            world_size = world_size or log.groups.world_size or log.world_size
+            ends += log.evidence(path)
+            self._gave_up |= log.gave_up
+            present |= log.present | log.table.failures.keys()
+        last = max([-1, *present, *(one.rank for one in self._found)])
+        self._absent = sorted(set(range(world_size or last + 1)) - present)
+        counters = list(joined.evidence(present, world_size, groups))
+        self._note(present, joined.notes())
+        # A stack is of the time when somebody looked: a traceback, of the end.
+        return [*ends, *self._found, *counters], world_size
+
+    def _note(self, present: Collection[int], notes: list[str]) -> None:
+        absent = [self._no_line()] if self._absent and present else []
+        for path, log in self._logs.items():
+            ranks = tuple(sorted(log.present | log.table.failures.keys()))
+            own = [*absent, *notes, *filter(None, [log.unplaced()])]
+            self._files[path] = EvidenceFile(path, KIND, ranks, "; ".join(own))
+            # What is said of all logs is said once.
+            absent, notes = [], []
+
+    def _no_line(self) -> str:
+        it = "it may be cut" if len(self._logs) == 1 else "one may be missing"
+        has = "the log has" if len(self._logs) == 1 else "the logs have"
+        return f"{has} no line of {name_ranks(self._absent)}: {it}"
+
+    def files(self) -> dict[str, EvidenceFile]:
+        """Return what each file was, by its path; after `evidence`."""
+        return self._files
+
+    def verdict(self, evidence: Evidence) -> Verdict | None:
+        """Return why ranks gave up, if no op of theirs has a number to judge by.
+
+        Logs of gloo, and of the store, have tracebacks alone.
+        """
+        waiting = sorted(self._gave_up)
+        ended = {
+            rank: _end(one)
+            for rank, one in evidence.ranks.items()
+            if rank not in self._gave_up and (one.exception or one.death)
+        }
+        if not waiting:
+            return None
+        first = evidence.ranks[waiting[0]]
+        at = f" at {first.location}" if first.location else ""
+        waits = f"{name_ranks(waiting)} gave up waiting{at}"
+        waits += f" in {first.called}" if first.called else ""
+        size = evidence.world_size or max(evidence.ranks, default=-1) + 1
+        group = GroupKey("default_pg", tuple(range(size)))
+        op = (first.called or "").partition(" ")[0]
+        line = str(first.location or "")
+        fault = Fault.RANK_DEAD if ended else Fault.UNDECIDED
+        text = f"{'; '.join(ended.values())}; {waits}" if ended else waits
+        if not ended and self._absent:
+            text += f"; {self._no_line()}"
+        return Verdict(
+            fault, group, tuple(ended), tuple(waiting), op, 0, text, line=line
+        )
+
+
+def _end(one: RankEvidence) -> str:
+    if one.death is not None:
+        return one.death
+    at = f" at {one.exception_line}" if one.exception_line else ""
+    return f"rank {one.rank} ended with {one.exception}{at}"
