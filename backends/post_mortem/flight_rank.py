@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -115,13 +114,12 @@ def _ops(
     self: RankDump, entries: Sequence[Entry], ranks: tuple[int, ...] | None
 ) -> tuple[list[IssuedOp], int | None]:
     """Return the ops of one group, and the rank's place in it if an entry tells."""
-    shared = Counter((one["collective_seq_id"], one["p2p_seq_id"]) for one in entries)
     ops: list[IssuedOp] = []
     numbers: list[tuple[int, int]] = []
     suspects: list[int] = []
     own = None
-    for entry in entries:
-        number = entry["collective_seq_id"], entry["p2p_seq_id"]
+    for position, entry in enumerate(entries):
+        number = _number(entry)
         library, _, name = entry["profiling_name"].partition(":")
         if not name:
             library, name = "", library
@@ -130,8 +128,7 @@ def _ops(
             continue
         op, place = _op(self, entry, name, ranks)
         own = place if place is not None else own
-        excess = entry["op_id"] > sum(number)
-        if op.in_flight and (shared[number] > 1 or (op.is_p2p and excess)):
+        if op.in_flight and _is_of_batch(self, entries, position):
             suspects.append(len(ops))
         ops.append(op)
         numbers.append(number)
@@ -139,6 +136,32 @@ def _ops(
         if _batch_is_over(self, numbers[place], numbers, entries[-1]["pg_id"]):
             ops[place] = replace(ops[place], retired=True, state="unknown")
     return ops, own
+
+
+def _number(entry: Entry) -> tuple[int, int]:
+    return entry["collective_seq_id"], entry["p2p_seq_id"]
+
+
+def _is_of_batch(self: RankDump, entries: Sequence[Entry], position: int) -> bool:
+    """Return whether an entry may be one of a batch.
+
+    The ops of a batch have one number. A batch of a single op shows in the ids of the
+    ops of the group alone, of which its own closing entry has one, too.
+    """
+    entry = entries[position]
+    around = entries[max(position - 1, 0) : position + 2]
+    if sum(_number(one) == _number(entry) for one in around) > 1:
+        return True
+    if not self.active_only or not _is_p2p(entry):
+        return False
+    following = entries[position + 1] if position + 1 < len(entries) else entry
+    return _excess(following) > _excess(entry) or (
+        following is entry and _excess(entry) > 0
+    )
+
+
+def _excess(entry: Entry) -> int:
+    return entry["op_id"] - sum(_number(entry))
 
 
 def _close_batch(

@@ -102,7 +102,7 @@ def find_causes(picture: Picture) -> list[Cause]:
     if not causes:
         weak = [one for one in picture.differences if one.weak]
         causes = [_of_difference(one, picture) for one in weak[:1]]
-    return causes or _full(picture) or _late_pairs(picture)
+    return causes or _in_turn(picture) or _late_pairs(picture)
 
 
 # -- rule 1: differences ---------------------------------------------------------
@@ -173,15 +173,13 @@ def _alike(waits: Mapping[int, Wait]) -> list[tuple[list[int], tuple[Wait, ...]]
 def _sinks(picture: Picture, blamed: set[int], has_cause: bool) -> list[Cause]:
     edges: dict[int, set[int]] = defaultdict(set)
     awaited: dict[int, list[Wait]] = defaultdict(list)
-    full: set[int] = set()
     for wait in picture.waits:
         targets = wait.absent or (wait.unknown if _is_telling(wait, picture) else ())
         for rank in targets:
             if rank != wait.rank:
                 edges[wait.rank].add(rank)
                 awaited[rank].append(wait)
-        if wait.is_full:
-            full.add(wait.rank)
+    waiting = {wait.rank for wait in picture.waits}
     for rank in [one for one in edges if picture.rank(one).death is not None]:
         del edges[rank]
     free: dict[int, list[Wait]] = {}
@@ -190,9 +188,15 @@ def _sinks(picture: Picture, blamed: set[int], has_cause: bool) -> list[Cause]:
         if not blamed.isdisjoint(members):
             continue
         if len(members) > 1:
-            causes.append(_cycle(members, edges, picture))
-        elif members[0] in full and picture.rank(members[0]).death is None:
-            # It is in an op that all ranks are in: that op is the cause.
+            inside = [
+                wait
+                for wait in picture.waits
+                if wait.rank in members
+                and not {*wait.absent, *wait.unknown}.isdisjoint(members)
+            ]
+            causes.append(_cycle(members, edges, inside))
+        elif members[0] in waiting and picture.rank(members[0]).death is None:
+            # It is in an op that all ranks are in, or of which little is known.
             continue
         else:
             free[members[0]] = awaited[members[0]]
@@ -267,35 +271,32 @@ def _missed_first(rank: int, waits: Sequence[Wait], picture: Picture) -> Wait:
 
 
 def _cycle(
-    members: Sequence[int], edges: Mapping[int, Iterable[int]], picture: Picture
+    members: Sequence[int], edges: Mapping[int, Iterable[int]], inside: Sequence[Wait]
 ) -> Cause:
+    """Return ranks that wait for each other in the ops `inside` as one cause."""
     ring = shortest_cycle(members, edges)
+    ordered = sorted(inside, key=_order)
     told = []
     for place, rank in enumerate(ring):
         following = ring[(place + 1) % len(ring)]
         told.append(
             next(
                 wait
-                for wait in sorted(picture.waits, key=_order)
-                if wait.rank == rank and following in (*wait.absent, *wait.unknown)
+                for wait in ordered
+                if wait.rank == rank
+                and following in (*wait.absent, *wait.unknown, *_others(wait))
             )
         )
-    inside = [
-        wait
-        for wait in picture.waits
-        if wait.rank in members and set(members) & {*wait.absent, *wait.unknown}
-    ]
     sides: dict[tuple[Group, int, str], set[int]] = defaultdict(set)
     for wait in inside:
         sides[wait.place].add(wait.rank)
     culprits: Iterable[int] = members
     sizes = sorted(map(len, sides.values()))
-    if not any(wait.is_p2p for wait in inside) and len(sides) == 2:
-        if sizes[0] < sizes[1]:
-            # Most ranks are in one op: those in the other have another order.
-            culprits = min(sides.values(), key=len)
-    elif len(ring) < len(members) and any(wait.is_p2p for wait in inside):
+    if any(wait.is_p2p for wait in inside):
         culprits = ring
+    elif len(sides) == 2 and sizes[0] < sizes[1]:
+        # Most ranks are in one op: those in the other have another order.
+        culprits = min(sides.values(), key=len)
     return Cause(
         Fault.ORDER_MISMATCH,
         tuple(sorted(culprits)),
@@ -304,31 +305,77 @@ def _cycle(
     )
 
 
-# -- rule 5: all ranks are in ----------------------------------------------------
+# -- rules 4 and 5, where all ranks have issued what others wait in -----------------
 
 
-def _full(picture: Picture) -> list[Cause]:
-    """Return ops that all ranks are in and that nothing else explains."""
-    held = {wait.rank for wait in picture.waits if wait.absent or wait.unknown}
-    places: dict[tuple[Group, int, str], list[Wait]] = defaultdict(list)
-    for wait in picture.waits:
-        if wait.is_full and wait.rank not in held:
-            places[wait.place].append(wait)
-    firsts = {
-        rank: min(
-            (wait for waits in places.values() for wait in waits if wait.rank == rank),
-            key=_order,
-        )
-        for rank in {wait.rank for waits in places.values() for wait in waits}
-    }
-    found = []
-    for waits in places.values():
-        if not waits[0].is_p2p and len(waits) < len(waits[0].group.ranks):
-            continue
-        if all(firsts[wait.rank] is wait for wait in waits):
-            ranks = tuple(sorted({wait.rank for wait in waits}))
-            found.append(Cause(Fault.EXECUTION_HANG, ranks, tuple(waits)))
-    return found[:4]
+def _in_turn(picture: Picture) -> list[Cause]:
+    """Return cycles and hangs of ops that all ranks have issued.
+
+    A rank may issue ops long before they run, one after the other: the one that it is
+    in is its first one, and who is in an earlier op is not in this one yet.
+    """
+    current = _current(picture)
+    edges: dict[int, set[int]] = {}
+    for rank, waits in current.items():
+        found = edges.setdefault(rank, set())
+        for wait in waits:
+            for other in _others(wait):
+                there = current.get(other)
+                if there and not any(_is_same(wait, one) for one in there):
+                    found.add(other)
+            found |= {*wait.absent, *wait.unknown} - {rank}
+    causes: list[Cause] = []
+    full: dict[tuple[Group, int, str], list[Wait]] = defaultdict(list)
+    for members in final_components(edges):
+        if len(members) > 1:
+            inside = [wait for rank in members for wait in current.get(rank, ())]
+            causes.append(_cycle(members, edges, inside))
+        else:
+            for wait in current.get(members[0], ())[:1]:
+                if wait.is_full:
+                    full[wait.place].append(wait)
+    for waits in full.values():
+        ranks = {wait.rank for wait in waits}
+        if waits[0].is_p2p:
+            ranks |= {one for wait in waits for one in _others(wait)}
+        known = [cause for cause in causes if ranks <= {*cause.culprits}]
+        if not known:
+            hang = Fault.EXECUTION_HANG
+            causes.append(Cause(hang, tuple(sorted(ranks)), tuple(waits)))
+    return causes
+
+
+def _current(picture: Picture) -> dict[int, list[Wait]]:
+    """Return the op that each rank is in; of a batch, all of its ops."""
+    found: dict[int, list[Wait]] = defaultdict(list)
+    for wait in sorted(picture.waits, key=_order):
+        found[wait.rank].append(wait)
+    current = {}
+    for rank, waits in found.items():
+        started = [one for one in waits if one.op and one.op.state == "started"]
+        first = (started or waits)[0]
+        batch = first.op.batch if first.op is not None else None
+        current[rank] = [
+            one
+            for one in waits
+            if one is first
+            or (batch is not None and one.op is not None and one.op.batch == batch)
+        ]
+    return current
+
+
+def _others(wait: Wait) -> tuple[int, ...]:
+    if not wait.is_p2p:
+        return tuple(one for one in wait.group.ranks if one not in wait.ahead)
+    peer = wait.op.peer if wait.op is not None else None
+    return () if peer is None or wait.ahead else (peer,)
+
+
+def _is_same(wait: Wait, one: Wait) -> bool:
+    """Return whether `one`, of another rank, is the same op as `wait`."""
+    if wait.is_p2p:
+        return wait.other is not None and wait.other is one.op
+    return wait.place == one.place
 
 
 def _late_pairs(picture: Picture) -> list[Cause]:

@@ -50,7 +50,6 @@ class Pairs:
         for (rank, peer), op in self._heads.items():
             if rank in stale:
                 continue
-            side = Wait(rank, self.group, op.seq, op)
             if peer in stale or peer not in self.known:
                 waits.append(Wait(rank, self.group, op.seq, op, unknown=(peer,)))
                 continue
@@ -61,10 +60,10 @@ class Pairs:
                 where = {"absent" if absent else "unknown": (peer,)}
                 waits.append(Wait(rank, self.group, op.seq, op, **where))
                 continue
-            if other.in_flight:
-                waits.append(side)
-            else:
-                waits.append(Wait(rank, self.group, op.seq, op, ahead=(peer,)))
+            ahead = () if other.in_flight else (peer,)
+            waits.append(
+                Wait(rank, self.group, op.seq, op, ahead=ahead, other=other)
+            )
             matches.append(self._match(rank, op, peer, other))
         return waits, matches
 

@@ -28,6 +28,8 @@ class Wait:
     unknown: tuple[int, ...] = ()
     #: The ranks that have completed it.
     ahead: tuple[int, ...] = ()
+    #: The other side of a send or receive, if it was issued.
+    other: IssuedOp | None = None
 
     @property
     def name(self) -> str:
