@@ -34,8 +34,10 @@ Say why an op hangs: the rank at fault, and the line.
 CLUSTER: a cluster or a watched job that runs.
 PATH: what a job has left, which may be dead: folders, files, tar and zip archives, of
 any names, in any order. Torch's Flight Recorder dumps are read, pickled (of NCCL, gloo
-and torchcomms) and as JSON. Nothing in a file is executed; a file that cannot be used
-is named, and the others are judged without it. What exists as a path is a path.
+and torchcomms) and as JSON; stacks of py-spy, faulthandler and torch's debug server;
+logs and error files of torchrun; reports of NCCL's RAS service. Nothing in a file is
+executed; a file that cannot be used is named, and the others are judged without it.
+What exists as a path is a path.
 """
 _JSON = """\
 
@@ -88,6 +90,16 @@ def command_parser() -> argparse.ArgumentParser:
             )
             command.add_argument(
                 "--json", action="store_true", help="write JSON; for a PATH"
+            )
+            command.add_argument(
+                "--html",
+                metavar="FILE",
+                help="write one page there that can be sent to others; for a PATH",
+            )
+            command.add_argument(
+                "--trace",
+                metavar="FILE",
+                help="write the ops as a trace for Perfetto there; for a PATH",
             )
         else:
             command.add_argument("cluster", nargs="?", metavar="CLUSTER", help=named)

@@ -79,6 +79,8 @@ class Report:
             lines.append("nothing hangs, as far as the files tell")
         if recorded:
             lines.append(self._read(recorded))
+        elif not self.verdicts:
+            lines += self._places()
         lines += [f"{one.path}: {one.problem}" for one in self.files if one.problem]
         return "\n".join(lines)
 
@@ -90,6 +92,18 @@ class Report:
         lacking = sorted(set(range(self.world_size)) - set(recorded))
         text += f" of {self.world_size}"
         return f"{text}; no records of {name_ranks(lacking)}" if lacking else text
+
+    def _places(self) -> list[str]:
+        """Return ``ranks 0–2 are at train.py:88 in wait of threading.py``."""
+        at: dict[str, list[int]] = {}
+        for rank, one in self.evidence.ranks.items():
+            if one.location is not None:
+                called = f" in {one.called}" if one.called else ""
+                at.setdefault(f"at {one.location}{called}", []).append(rank)
+        return [
+            f"{name_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} {place}"
+            for place, ranks in sorted(at.items(), key=lambda one: len(one[1]))
+        ]
 
     def as_json(self) -> str:
         """Return `as_dict` as text."""

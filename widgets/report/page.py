@@ -5,18 +5,18 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rankscope.backends.observe.evidence import Evidence
 from rankscope.backends.post_mortem.evidence_file import EvidenceFile
+from rankscope.backends.post_mortem.report import Report
 from rankscope.backends.rank_sets import name_ranks
 
 from .last_ops import Cell, GroupOps, last_ops
 from .markup import fold, mark, op_name, ranks_html, text
 from .rank_rows import RankRow, all_ranks, line_of_op, rank_rows
 
-__all__ = ["Contents", "Finding", "report_page"]
+__all__ = ["report_page"]
 
 _FOLDER = Path(__file__).parent / "page"
 #: Rows of a table and groups of ops that are shown at once; others are in a fold.
@@ -27,38 +27,18 @@ _MOST_GROUPS = 40
 _MOST_ROWS = 1200
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One cause."""
+def report_page(report: Report, title: str, facts: Sequence[str] = ()) -> str:
+    """Return the page as HTML; it loads nothing, and no text in it is a script.
 
-    #: ``missing ranks``
-    kind: str
-    culprits: tuple[int, ...]
-    #: The name of the group.
-    group: str
-    #: One sentence.
-    text: str
-    #: What follows from it, a sentence each.
-    consequences: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Contents:
-    """What the page shows."""
-
-    findings: Sequence[Finding]
-    evidence: Evidence
-    files: Sequence[EvidenceFile]
-    #: What was read, e.g. the path of a folder.
-    title: str
-    #: When the report was made, and with what: short facts for the last line.
-    facts: Sequence[str] = ()
-    #: Whether the files tell enough to say that nothing hangs.
-    certain: bool = True
-
-
-def report_page(contents: Contents) -> str:
-    """Return the page as HTML; it loads nothing, and no text in it is a script."""
+    Parameters
+    ----------
+    report
+        What is shown.
+    title
+        What was read, e.g. the path of a folder.
+    facts
+        When the report was made, and with what: for the last line.
+    """
     style = (_FOLDER / "report.css").read_text(encoding="utf-8")
     script = (_FOLDER / "report.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -66,18 +46,18 @@ def report_page(contents: Contents) -> str:
         "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; "
         f"form-action 'none'; script-src 'sha256-{digest}'"
     )
-    culprits = {rank for one in contents.findings for rank in one.culprits}
-    rows = rank_rows(contents.evidence, culprits)
-    groups = [one.group for one in contents.findings]
+    evidence, verdicts = report.evidence, report.verdicts
+    culprits = {rank for one in verdicts for rank in one.culprits}
+    groups = [one.group.name for one in verdicts]
     body = "".join(
         (
-            _head(contents),
-            *_verdicts(contents),
-            _ranks(rows, contents.evidence),
-            _ops(last_ops(contents.evidence, groups)),
-            _places(contents.evidence),
-            _files(contents.files),
-            f"<footer>{' · '.join(map(text, contents.facts))}</footer>",
+            _head(report, title),
+            *_verdicts(report),
+            _ranks(rank_rows(evidence, culprits), evidence),
+            _ops(last_ops(evidence, groups)),
+            _places(evidence),
+            _files(report.files),
+            f"<footer>{' · '.join(map(text, facts))}</footer>",
         )
     )
     return (
@@ -85,16 +65,15 @@ def report_page(contents: Contents) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"<title>Rankscope report: {text(contents.title, 80)}</title>"
+        f"<title>Rankscope report: {text(title, 80)}</title>"
         f"<style>{style}</style></head><body>{body}<script>{script}</script>"
         "</body></html>\n"
     )
 
 
-def _head(contents: Contents) -> str:
-    count = len(all_ranks(contents.evidence))
-    about = f"{text(contents.title)} · {_count(count, 'rank')}"
-    about += f" · {_count(len(contents.files), 'file')}"
+def _head(report: Report, title: str) -> str:
+    about = f"{text(title)} · {_count(len(all_ranks(report.evidence)), 'rank')}"
+    about += f" · {_count(len(report.files), 'file')}"
     return (
         f"<header><b>Rankscope report</b><span>{about}</span>"
         '<button type="button" hidden>Unfold all</button></header>'
@@ -105,20 +84,22 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def _verdicts(contents: Contents) -> Iterable[str]:
-    if not contents.findings:
-        mood = "fine" if contents.certain else "open"
-        said = "No hang is found in these files."
-        if not contents.certain:
-            said = "These files do not tell whether the job hangs."
+def _verdicts(report: Report) -> Iterable[str]:
+    if not report.verdicts:
+        recorded = any(one.recorded for one in report.evidence.ranks.values())
+        said = "Nothing hangs, as far as the files tell."
+        if not recorded:
+            said = "The files do not tell whether an op hangs."
+        mood = "fine" if recorded else "open"
         yield f'<section class="verdict {mood}"><h1>{said}</h1></section>'
-    for one in contents.findings:
+    for one in report.verdicts:
         listed = "".join(f"<li>{text(item, 1000)}</li>" for item in one.consequences)
         more = f"<ul>{listed}</ul>" if listed else ""
-        kind = one.kind[:1].upper() + one.kind[1:]
-        said = one.text[:1].upper() + one.text[1:]
+        kind = one.fault.value.capitalize()
+        said = str(one)[:1].upper() + str(one)[1:]
+        mood = "" if one.culprits else " open"
         yield (
-            f'<section class="verdict"><p class="kind">{text(kind)}</p>'
+            f'<section class="verdict{mood}"><p class="kind">{text(kind)}</p>'
             f"<h1>{text(said, 2000)}</h1>{more}</section>"
         )
 
@@ -318,7 +299,12 @@ def _files(files: Sequence[EvidenceFile]) -> str:
             name = fold(_count(len(alike), "file"), f'<p class="list mono">{paths}</p>')
         ranks = sorted({rank for one in alike for rank in one.ranks})
         shown = ranks_html(ranks) if ranks else ""
-        cells = [name, text(first.kind), shown, text(first.problem, 1000)]
+        cells = [
+            name,
+            text("not known" if first.kind == "other" else first.kind),
+            shown,
+            text(first.problem, 1000),
+        ]
         rows.append(_row("", _FILE_COLUMNS, cells))
     return _section("Files", _folded(_FILE_COLUMNS, rows, "files") if rows else "")
 

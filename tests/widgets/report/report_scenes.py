@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.evidence import (
     Evidence,
     Group,
@@ -11,8 +12,9 @@ from rankscope.backends.observe.evidence import (
     RankEvidence,
     SourceLine,
 )
+from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.backends.post_mortem.evidence_file import EvidenceFile
-from rankscope.widgets.report.page import Contents, Finding
+from rankscope.backends.post_mortem.report import Report
 
 __all__ = ["EVIL", "eight", "many", "nothing"]
 
@@ -57,7 +59,24 @@ def _rank(
     )
 
 
-def eight() -> Contents:
+def _missing(
+    rank: int, group: Group, text: str, consequences: tuple[str, ...]
+) -> Verdict:
+    waiting = tuple(one for one in group.ranks if one != rank)
+    key = GroupKey(group.name, group.ranks)
+    return Verdict(
+        Fault.MISSING_RANKS,
+        key,
+        (rank,),
+        waiting,
+        "all_reduce",
+        13,
+        text,
+        consequences=consequences,
+    )
+
+
+def eight() -> Report:
     """Return a job of 8 ranks: rank 5 is in its data loader, the others wait."""
     group = Group("default_pg", tuple(range(8)), "0")
     ranks = {n: _rank(n, group, 13, True) for n in range(8) if n != 5}
@@ -84,20 +103,17 @@ def eight() -> Contents:
         ),
         EvidenceFile("notes.md", "not known", (), "nothing that is known"),
     ]
-    finding = Finding(
-        "missing ranks",
-        (5,),
-        "default_pg",
+    finding = _missing(
+        5,
+        group,
         "rank 5 has not entered all_reduce #13 of default_pg (train.py:88): it is at "
         "data.py:77 in wait of threading.py; ranks 0–4, 6–7 wait for it",
         ("ranks 0–4, 6–7 wait for it in default_pg all_reduce #13 (train.py:88)",),
     )
-    facts = ("2026-11-25 08:12 UTC", "rankscope 0.1.0", "Python 3.12.3")
-    evidence = Evidence(ranks, (group,), 8)
-    return Contents([finding], evidence, files, "dumps", facts)
+    return Report((finding,), tuple(files), Evidence(ranks, (group,), 8))
 
 
-def many(count: int = 1024) -> Contents:
+def many(count: int = 1024) -> Report:
     """Return a large job: a tp group each 8 ranks, a dp group each 128, all of it waits.
 
     Rank 517 raised, 3 ranks left no file, and one group has a name that is an attack.
@@ -141,10 +157,9 @@ def many(count: int = 1024) -> Contents:
             "dumps/nccl_trace_rank_9", "flight recorder", (9,), "its pickle is cut"
         )
     )
-    finding = Finding(
-        "missing ranks",
-        (517,),
-        EVIL,
+    finding = _missing(
+        517,
+        next(one for one in groups if one.name == EVIL),
         f"rank 517 has not entered all_reduce #210 of {EVIL[:40]} (train.py:88): it has "
         "raised ValueError at attention.py:311",
         (
@@ -153,11 +168,11 @@ def many(count: int = 1024) -> Contents:
         ),
     )
     evidence = Evidence(ranks, tuple(groups), count)
-    return Contents([finding], evidence, files, "dumps", ("rankscope 0.1.0",))
+    return Report((finding,), tuple(files), evidence)
 
 
-def nothing() -> Contents:
+def nothing() -> Report:
     """Return a healthy job of two ranks."""
     group = Group("default_pg", (0, 1), "0")
     ranks = {n: _rank(n, group, 13, False) for n in range(2)}
-    return Contents([], Evidence(ranks, (group,), 2), [], "dumps")
+    return Report((), (), Evidence(ranks, (group,), 2))
