@@ -228,7 +228,9 @@ def _waits(group: _Group) -> str:
     if not works:
         return f"{name}: its members are not all known"
     work = min(works.values(), key=lambda one: one.seq)
-    ranks = name_ranks(rank for rank, one in works.items() if one == work)
+    ranks = name_ranks(
+        rank for rank, one in works.items() if (one.seq, one.op) == (work.seq, work.op)
+    )
     return (
         f"{ranks} waited in {work.op} #{work.seq} of {name}; which other ranks are in "
         "the group, it does not say"

@@ -16,7 +16,8 @@ MOST = 500
 
 #: Parts of a path below which code is installed, not written by the user.
 _INSTALLED = re.compile(
-    r"/(?:site|dist)-packages/|/lib(?:64)?/python\d[^/]*/|^<frozen |^<string>"
+    r"/(?:lib(?:64)?/python\d[^/]*/)?(?:site|dist)-packages/"
+    r"|/lib(?:64)?/python\d[^/]*/|^<frozen |^<string>"
 )
 #: Packages that py-spy shows without the folder that they are installed in.
 _LIBRARIES = frozenset(

@@ -54,7 +54,7 @@ class GroupOps(NamedTuple):
 
 
 def last_ops(evidence: Evidence, first: Collection[str] = ()) -> list[GroupOps]:
-    """Return the groups that have ops: those named `first`, then those that hang."""
+    """Return the groups that have ops: first those that hang and are named `first`."""
     found = [
         one
         for group in evidence.groups
@@ -63,9 +63,9 @@ def last_ops(evidence: Evidence, first: Collection[str] = ()) -> list[GroupOps]:
     return sorted(
         found,
         key=lambda one: (
-            one.group.name not in first,
-            not (one.hangs and one.differs),
             not one.hangs,
+            one.group.name not in first,
+            not one.differs,
             one.group.name,
             one.group.ranks,
         ),

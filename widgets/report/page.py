@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -118,22 +119,26 @@ def _ranks(rows: Sequence[RankRow], evidence: Evidence) -> str:
             for rank in row.ranks
         ]
         rows = sorted(rows, key=lambda row: (row.doing.mood != "error", row.ranks))
-    # A column that would be empty everywhere, as without start times, is left out.
-    cells = [_rank_cells(row) for row in rows[:_MOST_ROWS]]
-    used = [any(row[place] for row in cells) for place in range(len(_RANK_COLUMNS))]
-    titles = [one for one, yes in zip(_RANK_COLUMNS, used, strict=True) if yes]
+    titles, cells = _used(_RANK_COLUMNS, [_rank_cells(row) for row in rows])
     lines = [
-        _row(
-            row.doing.mood,
-            titles,
-            [one for one, yes in zip(of, used, strict=True) if yes],
-        )
-        for row, of in zip(rows, cells, strict=False)
+        _row(row.doing.mood, titles, of)
+        for row, of in zip(rows[:_MOST_ROWS], cells, strict=False)
     ]
     notes = ""
     if len(rows) > _MOST_ROWS:
         notes = f'<p class="quiet">{len(rows) - _MOST_ROWS:,} more rows left out</p>'
     return _section("Ranks", _folded(titles, lines, "rows") + notes, _moods(rows))
+
+
+def _used(
+    titles: Sequence[str], rows: Sequence[Sequence[str]]
+) -> tuple[list[str], list[list[str]]]:
+    """Return the columns that have a text, as without start times all are empty."""
+    used = [place for place in range(len(titles)) if any(row[place] for row in rows)]
+    return (
+        [titles[place] for place in used],
+        [[row[place] for place in used] for row in rows],
+    )
 
 
 def _own(processes: Iterable[str], rank: int) -> tuple[str, ...]:
@@ -181,7 +186,8 @@ def _row(mood: str, titles: Sequence[str], cells: Sequence[str]) -> str:
         scope = ' scope="row"' if tag == "th" else ""
         # The label is what a narrow page shows before the cell.
         parts.append(f'<{tag}{scope}{kind} data-label="{title}">{cell}</{tag}>')
-    return f'<tr class="{mood}">{"".join(parts)}</tr>'
+    blamed = ' class="error"' if mood == "error" else ""
+    return f"<tr{blamed}>{''.join(parts)}</tr>"
 
 
 def _table(titles: Sequence[str], rows: Sequence[str]) -> str:
@@ -289,24 +295,35 @@ def _files(files: Sequence[EvidenceFile]) -> str:
     else:
         groups = [[one] for one in files]
     # What has a problem is what a reader looks for.
-    groups.sort(key=lambda alike: not alike[0].problem)
+    groups.sort(key=lambda one: (not one[0].problem, one[0].ranks, one[0].path))
+    folder = os.path.commonpath([os.path.dirname(one.path) for one in files] or [""])
     rows = []
     for alike in groups:
-        first = alike[0]
-        name = f'<span class="mono">{text(first.path)}</span>'
-        if len(alike) > 1:
-            paths = "<br>".join(text(one.path) for one in alike[:_MOST_ROWS])
-            name = fold(_count(len(alike), "file"), f'<p class="list mono">{paths}</p>')
-        ranks = sorted({rank for one in alike for rank in one.ranks})
-        shown = ranks_html(ranks) if ranks else ""
-        cells = [
-            name,
-            text("not known" if first.kind == "other" else first.kind),
-            shown,
-            text(first.problem, 1000),
+        paths = [
+            text(os.path.relpath(one.path, folder or "."))
+            for one in sorted(alike, key=lambda one: (one.ranks, one.path))
         ]
-        rows.append(_row("", _FILE_COLUMNS, cells))
-    return _section("Files", _folded(_FILE_COLUMNS, rows, "files") if rows else "")
+        name = f'<span class="mono">{paths[0]}</span>'
+        if len(alike) > 1:
+            listed = "<br>".join(paths[:_MOST_ROWS])
+            name = fold(
+                _count(len(alike), "file"), f'<p class="list mono">{listed}</p>'
+            )
+        kind = alike[0].kind
+        ranks = sorted({rank for one in alike for rank in one.ranks})
+        rows.append(
+            (
+                name,
+                "not known" if kind == "other" else text(kind),
+                ranks_html(ranks) if ranks else "",
+                text(alike[0].problem, 1000),
+            )
+        )
+    titles, cells = _used(_FILE_COLUMNS, rows)
+    lines = [_row("", titles, row) for row in cells]
+    return _section(
+        "Files", _folded(titles, lines, "files") if rows else "", text(folder)
+    )
 
 
 def _by(
