@@ -140,7 +140,7 @@ def _post_mortem(values: argparse.Namespace) -> int:
         names = ", ".join(map(repr, missing))
         _print(f"rankscope diagnose: no such file or folder: {names}", file=sys.stderr)
         return FAILED
-    report = examine(values.paths)
+    report = examine(values.paths, times=values.trace is not None)
     _write(report, values)
     if values.json:
         print(report.as_json())

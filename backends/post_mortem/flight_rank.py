@@ -16,6 +16,7 @@ __all__ = ["RankDump", "condense"]
 #: Torch's ops whose sizes differ from rank to rank.
 _UNEVEN = frozenset(("all_gather_v", "reduce_scatter_v", "all_to_all_v_single"))
 _COALESCED = "coalesced"
+_ARRAYS = "input_sizes", "output_sizes", "input_dtypes", "output_dtypes"
 
 #: A process group as entries name it: name and description.
 _Name = tuple[str, str]
@@ -43,13 +44,19 @@ class RankDump:
     candidates: frozenset[int] | None = None
     oldest_ns: int = 0
     newest_ns: int = 0
-    seen: dict[Arrays, Arrays] = field(default_factory=dict)
+    #: Ops that have completed have their times.
+    times: bool = False
+    seen: dict[str, Arrays] = field(default_factory=dict)
 
 
-def condense(dump: Dump) -> RankDump:
-    """Return what is needed of a dump; its entries are dropped."""
+def condense(dump: Dump, times: bool = False) -> RankDump:
+    """Return what is needed of a dump; its entries are dropped.
+
+    With `times`, ops that have completed keep their times.
+    """
     entries = sorted(dump.entries, key=lambda entry: entry["record_id"])
     self = RankDump(dump, oldest_ns=dump.oldest_ns(), newest_ns=dump.newest_ns())
+    self.times = times
     self.gloo = any(one["profiling_name"].startswith("gloo:") for one in entries)
     _completeness(self, entries)
     own = _config_candidates(dump)
@@ -209,7 +216,9 @@ def _batch_is_over(
 def _op(
     self: RankDump, entry: Entry, name: str, ranks: tuple[int, ...] | None
 ) -> tuple[IssuedOp, int | None]:
-    name, _, path = name.partition(" ")
+    path = ""
+    if " " in name:
+        name, _, path = name.partition(" ")
     is_p2p = bool(path) or bool(entry.get("is_p2p"))
     peer = own = None
     if path:
@@ -221,7 +230,7 @@ def _op(
     known = OPS.get(name)
     retired = _flag(entry.get("retired"))
     state = "unknown" if self.gloo else _state(entry)
-    over = state == "completed"
+    over = state == "completed" and not self.times
     op = IssuedOp(
         name if known is None else known.value,
         entry["p2p_seq_id"] if is_p2p else entry["collective_seq_id"],
@@ -234,6 +243,7 @@ def _op(
         line=users_line(entry.get("frames")),
         created_ns=None if over else entry["time_created_ns"] or None,
         started_ns=None if over else _time(entry.get("time_discovered_started_ns")),
+        ended_ns=None if over else _time(entry.get("time_discovered_completed_ns")),
         timeout=entry["timeout_ms"] / 1000 if not over else None,
     )
     return op, own
@@ -257,14 +267,14 @@ def _time(value: Any) -> int | None:
 
 
 def _arrays(self: RankDump, entry: Entry) -> Arrays:
-    arrays = Arrays(
-        _sizes(entry.get("input_sizes")),
-        _sizes(entry.get("output_sizes")),
-        _dtypes(entry.get("input_dtypes")),
-        _dtypes(entry.get("output_dtypes")),
-    )
     # A rank issues the same few ops again and again.
-    return self.seen.setdefault(arrays, arrays)
+    key = repr([entry.get(one) for one in _ARRAYS])
+    found = self.seen.get(key)
+    if found is None:
+        inputs, outputs, read, written = (entry.get(one) for one in _ARRAYS)
+        found = Arrays(_sizes(inputs), _sizes(outputs), _dtypes(read), _dtypes(written))
+        self.seen[key] = found
+    return found
 
 
 def _sizes(value: Any) -> tuple[tuple[int, ...], ...] | None:

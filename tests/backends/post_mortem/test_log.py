@@ -15,9 +15,9 @@ from rankscope.backends.post_mortem.log_lines import group_line, split_line, wor
 from rankscope.backends.post_mortem.report import Report, examine
 
 WORK = (
-    "[Rank {place}] Watchdog caught collective operation timeout: WorkNCCL("
-    "SeqNum={seq}, OpType={op}, NumelIn=4096, NumelOut=4096, Timeout(ms)=600000) ran for 600061 "
-    "milliseconds before timing out."
+    "[Rank {place}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum"
+    "={seq}, OpType={op}, NumelIn=4096, NumelOut=4096, Timeout(ms)=600000) ran for "
+    "600061 milliseconds before timing out."
 )
 #: The second line, from the oldest torch to the newest.
 STATUS = {

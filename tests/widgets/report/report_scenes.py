@@ -114,7 +114,7 @@ def eight() -> Report:
 
 
 def many(count: int = 1024) -> Report:
-    """Return a large job: a tp group each 8 ranks, a dp group each 128, all of it waits.
+    """Return a large job: a tp group for each 8 ranks, and all of it waits.
 
     Rank 517 raised, 3 ranks left no file, and one group has a name that is an attack.
     """
@@ -160,8 +160,8 @@ def many(count: int = 1024) -> Report:
     finding = _missing(
         517,
         next(one for one in groups if one.name == EVIL),
-        f"rank 517 has not entered all_reduce #210 of {EVIL[:40]} (train.py:88): it has "
-        "raised ValueError at attention.py:311",
+        f"rank 517 has not entered all_reduce #210 of {EVIL[:40]} (train.py:88): it "
+        "has raised ValueError at attention.py:311",
         (
             "ranks 512–516, 518–519 wait for it in all_reduce #210 (train.py:88)",
             "1,013 ranks wait in default_pg reduce_scatter_tensor #42 (train.py:88)",
