@@ -112,9 +112,7 @@ class Report:
         return json.dumps(self.as_dict(), indent=1, ensure_ascii=False)
 
 
-def examine(
-    paths: Iterable[str | os.PathLike[str]], *, times: bool = False
-) -> Report:
+def examine(paths: Iterable[str | os.PathLike[str]], *, times: bool = False) -> Report:
     """Read the files under `paths` and return why the job hung.
 
     Parameters
