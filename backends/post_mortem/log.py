@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import signal
 from collections.abc import Collection, Iterator
@@ -20,20 +21,22 @@ __all__ = ["KIND", "Log", "extract", "looks_like_log", "read_log"]
 
 KIND = "torchrun log"
 
-#: Bytes of a line; what a longer one has more is read as further lines.
+#: Bytes of a line that are read, and of lines that are looked at together.
 _LINE = 1 << 16
+_PART = 1 << 20
 #: Lines of stacks that are kept of one source.
 _STACK_LINES = 5000
 #: Lines after one that tells something which are kept of a large log.
 _FOLLOWING = 200
 
 #: What makes a file a log of ranks, and a line worth to be split.
-_SIGNS = re.compile(
-    rb"\[rank\d+\]:|ProcessGroupNCCL|Watchdog caught|Root Cause \(first observed"
-    rb"|will restart worker group|global_world_sizes=|noticed that process rank \d"
-    rb"|Traceback \(most recent call last\)"
+#: Not one pattern: to look for each of these is five times as fast.
+_SIGNS = (
+    *(b"[rank", b"ProcessGroupNCCL", b"Watchdog caught", b"Root Cause (first observed"),
+    *(b"will restart worker group", b"global_world_sizes=", b"that process rank "),
+    b"Traceback (most recent call last)",
 )
-_FAULT = re.compile(rb"\(most recent call first\):")
+_FAULT = b"(most recent call first):"
 _RESTART = re.compile(r"Worker group .*will restart worker group")
 _WORLD = re.compile(r"global_world_sizes=\[(\d+)")
 _MPIRUN = re.compile(
@@ -90,17 +93,16 @@ class Log:
         self.table = FailureTable()
         self._deaths: dict[int, str] = {}
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the next line may belong to what has begun, as a traceback."""
+        return bool(self._open) or self.table.is_open
+
     def feed(self, line: bytes) -> None:
         """Take the next line."""
-        if not (
-            self._open
-            or self.table.is_open
-            or _SIGNS.search(line)
-            or _FAULT.search(line)
-            or self.table.may_begin(line)
-        ):
+        if not (self.is_open or _may_tell(line)):
             return
-        source, text = split_line(line.decode("utf-8", errors="replace"))
+        source, text = split_line(line[:_LINE].decode("utf-8", errors="replace"))
         if source.rank is None and source.local is None and self.table.feed(text):
             return
         if _RESTART.search(text):
@@ -210,14 +212,29 @@ class Log:
 def read_log(file: BinaryIO, rank: int | None = None) -> Log:
     """Return what a log tells; `rank` is that of the whole file, if it is of one."""
     log = Log(rank)
-    for line in iter(lambda: file.readline(_LINE), b""):
-        log.feed(line)
+    for lines in _parts(file):
+        if log.is_open or _may_tell(lines):
+            for line in io.BytesIO(lines):
+                log.feed(line)
     return log
+
+
+def _parts(file: BinaryIO) -> Iterator[bytes]:
+    """Yield whole lines, many at once: most parts of a log tell nothing."""
+    while part := file.read(_PART):
+        yield part + file.readline(_LINE)
 
 
 def looks_like_log(data: bytes) -> bool:
     """Return whether a line is of a rank or of its launcher."""
-    return b"\0" not in data[:4096] and _SIGNS.search(data) is not None
+    return b"\0" not in data[:4096] and any(sign in data for sign in _SIGNS)
+
+
+def _may_tell(lines: bytes) -> bool:
+    for sign in _SIGNS:
+        if sign in lines:
+            return True
+    return _FAULT in lines or FailureTable.may_begin(lines)
 
 
 def extract(file: BinaryIO, most: int) -> bytes:
@@ -226,11 +243,14 @@ def extract(file: BinaryIO, most: int) -> bytes:
     Those that follow such a line are a part of it, as a traceback's.
     """
     kept, size, following = [], 0, 0
-    for line in iter(lambda: file.readline(_LINE), b""):
-        if _SIGNS.search(line) or _FAULT.search(line) or FailureTable.may_begin(line):
-            following = _FOLLOWING
-        if following and size < most:
-            following -= 1
-            kept.append(line)
-            size += len(line)
+    for lines in _parts(file):
+        if not following and not _may_tell(lines):
+            continue
+        for line in io.BytesIO(lines):
+            if _may_tell(line):
+                following = _FOLLOWING
+            if following and size < most:
+                following -= 1
+                kept.append(line[:_LINE])
+                size += len(kept[-1])
     return b"".join(kept)

@@ -19,7 +19,7 @@ __all__ = ["ErrorFileReader", "Failure", "FailureTable"]
 _LARGEST = 16 << 20
 
 _FIELD = re.compile(r" {2}(time|host|rank|exitcode|error_file|traceback) *: (.*)$")
-_RAW_FIELD = re.compile(rb" {2}(?:time|host|rank) *: ")
+_RAW_FIELDS = (b"  time ", b"  host ", b"  rank ")
 _ROOT_CAUSE = "Root Cause (first observed failure):"
 _RANK = re.compile(r"(\d+) \(local_rank: (\d+)\)")
 _EXIT = re.compile(r"(-?\d+) +\(pid: (\d+)\)")
@@ -94,9 +94,9 @@ class FailureTable:
         return self._failure is not None
 
     @staticmethod
-    def may_begin(line: bytes) -> bool:
-        """Whether a line that is not decoded yet may be one of a table."""
-        return _RAW_FIELD.match(line) is not None
+    def may_begin(lines: bytes) -> bool:
+        """Whether a table may begin in lines that are not decoded yet."""
+        return lines.startswith(_RAW_FIELDS) or b"(local_rank: " in lines
 
     def _continue(self, line: str) -> bool:
         """Take a line of the traceback, which the table indents by two spaces."""
