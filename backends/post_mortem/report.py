@@ -26,6 +26,8 @@ __all__ = ["Report", "examine"]
 
 #: The version of what `Report.as_json` returns.
 VERSION = 1
+#: Problems of files that a text leaves out: a stdout without output is none.
+_QUIET = ("", "empty")
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,11 @@ class Report:
             lines.append(self._read(recorded))
         elif not self.verdicts:
             lines += self._places()
-        lines += [f"{one.path}: {one.problem}" for one in self.files if one.problem]
+        lines += [
+            f"{one.path}: {one.problem}"
+            for one in self.files
+            if one.problem not in _QUIET
+        ]
         return "\n".join(lines)
 
     def _read(self, recorded: list[int]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Collection
 
 from ..groups.key import GroupKey
@@ -19,7 +20,8 @@ from .user_frames import rank_in_name
 
 __all__ = ["KINDS", "Texts"]
 
-_FIRST: tuple[Reader, ...] = (RasReader(), ErrorFileReader(), PySpyReader())
+_ERRORS = ErrorFileReader()
+_FIRST: tuple[Reader, ...] = (RasReader(), _ERRORS, PySpyReader())
 #: A log may have stacks in it, those of several ranks.
 _LAST: tuple[Reader, ...] = (FaulthandlerReader(),)
 #: The kinds of files, for a message that none was found.
@@ -33,7 +35,11 @@ class Texts:
         self._files: dict[str, EvidenceFile] = {}
         self._found: list[RankEvidence] = []
         self._logs: dict[str, Log] = {}
+        #: Error files whose names have no rank.
+        self._errors: list[RawFile] = []
         self._gave_up: set[int] = set()
+        #: Ranks that were alive when the launcher ended them.
+        self._alive: set[int] = set()
         self._absent: list[int] = []
 
     def add(self, file: RawFile) -> bool:
@@ -55,6 +61,8 @@ class Texts:
             self._files[file.path] = EvidenceFile(
                 file.path, reader.kind, problem=str(error)
             )
+            if reader is _ERRORS:
+                self._errors.append(file)
         else:
             self._found += found
             ranks = tuple(sorted({one.rank for one in found}))
@@ -74,12 +82,37 @@ class Texts:
             ends += log.evidence(path)
             self._gave_up |= log.gave_up
             present |= log.present | log.table.failures.keys()
+            self._alive |= {
+                rank for rank, one in log.table.failures.items() if one.was_ended
+            }
+        self._place_errors()
         last = max([-1, *present, *(one.rank for one in self._found)])
         self._absent = sorted(set(range(world_size or last + 1)) - present)
         counters = list(joined.evidence(present, world_size, groups))
         self._note(present, joined.notes())
         # A stack is of the time when somebody looked: a traceback, of the end.
         return [*ends, *self._found, *counters], world_size
+
+    def _place_errors(self) -> None:
+        """Read error files beside a log of one rank: torchrun gives each a folder."""
+        folders = {
+            os.path.dirname(path): next(iter(log.present))
+            for path, log in self._logs.items()
+            if len(log.present) == 1
+        }
+        for file in self._errors:
+            rank = folders.get(os.path.dirname(file.path))
+            if rank is None:
+                continue
+            try:
+                found = _ERRORS.read(file, rank)
+            except UnreadableError:
+                # Its problem is told already.
+                continue
+            else:
+                self._found += found
+                self._gave_up |= {rank} if found[0].exception is None else set()
+                self._files[file.path] = EvidenceFile(file.path, _ERRORS.kind, (rank,))
 
     def _note(self, present: Collection[int], notes: list[str]) -> None:
         absent = [self._no_line()] if self._absent and present else []
@@ -110,22 +143,30 @@ class Texts:
             for rank, one in evidence.ranks.items()
             if rank not in self._gave_up and (one.exception or one.death)
         }
-        if not waiting:
+        if not waiting and not ended:
             return None
-        first = evidence.ranks[waiting[0]]
-        at = f" at {first.location}" if first.location else ""
-        waits = f"{name_ranks(waiting)} gave up waiting{at}"
-        waits += f" in {first.called}" if first.called else ""
-        size = evidence.world_size or max(evidence.ranks, default=-1) + 1
-        group = GroupKey("default_pg", tuple(range(size)))
-        op = (first.called or "").partition(" ")[0]
-        line = str(first.location or "")
-        fault = Fault.RANK_DEAD if ended else Fault.UNDECIDED
-        text = f"{'; '.join(ended.values())}; {waits}" if ended else waits
+        told = list(ended.values())
+        first = evidence.ranks[waiting[0]] if waiting else RankEvidence(-1)
+        if waiting:
+            at = f" at {first.location}" if first.location else ""
+            called = f" in {first.called}" if first.called else ""
+            told.append(f"{name_ranks(waiting)} gave up waiting{at}{called}")
+        alive = sorted(self._alive - self._gave_up - ended.keys())
+        if alive:
+            them = "it" if len(alive) == 1 else "them"
+            told.append(f"{name_ranks(alive)} lived until the launcher ended {them}")
         if not ended and self._absent:
-            text += f"; {self._no_line()}"
+            told.append(self._no_line())
+        size = evidence.world_size or max(evidence.ranks) + 1
         return Verdict(
-            fault, group, tuple(ended), tuple(waiting), op, 0, text, line=line
+            Fault.RANK_DEAD if ended else Fault.UNDECIDED,
+            GroupKey("default_pg", tuple(range(size))),
+            tuple(ended),
+            tuple(waiting),
+            (first.called or "").partition(" ")[0],
+            0,
+            "; ".join(told),
+            line=str(first.location or ""),
         )
 
 

@@ -41,6 +41,11 @@ class Failure:
     first: bool = False
 
     @property
+    def was_ended(self) -> bool:
+        """Whether the launcher has ended the rank, which was alive."""
+        return -self.exit_code in _SENT and self.raised is None
+
+    @property
     def death(self) -> str | None:
         """Return how a signal killed the rank; None: no signal, or a launcher's."""
         if self.exit_code >= 0 or -self.exit_code in _SENT:
@@ -119,12 +124,12 @@ class ErrorFileReader:
         start = file.data[:4096].lstrip()
         return start[:1] == b"{" and start[1:].lstrip().startswith(b'"message"')
 
-    def read(self, file: RawFile) -> list[RankEvidence]:
-        """Return the exception, of the rank that the file's name states."""
+    def read(self, file: RawFile, rank: int | None = None) -> list[RankEvidence]:
+        """Return the exception, of `rank` or of the rank that its name states."""
         if len(file.data) > _LARGEST:
             raise UnreadableError(f"it has more than {_LARGEST >> 20} MiB")
         raised = _error(file.data)
-        rank = rank_in_name(file.path)
+        rank = rank_in_name(file.path) if rank is None else rank
         if rank is None:
             line, _ = position(raised.frames)
             raise UnreadableError(

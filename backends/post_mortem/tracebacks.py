@@ -12,7 +12,7 @@ from .user_frames import MOST, Frame, position
 __all__ = ["Raised", "TracebackReader", "evidence_of", "raised_in"]
 
 #: Characters of an exception's text that are kept.
-_LONGEST = 300
+_LONGEST = 200
 
 _BEGINS = "Traceback (most recent call last):"
 _FRAME = re.compile(r"\s*File \"(.*)\", line (\d+)(?:, in (.*))?$")

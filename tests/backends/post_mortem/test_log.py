@@ -296,6 +296,20 @@ def test_the_table_names_the_ranks_of_local_ranks(tmp_path: Path) -> None:
     assert rank_of(report, 11).exception == "ValueError: batch 3 is empty"
 
 
+def test_what_the_launcher_has_ended_was_alive(tmp_path: Path) -> None:
+    ended = table(-15, " (SIGTERM)", "Signal 15 (SIGTERM) received by PID 811")
+    gave_up = GLOO.format(p="[rank12]: ", file="train.py", line=88)
+    (verdict,) = examined(tmp_path, gave_up + ended).verdicts
+    assert verdict.culprits == ()
+    assert "; rank 11 lived until the launcher ended it" in verdict.text
+
+
+def test_who_was_killed_while_nobody_gave_up(tmp_path: Path) -> None:
+    (verdict,) = examined(tmp_path, table().replace("-6 (pid", "-15 (pid")).verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.RANK_DEAD, (11,))
+    assert verdict.text.startswith("rank 11 was killed by signal 9 (SIGKILL)")
+
+
 def test_mpirun_names_a_rank(tmp_path: Path) -> None:
     said = (
         "mpirun noticed that process rank 3 with PID 4711 on node n1 exited on signal "

@@ -12,7 +12,7 @@ from rankscope.backends.observe.verdicts import Fault
 from rankscope.backends.post_mortem.report import examine
 from rankscope.backends.post_mortem.trace import trace
 from tests.backends.post_mortem.test_error_file import MESSAGE
-from tests.backends.post_mortem.test_log import hung
+from tests.backends.post_mortem.test_log import GLOO, hung
 from tests.backends.post_mortem.test_stacks import FAULTHANDLER, PY_SPY
 
 CASES = Path(__file__).parents[4] / "shared" / "post_mortem"
@@ -91,6 +91,22 @@ def test_an_error_file_says_why_the_missing_rank_is_missing(job: Path) -> None:
     (verdict,) = examine([job]).verdicts
     assert verdict.culprits == (2,)
     assert "ValueError: batch 3 is empty at data.py:77" in verdict.text
+
+
+def test_torchruns_folder_of_logs(tmp_path: Path) -> None:
+    """Its folders are those of local ranks; what is beside a log is of its rank."""
+    for local in range(2):
+        folder = tmp_path / "job" / "attempt_0" / str(local)
+        folder.mkdir(parents=True)
+        text = GLOO.format(p=f"[rank{8 + local}]: ", file="train.py", line=88)
+        (folder / "stderr.log").write_text(text if local == 0 else "[rank9]: bye\n")
+        (folder / "stdout.log").write_text("")
+    (folder / "error.json").write_text(json.dumps({"message": MESSAGE}))
+    report = examine([tmp_path])
+    (verdict,) = report.verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.RANK_DEAD, (9,))
+    assert verdict.waiting == (8,)
+    assert "stdout" not in report.as_text()
 
 
 def test_a_log_beside_the_dumps_tells_of_the_same_group(job: Path) -> None:
