@@ -141,7 +141,11 @@ def _post_mortem(values: argparse.Namespace) -> int:
         _print(f"rankscope diagnose: no such file or folder: {names}", file=sys.stderr)
         return FAILED
     report = examine(values.paths, times=values.trace is not None)
-    _write(report, values)
+    try:
+        _write(report, values)
+    except OSError as error:
+        _print(f"rankscope diagnose: {error}", file=sys.stderr)
+        return FAILED
     if values.json:
         print(report.as_json())
     else:
@@ -248,11 +252,7 @@ def run(values: argparse.Namespace) -> int:
     command = COMMANDS[values.command]
     if values.command == "diagnose":
         if _are_paths(values.paths) or len(values.paths) > 1:
-            try:
-                return _post_mortem(values)
-            except OSError as error:
-                _print(f"rankscope diagnose: {error}", file=sys.stderr)
-                return FAILED
+            return _post_mortem(values)
         values.cluster = values.paths[0] if values.paths else None
         for option in ("json", "html", "trace"):
             if getattr(values, option):
