@@ -193,20 +193,22 @@ class Log:
             elif source.local is None and self._rank is not None:
                 yield self._rank, stream
 
-    def unplaced(self) -> str:
-        """Return the last exception whose rank is not known, as a note."""
+    def unplaced(self) -> list[Raised]:
+        """Return the exceptions whose ranks are not known."""
         placed = [id(stream) for _, stream in self._placed()]
-        texts = [
-            raised.text
+        return [
+            raised
             for stream in self._streams.values()
             if id(stream) not in placed
             for raised in stream.raised
             # The launcher's own.
             if not raised.text.startswith("torch.distributed.elastic")
         ]
-        if not texts or self.table.failures:
-            return ""
-        return f"{texts[-1]}: it does not say on which rank that was raised"
+
+    def awaited(self) -> set[int]:
+        """Return the ranks that had not joined, as who waited for them says."""
+        found = [one for stream in self._streams.values() for one in stream.raised]
+        return {one.awaited for one in found if one.awaited is not None}
 
 
 def read_log(file: BinaryIO, rank: int | None = None) -> Log:

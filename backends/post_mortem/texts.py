@@ -16,7 +16,7 @@ from .log_groups import LogGroups
 from .ras_report import RasReader
 from .stacks import FaulthandlerReader, PySpyReader
 from .torchelastic import ErrorFileReader
-from .user_frames import rank_in_name
+from .user_frames import position, rank_in_name
 
 __all__ = ["KINDS", "Texts"]
 
@@ -118,7 +118,10 @@ class Texts:
         absent = [self._no_line()] if self._absent and present else []
         for path, log in self._logs.items():
             ranks = tuple(sorted(log.present | log.table.failures.keys()))
-            own = [*absent, *notes, *filter(None, [log.unplaced()])]
+            own = [*absent, *notes]
+            if unplaced := [one for one in log.unplaced() if not one.is_consequence]:
+                text = unplaced[-1].text
+                own.append(f"{text}: it does not say on which rank that was raised")
             self._files[path] = EvidenceFile(path, KIND, ranks, "; ".join(own))
             # What is said of all logs is said once.
             absent, notes = [], []
@@ -137,41 +140,60 @@ class Texts:
 
         Logs of gloo, and of the store, have tracebacks alone.
         """
-        waiting = sorted(self._gave_up)
+        logs = self._logs.values()
+        awaited = {rank for log in logs for rank in log.awaited()}
+        unplaced = [one for log in logs for one in log.unplaced() if one.is_consequence]
         ended = {
             rank: _end(one)
             for rank, one in evidence.ranks.items()
             if rank not in self._gave_up and (one.exception or one.death)
         }
-        if not waiting and not ended:
+        waits: dict[tuple[str, str], list[int]] = {}
+        for rank in sorted(self._gave_up):
+            one = evidence.ranks[rank]
+            place = str(one.location or ""), one.called or ""
+            waits.setdefault(place, []).append(rank)
+        for raised in unplaced:
+            line, called = position(raised.frames)
+            waits.setdefault((str(line or ""), called or ""), [])
+        if not waits and not ended:
             return None
         told = list(ended.values())
-        first = evidence.ranks[waiting[0]] if waiting else RankEvidence(-1)
-        if waiting:
-            at = f" at {first.location}" if first.location else ""
-            called = f" in {first.called}" if first.called else ""
-            told.append(f"{name_ranks(waiting)} gave up waiting{at}{called}")
+        missing = sorted(awaited - ended.keys() - self._gave_up)
+        if missing:
+            verb = "has" if len(missing) == 1 else "have"
+            told.append(
+                f"{name_ranks(missing)} {verb} not joined the group of all ranks"
+            )
+        for (line, called), ranks in waits.items():
+            who = name_ranks(ranks) if ranks else "others"
+            told.append(f"{who} gave up waiting{_at(line)}{called and f' in {called}'}")
         alive = sorted(self._alive - self._gave_up - ended.keys())
         if alive:
             them = "it" if len(alive) == 1 else "them"
             told.append(f"{name_ranks(alive)} lived until the launcher ended {them}")
-        if not ended and self._absent:
+        if not ended and not missing and self._absent:
             told.append(self._no_line())
-        size = evidence.world_size or max(evidence.ranks) + 1
+        fault = Fault.MISSING_RANKS if missing else Fault.UNDECIDED
+        known = [0, *evidence.ranks, *missing, *alive]
+        line, called = next(iter(waits), ("", ""))
         return Verdict(
-            Fault.RANK_DEAD if ended else Fault.UNDECIDED,
-            GroupKey("default_pg", tuple(range(size))),
-            tuple(ended),
-            tuple(waiting),
-            (first.called or "").partition(" ")[0],
+            Fault.RANK_DEAD if ended else fault,
+            GroupKey("default_pg", tuple(range(evidence.world_size or max(known) + 1))),
+            tuple(ended) or tuple(missing),
+            tuple(sorted(self._gave_up)),
+            called.partition(" ")[0],
             0,
             "; ".join(told),
-            line=str(first.location or ""),
+            line=line,
         )
+
+
+def _at(line: object) -> str:
+    return f" at {line}" if line else ""
 
 
 def _end(one: RankEvidence) -> str:
     if one.death is not None:
         return one.death
-    at = f" at {one.exception_line}" if one.exception_line else ""
-    return f"rank {one.rank} ended with {one.exception}{at}"
+    return f"rank {one.rank} ended with {one.exception}{_at(one.exception_line)}"

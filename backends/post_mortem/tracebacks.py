@@ -23,9 +23,13 @@ _CONSEQUENCES = re.compile(
     r"|timed out after \d+ seconds waiting for clients|monitoredbarrier"
     r"|connection (?:was )?(?:closed|reset|refused|aborted)|broken pipe"
     r"|watchdog|remote process exited|communicator was aborted|ncclRemoteError"
-    r"|failed to recv|recvValue|application timeout|^KeyboardInterrupt",
+    r"|store based barrier|failed to recv|recvValue|application timeout|^KeyboardInterrupt",
     re.IGNORECASE,
 )
+
+
+#: The key by which a rank of gloo is found, in the group of all ranks.
+_KEY = re.compile(r"timeout after \d+ms, keys: /?default_pg/\d+//\w+//\d+/(\d+)$")
 
 
 class Raised(NamedTuple):
@@ -38,6 +42,12 @@ class Raised(NamedTuple):
     def is_consequence(self) -> bool:
         """Whether the rank gave up waiting for others: it is no cause."""
         return _CONSEQUENCES.search(self.text) is not None
+
+    @property
+    def awaited(self) -> int | None:
+        """The rank that had not joined the group of all ranks, if the text names it."""
+        found = _KEY.search(self.text)
+        return None if found is None else int(found[1])
 
 
 class TracebackReader:

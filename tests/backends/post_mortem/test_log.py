@@ -304,6 +304,30 @@ def test_what_the_launcher_has_ended_was_alive(tmp_path: Path) -> None:
     assert "; rank 11 lived until the launcher ended it" in verdict.text
 
 
+def test_a_rank_that_never_joined(tmp_path: Path) -> None:
+    """Before the group is there, no line has a rank; the key that is awaited has it."""
+    text = GLOO.format(p="", file="train.py", line=9)
+    start = text.index("RuntimeError")
+    key = "torch.distributed.DistStoreError: wait timeout after 6000ms, keys: "
+    text = f"{text[:start]}{key}/default_pg/0//cpu//0/11\n"
+    ended = table(-15, " (SIGTERM)", "Signal 15 (SIGTERM) received by PID 811")
+    report = examined(tmp_path, text * 2 + ended.replace("-6 (pid", "1 (pid"))
+    (verdict,) = report.verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.MISSING_RANKS, (11,))
+    assert verdict.text == (
+        "rank 11 has not joined the group of all ranks; others gave up waiting at "
+        "train.py:9 in all_reduce of torch/distributed/distributed_c10d.py; rank 11 "
+        "lived until the launcher ended it"
+    )
+
+
+def test_ranks_that_gave_up_at_different_lines(tmp_path: Path) -> None:
+    other = GLOO.format(p="[rank2]: ", file="train.py", line=90)
+    (verdict,) = examined(tmp_path, of_gloo((0, 1)) + "\n" + other).verdicts
+    assert "ranks 0–1 gave up waiting at train.py:88 in" in verdict.text
+    assert "; rank 2 gave up waiting at train.py:90 in" in verdict.text
+
+
 def test_who_was_killed_while_nobody_gave_up(tmp_path: Path) -> None:
     (verdict,) = examined(tmp_path, table().replace("-6 (pid", "-15 (pid")).verdicts
     assert (verdict.fault, verdict.culprits) == (Fault.RANK_DEAD, (11,))
