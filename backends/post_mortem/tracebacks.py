@@ -19,15 +19,18 @@ _FRAME = re.compile(r"\s*File \"(.*)\", line (\d+)(?:, in (.*))?$")
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:: .*|:)?$")
 #: What a rank raises because another one is late, is dead or has left.
 _CONSEQUENCES = re.compile(
-    r"timed? ?out waiting|wait timeout|timeout waiting for key|socket timeout"
-    r"|timed out after \d+ seconds waiting for clients|monitoredbarrier"
-    r"|connection (?:was )?(?:closed|reset|refused|aborted)|broken pipe"
-    r"|watchdog|remote process exited|communicator was aborted|ncclRemoteError"
-    r"|store based barrier|failed to recv|recvValue|application timeout|^KeyboardInterrupt",
+    r"timed? ?out waiting|wait timeout|timeout waiting for key|monitoredbarrier"
+    r"|timed out after \d+ seconds waiting for clients|store based barrier"
+    r"|watchdog caught|remote process exited|communicator was aborted|ncclRemoteError"
+    r"|recvValue|application timeout|^KeyboardInterrupt",
     re.IGNORECASE,
 )
-
-
+#: The same of connections, but those of a data loader are its own.
+_LOST = re.compile(
+    r"connection (?:was )?(?:closed|reset|refused|aborted)|broken pipe|socket timeout",
+    re.IGNORECASE,
+)
+_BETWEEN_RANKS = re.compile(r"gloo|c10d|nccl|TCPStore|Dist\w+Error", re.IGNORECASE)
 #: The key by which a rank of gloo is found, in the group of all ranks.
 _KEY = re.compile(r"timeout after \d+ms, keys: /?default_pg/\d+//\w+//\d+/(\d+)$")
 
@@ -41,7 +44,9 @@ class Raised(NamedTuple):
     @property
     def is_consequence(self) -> bool:
         """Whether the rank gave up waiting for others: it is no cause."""
-        return _CONSEQUENCES.search(self.text) is not None
+        if _CONSEQUENCES.search(self.text) is not None:
+            return True
+        return bool(_LOST.search(self.text) and _BETWEEN_RANKS.search(self.text))
 
     @property
     def awaited(self) -> int | None:

@@ -29,6 +29,8 @@ _LIBRARIES = frozenset(
 )
 #: Stands between the user's line and the op of torch that it calls.
 _WRAPPER = "torch/distributed/c10d_logger.py"
+#: It has the ops, which people call by the name of their package.
+_C10D = "torch/distributed/distributed_c10d.py"
 _RANK = re.compile(r"(?<![a-z])rank[ _.=-]?(\d{1,6})(?!\d)", re.IGNORECASE)
 
 
@@ -76,7 +78,8 @@ def position(frames: Sequence[Frame]) -> tuple[SourceLine | None, str | None]:
 
 def library_name(file: str) -> str:
     """Return the path of a file below the folder that it is installed in."""
-    return _INSTALLED.split(file.replace("\\", "/"))[-1] or file
+    name = _INSTALLED.split(file.replace("\\", "/"))[-1] or file
+    return "torch.distributed" if name == _C10D else name
 
 
 def rank_in_name(path: str) -> int | None:

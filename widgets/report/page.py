@@ -49,12 +49,13 @@ def report_page(report: Report, title: str, facts: Sequence[str] = ()) -> str:
     )
     evidence, verdicts = report.evidence, report.verdicts
     culprits = {rank for one in verdicts for rank in one.culprits}
+    waiting = {rank for one in verdicts for rank in one.waiting}
     groups = [one.group.name for one in verdicts]
     body = "".join(
         (
             _head(report, title),
             *_verdicts(report),
-            _ranks(rank_rows(evidence, culprits), evidence),
+            _ranks(rank_rows(evidence, culprits, waiting), evidence),
             _ops(last_ops(evidence, groups)),
             _places(evidence),
             _files(report.files),
@@ -148,7 +149,7 @@ def _own(processes: Iterable[str], rank: int) -> tuple[str, ...]:
 def _moods(rows: Sequence[RankRow]) -> str:
     """Return ``1 at fault, 7 wait``."""
     words = {"error": "at fault", "warning": "ended", "working": "waiting"}
-    words |= {"quiet": "in no op", "unknown": "without evidence"}
+    words |= {"quiet": "in no op", "unknown": "not known"}
     counts = dict.fromkeys(words, 0)
     for row in rows:
         counts[row.doing.mood] += len(row.ranks)

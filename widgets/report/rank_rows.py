@@ -24,8 +24,8 @@ _MOODS = ("error", "warning", "working", "quiet", "unknown")
 class Doing(NamedTuple):
     """What a rank was doing; equal for ranks that are alike."""
 
-    #: ``error``: at fault; ``warning``: ended; ``working``: it waits; ``unknown``: no
-    #: file tells of it; ``quiet``: none of these.
+    #: ``error``: at fault; ``warning``: ended; ``working``: it waits; ``quiet``: it is
+    #: in no op; ``unknown``: that is not known.
     mood: str
     state: str
     #: ``all_reduce #13``
@@ -54,12 +54,16 @@ def all_ranks(evidence: Evidence) -> range:
     return range(max([evidence.world_size or 0, *(rank + 1 for rank in named)]))
 
 
-def rank_rows(evidence: Evidence, culprits: Collection[int]) -> list[RankRow]:
+def rank_rows(
+    evidence: Evidence, culprits: Collection[int], waiting: Collection[int] = ()
+) -> list[RankRow]:
     """Return the rows, those of ranks at fault first."""
     alike: dict[Doing, list[int]] = {}
     for rank in all_ranks(evidence):
         one = evidence.ranks.get(rank)
-        alike.setdefault(_doing(one, rank in culprits), []).append(rank)
+        alike.setdefault(_doing(one, rank in culprits, rank in waiting), []).append(
+            rank
+        )
     rows = [
         RankRow(
             tuple(ranks),
@@ -72,7 +76,7 @@ def rank_rows(evidence: Evidence, culprits: Collection[int]) -> list[RankRow]:
     return sorted(rows, key=lambda row: (_MOODS.index(row.doing.mood), row.ranks))
 
 
-def _doing(one: RankEvidence | None, at_fault: bool) -> Doing:
+def _doing(one: RankEvidence | None, at_fault: bool, waits: bool) -> Doing:
     if one is None:
         return Doing("error" if at_fault else "unknown", "no evidence")
     found = _first_in_flight(one)
@@ -81,8 +85,10 @@ def _doing(one: RankEvidence | None, at_fault: bool) -> Doing:
     mood, state = "quiet", "in no op"
     if op is not None:
         mood, state = "working", "waits"
-    elif one.location is not None and not one.recorded:
-        state = "seen at a line"
+    elif waits:
+        mood, state = "working", "waited"
+    elif not one.recorded:
+        mood, state = "unknown", "op not known"
     detail = one.called or ""
     if one.exception is not None:
         mood, state, detail = "warning", "raised", one.exception

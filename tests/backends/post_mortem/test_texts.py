@@ -127,7 +127,7 @@ def test_stacks_alone_say_where_the_ranks_are(tmp_path: Path) -> None:
     assert report.as_text() == (
         "rank 3 is at data.py:77 in __next__ of torch/utils/data/dataloader.py\n"
         "ranks 0–2 are at train.py:88 in all_reduce of "
-        "torch/distributed/distributed_c10d.py"
+        "torch.distributed"
     )
 
 
