@@ -15,7 +15,7 @@ from .log_lines import Source, group_line, split_line, work_line
 from .stacks import FAULT_LINE, main_thread, threads_in
 from .torchelastic import FailureTable, death_by_signal
 from .tracebacks import Raised, TracebackReader, evidence_of
-from .user_frames import position
+from .user_frames import LONGEST, position
 
 __all__ = ["KIND", "Log", "extract", "looks_like_log", "read_log"]
 
@@ -38,9 +38,10 @@ _SIGNS = (
 )
 _FAULT = b"(most recent call first):"
 _RESTART = re.compile(r"Worker group .*will restart worker group")
-_WORLD = re.compile(r"global_world_sizes=\[(\d+)")
+_WORLD = re.compile(r"global_world_sizes=\[(\d{1,6})[,\]]")
 _MPIRUN = re.compile(
-    r"noticed that process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)"
+    r"noticed that process rank (\d{1,6}) with PID \d+ on node \S+ "
+    r"exited on signal (\d{1,3})"
 )
 
 
@@ -102,7 +103,7 @@ class Log:
         """Take the next line."""
         if not (self.is_open or _may_tell(line)):
             return
-        source, text = split_line(line[:_LINE].decode("utf-8", errors="replace"))
+        source, text = split_line(line[:LONGEST].decode("utf-8", errors="replace"))
         if source.rank is None and source.local is None and self.table.feed(text):
             return
         if _RESTART.search(text):

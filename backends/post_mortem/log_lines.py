@@ -20,26 +20,27 @@ _TEE = re.compile(r"\[([A-Za-z_][\w.-]*?)(\d{1,6})\]:")
 
 _GROUP = (
     r"\[PG (?:ID \d+ PG GUID )?(?P<id>[^\s()\]]+)(?:\((?P<name>[^\]]*?)\))? "
-    r"Rank (?P<place>\d+)\]"
+    r"Rank (?P<place>\d{1,6})\]"
 )
 _STATUS = re.compile(
-    _GROUP + r".*?last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), "
-    r"(?:last started (?:NCCL )?work: (?P<started>-?\d+), )?"
-    r"last completed (?:NCCL )?work: (?P<completed>-?\d+)",
+    _GROUP + r".*?last enqueued (?:NCCL )?work: (?P<enqueued>-?\d{1,18}), "
+    r"(?:last started (?:NCCL )?work: (?P<started>-?\d{1,18}), )?"
+    r"last completed (?:NCCL )?work: (?P<completed>-?\d{1,18})",
     re.IGNORECASE,
 )
 _FAILED = re.compile(
-    r"(?:detected by watchdog at work(?: sequence id)?|Timeout at NCCL work): (\d+)"
+    r"(?:detected by watchdog at work(?: sequence id)?|Timeout at NCCL work): "
+    r"(\d{1,18})"
 )
 _INIT = re.compile(
-    _GROUP
-    + r".* initialization options: size: (?P<size>\d+), global rank: (?P<rank>\d+)"
+    _GROUP + r".* initialization options: size: (?P<size>\d{1,6}), "
+    r"global rank: (?P<rank>\d{1,6})"
 )
 _ANY_GROUP = re.compile(_GROUP)
 _WORK = re.compile(
-    r"\[Rank (\d+)\] Watchdog caught collective operation timeout: WorkNCCL\("
-    r"SeqNum=(\d+), OpType=(\w+)(?:, NumelIn=(\d+), NumelOut=(\d+))?"
-    r"(?:, Timeout\(ms\)=(\d+))?\)"
+    r"\[Rank (\d{1,6})\] Watchdog caught collective operation timeout: WorkNCCL\("
+    r"SeqNum=(\d{1,18}), OpType=(\w+)(?:, NumelIn=(\d{1,18}), NumelOut=(\d{1,18}))?"
+    r"(?:, Timeout\(ms\)=(\d{1,18}))?\)"
 )
 
 #: c10d's names of the types of ops → its functions.

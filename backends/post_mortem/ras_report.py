@@ -23,7 +23,7 @@ _BEGINNING = 1 << 14
 
 _JSON = re.compile(r'\s*\{\s*"nccl_version"')
 #: Nodes, processes per node, GPUs per process, processes, GPUs; see "Job summary".
-_TOTALS = re.compile(r"^ *[\d-]+ +[\d-]+ +[\d-]+ +(\d+) +\d+ *$", re.MULTILINE)
+_TOTALS = re.compile(r"^ *[\d-]+ +[\d-]+ +[\d-]+ +(\d{1,6}) +\d+ *$", re.MULTILINE)
 _FUNCTIONS = {
     "AllReduce": "all_reduce",
     "AllGather": "all_gather",

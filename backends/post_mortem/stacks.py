@@ -14,7 +14,7 @@ from typing import Any
 
 from ..observe.evidence import RankEvidence
 from .evidence_file import RawFile, UnreadableError
-from .user_frames import MOST, Frame, position, rank_in_name
+from .user_frames import LONGEST, MOST, Frame, position, rank_in_name
 
 __all__ = [
     "FAULT_LINE",
@@ -30,19 +30,19 @@ LARGEST = 64 << 20
 #: Bytes at the beginning by which a file is recognised; a log may stand before it.
 _BEGINNING = 1 << 16
 
-_RANK_HEADER = re.compile(r"=== Rank (\d+): .* ===$")
-_PROCESS = re.compile(r"Process (\d+): (.*)$")
+_RANK_HEADER = re.compile(r"=== Rank (\d{1,6}): .* ===$")
+_PROCESS = re.compile(r"Process (\d{1,18}): (.*)$")
 _PY_SPY_THREAD = re.compile(
     r"Thread (?:0x)?[\dA-Fa-f]+ \((?:active|idle)[^)]*\)(?:: \"(.*)\")?$"
 )
-_PY_SPY_FRAME = re.compile(r" {4}(\S.*) \(([^()]+?)(?::(\d+))?\)$")
+_PY_SPY_FRAME = re.compile(r" {4}(\S.*) \(([^()]+?)(?::(\d{1,9}))?\)$")
 #: The line with which faulthandler begins a thread.
 FAULT_LINE = re.compile(
     r"(?:(?:Current t|T)hread 0x[\dA-Fa-f]+.*|Stack) \(most recent call first\):$"
 )
-_FAULT_FRAME = re.compile(r"  File \"(.*)\", line (\d+|\?\?\?) in (.*)$")
-_RANK_OF_PROCESS = re.compile(r"(?:^|\s)(?:RANK=|--rank[= ])(\d+)(?!\S)")
-_RANK_LINE = re.compile(r"\s*(?:export )?RANK[=:] ?(\d+)\s*$")
+_FAULT_FRAME = re.compile(r"  File \"(.*)\", line (\d{1,9}|\?\?\?) in (.*)$")
+_RANK_OF_PROCESS = re.compile(r"(?:^|\s)(?:RANK=|--rank[= ])(\d{1,6})(?!\S)")
+_RANK_LINE = re.compile(r"\s*(?:export )?RANK[=:] ?(\d{1,6})\s*$")
 _PY_SPY_MAIN = "MainThread"
 
 
@@ -84,7 +84,7 @@ def threads_in(lines: Iterable[str]) -> list[_Process]:
     processes = [_Process()]
     thread: Thread | None = None
     for line in lines:
-        line = line.rstrip("\r\n")
+        line = line[:LONGEST].rstrip("\r\n")
         if (header := _RANK_HEADER.match(line)) is not None:
             processes.append(_Process(rank=int(header[1])))
             thread = None

@@ -21,8 +21,8 @@ _LARGEST = 16 << 20
 _FIELD = re.compile(r" {2}(time|host|rank|exitcode|error_file|traceback) *: (.*)$")
 _RAW_FIELDS = (b"  time ", b"  host ", b"  rank ")
 _ROOT_CAUSE = "Root Cause (first observed failure):"
-_RANK = re.compile(r"(\d+) \(local_rank: (\d+)\)")
-_EXIT = re.compile(r"(-?\d+) +\(pid: (\d+)\)")
+_RANK = re.compile(r"(\d{1,6}) \(local_rank: (\d{1,6})\)")
+_EXIT = re.compile(r"(-?\d{1,9}) +\(pid: (\d{1,18})\)")
 _BORDER = re.compile(r"(?:=+|-+|\[\d+\]:)$")
 #: What a launcher sends to the ranks that are left, and what the watchdog ends with.
 _SENT = (signal.SIGTERM, signal.SIGINT)

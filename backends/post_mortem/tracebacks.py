@@ -15,7 +15,7 @@ __all__ = ["Raised", "TracebackReader", "evidence_of", "raised_in"]
 _LONGEST = 200
 
 _BEGINS = "Traceback (most recent call last):"
-_FRAME = re.compile(r"\s*File \"(.*)\", line (\d+)(?:, in (.*))?$")
+_FRAME = re.compile(r"\s*File \"(.*)\", line (\d{1,9})(?:, in (.*))?$")
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:: .*|:)?$")
 #: What a rank raises because another one is late, is dead or has left.
 _CONSEQUENCES = re.compile(
@@ -32,7 +32,7 @@ _LOST = re.compile(
 )
 _BETWEEN_RANKS = re.compile(r"gloo|c10d|nccl|TCPStore|Dist\w+Error", re.IGNORECASE)
 #: The key by which a rank of gloo is found, in the group of all ranks.
-_KEY = re.compile(r"timeout after \d+ms, keys: /?default_pg/\d+//\w+//\d+/(\d+)$")
+_KEY = re.compile(r"timeout after \d+ms, keys: /?default_pg/\d+//\w+//\d+/(\d{1,6})$")
 
 
 class Raised(NamedTuple):

@@ -9,10 +9,12 @@ from typing import NamedTuple
 
 from ..observe.evidence import SourceLine
 
-__all__ = ["Frame", "library_name", "position", "rank_in_name"]
+__all__ = ["LONGEST", "MOST", "Frame", "library_name", "position", "rank_in_name"]
 
-#: The most frames of a stack that are kept.
+#: The most frames of a stack that are kept, and characters of a line that are read:
+#: a pattern takes long for a line that somebody has made for it.
 MOST = 500
+LONGEST = 4096
 
 #: Parts of a path below which code is installed, not written by the user.
 _INSTALLED = re.compile(

@@ -416,6 +416,30 @@ def test_damaged_logs(tmp_path: Path) -> None:
         assert len(examine([tmp_path]).files) == 1, number
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[rank{n}]: x",
+        "[rank0]: [PG ID 0 PG GUID 0(default_pg) Rank {n}] last enqueued work: {n}, "
+        "last completed work: {n}",
+        WORK.replace("{place}", "{n}").replace("{seq}", "{n}").replace("{op}", "X"),
+        "global_world_sizes=[{n}]",
+        "  rank      : {n} (local_rank: {n})",
+        "noticed that process rank {n} with PID {n} on node x exited on signal {n} (K)",
+    ],
+)
+def test_numbers_without_end(tmp_path: Path, line: str) -> None:
+    for digits in (7, 19, 5000):
+        text = line.replace("{n}", "9" * digits)
+        report = examined(tmp_path, f"[rank0]: x\n{text}\n")
+        assert report.verdicts == ()
+
+
+def test_a_line_that_was_made_to_take_long(tmp_path: Path) -> None:
+    # The test's timeout would be exceeded, if patterns saw the whole line.
+    examined(tmp_path, "[PG 0 Rank 0]" * 100_000 + "\n" + "[rank0]: [PG 0(" * 100_000)
+
+
 def test_a_large_log_is_cut_down_to_what_tells() -> None:
     other = b"step 1 loss 0.3\n" * 100_000
     log = io.BytesIO(other + "\n".join(hung()).encode() + b"\n" + other)
