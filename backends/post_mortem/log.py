@@ -82,7 +82,7 @@ class Log:
         #: Ranks that have a line.
         self.present: set[int] = set() if rank is None else {rank}
         #: Ranks that waited until a timeout, or until a connection was lost.
-        self.gave_up: set[int] = set()
+        self.gave_up: dict[int, RankEvidence] = {}
         self.world_size: int | None = None
         self._begin()
 
@@ -165,7 +165,7 @@ class Log:
         for rank, several in raised.items():
             one = evidence_of(rank, several, path)
             if one.exception is None:
-                self.gave_up.add(rank)
+                self.gave_up[rank] = one
             found.append(one)
         return found + list(self._ends(path, raised))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Collection
+from dataclasses import replace
 
 from ..groups.key import GroupKey
 from ..observe.evidence import Evidence, Group, RankEvidence
@@ -33,11 +34,13 @@ class Texts:
 
     def __init__(self) -> None:
         self._files: dict[str, EvidenceFile] = {}
-        self._found: list[RankEvidence] = []
+        #: What files tell of single ranks, and when each file was written.
+        self._found: list[tuple[int, str, RankEvidence]] = []
         self._logs: dict[str, Log] = {}
         #: Error files whose names have no rank.
         self._errors: list[RawFile] = []
-        self._gave_up: set[int] = set()
+        #: Where ranks gave up.
+        self._gave_up: dict[int, RankEvidence] = {}
         #: Ranks that were alive when the launcher ended them.
         self._alive: set[int] = set()
         self._absent: list[int] = []
@@ -64,7 +67,8 @@ class Texts:
             if reader is _ERRORS:
                 self._errors.append(file)
         else:
-            self._found += found
+            written = file.modified_ns or 0
+            self._found += [(written, file.path, one) for one in found]
             ranks = tuple(sorted({one.rank for one in found}))
             self._files[file.path] = EvidenceFile(file.path, reader.kind, ranks)
         return True
@@ -80,18 +84,19 @@ class Texts:
             joined.join(log.groups, path)
             world_size = world_size or log.groups.world_size or log.world_size
             ends += log.evidence(path)
-            self._gave_up |= log.gave_up
+            self._gave_up.update(log.gave_up)
             present |= log.present | log.table.failures.keys()
             self._alive |= {
                 rank for rank, one in log.table.failures.items() if one.was_ended
             }
         self._place_errors()
-        last = max([-1, *present, *(one.rank for one in self._found)])
+        last = max([-1, *present, *(one.rank for *_, one in self._found)])
         self._absent = sorted(set(range(world_size or last + 1)) - present)
         counters = list(joined.evidence(present, world_size, groups))
         self._note(present, joined.notes())
-        # A stack is of the time when somebody looked: a traceback, of the end.
-        return [*ends, *self._found, *counters], world_size
+        # A stack is of the time when the job hung: a traceback, of its end.
+        newest = sorted(self._found, key=lambda one: one[:2], reverse=True)
+        return _one_place([*(one for *_, one in newest), *ends, *counters]), world_size
 
     def _place_errors(self) -> None:
         """Read error files beside a log of one rank: torchrun gives each a folder."""
@@ -110,8 +115,9 @@ class Texts:
                 # Its problem is told already.
                 continue
             else:
-                self._found += found
-                self._gave_up |= {rank} if found[0].exception is None else set()
+                self._found += [(file.modified_ns or 0, file.path, found[0])]
+                if found[0].exception is None:
+                    self._gave_up[rank] = found[0]
                 self._files[file.path] = EvidenceFile(file.path, _ERRORS.kind, (rank,))
 
     def _note(self, present: Collection[int], notes: list[str]) -> None:
@@ -149,17 +155,16 @@ class Texts:
             if rank not in self._gave_up and (one.exception or one.death)
         }
         waits: dict[tuple[str, str], list[int]] = {}
-        for rank in sorted(self._gave_up):
-            one = evidence.ranks[rank]
+        for rank, one in sorted(self._gave_up.items()):
             place = str(one.location or ""), one.called or ""
             waits.setdefault(place, []).append(rank)
         for raised in unplaced:
-            line, called = position(raised.frames)
-            waits.setdefault((str(line or ""), called or ""), [])
+            at, call = position(raised.frames)
+            waits.setdefault((str(at or ""), call or ""), [])
         if not waits and not ended:
             return None
         told = list(ended.values())
-        missing = sorted(awaited - ended.keys() - self._gave_up)
+        missing = sorted(awaited - ended.keys() - self._gave_up.keys())
         if missing:
             verb = "has" if len(missing) == 1 else "have"
             told.append(
@@ -168,7 +173,7 @@ class Texts:
         for (line, called), ranks in waits.items():
             who = name_ranks(ranks) if ranks else "others"
             told.append(f"{who} gave up waiting{_at(line)}{called and f' in {called}'}")
-        alive = sorted(self._alive - self._gave_up - ended.keys())
+        alive = sorted(self._alive - self._gave_up.keys() - ended.keys())
         if alive:
             them = "it" if len(alive) == 1 else "them"
             told.append(f"{name_ranks(alive)} lived until the launcher ended {them}")
@@ -187,6 +192,19 @@ class Texts:
             "; ".join(told),
             line=line,
         )
+
+
+def _one_place(found: list[RankEvidence]) -> list[RankEvidence]:
+    """Return `found` with one place of each rank, the first: a line and its call."""
+    placed: set[int] = set()
+    kept = []
+    for one in found:
+        if one.location is not None and one.rank in placed:
+            one = replace(one, location=None, called=None)
+        elif one.location is not None:
+            placed.add(one.rank)
+        kept.append(one)
+    return kept
 
 
 def _at(line: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,26 @@ def test_stacks_alone_say_where_the_ranks_are(tmp_path: Path) -> None:
         "ranks 0–2 are at train.py:88 in all_reduce of "
         "torch.distributed"
     )
+
+
+def test_the_newest_of_several_stacks_counts(tmp_path: Path) -> None:
+    later = PY_SPY.replace("    wait (", "    read (").replace(
+        "data.py:77", "data.py:79"
+    )
+    for second, text in enumerate((PY_SPY, later, FAULTHANDLER)):
+        path = tmp_path / f"dump_{9 - second}" / "rank_3"
+        path.parent.mkdir()
+        path.write_text(text)
+        os.utime(path, (1000 + second, 1000 + second))
+    (one,) = examine([tmp_path]).evidence.ranks.values()
+    assert str(one.location) == "train.py:88"
+    # Line and call are those of one file.
+    (tmp_path / "dump_7" / "rank_3").write_text(
+        "Thread 0x00007ff8a2ca9b80 (most recent call first):\n"
+        '  File "/job/train.py", line 91 in step\n'
+    )
+    (one,) = examine([tmp_path]).evidence.ranks.values()
+    assert (str(one.location), one.called) == ("train.py:91", None)
 
 
 def test_what_is_not_known(tmp_path: Path) -> None:
