@@ -11,11 +11,18 @@ from typing import BinaryIO
 
 from ..observe.evidence import RankEvidence
 from .log_groups import LogGroups
-from .log_lines import Source, group_line, split_line, work_line
+from .log_lines import (
+    OP_STACK,
+    Source,
+    group_line,
+    op_frame,
+    split_line,
+    work_line,
+)
 from .stacks import FAULT_LINE, main_thread, threads_in
 from .torchelastic import FailureTable, death_by_signal
 from .tracebacks import Raised, TracebackReader, evidence_of
-from .user_frames import LONGEST, position
+from .user_frames import LONGEST, MOST, Frame, position
 
 __all__ = ["KIND", "Log", "extract", "looks_like_log", "read_log"]
 
@@ -93,11 +100,13 @@ class Log:
         self.groups = LogGroups()
         self.table = FailureTable()
         self._deaths: dict[int, str] = {}
+        #: The rank whose op's stack has begun, and its calls.
+        self._op_stack: tuple[int, list[Frame]] | None = None
 
     @property
     def is_open(self) -> bool:
         """Whether the next line may belong to what has begun, as a traceback."""
-        return bool(self._open) or self.table.is_open
+        return bool(self._open) or self.table.is_open or self._op_stack is not None
 
     def feed(self, line: bytes) -> None:
         """Take the next line."""
@@ -105,6 +114,8 @@ class Log:
             return
         source, text = split_line(line[:LONGEST].decode("utf-8", errors="replace"))
         if source.rank is None and source.local is None and self.table.feed(text):
+            return
+        if self._op_stack is not None and self._feed_op_stack(text):
             return
         if _RESTART.search(text):
             self._begin()
@@ -115,6 +126,19 @@ class Log:
             self._deaths[rank] = death_by_signal(rank, number)
         else:
             self._feed_rank(source, text)
+
+    def _feed_op_stack(self, text: str) -> bool:
+        """Take a line of the stack of an op that timed out, which has no rank."""
+        assert self._op_stack is not None
+        rank, frames = self._op_stack
+        frame = op_frame(text)
+        if frame is not None and len(frames) < MOST:
+            frames.append(frame)
+            return True
+        frames[-1:] = [one._replace(outermost=True) for one in frames[-1:]]
+        self.groups.add_line(rank, position(frames)[0])
+        self._op_stack = None
+        return False
 
     def _feed_rank(self, source: Source, text: str) -> None:
         known = group_line(text)
@@ -135,6 +159,8 @@ class Log:
                 self.groups.add_work(rank, work)
             if known is not None:
                 self.groups.add(rank, known)
+            if OP_STACK in text:
+                self._op_stack = rank, []
         # Torch's excepthook writes the rank before each line; what is not empty.
         stream = self._streams.setdefault(source, _Stream())
         stream.feed(text)
@@ -219,6 +245,8 @@ def read_log(file: BinaryIO, rank: int | None = None) -> Log:
         if log.is_open or _may_tell(lines):
             for line in io.BytesIO(lines):
                 log.feed(line)
+    # Ends what is open.
+    log.feed(b"\n")
     return log
 
 

@@ -13,6 +13,7 @@ from ..observe.evidence import (
     IssuedOp,
     Progress,
     RankEvidence,
+    SourceLine,
 )
 from ..rank_sets import name_ranks
 from .log_lines import GroupLine, WorkLine
@@ -32,6 +33,7 @@ class _Member:
     #: The op that timed out, and its place among those of the rank.
     work: WorkLine | None = None
     order: int = 0
+    line: SourceLine | None = None
     #: The log that has its lines.
     source: str = ""
 
@@ -99,6 +101,8 @@ class LogGroups:
         self.timed_out: set[int] = set()
         #: Ops that timed out, whose group has not been named yet, by rank.
         self._pending: dict[int, list[tuple[int, WorkLine]]] = {}
+        #: The user's line that issued an op, by its rank and number in the log.
+        self._user_lines: dict[tuple[int, int], SourceLine] = {}
         self._lines = 0
         self._notes: list[str] = []
 
@@ -115,6 +119,12 @@ class LogGroups:
         pending = self._pending.setdefault(rank, [])
         if all(one != work for _, one in pending):
             pending.append((self._lines, work))
+
+    def add_line(self, rank: int, line: SourceLine | None) -> None:
+        """Take the line that issued the op of `rank` which timed out last."""
+        pending = self._pending.get(rank)
+        if pending and line is not None:
+            self._user_lines[rank, pending[-1][0]] = line
 
     def add(self, rank: int, line: GroupLine) -> None:
         """Take what a line says of a rank in a group."""
@@ -152,8 +162,9 @@ class LogGroups:
         """Take what another log tells, which has the path `path`."""
         other._of_one_group()
         for key, group in other._groups.items():
-            for member in group.members.values():
+            for rank, member in group.members.items():
                 member.source = path
+                member.line = other._user_lines.get((rank, member.order))
             known = self._groups.get(key)
             if known is None:
                 known = _Group(group.id, group.name, group.is_default)
@@ -238,7 +249,7 @@ def _waits(group: _Group) -> str:
 
 
 def _group_evidence(member: _Member, p2p: bool) -> GroupEvidence:
-    ops = () if member.work is None else (_op(member.work, member.order),)
+    ops = () if member.work is None else (_op(member.work, member),)
     if p2p:
         # Sends and receives, which have numbers of their own, are counted with these.
         return GroupEvidence(ops)
@@ -247,7 +258,7 @@ def _group_evidence(member: _Member, p2p: bool) -> GroupEvidence:
     )
 
 
-def _op(work: WorkLine, order: int) -> IssuedOp:
+def _op(work: WorkLine, member: _Member) -> IssuedOp:
     arrays = UNKNOWN_ARRAYS
     if work.elements is not None:
         inputs, outputs = work.elements
@@ -255,10 +266,11 @@ def _op(work: WorkLine, order: int) -> IssuedOp:
     return IssuedOp(
         work.op,
         work.seq,
-        order,
+        member.order,
         "unknown",
         retired=False,
         is_p2p=work.op in ("send", "recv"),
         arrays=arrays,
+        line=member.line,
         timeout=work.timeout,
     )

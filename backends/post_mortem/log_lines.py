@@ -10,7 +10,18 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-__all__ = ["GroupLine", "Source", "WorkLine", "group_line", "split_line", "work_line"]
+from .user_frames import Frame
+
+__all__ = [
+    "OP_STACK",
+    "GroupLine",
+    "Source",
+    "WorkLine",
+    "group_line",
+    "op_frame",
+    "split_line",
+    "work_line",
+]
 
 #: Characters in which the prefixes of a line stand, those of a launcher included.
 _PREFIXES = 300
@@ -23,8 +34,9 @@ _GROUP = (
     r"Rank (?P<place>\d{1,6})\]"
 )
 _STATUS = re.compile(
-    _GROUP + r".*?last enqueued (?:NCCL )?work: (?P<enqueued>-?\d{1,18}), "
-    r"(?:last started (?:NCCL )?work: (?P<started>-?\d{1,18}), )?"
+    _GROUP
+    + r".*?last enqueued (?:NCCL )?work: (?P<enqueued>-?\d{1,18})(?: \(\w+\))?,? "
+    r"(?:last started (?:NCCL )?work: (?P<started>-?\d{1,18})(?: \(\w+\))?,? )?"
     r"last completed (?:NCCL )?work: (?P<completed>-?\d{1,18})",
     re.IGNORECASE,
 )
@@ -42,6 +54,11 @@ _WORK = re.compile(
     r"SeqNum=(\d{1,18}), OpType=(\w+)(?:, NumelIn=(\d{1,18}), NumelOut=(\d{1,18}))?"
     r"(?:, Timeout\(ms\)=(\d{1,18}))?\)"
 )
+
+_OP_FRAME = re.compile(r"#\d{1,4} (.*) from (.*):(\d{1,9})$")
+
+#: The line before the stack of an op that timed out, of whose rank it is.
+OP_STACK = "Stack trace of the failed collective:"
 
 #: c10d's names of the types of ops → its functions.
 _FUNCTIONS = {
@@ -124,6 +141,12 @@ def work_line(text: str) -> WorkLine | None:
     elements = None if count is None else (int(count), int(result))
     seconds = None if timeout is None else int(timeout) / 1000
     return WorkLine(int(place), int(seq), function, elements, seconds)
+
+
+def op_frame(text: str) -> Frame | None:
+    """Return a call of the stack of an op: ``#2 step from /job/train.py:88``."""
+    found = _OP_FRAME.match(text)
+    return found and Frame(found[2], int(found[3]), found[1])
 
 
 def group_line(text: str) -> GroupLine | None:

@@ -29,6 +29,9 @@ STATUS = {
     "2.6": "[PG ID 0 PG GUID 0(default_pg) Rank {place}] Exception (either an error or "
     "timeout) detected by watchdog at work: {seq}, last enqueued NCCL work: {seq}, "
     "last completed NCCL work: {done}.",
+    "2.13": "[PG ID 0 PG GUID 0(default_pg) Rank {place}]  failure detected by "
+    "watchdog at work sequence id: {seq} PG status: last enqueued work: {seq}, last started "
+    "work: {seq} (ALLREDUCE), last completed work: {done}",
     "2.7": "[PG ID 0 PG GUID 0(default_pg) Rank {place}]  failure detected by watchdog "
     "at work sequence id: {seq} PG status: last enqueued work: {seq}, last completed "
     "work: {done}",
@@ -82,6 +85,25 @@ def test_the_watchdogs_lines(tmp_path: Path, version: str, prefix: str) -> None:
     assert verdict.group.ranks == (0, 1, 2, 3)
     assert report.files[0].kind == "torchrun log"
     assert report.files[0].ranks == (0, 1, 2, 3)
+
+
+def test_the_stack_of_the_op_that_timed_out(tmp_path: Path) -> None:
+    stack = (
+        "Stack trace of the failed collective: \n"
+        "#0 all_reduce from /opt/lib/python3.12/site-packages/torch/distributed/"
+        "distributed_c10d.py:3174\n"
+        "#1 wrapper from /opt/lib/python3.12/site-packages/torch/distributed/"
+        "c10d_logger.py:83\n"
+        "#2 step from /job/train.py:88\n"
+        "#3 <module> from /job/train.py:120\n"
+    )
+    start = PREFIXES["none"].format(rank=0)
+    lines = hung()
+    report = examined(tmp_path, [*lines[:2], start + stack, *lines[2:], start + stack])
+    assert "all_reduce #13 of group 'default_pg' (train.py:88)" in (
+        report.verdicts[0].text
+    )
+    assert report.verdicts[0].line == "train.py:88"
 
 
 def test_the_hosts_of_a_job_are_one_log(tmp_path: Path) -> None:
