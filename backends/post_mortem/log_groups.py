@@ -221,16 +221,19 @@ def _known(group: _Group, groups: Collection[Group]) -> Group | None:
 
 
 def _tells(group: _Group, ranks: list[int], size: int | None) -> bool:
-    """Whether the lines can tell who is missing: all members are known, or one lags.
+    """Whether the lines can tell a cause: all members are known, or not all are alike.
 
     Of a group whose size is not known the rank that is missing may be the last, and the
     others would look as if all were in.
     """
     if size is not None or set(ranks) - group.members.keys():
         return True
+    works = [one.work for one in group.members.values() if one.work]
+    if len({(one.seq, one.op, one.elements) for one in works}) > 1:
+        return True
     numbers = [one.enqueued for one in group.members.values()]
-    stuck = [one.work.seq for one in group.members.values() if one.work]
-    return any(n is not None and n < max(stuck, default=0) for n in numbers)
+    stuck = max((one.seq for one in works), default=0)
+    return any(n is not None and n < stuck for n in numbers)
 
 
 def _waits(group: _Group) -> str:

@@ -30,8 +30,8 @@ STATUS = {
     "timeout) detected by watchdog at work: {seq}, last enqueued NCCL work: {seq}, "
     "last completed NCCL work: {done}.",
     "2.13": "[PG ID 0 PG GUID 0(default_pg) Rank {place}]  failure detected by "
-    "watchdog at work sequence id: {seq} PG status: last enqueued work: {seq}, last started "
-    "work: {seq} (ALLREDUCE), last completed work: {done}",
+    "watchdog at work sequence id: {seq} PG status: last enqueued work: {seq}, last "
+    "started work: {seq} (ALLREDUCE), last completed work: {done}",
     "2.7": "[PG ID 0 PG GUID 0(default_pg) Rank {place}]  failure detected by watchdog "
     "at work sequence id: {seq} PG status: last enqueued work: {seq}, last completed "
     "work: {done}",
@@ -85,6 +85,16 @@ def test_the_watchdogs_lines(tmp_path: Path, version: str, prefix: str) -> None:
     assert verdict.group.ranks == (0, 1, 2, 3)
     assert report.files[0].kind == "torchrun log"
     assert report.files[0].ranks == (0, 1, 2, 3)
+
+
+def test_ops_that_differ(tmp_path: Path) -> None:
+    lines = [line for line in hung(late=9) if "dump signal" not in line]
+    lines = [
+        line.replace("ALLREDUCE", "BROADCAST") if "[rank3]" in line else line
+        for line in lines
+    ]
+    (verdict,) = examined(tmp_path, lines).verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.OP_MISMATCH, (3,))
 
 
 def test_the_stack_of_the_op_that_timed_out(tmp_path: Path) -> None:
