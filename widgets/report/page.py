@@ -14,7 +14,7 @@ from rankscope.backends.post_mortem.report import Report
 from rankscope.backends.rank_sets import name_ranks
 
 from .last_ops import Cell, GroupOps, last_ops
-from .markup import fold, mark, op_name, ranks_html, text
+from .markup import fold, mark, op_name, prose, ranks_html, text
 from .rank_rows import RankRow, all_ranks, line_of_op, rank_rows
 
 __all__ = ["report_page"]
@@ -95,14 +95,14 @@ def _verdicts(report: Report) -> Iterable[str]:
         mood = "fine" if recorded else "open"
         yield f'<section class="verdict {mood}"><h1>{said}</h1></section>'
     for one in report.verdicts:
-        listed = "".join(f"<li>{text(item, 1000)}</li>" for item in one.consequences)
+        listed = "".join(f"<li>{prose(item, 1000)}</li>" for item in one.consequences)
         more = f"<ul>{listed}</ul>" if listed else ""
         kind = one.fault.value.capitalize()
         said = str(one)[:1].upper() + str(one)[1:]
         mood = "" if one.culprits else " open"
         yield (
             f'<section class="verdict{mood}"><p class="kind">{text(kind)}</p>'
-            f"<h1>{text(said, 2000)}</h1>{more}</section>"
+            f"<h1>{prose(said, 2000)}</h1>{more}</section>"
         )
 
 
@@ -162,7 +162,9 @@ def _rank_cells(row: RankRow) -> list[str]:
     detail = text(doing.detail)
     if len(row.processes) == 1 and len(row.ranks) == 1:
         process = row.processes[0].removeprefix(f"rank {row.ranks[0]}: ")
-        detail += f"{'<br>' if detail else ''}{text(process)}"
+        detail += (
+            f"{'<br>' if detail else ''}<span class='nowrap'>{text(process)}</span>"
+        )
     elif row.processes:
         listed = "<br>".join(map(text, row.processes))
         detail += fold("processes", f'<p class="list">{listed}</p>')
@@ -186,7 +188,8 @@ def _row(mood: str, titles: Sequence[str], cells: Sequence[str]) -> str:
         kind = f' class="{classes[title]}"' if title in classes else ""
         scope = ' scope="row"' if tag == "th" else ""
         # The label is what a narrow page shows before the cell.
-        parts.append(f'<{tag}{scope}{kind} data-label="{title}">{cell}</{tag}>')
+        inside = f"<div>{cell}</div>" if cell else ""
+        parts.append(f'<{tag}{scope}{kind} data-label="{title}">{inside}</{tag}>')
     blamed = ' class="error"' if mood == "error" else ""
     return f"<tr{blamed}>{''.join(parts)}</tr>"
 

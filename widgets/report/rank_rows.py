@@ -89,7 +89,7 @@ def _doing(one: RankEvidence | None, at_fault: bool, waits: bool) -> Doing:
         mood, state = "working", "waited"
     elif not one.recorded:
         mood, state = "unknown", "op not known"
-    detail = one.called or ""
+    detail = f"in {one.called}" if one.called else ""
     if one.exception is not None:
         mood, state, detail = "warning", "raised", one.exception
         line = one.exception_line or line

@@ -47,7 +47,7 @@ class _Text(HTMLParser):
     @property
     def text(self) -> str:
         assert not self._open
-        return " ".join(filter(None, self.words))
+        return " ".join(filter(None, self.words)).replace(" ,", ",")
 
 
 def parsed(page: str) -> _Text:
@@ -65,7 +65,7 @@ def test_the_verdict_is_first() -> None:
     assert text.index("Missing ranks Rank 5 has not entered") < text.index(" Ranks ")
     for part in (
         "rank 5 at fault, in no op data.py:77 next_batch",
-        "rank 0 waits all_ reduce #13 default_pg 10 min train.py:88 train_step",
+        "rank 0 waits all_reduce #13 default_pg 10 min train.py:88 train_step",
         "ranks 0–4, 6–7",
         "not issued",
         "/job/data.py:77 next_batch in wait of threading.py",
