@@ -44,7 +44,7 @@ class EvidenceFile:
 
 
 class Reader(Protocol):
-    """Reads one kind of file. A reader sees one file at a time, and executes nothing."""
+    """Reads one kind of file: one at a time, and without executing anything."""
 
     #: What `EvidenceFile.kind` names.
     kind: str

@@ -15,7 +15,6 @@ from ..observe.evidence import (
     RankEvidence,
     SourceLine,
 )
-from ..rank_sets import name_ranks
 from .log_lines import GroupLine, WorkLine
 
 __all__ = ["LogGroups"]
@@ -62,21 +61,23 @@ class _Group:
         self.places.update(other.places)
         self.members.update(other.members)
 
-    def ranks(self, present: Collection[int], world: int | None) -> list[int] | None:
-        """Return the global ranks of the members; None if they are not certain.
+    def group(self, present: Collection[int], world: int | None) -> Group:
+        """Return the group with its members, as far as they are certain.
 
         Groups have their ranks in ascending order: between 8 and 10 there is 9 only.
         """
+        name = self.name or self.id
         if self.is_default:
             last = max([*self.places.values(), *present], default=-1)
-            return list(range(world or last + 1))
-        ranks = []
-        for place in range(self.size or max(self.places) + 1):
-            rank = self.places.get(place, self._between(place))
-            if rank is None:
-                return None
-            ranks.append(rank)
-        return ranks
+            ranks = tuple(range(world or last + 1))
+            return Group(name, ranks, self.id, world is not None)
+        ranks_of = [
+            self.places.get(place, self._between(place))
+            for place in range(self.size or max(self.places) + 1)
+        ]
+        known = tuple(rank for rank in ranks_of if rank is not None)
+        complete = self.size is not None and len(known) == len(ranks_of)
+        return Group(name, known, self.id, complete)
 
     def _between(self, place: int) -> int | None:
         """Return the rank at a place that no line names, if only one is possible."""
@@ -104,7 +105,6 @@ class LogGroups:
         #: The user's line that issued an op, by its rank and number in the log.
         self._user_lines: dict[tuple[int, int], SourceLine] = {}
         self._lines = 0
-        self._notes: list[str] = []
 
     @property
     def world_size(self) -> int | None:
@@ -174,24 +174,16 @@ class LogGroups:
     def evidence(
         self, present: Collection[int], world: int | None, groups: Collection[Group]
     ) -> Iterator[RankEvidence]:
-        """Yield what is known of each rank, in groups whose members are certain.
+        """Yield what is known of each rank; a group may not be complete.
 
         `present` has the ranks with a line; other files tell of `groups`.
         """
-        self._notes = []
         by_rank: dict[int, dict[Group, GroupEvidence]] = {}
         sources: dict[int, str] = {}
         for group in self._groups.values():
             if not group.members:
                 continue
-            key = _known(group, groups)
-            if key is None:
-                ranks = group.ranks(present, world)
-                size = world if group.is_default else group.size
-                if ranks is None or not _tells(group, ranks, size):
-                    self._notes.append(_waits(group))
-                    continue
-                key = Group(group.name or group.id, tuple(ranks), group.id)
+            key = _known(group, groups) or group.group(present, world)
             p2p = any(
                 one.work and one.work.op in _P2P for one in group.members.values()
             )
@@ -202,10 +194,6 @@ class LogGroups:
             # The watchdog's counters are records, as far as they go.
             counted = any(one.progress.enqueued is not None for one in found.values())
             yield RankEvidence(rank, found, recorded=counted, source=sources.get(rank))
-
-    def notes(self) -> list[str]:
-        """Return what the log tells that is no evidence: of groups in part unknown."""
-        return self._notes
 
 
 def _known(group: _Group, groups: Collection[Group]) -> Group | None:
@@ -218,37 +206,6 @@ def _known(group: _Group, groups: Collection[Group]) -> Group | None:
         and group.members.keys() <= set(one.ranks)
     ]
     return found[0] if len(found) == 1 else None
-
-
-def _tells(group: _Group, ranks: list[int], size: int | None) -> bool:
-    """Whether the lines can tell a cause: all members are known, or not all are alike.
-
-    Of a group whose size is not known the rank that is missing may be the last, and the
-    others would look as if all were in.
-    """
-    if size is not None or set(ranks) - group.members.keys():
-        return True
-    works = [one.work for one in group.members.values() if one.work]
-    if len({(one.seq, one.op, one.elements) for one in works}) > 1:
-        return True
-    numbers = [one.enqueued for one in group.members.values()]
-    stuck = max((one.seq for one in works), default=0)
-    return any(n is not None and n < stuck for n in numbers)
-
-
-def _waits(group: _Group) -> str:
-    name = group.name or f"group {group.id}"
-    works = {rank: one.work for rank, one in group.members.items() if one.work}
-    if not works:
-        return f"{name}: its members are not all known"
-    work = min(works.values(), key=lambda one: one.seq)
-    ranks = name_ranks(
-        rank for rank, one in works.items() if (one.seq, one.op) == (work.seq, work.op)
-    )
-    return (
-        f"{ranks} waited in {work.op} #{work.seq} of {name}; which other ranks are in "
-        "the group, it does not say"
-    )
 
 
 def _group_evidence(member: _Member, p2p: bool) -> GroupEvidence:

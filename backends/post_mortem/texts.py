@@ -93,7 +93,7 @@ class Texts:
         last = max([-1, *present, *(one.rank for *_, one in self._found)])
         self._absent = sorted(set(range(world_size or last + 1)) - present)
         counters = list(joined.evidence(present, world_size, groups))
-        self._note(present, joined.notes())
+        self._note(present)
         # A stack is of the time when the job hung: a traceback, of its end.
         newest = sorted(self._found, key=lambda one: one[:2], reverse=True)
         return _one_place([*(one for *_, one in newest), *ends, *counters]), world_size
@@ -120,17 +120,17 @@ class Texts:
                     self._gave_up[rank] = found[0]
                 self._files[file.path] = EvidenceFile(file.path, _ERRORS.kind, (rank,))
 
-    def _note(self, present: Collection[int], notes: list[str]) -> None:
+    def _note(self, present: Collection[int]) -> None:
         absent = [self._no_line()] if self._absent and present else []
         for path, log in self._logs.items():
             ranks = tuple(sorted(log.present | log.table.failures.keys()))
-            own = [*absent, *notes]
+            own = [*absent]
             if unplaced := [one for one in log.unplaced() if not one.is_consequence]:
                 text = unplaced[-1].text
                 own.append(f"{text}: it does not say on which rank that was raised")
             self._files[path] = EvidenceFile(path, KIND, ranks, "; ".join(own))
             # What is said of all logs is said once.
-            absent, notes = [], []
+            absent = []
 
     def _no_line(self) -> str:
         it = "it may be cut" if len(self._logs) == 1 else "one may be missing"

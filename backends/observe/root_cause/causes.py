@@ -367,7 +367,7 @@ def _cycle(
         culprits = ring
     elif len(sides) == 2 and sizes[0] < sizes[1]:
         # Most ranks are in one op: those in the other have another order.
-        culprits = min(sides.values(), key=len)
+        culprits = sorted(sides.values(), key=len)[0]
     return Cause(
         Fault.ORDER_MISMATCH,
         tuple(sorted(culprits)),

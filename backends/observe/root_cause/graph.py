@@ -69,7 +69,7 @@ def shortest_cycle(
         before = {start: start}
         row = [start]
         while row and (not best or len(before) > 0):
-            following = []
+            following: list[int] = []
             for node in row:
                 for target in sorted(set(edges.get(node, ())) & inside):
                     if target == start:

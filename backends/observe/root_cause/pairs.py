@@ -58,8 +58,8 @@ class Pairs:
                 known = self.known[peer]
                 absent = known.lists_all_in_flight or known.lists_all
                 unsure = not (known.lists_all and self.known[rank].lists_all)
-                where = {"absent" if absent else "unknown": (peer,)}
-                wait = Wait(rank, self.group, op.seq, op, unsure=unsure, **where)
+                away, unknown = ((peer,), ()) if absent else ((), (peer,))
+                wait = Wait(rank, self.group, op.seq, op, away, unknown, unsure=unsure)
                 waits.append(wait)
                 continue
             ahead = () if other.in_flight else (peer,)

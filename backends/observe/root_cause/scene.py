@@ -146,7 +146,9 @@ class GroupScene:
             if seq not in places:
                 places[seq] = self._others(seq, stale, bounds)
             op = self.op(rank, seq)
-            found.append(Wait(rank, self.group, seq, op, *places[seq]))
+            absent, unknown, ahead = places[seq]
+            wait = Wait(rank, self.group, seq, op, absent, unknown, ahead)
+            found.append(wait)
         return found
 
     def _others(

@@ -26,6 +26,7 @@ def verdict_of(
     tell = _cycle if cause.cycle else _TEXTS.get(cause.fault, _mismatch)
     text = tell(cause, picture)
     difference = cause.difference
+    op: IssuedOp | None
     if difference is not None:
         group, seq, op = difference.group, difference.seq, difference.op
     else:
