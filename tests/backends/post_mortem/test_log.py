@@ -151,7 +151,7 @@ def test_group_and_global_ranks_are_kept_apart(tmp_path: Path) -> None:
     lines = []
     for place, rank in enumerate((8, 9, 10, 11)):
         start = f"[rank{rank}]:[E ProcessGroupNCCL.cpp:1] "
-        group = f"[PG ID 3 PG GUID 5(tp) Rank {place}] "
+        prefix = f"[PG ID 3 PG GUID 5(tp) Rank {place}] "
         if rank == 10:
             status = (
                 "dump signal. Last enqueued NCCL work: 6, last completed NCCL work: 6."
@@ -163,7 +163,7 @@ def test_group_and_global_ranks_are_kept_apart(tmp_path: Path) -> None:
                 "failure detected by watchdog at work sequence id: 7 PG status: last "
                 "enqueued work: 9, last completed work: 6"
             )
-        lines.append(start + group + status)
+        lines.append(start + prefix + status)
     report = examined(tmp_path, lines)
     # The ranks of the group before place 0 are none, and 8 is the first.
     (verdict,) = report.verdicts

@@ -137,14 +137,14 @@ def many(count: int = 1024) -> Report:
                 read_ns=here.read_ns,
                 source=here.source,
             )
-    late = ranks[517]
+    gone = ranks[517]
     ranks[517] = RankEvidence(
         517,
-        late.groups,
+        gone.groups,
         recorded=True,
         exception="ValueError: batch 210 has the shape <b>(0, 4096)</b>",
         exception_line=SourceLine("/job/model/attention.py", 311, "forward"),
-        process=late.process,
+        process=gone.process,
     )
     for rank in (9, 640, 641):
         del ranks[rank]
