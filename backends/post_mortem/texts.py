@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from ..groups.key import GroupKey
@@ -20,6 +21,10 @@ from .torchelastic import ErrorFileReader
 from .user_frames import position, rank_in_name
 
 __all__ = ["KINDS", "Texts"]
+
+#: Clauses on ranks that ended in different ways.
+_MOST = 8
+_PLURALS = {"was": "were ", "is": "are "}
 
 _ERRORS = ErrorFileReader()
 _FIRST: tuple[Reader, ...] = (RasReader(), _ERRORS, PySpyReader())
@@ -150,7 +155,7 @@ class Texts:
         awaited = {rank for log in logs for rank in log.awaited()}
         unplaced = [one for log in logs for one in log.unplaced() if one.is_consequence]
         ended = {
-            rank: _end(one)
+            rank: one
             for rank, one in evidence.ranks.items()
             if rank not in self._gave_up and (one.exception or one.death)
         }
@@ -163,7 +168,7 @@ class Texts:
             waits.setdefault((str(at or ""), call or ""), [])
         if not waits and not ended:
             return None
-        told = list(ended.values())
+        told = _ends(ended)
         missing = sorted(awaited - ended.keys() - self._gave_up.keys())
         if missing:
             verb = "has" if len(missing) == 1 else "have"
@@ -211,7 +216,19 @@ def _at(line: object) -> str:
     return f" at {line}" if line else ""
 
 
-def _end(one: RankEvidence) -> str:
-    if one.death is not None:
-        return one.death
-    return f"rank {one.rank} ended with {one.exception}{_at(one.exception_line)}"
+def _ends(ended: Mapping[int, RankEvidence]) -> list[str]:
+    """Return how ranks ended, those that are alike together: a job may have many."""
+    alike: dict[str, list[int]] = {}
+    for rank, one in ended.items():
+        how = f"ended with {one.exception}{_at(one.exception_line)}"
+        if one.death is not None:
+            how = one.death.removeprefix(f"rank {rank} ")
+        alike.setdefault(how, []).append(rank)
+    told = []
+    for how, ranks in alike.items():
+        if len(ranks) > 1:
+            how = re.sub("^(was|is) ", lambda verb: _PLURALS[verb[1]], how)
+        told.append(f"{name_ranks(ranks)} {how}")
+    if len(told) > _MOST:
+        told[_MOST:] = [f"and {len(told) - _MOST} more ended otherwise"]
+    return told

@@ -255,6 +255,17 @@ def test_an_exception_that_ended_a_rank(tmp_path: Path, prefix: str) -> None:
     )
 
 
+def test_many_ranks_that_ended_alike_are_one_clause(tmp_path: Path) -> None:
+    raised = [
+        RAISED.format(p=f"[rank{n}]: ", file="data.py", line=77) for n in range(200)
+    ]
+    (verdict,) = examined(tmp_path, "".join(raised) + table()).verdicts
+    assert verdict.text.startswith(
+        "ranks 0–10, 12–199 ended with ValueError: batch 3 is empty at data.py:77; "
+        "rank 11 was killed by signal 9 (SIGKILL)"
+    )
+
+
 def test_an_exception_beside_the_watchdogs_lines(tmp_path: Path) -> None:
     raised = RAISED.format(p="[rank2]: ", file="data.py", line=77)
     report = examined(tmp_path, raised + "\n".join(hung()))
