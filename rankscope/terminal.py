@@ -7,13 +7,20 @@ which may hang, be stopped or have been killed.
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TextIO
 
+from rankscope import __version__
+from rankscope.backends.post_mortem.report import Report, examine
+from rankscope.backends.post_mortem.texts import KINDS
+from rankscope.backends.post_mortem.trace import trace
 from rankscope.backends.printable import printable
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import Cluster, ClusterError, Job
@@ -27,6 +34,7 @@ from rankscope.engines.wire.job_file import JobFile, job_files
 from rankscope.widgets import ProfileReport
 from rankscope.widgets.board.model import BoardModel
 from rankscope.widgets.board.text import board_text
+from rankscope.widgets.report.page import report_page
 from rankscope.widgets.stack_text import stack_text
 from rankscope.widgets.tables import aligned
 
@@ -125,6 +133,55 @@ def _diagnose(cluster: Cluster | Job, values: argparse.Namespace) -> int:
     return DONE
 
 
+def _post_mortem(values: argparse.Namespace) -> int:
+    """Diagnose what a job has left in files."""
+    missing = [path for path in values.paths if not os.path.lexists(path)]
+    if missing:
+        names = ", ".join(map(repr, missing))
+        _print(f"rankscope diagnose: no such file or folder: {names}", file=sys.stderr)
+        return FAILED
+    report = examine(values.paths, times=values.trace is not None)
+    try:
+        _write(report, values)
+    except OSError as error:
+        _print(f"rankscope diagnose: {error}", file=sys.stderr)
+        return FAILED
+    if values.json:
+        print(report.as_json())
+    else:
+        _print(report.as_text())
+    if report.verdicts:
+        return HANGS
+    if not any(one.recorded for one in report.evidence.ranks.values()):
+        if not values.json:
+            _print(f"rankscope diagnose: {_found_nothing(report)}", file=sys.stderr)
+        return FAILED
+    return DONE
+
+
+def _write(report: Report, values: argparse.Namespace) -> None:
+    """Write the page and the trace that are requested."""
+    if values.html is not None:
+        made = time.strftime("made %Y-%m-%d %H:%M:%S UTC", time.gmtime())
+        facts = (made, f"Rankscope {__version__}", f"Python {sys.version.split()[0]}")
+        page = report_page(report, ", ".join(values.paths), facts)
+        Path(values.html).write_text(page, encoding="utf-8")
+    if values.trace is not None:
+        Path(values.trace).write_text(json.dumps(trace(report.evidence)))
+    for path, what in ((values.html, "browser"), (values.trace, "ui.perfetto.dev")):
+        if path is not None:
+            _print(f"{path} written, for {what}", file=sys.stderr)
+
+
+def _found_nothing(report: Report) -> str:
+    if report.evidence.ranks:
+        return "the files do not tell in which ops the ranks were: no verdict"
+    looked = f"Flight Recorder dumps, {', '.join(KINDS)}"
+    if not report.files:
+        return f"no file is there; looked for {looked}"
+    return f"none of {len(report.files)} file(s) tells of a rank; looked for {looked}"
+
+
 def _profile(cluster: Cluster | Job, values: argparse.Namespace) -> int:
     if values.time is None:
         if values.output is not None:
@@ -193,6 +250,14 @@ COMMANDS: dict[str, Callable[[Cluster | Job, argparse.Namespace], int]] = {
 def run(values: argparse.Namespace) -> int:
     """Run the command of parsed arguments; return its exit status."""
     command = COMMANDS[values.command]
+    if values.command == "diagnose":
+        if _are_paths(values.paths) or len(values.paths) > 1:
+            return _post_mortem(values)
+        values.cluster = values.paths[0] if values.paths else None
+        for option in ("json", "html", "trace"):
+            if getattr(values, option):
+                _print(f"rankscope diagnose: --{option} is for a PATH", file=sys.stderr)
+                return FAILED
     there = running()
     found = [
         one for one in there if values.cluster is None or one.is_called(values.cluster)
@@ -205,6 +270,11 @@ def run(values: argparse.Namespace) -> int:
     except (ClusterError, TimeoutError, OSError, ValueError) as error:
         _print(f"rankscope {values.command}: {error}", file=sys.stderr)
         return FAILED
+
+
+def _are_paths(names: Sequence[str]) -> bool:
+    """Return whether one of `names` exists as a path, or can be nothing else."""
+    return any(os.path.lexists(name) or os.sep in name for name in names)
 
 
 def _not_one(

@@ -1,7 +1,8 @@
 """Take the pictures of the docs: ``python -m tools.pictures``.
 
 The board at each verdict, of ranks that are made up (`tests.widgets.board.gallery`),
-and a JupyterLab whose cell hangs, of real ranks. The files go to ``docs/_static``.
+a JupyterLab whose cell hangs, of real ranks, and the page of a dead job's report. The
+files go to ``docs/_static``.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankscope.widgets.report.page import report_page
 from tests.widgets.bare_page import chromium
 from tests.widgets.board import gallery
 from tests.widgets.lab import lab
 from tests.widgets.person import Person
+from tests.widgets.report import report_scenes
 from tools import kernelspec
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-__all__ = ["take_hang"]
+__all__ = ["take_hang", "take_report"]
 
 #: The cells of the notebook in the picture, by their ids.
 CELLS = {
@@ -34,6 +37,7 @@ CELLS = {
 }
 #: In pixels.
 _WIDTH, _HEIGHT = 1000, 560
+_REPORT_HEIGHT = 780
 _COLOURS = 128
 
 
@@ -71,11 +75,21 @@ def take_hang(browser: Browser, path: Path) -> None:
             person.abort("hang")
 
 
+def take_report(browser: Browser, path: Path) -> None:
+    """Save a picture of the page of a report, its upper part."""
+    page = browser.new_page(viewport={"width": _WIDTH, "height": _REPORT_HEIGHT})
+    facts = ("made 2026-11-25 08:12:00 UTC",)
+    page.set_content(report_page(report_scenes.eight(), "job", facts))
+    gallery.reduced(page.screenshot(), _COLOURS).save(path, optimize=True)
+    page.close()
+
+
 def main() -> None:
     """Take all pictures."""
     with chromium() as browser:
         gallery.take(browser)
         take_hang(browser, gallery.file_of("hang"))
+        take_report(browser, gallery.PICTURES / "report.png")
 
 
 if __name__ == "__main__":

@@ -34,6 +34,9 @@ _HANDSHAKE = 0.5
 #: Bytes of a report at most; a report has some 700 bytes for each rank.
 _MOST = 64 << 20
 
+# 2.28.9 leaves out a comma in each missing rank.
+_NO_COMMA = re.compile(r'("nvml_dev": -?\d+)(\s*"status":)')
+
 # ncclResult_t, as a report of text names it.
 _IN_PROGRESS = 7
 _ERRORS = {
@@ -163,7 +166,8 @@ def parse_report(text: str) -> list[RasCommunicator]:
     """
     try:
         if text.lstrip().startswith("{"):
-            return [_communicator(one) for one in json.loads(text)["communicators"]]
+            report = json.loads(_NO_COMMA.sub(r"\1,\2", text))
+            return [_communicator(one) for one in report["communicators"]]
         return _parse_text(text)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LibraryFailure(

@@ -39,6 +39,7 @@ REASONS = frozenset(
         "needs a GPU",
         "needs a package index",
         "needs a backend of yours",
+        "needs the files of a dead job",
         "needs Colab",
         "needs a script under torchrun",
         "needs several hosts",

@@ -1,0 +1,1 @@
+"""Evidence of dead jobs: files that a job has left, read as plain data."""

@@ -1,0 +1,287 @@
+"""Reads a log of torchrun, as a stream: the watchdog, tracebacks, ranks that ended."""
+
+from __future__ import annotations
+
+import io
+import re
+import signal
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+from ..observe.evidence import RankEvidence
+from .log_groups import LogGroups
+from .log_lines import (
+    OP_STACK,
+    Source,
+    group_line,
+    op_frame,
+    split_line,
+    work_line,
+)
+from .stacks import FAULT_LINE, main_thread, threads_in
+from .torchelastic import FailureTable, death_by_signal
+from .tracebacks import Raised, TracebackReader, evidence_of
+from .user_frames import LONGEST, MOST, Frame, position
+
+__all__ = ["KIND", "Log", "extract", "looks_like_log", "read_log"]
+
+KIND = "torchrun log"
+
+#: Bytes of a line that are read, and of lines that are looked at together.
+_LINE = 1 << 16
+_PART = 1 << 20
+#: Lines of stacks that are kept of one source.
+_STACK_LINES = 5000
+#: Lines after one that tells something which are kept of a large log.
+_FOLLOWING = 200
+
+#: What makes a file a log of ranks, and a line worth to be split.
+#: Not one pattern: to look for each of these is five times as fast.
+_SIGNS = (
+    *(b"[rank", b"ProcessGroupNCCL", b"Watchdog caught", b"Root Cause (first observed"),
+    *(b"will restart worker group", b"global_world_sizes=", b"that process rank "),
+    b"Traceback (most recent call last)",
+)
+_FAULT = b"(most recent call first):"
+_RESTART = re.compile(r"Worker group .*will restart worker group")
+_WORLD = re.compile(r"global_world_sizes=\[(\d{1,6})[,\]]")
+_MPIRUN = re.compile(
+    r"noticed that process rank (\d{1,6}) with PID \d+ on node \S+ "
+    r"exited on signal (\d{1,3})"
+)
+
+
+@dataclass
+class _Stream:
+    """The lines of one source, which those of others interrupt."""
+
+    tracebacks: TracebackReader = field(default_factory=TracebackReader)
+    raised: list[Raised] = field(default_factory=list)
+    #: The last dump of faulthandler.
+    stacks: list[str] = field(default_factory=list)
+    in_stacks: bool = False
+
+    def feed(self, text: str) -> None:
+        raised = self.tracebacks.feed(text)
+        if raised is not None:
+            self.raised.append(raised)
+        if FAULT_LINE.match(text):
+            if not self.in_stacks:
+                self.stacks = []
+            self.in_stacks = True
+        elif text.strip() and not text.startswith("  "):
+            self.in_stacks = False
+        if self.in_stacks and len(self.stacks) < _STACK_LINES:
+            self.stacks.append(text)
+
+    @property
+    def is_open(self) -> bool:
+        return self.tracebacks.is_open or self.in_stacks
+
+
+class Log:
+    """What the lines of a log have told so far; those of the last attempt alone."""
+
+    def __init__(self, rank: int | None = None) -> None:
+        #: The rank of lines that name none.
+        self._rank = rank
+        #: Ranks that have a line.
+        self.present: set[int] = set() if rank is None else {rank}
+        #: Ranks that waited until a timeout, or until a connection was lost.
+        self.gave_up: dict[int, RankEvidence] = {}
+        self.world_size: int | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._streams: dict[Source, _Stream] = {}
+        self._open: set[Source] = set()
+        self._locals: dict[str, set[int]] = {}
+        self.groups = LogGroups()
+        self.table = FailureTable()
+        self._deaths: dict[int, str] = {}
+        #: The rank whose op's stack has begun, and its calls.
+        self._op_stack: tuple[int, list[Frame]] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the next line may belong to what has begun, as a traceback."""
+        return bool(self._open) or self.table.is_open or self._op_stack is not None
+
+    def feed(self, line: bytes) -> None:
+        """Take the next line."""
+        if not (self.is_open or _may_tell(line)):
+            return
+        source, text = split_line(line[:LONGEST].decode("utf-8", errors="replace"))
+        if source.rank is None and source.local is None and self.table.feed(text):
+            return
+        if self._op_stack is not None and self._feed_op_stack(text):
+            return
+        if _RESTART.search(text):
+            self._begin()
+        elif (world := _WORLD.search(text)) is not None:
+            self.world_size = int(world[1])
+        elif (killed := _MPIRUN.search(text)) is not None:
+            rank, number = int(killed[1]), int(killed[2])
+            self._deaths[rank] = death_by_signal(rank, number)
+        else:
+            self._feed_rank(source, text)
+
+    def _feed_op_stack(self, text: str) -> bool:
+        """Take a line of the stack of an op that timed out, which has no rank."""
+        assert self._op_stack is not None
+        rank, frames = self._op_stack
+        frame = op_frame(text)
+        if frame is not None and len(frames) < MOST:
+            frames.append(frame)
+            return True
+        frames[-1:] = [one._replace(outermost=True) for one in frames[-1:]]
+        self.groups.add_line(rank, position(frames)[0])
+        self._op_stack = None
+        return False
+
+    def _feed_rank(self, source: Source, text: str) -> None:
+        known = group_line(text)
+        rank = source.rank
+        if known is not None:
+            if rank is None:
+                rank = known.rank
+            if rank is None and known.is_default:
+                rank = known.place
+        if rank is None and source.local is None:
+            rank = self._rank
+        if rank is not None:
+            self.present.add(rank)
+            if source.local is not None:
+                self._locals.setdefault(source.local, set()).add(rank)
+            work = work_line(text)
+            if work is not None:
+                self.groups.add_work(rank, work)
+            if known is not None:
+                self.groups.add(rank, known)
+            if OP_STACK in text:
+                self._op_stack = rank, []
+        # Torch's excepthook writes the rank before each line; what is not empty.
+        stream = self._streams.setdefault(source, _Stream())
+        stream.feed(text)
+        if stream.is_open:
+            self._open.add(source)
+        else:
+            self._open.discard(source)
+
+    # -- the result --------------------------------------------------------------
+
+    def evidence(self, path: str) -> list[RankEvidence]:
+        """Return what the log tells of each rank, besides its groups."""
+        found = []
+        raised: dict[int, list[Raised]] = {}
+        for rank, stream in self._placed():
+            if stream.raised:
+                raised.setdefault(rank, []).extend(stream.raised)
+            processes = threads_in(stream.stacks)
+            thread = processes and main_thread(processes[-1].threads)
+            if thread:
+                line, called = position(thread.frames)
+                found.append(
+                    RankEvidence(rank, location=line, called=called, source=path)
+                )
+        for rank, failure in self.table.failures.items():
+            if failure.raised is not None and rank not in raised:
+                raised[rank] = [failure.raised]
+        for rank, several in raised.items():
+            one = evidence_of(rank, several, path)
+            if one.exception is None:
+                self.gave_up[rank] = one
+            found.append(one)
+        return found + list(self._ends(path, raised))
+
+    def _ends(self, path: str, raised: Collection[int]) -> Iterator[RankEvidence]:
+        for rank, death in self._deaths.items():
+            yield RankEvidence(rank, death=death, source=path)
+        for rank, failure in self.table.failures.items():
+            # The watchdog ends its process with SIGABRT: it has waited.
+            waited = rank in self.groups.timed_out or rank in raised
+            if failure.death and not (waited and failure.exit_code == -signal.SIGABRT):
+                process = f"pid {failure.pid}"
+                yield RankEvidence(
+                    rank, death=failure.death, process=process, source=path
+                )
+
+    def _placed(self) -> Iterator[tuple[int, _Stream]]:
+        """Yield the streams whose global rank is known."""
+        ranks = dict(self._locals)
+        for failure in self.table.failures.values():
+            ranks.setdefault(f"default{failure.local_rank}", set()).add(failure.rank)
+        for source, stream in self._streams.items():
+            if source.rank is not None:
+                yield source.rank, stream
+            elif source.local is not None and len(ranks.get(source.local, ())) == 1:
+                yield next(iter(ranks[source.local])), stream
+            elif source.local is None and self._rank is not None:
+                yield self._rank, stream
+
+    def unplaced(self) -> list[Raised]:
+        """Return the exceptions whose ranks are not known."""
+        placed = [id(stream) for _, stream in self._placed()]
+        return [
+            raised
+            for stream in self._streams.values()
+            if id(stream) not in placed
+            for raised in stream.raised
+            # The launcher's own.
+            if not raised.text.startswith("torch.distributed.elastic")
+        ]
+
+    def awaited(self) -> set[int]:
+        """Return the ranks that had not joined, as who waited for them says."""
+        found = [one for stream in self._streams.values() for one in stream.raised]
+        return {one.awaited for one in found if one.awaited is not None}
+
+
+def read_log(file: BinaryIO, rank: int | None = None) -> Log:
+    """Return what a log tells; `rank` is that of the whole file, if it is of one."""
+    log = Log(rank)
+    for lines in _parts(file):
+        if log.is_open or _may_tell(lines):
+            for line in io.BytesIO(lines):
+                log.feed(line)
+    # Ends what is open.
+    log.feed(b"\n")
+    return log
+
+
+def _parts(file: BinaryIO) -> Iterator[bytes]:
+    """Yield whole lines, many at once: most parts of a log tell nothing."""
+    while part := file.read(_PART):
+        yield part + file.readline(_LINE)
+
+
+def looks_like_log(data: bytes) -> bool:
+    """Return whether a line is of a rank or of its launcher."""
+    return b"\0" not in data[:4096] and any(sign in data for sign in _SIGNS)
+
+
+def _may_tell(lines: bytes) -> bool:
+    for sign in _SIGNS:
+        if sign in lines:
+            return True
+    return _FAULT in lines or FailureTable.may_begin(lines)
+
+
+def extract(file: BinaryIO, most: int) -> bytes:
+    """Return the lines of a large log that may tell something, `most` bytes at most.
+
+    Those that follow such a line are a part of it, as a traceback's.
+    """
+    kept, size, following = [], 0, 0
+    for lines in _parts(file):
+        if not following and not _may_tell(lines):
+            continue
+        for line in io.BytesIO(lines):
+            if _may_tell(line):
+                following = _FOLLOWING
+            if following and size < most:
+                following -= 1
+                kept.append(line[:_LINE])
+                size += len(kept[-1])
+    return b"".join(kept)

@@ -1,0 +1,153 @@
+"""A report of NCCL's RAS service, saved as text or as JSON, as evidence.
+
+It counts what each rank has launched in each communicator, by function. The ranks are
+those of the communicator: they are the job's only in the one of all processes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from ..errors import LibraryFailure
+from ..nccl.ras import RasCommunicator, RasRank, parse_report
+from ..observe.evidence import Group, GroupEvidence, IssuedOp, Progress, RankEvidence
+from .evidence_file import RawFile, UnreadableError
+
+__all__ = ["RasReader"]
+
+#: Bytes of a report at most.
+_LARGEST = 64 << 20
+#: Bytes at the beginning by which a report is recognised.
+_BEGINNING = 1 << 14
+
+_JSON = re.compile(r'\s*\{\s*"nccl_version"')
+#: Nodes, processes per node, GPUs per process, processes, GPUs; see "Job summary".
+_TOTALS = re.compile(r"^ *[\d-]+ +[\d-]+ +[\d-]+ +(\d{1,6}) +\d+ *$", re.MULTILINE)
+_FUNCTIONS = {
+    "AllReduce": "all_reduce",
+    "AllGather": "all_gather",
+    "ReduceScatter": "reduce_scatter",
+    "Broadcast": "broadcast",
+    "Reduce": "reduce",
+}
+
+
+class RasReader:
+    """Reads what ``ncclras -v`` and a client of the RAS service print."""
+
+    kind = "NCCL RAS"
+
+    def recognises(self, file: RawFile) -> bool:
+        """Return whether the file has the head of a report."""
+        text = file.data[:_BEGINNING].decode("utf-8", errors="replace")
+        return _JSON.match(text) is not None or (
+            "Job summary" in text and "NCCL version" in text
+        )
+
+    def read(self, file: RawFile) -> list[RankEvidence]:
+        """Return what the report tells of each rank of the communicator of all."""
+        if len(file.data) > _LARGEST:
+            raise UnreadableError(f"it has more than {_LARGEST >> 20} MiB")
+        text = file.data.decode("utf-8", errors="replace")
+        try:
+            communicators = parse_report(text)
+        except LibraryFailure as error:
+            raise UnreadableError(str(error)) from error
+        everyone = _of_all(communicators, _TOTALS.search(text))
+        if everyone is None:
+            raise UnreadableError(
+                "no communicator in it has all processes: which rank of the job a rank "
+                "of a communicator is, it does not say"
+            )
+        return list(_evidence(everyone, file.path))
+
+
+def _of_all(
+    communicators: Sequence[RasCommunicator], totals: re.Match[str] | None
+) -> RasCommunicator | None:
+    """Return the communicator whose ranks are the ranks of the job."""
+    if totals is not None:
+        processes = int(totals[1])
+    else:
+        processes = len({rank.pid for one in communicators for rank in one.ranks})
+    found = [one for one in communicators if one.size == processes]
+    # One for each device and each split of all ranks: where ranks wait, they differ.
+    return max(found, key=_spread, default=None)
+
+
+def _spread(communicator: RasCommunicator) -> int:
+    """Return how far the ranks of a communicator are apart."""
+    totals = _totals(communicator).values()
+    return max(totals, default=0) - min(totals, default=0)
+
+
+def _totals(communicator: RasCommunicator) -> dict[int, int]:
+    """Return rank → ops launched; a report of text names some of the ranks only."""
+    named = {
+        one.rank: sum({**communicator.others, **one.counts}.values())
+        for one in communicator.ranks
+        if one.counts or one.state == "running"
+    }
+    lost = {one.rank for one in communicator.ranks} - named.keys()
+    if communicator.others:
+        rest = sum(communicator.others.values())
+        for rank in set(range(communicator.size)) - lost:
+            named.setdefault(rank, rest)
+    return named
+
+
+def _evidence(one: RasCommunicator, path: str) -> list[RankEvidence]:
+    group = Group(f"NCCL communicator {one.hash}", tuple(range(one.size)), one.hash)
+    totals = _totals(one)
+    least = min(totals.values(), default=0)
+    known = {rank.rank: rank for rank in one.ranks}
+    found = []
+    for rank in range(one.size):
+        about = known.get(rank)
+        dead = about is not None and about.state == "dead"
+        groups: Mapping[Group, GroupEvidence] = {group: GroupEvidence()}
+        if rank in totals:
+            op = _first_ahead(one, known.get(rank), least, totals)
+            ops = () if op is None else (op,)
+            groups = {group: GroupEvidence(ops, Progress(enqueued=totals[rank]))}
+        found.append(
+            RankEvidence(
+                rank,
+                groups,
+                death=f"rank {rank} is dead, as NCCL's RAS reports" if dead else None,
+                process=f"pid {about.pid}" if about and about.pid >= 0 else None,
+                recorded=rank in totals,
+                source=path,
+            )
+        )
+    return found
+
+
+def _first_ahead(
+    one: RasCommunicator, rank: RasRank | None, least: int, totals: Mapping[int, int]
+) -> IssuedOp | None:
+    """Return the first op that a rank has launched and the last rank has not.
+
+    Also where all have launched as many, of different functions. Of several functions,
+    which one was the first is not known.
+    """
+    counts = [
+        {**one.others, **other.counts}
+        for other in one.ranks
+        if other.rank in totals and (other.counts or one.others)
+    ]
+    if one.others:
+        counts.append(dict(one.others))
+    mine = {**one.others, **(rank.counts if rank else {})}
+    ahead = [
+        name
+        for name, count in mine.items()
+        if count > min(each.get(name, 0) for each in counts)
+    ]
+    if len(ahead) != 1:
+        return None
+    same = len(set(totals.values())) == 1
+    return IssuedOp(
+        _FUNCTIONS.get(ahead[0], ahead[0]), least + (not same), least, "unknown"
+    )

@@ -1,0 +1,201 @@
+"""Read whatever a job has left, and say why it hung."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..observe.evidence import Evidence, combine
+from ..observe.root_cause import find_root_causes
+from ..observe.verdicts import Verdict
+from ..rank_sets import name_ranks
+from .attempts import assign_ranks, newest_attempt
+from .evidence_file import EvidenceFile, UnreadableError
+from .files import find_files
+from .flight_dump import looks_like_dump, read_dump
+from .flight_rank import RankDump, condense
+from .flight_recorder import KIND, evidence_of_dumps
+from .texts import Texts
+
+__all__ = ["Report", "examine"]
+
+#: The version of what `Report.as_json` returns.
+VERSION = 1
+#: Problems of files that a text leaves out: a stdout without output is none.
+_QUIET = ("", "empty")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What files of a job tell: why it hung, and what each file was."""
+
+    verdicts: tuple[Verdict, ...]
+    files: tuple[EvidenceFile, ...]
+    evidence: Evidence
+
+    @property
+    def world_size(self) -> int | None:
+        """The number of ranks of the job, None if no file tells."""
+        return self.evidence.world_size
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as ``rankscope diagnose --json`` writes it."""
+        return {
+            "version": VERSION,
+            "verdicts": [
+                {
+                    "kind": one.fault.value,
+                    "culprits": list(one.culprits),
+                    "group": one.group.name,
+                    "op": one.op,
+                    "sequence_number": one.seq,
+                    "line": one.line,
+                    "text": one.text,
+                    "consequences": list(one.consequences),
+                }
+                for one in self.verdicts
+            ],
+            "files": [
+                {
+                    "path": one.path,
+                    "kind": one.kind,
+                    "ranks": list(one.ranks),
+                    "problem": one.problem,
+                }
+                for one in self.files
+            ],
+            "world_size": self.world_size,
+        }
+
+    def as_text(self) -> str:
+        """Return the verdicts, what follows from them, and files with a problem."""
+        lines = []
+        for one in self.verdicts:
+            lines.append(f"{one.fault.value}: {one}")
+            lines += [f"  {text}" for text in one.consequences]
+        recorded = [rank for rank, one in self.evidence.ranks.items() if one.recorded]
+        if not self.verdicts and recorded:
+            lines.append("nothing hangs, as far as the files tell")
+        if recorded:
+            lines.append(self._read(recorded))
+        elif not self.verdicts:
+            lines += self._places()
+        lines += [
+            f"{one.path}: {one.problem}"
+            for one in self.files
+            if one.problem not in _QUIET
+        ]
+        return "\n".join(lines)
+
+    def _read(self, recorded: list[int]) -> str:
+        """Return ``read: ranks 0–3, 5–7 of 8; no records of rank 4``."""
+        text = f"read: {name_ranks(recorded)}"
+        if self.world_size is None:
+            return text
+        lacking = sorted(set(range(self.world_size)) - set(recorded))
+        text += f" of {self.world_size}"
+        return f"{text}; no records of {name_ranks(lacking)}" if lacking else text
+
+    def _places(self) -> list[str]:
+        """Return ``ranks 0–2 are at train.py:88 in wait of threading.py``."""
+        at: dict[str, list[int]] = {}
+        for rank, one in self.evidence.ranks.items():
+            if one.location is not None:
+                called = f" in {one.called}" if one.called else ""
+                at.setdefault(f"at {one.location}{called}", []).append(rank)
+        return [
+            f"{name_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} {place}"
+            for place, ranks in sorted(at.items(), key=lambda one: len(one[1]))
+        ]
+
+    def as_json(self) -> str:
+        """Return `as_dict` as text."""
+        return json.dumps(self.as_dict(), indent=1, ensure_ascii=False)
+
+
+def examine(paths: Iterable[str | os.PathLike[str]], *, times: bool = False) -> Report:
+    """Read the files under `paths` and return why the job hung.
+
+    Parameters
+    ----------
+    paths
+        Folders (with all that is below them), files and archives, in any order.
+    times
+        Whether the times of ops that have completed are kept: a trace has them, and no
+        rule needs them.
+
+    Returns
+    -------
+    Report
+        Files that are no evidence, or that cannot be used, are among its ``files``
+        with their problem; the others are judged without them.
+    """
+    files: dict[str, EvidenceFile] = {}
+    dumps: list[RankDump] = []
+    texts = Texts()
+    with _no_collection():
+        _read(paths, files, dumps, texts, times)
+    ranks, problems = assign_ranks(dumps)
+    placed = [one for one in dumps if one.dump.path in ranks]
+    used, older = newest_attempt(placed, ranks)
+    problems.update(older)
+    for one in dumps:
+        path = one.dump.path
+        own = (ranks[path],) if path in ranks else ()
+        files[path] = EvidenceFile(path, KIND, own, problems.get(path, ""))
+    by_rank = {ranks[one.dump.path]: one for one in used}
+    recorded, groups, world_size = evidence_of_dumps(by_rank)
+    told, world_size = texts.evidence(groups, world_size)
+    files.update(texts.files())
+    evidence = combine([*recorded, *told], world_size, groups)
+    verdicts = find_root_causes(evidence)
+    if not verdicts and (verdict := texts.verdict(evidence)) is not None:
+        verdicts = [verdict]
+    return Report(
+        tuple(verdicts),
+        tuple(files[path] for path in sorted(files)),
+        evidence,
+    )
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Have no search for reference cycles while millions of small objects are made.
+
+    There are none in a dump, and the search takes as long as the reading.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _read(
+    paths: Iterable[str | os.PathLike[str]],
+    files: dict[str, EvidenceFile],
+    dumps: list[RankDump],
+    texts: Texts,
+    times: bool,
+) -> None:
+    for found in find_files(paths):
+        if isinstance(found, EvidenceFile):
+            files[found.path] = found
+        elif not looks_like_dump(found.data):
+            if texts.add(found):
+                continue
+            problem = "empty" if not found.data else "nothing that is known"
+            files[found.path] = EvidenceFile(found.path, "other", problem=problem)
+        else:
+            try:
+                dumps.append(condense(read_dump(found), times))
+                files[found.path] = EvidenceFile(found.path, KIND)
+            except UnreadableError as error:
+                files[found.path] = EvidenceFile(found.path, KIND, problem=str(error))

@@ -1,0 +1,234 @@
+"""Files that are no dumps: stacks, logs, error files, reports of RAS."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from ..groups.key import GroupKey
+from ..observe.evidence import Evidence, Group, RankEvidence
+from ..observe.verdicts import Fault, Verdict
+from ..rank_sets import name_ranks
+from .evidence_file import EvidenceFile, RawFile, Reader, UnreadableError
+from .log import KIND, Log, looks_like_log, read_log
+from .log_groups import LogGroups
+from .ras_report import RasReader
+from .stacks import FaulthandlerReader, PySpyReader
+from .torchelastic import ErrorFileReader
+from .user_frames import position, rank_in_name
+
+__all__ = ["KINDS", "Texts"]
+
+#: Clauses on ranks that ended in different ways.
+_MOST = 8
+_PLURALS = {"was": "were ", "is": "are "}
+
+_ERRORS = ErrorFileReader()
+_FIRST: tuple[Reader, ...] = (RasReader(), _ERRORS, PySpyReader())
+#: A log may have stacks in it, those of several ranks.
+_LAST: tuple[Reader, ...] = (FaulthandlerReader(),)
+#: The kinds of files, for a message that none was found.
+KINDS = (KIND, *(one.kind for one in (*_FIRST, *_LAST)))
+
+
+class Texts:
+    """The texts of one job; the logs of its hosts and ranks are read as one."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, EvidenceFile] = {}
+        #: What files tell of single ranks, and when each file was written.
+        self._found: list[tuple[int, str, RankEvidence]] = []
+        self._logs: dict[str, Log] = {}
+        #: Error files whose names have no rank.
+        self._errors: list[RawFile] = []
+        #: Where ranks gave up.
+        self._gave_up: dict[int, RankEvidence] = {}
+        #: Ranks that were alive when the launcher ended them.
+        self._alive: set[int] = set()
+        self._absent: list[int] = []
+
+    def add(self, file: RawFile) -> bool:
+        """Read a file; return whether its kind is known."""
+        if any(self._read(one, file) for one in _FIRST):
+            return True
+        if looks_like_log(file.data):
+            log = read_log(io.BytesIO(file.data), rank_in_name(file.path))
+            self._logs[file.path] = log
+            return True
+        return any(self._read(one, file) for one in _LAST)
+
+    def _read(self, reader: Reader, file: RawFile) -> bool:
+        if not reader.recognises(file):
+            return False
+        try:
+            found = reader.read(file)
+        except UnreadableError as error:
+            self._files[file.path] = EvidenceFile(
+                file.path, reader.kind, problem=str(error)
+            )
+            if reader is _ERRORS:
+                self._errors.append(file)
+        else:
+            written = file.modified_ns or 0
+            self._found += [(written, file.path, one) for one in found]
+            ranks = tuple(sorted({one.rank for one in found}))
+            self._files[file.path] = EvidenceFile(file.path, reader.kind, ranks)
+        return True
+
+    def evidence(
+        self, groups: Collection[Group], world_size: int | None
+    ) -> tuple[list[RankEvidence], int | None]:
+        """Return what all texts tell, and the world size; other files tell the rest."""
+        joined = LogGroups()
+        present: set[int] = set()
+        ends: list[RankEvidence] = []
+        for path, log in self._logs.items():
+            joined.join(log.groups, path)
+            world_size = world_size or log.groups.world_size or log.world_size
+            ends += log.evidence(path)
+            self._gave_up.update(log.gave_up)
+            present |= log.present | log.table.failures.keys()
+            self._alive |= {
+                rank for rank, one in log.table.failures.items() if one.was_ended
+            }
+        self._place_errors()
+        last = max([-1, *present, *(one.rank for *_, one in self._found)])
+        self._absent = sorted(set(range(world_size or last + 1)) - present)
+        counters = list(joined.evidence(present, world_size, groups))
+        self._note(present)
+        # A stack is of the time when the job hung: a traceback, of its end.
+        newest = sorted(self._found, key=lambda one: one[:2], reverse=True)
+        return _one_place([*(one for *_, one in newest), *ends, *counters]), world_size
+
+    def _place_errors(self) -> None:
+        """Read error files beside a log of one rank: torchrun gives each a folder."""
+        folders = {
+            os.path.dirname(path): next(iter(log.present))
+            for path, log in self._logs.items()
+            if len(log.present) == 1
+        }
+        for file in self._errors:
+            rank = folders.get(os.path.dirname(file.path))
+            if rank is None:
+                continue
+            try:
+                found = _ERRORS.read(file, rank)
+            except UnreadableError:
+                # Its problem is told already.
+                continue
+            else:
+                self._found += [(file.modified_ns or 0, file.path, found[0])]
+                if found[0].exception is None:
+                    self._gave_up[rank] = found[0]
+                self._files[file.path] = EvidenceFile(file.path, _ERRORS.kind, (rank,))
+
+    def _note(self, present: Collection[int]) -> None:
+        absent = [self._no_line()] if self._absent and present else []
+        for path, log in self._logs.items():
+            ranks = tuple(sorted(log.present | log.table.failures.keys()))
+            own = [*absent]
+            if unplaced := [one for one in log.unplaced() if not one.is_consequence]:
+                text = unplaced[-1].text
+                own.append(f"{text}: it does not say on which rank that was raised")
+            self._files[path] = EvidenceFile(path, KIND, ranks, "; ".join(own))
+            # What is said of all logs is said once.
+            absent = []
+
+    def _no_line(self) -> str:
+        it = "it may be cut" if len(self._logs) == 1 else "one may be missing"
+        has = "the log has" if len(self._logs) == 1 else "the logs have"
+        return f"{has} no line of {name_ranks(self._absent)}: {it}"
+
+    def files(self) -> dict[str, EvidenceFile]:
+        """Return what each file was, by its path; after `evidence`."""
+        return self._files
+
+    def verdict(self, evidence: Evidence) -> Verdict | None:
+        """Return why ranks gave up, if no op of theirs has a number to judge by.
+
+        Logs of gloo, and of the store, have tracebacks alone.
+        """
+        logs = self._logs.values()
+        awaited = {rank for log in logs for rank in log.awaited()}
+        unplaced = [one for log in logs for one in log.unplaced() if one.is_consequence]
+        ended = {
+            rank: one
+            for rank, one in evidence.ranks.items()
+            if rank not in self._gave_up and (one.exception or one.death)
+        }
+        waits: dict[tuple[str, str], list[int]] = {}
+        for rank, one in sorted(self._gave_up.items()):
+            place = str(one.location or ""), one.called or ""
+            waits.setdefault(place, []).append(rank)
+        for raised in unplaced:
+            at, call = position(raised.frames)
+            waits.setdefault((str(at or ""), call or ""), [])
+        if not waits and not ended:
+            return None
+        told = _ends(ended)
+        missing = sorted(awaited - ended.keys() - self._gave_up.keys())
+        if missing:
+            verb = "has" if len(missing) == 1 else "have"
+            told.append(
+                f"{name_ranks(missing)} {verb} not joined the group of all ranks"
+            )
+        for (line, called), ranks in waits.items():
+            who = name_ranks(ranks) if ranks else "others"
+            told.append(f"{who} gave up waiting{_at(line)}{called and f' in {called}'}")
+        alive = sorted(self._alive - self._gave_up.keys() - ended.keys())
+        if alive:
+            them = "it" if len(alive) == 1 else "them"
+            told.append(f"{name_ranks(alive)} lived until the launcher ended {them}")
+        if not ended and not missing and self._absent:
+            told.append(self._no_line())
+        fault = Fault.MISSING_RANKS if missing else Fault.UNDECIDED
+        known = [0, *evidence.ranks, *missing, *alive]
+        line, called = next(iter(waits), ("", ""))
+        return Verdict(
+            Fault.RANK_DEAD if ended else fault,
+            GroupKey("default_pg", tuple(range(evidence.world_size or max(known) + 1))),
+            tuple(ended) or tuple(missing),
+            tuple(sorted(self._gave_up)),
+            called.partition(" ")[0],
+            0,
+            "; ".join(told),
+            line=line,
+        )
+
+
+def _one_place(found: list[RankEvidence]) -> list[RankEvidence]:
+    """Return `found` with one place of each rank, the first: a line and its call."""
+    placed: set[int] = set()
+    kept = []
+    for one in found:
+        if one.location is not None and one.rank in placed:
+            one = replace(one, location=None, called=None)
+        elif one.location is not None:
+            placed.add(one.rank)
+        kept.append(one)
+    return kept
+
+
+def _at(line: object) -> str:
+    return f" at {line}" if line else ""
+
+
+def _ends(ended: Mapping[int, RankEvidence]) -> list[str]:
+    """Return how ranks ended, those that are alike together: a job may have many."""
+    alike: dict[str, list[int]] = {}
+    for rank, one in ended.items():
+        how = f"ended with {one.exception}{_at(one.exception_line)}"
+        if one.death is not None:
+            how = one.death.removeprefix(f"rank {rank} ")
+        alike.setdefault(how, []).append(rank)
+    told = []
+    for how, ranks in alike.items():
+        if len(ranks) > 1:
+            how = re.sub("^(was|is) ", lambda verb: _PLURALS[verb[1]], how)
+        told.append(f"{name_ranks(ranks)} {how}")
+    if len(told) > _MOST:
+        told[_MOST:] = [f"and {len(told) - _MOST} more ended otherwise"]
+    return told

@@ -1,0 +1,154 @@
+"""What torchrun says of ranks that ended: its table of failures, its error files."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..observe.evidence import RankEvidence
+from .evidence_file import RawFile, UnreadableError
+from .tracebacks import Raised, TracebackReader, evidence_of, raised_in
+from .user_frames import position, rank_in_name
+
+__all__ = ["ErrorFileReader", "Failure", "FailureTable"]
+
+#: Bytes of an error file at most.
+_LARGEST = 16 << 20
+
+_FIELD = re.compile(r" {2}(time|host|rank|exitcode|error_file|traceback) *: (.*)$")
+_RAW_FIELDS = (b"  time ", b"  host ", b"  rank ")
+_ROOT_CAUSE = "Root Cause (first observed failure):"
+_RANK = re.compile(r"(\d{1,6}) \(local_rank: (\d{1,6})\)")
+_EXIT = re.compile(r"(-?\d{1,9}) +\(pid: (\d{1,18})\)")
+_BORDER = re.compile(r"(?:=+|-+|\[\d+\]:)$")
+#: What a launcher sends to the ranks that are left, and what the watchdog ends with.
+_SENT = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass
+class Failure:
+    """One row of the table: how one rank ended."""
+
+    rank: int
+    local_rank: int
+    exit_code: int = 0
+    pid: int = -1
+    raised: Raised | None = None
+    #: Torchrun saw this one first.
+    first: bool = False
+
+    @property
+    def was_ended(self) -> bool:
+        """Whether the launcher has ended the rank, which was alive."""
+        return -self.exit_code in _SENT and self.raised is None
+
+    @property
+    def death(self) -> str | None:
+        """Return how a signal killed the rank; None: no signal, or a launcher's."""
+        if self.exit_code >= 0 or -self.exit_code in _SENT:
+            return None
+        return death_by_signal(self.rank, -self.exit_code)
+
+
+def death_by_signal(rank: int, number: int) -> str:
+    """Return ``rank 2 was killed by signal 9 (SIGKILL)``."""
+    try:
+        name = f" ({signal.Signals(number).name})"
+    except ValueError:
+        name = ""
+    return f"rank {rank} was killed by signal {number}{name}"
+
+
+class FailureTable:
+    """Reads the table that torchrun prints when ranks have failed."""
+
+    def __init__(self) -> None:
+        #: Rank → its failure.
+        self.failures: dict[int, Failure] = {}
+        self._failure: Failure | None = None
+        self._traceback: TracebackReader | None = None
+        self._root = False
+
+    def feed(self, line: str) -> bool:
+        """Take the next line of a log; return whether it is one of a table."""
+        if line.strip() == _ROOT_CAUSE:
+            self._root, self._failure, self._traceback = True, None, None
+            return True
+        found = _FIELD.match(line)
+        if found is None:
+            return self._traceback is not None and self._continue(line)
+        name, value = found.groups()
+        if name == "rank" and (rank := _RANK.match(value)) is not None:
+            self._failure = Failure(int(rank[1]), int(rank[2]), first=self._root)
+            self.failures[self._failure.rank] = self._failure
+        elif self._failure is None:
+            return name in ("time", "host")
+        elif name == "exitcode" and (code := _EXIT.match(value)) is not None:
+            self._failure.exit_code, self._failure.pid = int(code[1]), int(code[2])
+        elif name == "traceback":
+            self._traceback = TracebackReader()
+            self._traceback.feed(value)
+        return True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether further lines may belong to the table."""
+        return self._failure is not None
+
+    @staticmethod
+    def may_begin(lines: bytes) -> bool:
+        """Whether a table may begin in lines that are not decoded yet."""
+        return lines.startswith(_RAW_FIELDS) or b"(local_rank: " in lines
+
+    def _continue(self, line: str) -> bool:
+        """Take a line of the traceback, which the table indents by two spaces."""
+        if _BORDER.match(line.strip()):
+            self._failure = self._traceback = None
+            return True
+        if self._traceback is not None and self._failure is not None:
+            raised = self._traceback.feed(line.removeprefix("  "))
+            self._failure.raised = raised or self._failure.raised
+        return True
+
+
+class ErrorFileReader:
+    """Reads ``error.json``, which `torch.distributed.elastic` leaves for a rank."""
+
+    kind = "torchelastic error file"
+
+    def recognises(self, file: RawFile) -> bool:
+        """Return whether the file is an object with a message and its traceback."""
+        start = file.data[:4096].lstrip()
+        return start[:1] == b"{" and start[1:].lstrip().startswith(b'"message"')
+
+    def read(self, file: RawFile, rank: int | None = None) -> list[RankEvidence]:
+        """Return the exception, of `rank` or of the rank that its name states."""
+        if len(file.data) > _LARGEST:
+            raise UnreadableError(f"it has more than {_LARGEST >> 20} MiB")
+        raised = _error(file.data)
+        rank = rank_in_name(file.path) if rank is None else rank
+        if rank is None:
+            line, _ = position(raised.frames)
+            raise UnreadableError(
+                f"{raised.text}{f' at {line}' if line else ''}: it does not say which "
+                "rank that was (the folder's number is a local rank)"
+            )
+        return [evidence_of(rank, [raised], file.path)]
+
+
+def _error(data: bytes) -> Raised:
+    try:
+        message = json.loads(data.decode("utf-8", errors="replace"))["message"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UnreadableError(f"its JSON cannot be read: {error!r}") from error
+    if isinstance(message, str):
+        return Raised(message[:300], ())
+    if not isinstance(message, Mapping) or not isinstance(message.get("message"), str):
+        raise UnreadableError("its message is none of torchelastic's")
+    more = message.get("extraInfo")
+    stack = more.get("py_callstack") if isinstance(more, Mapping) else None
+    raised = raised_in(stack.splitlines()) if isinstance(stack, str) else None
+    return raised or Raised(message["message"][:300], ())

@@ -1,0 +1,84 @@
+"""The ops of a dead job as a Chrome trace, for Perfetto."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from ..observe.chrome_trace import chrome_trace
+from ..observe.evidence import Evidence, Group, IssuedOp, RankEvidence
+
+__all__ = ["trace"]
+
+#: Nanoseconds by which clocks of hosts that are set alike may differ.
+_ALIKE = 20_000_000
+
+
+def trace(evidence: Evidence) -> dict[str, Any]:
+    """Return the Chrome trace of the ops whose times are known.
+
+    Clocks of hosts may differ by minutes. All ranks end a collective at about the same
+    time: the clock of a rank is moved by the median difference to the first rank.
+    """
+    ids = {group: f"{number}" for number, group in enumerate(evidence.groups)}
+    dumps = {
+        rank: records
+        for rank, one in evidence.ranks.items()
+        if (records := _records(one, ids))
+    }
+    offsets: dict[int, int] = {}
+    reference: dict[tuple[Group, int], int] = {}
+    for rank in dumps:
+        ends = _ends(evidence.ranks[rank])
+        common = [ends[key] - reference[key] for key in ends.keys() & reference.keys()]
+        offset = int(median(common)) if common else 0
+        offsets[rank] = offset if abs(offset) > _ALIKE else 0
+        for key, end in ends.items():
+            reference.setdefault(key, end - offsets[rank])
+    return chrome_trace(dumps, offsets)
+
+
+def _ends(one: RankEvidence) -> dict[tuple[Group, int], int]:
+    return {
+        (group, op.seq): op.ended_ns
+        for group, known in one.groups.items()
+        for op in known.ops
+        if op.ended_ns is not None and op.state == "completed" and not op.is_p2p
+    }
+
+
+def _records(one: RankEvidence, ids: Mapping[Group, str]) -> list[dict[str, Any]]:
+    """Return the ops of a rank in the form of `Record.as_dict`, oldest first."""
+    found = [
+        (op.order, place, _record(op, group, ids[group]))
+        for place, (group, known) in enumerate(one.groups.items())
+        for op in known.ops
+        if op.created_ns is not None
+    ]
+    return [record for *_, record in sorted(found, key=lambda entry: entry[:2])]
+
+
+def _record(op: IssuedOp, group: Group, number: str) -> dict[str, Any]:
+    arrays = op.arrays
+    return {
+        "group": group.name,
+        "group_id": f"{group.name} ({number})",
+        "generation": 0,
+        "backend": None,
+        "op": op.op,
+        "op_id": op.order,
+        "is_p2p": op.is_p2p,
+        "collective_seq_id": 0 if op.is_p2p else op.seq,
+        "p2p_seq_id": op.seq if op.is_p2p else 0,
+        "state": "completed" if op.retired else op.state,
+        "time_created_ns": op.created_ns,
+        "time_started_ns": op.started_ns or 0,
+        "time_ended_ns": op.ended_ns or 0,
+        "sizes": arrays.inputs or arrays.outputs,
+        "dtypes": arrays.input_dtypes or arrays.output_dtypes,
+        "peer": op.peer,
+        "timeout": op.timeout,
+        "frame": {"source": "" if op.line is None else str(op.line)},
+        "error": None,
+    }

@@ -1,0 +1,104 @@
+"""Python tracebacks in a log, and exceptions that are consequences of a hang."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from ..observe.evidence import RankEvidence
+from .user_frames import MOST, Frame, position
+
+__all__ = ["Raised", "TracebackReader", "evidence_of", "raised_in"]
+
+#: Characters of an exception's text that are kept.
+_LONGEST = 200
+
+_BEGINS = "Traceback (most recent call last):"
+_FRAME = re.compile(r"\s*File \"(.*)\", line (\d{1,9})(?:, in (.*))?$")
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:: .*|:)?$")
+#: What a rank raises because another one is late, is dead or has left.
+_CONSEQUENCES = re.compile(
+    r"timed? ?out waiting|wait timeout|timeout waiting for key|monitoredbarrier"
+    r"|timed out after \d+ seconds waiting for clients|store based barrier"
+    r"|watchdog caught|remote process exited|communicator was aborted|ncclRemoteError"
+    r"|recvValue|application timeout|^KeyboardInterrupt",
+    re.IGNORECASE,
+)
+#: The same of connections, but those of a data loader are its own.
+_LOST = re.compile(
+    r"connection (?:was )?(?:closed|reset|refused|aborted)|broken pipe|socket timeout",
+    re.IGNORECASE,
+)
+_BETWEEN_RANKS = re.compile(r"gloo|c10d|nccl|TCPStore|Dist\w+Error", re.IGNORECASE)
+#: The key by which a rank of gloo is found, in the group of all ranks.
+_KEY = re.compile(r"timeout after \d+ms, keys: /?default_pg/\d+//\w+//\d+/(\d{1,6})$")
+
+
+class Raised(NamedTuple):
+    """An exception: its text, and the frames of its traceback, the innermost first."""
+
+    text: str
+    frames: tuple[Frame, ...]
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether the rank gave up waiting for others: it is no cause."""
+        if _CONSEQUENCES.search(self.text) is not None:
+            return True
+        return bool(_LOST.search(self.text) and _BETWEEN_RANKS.search(self.text))
+
+    @property
+    def awaited(self) -> int | None:
+        """The rank that had not joined the group of all ranks, if the text names it."""
+        found = _KEY.search(self.text)
+        return None if found is None else int(found[1])
+
+
+class TracebackReader:
+    """Finds the tracebacks in the lines of one rank; other lines may be between."""
+
+    def __init__(self) -> None:
+        self._frames: list[Frame] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a traceback has begun, and its exception has not been seen."""
+        return self._frames is not None
+
+    def feed(self, line: str) -> Raised | None:
+        """Take the next line; return the exception that ends a traceback."""
+        if line.strip() == _BEGINS:
+            self._frames = []
+        elif self._frames is None:
+            return None
+        elif (call := _FRAME.match(line)) is not None:
+            if len(self._frames) < MOST:
+                outermost = not self._frames
+                name = call[3] or "<module>"
+                self._frames.append(Frame(call[1], int(call[2]), name, outermost))
+        elif line[:1].strip() and _EXCEPTION.match(line):
+            frames, self._frames = self._frames, None
+            return Raised(line[:_LONGEST].removesuffix(":"), tuple(reversed(frames)))
+        return None
+
+
+def raised_in(lines: Iterable[str]) -> Raised | None:
+    """Return the last exception of a text: that which left the program."""
+    reader, found = TracebackReader(), None
+    for line in lines:
+        found = reader.feed(line) or found
+    return found
+
+
+def evidence_of(rank: int, raised: Sequence[Raised], source: str) -> RankEvidence:
+    """Return what the exceptions of a rank tell of it, in their order.
+
+    One that is no consequence has ended the rank; else it says where the rank waited.
+    """
+    causes = [one for one in raised if not one.is_consequence]
+    line, called = position((causes or raised)[-1].frames)
+    if not causes:
+        return RankEvidence(rank, location=line, called=called, source=source)
+    text = causes[-1].text
+    return RankEvidence(rank, exception=text, exception_line=line, source=source)

@@ -1,0 +1,99 @@
+"""Which frame of a stack of another process is the user's, by its file alone."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..observe.evidence import SourceLine
+
+__all__ = ["LONGEST", "MOST", "Frame", "library_name", "position", "rank_in_name"]
+
+#: The most frames of a stack that are kept, and characters of a line that are read:
+#: a pattern takes long for a line that somebody has made for it.
+MOST = 500
+LONGEST = 4096
+
+#: Parts of a path below which code is installed, not written by the user.
+_INSTALLED = re.compile(
+    r"/(?:lib(?:64)?/python\d[^/]*/)?(?:site|dist)-packages/"
+    r"|/lib(?:64)?/python\d[^/]*/|^<frozen |^<string>"
+)
+#: Packages that py-spy shows without the folder that they are installed in.
+_LIBRARIES = frozenset(
+    (
+        *("accelerate", "apex", "deepspeed", "jax", "lightning", "numpy", "ray"),
+        *("rankscope", "torch", "torchcomms", "torchdata", "torchvision"),
+        *("lightning_fabric", "pytorch_lightning", "transformers", "triton", "vllm"),
+    )
+)
+#: Stands between the user's line and the op of torch that it calls.
+_WRAPPER = "torch/distributed/c10d_logger.py"
+#: It has the ops, which people call by the name of their package.
+_C10D = "torch/distributed/distributed_c10d.py"
+_RANK = re.compile(r"(?<![a-z])rank[ _.=-]?(\d{1,6})(?!\d)", re.IGNORECASE)
+
+
+class Frame(NamedTuple):
+    """One call of a stack: where it stands, and in which function."""
+
+    file: str
+    line: int
+    function: str
+    #: Whether it is the outermost call of its thread.
+    outermost: bool = False
+
+    @property
+    def is_users(self) -> bool:
+        """Whether the code is the user's: neither installed nor Python's own."""
+        file = self.file.replace("\\", "/")
+        if _INSTALLED.search(file) or not self.line:
+            return False
+        if file.startswith("/"):
+            return True
+        # py-spy shows a path from the package on; a script may be called `queue.py`.
+        top = file.partition("/")[0].removesuffix(".py")
+        if self.function == "<module>" and self.outermost:
+            return True
+        return top not in _LIBRARIES and top not in sys.stdlib_module_names
+
+
+def position(frames: Sequence[Frame]) -> tuple[SourceLine | None, str | None]:
+    """Return the user's innermost line, and what it called: ``wait of threading.py``.
+
+    `frames` begin with the innermost. Without a frame of the user's own code, the line
+    is the innermost one of any code.
+    """
+    frames = [one for one in frames if not one.file.endswith(_WRAPPER)]
+    for place, frame in enumerate(frames):
+        if frame.is_users:
+            inner = frames[place - 1] if place else None
+            called = inner and f"{inner.function} of {library_name(inner.file)}"
+            return SourceLine(frame.file, frame.line, frame.function), called
+    if not frames:
+        return None, None
+    first = frames[0]
+    return SourceLine(first.file, first.line, first.function), None
+
+
+def library_name(file: str) -> str:
+    """Return the path of a file below the folder that it is installed in."""
+    name = _INSTALLED.split(file.replace("\\", "/"))[-1] or file
+    return "torch.distributed" if name == _C10D else name
+
+
+def rank_in_name(path: str) -> int | None:
+    """Return the rank that a file's name, or a folder's above it, states.
+
+    ``rank_3``, ``stack-rank3.txt``, ``rank3/py-spy.txt``; not a number alone, which may
+    be a process or a local rank, and not ``local_rank_3``.
+    """
+    for part in reversed(path.replace("\\", "/").split("/")):
+        if "local" in part.lower():
+            return None
+        found = set(_RANK.findall(part))
+        if found:
+            return int(found.pop()) if len(found) == 1 else None
+    return None

@@ -1,0 +1,493 @@
+"""Logs of torchrun, in the words of torch 2.3 to 2.13, as they are and damaged."""
+
+from __future__ import annotations
+
+import io
+import random
+from pathlib import Path
+
+import pytest
+
+from rankscope.backends.observe.evidence import Group, RankEvidence
+from rankscope.backends.observe.verdicts import Fault
+from rankscope.backends.post_mortem.log import extract
+from rankscope.backends.post_mortem.log_lines import group_line, split_line, work_line
+from rankscope.backends.post_mortem.report import Report, examine
+
+WORK = (
+    "[Rank {place}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum"
+    "={seq}, OpType={op}, NumelIn=4096, NumelOut=4096, Timeout(ms)=600000) ran for "
+    "600061 milliseconds before timing out."
+)
+#: The second line, from the oldest torch to the newest.
+STATUS = {
+    "2.3": "[PG 0 Rank {place}] Timeout at NCCL work: {seq}, last enqueued NCCL work: "
+    "{seq}, last completed NCCL work: {done}.",
+    "2.4": "[PG 0(default_pg) Rank {place}] Exception (either an error or timeout) "
+    "detected by watchdog at work: {seq}, last enqueued NCCL work: {seq}, last "
+    "completed NCCL work: {done}.",
+    "2.6": "[PG ID 0 PG GUID 0(default_pg) Rank {place}] Exception (either an error or "
+    "timeout) detected by watchdog at work: {seq}, last enqueued NCCL work: {seq}, "
+    "last completed NCCL work: {done}.",
+    "2.13": "[PG ID 0 PG GUID 0(default_pg) Rank {place}]  failure detected by "
+    "watchdog at work sequence id: {seq} PG status: last enqueued work: {seq}, last "
+    "started work: {seq} (ALLREDUCE), last completed work: {done}",
+    "2.7": "[PG ID 0 PG GUID 0(default_pg) Rank {place}]  failure detected by watchdog "
+    "at work sequence id: {seq} PG status: last enqueued work: {seq}, last completed "
+    "work: {done}",
+}
+DUMP = (
+    "[PG ID 0 PG GUID 0(default_pg) Rank {place}] Received a dump signal due to a "
+    "collective timeout from  rank 0 and we will try our best to dump the debug info. "
+    "Last enqueued NCCL work: {done}, last completed NCCL work: {done}.This is most "
+)
+PREFIXES = {
+    "none": "[rank{rank}]:[E1206 18:44:12.715 ProcessGroupNCCL.cpp:632] ",
+    "tee": "[default{rank}]:[rank{rank}]:[E1206 18:44:12.715 X.cpp:632] ",
+    "launcher": "2026-01-01T00:00:00Z \x1b[36m(W pid=4009)\x1b[0m [rank{rank}]:[E ",
+}
+
+
+def hung(
+    ranks: range = range(4), late: int = 2, version: str = "2.7", prefix: str = "none"
+) -> list[str]:
+    """Return a log in which all ranks but one wait in all_reduce #13."""
+    lines = []
+    for rank in ranks:
+        start = PREFIXES[prefix].format(rank=rank)
+        facts = {"place": rank, "seq": 13, "done": 12, "op": "ALLREDUCE"}
+        if rank == late:
+            lines.append(start + DUMP.format(**facts))
+        else:
+            lines.append(start + WORK.format(**facts))
+            lines.append(start + STATUS[version].format(**facts))
+    return lines
+
+
+def examined(tmp_path: Path, *logs: list[str] | str) -> Report:
+    for number, log in enumerate(logs):
+        text = log if isinstance(log, str) else "\n".join(log) + "\n"
+        (tmp_path / f"host{number}.log").write_text(text)
+    return examine([tmp_path])
+
+
+def rank_of(report: Report, rank: int) -> RankEvidence:
+    return report.evidence.ranks[rank]
+
+
+@pytest.mark.parametrize("version", STATUS)
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_the_watchdogs_lines(tmp_path: Path, version: str, prefix: str) -> None:
+    report = examined(tmp_path, hung(version=version, prefix=prefix))
+    (verdict,) = report.verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.MISSING_RANKS, (2,))
+    assert (verdict.op, verdict.seq) == ("all_reduce", 13)
+    assert verdict.group.ranks == (0, 1, 2, 3)
+    assert report.files[0].kind == "torchrun log"
+    assert report.files[0].ranks == (0, 1, 2, 3)
+
+
+def test_ops_that_differ(tmp_path: Path) -> None:
+    lines = [line for line in hung(late=9) if "dump signal" not in line]
+    lines = [
+        line.replace("ALLREDUCE", "BROADCAST") if "[rank3]" in line else line
+        for line in lines
+    ]
+    (verdict,) = examined(tmp_path, lines).verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.OP_MISMATCH, (3,))
+
+
+def test_the_stack_of_the_op_that_timed_out(tmp_path: Path) -> None:
+    stack = (
+        "Stack trace of the failed collective: \n"
+        "#0 all_reduce from /opt/lib/python3.12/site-packages/torch/distributed/"
+        "distributed_c10d.py:3174\n"
+        "#1 wrapper from /opt/lib/python3.12/site-packages/torch/distributed/"
+        "c10d_logger.py:83\n"
+        "#2 step from /job/train.py:88\n"
+        "#3 <module> from /job/train.py:120\n"
+    )
+    start = PREFIXES["none"].format(rank=0)
+    lines = hung()
+    report = examined(tmp_path, [*lines[:2], start + stack, *lines[2:], start + stack])
+    assert "all_reduce #13 of group 'default_pg' (train.py:88)" in (
+        report.verdicts[0].text
+    )
+    assert report.verdicts[0].line == "train.py:88"
+
+
+def test_the_hosts_of_a_job_are_one_log(tmp_path: Path) -> None:
+    lines = hung(range(16), late=11)
+    hosts = [[line for line in lines if f"[rank{n}" in line] for n in ("1", "")]
+    first = [line for line in lines if line not in hosts[0]]
+    report = examined(tmp_path, hosts[0], first)
+    (verdict,) = report.verdicts
+    assert verdict.culprits == (11,)
+
+
+def test_a_rank_without_a_line_is_no_culprit_by_itself(tmp_path: Path) -> None:
+    lines = [line for line in hung() if "[rank2]" not in line]
+    report = examined(tmp_path, lines)
+    assert "the log has no line of rank 2: it may be cut" in report.files[0].problem
+    assert [one.culprits for one in report.verdicts] == [(2,)]
+    assert "left no records" in report.verdicts[0].text
+
+
+def test_the_last_rank_may_be_the_one_that_is_missing(tmp_path: Path) -> None:
+    """Whether there is a rank after those that have a line, the log does not say."""
+    lines = [line for line in hung(late=9) if "dump signal" not in line]
+    (verdict,) = examined(tmp_path, lines).verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.UNDECIDED, ())
+    assert verdict.text.startswith("ranks 0–3 wait in all_reduce #13")
+    size = (
+        "[rank0]:[I ProcessGroupNCCL.cpp:9] [PG ID 0 PG GUID 0(default_pg) Rank 0] "
+        "ProcessGroupNCCL initialization options: size: 5, global rank: 0, TIMEOUT(ms)"
+    )
+    report = examined(tmp_path, [size, *lines])
+    assert report.verdicts[0].culprits == (4,)
+
+
+def test_group_and_global_ranks_are_kept_apart(tmp_path: Path) -> None:
+    lines = []
+    for place, rank in enumerate((8, 9, 10, 11)):
+        start = f"[rank{rank}]:[E ProcessGroupNCCL.cpp:1] "
+        prefix = f"[PG ID 3 PG GUID 5(tp) Rank {place}] "
+        if rank == 10:
+            status = (
+                "dump signal. Last enqueued NCCL work: 6, last completed NCCL work: 6."
+            )
+        else:
+            work = {"place": place, "seq": 7, "op": "_ALLGATHER_BASE"}
+            lines.append(start + WORK.format(**work))
+            status = (
+                "failure detected by watchdog at work sequence id: 7 PG status: last "
+                "enqueued work: 9, last completed work: 6"
+            )
+        lines.append(start + prefix + status)
+    report = examined(tmp_path, lines)
+    # The ranks of the group before place 0 are none, and 8 is the first.
+    (verdict,) = report.verdicts
+    assert (verdict.culprits, verdict.group.name) == ((10,), "tp")
+    assert (verdict.op, verdict.seq) == ("all_gather_into_tensor", 7)
+    group = Group("tp", (8, 9, 10, 11), "5", False)
+    assert rank_of(report, 8).groups[group].progress.enqueued == 9
+    # Without the lines of rank 10 its place can only be its.
+    report = examined(tmp_path, [line for line in lines if "[rank10]" not in line])
+    assert group in report.evidence.groups
+
+
+def test_members_of_a_group_that_are_not_certain(tmp_path: Path) -> None:
+    lines = []
+    for place, rank in ((0, 0), (2, 8)):
+        start = f"[rank{rank}]:[E ProcessGroupNCCL.cpp:1] "
+        facts = {"place": place, "seq": 7, "done": 6, "op": "ALLREDUCE"}
+        lines.append(start + WORK.format(**facts))
+        status = STATUS["2.7"].replace("0 PG GUID 0(default_pg)", "2 PG GUID 4(dp)")
+        lines.append(start + status.format(**facts))
+    (verdict,) = examined(tmp_path, lines).verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.UNDECIDED, ())
+    assert verdict.text.startswith("ranks 0, 8 wait in all_reduce #7 of group 'dp'")
+
+
+def test_sends_are_counted_with_collectives(tmp_path: Path) -> None:
+    lines = [line.replace("ALLREDUCE", "SEND") for line in hung()]
+    report = examined(tmp_path, lines)
+    for one in report.evidence.ranks.values():
+        for known in one.groups.values():
+            assert known.progress.enqueued is None
+
+
+# -- exceptions and ends ---------------------------------------------------------
+
+TRACEBACK = """\
+{p}Traceback (most recent call last):
+{p}  File "/job/train.py", line 120, in <module>
+{p}    main()
+{p}  File "/job/{file}", line {line}, in step
+{p}    dist.all_reduce(gradients)
+{p}    ^^^^^^^^^^^^^^^^^^^^^^^^^^
+"""
+GLOO = (
+    TRACEBACK
+    + """\
+{p}  File "/opt/lib/python3.11/site-packages/torch/distributed/c10d_logger.py", \
+line 83, in wrapper
+{p}    return func(*args, **kwargs)
+{p}  File "/opt/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", \
+line 2810, in all_reduce
+{p}    work.wait()
+{p}RuntimeError: [/pytorch/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting \
+7000ms for recv operation to complete
+"""
+)
+RAISED = TRACEBACK + "{p}ValueError: batch 3 is empty\n"
+
+
+def of_gloo(ranks: tuple[int, ...], prefix: str = "[rank{n}]: ") -> str:
+    """Return the tracebacks of ranks, whose lines alternate."""
+    texts = [
+        GLOO.format(p=prefix.format(n=n), file="train.py", line=88).splitlines()
+        for n in ranks
+    ]
+    return "\n".join(line for lines in zip(*texts, strict=True) for line in lines)
+
+
+def test_timeouts_of_gloo(tmp_path: Path) -> None:
+    report = examined(tmp_path, of_gloo((0, 1, 3)))
+    (verdict,) = report.verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.UNDECIDED, ())
+    assert verdict.text == (
+        "ranks 0–1, 3 gave up waiting at train.py:88 in all_reduce of "
+        "torch.distributed; the log has no line of rank 2: it may be cut"
+    )
+    assert rank_of(report, 0).exception is None
+
+
+@pytest.mark.parametrize("prefix", ["[rank{n}]: ", "[default{n}]:[rank{n}]: "])
+def test_an_exception_that_ended_a_rank(tmp_path: Path, prefix: str) -> None:
+    raised = RAISED.format(p=prefix.format(n=2), file="data.py", line=77)
+    report = examined(tmp_path, raised + of_gloo((0, 1, 3), prefix))
+    (verdict,) = report.verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.RANK_DEAD, (2,))
+    assert verdict.text.startswith(
+        "rank 2 ended with ValueError: batch 3 is empty at data.py:77; ranks 0–1, 3 "
+        "gave up waiting at train.py:88"
+    )
+
+
+def test_many_ranks_that_ended_alike_are_one_clause(tmp_path: Path) -> None:
+    raised = [
+        RAISED.format(p=f"[rank{n}]: ", file="data.py", line=77) for n in range(200)
+    ]
+    (verdict,) = examined(tmp_path, "".join(raised) + table()).verdicts
+    assert verdict.text.startswith(
+        "ranks 0–10, 12–199 ended with ValueError: batch 3 is empty at data.py:77; "
+        "rank 11 was killed by signal 9 (SIGKILL)"
+    )
+
+
+def test_an_exception_beside_the_watchdogs_lines(tmp_path: Path) -> None:
+    raised = RAISED.format(p="[rank2]: ", file="data.py", line=77)
+    report = examined(tmp_path, raised + "\n".join(hung()))
+    assert report.verdicts[0].culprits == (2,)
+    assert "ValueError: batch 3 is empty at data.py:77" in report.verdicts[0].text
+
+
+def test_an_exception_of_a_local_rank_alone(tmp_path: Path) -> None:
+    raised = RAISED.format(p="[default2]:", file="data.py", line=77)
+    report = examined(tmp_path, raised)
+    assert report.evidence.ranks == {}
+    assert "it does not say on which rank that was raised" in report.files[0].problem
+
+
+TABLE = """\
+{border}
+train.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-11-25_02:12:09
+  host      : node1
+  rank      : 12 (local_rank: 4)
+  exitcode  : -6 (pid: 812)  (SIGABRT)
+  error_file: <N/A>
+  traceback : Signal 6 (SIGABRT) received by PID 812
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-25_02:12:08
+  host      : node1
+  rank      : 11 (local_rank: 3)
+  exitcode  : {code} (pid: 811) {signal}
+  error_file: /tmp/torchelastic_x/attempt_0/3/error.json
+  traceback : {traceback}
+{border}
+"""
+
+
+def table(code: int = -9, signal: str = " (SIGKILL)", traceback: str = "") -> str:
+    said = traceback or "Signal 9 (SIGKILL) received by PID 811"
+    return TABLE.format(border="=" * 60, code=code, signal=signal, traceback=said)
+
+
+def test_the_table_of_failures(tmp_path: Path) -> None:
+    gave_up = GLOO.format(p="[rank12]: ", file="train.py", line=88)
+    report = examined(tmp_path, gave_up + table())
+    one = rank_of(report, 11)
+    assert one.death == "rank 11 was killed by signal 9 (SIGKILL)"
+    assert one.process == "pid 811"
+    # It has waited: SIGABRT is the watchdog's.
+    assert rank_of(report, 12).death is None
+    assert report.verdicts[0].culprits == (11,)
+
+
+def test_a_traceback_in_the_table(tmp_path: Path) -> None:
+    inside = RAISED.format(p="  ", file="data.py", line=77).lstrip()
+    report = examined(tmp_path, table(1, "", inside.rstrip()))
+    one = rank_of(report, 11)
+    assert (one.exception, str(one.exception_line)) == (
+        "ValueError: batch 3 is empty",
+        "data.py:77",
+    )
+    assert one.death is None
+
+
+def test_the_table_names_the_ranks_of_local_ranks(tmp_path: Path) -> None:
+    raised = RAISED.format(p="[default3]:", file="data.py", line=77)
+    report = examined(tmp_path, raised + table(1, "", "To enable traceback see: x"))
+    assert rank_of(report, 11).exception == "ValueError: batch 3 is empty"
+
+
+def test_what_the_launcher_has_ended_was_alive(tmp_path: Path) -> None:
+    ended = table(-15, " (SIGTERM)", "Signal 15 (SIGTERM) received by PID 811")
+    gave_up = GLOO.format(p="[rank12]: ", file="train.py", line=88)
+    (verdict,) = examined(tmp_path, gave_up + ended).verdicts
+    assert verdict.culprits == ()
+    assert "; rank 11 lived until the launcher ended it" in verdict.text
+
+
+def test_a_rank_that_never_joined(tmp_path: Path) -> None:
+    """Before the group is there, no line has a rank; the key that is awaited has it."""
+    text = GLOO.format(p="", file="train.py", line=9)
+    start = text.index("RuntimeError")
+    key = "torch.distributed.DistStoreError: wait timeout after 6000ms, keys: "
+    text = f"{text[:start]}{key}/default_pg/0//cpu//0/11\n"
+    ended = table(-15, " (SIGTERM)", "Signal 15 (SIGTERM) received by PID 811")
+    report = examined(tmp_path, text * 2 + ended.replace("-6 (pid", "1 (pid"))
+    (verdict,) = report.verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.MISSING_RANKS, (11,))
+    assert verdict.text == (
+        "rank 11 has not joined the group of all ranks; others gave up waiting at "
+        "train.py:9 in all_reduce of torch.distributed; rank 11 lived "
+        "until the launcher ended it"
+    )
+
+
+def test_ranks_that_gave_up_at_different_lines(tmp_path: Path) -> None:
+    other = GLOO.format(p="[rank2]: ", file="train.py", line=90)
+    (verdict,) = examined(tmp_path, of_gloo((0, 1)) + "\n" + other).verdicts
+    assert "ranks 0–1 gave up waiting at train.py:88 in" in verdict.text
+    assert "; rank 2 gave up waiting at train.py:90 in" in verdict.text
+
+
+def test_who_was_killed_while_nobody_gave_up(tmp_path: Path) -> None:
+    (verdict,) = examined(tmp_path, table().replace("-6 (pid", "-15 (pid")).verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.RANK_DEAD, (11,))
+    assert verdict.text.startswith("rank 11 was killed by signal 9 (SIGKILL)")
+
+
+def test_mpirun_names_a_rank(tmp_path: Path) -> None:
+    said = (
+        "mpirun noticed that process rank 3 with PID 4711 on node n1 exited on signal "
+        "11 (Segmentation fault).\n"
+    )
+    report = examined(tmp_path, said)
+    assert rank_of(report, 3).death == "rank 3 was killed by signal 11 (SIGSEGV)"
+
+
+def test_the_last_attempt_counts(tmp_path: Path) -> None:
+    restart = (
+        "I1206 torch/distributed/elastic/agent/server/api.py:945] [default] Worker "
+        "group FAILED. 2/3 attempts left; will restart worker group"
+    )
+    raised = RAISED.format(p="[rank1]: ", file="data.py", line=77).splitlines()
+    report = examined(tmp_path, [*raised, *hung(late=1), restart, *hung(late=2)])
+    assert report.verdicts[0].culprits == (2,)
+    assert rank_of(report, 1).exception is None
+
+
+def test_stacks_of_faulthandler_in_a_log(tmp_path: Path) -> None:
+    stack = (
+        "Timeout (0:10:00)!\n"
+        "Thread 0x00007ff8a2ca9b80 (most recent call first):\n"
+        '  File "/usr/lib/python3.11/threading.py", line 331 in wait\n'
+        '  File "/job/data.py", line 77 in next_batch\n'
+    )
+    own = "\n".join(f"[default2]:{line}" for line in stack.splitlines())
+    report = examined(tmp_path, "\n".join([*hung(prefix="tee"), own]))
+    assert str(rank_of(report, 2).location) == "data.py:77"
+    assert report.verdicts[0].fault is Fault.RANK_BUSY_ELSEWHERE
+
+
+def test_a_file_of_one_rank(tmp_path: Path) -> None:
+    for n in (0, 1, 3):
+        text = GLOO.format(p="", file="train.py", line=88)
+        (tmp_path / f"rank{n}.err").write_text(text)
+    raised = RAISED.format(p="", file="data.py", line=77)
+    (tmp_path / "rank2.err").write_text(raised)
+    report = examine([tmp_path])
+    assert report.verdicts[0].culprits == (2,)
+
+
+# -- lines -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "rank", "local", "text"),
+    [
+        ("[rank13]: x", 13, None, "x"),
+        ("[default3]:[rank13]:x", 13, "default3", "x"),
+        ("[trainer3]: x", None, "trainer3", " x"),
+        ("  3: [rank13]: x", 13, None, "x"),
+        ("10%|# |\r[rank2]:[E] x", 2, None, "[E] x"),
+        ("\x1b[31m[rank2]:\x1b[0m x", 2, None, "x"),
+        ("x", None, None, "x"),
+        ("y" * 400 + "[rank2]: x", None, None, "y" * 400 + "[rank2]: x"),
+    ],
+)
+def test_prefixes(line: str, rank: int | None, local: str | None, text: str) -> None:
+    source, rest = split_line(line + "\r\n")
+    assert (source.rank, source.local, rest) == (rank, local, text)
+
+
+def test_no_work_yet() -> None:
+    line = group_line(STATUS["2.7"].format(place=0, seq=-1, done=-1))
+    assert line is not None
+    assert (line.enqueued, line.completed) == (-1, -1)
+    assert work_line("WorkNCCL(SeqNum=1") is None
+
+
+def test_damaged_logs(tmp_path: Path) -> None:
+    text = ("\n".join(hung()) + "\n" + of_gloo((0, 1)) + table()).encode()
+    chance = random.Random(31)
+    for number in range(60):
+        data = bytearray(text)
+        for _ in range(chance.randrange(1, 40)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        start = chance.randrange(len(data))
+        (tmp_path / "x.log").write_bytes(bytes(data[start:] + data[: start // 2]))
+        assert len(examine([tmp_path]).files) == 1, number
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[rank{n}]: x",
+        "[rank0]: [PG ID 0 PG GUID 0(default_pg) Rank {n}] last enqueued work: {n}, "
+        "last completed work: {n}",
+        WORK.replace("{place}", "{n}").replace("{seq}", "{n}").replace("{op}", "X"),
+        "global_world_sizes=[{n}]",
+        "  rank      : {n} (local_rank: {n})",
+        "noticed that process rank {n} with PID {n} on node x exited on signal {n} (K)",
+    ],
+)
+def test_numbers_without_end(tmp_path: Path, line: str) -> None:
+    for digits in (7, 19, 5000):
+        text = line.replace("{n}", "9" * digits)
+        report = examined(tmp_path, f"[rank0]: x\n{text}\n")
+        assert report.verdicts == ()
+
+
+def test_a_line_that_was_made_to_take_long(tmp_path: Path) -> None:
+    # The test's timeout would be exceeded, if patterns saw the whole line.
+    examined(tmp_path, "[PG 0 Rank 0]" * 100_000 + "\n" + "[rank0]: [PG 0(" * 100_000)
+
+
+def test_a_large_log_is_cut_down_to_what_tells() -> None:
+    other = b"step 1 loss 0.3\n" * 100_000
+    log = io.BytesIO(other + "\n".join(hung()).encode() + b"\n" + other)
+    kept = extract(log, 1 << 20)
+    assert kept.count(b"[rank") >= len(hung())
+    assert len(kept) < 20_000
+    endless = io.BytesIO(b"x" * 10_000_000)
+    assert extract(endless, 1 << 20) == b""

@@ -1,0 +1,73 @@
+"""Reports of NCCL's RAS service that somebody has saved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankscope.backends.observe.verdicts import Fault
+from rankscope.backends.post_mortem.evidence_file import RawFile, UnreadableError
+from rankscope.backends.post_mortem.ras_report import RasReader
+from rankscope.backends.post_mortem.report import examine
+from tests.backends.nccl.ras_service import JSON, TEXT, missing, rank, report
+
+
+def saved(tmp_path: Path, text: str) -> Any:
+    (tmp_path / "ras.txt").write_text(text)
+    return examine([tmp_path])
+
+
+@pytest.mark.parametrize("text", [JSON, TEXT], ids=["json", "text"])
+def test_a_rank_that_is_behind(tmp_path: Path, text: str) -> None:
+    found = saved(tmp_path, text)
+    assert found.files[0].kind == "NCCL RAS"
+    (verdict,) = found.verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.MISSING_RANKS, (1,))
+    assert (verdict.op, verdict.seq) == ("all_reduce", 15)
+    assert found.evidence.ranks[0].process == "pid 100"
+
+
+def test_the_comma_that_2_28_9_leaves_out(tmp_path: Path) -> None:
+    text = JSON.replace('"nvml_dev": 2,', '"nvml_dev": 2')
+    with pytest.raises(ValueError, match="delimiter"):
+        json.loads(text)
+    assert saved(tmp_path, text).verdicts[0].culprits == (1,)
+
+
+def test_a_dead_process(tmp_path: Path) -> None:
+    lost = missing(2, 102, unresponsive=True, dead=True)
+    text = json.dumps(report([rank(0, 100, 15), rank(1, 101, 15)], [lost]))
+    found = saved(tmp_path, text)
+    assert found.evidence.ranks[2].death == "rank 2 is dead, as NCCL's RAS reports"
+
+
+def test_ops_of_different_functions(tmp_path: Path) -> None:
+    other = rank(2, 102, 14)
+    other["collective_counts"]["Broadcast"] = 1
+    ranks = [rank(0, 100, 15), rank(1, 101, 15), other]
+    (verdict,) = saved(tmp_path, json.dumps(report(ranks, []))).verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.OP_MISMATCH, (2,))
+
+
+def test_all_alike_is_no_hang(tmp_path: Path) -> None:
+    ranks = [rank(n, 100 + n, 15) for n in range(3)]
+    assert saved(tmp_path, json.dumps(report(ranks, []))).verdicts == ()
+
+
+def test_ranks_of_a_part_of_the_job_are_not_known() -> None:
+    one = report([rank(0, 100, 15), rank(1, 101, 14)], [])
+    other = report([rank(0, 102, 15), rank(1, 103, 15)], [])
+    one["communicators"] += other["communicators"]
+    with pytest.raises(UnreadableError, match="no communicator in it has all"):
+        RasReader().read(RawFile("ras.json", json.dumps(one).encode()))
+
+
+@pytest.mark.parametrize("cut", range(100, len(JSON), 97))
+def test_a_report_that_was_cut(cut: int) -> None:
+    file = RawFile("ras.json", JSON[:cut].encode())
+    assert RasReader().recognises(file)
+    with pytest.raises(UnreadableError, match="cannot be read"):
+        RasReader().read(file)

@@ -1,0 +1,69 @@
+"""Exceptions that are consequences of a hang, and exceptions that are its cause."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankscope.backends.post_mortem.tracebacks import Raised, raised_in
+
+GLOO = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] "
+STORE = "torch.distributed.DistStoreError: "
+CONSEQUENCES = (
+    f"{GLOO}Connection closed by peer [127.0.0.1]:401",
+    f"{GLOO}Timed out waiting 4000ms for send operation to complete",
+    f"{STORE}wait timeout after 6000ms, keys: /default_pg/0//cpu//0/2",
+    f"{STORE}Timed out after 61 seconds waiting for clients. 3/4 clients joined.",
+    "RuntimeError: [Rank 0]: Rank 1 failed to pass monitoredBarrier in 6000 ms",
+    "torch.distributed.DistBackendError: NCCL communicator was aborted on rank 2.",
+    "torch.distributed.DistNetworkError: failed to recv, got 0 bytes. Connection was "
+    "reset",
+    "KeyboardInterrupt",
+)
+CAUSES = (
+    "ValueError: batch 3 is empty",
+    "ConnectionResetError: [Errno 104] Connection reset by peer",
+    "BrokenPipeError: [Errno 32] Broken pipe",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+    "torch.distributed.DistBackendError: NCCL error in: Duplicate GPU detected",
+    "torch.distributed.DistNetworkError: The server socket has failed to listen on any "
+    "local network address. EADDRINUSE",
+)
+
+
+@pytest.mark.parametrize("text", CONSEQUENCES)
+def test_a_consequence(text: str) -> None:
+    assert Raised(text, ()).is_consequence
+
+
+@pytest.mark.parametrize("text", CAUSES)
+def test_a_cause(text: str) -> None:
+    assert not Raised(text, ()).is_consequence
+
+
+def test_the_rank_of_a_key() -> None:
+    assert Raised(CONSEQUENCES[2], ()).awaited == 2
+    assert Raised(CONSEQUENCES[2].replace("default_pg", "tp"), ()).awaited is None
+
+
+def test_the_last_of_a_chain_has_left_the_program() -> None:
+    text = """\
+Traceback (most recent call last):
+  File "/job/data.py", line 7, in load
+    return cache[name]
+KeyError: 'shard 3'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/job/train.py", line 120, in <module>
+    main()
+  File "/job/data.py", line 9, in load
+    raise RuntimeError("no shard 3") from None
+RuntimeError: no shard 3
+with a second line
+"""
+    raised = raised_in(text.splitlines())
+    assert raised is not None
+    assert raised.text == "RuntimeError: no shard 3"
+    assert [one.line for one in raised.frames] == [9, 120]
+    assert raised.frames[-1].outermost
