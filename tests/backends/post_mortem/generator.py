@@ -8,18 +8,25 @@ the files that it leaves. `main` diagnoses cases and prints a table by fault.
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import io
+import json
 import random
+import tempfile
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rankscope.__main__ import main as command_line
 from tests.backends.post_mortem.dump_files import Form, dump_files
 from tests.backends.post_mortem.faults import FAULTS, DrawAgainError, Drawn
 from tests.backends.post_mortem.training_job import Layout
-from tests.backends.post_mortem.truth import Truth
+from tests.backends.post_mortem.truth import RESULTS, Truth, judge
 
-__all__ = ["Case", "main", "make_case", "write"]
+__all__ = ["Case", "diagnose", "main", "make_case", "write"]
 
 
 @dataclass(frozen=True)
