@@ -28,6 +28,27 @@ It works while the notebook's cell hangs, and whatever state its kernel is in. T
 ranks of scripts that rankscope.torch watches have status, diagnose, profile and, where
 the script allows it, abort.
 """
+_DIAGNOSE = """\
+Say why an op hangs: the rank at fault, and the line.
+
+CLUSTER: a cluster or a watched job that runs.
+PATH: what a job has left, which may be dead: folders, files, tar and zip archives, of
+any names, in any order. Torch's Flight Recorder dumps are read, pickled (of NCCL, gloo
+and torchcomms) and as JSON. Nothing in a file is executed; a file that cannot be used
+is named, and the others are judged without it. What exists as a path is a path.
+"""
+_JSON = """\
+
+--json writes one object:
+  {"version": 1,
+   "verdicts": [{"kind", "culprits", "group", "op", "sequence_number", "line",
+                 "text", "consequences"}],
+   "files": [{"path", "kind", "ranks", "problem"}],
+   "world_size"}
+Culprits and ranks are global ranks. Without a fault, verdicts is empty. A kind is one
+of the values of rankscope.engines.Fault, e.g. "missing ranks"; of "undecided" no
+culprit is known. world_size is null if no file tells.
+"""
 _EXIT = """\
 exit status: 0 done (diagnose: nothing hangs), 1 diagnose: something hangs,
 2 not done: no such cluster, several of which none was named, or an error
@@ -45,20 +66,31 @@ def command_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, what in _ON_CLUSTERS.items():
+        diagnoses = name == "diagnose"
+        begin = _DIAGNOSE if diagnoses else f"{what.capitalize()}."
         command = commands.add_parser(
             name,
             help=what,
-            description=f"{what.capitalize()}.\n\n{_MORE}",
-            epilog=_EXIT,
+            description=f"{begin}\n{_MORE}",
+            epilog=f"{_EXIT}{_JSON}" if diagnoses else _EXIT,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        command.add_argument(
-            "cluster",
-            nargs="?",
-            metavar="CLUSTER",
-            help="its id or a beginning of it, a job's address, or the name of the "
-            "notebook or script (default: the only one that runs)",
+        named = (
+            "its id or a beginning of it, a job's address, or the name of the "
+            "notebook or script (default: the only one that runs)"
         )
+        if diagnoses:
+            command.add_argument(
+                "paths",
+                nargs="*",
+                metavar="CLUSTER or PATH",
+                help=f"a folder, file or archive of a dead job; or of what runs: {named}",
+            )
+            command.add_argument(
+                "--json", action="store_true", help="write JSON; for a PATH"
+            )
+        else:
+            command.add_argument("cluster", nargs="?", metavar="CLUSTER", help=named)
         if name in _TAKE_A_GROUP:
             command.add_argument(
                 "-g", "--group", help="name or id of a group (default: all)"

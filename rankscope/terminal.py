@@ -7,6 +7,7 @@ which may hang, be stopped or have been killed.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import time
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
+from rankscope.backends.post_mortem.report import Report, examine
 from rankscope.backends.printable import printable
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import Cluster, ClusterError, Job
@@ -125,6 +127,32 @@ def _diagnose(cluster: Cluster | Job, values: argparse.Namespace) -> int:
     return DONE
 
 
+def _post_mortem(values: argparse.Namespace) -> int:
+    """Diagnose what a job has left in files."""
+    missing = [path for path in values.paths if not os.path.lexists(path)]
+    if missing:
+        names = ", ".join(map(repr, missing))
+        _print(f"rankscope diagnose: no such file or folder: {names}", file=sys.stderr)
+        return FAILED
+    report = examine(values.paths)
+    if values.json:
+        print(report.as_json())
+    else:
+        _print(report.as_text())
+    if not any(one.recorded for one in report.evidence.ranks.values()):
+        if not values.json:
+            _print(f"rankscope diagnose: {_found_nothing(report)}", file=sys.stderr)
+        return FAILED
+    return HANGS if report.verdicts else DONE
+
+
+def _found_nothing(report: Report) -> str:
+    looked = "Flight Recorder dumps (pickles, or JSON with entries)"
+    if not report.files:
+        return f"no file is there; looked for {looked}"
+    return f"none of {len(report.files)} file(s) tells of a rank; looked for {looked}"
+
+
 def _profile(cluster: Cluster | Job, values: argparse.Namespace) -> int:
     if values.time is None:
         if values.output is not None:
@@ -193,6 +221,13 @@ COMMANDS: dict[str, Callable[[Cluster | Job, argparse.Namespace], int]] = {
 def run(values: argparse.Namespace) -> int:
     """Run the command of parsed arguments; return its exit status."""
     command = COMMANDS[values.command]
+    if values.command == "diagnose":
+        if _are_paths(values.paths) or len(values.paths) > 1:
+            return _post_mortem(values)
+        values.cluster = values.paths[0] if values.paths else None
+        if values.json:
+            _print("rankscope diagnose: --json is for a PATH", file=sys.stderr)
+            return FAILED
     there = running()
     found = [
         one for one in there if values.cluster is None or one.is_called(values.cluster)
@@ -205,6 +240,11 @@ def run(values: argparse.Namespace) -> int:
     except (ClusterError, TimeoutError, OSError, ValueError) as error:
         _print(f"rankscope {values.command}: {error}", file=sys.stderr)
         return FAILED
+
+
+def _are_paths(names: Sequence[str]) -> bool:
+    """Return whether one of `names` exists as a path, or can be nothing else."""
+    return any(os.path.lexists(name) or os.sep in name for name in names)
 
 
 def _not_one(

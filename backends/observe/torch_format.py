@@ -41,7 +41,7 @@ from typing import Any
 from ..groups.world import DEFAULT
 from ..work.op_type import OpType, spec_of
 
-__all__ = ["DTYPES", "flight_recorder"]
+__all__ = ["DTYPES", "OPS", "flight_recorder"]
 
 VERSION = "2.10"
 
@@ -66,6 +66,31 @@ DTYPES = {
     "complex64": "ComplexFloat",
     "complex128": "ComplexDouble",
 }
+
+#: Torch's name in a ``profiling_name``, without the library → op.
+OPS = {
+    name: op
+    for op in OpType
+    for name in (
+        op.value,
+        op.spec.torch_name,
+        op.spec.torch_coalesced,
+        op.spec.torch_uneven,
+    )
+    if name
+}
+OPS.update(
+    {
+        "all_to_all": OpType.ALL_TO_ALL,
+        "all_reduce_barrier": OpType.BARRIER,
+        "_broadcast_oop": OpType.BROADCAST,
+        "_reduce_oop": OpType.REDUCE,
+        "sparse_all_reduce": OpType.ALL_REDUCE,
+        "all_reduce_sparse": OpType.ALL_REDUCE,
+        "allreduce": OpType.ALL_REDUCE,
+        "allgather_into_tensor_coalesced": OpType.ALL_GATHER_INTO_TENSOR,
+    }
+)
 
 _BAD_ENDS = ("failed", "timed_out", "aborted")
 

@@ -32,6 +32,8 @@ class Fault(enum.Enum):
     RANK_BUSY_ELSEWHERE = "rank busy elsewhere"
     MISSING_RANKS = "missing ranks"
     EXECUTION_HANG = "execution hang"
+    #: Ranks wait, and what is known does not tell for whom.
+    UNDECIDED = "undecided"
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,10 @@ class Verdict:
     certain: bool = False
     #: A further sentence, which `str` adds: what the library itself reports.
     report: str = ""
+    #: The source line of the op, e.g. ``train.py:88``; empty if it is not known.
+    line: str = ""
+    #: What follows from the fault in other ops, a sentence each.
+    consequences: tuple[str, ...] = ()
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -103,7 +109,7 @@ def in_one(verdicts: Iterable[Verdict]) -> tuple[str, tuple[int, ...]]:
         rank
         for one in found
         # There all ranks wait, and none is known to be the cause.
-        if one.fault is not Fault.EXECUTION_HANG
+        if one.fault not in (Fault.EXECUTION_HANG, Fault.UNDECIDED)
         for rank in one.culprits
     }
     return "; ".join(dict.fromkeys(map(str, found))), tuple(sorted(culprits))

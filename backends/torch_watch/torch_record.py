@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..observe.torch_format import DTYPES
+from ..observe.torch_format import DTYPES, OPS
 from ..work.bandwidth import payload
 from ..work.flight_recorder import SIZES_SHOWN, recorder
 from ..work.op_type import OpType
@@ -25,31 +25,6 @@ _ITEMSIZES = {
     **dict.fromkeys(("int64", "uint64", "float64", "complex64"), 8),
     "complex128": 16,
 }
-
-#: Torch's name in a ``profiling_name``, without the library → op.
-_OPS = {
-    name: op
-    for op in OpType
-    for name in (
-        op.value,
-        op.spec.torch_name,
-        op.spec.torch_coalesced,
-        op.spec.torch_uneven,
-    )
-    if name
-}
-_OPS.update(
-    {
-        "all_to_all": OpType.ALL_TO_ALL,
-        "all_reduce_barrier": OpType.BARRIER,
-        "_broadcast_oop": OpType.BROADCAST,
-        "_reduce_oop": OpType.REDUCE,
-        "sparse_all_reduce": OpType.ALL_REDUCE,
-        "all_reduce_sparse": OpType.ALL_REDUCE,
-        "allreduce": OpType.ALL_REDUCE,
-        "allgather_into_tensor_coalesced": OpType.ALL_GATHER_INTO_TENSOR,
-    }
-)
 
 
 class Progress:
@@ -128,7 +103,7 @@ class TorchRecord:
         library, _, name = entry["profiling_name"].partition(":")
         # The names of sends and receives have the ranks: `nccl:recv 1<-0`.
         name, _, path = name.partition(" ")
-        self = cls(number, group, _OPS.get(name, OpType.UNKNOWN))
+        self = cls(number, group, OPS.get(name, OpType.UNKNOWN))
         self.backend = library
         self.collective_seq_id = entry["collective_seq_id"]
         self.p2p_seq_id = entry["p2p_seq_id"]

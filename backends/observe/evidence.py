@@ -1,0 +1,229 @@
+"""What is known of a job that may hang: its groups, ranks and their ops, as plain data.
+
+Readers of files, and adapters of live records, make these objects; `root_cause` judges
+them. They know nothing of where a fact is from.
+
+**None means "not known"**, and a rule must treat it so: it is neither zero nor "no".
+Ranks are global ranks everywhere. Times are nanoseconds of the clock of the rank that
+wrote them: those of two ranks must not be compared.
+
+A reader makes one `RankEvidence` for each rank that it knows something about; several
+readers may do so for one rank, and `combine` joins what they know::
+
+    evidence = combine([*from_dumps, *from_stacks, *from_logs], world_size=8)
+    causes = find_root_causes(evidence)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Literal, NamedTuple
+
+__all__ = [
+    "UNKNOWN_ARRAYS",
+    "Arrays",
+    "Evidence",
+    "Group",
+    "GroupEvidence",
+    "IssuedOp",
+    "Progress",
+    "RankEvidence",
+    "SourceLine",
+    "State",
+    "combine",
+]
+
+#: The state of an op. ``unknown``: its source does not tell (torch's gloo leaves all
+#: ops ``scheduled``). Only ``completed`` says that it did what it should.
+State = Literal["scheduled", "started", "completed", "unknown"]
+
+
+class Group(NamedTuple):
+    """A group of ranks. Two groups may have the same name, and also the same ranks."""
+
+    #: What people call it, e.g. ``tp``: torch's ``group_desc`` where there is one.
+    name: str
+    #: Its global ranks, in the order of the group.
+    ranks: tuple[int, ...]
+    #: What its source calls it, where names are not unique.
+    id: str = ""
+
+
+class SourceLine(NamedTuple):
+    """A line of the user's program."""
+
+    #: The path of the file, or ``cell 7``.
+    file: str
+    line: int
+    function: str = ""
+
+    def __str__(self) -> str:
+        """``train.py:88``."""
+        name = self.file.replace("\\", "/").rpartition("/")[2]
+        return f"{name}:{self.line}"
+
+
+class Arrays(NamedTuple):
+    """The arrays of one op: shapes and dtypes, inputs and outputs apart.
+
+    Each of the four is None if it is not known; the dtypes have the names of their
+    source (``Float``), so that only names of one source are compared.
+    """
+
+    inputs: tuple[tuple[int, ...], ...] | None = None
+    outputs: tuple[tuple[int, ...], ...] | None = None
+    input_dtypes: tuple[str, ...] | None = None
+    output_dtypes: tuple[str, ...] | None = None
+
+
+#: The arrays of an op of which nothing is known.
+UNKNOWN_ARRAYS = Arrays()
+
+
+@dataclass(frozen=True, slots=True)
+class IssuedOp:
+    """One op that one rank has issued in one group."""
+
+    #: The name of its c10d function, e.g. ``all_reduce``, ``send``; the source's own
+    #: name if it is none of those.
+    op: str
+    #: Its number in the group: of a send or receive the p2p number, else the
+    #: collective's. P2p numbers count per group and rank, not per pair of ranks.
+    seq: int
+    #: Its place among all ops of the rank, over all groups: ascending, with gaps.
+    order: int
+    state: State
+    #: The rank does not track it any more: it has completed or failed.
+    retired: bool | None = None
+    is_p2p: bool = False
+    #: The global rank of the other side of a send or receive; None: any, or not known.
+    peer: int | None = None
+    arrays: Arrays = UNKNOWN_ARRAYS
+    #: The global rank of the root. Torch's records do not hold it.
+    root: int | None = None
+    #: Torch's records do not hold it.
+    reduce_op: str | None = None
+    tag: int | None = None
+    #: The user's innermost line that issued it.
+    line: SourceLine | None = None
+    created_ns: int | None = None
+    started_ns: int | None = None
+    ended_ns: int | None = None
+    #: Seconds.
+    timeout: float | None = None
+    #: A number that the ops of one coalesced batch have in common.
+    batch: int | None = None
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether the rank has issued it, and it is not over as far as is known."""
+        return not self.retired and self.state != "completed"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The numbers of a rank's last collectives in a group; 0: there was none.
+
+    None: not known. They are numbers of collectives only: a source that counts sends
+    and receives in them, too, leaves them out where a group has such ops.
+    """
+
+    enqueued: int | None = None
+    started: int | None = None
+    #: Completed with success, not only retired.
+    completed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEvidence:
+    """What is known of one rank's ops in one group."""
+
+    #: Ops that the source lists, in the order of issue.
+    ops: tuple[IssuedOp, ...] = ()
+    progress: Progress = Progress()
+    #: Whether `ops` has every op of this rank and group that is in flight: an op that
+    #: is not there was not issued, or is over.
+    lists_all_in_flight: bool = False
+    #: Whether `ops` has every op that the rank ever issued in the group.
+    lists_all: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RankEvidence:
+    """What is known of one rank."""
+
+    rank: int
+    groups: Mapping[Group, GroupEvidence] = field(default_factory=dict)
+    #: Whether its records were read: without them nothing it has issued is known.
+    #: (A stack or a line of a log alone does not make a rank "recorded".)
+    recorded: bool = False
+    #: The user's innermost line where its main thread is.
+    location: SourceLine | None = None
+    #: The function of a library that was called there, e.g. ``wait of threading.py``.
+    called: str | None = None
+    #: An exception that it is handling or that has ended it: ``ValueError: …``.
+    exception: str | None = None
+    #: The line that raised it.
+    exception_line: SourceLine | None = None
+    #: How its process ended: a clause with the rank, e.g. ``rank 2 was killed by
+    #: signal 9``.
+    death: str | None = None
+    #: Its main thread has left the program without an error.
+    has_left: bool | None = None
+    #: Its process, e.g. ``pid 4711 on node1``.
+    process: str | None = None
+    #: When its records were read, on its own clock.
+    read_ns: int | None = None
+    #: The file it is from, for a text.
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known of a job."""
+
+    ranks: Mapping[int, RankEvidence]
+    #: Every group that a source names, also those without an op.
+    groups: tuple[Group, ...] = ()
+    #: None: no source tells.
+    world_size: int | None = None
+
+
+def combine(
+    found: Iterable[RankEvidence],
+    world_size: int | None = None,
+    groups: Iterable[Group] = (),
+) -> Evidence:
+    """Return what all of `found` tell; several may be about one rank.
+
+    Where two tell the same fact of a rank, the first one counts: a caller passes the
+    better source first. The order of ranks changes nothing.
+    """
+    ranks: dict[int, RankEvidence] = {}
+    for one in found:
+        known = ranks.get(one.rank)
+        ranks[one.rank] = one if known is None else _join(known, one)
+    named = {
+        *groups,
+        *(group for one in ranks.values() for group in one.groups),
+    }
+    return Evidence(
+        dict(sorted(ranks.items())),
+        tuple(sorted(named, key=lambda one: (one.name, one.id, one.ranks))),
+        world_size,
+    )
+
+
+def _join(first: RankEvidence, second: RankEvidence) -> RankEvidence:
+    facts = {
+        one.name: getattr(second, one.name)
+        for one in fields(RankEvidence)
+        if getattr(first, one.name) is None
+    }
+    return replace(
+        first,
+        **facts,
+        groups={**second.groups, **first.groups},
+        recorded=first.recorded or second.recorded,
+    )

@@ -1,0 +1,180 @@
+"""What ranks issued differently in one op: the op, its dtype, size, root or reduce op."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from ..evidence import Group, IssuedOp
+from ..verdicts import Fault
+from .pairs import Match
+from .scene import GroupScene
+
+__all__ = ["Difference", "difference_of_pair", "first_difference", "numel"]
+
+#: The side of an op whose element counts are equal on all ranks. Not all_to_all, whose
+#: ranks may split as they like.
+_EQUAL_INPUTS = frozenset(
+    ("all_reduce", "broadcast", "reduce", "gather", "all_gather")
+    + ("all_gather_into_tensor",)
+)
+_EQUAL_OUTPUTS = frozenset(("scatter", "reduce_scatter", "reduce_scatter_tensor"))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One op of a group that ranks issued differently."""
+
+    fault: Fault
+    group: Group
+    seq: int
+    #: The ranks at fault: fewer than the others, or all where no side has most ranks.
+    culprits: tuple[int, ...]
+    #: What each rank issued, as it differs: ``all_reduce``, ``Float``, ``640``.
+    values: Mapping[int, Any]
+    ops: Mapping[int, IssuedOp]
+    #: Which send belongs to which receive is not certain.
+    weak: bool = False
+
+    @property
+    def op(self) -> IssuedOp:
+        """The op as the ranks that are not at fault issued it."""
+        rest = [rank for rank in self.ops if rank not in self.culprits]
+        return self.ops[min(rest or self.ops)]
+
+
+def numel(sizes: Sequence[Sequence[int]] | None) -> tuple[int, ...] | None:
+    """Return the number of elements of each array."""
+    return None if sizes is None else tuple(prod(size) for size in sizes)
+
+
+def _size(op: IssuedOp) -> tuple[int, ...] | None:
+    if op.op in _EQUAL_INPUTS:
+        return numel(op.arrays.inputs)
+    if op.op in _EQUAL_OUTPUTS:
+        return numel(op.arrays.outputs)
+    return None
+
+
+def _dtype(op: IssuedOp) -> tuple[str, ...] | None:
+    if op.op == "barrier":
+        return None
+    return op.arrays.input_dtypes or op.arrays.output_dtypes or None
+
+
+_TRAITS: dict[Fault, Callable[[IssuedOp], Any]] = {
+    Fault.OP_MISMATCH: lambda op: op.op,
+    Fault.ROOT_MISMATCH: lambda op: op.root,
+    Fault.REDUCE_OP_MISMATCH: lambda op: op.reduce_op,
+    Fault.DTYPE_MISMATCH: _dtype,
+    Fault.SIZE_MISMATCH: _size,
+}
+
+
+def first_difference(scene: GroupScene, stale: Iterable[int]) -> Difference | None:
+    """Return the first collective that is not over and that ranks issued differently."""
+    left_out = set(stale)
+    numbers = {
+        seq
+        for rank, at in scene.at.items()
+        for seq, ops in at.items()
+        if rank not in left_out and any(_is_open(op, scene, rank) for op in ops)
+    }
+    for seq in sorted(numbers):
+        ops = {
+            rank: at[seq]
+            for rank, at in scene.at.items()
+            if seq in at and rank not in left_out
+        }
+        found = _compare(scene, seq, ops)
+        if found is not None:
+            return found
+    return None
+
+
+def _is_open(op: IssuedOp, scene: GroupScene, rank: int) -> bool:
+    """Return whether `op` may be what the job hangs in, or has failed in."""
+    if op.in_flight:
+        return True
+    # Its source does not tell whether it failed: the rank's last op may have.
+    return op.state != "completed" and scene.issued.get(rank) == op.seq
+
+
+def _compare(
+    scene: GroupScene, seq: int, ops: Mapping[int, Sequence[IssuedOp]]
+) -> Difference | None:
+    for fault, trait in _TRAITS.items():
+        values = {
+            rank: value
+            for rank, batch in ops.items()
+            if None not in (value := tuple(trait(op) for op in batch))
+        }
+        if len(set(values.values())) < 2:
+            continue
+        culprits = _odd(values)
+        if fault in (Fault.OP_MISMATCH, Fault.SIZE_MISMATCH) and _reordered(
+            scene, seq, culprits, [rank for rank in values if rank not in culprits]
+        ):
+            fault = Fault.ORDER_MISMATCH
+        first = {rank: batch[0] for rank, batch in ops.items() if rank in values}
+        return Difference(fault, scene.group, seq, culprits, values, first)
+    return None
+
+
+def _odd(values: Mapping[int, Any]) -> tuple[int, ...]:
+    """Return the ranks whose value is not that of most; all, if no value leads."""
+    ranked = Counter(values.values()).most_common(2)
+    if ranked[0][1] == ranked[1][1]:
+        return tuple(sorted(values))
+    return tuple(sorted(one for one, value in values.items() if value != ranked[0][0]))
+
+
+def _reordered(
+    scene: GroupScene, seq: int, culprits: Sequence[int], others: Sequence[int]
+) -> bool:
+    """Return whether the culprits issue what the others do, in another order."""
+    if not others:
+        culprits, others = culprits[:1], culprits[1:]
+    ours = _ahead(scene, min(culprits), seq)
+    for other in others:
+        theirs = _ahead(scene, other, seq)
+        # One op more each: with the first two in turn, or a later one moved ahead.
+        for length in range(2, min(len(ours), len(theirs)) + 1):
+            if Counter(ours[:length]) == Counter(theirs[:length]):
+                return True
+    return False
+
+
+def _ahead(scene: GroupScene, rank: int, seq: int) -> list[tuple[Any, ...]]:
+    """Return what `rank` issued from a number on, as far as nothing is left out."""
+    found = []
+    while len(found) < 32 and (ops := scene.at[rank].get(seq + len(found))):
+        found.append(tuple((op.op, _dtype(op), _size(op)) for op in ops))
+    return found
+
+
+def difference_of_pair(match: Match, certain: bool) -> Difference | None:
+    """Return how a send and its receive differ, if they do; both are at fault."""
+    send, receive = match.send, match.receive
+    sent = numel(send.arrays.inputs) or numel(send.arrays.outputs)
+    received = numel(receive.arrays.outputs) or numel(receive.arrays.inputs)
+    kinds = send.arrays.input_dtypes or send.arrays.output_dtypes
+    wanted = receive.arrays.output_dtypes or receive.arrays.input_dtypes
+    for fault, one, other in (
+        (Fault.DTYPE_MISMATCH, kinds, wanted),
+        (Fault.SIZE_MISMATCH, sent, received),
+    ):
+        if one and other and one != other:
+            return Difference(
+                fault,
+                match.group,
+                send.seq,
+                tuple(sorted((match.sender, match.receiver))),
+                {match.sender: (one,), match.receiver: (other,)},
+                {match.sender: send, match.receiver: receive},
+                weak=not certain,
+            )
+    return None

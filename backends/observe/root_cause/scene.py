@@ -1,0 +1,172 @@
+"""One group at the time of the hang: who has issued what, and who waits for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from ..evidence import Evidence, Group, GroupEvidence, IssuedOp
+
+__all__ = ["GroupScene", "Wait", "scenes_of", "stale_ranks"]
+
+#: Collectives that a rank may complete although others have not entered them.
+_ONE_SIDED = frozenset(("broadcast", "reduce", "gather", "scatter", "send", "recv"))
+
+
+@dataclass(frozen=True)
+class Wait:
+    """`rank` is in the op `seq` of `group`, which does not complete."""
+
+    rank: int
+    group: Group
+    seq: int
+    #: The op as its record tells; None if only its number is known.
+    op: IssuedOp | None
+    #: The ranks that have not issued it, or not its other side.
+    absent: tuple[int, ...] = ()
+    #: The ranks of which that is not known.
+    unknown: tuple[int, ...] = ()
+    #: The ranks that have completed it.
+    ahead: tuple[int, ...] = ()
+    #: The other side of a send or receive, if it was issued.
+    other: IssuedOp | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the op."""
+        return self.op.op if self.op is not None else ""
+
+    @property
+    def is_p2p(self) -> bool:
+        """Whether it is a send or a receive."""
+        return self.op is not None and self.op.is_p2p
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all ranks are in, and none has completed it."""
+        return not (self.absent or self.unknown or self.ahead)
+
+    @property
+    def place(self) -> tuple[Group, int, str]:
+        """What is equal for the ranks that wait in the same op."""
+        return self.group, self.seq, self.name if self.is_p2p else ""
+
+
+class GroupScene:
+    """The collectives of one group, of the ranks whose records are there."""
+
+    def __init__(self, group: Group, known: Mapping[int, GroupEvidence]) -> None:
+        self.group = group
+        self.known = known
+        #: The number of each rank's last collective, where it is known.
+        self.issued: dict[int, int] = {}
+        #: The number up to which each rank's collectives have completed, if known.
+        self.completed: dict[int, int] = {}
+        #: The number of the first collective that each rank has in flight.
+        self.head: dict[int, int] = {}
+        #: Each rank's collectives by number: several in a coalesced batch.
+        self.at: dict[int, dict[int, list[IssuedOp]]] = {}
+        for rank, evidence in known.items():
+            self._take(rank, evidence)
+
+    def _take(self, rank: int, evidence: GroupEvidence) -> None:
+        at: dict[int, list[IssuedOp]] = {}
+        done = evidence.progress.completed
+        least = highest = None
+        for op in evidence.ops:
+            if op.is_p2p:
+                continue
+            at.setdefault(op.seq, []).append(op)
+            highest = op.seq if highest is None else max(highest, op.seq)
+            if op.state == "completed":
+                done = op.seq if done is None else max(done, op.seq)
+            elif least is None or op.seq < least:
+                # What has failed has not completed, whatever a counter says.
+                least = op.seq
+            if op.in_flight:
+                self.head[rank] = min(op.seq, self.head.get(rank, op.seq))
+        self.at[rank] = at
+        numbers = [highest, evidence.progress.enqueued, done]
+        if evidence.lists_all:
+            numbers.append(0)
+        known = [number for number in numbers if number is not None]
+        if known:
+            self.issued[rank] = max(known)
+        if done is None and evidence.lists_all:
+            done = 0
+        if done is not None:
+            self.completed[rank] = done if least is None else min(done, least - 1)
+            unlisted = not evidence.lists_all_in_flight and rank not in self.head
+            if unlisted and self.completed[rank] < self.issued[rank]:
+                self.head[rank] = self.completed[rank] + 1
+
+    def op(self, rank: int, seq: int) -> IssuedOp | None:
+        """Return the collective `seq` of `rank`, the first one of a batch."""
+        ops = self.at.get(rank, {}).get(seq)
+        return ops[0] if ops else None
+
+    def named(self, seq: int) -> IssuedOp | None:
+        """Return the collective `seq` of any rank."""
+        found = (self.op(rank, seq) for rank in self.at)
+        return next((op for op in found if op is not None), None)
+
+    def stale(self) -> dict[int, int]:
+        """Return ranks whose records are older than those of others → a lower bound.
+
+        A rank that has completed an op which needs all ranks proves that all have
+        issued it: who has not according to its records did so after they were read.
+        """
+        done = max(self.completed.values(), default=0)
+        found = {}
+        for rank, issued in self.issued.items():
+            if issued < done:
+                ops = [self.named(seq) for seq in range(issued + 1, done + 1)[-50:]]
+                if not any(op is not None and op.op in _ONE_SIDED for op in ops):
+                    found[rank] = done
+        return found
+
+    def waits(self, stale: Collection[int]) -> list[Wait]:
+        """Return the first collective that each rank waits in."""
+        bounds = self.stale()
+        places: dict[int, tuple[tuple[int, ...], ...]] = {}
+        found = []
+        for rank, seq in self.head.items():
+            if rank in stale:
+                continue
+            if seq not in places:
+                places[seq] = self._others(seq, stale, bounds)
+            op = self.op(rank, seq)
+            found.append(Wait(rank, self.group, seq, op, *places[seq]))
+        return found
+
+    def _others(
+        self, seq: int, stale: Collection[int], bounds: Mapping[int, int]
+    ) -> tuple[tuple[int, ...], ...]:
+        """Return who is absent from an op, of whom it is not known, who is ahead."""
+        absent, unknown, ahead = [], [], []
+        for rank in self.group.ranks:
+            if rank in stale:
+                if bounds.get(rank, self.issued.get(rank, 0)) < seq:
+                    unknown.append(rank)
+            elif rank not in self.issued:
+                unknown.append(rank)
+            elif self.issued[rank] < seq:
+                absent.append(rank)
+            elif self.completed.get(rank, 0) >= seq:
+                ahead.append(rank)
+        return tuple(absent), tuple(unknown), tuple(ahead)
+
+
+def scenes_of(evidence: Evidence) -> list[GroupScene]:
+    """Return a scene of each group of which a rank's records tell something."""
+    known: dict[Group, dict[int, GroupEvidence]] = {}
+    for rank, one in evidence.ranks.items():
+        for group, found in one.groups.items():
+            known.setdefault(group, {})[rank] = found
+    ordered = sorted(known, key=lambda group: (group.name, group.id, group.ranks))
+    return [GroupScene(group, known[group]) for group in ordered]
+
+
+def stale_ranks(scenes: Iterable[GroupScene]) -> frozenset[int]:
+    """Return the ranks whose records are older than those of others; see `stale`."""
+    return frozenset(rank for scene in scenes for rank in scene.stale())

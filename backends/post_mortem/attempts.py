@@ -1,0 +1,117 @@
+"""Which rank each dump is of, and which of several dumps of one rank counts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+
+from .flight_rank import RankDump
+
+__all__ = ["assign_ranks", "newest_attempt"]
+
+
+def assign_ranks(dumps: Iterable[RankDump]) -> tuple[dict[str, int], dict[str, str]]:
+    """Return the rank of each dump by its path, and problems by path.
+
+    The content decides where it can: the groups that a rank is in, and its own place
+    in sends and receives. Then the name of the file counts.
+    """
+    ranks: dict[str, int] = {}
+    problems: dict[str, str] = {}
+    for one in dumps:
+        path = one.dump.path
+        named = one.dump.named
+        if one.candidates is None:
+            if named:
+                ranks[path] = named[0]
+            else:
+                problems[path] = "not used: neither its content nor its name has a rank"
+            continue
+        fitting = [rank for rank in named if rank in one.candidates]
+        if len(one.candidates) == 1:
+            ranks[path] = next(iter(one.candidates))
+            if named and not fitting:
+                problems[path] = (
+                    f"its content is that of rank {ranks[path]}, although its name "
+                    f"says {named[0]}"
+                )
+        elif fitting:
+            ranks[path] = fitting[0]
+        elif named:
+            problems[path] = (
+                f"not used: its name says rank {named[0]}, which is in none of its "
+                "process groups"
+            )
+        else:
+            problems[path] = (
+                "not used: its name has no rank, and its content fits several"
+            )
+    return ranks, problems
+
+
+def newest_attempt(
+    dumps: Sequence[RankDump], ranks: dict[str, int]
+) -> tuple[list[RankDump], dict[str, str]]:
+    """Return one dump for each rank, all of the newest attempt, and problems by path.
+
+    Where a rank has several dumps, the job was started anew, or dumped twice. A dump
+    of an older attempt must not stand for a rank that left none in the newest one.
+    """
+    by_rank: dict[int, list[RankDump]] = {}
+    for one in dumps:
+        by_rank.setdefault(ranks[one.dump.path], []).append(one)
+    for several in by_rank.values():
+        several.sort(key=_age)
+    doubles = [several for several in by_rank.values() if len(several) > 1]
+    problems: dict[str, str] = {}
+    if not doubles:
+        return [several[0] for several in by_rank.values()], problems
+    older = {one.dump.path for several in doubles for one in several[:-1]}
+    # The newest attempt began when the first of its dumps begins; what was over by then
+    # is older. Dumps of one attempt overlap.
+    apart = [
+        several for several in doubles if _ended(several[-2]) < _began(several[-1])
+    ]
+    if apart:
+        begins = min(_began(several[-1]) for several in apart)
+        folders = {os.path.dirname(path) for path in older} - {
+            os.path.dirname(several[-1].dump.path) for several in doubles
+        }
+        older |= {
+            one.dump.path
+            for several in by_rank.values()
+            for one in several
+            if _ended(one) < begins and (_ended(one) or _folder(one) in folders)
+        }
+    used = []
+    for rank, several in by_rank.items():
+        newest = several[-1]
+        for one in several[:-1]:
+            problems[one.dump.path] = (
+                f"not used: {os.path.basename(newest.dump.path)!r} is newer for rank "
+                f"{rank}"
+            )
+        if newest.dump.path in older:
+            problems[newest.dump.path] = (
+                f"not used: it is of an older attempt, and rank {rank} left nothing in "
+                "the newest one"
+            )
+        else:
+            used.append(newest)
+    return used, problems
+
+
+def _age(one: RankDump) -> tuple[int, int, str]:
+    return _ended(one), one.dump.modified_ns or 0, one.dump.path
+
+
+def _folder(one: RankDump) -> str:
+    return os.path.dirname(one.dump.path)
+
+
+def _began(one: RankDump) -> int:
+    return one.oldest_ns
+
+
+def _ended(one: RankDump) -> int:
+    return one.newest_ns

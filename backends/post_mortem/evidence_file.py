@@ -1,0 +1,58 @@
+"""What one file of evidence was: its kind, its ranks, and what is wrong with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..observe.evidence import RankEvidence
+
+__all__ = ["EvidenceFile", "RawFile", "Reader", "UnreadableError"]
+
+
+class UnreadableError(ValueError):
+    """A file looks like evidence, and cannot be used; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class RawFile:
+    """A file as it was found: on disk, or a member of an archive."""
+
+    #: The path as a person would write it; of a member ``dumps.tar.gz/rank_3``.
+    path: str
+    data: bytes
+    #: When it was last modified, ``time.time_ns``; None: not known.
+    modified_ns: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return self.path.replace("\\", "/").rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceFile:
+    """One file of the report: what it was, and what it was used for."""
+
+    path: str
+    #: ``flight recorder``, ``stack``, ``log``, …; ``other``: nothing that is known.
+    kind: str
+    #: The ranks that it tells about.
+    ranks: tuple[int, ...] = ()
+    #: Why it was not used, or what is to be known about it; empty: nothing.
+    problem: str = ""
+
+
+class Reader(Protocol):
+    """Reads one kind of file. A reader sees one file at a time, and executes nothing."""
+
+    #: What `EvidenceFile.kind` names.
+    kind: str
+
+    def recognises(self, file: RawFile) -> bool:
+        """Return whether the file is of this kind, by its first bytes and its name."""
+        ...
+
+    def read(self, file: RawFile) -> list[RankEvidence]:
+        """Return what the file tells of each rank; raises `UnreadableError`."""
+        ...

@@ -1,0 +1,184 @@
+"""One Flight Recorder dump of torch, checked: every value has its type from here on."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .evidence_file import RawFile, UnreadableError
+from .safe_pickle import load_plain
+
+__all__ = ["Dump", "Entry", "looks_like_dump", "read_dump"]
+
+#: Entries of one dump that are read; torch's ring holds 2,000, unless set otherwise.
+MOST = 2_000_000
+#: The largest world.
+MOST_RANKS = 1_000_000
+
+Entry = dict[str, Any]
+
+_NUMBER = re.compile(r"\d+")
+_RANK = re.compile(r"rank[_\-.=]?(\d+)", re.IGNORECASE)
+#: Keys of an entry that are numbers, and what they are if they are left out.
+_NUMBERS = {
+    "record_id": 0,
+    "pg_id": -1,
+    "collective_seq_id": 0,
+    "p2p_seq_id": 0,
+    "op_id": 0,
+    "time_created_ns": 0,
+    "timeout_ms": 0,
+}
+
+
+@dataclass
+class Dump:
+    """The content of one file."""
+
+    path: str
+    version: str = ""
+    #: The name of each process group → its description and its global ranks.
+    config: dict[str, tuple[str, tuple[int, ...] | None]] = field(default_factory=dict)
+    #: The id of each process group → what torch counts of it: enqueued, started,
+    #: completed, -1 for none.
+    status: dict[int, tuple[int | None, int | None, int | None]] = field(
+        default_factory=dict
+    )
+    entries: list[Entry] = field(default_factory=list)
+    #: The ranks that its name may mean, the likeliest first.
+    named: tuple[int, ...] = ()
+    modified_ns: int | None = None
+
+    def newest_ns(self) -> int:
+        """Return the last time that it holds, 0 without one."""
+        return max((entry["time_created_ns"] for entry in self.entries), default=0)
+
+    def oldest_ns(self) -> int:
+        """Return the first time that it holds, 0 without one."""
+        return min((entry["time_created_ns"] for entry in self.entries), default=0)
+
+
+def looks_like_dump(data: bytes) -> bool:
+    """Return whether a file may be a dump, by its first bytes."""
+    head = data[:4096].lstrip()
+    if data[:1] == b"\x80" or head[:4] == b"(dp0":
+        return True
+    return head[:1] == b"{" and (b'"entries"' in data or b'"pg_config"' in head)
+
+
+def read_dump(file: RawFile) -> Dump:
+    """Return the dump in `file`; raises `UnreadableError`."""
+    content = _load(file.data)
+    if not isinstance(content, dict):
+        raise UnreadableError(f"no dump: a {type(content).__name__}, not a dict")
+    if not {"entries", "pg_config", "pg_status"} & set(content):
+        raise UnreadableError("no dump: it has neither entries nor process groups")
+    entries = content.get("entries", [])
+    if not isinstance(entries, list) or len(entries) > MOST:
+        raise UnreadableError("no dump: its entries are not a list of a usable length")
+    return Dump(
+        file.path,
+        str(content.get("version", "")),
+        _config(content.get("pg_config") or {}),
+        _status(content.get("pg_status") or {}),
+        [_entry(entry, number) for number, entry in enumerate(entries)],
+        _ranks_in(file.name),
+        file.modified_ns,
+    )
+
+
+def _load(data: bytes) -> Any:
+    if not data:
+        raise UnreadableError("empty")
+    if data.lstrip()[:1] == b"{":
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise UnreadableError(f"damaged: {error}") from error
+    return load_plain(data)
+
+
+def _ranks_in(name: str) -> tuple[int, ...]:
+    """Return ``(2, 0)`` for ``nccl_trace_rank_node00_2``, ``(3, 12)`` for ``rank3_12``."""
+    marked = [int(one) for one in _RANK.findall(name)]
+    others = [int(one) for one in _NUMBER.findall(name)[::-1] if len(one) < 8]
+    return tuple(dict.fromkeys([*marked, *others]))
+
+
+def _config(config: Any) -> dict[str, tuple[str, tuple[int, ...] | None]]:
+    if not isinstance(config, dict):
+        raise UnreadableError("damaged: pg_config is not a dict")
+    found = {}
+    for name, one in config.items():
+        if not isinstance(one, dict):
+            raise UnreadableError(f"damaged: pg_config of {name!r} is not a dict")
+        described = one.get("desc", "")
+        found[str(name)] = (str(described or ""), _rank_list(one.get("ranks")))
+    return found
+
+
+def _rank_list(ranks: Any) -> tuple[int, ...] | None:
+    """Return the ranks of ``"[0, 1]"`` or of ``[0, 1]``."""
+    if isinstance(ranks, str):
+        if not re.fullmatch(r"[\[\]\d\s,]*", ranks):
+            raise UnreadableError("damaged: pg_config holds ranks that are no numbers")
+        ranks = [int(one) for one in _NUMBER.findall(ranks)]
+    if not isinstance(ranks, (list, tuple)) or not ranks:
+        return None
+    if len(ranks) > MOST_RANKS or not all(
+        isinstance(one, int) and 0 <= one < MOST_RANKS for one in ranks
+    ):
+        raise UnreadableError("damaged: pg_config holds impossible ranks")
+    return tuple(ranks)
+
+
+def _status(
+    status: Any,
+) -> dict[int, tuple[int | None, int | None, int | None]]:
+    if not isinstance(status, dict):
+        raise UnreadableError("damaged: pg_status is not a dict")
+    found = {}
+    for key, one in status.items():
+        if not isinstance(one, dict) or not str(key).lstrip("-").isdigit():
+            raise UnreadableError("damaged: pg_status is not a dict of dicts by number")
+        found[int(key)] = (
+            _count(one, "last_enqueued_collective"),
+            _count(one, "last_started_collective"),
+            _count(one, "last_completed_collective"),
+        )
+    return found
+
+
+def _count(one: Mapping[str, Any], key: str) -> int | None:
+    value = one.get(key)
+    if type(value) is str and value.removeprefix("-").isdecimal():
+        # The JSON of torch has these numbers as text.
+        value = int(value)
+    return value if type(value) is int else None
+
+
+def _entry(entry: Any, number: int) -> Entry:
+    """Check one entry, in place: a thousand files of a thousand entries are read."""
+    if type(entry) is not dict:
+        raise UnreadableError(f"damaged: entry {number} is not a dict")
+    for key, default in _NUMBERS.items():
+        value = entry.get(key)
+        if type(value) is not int:
+            if value is not None:
+                raise UnreadableError(f"damaged: {key} of entry {number} is no number")
+            entry[key] = default
+    group = entry.get("process_group")
+    name = entry.get("profiling_name")
+    if (
+        type(name) is not str
+        or not isinstance(group, (tuple, list))
+        or not all(type(one) is str for one in group)
+    ):
+        raise UnreadableError(f"damaged: entry {number} lacks its op or its group")
+    if "seq_id" in entry and type(entry["seq_id"]) is int:
+        # Before version 2.1 of the format.
+        entry["collective_seq_id"] = entry["collective_seq_id"] or entry["seq_id"]
+    return entry

@@ -1,0 +1,283 @@
+"""What one dump tells of its rank, in the form of evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..observe.evidence import UNKNOWN_ARRAYS, Arrays, IssuedOp, State
+from ..observe.torch_format import OPS
+from .flight_dump import Dump, Entry
+from .source_lines import users_line
+
+__all__ = ["RankDump", "condense"]
+
+#: Torch's ops whose sizes differ from rank to rank.
+_UNEVEN = frozenset(("all_gather_v", "reduce_scatter_v", "all_to_all_v_single"))
+_COALESCED = "coalesced"
+
+#: A process group as entries name it: name and description.
+_Name = tuple[str, str]
+
+
+@dataclass
+class RankDump:
+    """One dump without its entries: what is needed of them is in `ops`."""
+
+    dump: Dump
+    ops: dict[_Name, list[IssuedOp]] = field(default_factory=dict)
+    #: The process groups that entries name, by their ids.
+    ids: dict[int, _Name] = field(default_factory=dict)
+    #: Of each process group, the numbers of its last entry: collective and p2p.
+    last: dict[_Name, tuple[int, int, bool]] = field(default_factory=dict)
+    #: The process groups that have sends or receives.
+    p2p: set[_Name] = field(default_factory=set)
+    #: Every entry that the rank ever made is there.
+    whole: bool = False
+    #: What has retired is left out, as torch does where it dumps at a timeout.
+    active_only: bool = False
+    #: It is torch's gloo, whose entries do not tell whether an op succeeded.
+    gloo: bool = False
+    #: The ranks that it may be of, as its content tells; None: it does not.
+    candidates: frozenset[int] | None = None
+    oldest_ns: int = 0
+    newest_ns: int = 0
+    seen: dict[Arrays, Arrays] = field(default_factory=dict)
+
+
+def condense(dump: Dump) -> RankDump:
+    """Return what is needed of a dump; its entries are dropped."""
+    entries = sorted(dump.entries, key=lambda entry: entry["record_id"])
+    self = RankDump(dump, oldest_ns=dump.oldest_ns(), newest_ns=dump.newest_ns())
+    self.gloo = any(one["profiling_name"].startswith("gloo:") for one in entries)
+    _completeness(self, entries)
+    own = _config_candidates(dump)
+    groups: dict[_Name, list[Entry]] = {}
+    for entry in entries:
+        group = entry["process_group"]
+        name = (group[0], group[1] if len(group) > 1 else "")
+        groups.setdefault(name, []).append(entry)
+    for name, listed in groups.items():
+        ranks = _ranks_of(dump, name)
+        self.ids[listed[-1]["pg_id"]] = name
+        final = listed[-1]
+        self.last[name] = (
+            final["collective_seq_id"],
+            final["p2p_seq_id"],
+            _is_p2p(final),
+        )
+        ops, place = _ops(self, listed, ranks)
+        self.ops[name] = ops
+        if any(op.is_p2p for op in ops):
+            self.p2p.add(name)
+        if place is not None and ranks is not None and place < len(ranks):
+            own = {ranks[place]} if own is None else own & {ranks[place]}
+    self.candidates = None if own is None else frozenset(own)
+    dump.entries = []
+    self.seen = {}
+    return self
+
+
+def _completeness(self: RankDump, entries: Sequence[Entry]) -> None:
+    ids = [entry["record_id"] for entry in entries]
+    whole = ids == list(range(len(ids)))
+    counted = any(
+        (done or 0) > 0 or (issued or 0) > 0
+        for issued, _, done in self.dump.status.values()
+    )
+    self.whole = whole and (bool(ids) or not counted)
+    retired = any(entry.get("retired") for entry in entries)
+    gaps = ids != list(range(ids[0], ids[0] + len(ids))) if ids else counted
+    self.active_only = not retired and (not whole or gaps or not ids)
+
+
+def _config_candidates(dump: Dump) -> set[int] | None:
+    """Return the ranks that all of its groups have: it is one of those."""
+    known = [set(ranks) for _, ranks in dump.config.values() if ranks is not None]
+    return set.intersection(*known) if known else None
+
+
+def _ranks_of(dump: Dump, name: _Name) -> tuple[int, ...] | None:
+    described = dump.config.get(name[0])
+    if described is None and len(dump.config) == 1:
+        # Torch's gloo names its only group nowhere but in the entries.
+        described = dump.config.get("")
+    return described[1] if described is not None else None
+
+
+def _is_p2p(entry: Entry) -> bool:
+    return bool(entry.get("is_p2p")) or " " in entry["profiling_name"]
+
+
+def _ops(
+    self: RankDump, entries: Sequence[Entry], ranks: tuple[int, ...] | None
+) -> tuple[list[IssuedOp], int | None]:
+    """Return the ops of one group, and the rank's place in it if an entry tells."""
+    ops: list[IssuedOp] = []
+    numbers: list[tuple[int, int]] = []
+    suspects: list[int] = []
+    own = None
+    for position, entry in enumerate(entries):
+        number = _number(entry)
+        library, _, name = entry["profiling_name"].partition(":")
+        if not name:
+            library, name = "", library
+        if name == _COALESCED:
+            _close_batch(entry, number, ops, numbers, suspects)
+            continue
+        op, place = _op(self, entry, name, ranks)
+        own = place if place is not None else own
+        if op.in_flight and _is_of_batch(self, entries, position):
+            suspects.append(len(ops))
+        ops.append(op)
+        numbers.append(number)
+    for place in suspects:
+        if _batch_is_over(self, numbers[place], numbers, entries[-1]["pg_id"]):
+            ops[place] = replace(ops[place], retired=True, state="unknown")
+    return ops, own
+
+
+def _number(entry: Entry) -> tuple[int, int]:
+    return entry["collective_seq_id"], entry["p2p_seq_id"]
+
+
+def _is_of_batch(self: RankDump, entries: Sequence[Entry], position: int) -> bool:
+    """Return whether an entry may be one of a batch.
+
+    The ops of a batch have one number. A batch of a single op shows in the ids of the
+    ops of the group alone, of which its own closing entry has one, too.
+    """
+    entry = entries[position]
+    around = entries[max(position - 1, 0) : position + 2]
+    if sum(_number(one) == _number(entry) for one in around) > 1:
+        return True
+    if not self.active_only or not _is_p2p(entry):
+        return False
+    following = entries[position + 1] if position + 1 < len(entries) else entry
+    return _excess(following) > _excess(entry) or (
+        following is entry and _excess(entry) > 0
+    )
+
+
+def _excess(entry: Entry) -> int:
+    return entry["op_id"] - sum(_number(entry))
+
+
+def _close_batch(
+    entry: Entry,
+    number: tuple[int, int],
+    ops: list[IssuedOp],
+    numbers: Sequence[tuple[int, int]],
+    suspects: list[int],
+) -> None:
+    """Give the ops of a batch the state of its entry: their own never changes."""
+    for place in range(len(ops) - 1, -1, -1):
+        if numbers[place] != number:
+            break
+        ops[place] = replace(
+            ops[place],
+            state=_state(entry),
+            retired=_flag(entry.get("retired")),
+            started_ns=_time(entry.get("time_discovered_started_ns")),
+            ended_ns=_time(entry.get("time_discovered_completed_ns")),
+            batch=entry["record_id"],
+        )
+        if suspects and suspects[-1] == place:
+            suspects.pop()
+
+
+def _batch_is_over(
+    self: RankDump,
+    number: tuple[int, int],
+    numbers: Sequence[tuple[int, int]],
+    pg_id: int,
+) -> bool:
+    """Return whether a batch without an entry of its own has come to an end.
+
+    That entry is left out once it has retired, or not made yet.
+    """
+    done = self.dump.status.get(pg_id, (None, None, None))[2]
+    if not self.active_only:
+        return number != numbers[-1]
+    counted = max(number) if number[1] else number[0]
+    return done is None or done < 0 or done >= counted or number != numbers[-1]
+
+
+def _op(
+    self: RankDump, entry: Entry, name: str, ranks: tuple[int, ...] | None
+) -> tuple[IssuedOp, int | None]:
+    name, _, path = name.partition(" ")
+    is_p2p = bool(path) or bool(entry.get("is_p2p"))
+    peer = own = None
+    if path:
+        one, _, other = path.replace("<-", "->").partition("->")
+        if one.isdigit():
+            own = int(one)
+        if other.isdigit() and ranks is not None and int(other) < len(ranks):
+            peer = ranks[int(other)]
+    known = OPS.get(name)
+    retired = _flag(entry.get("retired"))
+    state = "unknown" if self.gloo else _state(entry)
+    over = state == "completed"
+    op = IssuedOp(
+        name if known is None else known.value,
+        entry["p2p_seq_id"] if is_p2p else entry["collective_seq_id"],
+        entry["record_id"],
+        state,
+        retired,
+        is_p2p,
+        peer,
+        UNKNOWN_ARRAYS if name in _UNEVEN else _arrays(self, entry),
+        line=users_line(entry.get("frames")),
+        created_ns=None if over else entry["time_created_ns"] or None,
+        started_ns=None if over else _time(entry.get("time_discovered_started_ns")),
+        timeout=entry["timeout_ms"] / 1000 if not over else None,
+    )
+    return op, own
+
+
+def _state(entry: Entry) -> State:
+    state = entry.get("state")
+    if state == "scheduled":
+        return "scheduled"
+    if state == "started":
+        return "started"
+    return "completed" if state == "completed" else "unknown"
+
+
+def _flag(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def _time(value: Any) -> int | None:
+    return value if type(value) is int and value > 0 else None
+
+
+def _arrays(self: RankDump, entry: Entry) -> Arrays:
+    arrays = Arrays(
+        _sizes(entry.get("input_sizes")),
+        _sizes(entry.get("output_sizes")),
+        _dtypes(entry.get("input_dtypes")),
+        _dtypes(entry.get("output_dtypes")),
+    )
+    # A rank issues the same few ops again and again.
+    return self.seen.setdefault(arrays, arrays)
+
+
+def _sizes(value: Any) -> tuple[tuple[int, ...], ...] | None:
+    if not isinstance(value, (list, tuple)):
+        return None
+    for size in value:
+        if not isinstance(size, (list, tuple)):
+            return None
+        for extent in size:
+            if type(extent) is not int:
+                return None
+    return tuple(map(tuple, value))
+
+
+def _dtypes(value: Any) -> tuple[str, ...] | None:
+    if not isinstance(value, (list, tuple)):
+        return None
+    return tuple(value) if all(type(one) is str for one in value) else None

@@ -1,0 +1,250 @@
+"""Flight Recorder dumps of all ranks as evidence: what ids, names and counters mean."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from ..observe.evidence import (
+    Group,
+    GroupEvidence,
+    Progress,
+    RankEvidence,
+)
+from .flight_rank import RankDump
+
+__all__ = ["KIND", "evidence_of_dumps"]
+
+KIND = "flight recorder"
+
+#: Torch's descriptions of groups that have none.
+_UNNAMED = ("", "undefined")
+_DEFAULT = ("0", "default_pg")
+#: Nanoseconds between the last time of a dump and the time of its file, above which
+#: the file is rather a copy.
+_COPIED = 3600 * 10**9
+
+_Name = tuple[str, str]
+
+
+def evidence_of_dumps(
+    dumps: Mapping[int, RankDump],
+) -> tuple[list[RankEvidence], tuple[Group, ...], int | None]:
+    """Return what the dumps of ranks tell, the groups they name, and the world size."""
+    job = _Job(dumps)
+    found = [job.evidence(rank) for rank in sorted(dumps)]
+    return found, tuple(dict.fromkeys(job.groups.values())), job.world_size
+
+
+class _Job:
+    def __init__(self, dumps: Mapping[int, RankDump]) -> None:
+        self.dumps = dumps
+        self.world_size = _world_size(dumps)
+        #: A group by name, description and ranks, so that there is one object of it.
+        self.groups: dict[tuple[str, str, tuple[int, ...]], Group] = {}
+        #: The groups of each rank by torch's name and description.
+        self.named: dict[int, dict[_Name, Group]] = {
+            rank: self._groups_of(rank) for rank in sorted(dumps)
+        }
+        self._votes: dict[Group, Counter[int]] = {}
+        self._p2p: set[Group] = set()
+        for rank, dump in dumps.items():
+            for number, name in dump.ids.items():
+                group = self.named[rank][name]
+                self._votes.setdefault(group, Counter())[number] += 1
+            self._p2p |= {self.named[rank][name] for name in dump.p2p}
+        self._counts_p2p = _counts_p2p(dumps.values())
+
+    def _groups_of(self, rank: int) -> dict[_Name, Group]:
+        dump = self.dumps[rank]
+        found: dict[_Name, Group] = {}
+        nameless = dump.dump.config.get("")
+        for name, (text, ranks) in dump.dump.config.items():
+            if name or len(dump.dump.config) > 1:
+                found[name, text] = self._group(name, text, ranks or ())
+        for name, text in dump.ops:
+            if (name, text) in found:
+                continue
+            ranks = None
+            described = dump.dump.config.get(name)
+            if described is not None:
+                ranks = described[1]
+            elif nameless is not None and (
+                len(dump.ops) == 1 or len(nameless[1] or ()) == self.world_size
+            ):
+                if len(dump.ops) == 1 or _is_default(name, text):
+                    ranks = nameless[1]
+            if ranks is None and _is_default(name, text) and self.world_size:
+                ranks = tuple(range(self.world_size))
+            if ranks is None:
+                ranks = self._mentioned(name, text)
+            found[name, text] = self._group(name, text, ranks)
+        if nameless is not None and not found:
+            found[_DEFAULT] = self._group(*_DEFAULT, nameless[1] or ())
+        return found
+
+    def _mentioned(self, name: str, text: str) -> tuple[int, ...]:
+        """Return the ranks that have ops in a group of which no dump tells the ranks."""
+        return tuple(
+            sorted(rank for rank, one in self.dumps.items() if (name, text) in one.ops)
+        )
+
+    def _group(self, name: str, text: str, ranks: tuple[int, ...]) -> Group:
+        key = name, text, ranks
+        if key not in self.groups:
+            shown = text if text not in _UNNAMED else name or "default_pg"
+            self.groups[key] = Group(shown, ranks, name)
+        return self.groups[key]
+
+    def evidence(self, rank: int) -> RankEvidence:
+        """Return what is known of one rank."""
+        dump = self.dumps[rank]
+        status = self._status_by_name(rank)
+        groups = {}
+        for name, group in self.named[rank].items():
+            ops = dump.ops.get(name, [])
+            groups[group] = GroupEvidence(
+                tuple(ops),
+                self._progress(dump, name, group, status.get(name)),
+                lists_all_in_flight=True,
+                lists_all=dump.whole,
+            )
+        return RankEvidence(
+            rank,
+            groups,
+            recorded=True,
+            read_ns=_read_ns(dump),
+            source=dump.dump.path,
+        )
+
+    def _progress(
+        self,
+        dump: RankDump,
+        name: _Name,
+        group: Group,
+        status: tuple[int | None, int | None, int | None] | None,
+    ) -> Progress:
+        if status is None:
+            return Progress()
+        enqueued, started, completed = (
+            None if one is None else max(one, 0) for one in status
+        )
+        if group in self._p2p and self._counts_p2p:
+            # One counter holds the numbers of both kinds.
+            last = dump.last.get(name)
+            if last is not None and enqueued == last[1] and last[2]:
+                return Progress(last[0])
+            return Progress()
+        if dump.gloo or self._is_gloos(group):
+            return Progress(enqueued)
+        return Progress(enqueued, started, completed)
+
+    def _is_gloos(self, group: Group) -> bool:
+        return any(self.dumps[rank].gloo for rank in group.ranks if rank in self.dumps)
+
+    # -- the ids of process groups -------------------------------------------------
+
+    def _status_by_name(
+        self, rank: int
+    ) -> dict[_Name, tuple[int | None, int | None, int | None]]:
+        """Return the counters of a rank by the name of the group.
+
+        Their keys are ids that only entries map to names. Where a group has no entry:
+        the ids count the groups as they were made, as do names that are numbers; and
+        ranks that run the same program have the same id for a group.
+        """
+        dump = self.dumps[rank]
+        status = dump.dump.status
+        ids = dict(dump.ids)
+        names = [one for one in self.named[rank] if one not in ids.values()]
+        keys = sorted(key for key in status if key not in ids)
+        if 0 in keys:
+            default = next((one for one in names if _is_default(*one)), None)
+            if default is not None:
+                ids[0] = default
+        names = [one for one in names if one not in ids.values()]
+        keys = [key for key in keys if key not in ids]
+        if not keys:
+            return {name: status[key] for key, name in ids.items() if key in status}
+        if 0 not in status:
+            names = [one for one in names if not _is_default(*one)]
+        ordered = _by_number(names)
+        if ordered is not None and len(ordered) == len(keys):
+            candidate = {**ids, **dict(zip(keys, ordered, strict=True))}
+            if _ascending(candidate):
+                ids = candidate
+                keys = []
+        self._vote(rank, ids, names, keys)
+        return {name: status[key] for key, name in ids.items() if key in status}
+
+    def _vote(
+        self,
+        rank: int,
+        ids: dict[int, _Name],
+        names: Iterable[_Name],
+        keys: Sequence[int],
+    ) -> None:
+        """Add to `ids` what the other ranks of a group call it, if all agree."""
+        claims: dict[int, list[_Name]] = {}
+        for name in names:
+            votes = self._votes.get(self.named[rank][name])
+            if votes is not None and len(votes) == 1:
+                claims.setdefault(next(iter(votes)), []).append(name)
+        for key, claimed in claims.items():
+            if key in keys and key not in ids and len(claimed) == 1:
+                ids[key] = claimed[0]
+        left = [name for name in names if name not in ids.values()]
+        unknown = [key for key in keys if key not in ids]
+        if len(left) == len(unknown) == 1:
+            ids[unknown[0]] = left[0]
+
+
+def _by_number(names: Sequence[_Name]) -> list[_Name] | None:
+    if not all(name.isdigit() for name, _ in names):
+        return None
+    return sorted(names, key=lambda one: int(one[0]))
+
+
+def _ascending(ids: Mapping[int, _Name]) -> bool:
+    numbers = [int(ids[key][0]) for key in sorted(ids) if ids[key][0].isdigit()]
+    return numbers == sorted(numbers)
+
+
+def _is_default(name: str, text: str) -> bool:
+    return text == "default_pg" or (name in ("0", "default") and text in _UNNAMED)
+
+
+def _world_size(dumps: Mapping[int, RankDump]) -> int | None:
+    sizes = [
+        max(ranks) + 1
+        for one in dumps.values()
+        for _, ranks in one.dump.config.values()
+        if ranks
+    ]
+    return max([*sizes, *(rank + 1 for rank in dumps)], default=None)
+
+
+def _counts_p2p(dumps: Iterable[RankDump]) -> bool:
+    """Return whether the counters count sends and receives, too.
+
+    Torch's do. What else writes the format may count collectives alone: the last
+    entries tell which.
+    """
+    for dump in dumps:
+        for number, name in dump.ids.items():
+            collective, p2p, is_p2p = dump.last[name]
+            enqueued = dump.dump.status.get(number, (None, None, None))[0]
+            if is_p2p and enqueued is not None and collective != p2p:
+                if enqueued == p2p:
+                    return True
+                if max(enqueued, 0) == collective:
+                    return False
+    return True
+
+
+def _read_ns(dump: RankDump) -> int | None:
+    """Return when the dump was written, if the time of its file may be that."""
+    modified = dump.dump.modified_ns
+    if modified is None or not dump.newest_ns:
+        return None
+    return modified if 0 <= modified - dump.newest_ns < _COPIED else None

@@ -1,0 +1,147 @@
+"""Read whatever a job has left, and say why it hung."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ..observe.evidence import Evidence, combine
+from ..observe.root_cause import find_root_causes
+from ..observe.verdicts import Verdict
+from ..rank_sets import name_ranks
+from .attempts import assign_ranks, newest_attempt
+from .evidence_file import EvidenceFile, UnreadableError
+from .files import find_files
+from .flight_dump import looks_like_dump, read_dump
+from .flight_rank import RankDump, condense
+from .flight_recorder import KIND, evidence_of_dumps
+
+__all__ = ["Report", "examine"]
+
+#: The version of what `Report.as_json` returns.
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Report:
+    """What files of a job tell: why it hung, and what each file was."""
+
+    verdicts: tuple[Verdict, ...]
+    files: tuple[EvidenceFile, ...]
+    evidence: Evidence
+
+    @property
+    def world_size(self) -> int | None:
+        """The number of ranks of the job, None if no file tells."""
+        return self.evidence.world_size
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as ``rankscope diagnose --json`` writes it."""
+        return {
+            "version": VERSION,
+            "verdicts": [
+                {
+                    "kind": one.fault.value,
+                    "culprits": list(one.culprits),
+                    "group": one.group.name,
+                    "op": one.op,
+                    "sequence_number": one.seq,
+                    "line": one.line,
+                    "text": one.text,
+                    "consequences": list(one.consequences),
+                }
+                for one in self.verdicts
+            ],
+            "files": [
+                {
+                    "path": one.path,
+                    "kind": one.kind,
+                    "ranks": list(one.ranks),
+                    "problem": one.problem,
+                }
+                for one in self.files
+            ],
+            "world_size": self.world_size,
+        }
+
+    def as_text(self) -> str:
+        """Return the verdicts, what follows from them, and files with a problem."""
+        lines = []
+        for one in self.verdicts:
+            lines.append(f"{one.fault.value}: {one}")
+            lines += [f"  {text}" for text in one.consequences]
+        recorded = [rank for rank, one in self.evidence.ranks.items() if one.recorded]
+        if not self.verdicts and recorded:
+            lines.append("nothing hangs, as far as the files tell")
+        if recorded:
+            lines.append(self._read(recorded))
+        lines += [
+            f"{one.path}: {one.problem}" for one in self.files if one.problem
+        ]
+        return "\n".join(lines)
+
+    def _read(self, recorded: list[int]) -> str:
+        """Return ``read: ranks 0–3, 5–7 of 8; no records of rank 4``."""
+        text = f"read: {name_ranks(recorded)}"
+        if self.world_size is None:
+            return text
+        lacking = sorted(set(range(self.world_size)) - set(recorded))
+        text += f" of {self.world_size}"
+        return f"{text}; no records of {name_ranks(lacking)}" if lacking else text
+
+    def as_json(self) -> str:
+        """Return `as_dict` as text."""
+        return json.dumps(self.as_dict(), indent=1, ensure_ascii=False)
+
+
+def examine(paths: Iterable[str | os.PathLike[str]]) -> Report:
+    """Read the files under `paths` and return why the job hung.
+
+    Parameters
+    ----------
+    paths
+        Folders (with all that is below them), files and archives, in any order.
+
+    Returns
+    -------
+    Report
+        Files that are no evidence, or that cannot be used, are among its ``files``
+        with their problem; the others are judged without them.
+    """
+    files: dict[str, EvidenceFile] = {}
+    dumps: list[RankDump] = []
+    for found in find_files(paths):
+        if isinstance(found, EvidenceFile):
+            files[found.path] = found
+        elif not looks_like_dump(found.data):
+            problem = "empty" if not found.data else "nothing that is known"
+            files[found.path] = EvidenceFile(found.path, "other", problem=problem)
+        else:
+            try:
+                dumps.append(condense(read_dump(found)))
+                files[found.path] = EvidenceFile(found.path, KIND)
+            except UnreadableError as error:
+                files[found.path] = EvidenceFile(found.path, KIND, problem=str(error))
+    ranks, problems = assign_ranks(dumps)
+    placed = [one for one in dumps if one.dump.path in ranks]
+    used, older = newest_attempt(placed, ranks)
+    problems.update(older)
+    for one in dumps:
+        path = one.dump.path
+        own = (ranks[path],) if path in ranks else ()
+        files[path] = EvidenceFile(path, KIND, own, problems.get(path, ""))
+    by_rank = {ranks[one.dump.path]: one for one in used}
+    evidence = combine(*_arguments(by_rank))
+    return Report(
+        tuple(find_root_causes(evidence)),
+        tuple(files[path] for path in sorted(files)),
+        evidence,
+    )
+
+
+def _arguments(by_rank: dict[int, RankDump]) -> tuple[Any, int | None, Any]:
+    found, groups, world_size = evidence_of_dumps(by_rank)
+    return found, world_size, groups
