@@ -192,12 +192,14 @@ class Drawn:
             if unseen or min(one.seq for one in waits) == 1:
                 raise DrawAgainError
         self.truth.name(one.op for one in waits)
-        # An op in flight does not tell whether its rank waits for it in Python.
-        busy = [rank for rank in seen if self.pending(rank) and rank not in self.absent]
-        if len(busy) < len(seen):
-            self.truth.add(kinds, {*seen} - {*busy}, ranks)
+        # An op in flight does not tell whether its rank waits for it in Python, and
+        # of a rank without a dump nothing tells that it does not wait for another.
+        busy = {r for r in seen if self.pending(r) and r not in self.absent}
+        sure = {*seen} - busy - self.absent or {*seen} - busy
+        self.truth.add(kinds, {*seen} - busy or seen, ranks)
+        if sure:
+            self.truth.add(kinds, sure, ranks)
             return
-        self.truth.add(kinds, seen, ranks)
         for rank in busy:
             self.truth.add(CYCLE | kinds, {rank}, self.ring_of(rank) | {*ranks})
         self.truth.unknown = True
@@ -302,7 +304,7 @@ def _gpu_before(drawn: Drawn) -> None:
         raise DrawAgainError
     drawn.truth.name([op])
     drawn.truth.add(EXECUTION, [rank])
-    drawn.truth.add(EXECUTION, op.group.ranks, drawn.world)
+    drawn.truth.add(EXECUTION, (), drawn.world)
     drawn.truth.add(MISSING, [rank])  # it comes to none of its later ops
     drawn.truth.unknown = True
 
@@ -315,8 +317,14 @@ def _mismatch(drawn: Drawn) -> None:
         if some
         else drawn.fault
     )
+    few = 3 if some else 0
     rank, index = drawn.place(
-        lambda op: not op.parts and len(op.group.ranks) > 3 * some
+        # A barrier has neither a size nor a dtype.
+        lambda op: (
+            not op.parts
+            and len(op.group.ranks) > few
+            and (how == "op mismatch" or op.name != "all_reduce_barrier")
+        )
     )
     op, program = drawn.programs[rank][index], drawn.programs[rank]
     extra = drawn.random.choice((1, 8, op.numel))
