@@ -197,11 +197,13 @@ def _batch_is_over(
 
     That entry is left out once it has retired, or not made yet.
     """
-    done = self.dump.status.get(pg_id, (None, None, None))[2]
     if not self.active_only:
         return number != numbers[-1]
-    counted = max(number) if number[1] else number[0]
-    return done is None or done < 0 or done >= counted or number != numbers[-1]
+    if number != numbers[-1] or numbers.count(number) > 1:
+        return True
+    # It may be a single send or receive after batches, which the counters know.
+    enqueued, _, done = self.dump.status.get(pg_id, (None, None, None))
+    return enqueued != number[1] or done is None or done >= number[1]
 
 
 def _op(

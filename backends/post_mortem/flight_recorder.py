@@ -165,7 +165,7 @@ class _Job:
         names = [one for one in names if one not in ids.values()]
         keys = [key for key in keys if key not in ids]
         if not keys:
-            return {name: status[key] for key, name in ids.items() if key in status}
+            return self._counters(rank, ids)
         if 0 not in status:
             names = [one for one in names if not _is_default(*one)]
         ordered = _by_number(names)
@@ -175,7 +175,18 @@ class _Job:
                 ids = candidate
                 keys = []
         self._vote(rank, ids, names, keys)
-        return {name: status[key] for key, name in ids.items() if key in status}
+        return self._counters(rank, ids)
+
+    def _counters(
+        self, rank: int, ids: Mapping[int, _Name]
+    ) -> dict[_Name, tuple[int | None, int | None, int | None]]:
+        status = self.dumps[rank].dump.status
+        found = {name: status[key] for key, name in ids.items() if key in status}
+        if status and ids.keys() >= status.keys():
+            # A group gets its counters with its first op: the others had none.
+            for name in self.named[rank]:
+                found.setdefault(name, (0, 0, 0))
+        return found
 
     def _vote(
         self,

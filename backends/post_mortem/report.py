@@ -78,9 +78,7 @@ class Report:
             lines.append("nothing hangs, as far as the files tell")
         if recorded:
             lines.append(self._read(recorded))
-        lines += [
-            f"{one.path}: {one.problem}" for one in self.files if one.problem
-        ]
+        lines += [f"{one.path}: {one.problem}" for one in self.files if one.problem]
         return "\n".join(lines)
 
     def _read(self, recorded: list[int]) -> str:

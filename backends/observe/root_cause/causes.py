@@ -102,7 +102,7 @@ def find_causes(picture: Picture) -> list[Cause]:
     if not causes:
         weak = [one for one in picture.differences if one.weak]
         causes = [_of_difference(one, picture) for one in weak[:1]]
-    return causes or _in_turn(picture) or _late_pairs(picture)
+    return causes or _in_turn(picture)
 
 
 # -- rule 1: differences ---------------------------------------------------------
@@ -142,7 +142,7 @@ def _lags(picture: Picture, blamed: set[int]) -> list[Cause]:
     explained = {
         wait.rank
         for wait in picture.waits
-        if any(rank not in behind for rank in wait.absent)
+        if not wait.unsure and any(rank not in behind for rank in wait.absent)
     }
     first = {
         rank: min(waits, key=_order)
@@ -173,8 +173,13 @@ def _alike(waits: Mapping[int, Wait]) -> list[tuple[list[int], tuple[Wait, ...]]
 def _sinks(picture: Picture, blamed: set[int], has_cause: bool) -> list[Cause]:
     edges: dict[int, set[int]] = defaultdict(set)
     awaited: dict[int, list[Wait]] = defaultdict(list)
+    differ = {(one.group, one.seq) for one in picture.differences}
+    held_back = _held_back(picture)
     for wait in picture.waits:
-        targets = wait.absent or (wait.unknown if _is_telling(wait, picture) else ())
+        targets = wait.absent
+        if not targets and wait.place not in held_back:
+            if (wait.group, wait.seq) not in differ and _is_telling(wait, picture):
+                targets = wait.unknown
         for rank in targets:
             if rank != wait.rank:
                 edges[wait.rank].add(rank)
@@ -203,7 +208,68 @@ def _sinks(picture: Picture, blamed: set[int], has_cause: bool) -> list[Cause]:
     known = {rank: waits for rank, waits in free.items() if _has_facts(rank, picture)}
     if not known and not causes and not has_cause:
         known = free
+    else:
+        held = {*edges, *known, *blamed}
+        for rank, waits in free.items():
+            if rank not in known and not _may_wait(rank, waits, held, picture):
+                known = {**known, rank: waits}
     return causes + _absences(known, picture)
+
+
+def _may_wait(
+    rank: int, waits: Sequence[Wait], held: set[int], picture: Picture
+) -> bool:
+    """Return whether `rank`, of which nothing is known, may itself wait for others.
+
+    It may wait in a group with a rank that does not go on either: for the first op
+    there that is not over. Not so if those who wait for it have their own op of that
+    kind and number after the one in which they wait, or in the same group: it would
+    have come past that one, too.
+    """
+    scenes = {scene.group: scene for scene in picture.scenes}
+    waiting = {wait.rank for wait in waits}
+    for group, scene in scenes.items():
+        if (
+            rank not in group.ranks
+            or not waiting.isdisjoint(group.ranks)
+            or held.isdisjoint({*group.ranks} - {rank})
+        ):
+            continue
+        following = max(scene.completed.values(), default=0) + 1
+        if any(_comes_after(following, group, wait, scenes) for wait in waits):
+            continue
+        return True
+    return False
+
+
+def _comes_after(
+    seq: int, group: Group, wait: Wait, scenes: Mapping[Group, GroupScene]
+) -> bool:
+    """Return whether the rank of `wait` issues `seq` after it, in its like of `group`."""
+    if wait.is_p2p or wait.op is None:
+        return False
+    for other, scene in scenes.items():
+        if other.name == group.name and wait.rank in other.ranks:
+            op = scene.op(wait.rank, seq)
+            if op is not None:
+                return op.order > wait.op.order
+            return scene.issued.get(wait.rank, seq) < seq
+    return False
+
+
+def _held_back(picture: Picture) -> set[tuple[Group, int, str]]:
+    """Return ops that a rank has issued and not come to: it is in an earlier one.
+
+    The earlier one may be what holds the others, too. A send may go on by itself.
+    """
+    first: dict[int, Wait] = {}
+    found = set()
+    for wait in sorted(picture.waits, key=_order):
+        if wait.rank in first:
+            found.add(wait.place)
+        elif wait.name != "send":
+            first[wait.rank] = wait
+    return found
 
 
 def _is_telling(wait: Wait, picture: Picture) -> bool:
@@ -335,9 +401,7 @@ def _in_turn(picture: Picture) -> list[Cause]:
                 if wait.is_full:
                     full[wait.place].append(wait)
     for waits in full.values():
-        ranks = {wait.rank for wait in waits}
-        if waits[0].is_p2p:
-            ranks |= {one for wait in waits for one in _others(wait)}
+        ranks = {one for wait in waits for one in (wait.rank, *_others(wait))}
         known = [cause for cause in causes if ranks <= {*cause.culprits}]
         if not known:
             hang = Fault.EXECUTION_HANG
@@ -376,14 +440,3 @@ def _is_same(wait: Wait, one: Wait) -> bool:
     if wait.is_p2p:
         return wait.other is not None and wait.other is one.op
     return wait.place == one.place
-
-
-def _late_pairs(picture: Picture) -> list[Cause]:
-    """Return ranks whose send or receive is over on its other side alone."""
-    late = {wait.rank: wait for wait in picture.waits if wait.ahead and wait.is_p2p}
-    held = {wait.rank for wait in picture.waits if wait.absent or wait.unknown}
-    first = {rank: wait for rank, wait in late.items() if rank not in held}
-    return [
-        Cause(Fault.EXECUTION_HANG, tuple(ranks), waits)
-        for ranks, waits in _alike(first)
-    ]

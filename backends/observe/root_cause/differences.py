@@ -114,7 +114,7 @@ def _compare(
         }
         if len(set(values.values())) < 2:
             continue
-        culprits = _odd(values)
+        culprits = _odd(values, len(scene.group.ranks))
         if fault in (Fault.OP_MISMATCH, Fault.SIZE_MISMATCH) and _reordered(
             scene, seq, culprits, [rank for rank in values if rank not in culprits]
         ):
@@ -124,12 +124,16 @@ def _compare(
     return None
 
 
-def _odd(values: Mapping[int, Any]) -> tuple[int, ...]:
-    """Return the ranks whose value is not that of most; all, if no value leads."""
+def _odd(values: Mapping[int, Any], size: int) -> tuple[int, ...]:
+    """Return the ranks whose value is not that of most; all, if no value leads.
+
+    Where half of the ranks or more left no records, it leads only if it is far ahead.
+    """
     ranked = Counter(values.values()).most_common(2)
-    if ranked[0][1] == ranked[1][1]:
+    (usual, most), (_, second) = ranked
+    if most == second or (2 * len(values) <= size and most < 3 * second):
         return tuple(sorted(values))
-    return tuple(sorted(one for one, value in values.items() if value != ranked[0][0]))
+    return tuple(sorted(one for one, value in values.items() if value != usual))
 
 
 def _reordered(

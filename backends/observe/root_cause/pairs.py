@@ -57,13 +57,13 @@ class Pairs:
             if other is None:
                 known = self.known[peer]
                 absent = known.lists_all_in_flight or known.lists_all
+                unsure = not (known.lists_all and self.known[rank].lists_all)
                 where = {"absent" if absent else "unknown": (peer,)}
-                waits.append(Wait(rank, self.group, op.seq, op, **where))
+                wait = Wait(rank, self.group, op.seq, op, unsure=unsure, **where)
+                waits.append(wait)
                 continue
             ahead = () if other.in_flight else (peer,)
-            waits.append(
-                Wait(rank, self.group, op.seq, op, ahead=ahead, other=other)
-            )
+            waits.append(Wait(rank, self.group, op.seq, op, ahead=ahead, other=other))
             matches.append(self._match(rank, op, peer, other))
         return waits, matches
 

@@ -30,6 +30,9 @@ class Wait:
     ahead: tuple[int, ...] = ()
     #: The other side of a send or receive, if it was issued.
     other: IssuedOp | None = None
+    #: The ranks in `absent` may also have completed their side: what is over is not
+    #: listed.
+    unsure: bool = False
 
     @property
     def name(self) -> str:
