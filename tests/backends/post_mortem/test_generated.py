@@ -1,0 +1,32 @@
+"""Random faults in random jobs: the diagnosis of their dumps names the right ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.backends.post_mortem.generator import diagnose, make_case, write
+from tests.backends.post_mortem.truth import judge
+
+_SEEDS = range(60)
+
+
+def test_the_diagnosis_is_right_of_nearly_all_and_never_wrong_where_it_is_certain(
+    tmp_path: Path,
+) -> None:
+    """At least 95 % right; no rank is named that the files do not blame."""
+    results: dict[str, list[str]] = {}
+    for seed in _SEEDS:
+        case = make_case(seed)
+        folder = write(case, tmp_path / str(seed))
+        result = judge(case.truth, diagnose(folder)["verdicts"])
+        results.setdefault(result, []).append(f"seed {seed}: {case.fault}")
+    right = len(results.get("exact", [])) + len(results.get("right", []))
+    assert "wrong" not in results, results["wrong"]
+    assert right >= 0.95 * len(_SEEDS), results
+
+
+@pytest.mark.parametrize("seed", [3, 17])
+def test_a_case_is_made_from_its_seed_alone(seed: int) -> None:
+    assert make_case(seed).files == make_case(seed).files
