@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import unicodedata
+from typing import TextIO
 
-__all__ = ["printable"]
+__all__ = ["print_anywhere", "printable"]
+
+# What a stream whose encoding lacks a character gets in its place.
+_IN_ASCII = {"–": "-", "—": "-", "…": "...", "·": "|", "×": "x", "µ": "u", "→": "->"}
 
 
 def printable(text: str) -> str:
@@ -33,3 +39,21 @@ def _is_harmless(character: str) -> bool:
 
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def print_anywhere(stream: TextIO) -> None:
+    """Let `stream` take any text: what its encoding lacks gets a like character.
+
+    Such is the standard output where ``PYTHONIOENCODING`` or the locale is ASCII, as in
+    many containers.
+    """
+    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        codecs.register_error("rankscope", _replacement)
+        stream.reconfigure(errors="rankscope")
+
+
+def _replacement(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    return "".join(_IN_ASCII.get(one, "?") for one in lacking), error.end

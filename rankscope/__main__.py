@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from rankscope import __version__, doctor
+from rankscope.backends.printable import print_anywhere
 
 __all__ = ["command_parser", "main"]
 
@@ -148,6 +149,7 @@ def _run(values: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that `arguments` name; return its exit status."""
+    print_anywhere(sys.stdout)
     values = command_parser().parse_args(arguments)
     try:
         status = _run(values)

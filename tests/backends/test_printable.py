@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
-from rankscope.backends.printable import printable
+from rankscope.backends.printable import print_anywhere, printable
 
 
 @pytest.mark.parametrize(
@@ -21,3 +23,18 @@ from rankscope.backends.printable import printable
 )
 def test_what_a_terminal_would_heed_is_escaped(text: str, shown: str | None) -> None:
     assert printable(text) == (text if shown is None else shown)
+
+
+def test_a_stream_that_knows_ascii_alone_gets_like_characters() -> None:
+    raw = io.BytesIO()
+    with io.TextIOWrapper(raw, "ascii", write_through=True) as stream:
+        print_anywhere(stream)
+        print("ranks 0–3 wait…, 5 µs · 日", file=stream)
+        assert raw.getvalue() == b"ranks 0-3 wait..., 5 us | ?\n"
+
+
+def test_other_streams_are_left_alone() -> None:
+    print_anywhere(io.StringIO())
+    with io.TextIOWrapper(io.BytesIO(), "ascii", errors="backslashreplace") as stream:
+        print_anywhere(stream)
+        assert stream.errors == "backslashreplace"
