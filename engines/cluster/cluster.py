@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -25,6 +26,8 @@ from .observed_ranks import FRESH
 from .ranks import Chosen, Ranks
 
 __all__ = ["Cluster"]
+
+_log = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
 C = TypeVar("C")
@@ -209,10 +212,13 @@ class Cluster(Ranks):
             launched.update_orphan_reaper()
             self._announce()
         except BaseException:
-            if connected:
-                self.shutdown(fresh=False)
-            else:
-                launched.stop()
+            try:
+                if connected:
+                    self.shutdown(fresh=False)
+                else:
+                    launched.stop()
+            except Exception:  # noqa: BLE001 - the error of the start is the cause
+                _log.exception("the ranks that did not start could not all be ended")
             raise
         report(f"{n} ranks are ready")
 

@@ -409,11 +409,21 @@ class Launched:
             if self.is_local:
                 self._kill_local()
             # The rest is bookkeeping, and the processes of other machines.
-            self.run(self.cluster.stop_cluster(), STOP_TIMEOUT)
+            self.run(self._stop_both(), STOP_TIMEOUT)
         finally:
             for path in self.files():
                 remove(path)
             self.close()
+
+    async def _stop_both(self) -> None:
+        """Stop controller and engines, each whatever becomes of the other."""
+        cluster = self.cluster
+        ends = await asyncio.gather(
+            cluster.stop_controller(), cluster.stop_engines(), return_exceptions=True
+        )
+        for error in ends:
+            if isinstance(error, BaseException):
+                raise error
 
     def _kill_local(self) -> None:
         # A controller that just starts would fork schedulers that nobody knows of.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +11,10 @@ import pytest
 
 from rankscope.backends import Backend, BackendConfig
 from rankscope.backends.interface.registry import resolve
-from rankscope.engines.cluster import recovery
+from rankscope.engines import Cluster, ClusterError
+from rankscope.engines.cluster import launch, recovery
 from rankscope.engines.cluster.launch import launchers_of, needs_launcher
+from rankscope.engines.cluster.launched import Launched
 
 
 def test_mpi_needs_its_launcher() -> None:
@@ -51,3 +54,40 @@ def test_advice_about_an_unusable_backend_is_one_sentence() -> None:
     assert registry.advice == [
         "gloo cannot be used on ranks 0–1: it is missing; cpu arrays will be refused"
     ]
+
+
+def test_the_error_of_a_start_is_told_whatever_becomes_of_its_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing:
+        def start(self, *_: object) -> None:
+            raise ClusterError("the controller did not start")
+
+        def stop(self) -> None:
+            raise OSError("no such job")
+
+    monkeypatch.setattr(launch, "prepare", lambda *_, **__: Failing())
+    with pytest.raises(ClusterError, match="the controller did not start"):
+        Cluster(1)
+    assert "the ranks that did not start could not all be ended" in caplog.text
+    assert "no such job" in caplog.text
+
+
+def test_the_controller_is_ended_although_the_engines_are_not() -> None:
+    ended = []
+
+    async def stop_controller() -> None:
+        await asyncio.sleep(0)
+        ended.append("controller")
+
+    async def stop_engines() -> None:
+        raise OSError("no such job")
+
+    launched = Launched.__new__(Launched)
+    cluster: Any = SimpleNamespace(
+        stop_controller=stop_controller, stop_engines=stop_engines
+    )
+    launched.cluster = cluster
+    with pytest.raises(OSError, match="no such job"):
+        asyncio.run(launched._stop_both())
+    assert ended == ["controller"]
