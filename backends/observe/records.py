@@ -27,10 +27,15 @@ def position(record: Record) -> tuple[int, int]:
 
 
 def where(records: Iterable[Record]) -> str:
-    """Return ``cell 7 line 5 `all_reduce` #14``; several places if they differ."""
+    """Return ``cell 7 line 5 `all_reduce` #14``; several places if they differ.
+
+    An op that its library does not count has no number.
+    """
     places: dict[str, None] = {}
     for record in records:
-        op = f"`{record['op']}` #{sequence_number(record)}"
+        op = f"`{record['op']}`"
+        if not record.get("uncounted_id"):
+            op += f" #{sequence_number(record)}"
         # The line of an op of another library may not be known.
         places.setdefault(f"{record['frame']['source']} {op}".lstrip())
     return " or ".join(places)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from rankscope.backends import OpType, ReduceOp, Work
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.diagnosis import completed_unlike, diagnose
+from rankscope.backends.observe.records import where
 from rankscope.backends.observe.verdicts import ConfirmTwice, Fault, RankView, Verdict
 from rankscope.backends.work.flight_recorder import GroupCounters, Record
 
@@ -704,3 +705,12 @@ def test_ops_that_are_gone_on_a_rank_tell_nothing() -> None:
     ranks[0].issue(OpType.ALL_REDUCE, 2, dtype="f4", done=True)
     views = {one.rank: one.view() for one in ranks}
     assert completed_unlike(everybody(2), 0, views) == []
+
+
+def test_an_op_that_its_library_does_not_count_has_no_number() -> None:
+    record = {
+        **{"op": "monitored_barrier", "is_p2p": False, "collective_seq_id": 0},
+        "frame": {"source": "train.py:7"},
+    }
+    assert where([{**record, "uncounted_id": 1}]) == "train.py:7 `monitored_barrier`"
+    assert where([record]) == "train.py:7 `monitored_barrier` #0"
