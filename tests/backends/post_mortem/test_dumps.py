@@ -1,0 +1,238 @@
+"""Dumps as they are found: packed, damaged, of hosts, of two attempts, harmful."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import tarfile
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankscope.backends.post_mortem import files as module
+from rankscope.backends.post_mortem.report import Report, examine
+
+WORLD = 4
+#: The rank that never comes to its third all_reduce.
+LATE = 2
+START = 1_795_000_000_000_000_000
+
+
+def entry(seq: int, over: bool, rank: int) -> dict[str, Any]:
+    created = START + seq * 1_000_000 + rank
+    return {
+        "record_id": seq,
+        "pg_id": 0,
+        "process_group": ("0", "default_pg"),
+        "collective_seq_id": seq,
+        "p2p_seq_id": 0,
+        "op_id": seq,
+        "profiling_name": "nccl:all_reduce",
+        "time_created_ns": created,
+        "input_sizes": [[8]],
+        "input_dtypes": ["Float"],
+        "output_sizes": [[8]],
+        "output_dtypes": ["Float"],
+        "state": "completed" if over else "scheduled",
+        "time_discovered_started_ns": created if over else None,
+        "time_discovered_completed_ns": created + 10 if over else None,
+        "retired": over,
+        "timeout_ms": 600_000,
+        "is_p2p": False,
+        "frames": [{"name": "step", "filename": "/job/train.py", "line": 88}],
+    }
+
+
+def dump(rank: int, ops: int = 3) -> dict[str, Any]:
+    """Return the dump of `rank`, whose last op of `ops` hangs, unless it is `LATE`."""
+    issued = ops - 1 if rank == LATE else ops
+    entries = [entry(seq, seq < ops, rank) for seq in range(1, issued + 1)]
+    return {
+        "version": "2.10",
+        "pg_config": {
+            "0": {"name": "0", "desc": "default_pg", "ranks": str([*range(WORLD)])}
+        },
+        "pg_status": {
+            "0": {
+                "last_enqueued_collective": issued,
+                "last_started_collective": ops - 1,
+                "last_completed_collective": ops - 1,
+            }
+        },
+        "entries": entries,
+    }
+
+
+def pickled(ops: int = 3) -> dict[str, bytes]:
+    return {
+        f"nccl_trace_rank_{rank}": pickle.dumps(dump(rank, ops), 2)
+        for rank in range(WORLD)
+    }
+
+
+def written(folder: Path, files: Mapping[str, bytes]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def is_found(report: Report) -> None:
+    (verdict,) = report.verdicts
+    assert verdict.fault.value == "missing ranks"
+    assert verdict.culprits == (LATE,)
+    assert (verdict.op, verdict.seq) == ("all_reduce", 3)
+    assert "train.py:88" in verdict.text
+    assert report.world_size == WORLD
+
+
+def of_a_folder(folder: Path) -> Path:
+    return written(folder, pickled())
+
+
+def of_folders_of_hosts(folder: Path) -> Path:
+    for number, (name, data) in enumerate(pickled().items()):
+        written(folder / f"node{number // 2}", {name: data})
+    return folder
+
+
+def of_json(folder: Path) -> Path:
+    texts = {f"rank_{r}.json": json.dumps(dump(r)).encode() for r in range(WORLD)}
+    return written(folder, texts)
+
+
+def of_a_tar(folder: Path) -> Path:
+    path = folder / "dumps.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for name, data in pickled().items():
+            member = tarfile.TarInfo(f"dumps/{name}")
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return path
+
+
+def of_a_zip(folder: Path) -> Path:
+    path = folder / "dumps.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in pickled().items():
+            archive.writestr(f"../{name}", data)
+    return path
+
+
+def with_hosts_in_the_names(folder: Path) -> Path:
+    return written(
+        folder,
+        {
+            f"nccl_trace_rank_gpu-node{rank // 2:02d}_{rank}": data
+            for rank, data in enumerate(pickled().values())
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        of_a_folder,
+        of_folders_of_hosts,
+        of_json,
+        of_a_tar,
+        of_a_zip,
+        with_hosts_in_the_names,
+    ],
+)
+def test_dumps_are_read_as_they_are_found(
+    found: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    report = examine([found(tmp_path)])
+    is_found(report)
+    assert [one.problem for one in report.files] == [""] * WORLD
+    assert {rank for one in report.files for rank in one.ranks} == {*range(WORLD)}
+    # An archive stays packed.
+    names = {path.name for path in tmp_path.iterdir()}
+    assert not names & {"dumps"}
+    assert not (tmp_path.parent / "nccl_trace_rank_0").exists()
+
+
+class Harmful:
+    """A pickle of it calls ``os.mkdir``."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = str(path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (self._path,)
+
+
+def test_a_pickle_with_a_call_is_refused_and_the_rest_goes_on(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    harmful = {**dump(1), "entries": [Harmful(made)]}
+    files = pickled() | {"nccl_trace_rank_1": pickle.dumps(harmful)}
+    report = examine([written(tmp_path / "job", files)])
+    assert not made.exists()
+    is_found(report)
+    (refused,) = [one for one in report.files if one.problem]
+    assert refused.path.endswith("nccl_trace_rank_1")
+    assert refused.problem.startswith("refused: it asks for 'posix.mkdir'")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        pickle.dumps(dump(1))[:100],
+        pickle.dumps([1, 2]),
+        pickle.dumps({**dump(1), "entries": 3}),
+        pickle.dumps({**dump(1), "entries": [3, None, "x"]}),
+        b"\x80\x02" + b"\xff" * 50,
+        b'{"version": "2.10", "entries": [',
+        b"[" * 100_000,
+    ],
+    ids=["empty", "cut", "a list", "a number", "numbers", "noise", "cut JSON", "deep"],
+)
+def test_a_damaged_dump_is_named_and_the_rest_goes_on(
+    data: bytes, tmp_path: Path
+) -> None:
+    files = pickled() | {"nccl_trace_rank_1": data}
+    report = examine([written(tmp_path, files)])
+    is_found(report)
+    (damaged,) = [one for one in report.files if one.path.endswith("rank_1")]
+    assert damaged.problem
+
+
+def test_a_file_that_is_too_large_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = pickled()
+    largest = max(map(len, files.values()))
+    monkeypatch.setattr(module, "LARGEST", largest)
+    files["nccl_trace_rank_1"] += b"\0" * 100
+    report = examine([written(tmp_path, files)])
+    is_found(report)
+    (left_out,) = [one for one in report.files if one.problem]
+    assert left_out.problem.startswith("left out: ")
+
+
+def test_the_files_of_an_earlier_attempt_do_not_count(tmp_path: Path) -> None:
+    before = written(tmp_path / "attempt_0", pickled(ops=2))
+    for path in before.iterdir():
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+    now = written(tmp_path / "attempt_1", pickled())
+    for path in now.iterdir():
+        os.utime(path, (1_700_009_000, 1_700_009_000))
+    report = examine([tmp_path])
+    (verdict,) = report.verdicts
+    assert (verdict.culprits, verdict.seq) == ((LATE,), 3)
+    assert sum(bool(one.problem) for one in report.files) == WORLD
+
+
+def test_a_healthy_job_hangs_nowhere(tmp_path: Path) -> None:
+    healthy = {**dump(LATE)}
+    files = {f"nccl_trace_rank_{rank}": pickle.dumps(healthy) for rank in range(WORLD)}
+    report = examine([written(tmp_path, files)])
+    assert report.verdicts == ()
+    assert report.as_text().startswith("nothing hangs, as far as the files tell")
