@@ -30,6 +30,10 @@ _IDENTITY = re.compile(r"\b0x[0-9a-f]{6,16}\b|\bT_[0-9a-f]{5}(?=_|\b)")
 #: What differs in the same warning of two ranks: the process in the file of a cell.
 _PROCESS = re.compile(r"ipykernel_\d+")
 
+#: A frame of a C++ stack, which torch adds to what its C++ code writes.
+_CPP_FRAME = re.compile(r"frame #\d+: .*(\(0x[0-9a-f]+ in .*\)|\[0x[0-9a-f]+\])")
+_CPP_STACK = re.compile(r"(Exception raised from .*) \(most recent call first\):")
+
 
 @dataclass
 class Bundle:
@@ -125,6 +129,11 @@ class OutputParser:
         call = self._calls.pop((rank, name), [])
         for marked in lines:
             line, goes_on = without_mark(marked)
+            if name == "stderr":
+                # Sixty lines of every rank, of which none is the user's.
+                if _CPP_FRAME.fullmatch(line):
+                    continue
+                line = _CPP_STACK.sub(r"\1 (its C++ stack is left out)", line)
             call.append(line)
             if not goes_on:
                 entries.append(_printed(name, call))
