@@ -41,20 +41,23 @@ class _Receive:
 
     __slots__ = (
         *("array", "comm", "source", "tag", "expected"),
-        *("request", "nbytes", "over"),
+        *("status", "messages", "requests", "unfit"),
     )
 
     def __init__(
-        self, array: Flat, comm: Any, source: int, tag: int, expected: int
+        self, array: Flat, comm: Any, source: int, tag: int, expected: int, status: Any
     ) -> None:
         #: What it waits for; `expected` is the tag that the message should have.
         self.array, self.comm, self.source, self.tag = array, comm, source, tag
         self.expected = expected
-        #: MPI's request, once there is a message.
-        self.request: Any = None
-        #: The bytes of the message; `source` and `tag` are those of the message, too.
-        self.nbytes = -1
-        self.over = False
+        #: Of the message, once there is one.
+        self.status = status
+        #: The message and MPI's request to read it, once there are. What MPI returns is
+        #: put here by C code: an interrupt would lose it on its way to an attribute.
+        self.messages: list[Any] = []
+        self.requests: list[Any] = []
+        #: The message is another one than was expected: it is not read.
+        self.unfit = False
 
 
 class MPITransport:
@@ -78,7 +81,7 @@ class MPITransport:
         self._collectives = collectives
         self._byte, self._any = mpi.BYTE, mpi.ANY_SOURCE
         self._any_tag = mpi.ANY_TAG
-        self._status = mpi.Status()
+        self._status = mpi.Status
         bits = collectives.Get_attr(mpi.TAG_UB).bit_length()
         # The bits of a signature that MPI's tags have room for.
         self._signed = (1 << min(bits - _KIND_BITS, BITS)) - 1
@@ -100,13 +103,12 @@ class MPITransport:
         if tag & _LOW in _COLLECTIVE:
             if tag != self._tag:
                 self._sign(tag)
-            one = _Receive(
-                array, self._collectives, source, self._any_tag, self._mpi_tag
-            )
+            comm, wanted, expected = self._collectives, self._any_tag, self._mpi_tag
         else:
             if source == ANY_SOURCE:
                 source = self._any
-            one = _Receive(array, self._comm, source, tag, tag)
+            comm, wanted, expected = self._comm, tag, tag
+        one = _Receive(array, comm, source, wanted, expected, self._status())
         self._pending.append(one)
         return one
 
@@ -133,18 +135,15 @@ class MPITransport:
     def test(self, request: Any, looks: int = 1) -> bool:
         """Return whether `request` is over; raises its error."""
         for _ in range(looks):
-            if type(request) is not _Receive:
-                if request.Test():
-                    return True
-            elif request.over:
-                return True
-            elif request.request is not None and request.request.Test():
-                request.over = True
-                return True
             if self._pending:
                 # For a send, too: its receiver may wait for a send to this rank.
                 self._look()
-        return type(request) is _Receive and request.over
+            if type(request) is not _Receive:
+                if request.Test():
+                    return True
+            elif request.unfit or (request.requests and request.requests[0].Test()):
+                return True
+        return False
 
     def _look(self) -> None:
         """Look for the messages of the receives; the first issued has its first."""
@@ -162,30 +161,30 @@ class MPITransport:
 
     def _match(self, one: _Receive) -> bool:
         """Begin to read the message of `one`, if it is there and fits."""
-        status = self._status
-        message = one.comm.Improbe(one.source, one.tag, status)
-        if message is None:
-            return False
+        found, status = one.messages, one.status
+        if not found or found[0] is None:
+            found.clear()
+            found.extend(map(one.comm.Improbe, (one.source,), (one.tag,), (status,)))
+            if found[0] is None:
+                return False
+        fits = status.Get_count(self._byte) == one.array.nbytes
+        if not fits or status.Get_tag() != one.expected:
+            one.unfit = True
+        elif not one.requests:
+            one.requests.extend(map(found[0].Irecv, ([one.array, self._byte],)))
         self._pending.remove(one)
-        one.source, one.tag = status.Get_source(), status.Get_tag()
-        one.nbytes = status.Get_count(self._byte)
-        if one.nbytes == one.array.nbytes and one.tag == one.expected:
-            one.request = message.Irecv([one.array, self._byte])
-            one.over = one.request.Test()
-        else:
-            # It ends the group, and nobody reads the message.
-            one.over = True
         return True
 
     def fits(self, request: _Receive, nbytes: int, tag: int) -> bool:
         """Return whether so many bytes were received, with the signature of `tag`."""
-        return request.request is not None
+        return not request.unfit
 
     def received(self, request: _Receive, tag: int) -> Received:
         """Return what the receive that was tested last has received."""
+        status = request.status
         if tag & _LOW in _COLLECTIVE:
-            tag = self._whole(request.tag, tag)
-        return Received(request.source, request.nbytes, tag)
+            tag = self._whole(status.Get_tag(), tag)
+        return Received(status.Get_source(), status.Get_count(self._byte), tag)
 
     def too_long(self, error: BaseException, tag: int) -> None:
         """Return ``None``: a message that is too long is not read."""
@@ -215,9 +214,8 @@ class MPITransport:
         """
         self._pending.clear()
         for request, array, is_receive in requests:
-            mine = request.request if is_receive else request
-            if mine is not None:
-                _abandoned.append((mine, array))
+            begun = request.requests if is_receive else [request]
+            _abandoned.extend((one, array) for one in begun)
         # The others are swept by the next abort.
         if _sweeping.acquire(blocking=False):
             try:
