@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any
 
 from ..observe.evidence import UNKNOWN_ARRAYS, Arrays, IssuedOp, State
@@ -54,7 +55,7 @@ def condense(dump: Dump, times: bool = False) -> RankDump:
 
     With `times`, ops that have completed keep their times.
     """
-    entries = sorted(dump.entries, key=lambda entry: entry["record_id"])
+    entries = sorted(dump.entries, key=itemgetter("record_id"))
     self = RankDump(dump, oldest_ns=dump.oldest_ns(), newest_ns=dump.newest_ns())
     self.times = times
     self.gloo = any(one["profiling_name"].startswith("gloo:") for one in entries)
