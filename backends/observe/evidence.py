@@ -48,6 +48,8 @@ class Group(NamedTuple):
     ranks: tuple[int, ...]
     #: What its source calls it, where names are not unique.
     id: str = ""
+    #: Whether `ranks` are all of its ranks: else only those that are known.
+    complete: bool = True
 
 
 class SourceLine(NamedTuple):
@@ -147,6 +149,9 @@ class GroupEvidence:
     lists_all_in_flight: bool = False
     #: Whether `ops` has every op that the rank ever issued in the group.
     lists_all: bool = False
+    #: Whether a collective that was issued and is not in flight has completed, unless
+    #: its own state says that it has not. Not of torch's gloo: it may have failed.
+    over_is_completed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""Evidence of dead jobs: files that a hung or ended job has left, read as plain data."""
+"""Evidence of dead jobs: files that a job has left, read as plain data."""

@@ -16,6 +16,7 @@ __all__ = ["RankDump", "condense"]
 #: Torch's ops whose sizes differ from rank to rank.
 _UNEVEN = frozenset(("all_gather_v", "reduce_scatter_v", "all_to_all_v_single"))
 _COALESCED = "coalesced"
+_ARRAYS = "input_sizes", "output_sizes", "input_dtypes", "output_dtypes"
 
 #: A process group as entries name it: name and description.
 _Name = tuple[str, str]
@@ -43,7 +44,7 @@ class RankDump:
     candidates: frozenset[int] | None = None
     oldest_ns: int = 0
     newest_ns: int = 0
-    seen: dict[Arrays, Arrays] = field(default_factory=dict)
+    seen: dict[str, Arrays] = field(default_factory=dict)
 
 
 def condense(dump: Dump) -> RankDump:
@@ -209,7 +210,9 @@ def _batch_is_over(
 def _op(
     self: RankDump, entry: Entry, name: str, ranks: tuple[int, ...] | None
 ) -> tuple[IssuedOp, int | None]:
-    name, _, path = name.partition(" ")
+    path = ""
+    if " " in name:
+        name, _, path = name.partition(" ")
     is_p2p = bool(path) or bool(entry.get("is_p2p"))
     peer = own = None
     if path:
@@ -257,14 +260,14 @@ def _time(value: Any) -> int | None:
 
 
 def _arrays(self: RankDump, entry: Entry) -> Arrays:
-    arrays = Arrays(
-        _sizes(entry.get("input_sizes")),
-        _sizes(entry.get("output_sizes")),
-        _dtypes(entry.get("input_dtypes")),
-        _dtypes(entry.get("output_dtypes")),
-    )
     # A rank issues the same few ops again and again.
-    return self.seen.setdefault(arrays, arrays)
+    key = repr([entry.get(one) for one in _ARRAYS])
+    found = self.seen.get(key)
+    if found is None:
+        inputs, outputs, read, written = (entry.get(one) for one in _ARRAYS)
+        found = Arrays(_sizes(inputs), _sizes(outputs), _dtypes(read), _dtypes(written))
+        self.seen[key] = found
+    return found
 
 
 def _sizes(value: Any) -> tuple[tuple[int, ...], ...] | None:

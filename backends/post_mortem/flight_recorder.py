@@ -57,43 +57,39 @@ class _Job:
 
     def _groups_of(self, rank: int) -> dict[_Name, Group]:
         dump = self.dumps[rank]
+        config = dump.dump.config
         found: dict[_Name, Group] = {}
-        nameless = dump.dump.config.get("")
-        for name, (text, ranks) in dump.dump.config.items():
-            if name or len(dump.dump.config) > 1:
-                found[name, text] = self._group(name, text, ranks or ())
+        for name, (text, ranks) in config.items():
+            if name or len(config) > 1:
+                found[name, text] = self._group(name, text, ranks)
+        _, nameless = config.get("", ("", None))
         for name, text in dump.ops:
-            if (name, text) in found:
-                continue
-            ranks = None
-            described = dump.dump.config.get(name)
-            if described is not None:
-                ranks = described[1]
-            elif nameless is not None and (
-                len(dump.ops) == 1 or len(nameless[1] or ()) == self.world_size
-            ):
-                if len(dump.ops) == 1 or _is_default(name, text):
-                    ranks = nameless[1]
-            if ranks is None and _is_default(name, text) and self.world_size:
-                ranks = tuple(range(self.world_size))
-            if ranks is None:
-                ranks = self._mentioned(name, text)
-            found[name, text] = self._group(name, text, ranks)
-        if nameless is not None and not found:
-            found[_DEFAULT] = self._group(*_DEFAULT, nameless[1] or ())
+            if (name, text) not in found:
+                ranks = config[name][1] if name in config else None
+                alone = len(dump.ops) == 1 or _is_default(name, text)
+                if ranks is None and alone:
+                    ranks = nameless
+                found[name, text] = self._group(name, text, ranks)
+        if nameless and not found:
+            found[_DEFAULT] = self._group(*_DEFAULT, nameless)
         return found
 
     def _mentioned(self, name: str, text: str) -> tuple[int, ...]:
-        """Return the ranks that have ops in a group of which no dump tells the ranks."""
+        """Return the ranks that have ops in a group whose ranks no dump tells."""
         return tuple(
             sorted(rank for rank, one in self.dumps.items() if (name, text) in one.ops)
         )
 
-    def _group(self, name: str, text: str, ranks: tuple[int, ...]) -> Group:
+    def _group(self, name: str, text: str, ranks: tuple[int, ...] | None) -> Group:
+        complete = True
+        if not ranks and _is_default(name, text) and self.world_size:
+            ranks = tuple(range(self.world_size))
+        elif not ranks:
+            ranks, complete = self._mentioned(name, text), False
         key = name, text, ranks
         if key not in self.groups:
             shown = text if text not in _UNNAMED else name or "default_pg"
-            self.groups[key] = Group(shown, ranks, name)
+            self.groups[key] = Group(shown, ranks, name, complete)
         return self.groups[key]
 
     def evidence(self, rank: int) -> RankEvidence:
@@ -108,6 +104,7 @@ class _Job:
                 self._progress(dump, name, group, status.get(name)),
                 lists_all_in_flight=True,
                 lists_all=dump.whole,
+                over_is_completed=not (dump.gloo or self._is_gloos(group)),
             )
         return RankEvidence(
             rank,

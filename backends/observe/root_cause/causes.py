@@ -111,7 +111,7 @@ def find_causes(picture: Picture) -> list[Cause]:
 def _first_of_each(
     differences: Sequence[Difference], picture: Picture
 ) -> list[Difference]:
-    """Return the first difference of each set of culprits: later ones follow from it."""
+    """Return the first difference of each set of culprits; others follow from it."""
     found: list[Difference] = []
     for one in sorted(differences, key=lambda one: (one.op.order, one.seq)):
         touched = {rank for known in found for rank in known.culprits}
@@ -177,9 +177,12 @@ def _sinks(picture: Picture, blamed: set[int], has_cause: bool) -> list[Cause]:
     held_back = _held_back(picture)
     for wait in picture.waits:
         targets = wait.absent
-        if not targets and wait.place not in held_back:
-            if (wait.group, wait.seq) not in differ and _is_telling(wait, picture):
-                targets = wait.unknown
+        told = wait.place in held_back or (wait.group, wait.seq) in differ
+        if not targets and not told and _is_telling(wait, picture):
+            targets = wait.unknown
+        if wait.unsure and wait.rank in blamed:
+            # It may be over on the other side, and only this one has stopped.
+            continue
         for rank in targets:
             if rank != wait.rank:
                 edges[wait.rank].add(rank)
@@ -208,7 +211,7 @@ def _sinks(picture: Picture, blamed: set[int], has_cause: bool) -> list[Cause]:
     known = {rank: waits for rank, waits in free.items() if _has_facts(rank, picture)}
     if not known and not causes and not has_cause:
         known = free
-    else:
+    elif not has_cause:
         held = {*edges, *known, *blamed}
         for rank, waits in free.items():
             if rank not in known and not _may_wait(rank, waits, held, picture):
@@ -236,7 +239,9 @@ def _may_wait(
         ):
             continue
         following = max(scene.completed.values(), default=0) + 1
-        if any(_comes_after(following, group, wait, scenes) for wait in waits):
+        if not scene.has_p2p and any(
+            _comes_after(following, group, wait, scenes) for wait in waits
+        ):
             continue
         return True
     return False
@@ -245,7 +250,7 @@ def _may_wait(
 def _comes_after(
     seq: int, group: Group, wait: Wait, scenes: Mapping[Group, GroupScene]
 ) -> bool:
-    """Return whether the rank of `wait` issues `seq` after it, in its like of `group`."""
+    """Return whether the rank of `wait` issues `seq`, in its like of `group`, later."""
     if wait.is_p2p or wait.op is None:
         return False
     for other, scene in scenes.items():
@@ -400,12 +405,11 @@ def _in_turn(picture: Picture) -> list[Cause]:
             for wait in current.get(members[0], ())[:1]:
                 if wait.is_full:
                     full[wait.place].append(wait)
+    if causes:
+        return causes
     for waits in full.values():
         ranks = {one for wait in waits for one in (wait.rank, *_others(wait))}
-        known = [cause for cause in causes if ranks <= {*cause.culprits}]
-        if not known:
-            hang = Fault.EXECUTION_HANG
-            causes.append(Cause(hang, tuple(sorted(ranks)), tuple(waits)))
+        causes.append(Cause(Fault.EXECUTION_HANG, tuple(sorted(ranks)), tuple(waits)))
     return causes
 
 

@@ -1,4 +1,4 @@
-"""What ranks issued differently in one op: the op, its dtype, size, root or reduce op."""
+"""What ranks issued differently in one op: its kind, dtype, size, root, reduce op."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ __all__ = ["Difference", "difference_of_pair", "first_difference", "numel"]
 #: The side of an op whose element counts are equal on all ranks. Not all_to_all, whose
 #: ranks may split as they like.
 _EQUAL_INPUTS = frozenset(
-    ("all_reduce", "broadcast", "reduce", "gather", "all_gather")
-    + ("all_gather_into_tensor",)
+    (
+        *("all_reduce", "broadcast", "reduce", "gather", "barrier"),
+        *("all_gather", "all_gather_into_tensor"),
+    )
 )
 _EQUAL_OUTPUTS = frozenset(("scatter", "reduce_scatter", "reduce_scatter_tensor"))
 
@@ -60,9 +62,7 @@ def _size(op: IssuedOp) -> tuple[int, ...] | None:
 
 
 def _dtype(op: IssuedOp) -> tuple[str, ...] | None:
-    if op.op == "barrier":
-        return None
-    return op.arrays.input_dtypes or op.arrays.output_dtypes or None
+    return op.arrays.input_dtypes or op.arrays.output_dtypes
 
 
 _TRAITS: dict[Fault, Callable[[IssuedOp], Any]] = {
@@ -75,7 +75,7 @@ _TRAITS: dict[Fault, Callable[[IssuedOp], Any]] = {
 
 
 def first_difference(scene: GroupScene, stale: Iterable[int]) -> Difference | None:
-    """Return the first collective that is not over and that ranks issued differently."""
+    """Return the first collective that may not be over and that ranks issued unlike."""
     left_out = set(stale)
     numbers = {
         seq
@@ -148,7 +148,7 @@ def _reordered(
         # One op more each: with the first two in turn, or a later one moved ahead.
         for length in range(2, min(len(ours), len(theirs)) + 1):
             if Counter(ours[:length]) == Counter(theirs[:length]):
-                return True
+                return ours[0] != theirs[0]
     return False
 
 

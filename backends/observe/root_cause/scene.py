@@ -47,7 +47,8 @@ class Wait:
     @property
     def is_full(self) -> bool:
         """Whether all ranks are in, and none has completed it."""
-        return not (self.absent or self.unknown or self.ahead)
+        known = self.is_p2p or self.group.complete
+        return known and not (self.absent or self.unknown or self.ahead)
 
     @property
     def place(self) -> tuple[Group, int, str]:
@@ -69,6 +70,8 @@ class GroupScene:
         self.head: dict[int, int] = {}
         #: Each rank's collectives by number: several in a coalesced batch.
         self.at: dict[int, dict[int, list[IssuedOp]]] = {}
+        #: Whether ranks send and receive in the group.
+        self.has_p2p = False
         for rank, evidence in known.items():
             self._take(rank, evidence)
 
@@ -78,6 +81,7 @@ class GroupScene:
         least = highest = None
         for op in evidence.ops:
             if op.is_p2p:
+                self.has_p2p = True
                 continue
             at.setdefault(op.seq, []).append(op)
             highest = op.seq if highest is None else max(highest, op.seq)
@@ -97,6 +101,9 @@ class GroupScene:
             self.issued[rank] = max(known)
         if done is None and evidence.lists_all:
             done = 0
+        if evidence.lists_all_in_flight and evidence.over_is_completed and known:
+            over = self.head.get(rank, self.issued[rank] + 1) - 1
+            done = max(done or 0, over)
         if done is not None:
             self.completed[rank] = done if least is None else min(done, least - 1)
             unlisted = not evidence.lists_all_in_flight and rank not in self.head
