@@ -25,6 +25,8 @@ from tests.backends.post_mortem.truth import (
 
 __all__ = ["FAULTS", "DrawAgainError", "Drawn"]
 
+#: A barrier has no size, and the sizes of an all_to_all differ as they like.
+_SIZELESS = ("all_reduce_barrier", "all_to_all")
 #: A pickle that names a class, which no reader of dumps may load.
 _REFUSED = pickle.dumps(Exception("not a dump"))
 _DAMAGED = b"\x80\x02}q\x00("
@@ -102,7 +104,8 @@ class Drawn:
                 pipeline_on_default=pick((True, False, False)),
                 syncs=not fault.startswith("gpu") and pick((True, False)),
                 ring=not gloo and (fault == "cycle" or pick((True, False, False))),
-                style=pick(range(12)),
+                overlap=pick((True, False, False)),
+                style=pick(range(60)),
             )
             if 4 <= layout.world <= pick((8, 16, 16, 16, 16, 32, 64)):
                 return layout
@@ -127,19 +130,20 @@ class Drawn:
 
     def place(self, wanted: Callable[[Op], bool] = lambda op: True) -> tuple[int, int]:
         """Draw a rank and one of the ops in the later part of its program."""
+        early = self.random.choice((3, 4, 100))
         for _ in range(100):
             rank = self.random.choice(self.world)
             program = self.programs[rank]
-            index = self.random.randrange(len(program) // 4, len(program))
+            index = self.random.randrange(len(program) // early, len(program))
             if wanted(program[index]):
                 return rank, index
         raise DrawAgainError
 
     def lose_a_file(self, guilty: Iterable[int]) -> None:
-        """Lose the file of an innocent rank now and then, which proves nothing."""
-        if not self.absent and self.random.random() < 0.15:
-            rank = self.random.choice([*{*self.world} - {*guilty}] or [None])
-            if rank is not None:
+        """Lose files of innocent ranks now and then, which proves nothing."""
+        innocent = [*{*self.world} - {*guilty}]
+        if not self.absent and innocent and self.random.random() < 0.15:
+            for rank in self.random.sample(innocent, 1 + len(innocent) // 8):
                 self.absent.add(rank)
                 self.instead[rank] = self.random.choice((b"", _DAMAGED, _REFUSED))
 
@@ -319,11 +323,10 @@ def _mismatch(drawn: Drawn) -> None:
     )
     few = 3 if some else 0
     rank, index = drawn.place(
-        # A barrier has neither a size nor a dtype.
         lambda op: (
             not op.parts
             and len(op.group.ranks) > few
-            and (how == "op mismatch" or op.name != "all_reduce_barrier")
+            and (how == "op mismatch" or op.name not in _SIZELESS)
         )
     )
     op, program = drawn.programs[rank][index], drawn.programs[rank]
