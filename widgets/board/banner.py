@@ -37,6 +37,7 @@ _BLAME = {
     Fault.RANK_BUSY_ELSEWHERE: "busy elsewhere",
     Fault.MISSING_RANKS: "not entered",
     Fault.EXECUTION_HANG: "hangs",
+    Fault.UNDECIDED: "not known",
 }
 
 

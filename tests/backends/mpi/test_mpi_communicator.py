@@ -50,15 +50,20 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         COMM_WORLD=SimpleNamespace(Get_rank=lambda: 0),
         BYTE=0,
         ANY_SOURCE=-1,
+        ANY_TAG=-1,
+        TAG_UB=0,
         ERRORS_RETURN=0,
         Exception=RuntimeError,
         Status=object,
     )
     members: list[Any] = []
 
-    def make(_: Any, found: Any) -> Any:
-        members.append(found)
-        return SimpleNamespace(Set_errhandler=lambda _: None)
+    def make(_: Any, found: Any, place: int) -> Any:
+        if place == 0:
+            members.append(found)
+        return SimpleNamespace(
+            Set_errhandler=lambda _: None, Get_attr=lambda _: 2**31 - 1
+        )
 
     monkeypatch.delenv("PMIX_NAMESPACE", raising=False)
     monkeypatch.setattr(communicator, "initialise", lambda: mpi)

@@ -193,6 +193,11 @@ def test_no_module_but_the_transports_has_a_table_of_ops() -> None:
     # torch's own process groups.
     names = ("tcp", "gloo", "mpi", "nccl", "conformance", "torch_watch")
     transports = {root / "backends" / name for name in names}
+    # What torch's records and logs hold of its own ops, and lack.
+    transports |= {
+        root / "backends" / "observe" / "root_cause",
+        root / "backends" / "post_mortem",
+    }
     # What makes the arrays and checks the result of each op that is measured, and the
     # public names.
     apart = {
