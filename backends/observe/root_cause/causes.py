@@ -337,7 +337,8 @@ def _missed_first(rank: int, waits: Sequence[Wait], picture: Picture) -> Wait:
 
     if following == 0:
         # Its records hold nothing: the waiting ranks' own order is all there is.
-        return min(waits, key=lambda wait: (_order(wait), wait.rank))
+        # The other side of a send counts its ops otherwise.
+        return min(waits, key=lambda wait: (wait.is_p2p, _order(wait), wait.rank))
     return min(waits, key=key)
 
 
