@@ -137,7 +137,7 @@ def _reordered(
 
 def _ahead(scene: GroupScene, rank: int, seq: int) -> list[tuple[Any, ...]]:
     """Return what `rank` issued from a number on, as far as nothing is left out."""
-    found = []
+    found: list[tuple[Any, ...]] = []
     while len(found) < 32 and (ops := scene.at[rank].get(seq + len(found))):
         found.append(tuple((op.op, _dtype(op), _size(op)) for op in ops))
     return found

@@ -174,7 +174,8 @@ class GroupScene:
             if seq not in places:
                 places[seq] = self._others(seq, stale, bounds)
             op = self.op(rank, seq)
-            found.append(Wait(rank, self.group, seq, op, *places[seq]))
+            absent, unknown, ahead = places[seq]
+            found.append(Wait(rank, self.group, seq, op, absent, unknown, ahead))
         return found
 
     def _others(

@@ -8,7 +8,7 @@ from ...groups.key import GroupKey
 from ...rank_sets import name_ranks
 from ..evidence import Group, IssuedOp
 from ..verdicts import Fault, Verdict
-from .causes import Cause, Picture
+from .picture import Cause, Picture
 from .scene import Wait
 
 __all__ = ["undecided", "verdict_of"]
@@ -30,7 +30,8 @@ def verdict_of(
     text = tell(cause, picture)
     difference = cause.difference
     if difference is not None:
-        group, seq, op = difference.group, difference.seq, difference.op
+        group, seq = difference.group, difference.seq
+        op: IssuedOp | None = difference.op
     else:
         wait = cause.waits[0]
         group, seq = wait.group, wait.seq
