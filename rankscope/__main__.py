@@ -84,7 +84,7 @@ def command_parser() -> argparse.ArgumentParser:
                 "paths",
                 nargs="*",
                 metavar="CLUSTER or PATH",
-                help=f"a folder, file or archive of a dead job; or of what runs: {named}",
+                help=f"a folder, file or archive of a dead job; of what runs, {named}",
             )
             command.add_argument(
                 "--json", action="store_true", help="write JSON; for a PATH"

@@ -26,7 +26,8 @@ def load_plain(data: bytes) -> Any:
     Raises `UnreadableError` for whatever else it holds, and where it is damaged.
     """
     try:
-        return _Plain(io.BytesIO(data)).load()
+        # A BytesIO alone cannot look ahead: it is asked for each opcode by itself.
+        return _Plain(io.BufferedReader(io.BytesIO(data), 1 << 20)).load()
     except UnreadableError:
         raise
     except MemoryError:

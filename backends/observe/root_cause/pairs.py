@@ -56,10 +56,16 @@ class Pairs:
             other = self._other_side(rank, peer, op)
             if other is None:
                 known = self.known[peer]
-                absent = known.lists_all_in_flight or known.lists_all
-                unsure = not (known.lists_all and self.known[rank].lists_all)
-                where = {"absent" if absent else "unknown": (peer,)}
-                wait = Wait(rank, self.group, op.seq, op, unsure=unsure, **where)
+                sure = known.lists_all_in_flight or known.lists_all
+                wait = Wait(
+                    rank,
+                    self.group,
+                    op.seq,
+                    op,
+                    absent=(peer,) if sure else (),
+                    unknown=() if sure else (peer,),
+                    unsure=not (known.lists_all and self.known[rank].lists_all),
+                )
                 waits.append(wait)
                 continue
             ahead = () if other.in_flight else (peer,)
