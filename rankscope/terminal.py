@@ -150,7 +150,7 @@ def _found_nothing(report: Report) -> str:
     looked = "Flight Recorder dumps (pickles, or JSON with entries)"
     if not report.files:
         return f"no file is there; looked for {looked}"
-    return f"none of {len(report.files)} file(s) tells of a rank; looked for {looked}"
+    return f"no file of {len(report.files)} tells of a rank; looked for {looked}"
 
 
 def _profile(cluster: Cluster | Job, values: argparse.Namespace) -> int:

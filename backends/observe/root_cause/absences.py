@@ -25,8 +25,8 @@ def awaited_ranks(picture: Picture, blamed: set[int], has_cause: bool) -> list[C
         told = wait.place in held_back or (wait.group, wait.seq) in differ
         if not targets and not told and _is_telling(wait, picture):
             targets = wait.unknown
-        if wait.unsure and wait.rank in blamed:
-            # It may be over on the other side, and only this one has stopped.
+        if wait.unsure and has_cause:
+            # It may be over on the other side, and hang here from that cause.
             continue
         for rank in targets:
             if rank != wait.rank:
@@ -77,18 +77,15 @@ def _may_wait(
     scenes = {scene.group: scene for scene in picture.scenes}
     waiting = {wait.rank for wait in waits}
     for group, scene in scenes.items():
-        if (
-            rank not in group.ranks
-            or not waiting.isdisjoint(group.ranks)
-            or held.isdisjoint({*group.ranks} - {rank})
-        ):
+        if rank not in group.ranks or held.isdisjoint({*group.ranks} - {rank}):
             continue
+        if scene.has_p2p:
+            return True
         following = max(scene.completed.values(), default=0) + 1
-        if not scene.has_p2p and any(
+        if waiting.isdisjoint(group.ranks) and not any(
             _comes_after(following, group, wait, scenes) for wait in waits
         ):
-            continue
-        return True
+            return True
     return False
 
 

@@ -66,15 +66,15 @@ def stuck_in_turn(picture: Picture) -> list[Cause]:
                     found.add(other)
             found |= {*wait.absent, *wait.unknown} - {rank}
     causes: list[Cause] = []
-    full: dict[tuple[Group, int, str], list[Wait]] = defaultdict(list)
+    full: dict[tuple[object, ...], list[Wait]] = defaultdict(list)
     for members in final_components(edges):
         if len(members) > 1:
             inside = [wait for rank in members for wait in current.get(rank, ())]
             causes.append(cycle_of(members, edges, inside))
         else:
-            for wait in current.get(members[0], ())[:1]:
-                if wait.is_full:
-                    full[wait.place].append(wait)
+            waits = current.get(members[0], [])
+            if waits and all(_is_held_in(wait, current) for wait in waits):
+                full[_meeting(waits[0])].append(waits[0])
     if causes:
         return causes
     for waits in full.values():
@@ -100,6 +100,20 @@ def _current(picture: Picture) -> dict[int, list[Wait]]:
             or (batch is not None and one.op is not None and one.op.batch == batch)
         ]
     return current
+
+
+def _is_held_in(wait: Wait, current: Mapping[int, Sequence[Wait]]) -> bool:
+    """Return whether all sides of an op are in it, and in nothing that lacks one."""
+    return wait.is_full and all(
+        one.is_full for other in _others(wait) for one in current.get(other, ())
+    )
+
+
+def _meeting(wait: Wait) -> tuple[object, ...]:
+    """Return a key that is equal for all sides of an op."""
+    if not wait.is_p2p:
+        return wait.place
+    return wait.group, *sorted({wait.rank, *_others(wait)})
 
 
 def _others(wait: Wait) -> tuple[int, ...]:

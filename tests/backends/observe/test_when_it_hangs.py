@@ -21,8 +21,10 @@ SECTIONS: dict[str, str] = dict(
 
 
 def test_every_verdict_has_a_section() -> None:
-    assert {*SCENES} == {*Fault}
-    assert {*SECTIONS} - {"The way back"} == {fault.value for fault in Fault}
+    # Of live ranks there is always more to ask.
+    live = {*Fault} - {Fault.UNDECIDED}
+    assert {*SCENES} == live
+    assert {*SECTIONS} - {"The way back"} == {fault.value for fault in live}
 
 
 @pytest.mark.parametrize("fault", SCENES, ids=lambda fault: fault.value)
