@@ -179,7 +179,7 @@ def _found_nothing(report: Report) -> str:
     looked = f"Flight Recorder dumps, {', '.join(KINDS)}"
     if not report.files:
         return f"no file is there; looked for {looked}"
-    return f"none of {len(report.files)} file(s) tells of a rank; looked for {looked}"
+    return f"no file of {len(report.files)} tells of a rank; looked for {looked}"
 
 
 def _profile(cluster: Cluster | Job, values: argparse.Namespace) -> int:

@@ -44,7 +44,7 @@ class EvidenceFile:
 
 
 class Reader(Protocol):
-    """Reads one kind of file: one at a time, and without executing anything."""
+    """Reads one kind of file, one file at a time, and executes nothing of it."""
 
     #: What `EvidenceFile.kind` names.
     kind: str

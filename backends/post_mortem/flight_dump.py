@@ -102,7 +102,10 @@ def _load(data: bytes) -> Any:
 
 
 def _ranks_in(name: str) -> tuple[int, ...]:
-    """Return ``(2, 0)`` for ``trace_rank_node00_2``, ``(3, 12)`` for ``rank3_12``."""
+    """Return the numbers of a name, the likeliest rank first.
+
+    ``(2, 0)`` for ``nccl_trace_rank_node00_2``, ``(3, 12)`` for ``rank3_12``.
+    """
     marked = [int(one) for one in _RANK.findall(name)]
     others = [int(one) for one in _NUMBER.findall(name)[::-1] if len(one) < 8]
     return tuple(dict.fromkeys([*marked, *others]))

@@ -16,6 +16,8 @@ __all__ = ["RankDump", "condense"]
 
 #: Torch's ops whose sizes differ from rank to rank.
 _UNEVEN = frozenset(("all_gather_v", "reduce_scatter_v", "all_to_all_v_single"))
+#: Torch's names of ops, and ours.
+_NAMES = {name: op.value for name, op in OPS.items()}
 _COALESCED = "coalesced"
 _ARRAYS = "input_sizes", "output_sizes", "input_dtypes", "output_dtypes"
 
@@ -228,26 +230,27 @@ def _op(
             own = int(one)
         if other.isdigit() and ranks is not None and int(other) < len(ranks):
             peer = ranks[int(other)]
-    known = OPS.get(name)
-    retired = _flag(entry.get("retired"))
-    state = "unknown" if self.gloo else _state(entry)
-    over = state == "completed" and not self.times
     op = IssuedOp(
-        name if known is None else known.value,
+        _NAMES.get(name, name),
         entry["p2p_seq_id"] if is_p2p else entry["collective_seq_id"],
         entry["record_id"],
-        state,
-        retired,
+        state := "unknown" if self.gloo else _state(entry),
+        _flag(entry.get("retired")),
         is_p2p,
         peer,
         UNKNOWN_ARRAYS if name in _UNEVEN else _arrays(self, entry),
         line=users_line(entry.get("frames")),
-        created_ns=None if over else entry["time_created_ns"] or None,
-        started_ns=None if over else _time(entry.get("time_discovered_started_ns")),
-        ended_ns=None if over else _time(entry.get("time_discovered_completed_ns")),
-        timeout=entry["timeout_ms"] / 1000 if not over else None,
     )
-    return op, own
+    if state == "completed" and not self.times:
+        return op, own
+    timed = replace(
+        op,
+        created_ns=entry["time_created_ns"] or None,
+        started_ns=_time(entry.get("time_discovered_started_ns")),
+        ended_ns=_time(entry.get("time_discovered_completed_ns")),
+        timeout=entry["timeout_ms"] / 1000,
+    )
+    return timed, own
 
 
 def _state(entry: Entry) -> State:

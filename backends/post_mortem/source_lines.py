@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -42,7 +41,7 @@ def users_line(frames: Any) -> SourceLine | None:
 
     Without one, the outermost line of a library.
     """
-    if not isinstance(frames, Sequence):
+    if type(frames) is not list:
         return None
     last = None
     for frame in frames:
@@ -51,7 +50,9 @@ def users_line(frames: Any) -> SourceLine | None:
         file, line = frame.get("filename"), frame.get("line")
         if type(file) is not str or type(line) is not int:
             return None
-        last = file, line, str(frame.get("name", ""))
+        last = frame
         if not is_library(file):
-            return _line(*last)
-    return None if last is None else _line(*last)
+            break
+    if last is None:
+        return None
+    return _line(last["filename"], last["line"], str(last.get("name", "")))

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from ..evidence import Evidence
 from ..verdicts import Verdict
-from .causes import Picture, find_causes
+from .causes import find_causes
+from .picture import Picture
 from .wording import undecided, verdict_of
 
 __all__ = ["find_root_causes"]

@@ -77,30 +77,13 @@ _TRAITS: dict[Fault, Callable[[IssuedOp], Any]] = {
 def first_difference(scene: GroupScene, stale: Iterable[int]) -> Difference | None:
     """Return the first collective that may not be over and that ranks issued unlike."""
     left_out = set(stale)
-    numbers = {
-        seq
-        for rank, at in scene.at.items()
-        for seq, ops in at.items()
-        if rank not in left_out and any(_is_open(op, scene, rank) for op in ops)
-    }
-    for seq in sorted(numbers):
-        ops = {
-            rank: at[seq]
-            for rank, at in scene.at.items()
-            if seq in at and rank not in left_out
-        }
-        found = _compare(scene, seq, ops)
-        if found is not None:
-            return found
+    listed = {rank: at for rank, at in scene.at.items() if rank not in left_out}
+    for seq in sorted({seq for rank in listed for seq in scene.open[rank]}):
+        found = {rank: ops for rank, at in listed.items() if (ops := at.get(seq))}
+        difference = _compare(scene, seq, found)
+        if difference is not None:
+            return difference
     return None
-
-
-def _is_open(op: IssuedOp, scene: GroupScene, rank: int) -> bool:
-    """Return whether `op` may be what the job hangs in, or has failed in."""
-    if op.in_flight:
-        return True
-    # Its source does not tell whether it failed: the rank's last op may have.
-    return op.state != "completed" and scene.issued.get(rank) == op.seq
 
 
 def _compare(

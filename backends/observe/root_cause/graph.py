@@ -66,27 +66,22 @@ def shortest_cycle(
     inside = set(members)
     best: list[int] = []
     for start in sorted(inside):
-        before = {start: start}
+        before: dict[int, int] = {}
         row = [start]
-        while row and (not best or len(before) > 0):
+        while row and start not in before:
             following: list[int] = []
             for node in row:
-                for target in sorted(set(edges.get(node, ())) & inside):
-                    if target == start:
-                        path = [node]
-                        while path[-1] != start:
-                            path.append(before[path[-1]])
-                        if not best or len(path) < len(best):
-                            best = path[::-1]
-                        following, row = [], []
-                        break
+                for target in sorted(inside.intersection(edges.get(node, ()))):
                     if target not in before:
                         before[target] = node
                         following.append(target)
-                else:
-                    continue
-                break
             row = following
+        if start in before:
+            path = [before[start]]
+            while path[-1] != start:
+                path.append(before[path[-1]])
+            if not best or len(path) < len(best):
+                best = path[::-1]
         if len(best) == 2:
             break
     return best

@@ -35,19 +35,25 @@ class Pairs:
         self.known: Mapping[int, GroupEvidence] = scene.known
         #: Ops by rank, peer and whether it is a send, in the order of issue.
         self._ops: dict[tuple[int, int, bool], list[IssuedOp]] = {}
-        self._heads: dict[tuple[int, int], IssuedOp] = {}
+        #: The first op in flight of each rank and peer; of a batch, all of its ops.
+        self._heads: dict[tuple[int, int], list[IssuedOp]] = {}
         for rank, evidence in scene.known.items():
             for op in evidence.ops:
                 if op.is_p2p and op.peer is not None:
                     key = (rank, op.peer, op.op == "send")
                     self._ops.setdefault(key, []).append(op)
                     if op.in_flight:
-                        self._heads.setdefault((rank, op.peer), op)
+                        heads = self._heads.setdefault((rank, op.peer), [])
+                        if not heads or _together(heads[0], op):
+                            heads.append(op)
 
     def waits(self, stale: Collection[int]) -> tuple[list[Wait], list[Match]]:
         """Return what each rank waits in, and the pairs of which both sides wait."""
         waits, matches = [], []
-        for (rank, peer), op in self._heads.items():
+        heads = (
+            (rank, peer, op) for (rank, peer), ops in self._heads.items() for op in ops
+        )
+        for rank, peer, op in heads:
             if rank in stale:
                 continue
             if peer in stale or peer not in self.known:
@@ -56,10 +62,16 @@ class Pairs:
             other = self._other_side(rank, peer, op)
             if other is None:
                 known = self.known[peer]
-                absent = known.lists_all_in_flight or known.lists_all
-                unsure = not (known.lists_all and self.known[rank].lists_all)
-                away, unknown = ((peer,), ()) if absent else ((), (peer,))
-                wait = Wait(rank, self.group, op.seq, op, away, unknown, unsure=unsure)
+                sure = known.lists_all_in_flight or known.lists_all
+                wait = Wait(
+                    rank,
+                    self.group,
+                    op.seq,
+                    op,
+                    absent=(peer,) if sure else (),
+                    unknown=() if sure else (peer,),
+                    unsure=not (known.lists_all and self.known[rank].lists_all),
+                )
                 waits.append(wait)
                 continue
             ahead = () if other.in_flight else (peer,)
@@ -83,3 +95,8 @@ class Pairs:
         if op.op == "send":
             return Match(self.group, rank, op, peer, other)
         return Match(self.group, peer, other, rank, op)
+
+
+def _together(first: IssuedOp, op: IssuedOp) -> bool:
+    """Return whether two ops are of one batch, whose ops run at the same time."""
+    return first.batch is not None and first.batch == op.batch

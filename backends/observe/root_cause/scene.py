@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ..evidence import Evidence, Group, GroupEvidence, IssuedOp
 
@@ -56,6 +58,25 @@ class Wait:
         return self.group, self.seq, self.name if self.is_p2p else ""
 
 
+class Numbered:
+    """The collectives of one rank in one group, by number: several in a batch."""
+
+    def __init__(self, ops: tuple[IssuedOp, ...]) -> None:
+        ordered = all(one.seq <= other.seq for one, other in pairwise(ops))
+        self.ops = ops if ordered else tuple(sorted(ops, key=_seq))
+        self.last = self.ops[-1].seq if self.ops else None
+
+    def get(self, seq: int) -> tuple[IssuedOp, ...]:
+        """Return the ops of a number, none if it is not listed."""
+        first = bisect_left(self.ops, seq, key=_seq)
+        last = bisect_right(self.ops, seq, lo=first, key=_seq)
+        return self.ops[first:last]
+
+
+def _seq(op: IssuedOp) -> int:
+    return op.seq
+
+
 class GroupScene:
     """The collectives of one group, of the ranks whose records are there."""
 
@@ -68,31 +89,38 @@ class GroupScene:
         self.completed: dict[int, int] = {}
         #: The number of the first collective that each rank has in flight.
         self.head: dict[int, int] = {}
-        #: Each rank's collectives by number: several in a coalesced batch.
-        self.at: dict[int, dict[int, list[IssuedOp]]] = {}
+        #: Each rank's collectives, by number.
+        self.at: dict[int, Numbered] = {}
+        #: The numbers of each rank's collectives that may be what the job hangs in.
+        self.open: dict[int, list[int]] = {}
         #: Whether ranks send and receive in the group.
         self.has_p2p = False
         for rank, evidence in known.items():
             self._take(rank, evidence)
 
     def _take(self, rank: int, evidence: GroupEvidence) -> None:
-        at: dict[int, list[IssuedOp]] = {}
+        collectives = evidence.ops
+        if any(op.is_p2p for op in collectives):
+            self.has_p2p = True
+            collectives = tuple(op for op in collectives if not op.is_p2p)
+        self.at[rank] = at = Numbered(collectives)
         done = evidence.progress.completed
-        least = highest = None
-        for op in evidence.ops:
-            if op.is_p2p:
-                self.has_p2p = True
-                continue
-            at.setdefault(op.seq, []).append(op)
-            highest = op.seq if highest is None else max(highest, op.seq)
+        highest = at.last
+        waiting: list[int] = []
+        undone: list[int] = []
+        for op in at.ops:
             if op.state == "completed":
-                done = op.seq if done is None else max(done, op.seq)
-            elif least is None or op.seq < least:
-                # What has failed has not completed, whatever a counter says.
-                least = op.seq
+                done = op.seq if done is None or op.seq > done else done
+                continue
+            # What has failed has not completed, whatever a counter says.
+            undone.append(op.seq)
             if op.in_flight:
-                self.head[rank] = min(op.seq, self.head.get(rank, op.seq))
-        self.at[rank] = at
+                waiting.append(op.seq)
+        least = min(undone, default=None)
+        if waiting:
+            self.head[rank] = min(waiting)
+        # Of the last op, its source may not tell whether it has failed.
+        self.open[rank] = [*waiting, *(one for one in undone if one == highest)]
         numbers = [highest, evidence.progress.enqueued, done]
         if evidence.lists_all:
             numbers.append(0)
@@ -112,7 +140,7 @@ class GroupScene:
 
     def op(self, rank: int, seq: int) -> IssuedOp | None:
         """Return the collective `seq` of `rank`, the first one of a batch."""
-        ops = self.at.get(rank, {}).get(seq)
+        ops = self.at[rank].get(seq) if rank in self.at else ()
         return ops[0] if ops else None
 
     def named(self, seq: int) -> IssuedOp | None:
@@ -147,8 +175,7 @@ class GroupScene:
                 places[seq] = self._others(seq, stale, bounds)
             op = self.op(rank, seq)
             absent, unknown, ahead = places[seq]
-            wait = Wait(rank, self.group, seq, op, absent, unknown, ahead)
-            found.append(wait)
+            found.append(Wait(rank, self.group, seq, op, absent, unknown, ahead))
         return found
 
     def _others(

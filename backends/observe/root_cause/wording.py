@@ -8,13 +8,16 @@ from ...groups.key import GroupKey
 from ...rank_sets import name_ranks
 from ..evidence import Group, IssuedOp
 from ..verdicts import Fault, Verdict
-from .causes import Cause, Picture
+from .picture import Cause, Picture
 from .scene import Wait
 
 __all__ = ["undecided", "verdict_of"]
 
 #: Lines on what follows from a cause, and waits of a cycle in its sentence.
 MOST = 8
+
+#: Runs of ranks that a sentence names one by one.
+PIECES = 12
 
 _Place = tuple[Group, int, str]
 
@@ -28,7 +31,8 @@ def verdict_of(
     difference = cause.difference
     op: IssuedOp | None
     if difference is not None:
-        group, seq, op = difference.group, difference.seq, difference.op
+        group, seq = difference.group, difference.seq
+        op: IssuedOp | None = difference.op
     else:
         wait = cause.waits[0]
         group, seq = wait.group, wait.seq
@@ -102,7 +106,17 @@ def _they_wait(waits: Iterable[Wait], besides: Collection[int] = ()) -> str:
     ranks = {wait.rank for wait in waits} - set(besides)
     if not ranks:
         return ""
-    return f"{name_ranks(ranks)} {'wait' if len(ranks) > 1 else 'waits'}"
+    return f"{_some(ranks)} {'wait' if len(ranks) > 1 else 'waits'}"
+
+
+def _some(ranks: Collection[int]) -> str:
+    """Return the ranks, and their number where they are in many pieces."""
+    text = name_ranks(ranks)
+    pieces = text.split(", ")
+    if len(pieces) <= PIECES:
+        return text
+    begin = ", ".join(pieces[: PIECES // 2]).removeprefix("ranks ")
+    return f"{len(set(ranks))} ranks ({begin}, …)"
 
 
 def _direction(wait: Wait) -> str:
@@ -126,7 +140,7 @@ def _mismatch(cause: Cause, picture: Picture) -> str:
     ):
         op = difference.ops[ranks[0]]
         verb = "is" if len(ranks) == 1 else "are"
-        text = f"{name_ranks(ranks)} {verb} in {op.op} #{op.seq}"
+        text = f"{_some(ranks)} {verb} in {op.op} #{op.seq}"
         if op.is_p2p:
             text += f" {'to' if op.op == 'send' else 'from'} rank {op.peer}"
         if cause.fault in _NOUNS:
@@ -167,7 +181,7 @@ def _hang(cause: Cause, picture: Picture) -> str:
         return (
             f"{who} {_have(cause.culprits)} issued {op}{_direction(wait)} and not "
             f"completed it{each}, while "
-            f"{name_ranks(ahead)} {_have(ahead)}: {what} "
+            f"{_some(ahead)} {_have(ahead)}: {what} "
             f"{'process has' if len(cause.culprits) == 1 else 'processes have'} stopped"
         )
     both = "both sides" if wait.is_p2p else "all ranks"
@@ -185,8 +199,9 @@ def _absence(cause: Cause, picture: Picture) -> str:
     if wait.is_p2p:
         other = "recv" if wait.name == "send" else "send"
         entered = f"{_have(cause.culprits)} not issued the {other} for"
-        op = f"{op}{_direction(wait)}"
-    waits = [one for one in cause.waits if one.place == wait.place]
+        op = f"{op}{_direction(wait) if len(cause.culprits) == 1 else ''}"
+    firsts = {one.place for one in cause.waits[: len(cause.culprits)]}
+    waits = [one for one in cause.waits if one.place in firsts]
     if cause.unrecorded:
         text = f"{who} left no records, and all others are in {op}"
         if len(cause.culprits) > 1:
@@ -297,20 +312,27 @@ def _consequences(
 
 
 def _lines(waits: Iterable[Wait]) -> list[str]:
-    """Return one line for each op that ranks wait in, the most ranks first."""
-    places: dict[_Place, list[Wait]] = {}
+    """Return one line for each op that ranks wait in, the most ranks first.
+
+    The groups of one name that wait in one op share a line.
+    """
+    places: dict[tuple[str, str, int, str], list[Wait]] = {}
     for wait in waits:
-        places.setdefault(wait.place, []).append(wait)
-    ordered = sorted(
-        places.values(),
-        key=lambda one: (-len(one), one[0].group, one[0].seq, one[0].rank),
-    )
+        direction = _direction(wait)
+        key = wait.group.name, wait.name, wait.seq, direction
+        places.setdefault(key, []).append(wait)
+    ordered = sorted(places.items(), key=lambda one: (-len(one[1]), one[0]))
     lines = []
-    for found in ordered:
+    for _, found in ordered:
         wait = found[0]
-        awaited = sorted({*wait.absent, *(() if wait.absent else wait.unknown)})
+        groups = len({one.group for one in found})
+        awaited = {
+            rank for one in found for rank in one.absent or (one.unknown or ())
+        } - {one.rank for one in found}
         text = f"{_they_wait(found)} in {_op(wait)}{_direction(wait)}"
-        if awaited:
-            text += f" for {name_ranks(awaited)}"
-        lines.append(text)
+        if groups > 1:
+            text += f", {groups} groups of this name,"
+        if awaited and not _direction(wait):
+            text += f" for {_some(awaited)}"
+        lines.append(text.rstrip(","))
     return lines

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.backends.post_mortem.simulation import Issued, Simulation
+from tests.backends.post_mortem.training_job import Group
 
 __all__ = ["Form", "dump_files"]
 
@@ -107,7 +108,7 @@ class _Dump:
                 "desc": group.desc,
                 "ranks": str([*group.ranks]),
             }
-            for group in self.groups
+            for group in sorted(self.groups, key=self.in_config)
         }
         if form.kind == "gloo":
             ranks = [] if len(self.groups) > 1 else [*self.groups[0].ranks]
@@ -123,6 +124,10 @@ class _Dump:
 
     def done(self, one: Issued) -> bool:
         return one.seen_complete and (one.completed or 0) <= self.cut
+
+    def in_config(self, group: Group) -> str | int:
+        """Return what the recorder sorts groups by: the name, as a string."""
+        return group.name if self.form.version == "2.9" else self.ids[group.uid]
 
     def started(self, one: Issued) -> bool:
         if one.started is None or (one.hidden and one is not self.stuck):
@@ -188,7 +193,11 @@ class _Dump:
         entry: dict[str, Any] = {
             "record_id": len(self.entries),
             "pg_id": self.ids[group.uid],
-            "process_group": (group.name, group.desc),
+            # Gloo has no split_group: a group of its own has a name of its own.
+            "process_group": (
+                str(group.uid) if form.kind == "gloo" else group.name,
+                group.desc,
+            ),
             "thread_name": "pt_main",
             "thread_id": "140",
             "collective_seq_id": one.seq,

@@ -373,7 +373,9 @@ def _swap(drawn: Drawn) -> None:
     """Let a rank issue two neighbouring ops in the other order."""
     rank, index = drawn.place(lambda op: not op.parts)
     program = drawn.programs[rank]
-    one, other = program[index], program[(index + 1) % len(program)]
+    if index + 1 == len(program):
+        raise DrawAgainError
+    one, other = program[index], program[index + 1]
     same = drawn.fault == "order in a group"
     common = {*one.group.ranks} & {*other.group.ranks}
     if other.parts or (one.group == other.group) != same or len(common) < 2:

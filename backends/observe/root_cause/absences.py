@@ -1,0 +1,184 @@
+"""The ranks for whom all others wait, and who wait for nobody."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from ..evidence import Group
+from ..verdicts import Fault
+from .cycles import cycle_of
+from .graph import final_components
+from .picture import Cause, Picture, issue_order
+from .scene import GroupScene, Wait
+
+__all__ = ["awaited_ranks"]
+
+
+def awaited_ranks(picture: Picture, blamed: set[int], has_cause: bool) -> list[Cause]:
+    edges: dict[int, set[int]] = defaultdict(set)
+    awaited: dict[int, list[Wait]] = defaultdict(list)
+    differ = {(one.group, one.seq) for one in picture.differences}
+    held_back = _held_back(picture)
+    for wait in picture.waits:
+        targets = wait.absent
+        told = wait.place in held_back or (wait.group, wait.seq) in differ
+        if not targets and not told and _is_telling(wait, picture):
+            targets = wait.unknown
+        if wait.unsure and has_cause:
+            # It may be over on the other side, and hang here from that cause.
+            continue
+        for rank in targets:
+            if rank != wait.rank:
+                edges[wait.rank].add(rank)
+                awaited[rank].append(wait)
+    waiting = {wait.rank for wait in picture.waits}
+    for rank in [one for one in edges if picture.rank(one).death is not None]:
+        del edges[rank]
+    free: dict[int, list[Wait]] = {}
+    causes: list[Cause] = []
+    for members in final_components(edges):
+        if not blamed.isdisjoint(members):
+            continue
+        if len(members) > 1:
+            inside = [
+                wait
+                for wait in picture.waits
+                if wait.rank in members
+                and not {*wait.absent, *wait.unknown}.isdisjoint(members)
+            ]
+            causes.append(cycle_of(members, edges, inside))
+        elif members[0] in waiting and picture.rank(members[0]).death is None:
+            # It is in an op that all ranks are in, or of which little is known.
+            continue
+        else:
+            free[members[0]] = awaited[members[0]]
+    known = {rank: waits for rank, waits in free.items() if _has_facts(rank, picture)}
+    if not known and not causes and not has_cause:
+        known = free
+    elif not has_cause:
+        held = {*edges, *known, *blamed}
+        for rank, waits in free.items():
+            if rank not in known and not _may_wait(rank, waits, held, picture):
+                known = {**known, rank: waits}
+    return causes + _absences(known, picture)
+
+
+def _may_wait(
+    rank: int, waits: Sequence[Wait], held: set[int], picture: Picture
+) -> bool:
+    """Return whether `rank`, of which nothing is known, may itself wait for others.
+
+    It may wait in a group with a rank that does not go on either: for the first op
+    there that is not over. Not so if those who wait for it have their own op of that
+    kind and number after the one in which they wait, or in the same group: it would
+    have come past that one, too.
+    """
+    scenes = {scene.group: scene for scene in picture.scenes}
+    waiting = {wait.rank for wait in waits}
+    for group, scene in scenes.items():
+        if rank not in group.ranks or held.isdisjoint({*group.ranks} - {rank}):
+            continue
+        if scene.has_p2p:
+            return True
+        following = max(scene.completed.values(), default=0) + 1
+        if waiting.isdisjoint(group.ranks) and not any(
+            _comes_after(following, group, wait, scenes) for wait in waits
+        ):
+            return True
+    return False
+
+
+def _comes_after(
+    seq: int, group: Group, wait: Wait, scenes: Mapping[Group, GroupScene]
+) -> bool:
+    """Return whether the rank of `wait` issues `seq`, in its like of `group`, later."""
+    if wait.is_p2p or wait.op is None:
+        return False
+    for other, scene in scenes.items():
+        if other.name == group.name and wait.rank in other.ranks:
+            op = scene.op(wait.rank, seq)
+            if op is not None:
+                return op.order > wait.op.order
+            return scene.issued.get(wait.rank, seq) < seq
+    return False
+
+
+def _held_back(picture: Picture) -> set[tuple[Group, int, str]]:
+    """Return ops that a rank has issued and not come to: it is in an earlier one.
+
+    The earlier one may be what holds the others, too. A send may go on by itself.
+    """
+    first: dict[int, Wait] = {}
+    found = set()
+    for wait in sorted(picture.waits, key=issue_order):
+        if wait.rank in first:
+            found.add(wait.place)
+        elif wait.name != "send":
+            first[wait.rank] = wait
+    return found
+
+
+def _is_telling(wait: Wait, picture: Picture) -> bool:
+    """Return whether it is likely that the ranks of which nothing is known are late.
+
+    All others are in. A minority without records may be what ended the job; a
+    majority is rather a part of the files that is not here.
+    """
+    if wait.ahead or not picture.stale.isdisjoint(wait.unknown):
+        return False
+    if wait.is_p2p:
+        recorded = [one for one in picture.evidence.ranks.values() if one.recorded]
+        size = picture.evidence.world_size or len(recorded)
+        return 2 * len(recorded) >= size
+    return 2 * len(wait.unknown) <= len(wait.group.ranks)
+
+
+def _has_facts(rank: int, picture: Picture) -> bool:
+    one = picture.rank(rank)
+    return one.recorded or one.death is not None or one.exception is not None
+
+
+def _absences(free: Mapping[int, Sequence[Wait]], picture: Picture) -> list[Cause]:
+    sets: dict[tuple[Fault, bool, str, str], dict[int, list[Wait]]] = {}
+    for rank, waits in sorted(free.items()):
+        first = _missed_first(rank, waits, picture)
+        one = picture.rank(rank)
+        fault = Fault.MISSING_RANKS
+        if one.death is not None:
+            fault = Fault.RANK_DEAD
+        elif one.location is not None and one.exception is None and not one.has_left:
+            fault = Fault.RANK_BUSY_ELSEWHERE
+        key = fault, not one.recorded, first.group.name, first.name
+        rest = [wait for wait in waits if wait is not first]
+        sets.setdefault(key, {})[rank] = [first, *rest]
+    causes = []
+    for (fault, unrecorded, *_), found in sets.items():
+        firsts = [waits[0] for waits in found.values()]
+        rest = [wait for waits in found.values() for wait in waits[1:]]
+        waits = tuple({id(wait): wait for wait in [*firsts, *rest]}.values())
+        causes.append(Cause(fault, tuple(found), waits, unrecorded=unrecorded))
+    return sorted(causes, key=lambda one: (one.unrecorded, -len(one.waits)))
+
+
+def _missed_first(rank: int, waits: Sequence[Wait], picture: Picture) -> Wait:
+    """Return that of the ops which wait for `rank` that it would have issued first.
+
+    Ranks that run the same program count their ops alike: the op whose place is next
+    after the rank's last one is the one. A send or receive has another place on its
+    other side: it is the first one if there is a gap before all others.
+    """
+    following = picture.last_order(rank) + 1
+
+    def key(wait: Wait) -> tuple[int, int, int, int]:
+        order = wait.op.order if wait.op is not None else 1 << 62
+        if wait.is_p2p:
+            return 1, 0, wait.seq, wait.rank
+        gap = order - following
+        return (0 if gap == 0 else 2), abs(gap), len(wait.group.ranks), wait.rank
+
+    if following == 0:
+        # Its records hold nothing: the waiting ranks' own order is all there is.
+        # The other side of a send counts its ops otherwise.
+        return min(waits, key=lambda wait: (wait.is_p2p, issue_order(wait), wait.rank))
+    return min(waits, key=key)

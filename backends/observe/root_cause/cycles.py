@@ -1,0 +1,130 @@
+"""Ranks that wait for each other, and ops that all ranks have issued."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from ..evidence import Group
+from ..verdicts import Fault
+from .graph import final_components, shortest_cycle
+from .picture import Cause, Picture, issue_order
+from .scene import Wait
+
+__all__ = ["cycle_of", "stuck_in_turn"]
+
+
+def cycle_of(
+    members: Sequence[int], edges: Mapping[int, Iterable[int]], inside: Sequence[Wait]
+) -> Cause:
+    """Return ranks that wait for each other in the ops `inside` as one cause."""
+    ring = shortest_cycle(members, edges)
+    ordered = sorted(inside, key=issue_order)
+    told = []
+    for place, rank in enumerate(ring):
+        following = ring[(place + 1) % len(ring)]
+        told.append(
+            next(
+                wait
+                for wait in ordered
+                if wait.rank == rank
+                and following in (*wait.absent, *wait.unknown, *_others(wait))
+            )
+        )
+    sides: dict[tuple[Group, int, str], set[int]] = defaultdict(set)
+    for wait in inside:
+        sides[wait.place].add(wait.rank)
+    culprits: Iterable[int] = members
+    sizes = sorted(map(len, sides.values()))
+    if any(wait.is_p2p for wait in inside):
+        culprits = ring
+    elif len(sides) == 2 and sizes[0] < sizes[1]:
+        # Most ranks are in one op: those in the other have another order.
+        culprits = sorted(sides.values(), key=len)[0]
+    return Cause(
+        Fault.ORDER_MISMATCH,
+        tuple(sorted(culprits)),
+        tuple(told),
+        cycle=tuple(told),
+    )
+
+
+def stuck_in_turn(picture: Picture) -> list[Cause]:
+    """Return cycles and hangs of ops that all ranks have issued.
+
+    A rank may issue ops long before they run, one after the other: the one that it is
+    in is its first one, and who is in an earlier op is not in this one yet.
+    """
+    current = _current(picture)
+    edges: dict[int, set[int]] = {}
+    for rank, waits in current.items():
+        found = edges.setdefault(rank, set())
+        for wait in waits:
+            for other in _others(wait):
+                there = current.get(other)
+                if there and not any(_is_same(wait, one) for one in there):
+                    found.add(other)
+            found |= {*wait.absent, *wait.unknown} - {rank}
+    causes: list[Cause] = []
+    full: dict[tuple[object, ...], list[Wait]] = defaultdict(list)
+    for members in final_components(edges):
+        if len(members) > 1:
+            inside = [wait for rank in members for wait in current.get(rank, ())]
+            causes.append(cycle_of(members, edges, inside))
+        else:
+            waits = current.get(members[0], [])
+            if waits and all(_is_held_in(wait, current) for wait in waits):
+                full[_meeting(waits[0])].append(waits[0])
+    if causes:
+        return causes
+    for waits in full.values():
+        ranks = {one for wait in waits for one in (wait.rank, *_others(wait))}
+        causes.append(Cause(Fault.EXECUTION_HANG, tuple(sorted(ranks)), tuple(waits)))
+    return causes
+
+
+def _current(picture: Picture) -> dict[int, list[Wait]]:
+    """Return the op that each rank is in; of a batch, all of its ops."""
+    found: dict[int, list[Wait]] = defaultdict(list)
+    for wait in sorted(picture.waits, key=issue_order):
+        found[wait.rank].append(wait)
+    current = {}
+    for rank, waits in found.items():
+        started = [one for one in waits if one.op and one.op.state == "started"]
+        first = (started or waits)[0]
+        batch = first.op.batch if first.op is not None else None
+        current[rank] = [
+            one
+            for one in waits
+            if one is first
+            or (batch is not None and one.op is not None and one.op.batch == batch)
+        ]
+    return current
+
+
+def _is_held_in(wait: Wait, current: Mapping[int, Sequence[Wait]]) -> bool:
+    """Return whether all sides of an op are in it, and in nothing that lacks one."""
+    return wait.is_full and all(
+        one.is_full for other in _others(wait) for one in current.get(other, ())
+    )
+
+
+def _meeting(wait: Wait) -> tuple[object, ...]:
+    """Return a key that is equal for all sides of an op."""
+    if not wait.is_p2p:
+        return wait.place
+    return wait.group, *sorted({wait.rank, *_others(wait)})
+
+
+def _others(wait: Wait) -> tuple[int, ...]:
+    if not wait.is_p2p:
+        return tuple(one for one in wait.group.ranks if one not in wait.ahead)
+    peer = wait.op.peer if wait.op is not None else None
+    return () if peer is None or wait.ahead else (peer,)
+
+
+def _is_same(wait: Wait, one: Wait) -> bool:
+    """Return whether `one`, of another rank, is the same op as `wait`."""
+    if wait.is_p2p:
+        return wait.other is not None and wait.other is one.op
+    return wait.place == one.place

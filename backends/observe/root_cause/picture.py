@@ -1,0 +1,91 @@
+"""What the rules look at: all groups together; and what they find."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ..evidence import Evidence, RankEvidence
+from ..verdicts import Fault
+from .differences import Difference, difference_of_pair, first_difference
+from .pairs import Match, Pairs
+from .scene import GroupScene, Wait, scenes_of, stale_ranks
+
+__all__ = ["Cause", "Picture", "issue_order"]
+
+#: Seconds: an op that is younger hangs on no account.
+YOUNG = 2.0
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Ranks at fault, and what others wait in because of them."""
+
+    fault: Fault
+    culprits: tuple[int, ...]
+    #: What others wait in because of the culprits, one for each culprit and op, the
+    #: first op first.
+    waits: tuple[Wait, ...]
+    difference: Difference | None = None
+    #: Ranks that wait for each other, each for the next one.
+    cycle: tuple[Wait, ...] = ()
+    #: The culprits left no records.
+    unrecorded: bool = False
+
+
+@dataclass
+class Picture:
+    """All groups together: waits, pairs of sends and receives, and differences."""
+
+    evidence: Evidence
+    scenes: list[GroupScene]
+    stale: frozenset[int]
+    waits: list[Wait] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, evidence: Evidence) -> Picture:
+        """Return what the rules look at."""
+        scenes = scenes_of(evidence)
+        self = cls(evidence, scenes, stale_ranks(scenes))
+        for scene in scenes:
+            pairs = Pairs(scene)
+            waits, matches = pairs.waits(self.stale)
+            self.waits += [*scene.waits(self.stale), *waits]
+            difference = first_difference(scene, self.stale)
+            if difference is not None:
+                self.differences.append(difference)
+            self.differences += _of_pairs(pairs, matches)
+        self.waits = [wait for wait in self.waits if not self._is_young(wait)]
+        return self
+
+    def _is_young(self, wait: Wait) -> bool:
+        read = self.evidence.ranks[wait.rank].read_ns
+        if read is None or wait.op is None or wait.op.created_ns is None:
+            return False
+        return read - wait.op.created_ns < YOUNG * 1e9
+
+    def rank(self, rank: int) -> RankEvidence:
+        """Return what is known of a rank."""
+        return self.evidence.ranks.get(rank) or RankEvidence(rank)
+
+    def last_order(self, rank: int) -> int:
+        """Return the place of the last op that `rank` issued, -1 without one."""
+        groups = self.rank(rank).groups.values()
+        return max((one.ops[-1].order for one in groups if one.ops), default=-1)
+
+
+def _of_pairs(pairs: Pairs, matches: Iterable[Match]) -> list[Difference]:
+    found: dict[tuple[int, ...], Difference] = {}
+    for match in matches:
+        ends = (match.sender, match.receiver)
+        certain = all(pairs.known[rank].lists_all for rank in ends)
+        difference = difference_of_pair(match, certain)
+        if difference is not None:
+            found.setdefault(difference.culprits, difference)
+    return list(found.values())
+
+
+def issue_order(wait: Wait) -> tuple[int, int]:
+    """Return a key that sorts the waits of a rank as it issued their ops."""
+    return (wait.op.order if wait.op is not None else 1 << 62), wait.seq

@@ -1,0 +1,338 @@
+"""The rules on root causes, each on evidence that shows it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rankscope.backends.observe.evidence import (
+    Arrays,
+    Evidence,
+    Group,
+    GroupEvidence,
+    IssuedOp,
+    RankEvidence,
+    SourceLine,
+    combine,
+)
+from rankscope.backends.observe.root_cause import find_root_causes
+from rankscope.backends.observe.root_cause.graph import final_components, shortest_cycle
+from rankscope.backends.observe.verdicts import Fault, Verdict
+
+WORLD = Group("world", (0, 1, 2, 3))
+TP0, TP1 = Group("tp", (0, 1)), Group("tp", (2, 3))
+DP0, DP1 = Group("dp", (0, 2)), Group("dp", (1, 3))
+TP = {0: TP0, 1: TP0, 2: TP1, 3: TP1}
+DP = {0: DP0, 2: DP0, 1: DP1, 3: DP1}
+
+
+class Rank:
+    """The ops of one rank, in the order of issue."""
+
+    def __init__(self, rank: int, groups: Sequence[Group] = (), **facts: Any) -> None:
+        self.rank, self.facts = rank, facts
+        self.ops: dict[Group, list[IssuedOp]] = {
+            group: [] for group in (WORLD, *groups)
+        }
+        self.order = 0
+
+    def issue(
+        self,
+        op: str = "all_reduce",
+        group: Group = WORLD,
+        *,
+        done: bool = False,
+        size: int = 8,
+        dtype: str = "Float",
+        line: int = 10,
+        peer: int | None = None,
+        **how: Any,
+    ) -> Rank:
+        p2p = peer is not None
+        ops = self.ops.setdefault(group, [])
+        arrays = Arrays(((size,),), ((size,),), (dtype,), (dtype,))
+        self.order += 1
+        ops.append(
+            IssuedOp(
+                op,
+                sum(one.is_p2p == p2p for one in ops) + 1,
+                self.order,
+                "completed" if done else how.pop("state", "scheduled"),
+                done,
+                p2p,
+                peer,
+                arrays,
+                line=SourceLine("/job/train.py", line),
+                **how,
+            )
+        )
+        return self
+
+    def evidence(self) -> RankEvidence:
+        groups = {
+            group: GroupEvidence(tuple(ops), lists_all_in_flight=True, lists_all=True)
+            for group, ops in self.ops.items()
+        }
+        return RankEvidence(self.rank, groups, recorded=True, **self.facts)
+
+
+def four(**facts: Any) -> list[Rank]:
+    return [Rank(rank, (TP[rank], DP[rank]), **facts) for rank in range(4)]
+
+
+def look(ranks: Sequence[Rank], *more: RankEvidence) -> list[Verdict]:
+    evidence = combine([*(one.evidence() for one in ranks), *more], len(ranks))
+    found = find_root_causes(evidence)
+    # The order in which ranks are known changes nothing.
+    turned = Evidence(
+        dict(reversed(evidence.ranks.items())), evidence.groups, evidence.world_size
+    )
+    assert [str(one) for one in find_root_causes(turned)] == [str(one) for one in found]
+    return found
+
+
+def only(verdicts: Sequence[Verdict]) -> Verdict:
+    assert len(verdicts) == 1, verdicts
+    return verdicts[0]
+
+
+def test_nothing_in_flight_is_no_hang() -> None:
+    ranks = four()
+    for one in ranks:
+        one.issue(done=True)
+    assert look(ranks) == []
+
+
+def test_a_missing_rank_and_what_follows_from_it() -> None:
+    """Rank 1 does not come to its tensor-parallel group: data-parallel groups wait."""
+    ranks = four()
+    for one in ranks:
+        for line in (60, 60, 60):
+            if one.rank != 1 or line != 60 or one.order < 2:
+                one.issue(group=TP[one.rank], line=line, done=one.order < 2)
+        if one.rank > 1:
+            one.ops[TP[one.rank]][-1] = Rank(9).issue(done=True).ops[WORLD][0]
+    for one in ranks[2:]:
+        one.ops[TP[one.rank]] = []
+        one.issue(group=TP1, done=True).issue(group=DP[one.rank], line=70)
+    found = only(look(ranks))
+    assert (found.fault, found.culprits) == (Fault.MISSING_RANKS, (1,))
+    assert (found.group.name, found.seq, found.line) == ("tp", 3, "train.py:60")
+    assert "it issued 2 of 3 all_reduces of train.py:60" in found.text
+    assert [line for line in found.consequences if "'dp'" in line]
+
+
+def test_a_mismatch_comes_before_everything() -> None:
+    ranks = four()
+    for one in ranks[:3]:
+        one.issue("broadcast" if one.rank == 0 else "all_reduce")
+    found = only([one for one in look(ranks) if one.fault is not Fault.MISSING_RANKS])
+    assert (found.fault, found.culprits) == (Fault.OP_MISMATCH, (0,))
+    assert found.op == "all_reduce"
+
+
+def test_in_a_tie_both_sides_are_named() -> None:
+    ranks = four()
+    for one in ranks:
+        one.issue(size=8 if one.rank < 2 else 9)
+    found = only(look(ranks))
+    assert (found.fault, found.culprits) == (Fault.SIZE_MISMATCH, (0, 1, 2, 3))
+
+
+def test_a_dtype_mismatch() -> None:
+    ranks = four()
+    for one in ranks:
+        one.issue(dtype="Half" if one.rank == 3 else "Float")
+    assert only(look(ranks)).culprits == (3,)
+
+
+def test_sizes_of_all_to_all_may_differ() -> None:
+    ranks = four()
+    for one in ranks:
+        one.issue("all_to_all", size=one.rank, done=one.rank != 2)
+    assert only(look(ranks)).fault is Fault.EXECUTION_HANG
+
+
+def test_ops_in_another_order() -> None:
+    ranks = four()
+    for one in ranks:
+        names = ["all_reduce", "broadcast"]
+        for op in names[::-1] if one.rank == 2 else names:
+            one.issue(op)
+    found = only(look(ranks))
+    assert (found.fault, found.culprits) == (Fault.ORDER_MISMATCH, (2,))
+
+
+def test_what_is_not_known_does_not_differ() -> None:
+    ranks = four()
+    for one in ranks:
+        one.issue(root=None if one.rank == 3 else 0)
+        one.issue(reduce_op="sum" if one.rank == 3 else None)
+    assert only(look(ranks)).fault is Fault.EXECUTION_HANG
+
+
+def test_roots_that_are_known_differ() -> None:
+    ranks = four()
+    for one in ranks:
+        one.issue("broadcast", root=int(one.rank == 3))
+    assert only(look(ranks)).fault is Fault.ROOT_MISMATCH
+
+
+def test_a_rank_that_has_not_completed_what_its_peers_have() -> None:
+    ranks = four()
+    for one in ranks:
+        for _ in range(4):
+            one.issue(done=one.rank != 2)
+    found = only(look(ranks))
+    assert (found.fault, found.culprits) == (Fault.EXECUTION_HANG, (2,))
+    assert found.seq == 1
+
+
+def test_unless_an_absent_rank_explains_it() -> None:
+    """Rank 0 lags in the world, and its device waits for rank 1 in another group."""
+    ranks = four()
+    ranks[0].issue(group=TP0, line=5)
+    for one in ranks:
+        one.issue(done=one.rank != 0)
+    found = only(look(ranks))
+    assert (found.fault, found.culprits) == (Fault.MISSING_RANKS, (1,))
+
+
+def test_two_independent_faults_are_both_named() -> None:
+    ranks = four()
+    ranks[0].issue(group=TP0)
+    ranks[3].issue(group=TP1)
+    culprits = {rank for one in look(ranks) for rank in one.culprits}
+    assert culprits == {1, 2}
+
+
+def test_a_dead_rank_is_dead() -> None:
+    ranks = four()
+    for one in ranks[:3]:
+        one.issue()
+    dead = RankEvidence(3, death="rank 3 was killed by signal 9")
+    found = only(look(ranks[:3], dead))
+    assert (found.fault, found.culprits) == (Fault.RANK_DEAD, (3,))
+    assert "killed by signal 9" in found.text
+
+
+def test_where_a_rank_is_and_what_it_handles_are_told() -> None:
+    ranks = four()
+    for one in ranks[1:]:
+        one.issue()
+    at = RankEvidence(0, location=SourceLine("/job/data.py", 77), called="`get`")
+    found = only(look(ranks, at))
+    assert found.fault is Fault.RANK_BUSY_ELSEWHERE
+    assert "rank 0 is at data.py:77 in `get`" in found.text
+    error = RankEvidence(
+        0, exception="ValueError: x", exception_line=SourceLine("a.py", 4)
+    )
+    found = only(look(ranks, error))
+    assert found.fault is Fault.MISSING_RANKS
+    assert "rank 0 handles ValueError: x at a.py:4" in found.text
+
+
+def test_a_send_that_nobody_receives() -> None:
+    ranks = four()
+    ranks[0].issue("send", peer=1, done=True).issue("send", peer=1)
+    ranks[1].issue("recv", peer=0, done=True)
+    found = only(look(ranks))
+    assert (found.fault, found.culprits) == (Fault.MISSING_RANKS, (1,))
+    assert (found.op, found.seq) == ("send", 2)
+
+
+def test_sends_and_receives_are_counted_by_pair() -> None:
+    """Rank 1 has received from rank 2 meanwhile: its numbers are others."""
+    ranks = four()
+    ranks[1].issue("recv", peer=2, done=True).issue("recv", peer=0, size=9)
+    ranks[2].issue("send", peer=1, done=True)
+    ranks[0].issue("send", peer=1, size=8)
+    found = only(look(ranks))
+    assert (found.fault, found.culprits) == (Fault.SIZE_MISMATCH, (0, 1))
+
+
+def test_a_cycle_is_told_once_and_a_later_barrier_does_not_hide_it() -> None:
+    for op in ("recv", "send"):
+        ranks = four()
+        for one in ranks[:2]:
+            one.issue(op, peer=1 - one.rank, line=20 + one.rank)
+        for one in ranks[2:]:
+            one.issue("barrier")
+        found = only(look(ranks))
+        assert (found.fault, found.culprits) == (Fault.ORDER_MISMATCH, (0, 1))
+        assert "rank 0 in " in found.text
+        assert "train.py:20" in found.text
+        assert "train.py:21" in found.text
+        assert f"all {'receive' if op == 'recv' else 'send'} first" in found.text
+        assert found.consequences == (
+            "ranks 2–3 wait in barrier #1 of group 'world' (train.py:10) for ranks 0–1",
+        )
+
+
+def test_a_cycle_of_sends_that_are_issued_before_their_receives() -> None:
+    ranks = four()
+    for one in ranks:
+        one.issue("send", peer=(one.rank + 1) % 4)
+        one.issue("recv", peer=(one.rank - 1) % 4)
+    found = only(look(ranks))
+    assert (found.fault, found.culprits) == (Fault.ORDER_MISMATCH, (0, 1, 2, 3))
+
+
+def test_two_groups_that_two_ranks_enter_in_other_orders() -> None:
+    ranks = four()
+    ranks[0].issue(group=TP0)
+    ranks[1].issue()
+    found = only(look(ranks[:2]))
+    assert found.fault in (Fault.ORDER_MISMATCH, Fault.UNDECIDED)
+    one = Group("a", (0, 1))
+    ranks = [Rank(0, [one]), Rank(1, [one])]
+    two = Group("b", (0, 1))
+    for rank in ranks:
+        rank.ops = {one: [], two: []}
+    ranks[0].issue(group=one)
+    ranks[1].issue(group=two)
+    found = only(look(ranks))
+    assert (found.fault, found.culprits) == (Fault.ORDER_MISMATCH, (0, 1))
+    assert "group 'a'" in found.text
+    assert "group 'b'" in found.text
+
+
+def test_all_in_and_nothing_differs() -> None:
+    ranks = four()
+    for one in ranks:
+        one.issue(state="started")
+    found = only(look(ranks))
+    assert (found.fault, found.culprits) == (Fault.EXECUTION_HANG, (0, 1, 2, 3))
+
+
+def test_who_has_come_further_shows_that_a_rank_was_read_earlier() -> None:
+    ranks = four()
+    for one in ranks:
+        for _ in range(2 + 3 * (one.rank > 0)):
+            one.issue(done=True)
+    ranks[0].issue()
+    assert look(ranks) == []
+
+
+def test_a_young_op_does_not_hang() -> None:
+    ranks = four(read_ns=10_000_000_000)
+    for one in ranks[1:]:
+        one.issue(created_ns=9_500_000_000)
+    assert look(ranks) == []
+    old = four(read_ns=10_000_000_000)
+    for one in old[1:]:
+        one.issue(created_ns=1_000_000_000)
+    assert only(look(old)).culprits == (0,)
+
+
+def test_final_components_of_long_chains_and_cycles() -> None:
+    chain = {rank: [rank + 1] for rank in range(5000)}
+    assert final_components(chain) == [(5000,)]
+    assert final_components({0: [1], 1: [0], 2: [0]}) == [(0, 1)]
+    assert final_components({0: [1, 3], 1: [2], 2: [1]}) == [(1, 2), (3,)]
+
+
+def test_the_shortest_cycle() -> None:
+    edges = {0: [1], 1: [2], 2: [0, 3], 3: [2]}
+    assert sorted(shortest_cycle([0, 1, 2, 3], edges)) == [2, 3]
+    assert shortest_cycle([0, 1, 2], {0: [1], 1: [2], 2: [0]}) == [0, 1, 2]

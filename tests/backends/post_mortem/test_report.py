@@ -1,0 +1,283 @@
+"""What is read of dumps that are damaged, incomplete, old or of other forms."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankscope.backends.observe.verdicts import Fault
+from rankscope.backends.post_mortem.report import Report, examine
+from tests.backends.post_mortem.dumps import Rank, write
+
+WORLD = {"default_pg": range(4)}
+
+
+def ranks(groups: Any = WORLD, count: int = 4, **how: Any) -> list[Rank]:
+    return [
+        Rank(
+            rank,
+            {name: own for name, own in _own(groups, rank).items()},
+            **how,
+        )
+        for rank in range(count)
+    ]
+
+
+def _own(groups: Any, rank: int) -> dict[str, Any]:
+    """Return the groups of `rank`: of several of one name the one that it is in."""
+    found = {}
+    for name, members in groups.items():
+        several = members if isinstance(members[0], list) else [members]
+        found[name] = next(one for one in several if rank in one)
+    return found
+
+
+def without_rank_2() -> list[Rank]:
+    """Rank 2 misses the last of six ops."""
+    found = ranks()
+    for one in found:
+        one.issue_many(5)
+        if one.rank != 2:
+            one.issue(done=False, line=31)
+    return found
+
+
+def problems(report: Report) -> dict[str, str]:
+    return {Path(one.path).name: one.problem for one in report.files if one.problem}
+
+
+def assert_blames(report: Report, *culprits: int, fault: Fault) -> None:
+    assert [(one.fault, one.culprits) for one in report.verdicts] == [(fault, culprits)]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("active_only", [False, True])
+def test_a_missing_rank(tmp_path: Path, as_json: bool, active_only: bool) -> None:
+    folder = write(tmp_path, without_rank_2(), as_json=as_json, active_only=active_only)
+    report = examine([folder])
+    assert_blames(report, 2, fault=Fault.MISSING_RANKS)
+    assert (report.verdicts[0].seq, report.verdicts[0].line) == (6, "train.py:31")
+    assert report.world_size == 4
+    assert [one.ranks for one in report.files] == [(0,), (1,), (2,), (3,)]
+
+
+def test_over_gloo_what_is_retired_has_not_completed(tmp_path: Path) -> None:
+    found = ranks(library="gloo")
+    for one in found:
+        one.issue_many(3)
+        if one.rank != 2:
+            # It has failed at its timeout on rank 0, and looks retired there.
+            one.issue(done=one.rank == 0)
+    report = examine([write(tmp_path, found)])
+    assert_blames(report, 2, fault=Fault.MISSING_RANKS)
+
+
+def test_gloo_names_no_ranks_of_several_groups(tmp_path: Path) -> None:
+    """Who has no op in a group may be a member of it: nobody has to be missing."""
+    found = ranks({"default_pg": range(4), "tp": [[0, 1], [2, 3]]}, library="gloo")
+    for one in found:
+        one.issue_many(2)
+        if one.rank == 3:
+            one.issue(group="tp", done=False)
+    write(tmp_path, found)
+    for one in found:
+        content = one.dump()
+        content["pg_config"] = {"": {"name": "", "desc": "", "ranks": "[]"}}
+        path = tmp_path / f"nccl_trace_rank_{one.rank}"
+        path.write_bytes(pickle.dumps(content, 2))
+    report = examine([tmp_path])
+    assert [(one.fault, one.culprits) for one in report.verdicts] == [
+        (Fault.UNDECIDED, ())
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"", "empty"),
+        (pickle.dumps({"entries": []})[:-3], "damaged"),
+        (pickle.dumps(["no", "dump"]), "no dump"),
+        (pickle.dumps({"entries": [3], "pg_config": {}}), "damaged: entry 0"),
+        (pickle.dumps({"entries": [{}], "pg_config": {}}), "damaged: entry 0"),
+        (pickle.dumps({"entries": [{"record_id": "x"}]}), "record_id"),
+        (
+            pickle.dumps({"entries": [], "pg_config": {"0": {"ranks": "exit()"}}}),
+            "ranks",
+        ),
+        (pickle.dumps(Path("x")), "refused"),
+        (b'{"entries": [', "damaged"),
+        (b"just text", "nothing that is known"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named_and_the_others_are_judged(
+    tmp_path: Path, data: bytes, problem: str
+) -> None:
+    write(tmp_path, without_rank_2())
+    (tmp_path / "nccl_trace_rank_3").write_bytes(data)
+    report = examine([tmp_path])
+    found = problems(report)
+    assert list(found) == ["nccl_trace_rank_3"]
+    assert problem in found["nccl_trace_rank_3"]
+    assert_blames(report, 2, fault=Fault.MISSING_RANKS)
+
+
+def test_a_rank_without_a_file_is_named_only_where_all_others_are_in(
+    tmp_path: Path,
+) -> None:
+    all_in = write(tmp_path / "in", [one for one in without_rank_2() if one.rank != 2])
+    assert_blames(examine([all_in]), 2, fault=Fault.MISSING_RANKS)
+    lost = write(tmp_path / "lost", [one for one in without_rank_2() if one.rank != 0])
+    assert_blames(examine([lost]), 2, fault=Fault.MISSING_RANKS)
+    # Most files are somewhere else: nothing is certain.
+    few = write(tmp_path / "few", [one for one in without_rank_2() if one.rank == 0])
+    assert_blames(examine([few]), fault=Fault.UNDECIDED)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nccl_trace_rank_node00_{}",
+        "host7_{}",
+        "rank{}_attempt3.pickle",
+        "_dump_{}",
+        "{}",
+    ],
+)
+def test_the_rank_is_found_in_names_of_other_forms(tmp_path: Path, name: str) -> None:
+    report = examine([write(tmp_path, without_rank_2(), name)])
+    assert_blames(report, 2, fault=Fault.MISSING_RANKS)
+
+
+def test_the_content_decides_which_rank_a_file_is_of(tmp_path: Path) -> None:
+    """Sends tell the own rank; a name that says otherwise is reported."""
+    found = ranks({"default_pg": range(2)}, 2)
+    found[0].issue("send", peer=1)
+    found[1].issue("recv", peer=0)
+    for one in found:
+        (tmp_path / f"rank_{1 - one.rank}").write_bytes(pickle.dumps(one.dump()))
+    report = examine([tmp_path])
+    assert sorted(one.ranks for one in report.files) == [(0,), (1,)]
+    assert "its content is that of rank 1" in problems(report)["rank_0"]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_of_two_attempts_the_newest_counts(tmp_path: Path, turned: bool) -> None:
+    """Rank 2 of the newest attempt left no file: that of the older one is not its."""
+    names = ["a", "b"][:: -1 if turned else 1]
+    old = ranks()
+    for one in old:
+        one.issue_many(9)
+    write(tmp_path / names[0], old)
+    new = [one for one in without_rank_2() if one.rank != 2]
+    for one in new:
+        for entry in one.entries:
+            entry["time_created_ns"] += 3_600_000_000_000
+    write(tmp_path / names[1], new)
+    report = examine([tmp_path])
+    assert_blames(report, 2, fault=Fault.MISSING_RANKS)
+    assert len([one for one in report.files if one.problem]) == 4
+    assert "older attempt" in "".join(one.problem for one in report.files)
+
+
+def test_clocks_of_hosts_that_differ_change_nothing(tmp_path: Path) -> None:
+    found = without_rank_2()
+    for entry in found[3].entries:
+        entry["time_created_ns"] -= 7_200_000_000_000
+    assert_blames(examine([write(tmp_path, found)]), 2, fault=Fault.MISSING_RANKS)
+
+
+def test_two_groups_of_one_split_share_their_name(tmp_path: Path) -> None:
+    found = ranks({"default_pg": range(4), "half": [[0, 2], [1, 3]]})
+    for one in found:
+        one.issue_many(2, group="half")
+        if one.rank != 3:
+            one.issue(group="half", done=one.rank != 1)
+    report = examine([write(tmp_path, found)])
+    assert_blames(report, 3, fault=Fault.MISSING_RANKS)
+    assert report.verdicts[0].group.ranks == (1, 3)
+
+
+def test_a_dump_that_is_older_than_the_others_is_no_hang(tmp_path: Path) -> None:
+    """A healthy job, dumped rank by rank: others have come further since."""
+    found = ranks()
+    for one in found:
+        one.issue_many(5 + 3 * one.rank)
+        one.issue(done=False)
+    report = examine([write(tmp_path, [found[0], *found[2:]])])
+    assert [one for one in report.verdicts if one.culprits] == []
+
+
+def test_an_op_that_began_just_before_the_dump_is_no_hang(tmp_path: Path) -> None:
+    write(tmp_path, without_rank_2())
+    created = 1_790_000_000_005_000_000
+    for path in tmp_path.iterdir():
+        os.utime(path, ns=(created + 900_000_000, created + 900_000_000))
+    assert examine([tmp_path]).verdicts == ()
+
+
+def batch(one: Rank, *parts: tuple[str, int], done: bool = True) -> None:
+    """Record a batch: its parts stay scheduled, and its own entry has the state."""
+    first = len(one.entries)
+    number = max((entry["p2p_seq_id"] for entry in one.entries), default=0) + 1
+    for op, peer in parts:
+        entry = one.issue(op, peer=peer, done=False)
+        entry.update(state="scheduled", time_discovered_started_ns=None)
+    one.issue("coalesced", done=done)
+    for place, entry in enumerate(one.entries[first:]):
+        entry.update(collective_seq_id=0, p2p_seq_id=number, op_id=first + place + 1)
+
+
+@pytest.mark.parametrize("active_only", [False, True])
+def test_the_sends_of_a_batch_that_is_over_are_over(
+    tmp_path: Path, active_only: bool
+) -> None:
+    found = ranks()
+    for one in found:
+        for _ in range(3):
+            after, before = (one.rank + 1) % 4, (one.rank - 1) % 4
+            batch(one, ("send", after), ("recv", before))
+    folder = write(tmp_path, found, active_only=active_only)
+    assert examine([folder]).verdicts == ()
+
+
+def test_a_ring_that_lacks_older_entries(tmp_path: Path) -> None:
+    found = without_rank_2()
+    for one in found:
+        del one.entries[:3]
+    assert_blames(examine([write(tmp_path, found)]), 2, fault=Fault.MISSING_RANKS)
+
+
+def test_archives_have_members_that_are_not_read(tmp_path: Path) -> None:
+    write(tmp_path / "d", without_rank_2())
+    archive = tmp_path / "dumps.zip"
+    with zipfile.ZipFile(archive, "w") as pack:
+        for path in (tmp_path / "d").iterdir():
+            pack.write(path, f"../../{path.name}")
+    report = examine([archive])
+    assert_blames(report, 2, fault=Fault.MISSING_RANKS)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["d", "dumps.zip"]
+
+
+def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x.zip").write_bytes(b"PK\x03\x04" + bytes(64))
+    (tmp_path / "x.tar.gz").write_bytes(b"\x1f\x8b" + bytes(64))
+    report = examine([tmp_path])
+    assert len(problems(report)) == 2
+    assert report.verdicts == ()
+
+
+def test_the_json_has_the_documented_keys(tmp_path: Path) -> None:
+    found = json.loads(examine([write(tmp_path, without_rank_2())]).as_json())
+    assert list(found) == ["version", "verdicts", "files", "world_size"]
+    assert found["version"] == 1
+    assert list(found["verdicts"][0]) == [
+        *("kind", "culprits", "group", "op", "sequence_number", "line", "text"),
+        "consequences",
+    ]
+    assert list(found["files"][0]) == ["path", "kind", "ranks", "problem"]
