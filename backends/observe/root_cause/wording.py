@@ -32,7 +32,7 @@ def verdict_of(
     op: IssuedOp | None
     if difference is not None:
         group, seq = difference.group, difference.seq
-        op: IssuedOp | None = difference.op
+        op = difference.op
     else:
         wait = cause.waits[0]
         group, seq = wait.group, wait.seq
