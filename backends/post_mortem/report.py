@@ -119,6 +119,7 @@ def examine(paths: Iterable[str | os.PathLike[str]]) -> Report:
     placed = [one for one in dumps if one.dump.path in ranks]
     used, older = newest_attempt(placed, ranks)
     problems.update(older)
+    problems.update({one.dump.path: one.problem for one in used if one.problem})
     for one in dumps:
         path = one.dump.path
         own = (ranks[path],) if path in ranks else ()
