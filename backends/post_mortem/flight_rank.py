@@ -12,7 +12,12 @@ from ..observe.torch_format import OPS
 from .flight_dump import Dump, Entry
 from .source_lines import users_line
 
-__all__ = ["RankDump", "condense"]
+__all__ = ["RankDump", "condense", "note_empty_ones"]
+
+_NOT_COMPARED = (
+    "its ops cannot be compared: their numbers count over all groups, and entries are "
+    "left out"
+)
 
 #: Torch's ops whose sizes differ from rank to rank.
 _UNEVEN = frozenset(("all_gather_v", "reduce_scatter_v", "all_to_all_v_single"))
@@ -66,10 +71,7 @@ def condense(dump: Dump) -> RankDump:
         if self.whole:
             _count_by_group(groups.values())
         elif len(dump.config) > 1 or any(map(_is_p2p, entries)):
-            self.problem = (
-                "its ops cannot be compared: their numbers count over all groups, and "
-                "entries are left out"
-            )
+            self.problem = _NOT_COMPARED
             groups = {}
     own = _config_candidates(dump)
     for name, listed in groups.items():
@@ -91,6 +93,14 @@ def condense(dump: Dump) -> RankDump:
     dump.entries = []
     self.seen = {}
     return self
+
+
+def note_empty_ones(dumps: Sequence[RankDump]) -> None:
+    """Give the dumps without an entry the problem that other dumps of the job have."""
+    if any(one.problem for one in dumps):
+        for one in dumps:
+            if not one.ops and not one.dump.status:
+                one.problem = _NOT_COMPARED
 
 
 def _by_group(entries: Iterable[Entry]) -> dict[_Name, list[Entry]]:

@@ -18,7 +18,7 @@ from .attempts import assign_ranks, newest_attempt
 from .evidence_file import EvidenceFile, UnreadableError
 from .files import find_files
 from .flight_dump import looks_like_dump, read_dump
-from .flight_rank import RankDump, condense
+from .flight_rank import RankDump, condense, note_empty_ones
 from .flight_recorder import KIND, evidence_of_dumps
 
 __all__ = ["Report", "examine"]
@@ -119,6 +119,7 @@ def examine(paths: Iterable[str | os.PathLike[str]]) -> Report:
     placed = [one for one in dumps if one.dump.path in ranks]
     used, older = newest_attempt(placed, ranks)
     problems.update(older)
+    note_empty_ones(used)
     problems.update({one.dump.path: one.problem for one in used if one.problem})
     for one in dumps:
         path = one.dump.path
