@@ -166,6 +166,9 @@ def _read(
                 files[found.path] = EvidenceFile(found.path, KIND)
             except UnreadableError as error:
                 files[found.path] = EvidenceFile(found.path, KIND, problem=str(error))
+            except RecursionError:
+                problem = "damaged: lists within lists without end"
+                files[found.path] = EvidenceFile(found.path, KIND, problem=problem)
 
 
 def _arguments(by_rank: dict[int, RankDump]) -> tuple[Any, int | None, Any]:

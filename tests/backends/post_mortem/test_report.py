@@ -97,9 +97,19 @@ def test_gloo_names_no_ranks_of_several_groups(tmp_path: Path) -> None:
     ]
 
 
+def _nested() -> bytes:
+    """Return a dump whose sizes are lists within lists, deeper than Python goes."""
+    one = Rank(3, {"default_pg": range(4)})
+    one.issue()["input_sizes"] = "here"
+    data = pickle.dumps(one.dump(), 0)
+    begin, end = data.split(b"Vhere\n")
+    return begin + b"]" * 100_000 + b"a" * 99_999 + end
+
+
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
+        (_nested(), "damaged"),
         (b"", "empty"),
         (pickle.dumps({"entries": []})[:-3], "damaged"),
         (pickle.dumps(["no", "dump"]), "no dump"),
