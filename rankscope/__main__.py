@@ -49,7 +49,9 @@ _JSON = """\
    "files": [{"path", "kind", "ranks", "problem"}],
    "world_size"}
 Culprits and ranks are global ranks. Without a fault, verdicts is empty. A kind is one
-of the values of rankscope.engines.Fault, e.g. "missing ranks"; of "undecided" no
+of "missing ranks", "rank dead", "rank busy elsewhere", "op mismatch", "order
+mismatch" (also of ranks that wait for each other), "size mismatch", "dtype mismatch",
+"root mismatch", "reduce op mismatch", "execution hang", and "undecided", of which no
 culprit is known. world_size is null if no file tells.
 """
 _EXIT = """\

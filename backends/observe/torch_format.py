@@ -89,6 +89,10 @@ OPS.update(
         "all_reduce_sparse": OpType.ALL_REDUCE,
         "allreduce": OpType.ALL_REDUCE,
         "allgather_into_tensor_coalesced": OpType.ALL_GATHER_INTO_TENSOR,
+        "all_gather_single": OpType.ALL_GATHER_INTO_TENSOR,
+        "reduce_scatter_single": OpType.REDUCE_SCATTER_TENSOR,
+        "all_to_all_v_single": OpType.ALL_TO_ALL_SINGLE,
+        "gather_single": OpType.GATHER,
     }
 )
 

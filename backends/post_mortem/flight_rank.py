@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any
@@ -12,7 +12,12 @@ from ..observe.torch_format import OPS
 from .flight_dump import Dump, Entry
 from .source_lines import users_line
 
-__all__ = ["RankDump", "condense"]
+__all__ = ["RankDump", "condense", "note_empty_ones"]
+
+_NOT_COMPARED = (
+    "its ops cannot be compared: their numbers count over all groups, and entries are "
+    "left out"
+)
 
 #: Torch's ops whose sizes differ from rank to rank.
 _UNEVEN = frozenset(("all_gather_v", "reduce_scatter_v", "all_to_all_v_single"))
@@ -41,8 +46,12 @@ class RankDump:
     whole: bool = False
     #: What has retired is left out, as torch does where it dumps at a timeout.
     active_only: bool = False
-    #: It is torch's gloo, whose entries do not tell whether an op succeeded.
-    gloo: bool = False
+    #: Its entries do not tell whether an op succeeded: those of gloo and torchcomms.
+    vague: bool = False
+    #: It is written by torchcomms, whose groups have the backend as description.
+    torchcomms: bool = False
+    #: Why its ops cannot be compared with those of other ranks; empty: they can.
+    problem: str = ""
     #: The ranks that it may be of, as its content tells; None: it does not.
     candidates: frozenset[int] | None = None
     oldest_ns: int = 0
@@ -60,14 +69,17 @@ def condense(dump: Dump, times: bool = False) -> RankDump:
     entries = sorted(dump.entries, key=itemgetter("record_id"))
     self = RankDump(dump, oldest_ns=dump.oldest_ns(), newest_ns=dump.newest_ns())
     self.times = times
-    self.gloo = any(one["profiling_name"].startswith("gloo:") for one in entries)
+    self.vague = any(one["profiling_name"].startswith("gloo:") for one in entries)
     _completeness(self, entries)
+    groups = _by_group(entries)
+    if _counts_over_groups(dump, entries):
+        self.torchcomms = self.vague = True
+        if self.whole:
+            _count_by_group(groups.values())
+        elif len(dump.config) > 1 or any(map(_is_p2p, entries)):
+            self.problem = _NOT_COMPARED
+            groups = {}
     own = _config_candidates(dump)
-    groups: dict[_Name, list[Entry]] = {}
-    for entry in entries:
-        group = entry["process_group"]
-        name = (group[0], group[1] if len(group) > 1 else "")
-        groups.setdefault(name, []).append(entry)
     for name, listed in groups.items():
         ranks = _ranks_of(dump, name)
         self.ids[listed[-1]["pg_id"]] = name
@@ -87,6 +99,45 @@ def condense(dump: Dump, times: bool = False) -> RankDump:
     dump.entries = []
     self.seen = {}
     return self
+
+
+def note_empty_ones(dumps: Sequence[RankDump]) -> None:
+    """Give the dumps without an entry the problem that other dumps of the job have."""
+    if any(one.problem for one in dumps):
+        for one in dumps:
+            if not one.ops and not one.dump.status:
+                one.problem = _NOT_COMPARED
+
+
+def _by_group(entries: Iterable[Entry]) -> dict[_Name, list[Entry]]:
+    groups: dict[_Name, list[Entry]] = {}
+    for entry in entries:
+        group = entry["process_group"]
+        name = (group[0], group[1] if len(group) > 1 else "")
+        groups.setdefault(name, []).append(entry)
+    return groups
+
+
+def _counts_over_groups(dump: Dump, entries: Sequence[Entry]) -> bool:
+    """Return whether one number counts the ops of all groups: torchcomms' do."""
+    return (
+        not dump.status
+        and len({one["collective_seq_id"] - one["record_id"] for one in entries}) == 1
+        and not any(one["p2p_seq_id"] or one.get("is_p2p") for one in entries)
+    )
+
+
+def _count_by_group(groups: Iterable[Sequence[Entry]]) -> None:
+    """Give all entries the numbers that torch's own recorder would give them."""
+    for entries in groups:
+        collective = p2p = 0
+        for place, entry in enumerate(entries, 1):
+            if _is_p2p(entry):
+                p2p += 1
+                entry["is_p2p"] = True
+            else:
+                collective += 1
+            entry.update(collective_seq_id=collective, p2p_seq_id=p2p, op_id=place)
 
 
 def _completeness(self: RankDump, entries: Sequence[Entry]) -> None:
@@ -117,7 +168,8 @@ def _ranks_of(dump: Dump, name: _Name) -> tuple[int, ...] | None:
 
 
 def _is_p2p(entry: Entry) -> bool:
-    return bool(entry.get("is_p2p")) or " " in entry["profiling_name"]
+    name = entry["profiling_name"]
+    return bool(entry.get("is_p2p")) or " " in name or name.endswith((":send", ":recv"))
 
 
 def _ops(
@@ -234,7 +286,7 @@ def _op(
         _NAMES.get(name, name),
         entry["p2p_seq_id"] if is_p2p else entry["collective_seq_id"],
         entry["record_id"],
-        state := "unknown" if self.gloo else _state(entry),
+        state := "unknown" if self.vague else _state(entry),
         _flag(entry.get("retired")),
         is_p2p,
         peer,

@@ -61,7 +61,8 @@ class _Job:
         found: dict[_Name, Group] = {}
         for name, (text, ranks) in config.items():
             if name or len(config) > 1:
-                found[name, text] = self._group(name, text, ranks)
+                shown = "" if dump.torchcomms else text
+                found[name, text] = self._group(name, shown, ranks)
         _, nameless = config.get("", ("", None))
         for name, text in dump.ops:
             if (name, text) not in found:
@@ -104,12 +105,12 @@ class _Job:
                 self._progress(dump, name, group, status.get(name)),
                 lists_all_in_flight=True,
                 lists_all=dump.whole,
-                over_is_completed=not (dump.gloo or self._is_gloos(group)),
+                over_is_completed=not (dump.vague or self._is_vague(group)),
             )
         return RankEvidence(
             rank,
             groups,
-            recorded=True,
+            recorded=not dump.problem,
             read_ns=_read_ns(dump),
             source=dump.dump.path,
         )
@@ -132,12 +133,12 @@ class _Job:
             if last is not None and enqueued == last[1] and last[2]:
                 return Progress(last[0])
             return Progress()
-        if dump.gloo or self._is_gloos(group):
+        if dump.vague or self._is_vague(group):
             return Progress(enqueued)
         return Progress(enqueued, started, completed)
 
-    def _is_gloos(self, group: Group) -> bool:
-        return any(self.dumps[rank].gloo for rank in group.ranks if rank in self.dumps)
+    def _is_vague(self, group: Group) -> bool:
+        return any(self.dumps[rank].vague for rank in group.ranks if rank in self.dumps)
 
     # -- the ids of process groups -------------------------------------------------
 

@@ -18,7 +18,7 @@ from .attempts import assign_ranks, newest_attempt
 from .evidence_file import EvidenceFile, UnreadableError
 from .files import find_files
 from .flight_dump import looks_like_dump, read_dump
-from .flight_rank import RankDump, condense
+from .flight_rank import RankDump, condense, note_empty_ones
 from .flight_recorder import KIND, evidence_of_dumps
 from .texts import Texts
 
@@ -144,6 +144,8 @@ def examine(paths: Iterable[str | os.PathLike[str]], *, times: bool = False) -> 
     placed = [one for one in dumps if one.dump.path in ranks]
     used, older = newest_attempt(placed, ranks)
     problems.update(older)
+    note_empty_ones(used)
+    problems.update({one.dump.path: one.problem for one in used if one.problem})
     for one in dumps:
         path = one.dump.path
         own = (ranks[path],) if path in ranks else ()
@@ -199,3 +201,6 @@ def _read(
                 files[found.path] = EvidenceFile(found.path, KIND)
             except UnreadableError as error:
                 files[found.path] = EvidenceFile(found.path, KIND, problem=str(error))
+            except RecursionError:
+                problem = "damaged: lists within lists without end"
+                files[found.path] = EvidenceFile(found.path, KIND, problem=problem)

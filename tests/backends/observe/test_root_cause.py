@@ -85,7 +85,9 @@ def look(ranks: Sequence[Rank], *more: RankEvidence) -> list[Verdict]:
     found = find_root_causes(evidence)
     # The order in which ranks are known changes nothing.
     turned = Evidence(
-        dict(reversed([*evidence.ranks.items()])), evidence.groups, evidence.world_size
+        dict(reversed(list(evidence.ranks.items()))),
+        evidence.groups,
+        evidence.world_size,
     )
     assert [str(one) for one in find_root_causes(turned)] == [str(one) for one in found]
     return found

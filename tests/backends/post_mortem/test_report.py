@@ -97,9 +97,19 @@ def test_gloo_names_no_ranks_of_several_groups(tmp_path: Path) -> None:
     ]
 
 
+def _nested() -> bytes:
+    """Return a dump whose sizes are lists within lists, deeper than Python goes."""
+    one = Rank(3, {"default_pg": range(4)})
+    one.issue()["input_sizes"] = "here"
+    data = pickle.dumps(one.dump(), 0)
+    begin, end = data.split(b"Vhere\n")
+    return begin + b"]" * 100_000 + b"a" * 99_999 + end
+
+
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
+        (_nested(), "damaged"),
         (b"", "empty"),
         (pickle.dumps({"entries": []})[:-3], "damaged"),
         (pickle.dumps(["no", "dump"]), "no dump"),
@@ -219,6 +229,49 @@ def test_an_op_that_began_just_before_the_dump_is_no_hang(tmp_path: Path) -> Non
     for path in tmp_path.iterdir():
         os.utime(path, ns=(created + 900_000_000, created + 900_000_000))
     assert examine([tmp_path]).verdicts == ()
+
+
+def as_torchcomms(one: Rank, active_only: bool = False) -> dict[str, Any]:
+    """Return a dump as torchcomms writes it: one number for all groups, no status."""
+    content = one.dump(active_only)
+    content["pg_status"] = {}
+    for name in content["pg_config"]:
+        content["pg_config"][name]["desc"] = "ncclx"
+    for entry in content["entries"]:
+        entry["process_group"] = (entry["process_group"][0], "ncclx")
+        op = entry["profiling_name"].partition(":")[2].partition(" ")[0]
+        entry.update(
+            collective_seq_id=entry["record_id"],
+            p2p_seq_id=0,
+            is_p2p=False,
+            profiling_name=f"ncclx:{op}",
+            # Its end is seen where it retires, too late for its state.
+            state="started",
+            time_discovered_completed_ns=None,
+        )
+    return content
+
+
+@pytest.mark.parametrize("active_only", [False, True])
+def test_the_numbers_of_torchcomms_count_over_all_groups(
+    tmp_path: Path, active_only: bool
+) -> None:
+    found = ranks({"default_pg": range(4), "tp": [[0, 1], [2, 3]]})
+    for one in found:
+        one.issue_many(1 + one.rank, op="send", peer=(one.rank + 1) % 4)
+        one.issue_many(3, group="tp")
+        if one.rank != 2:
+            one.issue(done=False)
+        path = tmp_path / f"comm_lib_trace_rank_{one.rank}"
+        path.write_bytes(pickle.dumps(as_torchcomms(one, active_only), 2))
+    report = examine([tmp_path])
+    if active_only:
+        assert report.verdicts == ()
+        assert len(problems(report)) == 4
+        assert "count over all groups" in problems(report)["comm_lib_trace_rank_0"]
+        return
+    assert_blames(report, 2, fault=Fault.MISSING_RANKS)
+    assert report.verdicts[0].group.name == "0"
 
 
 def batch(one: Rank, *parts: tuple[str, int], done: bool = True) -> None:
