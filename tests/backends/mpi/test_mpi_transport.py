@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import rankscope as dist
+from rankscope.backends.messaging.transport import Received
 from rankscope.backends.mpi import transport as module
 from rankscope.backends.mpi.transport import MPITransport
 
@@ -111,3 +112,46 @@ def test_an_abandoned_request_is_tested_by_one_thread_at_a_time(
     _abandon()
     assert tested == [thread.ident]
     assert abandoned == []
+
+
+def test_a_message_that_an_interrupt_comes_after_is_not_lost() -> None:
+    looked: list[int] = []
+    begun: list[Any] = []
+
+    def begin(into: list[Any]) -> _Request:
+        begun.append(into[0])
+        if len(begun) == 1:
+            raise KeyboardInterrupt
+        return _Request()
+
+    def probe(source: int, tag: int, status: Any) -> Any:
+        looked.append(tag)
+        return SimpleNamespace(Irecv=begin)
+
+    transport = _transport([])
+    status = SimpleNamespace(
+        Get_count=lambda _: 24, Get_tag=lambda: 7, Get_source=lambda: 1
+    )
+    transport._status = lambda: status
+    transport._comm.Improbe = probe
+    array = np.zeros(3)
+    receive = transport.receive(array, 1, 7)
+    with pytest.raises(KeyboardInterrupt):
+        transport.test(receive)
+    assert transport.test(receive)
+    assert transport.fits(receive, 24, 7)
+    assert looked == [7]
+    assert begun == [array, array]
+
+
+def test_a_message_of_another_size_is_not_read() -> None:
+    transport = _transport([])
+    status = SimpleNamespace(
+        Get_count=lambda _: 40, Get_tag=lambda: 7, Get_source=lambda: 1
+    )
+    transport._status = lambda: status
+    transport._comm.Improbe = lambda *_: SimpleNamespace()
+    receive = transport.receive(np.zeros(3), 1, 7)
+    assert transport.test(receive)
+    assert not transport.fits(receive, 24, 7)
+    assert transport.received(receive, 7) == Received(1, 40, 7)
