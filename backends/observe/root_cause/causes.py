@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ..verdicts import Fault
 from .absences import awaited_ranks
@@ -73,7 +73,14 @@ def _lags(picture: Picture, blamed: set[int]) -> list[Cause]:
     return [
         Cause(Fault.EXECUTION_HANG, tuple(sorted(ranks)), waits)
         for ranks, waits in _alike(first)
+        # Where most of a group lag, its counters are rather not what they seem.
+        if not any(_most_lag(wait, behind) for wait in waits)
     ]
+
+
+def _most_lag(wait: Wait, behind: Collection[int]) -> bool:
+    ranks = wait.group.ranks
+    return 2 * len(set(behind).intersection(ranks)) > len(ranks)
 
 
 def _alike(waits: Mapping[int, Wait]) -> list[tuple[list[int], tuple[Wait, ...]]]:
