@@ -203,10 +203,8 @@ class MessageQueue:
     ) -> DistBackendError | None:
         """Return what says more than `error`, if a message to `work` is too long."""
         transport = self._transport
-        if transport is None or work is None:
-            return None
-        received = transport.too_long(error, work.tag)
-        if received is None:
+        received = None if transport is None else transport.too_long(error)
+        if received is None or work is None:
             return None
         _, expected, _ = work.requests[-1]
         made = work.mismatch(received, expected)
@@ -278,9 +276,9 @@ class MessageQueue:
                     return False
                 if expected >= 0:
                     if not transport.fits(request, expected, tag):
-                        raise work.mismatch(transport.received(request, tag), expected)
+                        raise work.mismatch(transport.received(request), expected)
                     if work.op_type is OpType.RECV:
-                        work.source = transport.received(request, tag).source
+                        work.source = transport.received(request).source
                 requests.pop()
             if self._closed:  # by a signal handler, just now
                 return False

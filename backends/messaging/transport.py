@@ -89,18 +89,16 @@ class Transport(Protocol):
         nothing is known, and the answer is ``True``.
         """
 
-    def received(self, request: Request, tag: int) -> Received:
+    def received(self, request: Request) -> Received:
         """Return what the receive that was tested last has received.
 
-        `tag` is that of the receive. Called after `fits`. The source is negative where
-        nothing is known.
+        Called after `fits`. The source is negative where nothing is known.
         """
 
-    def too_long(self, error: BaseException, tag: int) -> Received | None:
+    def too_long(self, error: BaseException) -> Received | None:
         """Return what was received, if `error` is that it is longer than the array.
 
-        `tag` is that of the receive. ``None`` also where the library does not tell; see
-        `explain` then.
+        ``None`` also where the library does not tell; see `explain` then.
         """
 
     def explain(self, error: BaseException) -> str | DistError | None:

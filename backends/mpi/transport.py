@@ -40,16 +40,24 @@ class _Receive:
     """A receive: it waits for its message, then it reads it."""
 
     __slots__ = (
-        *("array", "comm", "source", "tag", "expected"),
+        *("array", "comm", "source", "wanted", "expected", "tag"),
         *("status", "messages", "requests", "unfit"),
     )
 
     def __init__(
-        self, array: Flat, comm: Any, source: int, tag: int, expected: int, status: Any
+        self,
+        array: Flat,
+        comm: Any,
+        source: int,
+        wanted: int,
+        expected: int,
+        tag: int,
+        status: Any,
     ) -> None:
-        #: What it waits for; `expected` is the tag that the message should have.
-        self.array, self.comm, self.source, self.tag = array, comm, source, tag
-        self.expected = expected
+        #: MPI's tag that it waits for, and the one that the message should have; the
+        #: queue's tag.
+        self.wanted, self.expected, self.tag = wanted, expected, tag
+        self.array, self.comm, self.source = array, comm, source
         #: Of the message, once there is one.
         self.status = status
         #: The message and MPI's request to read it, once there are. What MPI returns is
@@ -108,7 +116,7 @@ class MPITransport:
             if source == ANY_SOURCE:
                 source = self._any
             comm, wanted, expected = self._comm, tag, tag
-        one = _Receive(array, comm, source, wanted, expected, self._status())
+        one = _Receive(array, comm, source, wanted, expected, tag, self._status())
         self._pending.append(one)
         return one
 
@@ -149,7 +157,7 @@ class MPITransport:
         """Look for the messages of the receives; the first issued has its first."""
         blocked = set[tuple[int, ...]]()
         for one in list(self._pending):
-            channel = id(one.comm), one.tag
+            channel = id(one.comm), one.wanted
             if one.source == self._any:
                 free = channel not in blocked
             else:
@@ -164,7 +172,7 @@ class MPITransport:
         found, status = one.messages, one.status
         if not found or found[0] is None:
             found.clear()
-            found.extend(map(one.comm.Improbe, (one.source,), (one.tag,), (status,)))
+            found.extend(map(one.comm.Improbe, (one.source,), (one.wanted,), (status,)))
             if found[0] is None:
                 return False
         fits = status.Get_count(self._byte) == one.array.nbytes
@@ -179,14 +187,14 @@ class MPITransport:
         """Return whether so many bytes were received, with the signature of `tag`."""
         return not request.unfit
 
-    def received(self, request: _Receive, tag: int) -> Received:
+    def received(self, request: _Receive) -> Received:
         """Return what the receive that was tested last has received."""
-        status = request.status
+        status, tag = request.status, request.tag
         if tag & _LOW in _COLLECTIVE:
             tag = self._whole(status.Get_tag(), tag)
         return Received(status.Get_source(), status.Get_count(self._byte), tag)
 
-    def too_long(self, error: BaseException, tag: int) -> None:
+    def too_long(self, error: BaseException) -> None:
         """Return ``None``: a message that is too long is not read."""
 
     def explain(self, error: BaseException) -> str | DistError | None:

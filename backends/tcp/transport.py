@@ -125,11 +125,11 @@ class TCPTransport:
         """Return whether so many bytes came, with the signature of `tag`."""
         return request.nbytes == nbytes and request.tag == tag
 
-    def received(self, request: Request, tag: int) -> Received:
+    def received(self, request: Request) -> Received:
         """Return what a receive that is over has received."""
         return Received(request.source, request.nbytes, request.tag)
 
-    def too_long(self, error: BaseException, tag: int) -> Received | None:
+    def too_long(self, error: BaseException) -> Received | None:
         """Return what was received, where it is longer than the array."""
         return error.message if isinstance(error, TruncationError) else None
 

@@ -121,11 +121,11 @@ class UCXTransport:
         """Return whether so many bytes came, with the signature of `tag`."""
         return request.nbytes == nbytes and request.tag & _SIGNED_MASK == tag
 
-    def received(self, request: Request, tag: int) -> Received:
+    def received(self, request: Request) -> Received:
         """Return what a receive that is over has received."""
         return _received(request.tag, request.nbytes)
 
-    def too_long(self, error: BaseException, tag: int) -> Received | None:
+    def too_long(self, error: BaseException) -> Received | None:
         """Return what was received if it is longer than the array."""
         if isinstance(error, TruncationError):
             return _received(error.tag, error.nbytes)

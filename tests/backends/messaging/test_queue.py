@@ -78,10 +78,10 @@ class ByHand:
     def fits(self, request: Message, nbytes: int, tag: int) -> bool:
         return (request.came, request.tag) == (nbytes, tag)
 
-    def received(self, request: Message, tag: int) -> Received:
+    def received(self, request: Message) -> Received:
         return Received(request.peer, request.came, request.tag)
 
-    def too_long(self, error: BaseException, tag: int) -> Received | None:
+    def too_long(self, error: BaseException) -> Received | None:
         return error.received if isinstance(error, TooLong) else None
 
     def explain(self, error: BaseException) -> str | None:

@@ -154,4 +154,4 @@ def test_a_message_of_another_size_is_not_read() -> None:
     receive = transport.receive(np.zeros(3), 1, 7)
     assert transport.test(receive)
     assert not transport.fits(receive, 24, 7)
-    assert transport.received(receive, 7) == Received(1, 40, 7)
+    assert transport.received(receive) == Received(1, 40, 7)
