@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from rankscope import __version__, doctor
 from rankscope.backends.printable import print_anywhere
+from rankscope.command_output import FAILED, say
 
 __all__ = ["command_parser", "main"]
 
@@ -143,10 +144,26 @@ def command_parser() -> argparse.ArgumentParser:
 def _run(values: argparse.Namespace) -> int:
     if values.command == "doctor":
         return doctor.main()
-    # Here: the doctor runs where what the others import is missing.
+    # Here: the doctor runs where what the others import is missing, and a command loads
+    # no more than it needs.
+    if values.command == "diagnose":
+        if len(values.paths) > 1 or _are_paths(values.paths):
+            from rankscope import post_mortem
+
+            return post_mortem.run(values)
+        values.cluster = values.paths[0] if values.paths else None
+        for option in ("json", "html", "trace"):
+            if getattr(values, option):
+                say(f"rankscope diagnose: --{option} is for a PATH", file=sys.stderr)
+                return FAILED
     from rankscope import terminal
 
     return terminal.run(values)
+
+
+def _are_paths(names: Sequence[str]) -> bool:
+    """Return whether one of `names` exists as a path, or can be nothing else."""
+    return any(os.path.lexists(name) or os.sep in name for name in names)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,22 +7,14 @@ which may hang, be stopped or have been killed.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TextIO
 
-from rankscope import __version__
-from rankscope.backends.post_mortem.report import Report, examine
-from rankscope.backends.post_mortem.texts import KINDS
-from rankscope.backends.post_mortem.trace import trace
-from rankscope.backends.printable import printable
 from rankscope.backends.rank_sets import name_ranks
+from rankscope.command_output import DONE, FAILED, HANGS, say
 from rankscope.engines import Cluster, ClusterError, Job
 from rankscope.engines.cluster.cluster_file import (
     ClusterFile,
@@ -34,14 +26,10 @@ from rankscope.engines.wire.job_file import JobFile, job_files
 from rankscope.widgets import ProfileReport
 from rankscope.widgets.board.model import BoardModel
 from rankscope.widgets.board.text import board_text
-from rankscope.widgets.report.page import report_page
 from rankscope.widgets.stack_text import stack_text
 from rankscope.widgets.tables import aligned
 
 __all__ = ["run"]
-
-#: Exit statuses; `__main__` describes them.
-DONE, HANGS, FAILED = 0, 1, 2
 
 #: The reason of an abort and its author, as the errors on the ranks show them.
 REASON, BY = "aborted from a terminal", "a terminal"
@@ -104,11 +92,6 @@ class Running:
         )
 
 
-def _print(text: object, file: TextIO | None = None) -> None:
-    """Print what ranks and jobs have named, too: see `printable`."""
-    print(printable(str(text)), file=file)
-
-
 def running() -> list[Running]:
     """Return the clusters and jobs of this user that run, the newest first."""
     return [*map(Running, cluster_files()), *map(Running, job_files())]
@@ -119,80 +102,31 @@ def running() -> list[Running]:
 
 def _status(cluster: Cluster | Job, values: argparse.Namespace) -> int:
     model = BoardModel.of(cluster.status(fresh=True, timeout=ANSWER))
-    _print(board_text(model, shutil.get_terminal_size().columns))
+    say(board_text(model, shutil.get_terminal_size().columns))
     return DONE
 
 
 def _diagnose(cluster: Cluster | Job, values: argparse.Namespace) -> int:
     verdicts = cluster.diagnose()
     for verdict in verdicts:
-        _print(f"{verdict.fault.value}: {verdict}")
+        say(f"{verdict.fault.value}: {verdict}")
     if verdicts:
         return HANGS
-    _print(cluster.no_hang())
+    say(cluster.no_hang())
     return DONE
-
-
-def _post_mortem(values: argparse.Namespace) -> int:
-    """Diagnose what a job has left in files."""
-    missing = [path for path in values.paths if not os.path.lexists(path)]
-    if missing:
-        names = ", ".join(map(repr, missing))
-        _print(f"rankscope diagnose: no such file or folder: {names}", file=sys.stderr)
-        return FAILED
-    report = examine(values.paths, times=values.trace is not None)
-    try:
-        _write(report, values)
-    except OSError as error:
-        _print(f"rankscope diagnose: {error}", file=sys.stderr)
-        return FAILED
-    if values.json:
-        print(report.as_json())
-    else:
-        _print(report.as_text())
-    if report.verdicts:
-        return HANGS
-    if not any(one.recorded for one in report.evidence.ranks.values()):
-        if not values.json:
-            _print(f"rankscope diagnose: {_found_nothing(report)}", file=sys.stderr)
-        return FAILED
-    return DONE
-
-
-def _write(report: Report, values: argparse.Namespace) -> None:
-    """Write the page and the trace that are requested."""
-    if values.html is not None:
-        made = time.strftime("made %Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        facts = (made, f"Rankscope {__version__}", f"Python {sys.version.split()[0]}")
-        page = report_page(report, ", ".join(values.paths), facts)
-        Path(values.html).write_text(page, encoding="utf-8")
-    if values.trace is not None:
-        Path(values.trace).write_text(json.dumps(trace(report.evidence)))
-    for path, what in ((values.html, "browser"), (values.trace, "ui.perfetto.dev")):
-        if path is not None:
-            _print(f"{path} written, for {what}", file=sys.stderr)
-
-
-def _found_nothing(report: Report) -> str:
-    if report.evidence.ranks:
-        return "the files do not tell in which ops the ranks were: no verdict"
-    looked = f"Flight Recorder dumps, {', '.join(KINDS)}"
-    if not report.files:
-        return f"no file is there; looked for {looked}"
-    return f"no file of {len(report.files)} tells of a rank; looked for {looked}"
 
 
 def _profile(cluster: Cluster | Job, values: argparse.Namespace) -> int:
     if values.time is None:
         if values.output is not None:
             raise ClusterError("-o FILE is for a flame graph: -t SECONDS is missing")
-        _print(stack_text(cluster.stacks(every=values.all), values.all))
+        say(stack_text(cluster.stacks(every=values.all), values.all))
         return DONE
     report = ProfileReport(cluster.sample(values.time, every=values.all), values.all)
-    _print(report)
+    say(report)
     if values.output is not None:
         report.save(values.output)
-        _print(f"\n{values.output} written: a browser shows the flame graph")
+        say(f"\n{values.output} written: a browser shows the flame graph")
     return DONE
 
 
@@ -203,24 +137,24 @@ def _abort(cluster: Cluster | Job, values: argparse.Namespace) -> int:
         wanted = cluster.glance().find_groups(values.group)
         verdicts = [one for one in verdicts if one.group in wanted]
     for verdict in verdicts:
-        _print(f"{verdict.fault.value}: {verdict}")
+        say(f"{verdict.fault.value}: {verdict}")
     aborted = cluster.abort(values.group, REASON, by=BY, verdicts=verdicts)
     names = [name for one in aborted.values() for name in one]
     if not names:
-        _print("no group to abort: nothing has changed")
+        say("no group to abort: nothing has changed")
         return DONE
     after = "the script's ops end with an error that says why"
     if isinstance(cluster, Cluster):
         after = "%dist_rebuild, or rankscope rebuild, makes what was aborted usable"
     dead = cluster.glance().dead
     ended = f"; {name_ranks(dead)} ended" if dead and isinstance(cluster, Job) else ""
-    _print(f"{name_groups(names)} aborted{ended}; {after}")
+    say(f"{name_groups(names)} aborted{ended}; {after}")
     return DONE
 
 
 def _rebuild(cluster: Cluster | Job, values: argparse.Namespace) -> int:
     stale = cluster.rebuild(values.group)
-    _print("\n".join([f"{name_groups(values.group)} rebuilt", *stale]))
+    say("\n".join([f"{name_groups(values.group)} rebuilt", *stale]))
     return DONE
 
 
@@ -233,7 +167,7 @@ def _stop(cluster: Cluster | Job, values: argparse.Namespace) -> int:
     ranks = name_ranks(cluster.ranks)
     # Nobody looks at a last status.
     cluster.shutdown(end_reason("stopped from a terminal"), fresh=False)
-    _print(f"{ranks} of {cluster.cluster_id} ended")
+    say(f"{ranks} of {cluster.cluster_id} ended")
     return DONE
 
 
@@ -250,14 +184,6 @@ COMMANDS: dict[str, Callable[[Cluster | Job, argparse.Namespace], int]] = {
 def run(values: argparse.Namespace) -> int:
     """Run the command of parsed arguments; return its exit status."""
     command = COMMANDS[values.command]
-    if values.command == "diagnose":
-        if _are_paths(values.paths) or len(values.paths) > 1:
-            return _post_mortem(values)
-        values.cluster = values.paths[0] if values.paths else None
-        for option in ("json", "html", "trace"):
-            if getattr(values, option):
-                _print(f"rankscope diagnose: --{option} is for a PATH", file=sys.stderr)
-                return FAILED
     there = running()
     found = [
         one for one in there if values.cluster is None or one.is_called(values.cluster)
@@ -268,13 +194,8 @@ def run(values: argparse.Namespace) -> int:
         with found[0].attach() as cluster:
             return command(cluster, values)
     except (ClusterError, TimeoutError, OSError, ValueError) as error:
-        _print(f"rankscope {values.command}: {error}", file=sys.stderr)
+        say(f"rankscope {values.command}: {error}", file=sys.stderr)
         return FAILED
-
-
-def _are_paths(names: Sequence[str]) -> bool:
-    """Return whether one of `names` exists as a path, or can be nothing else."""
-    return any(os.path.lexists(name) or os.sep in name for name in names)
 
 
 def _not_one(
@@ -283,9 +204,7 @@ def _not_one(
     """List what runs, where none or several were meant."""
     if values.command == "status" and values.cluster is None:
         # Of several, the list is the answer.
-        _print(
-            _table(found) if found else "no cluster or watched job of yours runs here"
-        )
+        say(_table(found) if found else "no cluster or watched job of yours runs here")
         return DONE if found else FAILED
     why = "several clusters run: name the one that is meant"
     if not there:
@@ -296,7 +215,7 @@ def _not_one(
         why = f"several clusters are called {values.cluster!r}"
     listed = _table(found or there)
     text = f"rankscope {values.command}: {why}" + (f"\n{listed}" if listed else "")
-    _print(text, file=sys.stderr)
+    say(text, file=sys.stderr)
     return FAILED
 
 

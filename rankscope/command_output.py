@@ -1,0 +1,17 @@
+"""What the commands of a terminal have in common: how they print, and how they end."""
+
+from __future__ import annotations
+
+from typing import TextIO
+
+from rankscope.backends.printable import printable
+
+__all__ = ["DONE", "FAILED", "HANGS", "say"]
+
+#: Exit statuses; `__main__` describes them.
+DONE, HANGS, FAILED = 0, 1, 2
+
+
+def say(text: object, file: TextIO | None = None) -> None:
+    """Print what ranks and jobs have named, too: see `printable`."""
+    print(printable(str(text)), file=file)

@@ -1,0 +1,71 @@
+"""``rankscope diagnose PATH``: say why a job hung, from the files that it has left.
+
+It needs nothing of what the commands for running clusters import.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from rankscope import __version__
+from rankscope.backends.post_mortem.report import Report, examine
+from rankscope.backends.post_mortem.texts import KINDS
+from rankscope.backends.post_mortem.trace import trace
+from rankscope.command_output import DONE, FAILED, HANGS, say
+from rankscope.widgets.report.page import report_page
+
+__all__ = ["run"]
+
+
+def run(values: argparse.Namespace) -> int:
+    """Diagnose what a job has left in files; return the exit status."""
+    missing = [path for path in values.paths if not os.path.lexists(path)]
+    if missing:
+        names = ", ".join(map(repr, missing))
+        say(f"rankscope diagnose: no such file or folder: {names}", file=sys.stderr)
+        return FAILED
+    report = examine(values.paths, times=values.trace is not None)
+    try:
+        _write(report, values)
+    except OSError as error:
+        say(f"rankscope diagnose: {error}", file=sys.stderr)
+        return FAILED
+    if values.json:
+        print(report.as_json())
+    else:
+        say(report.as_text())
+    if report.verdicts:
+        return HANGS
+    if not any(one.recorded for one in report.evidence.ranks.values()):
+        if not values.json:
+            say(f"rankscope diagnose: {_found_nothing(report)}", file=sys.stderr)
+        return FAILED
+    return DONE
+
+
+def _write(report: Report, values: argparse.Namespace) -> None:
+    """Write the page and the trace that are requested."""
+    if values.html is not None:
+        made = time.strftime("made %Y-%m-%d %H:%M:%S UTC", time.gmtime())
+        facts = (made, f"Rankscope {__version__}", f"Python {sys.version.split()[0]}")
+        page = report_page(report, ", ".join(values.paths), facts)
+        Path(values.html).write_text(page, encoding="utf-8")
+    if values.trace is not None:
+        Path(values.trace).write_text(json.dumps(trace(report.evidence)))
+    for path, what in ((values.html, "browser"), (values.trace, "ui.perfetto.dev")):
+        if path is not None:
+            say(f"{path} written, for {what}", file=sys.stderr)
+
+
+def _found_nothing(report: Report) -> str:
+    if report.evidence.ranks:
+        return "the files do not tell in which ops the ranks were: no verdict"
+    looked = f"Flight Recorder dumps, {', '.join(KINDS)}"
+    if not report.files:
+        return f"no file is there; looked for {looked}"
+    return f"no file of {len(report.files)} tells of a rank; looked for {looked}"
