@@ -13,7 +13,7 @@ __all__ = ["is_library", "users_line"]
 #: Installed packages, Python's own modules, and torch where it was built from source.
 _LIBRARY = re.compile(
     r"[/\\](site|dist)-packages[/\\]"
-    r"|[/\\]lib[/\\]python\d+(\.\d+)?[/\\]"
+    r"|[/\\]lib(64)?[/\\]python\d+(\.\d+)?[/\\]"
     r"|[/\\]torch[/\\](\w+\.py$|(_\w+|autograd|cuda|distributed|nn|optim|utils)[/\\])"
     r"|^<|^\?\?|\.(cpp|cc|cu|h|hpp|so|pyx)$",
     re.IGNORECASE,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..observe.evidence import SourceLine
+from .source_lines import is_library
 
 __all__ = ["LONGEST", "MOST", "Frame", "library_name", "position", "rank_in_name"]
 
@@ -52,7 +53,7 @@ class Frame(NamedTuple):
         if _INSTALLED.search(file) or not self.line:
             return False
         if file.startswith("/"):
-            return True
+            return not is_library(file)
         # py-spy shows a path from the package on; a script may be called `queue.py`.
         top = file.partition("/")[0].removesuffix(".py")
         if self.function == "<module>" and self.outermost:
