@@ -16,56 +16,20 @@ import pytest
 
 from rankscope.backends.post_mortem import files as module
 from rankscope.backends.post_mortem.report import Report, examine
+from tests.backends.post_mortem.dumps import Rank
 
 WORLD = 4
 #: The rank that never comes to its third all_reduce.
 LATE = 2
-START = 1_795_000_000_000_000_000
-
-
-def entry(seq: int, over: bool, rank: int) -> dict[str, Any]:
-    created = START + seq * 1_000_000 + rank
-    return {
-        "record_id": seq,
-        "pg_id": 0,
-        "process_group": ("0", "default_pg"),
-        "collective_seq_id": seq,
-        "p2p_seq_id": 0,
-        "op_id": seq,
-        "profiling_name": "nccl:all_reduce",
-        "time_created_ns": created,
-        "input_sizes": [[8]],
-        "input_dtypes": ["Float"],
-        "output_sizes": [[8]],
-        "output_dtypes": ["Float"],
-        "state": "completed" if over else "scheduled",
-        "time_discovered_started_ns": created if over else None,
-        "time_discovered_completed_ns": created + 10 if over else None,
-        "retired": over,
-        "timeout_ms": 600_000,
-        "is_p2p": False,
-        "frames": [{"name": "step", "filename": "/job/train.py", "line": 88}],
-    }
 
 
 def dump(rank: int, ops: int = 3) -> dict[str, Any]:
     """Return the dump of `rank`, whose last op of `ops` hangs, unless it is `LATE`."""
-    issued = ops - 1 if rank == LATE else ops
-    entries = [entry(seq, seq < ops, rank) for seq in range(1, issued + 1)]
-    return {
-        "version": "2.10",
-        "pg_config": {
-            "0": {"name": "0", "desc": "default_pg", "ranks": str([*range(WORLD)])}
-        },
-        "pg_status": {
-            "0": {
-                "last_enqueued_collective": issued,
-                "last_started_collective": ops - 1,
-                "last_completed_collective": ops - 1,
-            }
-        },
-        "entries": entries,
-    }
+    one = Rank(rank, {"default_pg": range(WORLD)})
+    one.issue_many(ops - 1, line=88)
+    if rank != LATE:
+        one.issue(done=False, line=88)
+    return one.dump()
 
 
 def pickled(ops: int = 3) -> dict[str, bytes]:
