@@ -1,4 +1,4 @@
-"""MPITransport: the messages of a group over its MPI communicator."""
+"""MPITransport: the messages of a group over its MPI communicators."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["MPITransport"]
 
 _log = logging.getLogger(__name__)
 
-# Of aborted groups: requests that MPI has not completed or cancelled yet, and the
+# Of aborted groups: requests that MPI has not completed yet, and the
 # memory that they may still read or write. One thread at a time may test them.
 _abandoned: list[tuple[Any, Flat]] = []
 _sweeping = threading.Lock()
@@ -89,7 +89,7 @@ class MPITransport:
         self._collectives = collectives
         self._byte, self._any = mpi.BYTE, mpi.ANY_SOURCE
         self._any_tag = mpi.ANY_TAG
-        self._status = mpi.Status
+        self._new_status = mpi.Status
         bits = collectives.Get_attr(mpi.TAG_UB).bit_length()
         # The bits of a signature that MPI's tags have room for.
         self._signed = (1 << min(bits - _KIND_BITS, BITS)) - 1
@@ -116,7 +116,7 @@ class MPITransport:
             if source == ANY_SOURCE:
                 source = self._any
             comm, wanted, expected = self._comm, tag, tag
-        one = _Receive(array, comm, source, wanted, expected, tag, self._status())
+        one = _Receive(array, comm, source, wanted, expected, tag, self._new_status())
         self._pending.append(one)
         return one
 

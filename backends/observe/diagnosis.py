@@ -78,7 +78,8 @@ def completed_unlike(
             if not entry["is_p2p"] and entry["state"] == "completed":
                 at.setdefault(position(entry), {}).setdefault(rank, entry)
     found = []
-    for case.there in (at[place] for place in sorted(at)):
+    for place in sorted(at):
+        case.there = at[place]
         # Of a rank whose op is another one, nothing follows for the others.
         if len({entry["op"] for entry in case.there.values()}) == 1:
             found += case.mismatches(Fault.DTYPE_MISMATCH, Fault.REDUCE_OP_MISMATCH)

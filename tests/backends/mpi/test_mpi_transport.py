@@ -132,7 +132,7 @@ def test_a_message_that_an_interrupt_comes_after_is_not_lost() -> None:
     status = SimpleNamespace(
         Get_count=lambda _: 24, Get_tag=lambda: 7, Get_source=lambda: 1
     )
-    transport._status = lambda: status
+    transport._new_status = lambda: status
     transport._comm.Improbe = probe
     array = np.zeros(3)
     receive = transport.receive(array, 1, 7)
@@ -149,7 +149,7 @@ def test_a_message_of_another_size_is_not_read() -> None:
     status = SimpleNamespace(
         Get_count=lambda _: 40, Get_tag=lambda: 7, Get_source=lambda: 1
     )
-    transport._status = lambda: status
+    transport._new_status = lambda: status
     transport._comm.Improbe = lambda *_: SimpleNamespace()
     receive = transport.receive(np.zeros(3), 1, 7)
     assert transport.test(receive)
