@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rankscope.backends.observe.verdicts import on_groups
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.command_output import DONE, FAILED, HANGS, say
 from rankscope.engines import Cluster, ClusterError, Job
@@ -135,7 +136,7 @@ def _abort(cluster: Cluster | Job, values: argparse.Namespace) -> int:
     if values.group is not None:
         cluster.status(fresh=True, timeout=ANSWER)
         wanted = cluster.glance().find_groups(values.group)
-        verdicts = [one for one in verdicts if one.group in wanted]
+        verdicts = on_groups(verdicts, wanted)
     for verdict in verdicts:
         say(f"{verdict.fault.value}: {verdict}")
     aborted = cluster.abort(values.group, REASON, by=BY, verdicts=verdicts)

@@ -25,8 +25,8 @@ def test_it_says_who_hangs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["diagnose", str(job(tmp_path, 1))]) == 1
     out = capsys.readouterr().out
     assert out.splitlines()[0].startswith(
-        "missing ranks: rank 1 has not entered all_reduce #3 of group 'default_pg' "
-        "(train.py:31); ranks 0, 2 wait in it"
+        "missing ranks: rank 1 has not entered all_reduce #3 (train.py:31): it issued "
+        "all_reduce #2 (train.py:10) last; ranks 0, 2 wait in it"
     )
     assert out.splitlines()[-1] == "read: ranks 0–2 of 3"
 

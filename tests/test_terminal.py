@@ -195,7 +195,7 @@ def test_an_abort_ends_the_hang_and_says_why(
         told["abort"] = capsys.readouterr().out
 
     cell = kernel(*HANG, when={"in": act})
-    verdict = "rank 1 has not entered: it is at cell"
+    verdict = "ranks 0–1 wait for each other: rank 0 in all_reduce #1"
     assert verdict in told["abort"]
     assert "group 'default' aborted; " in told["abort"]
     assert "all_reduce" in told["status"]

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from ..errors import DistError, DistStoreError
 from ..stores.base import Store
 from ..work.flight_recorder import Record, recorder
+from ..work.newest_records import newest
 from ..work.user_code import users_frame
 from .spec import GroupSpec
 
@@ -181,15 +182,13 @@ class Inquiry:
             )
 
     def _records(self) -> list[Record]:
-        """Return the newest records of the group, and what is in flight in others."""
+        """Return the newest records of the group, and what hangs in others."""
         group = self._spec.key.id
-        own, others = [], []
+        own: list[Record] = []
+        others: list[Record] = []
         for record in recorder.records():
-            if record.status.group_id == group:
-                own.append(record)
-            elif not record.ended_ns:
-                others.append(record)
-        return [*others, *own[-RECORDS:]]
+            (own if record.status.group_id == group else others).append(record)
+        return [*newest(others, 0, Record.course), *newest(own, RECORDS, Record.course)]
 
     def _start(self, target: Callable[[], None]) -> None:
         threading.Thread(

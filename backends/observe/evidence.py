@@ -16,7 +16,8 @@ readers may do so for one rank, and `combine` joins what they know::
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal, NamedTuple
 
@@ -60,10 +61,24 @@ class SourceLine(NamedTuple):
     line: int
     function: str = ""
 
+    @classmethod
+    def of(cls, text: str) -> SourceLine | None:
+        """Return the line that ``cell 7 line 3`` or ``train.py:88`` names."""
+        found = _LINE.fullmatch(text)
+        if found is not None:
+            return cls(found["file"], int(found["line"]))
+        return cls(text, 0) if text else None
+
     def __str__(self) -> str:
-        """``train.py:88``."""
+        """``train.py:88``; ``cell 7 line 3``; the file where the line is not known."""
         name = self.file.replace("\\", "/").rpartition("/")[2]
-        return f"{name}:{self.line}"
+        if not self.line:
+            return name
+        return f"{name}{' line ' if name.startswith('cell ') else ':'}{self.line}"
+
+
+#: A line of a cell, and one of a file as the ranks and as stacks name it.
+_LINE = re.compile(r"(?P<file>.+?)(?: line |:)(?P<line>\d+)")
 
 
 class Arrays(NamedTuple):
@@ -92,7 +107,8 @@ class IssuedOp:
     #: name if it is none of those.
     op: str
     #: Its number in the group: of a send or receive the p2p number, else the
-    #: collective's. P2p numbers count per group and rank, not per pair of ranks.
+    #: collective's. P2p numbers count per group and rank, not per pair of ranks. An op
+    #: that its library does not count has a number here, too.
     seq: int
     #: Its place among all ops of the rank, over all groups: ascending, with gaps.
     order: int
@@ -117,6 +133,24 @@ class IssuedOp:
     timeout: float | None = None
     #: A number that the ops of one coalesced batch have in common.
     batch: int | None = None
+    #: The number that its library shows, where it is another one than `seq`.
+    shown: int | None = None
+    #: Whether its library counts it.
+    counted: bool = True
+    #: The elements of the array that has one size on all ranks, where its source tells
+    #: which one that is.
+    equal_size: int | None = None
+    #: What it receives from and sends to each rank of the group, in elements or rows.
+    splits: tuple[Sequence[int], Sequence[int]] | None = None
+
+    @property
+    def number(self) -> int:
+        """The number that people know it by."""
+        return self.seq if self.shown is None else self.shown
+
+    def __str__(self) -> str:
+        """``all_reduce #13``; ``monitored_barrier`` if it is not counted."""
+        return f"{self.op} #{self.number}" if self.counted else self.op
 
     @property
     def in_flight(self) -> bool:
@@ -175,6 +209,12 @@ class RankEvidence:
     #: How its process ended: a clause with the rank, e.g. ``rank 2 was killed by
     #: signal 9``.
     death: str | None = None
+    #: Why it does not answer: a clause without the rank, e.g. ``not answered for 3.0
+    #: s: its process is stopped``.
+    silence: str | None = None
+    #: How it left the cell that it ran, or that it runs none: a clause without the
+    #: rank, e.g. ``left cell 7 with ValueError at line 4``.
+    last_cell_exit: str | None = None
     #: Its main thread has left the program without an error.
     has_left: bool | None = None
     #: Its process, e.g. ``pid 4711 on node1``.
@@ -194,6 +234,12 @@ class Evidence:
     groups: tuple[Group, ...] = ()
     #: None: no source tells.
     world_size: int | None = None
+    #: Whether all ranks were read at one moment: none is known as it was earlier.
+    at_one_moment: bool = False
+
+    def rank(self, rank: int) -> RankEvidence:
+        """Return what is known of a rank."""
+        return self.ranks.get(rank) or RankEvidence(rank)
 
 
 def combine(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..groups.inquiry import ANSWER_WAIT, Answers, Explanation
+from ..groups.key import GroupKey
 from ..groups.spec import GroupSpec
 from .diagnosis import diagnose
 from .verdicts import RankView, in_one
@@ -26,12 +27,18 @@ def explain(spec: GroupSpec, generation: int, answers: Answers) -> Explanation |
         Group rank → the answer of that rank; see `rankscope.backends.groups.inquiry`.
     """
     views = {}
+    groups = {spec.key: generation}
     for place, answer in answers.items():
         rank = spec.ranks[place]
         if answer is None:
             views[rank] = RankView(rank, silent_for=ANSWER_WAIT, silence=_NO_ANSWER)
-        else:
-            views[rank] = RankView(rank, **answer)
-    verdicts = diagnose(spec.key, generation, views, stall=0.0)
+            continue
+        members = answer.pop("groups")
+        views[rank] = RankView(rank, **answer)
+        for record in answer["records"]:
+            key = GroupKey(record["group"], tuple(members[record["group_id"]]))
+            if key != spec.key:
+                groups[key] = max(groups.get(key, 0), record["generation"])
+    verdicts = diagnose(groups, views, stall=0.0)
     text, culprits = in_one(verdicts)
     return Explanation(text, culprits) if text else None

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..groups.world import world
-from ..work.flight_recorder import recorder
+from ..work.flight_recorder import Record, recorder
+from ..work.newest_records import Course, newest
 from .torch_format import flight_recorder
 
 __all__ = ["dump_flight_recorder", "local_dump", "save_flight_recorder"]
@@ -82,7 +83,8 @@ def local_dump(last: int | None = None) -> dict[str, Any]:
     """Return this rank's records, rank and groups as plain data (JSON-able).
 
     The records of our own groups come first, then those of the groups that are watched.
-    `last` limits both to the newest `last` ones.
+    `last` limits both to the newest `last` ones, those in flight, and the newest ones
+    of each group.
 
     The keys are the arguments of :func:`flight_recorder`: ``rank``, ``groups`` (id →
     ``name`` and global ``ranks``) and ``records`` (`Record.as_dict`, oldest first).
@@ -90,11 +92,10 @@ def local_dump(last: int | None = None) -> dict[str, Any]:
     `ValueError` if this process has no rank yet.
     """
     records = recorder.records()
-    if last is not None:
-        records = records[max(0, len(records) - last) :]
     watched = [one for source in world.sources for one in source.records()]
     if last is not None:
-        watched = watched[max(0, len(watched) - last) :]
+        records = newest(records, last, Record.course)
+        watched = newest(watched, last, _course_of_watched)
     groups = {
         record.status.group_id: (record.group, record.status.ranks)
         for record in records
@@ -120,6 +121,11 @@ def local_dump(last: int | None = None) -> dict[str, Any]:
         },
         "records": [*(record.as_dict() for record in records), *watched],
     }
+
+
+def _course_of_watched(record: Mapping[str, Any]) -> Course:
+    group, generation = record["group_id"], record["generation"]
+    return Course(group, generation, record["is_p2p"], record["state"])
 
 
 def save_flight_recorder(

@@ -6,14 +6,25 @@ The board and the cluster use these classes without the algorithm in `diagnosis`
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..groups.key import GroupKey
 from .records import Record as Entry
 
-__all__ = ["ConfirmTwice", "Fault", "RankView", "Verdict", "in_one"]
+__all__ = [
+    "ConfirmTwice",
+    "Fault",
+    "RankView",
+    "Verdict",
+    "in_one",
+    "on_group",
+    "on_groups",
+]
+
+#: What follows from a fault, in a text of one sentence.
+TOLD = 3
 
 
 class Fault(enum.Enum):
@@ -62,8 +73,6 @@ class RankView:
     #: The exception that ended the rank's last cell, if any:
     #: ``left cell 7 with ValueError at line 4``.
     last_cell_exit: str = ""
-    #: The global ranks of the rank's groups, by the id of the group.
-    groups: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -90,16 +99,26 @@ class Verdict:
     report: str = ""
     #: The source line of the op, e.g. ``train.py:88``; empty if it is not known.
     line: str = ""
-    #: What follows from the fault in other ops, a sentence each.
+    #: What follows from the fault in other ops, a clause each.
     consequences: tuple[str, ...] = ()
+    #: The groups in which ranks wait because of it; none: `group`.
+    groups: tuple[GroupKey, ...] = ()
 
     @property
     def key(self) -> tuple[Any, ...]:
         """Return a key that is equal for two verdicts with the same meaning."""
         return self.fault, self.group, self.culprits, self.op, self.seq
 
+    def concerns(self, group: GroupKey) -> bool:
+        """Return whether ranks wait in `group` because of it."""
+        return group == self.group or group in self.groups
+
     def __str__(self) -> str:
-        return f"{self.text}. {self.report}" if self.report else self.text
+        told = [self.text, *self.consequences[:TOLD]]
+        if len(self.consequences) > TOLD:
+            told.append(f"and {len(self.consequences) - TOLD} more ops wait")
+        text = f"{told[0]}; thus {'; '.join(told[1:])}" if told[1:] else told[0]
+        return f"{text}. {self.report}" if self.report else text
 
 
 def in_one(verdicts: Iterable[Verdict]) -> tuple[str, tuple[int, ...]]:
@@ -113,6 +132,20 @@ def in_one(verdicts: Iterable[Verdict]) -> tuple[str, tuple[int, ...]]:
         for rank in one.culprits
     }
     return "; ".join(dict.fromkeys(map(str, found))), tuple(sorted(culprits))
+
+
+def on_group(verdicts: Iterable[Verdict], group: GroupKey) -> list[Verdict]:
+    """Return the verdicts on a group, else those because of which ranks wait there."""
+    found = list(verdicts)
+    own = [one for one in found if one.group == group]
+    return own or [one for one in found if one.concerns(group)]
+
+
+def on_groups(verdicts: Iterable[Verdict], groups: Iterable[GroupKey]) -> list[Verdict]:
+    """Return the verdicts that `on_group` returns for any of `groups`."""
+    found = list(verdicts)
+    wanted = {id(one) for key in groups for one in on_group(found, key)}
+    return [one for one in found if id(one) in wanted]
 
 
 class ConfirmTwice:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .bandwidth import payload
+from .newest_records import Course
 from .op_type import OpType
 from .record_fields import Frame, Splits, fields_of
 from .reduce_op import ReduceOp
@@ -219,6 +220,11 @@ class Record:
             reduce_op=self.reduce_op and self.reduce_op.name.lower(),
             name_source=recorder.name_source,
         )
+
+    def course(self) -> Course:
+        """Return where it belongs, and the state of the op."""
+        is_p2p, state = self.op_type.is_p2p, self.state.value
+        return Course(self.status.group_id, self.generation, is_p2p, state)
 
     def brief(self) -> dict[str, Any]:
         """Sequence number, op and source line: what a status table shows."""

@@ -12,7 +12,14 @@ from typing import Any, Protocol
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.diagnosis import completed_unlike, diagnose
 from rankscope.backends.observe.stacks import Frame
-from rankscope.backends.observe.verdicts import ConfirmTwice, RankView, Verdict, in_one
+from rankscope.backends.observe.verdicts import (
+    ConfirmTwice,
+    RankView,
+    Verdict,
+    in_one,
+    on_group,
+    on_groups,
+)
 
 from ..errors import ClusterError
 from ..status import ClusterStatus, RankStatus
@@ -134,18 +141,21 @@ def diagnose_once(
         )
         for one in status.ranks
     }
-    verdicts = []
-    for group, generation in _groups(status).items():
+    found = [
+        one
+        for one in diagnose(_groups(status), views, stall)
         # What a rank without records has issued is not known: it may be late.
-        if undecided.isdisjoint(group.ranks):
-            found = diagnose(group, generation, views, stall)
-            if found:
-                report = account_of_group(
-                    group, status, cluster.nccl_report, report_wait
-                )
-                found[0] = replace(found[0], report=report)
-            verdicts += found
-    return verdicts
+        if undecided.isdisjoint(one.group.ranks)
+    ]
+    asked: set[GroupKey] = set()
+    for place, verdict in enumerate(found):
+        if verdict.group not in asked:
+            asked.add(verdict.group)
+            report = account_of_group(
+                verdict.group, status, cluster.nccl_report, report_wait
+            )
+            found[place] = replace(verdict, report=report)
+    return found
 
 
 def diagnose_confirmed(
@@ -171,11 +181,7 @@ def completed_unlike_of(cluster: Diagnosable) -> list[Verdict]:
     views = {
         rank: RankView(rank, records=dump["records"]) for rank, dump in dumps.items()
     }
-    return [
-        one
-        for group, generation in _groups(status).items()
-        for one in completed_unlike(group, generation, views)
-    ]
+    return completed_unlike(_groups(status), views)
 
 
 def explain(
@@ -186,7 +192,7 @@ def explain(
     One diagnosis has to do: the ops are about to be aborted.
     """
     found = diagnose_once(cluster, REQUESTED_STALL)
-    return [one for one in found if groups is None or one.group in groups]
+    return found if groups is None else on_groups(found, groups)
 
 
 def as_reason(reason: str, verdicts: Iterable[Verdict]) -> tuple[str, tuple[int, ...]]:
@@ -199,10 +205,9 @@ def causes_by_group(
     verdicts: Iterable[Verdict],
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return the text and the ranks at fault of `verdicts`, by the id of the group."""
-    groups: dict[str, list[Verdict]] = {}
-    for one in verdicts:
-        groups.setdefault(one.group.id, []).append(one)
-    return {group: in_one(found) for group, found in groups.items()}
+    found = list(verdicts)
+    groups = {key for one in found for key in (one.group, *one.groups)}
+    return {key.id: in_one(on_group(found, key)) for key in groups}
 
 
 def library_call(frames: Sequence[Frame]) -> str:
@@ -247,11 +252,6 @@ def _view(
         location=location,
         called=library_call(frames),
         last_cell_exit=one.last_cell_exit,
-        groups=(
-            {group: info["ranks"] for group, info in dump["groups"].items()}
-            if dump
-            else {}
-        ),
     )
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rankscope.backends.groups.key import GroupKey
-from rankscope.backends.observe.verdicts import Verdict
+from rankscope.backends.observe.verdicts import Verdict, on_group
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import (
     Cluster,
@@ -91,8 +91,7 @@ class CellMonitor:
             self._cluster.interrupt(free)
         for group in in_flight(status, running):
             # A rank that does not answer does not stop either: the caller reports it.
-            verdicts = [one for one in self.verdicts if one.group == group]
-            self._abort(group, reason, verdicts, report=False)
+            self._abort(group, reason, on_group(self.verdicts, group), report=False)
 
     def places(self) -> str:
         """Return the places of the ranks when they were stopped, as text.

@@ -254,10 +254,11 @@ def test_the_deadline_ends_a_cell(notebook: Notebook) -> None:
     assert isinstance(seen.error, CellTimeout)
     message = str(seen.error)
     assert message.startswith("not done after 3 s; ")
-    assert f"rank 0 has not entered: it is at cell {number} line 4; " in message
+    place = f"(cell {number} line 5): it is at cell {number} line 4; "
+    assert "rank 0 has not entered barrier #" in message
+    assert f"{place}ranks 1–3 wait in it; " in message
     # Each place once.
     assert message.count("ranks 1–3") == 1
-    assert f"ranks 1–3 wait in cell {number} line 5 `barrier`" in message
     assert "group 'default' rebuilt" in message
     assert "Traceback" not in seen.err
 

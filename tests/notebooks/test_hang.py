@@ -38,6 +38,6 @@ def test_a_death_ends_the_cell_and_is_mended(outputs: dict[str, str]) -> None:
 def test_the_magics_name_the_culprit(outputs: dict[str, str]) -> None:
     said = outputs["async-diagnose"]
     assert said.startswith("missing ranks: rank 2 has not entered")
-    assert "wait in cell" in said
+    assert "wait in it" in said
     assert "aborted" in outputs["async-abort"]
     assert "rebuilt" in outputs["async-abort"]

@@ -107,8 +107,8 @@ def hang(
         waiting,
         "all_reduce",
         14,
-        f"rank {absent} has not entered: its cell has ended, or none ran there; "
-        f"{names} wait in cell 7 line 5 `all_reduce` #14",
+        f"rank {absent} has not entered all_reduce #14 (cell 7 line 5): it runs no "
+        f"cell; {names} wait in it",
     )
     return statuses.cluster(*ranks), [verdict]
 

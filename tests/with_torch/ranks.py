@@ -22,7 +22,7 @@ from typing import Any
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.groups.summary import GroupStatus
 from rankscope.backends.observe.diagnosis import diagnose
-from rankscope.backends.observe.verdicts import RankView, Verdict
+from rankscope.backends.observe.verdicts import RankView, Verdict, on_group
 
 #: Seconds after which a rank that does not answer fails the test.
 DEADLINE = 120.0
@@ -146,7 +146,7 @@ class Ranks:
 
     def diagnose(self, group: str, stall: float = 0.0) -> list[Verdict]:
         """Return the verdicts on `group`, from what the ranks tell right now."""
-        views, keys = {}, set()
+        views, keys = {}, set[GroupKey]()
         for rank in range(self.count):
             dump, now_ns, location = self.ask(
                 rank, "(local_dump(), time.time_ns(), location())"
@@ -156,15 +156,14 @@ class Ranks:
                 dump["records"],
                 now_ns=now_ns,
                 location=location,
-                groups={one: info["ranks"] for one, info in dump["groups"].items()},
             )
             keys |= {
                 GroupKey(one["name"], tuple(one["ranks"]))
                 for one in dump["groups"].values()
-                if one["name"] == group
             }
-        (key,) = keys
-        return diagnose(key, 0, views, stall)
+        found = diagnose(dict.fromkeys(keys, 0), views, stall)
+        (key,) = (one for one in keys if one.name == group)
+        return on_group(found, key)
 
     def _per_rank(self, code: str | Mapping[int, str]) -> list[tuple[int, str]]:
         if isinstance(code, str):

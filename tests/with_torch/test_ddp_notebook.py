@@ -29,7 +29,7 @@ def test_the_hang_names_the_rank_that_left_a_branch_out(
 ) -> None:
     said = outputs["hang"]
     assert "CellTimeout: not done after 3 s; rank 2 has not entered" in said
-    assert "ranks 0–1, 3 wait in cell 4 line" in said
+    assert "ranks 0–1, 3 wait in it" in said
     assert "group 'default_pg' rebuilt" in said
 
 

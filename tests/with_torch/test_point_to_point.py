@@ -23,7 +23,7 @@ def test_a_receive_is_in_flight_until_the_send(ranks: Ranks) -> None:
     (verdict,) = ranks.diagnose("default_pg")
     assert verdict.fault is Fault.MISSING_RANKS
     assert verdict.culprits == (0,)
-    assert "rank 0 has not issued the matching send" in str(verdict)
+    assert "rank 0 has not issued the send" in str(verdict)
     ranks.run({0: "dist.send(x, dst=1)"})
     assert ranks.finish([1]) == {}
     for rank, op in enumerate(("send", "recv")):

@@ -102,8 +102,9 @@ def banner_of(
 def _verdicts(verdicts: Sequence[Verdict], groups: Sequence[Group]) -> Banner:
     sentences = []
     for verdict in verdicts:
-        # Of one group the name adds nothing.
-        group = f" (group {_named(verdict.group, groups)})" if len(groups) > 1 else ""
+        # The text has the name of the group, which others may have, too.
+        named = _named(verdict.group, groups)
+        group = "" if named.endswith("'") else f" (group {named})"
         sentences.append(_sentence(text(verdict, 600) + group))
     first = verdicts[0]
     title = first.fault.value.capitalize()

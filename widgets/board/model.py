@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rankscope.backends.groups.key import GroupKey
-from rankscope.backends.observe.verdicts import Fault, Verdict
+from rankscope.backends.observe.verdicts import Fault, Verdict, on_group
 from rankscope.backends.rank_sets import format_ranks
 from rankscope.engines import ClusterStatus, GroupStatus, RankStatus
 from rankscope.engines.status import advice_of
@@ -230,15 +230,13 @@ class BoardModel:
         if self.head:
             self.head = {**self.head, "frozen": sorted(frozen)}
         for group in self.groups:
-            group.keep_hang([one for one in self.verdicts if one.group == group.key])
+            group.keep_hang(on_group(self.verdicts, group.key))
             extra: dict[int, Cells] = {
                 rank: {"lag": lag} for rank, lag in group.behind(self.now).items()
             }
-            for verdict in self.verdicts:
-                if verdict.group != group.key:
-                    continue
+            for verdict in on_group(self.verdicts, group.key):
                 for rank, found in verdict_cells(verdict).items():
-                    if rank in group.base:
+                    if rank in group.base and _shows(group, rank, verdict):
                         extra[rank] = {**found, **extra.get(rank, {})}
             if extra != group.extra:
                 changed = extra.keys() | group.extra.keys()
@@ -318,3 +316,11 @@ def _same_start(old: Cells, new: Cells) -> bool:
     return abs(float(old["since"]) - float(new["since"])) < JITTER and all(
         old.get(key) == new.get(key) for key in same
     )
+
+
+def _shows(group: Group, rank: int, verdict: Verdict) -> bool:
+    """Return whether a rank's row in the tab of `group` shows its cells of a verdict.
+
+    In the tab of another group, only those who wait in an op there.
+    """
+    return verdict.group == group.key or group.base[rank]["mood"] == "working"

@@ -19,19 +19,27 @@ from __future__ import annotations
 from ..evidence import Evidence
 from ..verdicts import Verdict
 from .causes import find_causes
+from .differences import completed_differences
 from .picture import Picture
-from .wording import undecided, verdict_of
+from .scene import scenes_of
+from .wording import undecided, verdict_of, verdict_on_difference
 
-__all__ = ["find_root_causes"]
+__all__ = ["find_completed_differences", "find_root_causes"]
 
 
-def find_root_causes(evidence: Evidence) -> list[Verdict]:
+#: Seconds: an op that is younger hangs on no account.
+STALL = 2.0
+
+
+def find_root_causes(evidence: Evidence, stall: float = STALL) -> list[Verdict]:
     """Return why the job hangs, the cause that explains most first.
 
     Parameters
     ----------
     evidence
         What is known of the job; see `rankscope.backends.observe.evidence`.
+    stall : float, default 2.0
+        Seconds for which an op has to be in flight to count as one that hangs.
 
     Returns
     -------
@@ -39,12 +47,18 @@ def find_root_causes(evidence: Evidence) -> list[Verdict]:
         One for each cause: several only if they are independent of each other. Empty
         if no op is known to hang.
     """
-    picture = Picture.of(evidence)
+    picture = Picture.of(evidence, stall)
     causes = find_causes(picture)
     if not causes:
         return [undecided(picture)] if picture.waits else []
-    told = {wait.place for cause in causes for wait in cause.waits[:1]}
+    return [verdict_of(cause, picture, causes) for cause in causes]
+
+
+def find_completed_differences(evidence: Evidence) -> list[Verdict]:
+    """Return verdicts on completed collectives whose dtype or reduction differed."""
+    picture = Picture(evidence, scenes_of(evidence), frozenset())
     return [
-        verdict_of(cause, picture, told, first=number == 0)
-        for number, cause in enumerate(causes)
+        verdict_on_difference(one, picture)
+        for scene in picture.scenes
+        for one in completed_differences(scene)
     ]

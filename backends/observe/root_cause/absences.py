@@ -21,7 +21,7 @@ def awaited_ranks(picture: Picture, blamed: set[int], has_cause: bool) -> list[C
     differ = {(one.group, one.seq) for one in picture.differences}
     held_back = _held_back(picture)
     for wait in picture.waits:
-        targets = wait.absent
+        targets = (*wait.absent, *_unable(wait.unknown, picture))
         told = wait.place in held_back or (wait.group, wait.seq) in differ
         if not targets and not told and _is_telling(wait, picture):
             targets = wait.unknown
@@ -33,6 +33,14 @@ def awaited_ranks(picture: Picture, blamed: set[int], has_cause: bool) -> list[C
                 edges[wait.rank].add(rank)
                 awaited[rank].append(wait)
     waiting = {wait.rank for wait in picture.waits}
+    for wait in picture.waits:
+        # One of several is enough: who it is is known where there is one alone, and
+        # it does not matter where none of them can.
+        able = [one for one in wait.any_of if one not in waiting]
+        if wait.any_of and (len(wait.any_of) == 1 or not able):
+            for rank in wait.any_of:
+                edges[wait.rank].add(rank)
+                awaited[rank].append(wait)
     for rank in [one for one in edges if picture.rank(one).death is not None]:
         del edges[rank]
     free: dict[int, list[Wait]] = {}
@@ -45,7 +53,7 @@ def awaited_ranks(picture: Picture, blamed: set[int], has_cause: bool) -> list[C
                 wait
                 for wait in picture.waits
                 if wait.rank in members
-                and not {*wait.absent, *wait.unknown}.isdisjoint(members)
+                and not {*wait.absent, *wait.unknown, *wait.any_of}.isdisjoint(members)
             ]
             causes.append(cycle_of(members, edges, inside))
         elif members[0] in waiting and picture.rank(members[0]).death is None:
@@ -62,6 +70,15 @@ def awaited_ranks(picture: Picture, blamed: set[int], has_cause: bool) -> list[C
             if rank not in known and not _may_wait(rank, waits, held, picture):
                 known = {**known, rank: waits}
     return causes + _absences(known, picture)
+
+
+def _unable(ranks: Sequence[int], picture: Picture) -> tuple[int, ...]:
+    """Return those of `ranks` that are dead or do not answer: they come to nothing."""
+    return tuple(
+        rank
+        for rank in ranks
+        if (one := picture.rank(rank)).death is not None or one.silence is not None
+    )
 
 
 def _may_wait(
@@ -123,9 +140,13 @@ def _is_telling(wait: Wait, picture: Picture) -> bool:
     """Return whether it is likely that the ranks of which nothing is known are late.
 
     All others are in. A minority without records may be what ended the job; a
-    majority is rather a part of the files that is not here.
+    majority is rather a part of the files that is not here. A live rank would answer.
     """
-    if wait.ahead or not picture.stale.isdisjoint(wait.unknown):
+    if (
+        picture.evidence.at_one_moment
+        or wait.ahead
+        or not picture.stale.isdisjoint(wait.unknown)
+    ):
         return False
     if wait.is_p2p:
         recorded = [one for one in picture.evidence.ranks.values() if one.recorded]
@@ -136,7 +157,8 @@ def _is_telling(wait: Wait, picture: Picture) -> bool:
 
 def _has_facts(rank: int, picture: Picture) -> bool:
     one = picture.rank(rank)
-    return one.recorded or one.death is not None or one.exception is not None
+    facts = one.death, one.silence, one.exception
+    return one.recorded or any(fact is not None for fact in facts)
 
 
 def _absences(free: Mapping[int, Sequence[Wait]], picture: Picture) -> list[Cause]:
@@ -147,9 +169,12 @@ def _absences(free: Mapping[int, Sequence[Wait]], picture: Picture) -> list[Caus
         fault = Fault.MISSING_RANKS
         if one.death is not None:
             fault = Fault.RANK_DEAD
+        elif one.silence is not None:
+            fault = Fault.RANK_NOT_RESPONDING
         elif one.location is not None and one.exception is None and not one.has_left:
             fault = Fault.RANK_BUSY_ELSEWHERE
-        key = fault, not one.recorded, first.group.name, first.name
+        unrecorded = not one.recorded and not _has_facts(rank, picture)
+        key = fault, unrecorded, first.group.name, first.name
         rest = [wait for wait in waits if wait is not first]
         sets.setdefault(key, {})[rank] = [first, *rest]
     causes = []

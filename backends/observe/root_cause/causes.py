@@ -57,7 +57,10 @@ def _of_difference(one: Difference, picture: Picture) -> Cause:
 def _lags(picture: Picture, blamed: set[int]) -> list[Cause]:
     """Return ranks whose ops do not complete although they have for other ranks."""
     behind: dict[int, list[Wait]] = defaultdict(list)
+    differ = {(one.group, one.seq) for one in picture.differences}
     for wait in picture.waits:
+        if (wait.group, wait.seq) in differ:
+            continue
         if wait.ahead and not wait.is_p2p and wait.rank not in blamed:
             behind[wait.rank].append(wait)
     explained = {
@@ -74,7 +77,8 @@ def _lags(picture: Picture, blamed: set[int]) -> list[Cause]:
         Cause(Fault.EXECUTION_HANG, tuple(sorted(ranks)), waits)
         for ranks, waits in _alike(first)
         # Where most of a group lag, its counters are rather not what they seem.
-        if not any(_most_lag(wait, behind) for wait in waits)
+        if picture.evidence.at_one_moment
+        or not any(_most_lag(wait, behind) for wait in waits)
     ]
 
 

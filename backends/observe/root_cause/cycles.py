@@ -28,7 +28,8 @@ def cycle_of(
                 wait
                 for wait in ordered
                 if wait.rank == rank
-                and following in (*wait.absent, *wait.unknown, *_others(wait))
+                and following
+                in (*wait.absent, *wait.unknown, *wait.any_of, *_others(wait))
             )
         )
     sides: dict[tuple[Group, int, str], set[int]] = defaultdict(set)

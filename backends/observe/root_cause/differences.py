@@ -1,4 +1,4 @@
-"""What ranks issued differently in one op: its kind, dtype, size, root, reduce op."""
+"""What ranks issued differently in one op: its kind, dtype, size, root, splits, tag."""
 
 from __future__ import annotations
 
@@ -12,8 +12,15 @@ from ..evidence import Group, IssuedOp
 from ..verdicts import Fault
 from .pairs import Match
 from .scene import GroupScene
+from .splits import Disagreement, disagreements, those_at_fault
 
-__all__ = ["Difference", "difference_of_pair", "first_difference", "numel"]
+__all__ = [
+    "Difference",
+    "completed_differences",
+    "difference_of_pair",
+    "first_difference",
+    "numel",
+]
 
 #: The side of an op whose element counts are equal on all ranks. Not all_to_all, whose
 #: ranks may split as they like.
@@ -40,6 +47,8 @@ class Difference:
     ops: Mapping[int, IssuedOp]
     #: Which send belongs to which receive is not certain.
     weak: bool = False
+    #: What ranks of an all-to-all send and others do not expect.
+    splits: tuple[Disagreement, ...] = ()
 
     @property
     def op(self) -> IssuedOp:
@@ -54,6 +63,8 @@ def numel(sizes: Sequence[Sequence[int]] | None) -> tuple[int, ...] | None:
 
 
 def _size(op: IssuedOp) -> tuple[int, ...] | None:
+    if op.equal_size is not None:
+        return (op.equal_size,)
     if op.op in _EQUAL_INPUTS:
         return numel(op.arrays.inputs)
     if op.op in _EQUAL_OUTPUTS:
@@ -72,6 +83,10 @@ _TRAITS: dict[Fault, Callable[[IssuedOp], Any]] = {
     Fault.DTYPE_MISMATCH: _dtype,
     Fault.SIZE_MISMATCH: _size,
 }
+#: Those with which an op may complete.
+_UNNOTICED = {
+    fault: _TRAITS[fault] for fault in (Fault.REDUCE_OP_MISMATCH, Fault.DTYPE_MISMATCH)
+}
 
 
 def first_difference(scene: GroupScene, stale: Iterable[int]) -> Difference | None:
@@ -80,16 +95,42 @@ def first_difference(scene: GroupScene, stale: Iterable[int]) -> Difference | No
     listed = {rank: at for rank, at in scene.at.items() if rank not in left_out}
     for seq in sorted({seq for rank in listed for seq in scene.open[rank]}):
         found = {rank: ops for rank, at in listed.items() if (ops := at.get(seq))}
-        difference = _compare(scene, seq, found)
+        difference = _compare(scene, seq, found, _TRAITS) or _of_splits(
+            scene, seq, found
+        )
         if difference is not None:
             return difference
     return None
 
 
+def completed_differences(scene: GroupScene) -> list[Difference]:
+    """Return the completed collectives whose dtype or reduction differed.
+
+    A library that compares nothing has computed nonsense there. What is not listed is
+    not known.
+    """
+    at: dict[int, dict[int, list[IssuedOp]]] = {}
+    for rank, numbered in scene.at.items():
+        for op in numbered.ops:
+            if op.state == "completed":
+                at.setdefault(op.seq, {}).setdefault(rank, []).append(op)
+    found = []
+    for seq, ops in sorted(at.items()):
+        # Of a rank whose op is another one, nothing follows for the others.
+        if len({one.op for batch in ops.values() for one in batch}) == 1:
+            difference = _compare(scene, seq, ops, _UNNOTICED)
+            if difference is not None:
+                found.append(difference)
+    return found
+
+
 def _compare(
-    scene: GroupScene, seq: int, ops: Mapping[int, Sequence[IssuedOp]]
+    scene: GroupScene,
+    seq: int,
+    ops: Mapping[int, Sequence[IssuedOp]],
+    traits: Mapping[Fault, Callable[[IssuedOp], Any]],
 ) -> Difference | None:
-    for fault, trait in _TRAITS.items():
+    for fault, trait in traits.items():
         values = {
             rank: value
             for rank, batch in ops.items()
@@ -105,6 +146,19 @@ def _compare(
         first = {rank: batch[0] for rank, batch in ops.items() if rank in values}
         return Difference(fault, scene.group, seq, culprits, values, first)
     return None
+
+
+def _of_splits(
+    scene: GroupScene, seq: int, ops: Mapping[int, Sequence[IssuedOp]]
+) -> Difference | None:
+    first = {rank: batch[0] for rank, batch in ops.items() if batch[0].splits}
+    found = tuple(disagreements(first, scene.group.ranks)) if first else ()
+    if not found:
+        return None
+    culprits = those_at_fault(found)
+    return Difference(
+        Fault.SPLIT_MISMATCH, scene.group, seq, culprits, {}, first, splits=found
+    )
 
 
 def _odd(values: Mapping[int, Any], size: int) -> tuple[int, ...]:
@@ -150,7 +204,10 @@ def difference_of_pair(match: Match, certain: bool) -> Difference | None:
     received = numel(receive.arrays.outputs) or numel(receive.arrays.inputs)
     kinds = send.arrays.input_dtypes or send.arrays.output_dtypes
     wanted = receive.arrays.output_dtypes or receive.arrays.input_dtypes
+    # Where the tags are not known, they are None: NCCL has none.
+    tag, taken = (one.tag and (one.tag,) for one in (send, receive))
     for fault, one, other in (
+        (Fault.TAG_MISMATCH, tag, taken),
         (Fault.DTYPE_MISMATCH, kinds, wanted),
         (Fault.SIZE_MISMATCH, sent, received),
     ):
@@ -162,6 +219,6 @@ def difference_of_pair(match: Match, certain: bool) -> Difference | None:
                 tuple(sorted((match.sender, match.receiver))),
                 {match.sender: (one,), match.receiver: (other,)},
                 {match.sender: send, match.receiver: receive},
-                weak=not certain,
+                weak=not certain and fault is not Fault.TAG_MISMATCH,
             )
     return None

@@ -35,49 +35,71 @@ class Pairs:
         self.known: Mapping[int, GroupEvidence] = scene.known
         #: Ops by rank, peer and whether it is a send, in the order of issue.
         self._ops: dict[tuple[int, int, bool], list[IssuedOp]] = {}
-        #: The first op in flight of each rank and peer; of a batch, all of its ops.
-        self._heads: dict[tuple[int, int], list[IssuedOp]] = {}
+        #: The ops in flight of each rank and peer.
+        self._pending: dict[tuple[int, int], list[IssuedOp]] = {}
+        #: Receives in flight that take a message of any rank.
+        self._from_any: list[tuple[int, IssuedOp]] = []
         for rank, evidence in scene.known.items():
             for op in evidence.ops:
-                if op.is_p2p and op.peer is not None:
+                if not op.is_p2p:
+                    continue
+                if op.peer is None and op.op == "recv" and op.in_flight:
+                    self._from_any.append((rank, op))
+                elif op.peer is not None:
                     key = (rank, op.peer, op.op == "send")
                     self._ops.setdefault(key, []).append(op)
                     if op.in_flight:
-                        heads = self._heads.setdefault((rank, op.peer), [])
-                        if not heads or _together(heads[0], op):
-                            heads.append(op)
+                        self._pending.setdefault((rank, op.peer), []).append(op)
 
     def waits(self, stale: Collection[int]) -> tuple[list[Wait], list[Match]]:
         """Return what each rank waits in, and the pairs of which both sides wait."""
-        waits, matches = [], []
-        heads = (
-            (rank, peer, op) for (rank, peer), ops in self._heads.items() for op in ops
-        )
-        for rank, peer, op in heads:
+        waits: list[Wait] = []
+        matches: list[Match] = []
+        for (rank, peer), ops in self._pending.items():
             if rank in stale:
                 continue
-            if peer in stale or peer not in self.known:
-                waits.append(Wait(rank, self.group, op.seq, op, unknown=(peer,)))
-                continue
-            other = self._other_side(rank, peer, op)
-            if other is None:
-                known = self.known[peer]
-                sure = known.lists_all_in_flight or known.lists_all
-                wait = Wait(
-                    rank,
-                    self.group,
-                    op.seq,
-                    op,
-                    absent=(peer,) if sure else (),
-                    unknown=() if sure else (peer,),
-                    unsure=not (known.lists_all and self.known[rank].lists_all),
-                )
-                waits.append(wait)
-                continue
-            ahead = () if other.in_flight else (peer,)
-            waits.append(Wait(rank, self.group, op.seq, op, ahead=ahead, other=other))
-            matches.append(self._match(rank, op, peer, other))
+            head: IssuedOp | None = None
+            for op in ops:
+                # Of a batch all ops; else the first one.
+                if head is None or _together(head, op):
+                    wait = self._wait(rank, peer, op, stale)
+                    if wait is not None:
+                        head = head or op
+                        waits.append(wait)
+                        if wait.other is not None:
+                            matches.append(self._match(rank, op, peer, wait.other))
+        for rank, op in self._from_any:
+            if rank not in stale:
+                others = tuple(one for one in self.group.ranks if one != rank)
+                waits.append(Wait(rank, self.group, op.seq, op, any_of=others))
         return waits, matches
+
+    def _wait(
+        self, rank: int, peer: int, op: IssuedOp, stale: Collection[int]
+    ) -> Wait | None:
+        """Return for whom an op waits; None if its message has been received."""
+        group, seq = self.group, op.seq
+        if peer in stale or peer not in self.known:
+            return Wait(rank, group, seq, op, unknown=(peer,))
+        other = self._other_side(rank, peer, op)
+        if other is None:
+            known = self.known[peer]
+            sure = known.lists_all_in_flight or known.lists_all
+            return Wait(
+                rank,
+                group,
+                seq,
+                op,
+                absent=(peer,) if sure else (),
+                unknown=() if sure else (peer,),
+                unsure=not (known.lists_all and self.known[rank].lists_all),
+            )
+        if op.op == "send" and other.state == "completed":
+            # Nobody may have waited for it: torch's gloo then never says that it is
+            # over.
+            return None
+        ahead = () if other.in_flight else (peer,)
+        return Wait(rank, group, seq, op, ahead=ahead, other=other)
 
     def _other_side(self, rank: int, peer: int, op: IssuedOp) -> IssuedOp | None:
         sends = op.op == "send"
@@ -85,7 +107,15 @@ class Pairs:
         theirs = self._ops.get((peer, rank, not sends), [])
         if op.tag is not None:
             ours = [one for one in ours if one.tag == op.tag]
-            theirs = [one for one in theirs if one.tag in (op.tag, None)]
+            alike = [one for one in theirs if one.tag in (op.tag, None)]
+            if not any(one.in_flight for one in alike):
+                # What is in flight there has another tag, for which nobody waits here.
+                wanted = {one.tag for one in self._ops[rank, peer, sends]}
+                unlike = [one for one in theirs if one.in_flight]
+                odd = next((one for one in unlike if one.tag not in wanted), None)
+                if odd is not None:
+                    return odd
+            theirs = alike
         if self.known[rank].lists_all and self.known[peer].lists_all:
             place = next(number for number, one in enumerate(ours) if one is op)
             return theirs[place] if place < len(theirs) else None

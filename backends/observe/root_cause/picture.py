@@ -13,9 +13,6 @@ from .scene import GroupScene, Wait, scenes_of, stale_ranks
 
 __all__ = ["Cause", "Picture", "issue_order"]
 
-#: Seconds: an op that is younger hangs on no account.
-YOUNG = 2.0
-
 
 @dataclass(frozen=True)
 class Cause:
@@ -44,10 +41,13 @@ class Picture:
     differences: list[Difference] = field(default_factory=list)
 
     @classmethod
-    def of(cls, evidence: Evidence) -> Picture:
-        """Return what the rules look at."""
+    def of(cls, evidence: Evidence, stall: float) -> Picture:
+        """Return what the rules look at; an op of `stall` seconds hangs."""
         scenes = scenes_of(evidence)
-        self = cls(evidence, scenes, stale_ranks(scenes))
+        read_earlier = frozenset[int]()
+        if not evidence.at_one_moment:
+            read_earlier = stale_ranks(scenes)
+        self = cls(evidence, scenes, read_earlier)
         for scene in scenes:
             pairs = Pairs(scene)
             waits, matches = pairs.waits(self.stale)
@@ -56,18 +56,19 @@ class Picture:
             if difference is not None:
                 self.differences.append(difference)
             self.differences += _of_pairs(pairs, matches)
-        self.waits = [wait for wait in self.waits if not self._is_young(wait)]
+        self.waits = [wait for wait in self.waits if not self._is_young(wait, stall)]
         return self
 
-    def _is_young(self, wait: Wait) -> bool:
+    def _is_young(self, wait: Wait, stall: float) -> bool:
         read = self.evidence.ranks[wait.rank].read_ns
-        if read is None or wait.op is None or wait.op.created_ns is None:
+        if read is None or wait.op is None:
             return False
-        return read - wait.op.created_ns < YOUNG * 1e9
+        begun = wait.op.started_ns or wait.op.created_ns
+        return begun is not None and read - begun < stall * 1e9
 
     def rank(self, rank: int) -> RankEvidence:
         """Return what is known of a rank."""
-        return self.evidence.ranks.get(rank) or RankEvidence(rank)
+        return self.evidence.rank(rank)
 
     def last_order(self, rank: int) -> int:
         """Return the place of the last op that `rank` issued, -1 without one."""

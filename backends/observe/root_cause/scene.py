@@ -30,6 +30,8 @@ class Wait:
     unknown: tuple[int, ...] = ()
     #: The ranks that have completed it.
     ahead: tuple[int, ...] = ()
+    #: The ranks of which one is enough: it receives what any of them sends.
+    any_of: tuple[int, ...] = ()
     #: The other side of a send or receive, if it was issued.
     other: IssuedOp | None = None
     #: The ranks in `absent` may also have completed their side: what is over is not
@@ -50,7 +52,7 @@ class Wait:
     def is_full(self) -> bool:
         """Whether all ranks are in, and none has completed it."""
         known = self.is_p2p or self.group.complete
-        return known and not (self.absent or self.unknown or self.ahead)
+        return known and not (self.absent or self.unknown or self.ahead or self.any_of)
 
     @property
     def place(self) -> tuple[Group, int, str]:

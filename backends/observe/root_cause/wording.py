@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ...groups.key import GroupKey
 from ...rank_sets import name_ranks
 from ..evidence import Group, IssuedOp
 from ..verdicts import Fault, Verdict
+from .differences import Difference
+from .facts import deaths, silences, whereabouts
+from .names import Names, direction, have, listed, some, they_wait
 from .picture import Cause, Picture
 from .scene import Wait
+from .splits import tell
 
-__all__ = ["undecided", "verdict_of"]
+__all__ = ["undecided", "verdict_of", "verdict_on_difference"]
 
 #: Lines on what follows from a cause, and waits of a cycle in its sentence.
 MOST = 8
 
-#: Runs of ranks that a sentence names one by one.
-PIECES = 12
 
-_Place = tuple[Group, int, str]
-
-
-def verdict_of(
-    cause: Cause, picture: Picture, told: Collection[_Place], *, first: bool
-) -> Verdict:
-    """Return a cause as a verdict; the first one has the consequences."""
-    tell = _cycle if cause.cycle else _TEXTS.get(cause.fault, _mismatch)
-    text = tell(cause, picture)
+def verdict_of(cause: Cause, picture: Picture, others: Sequence[Cause]) -> Verdict:
+    """Return a cause as a verdict; the first one has the consequences of all."""
+    names = Names(picture)
+    telling = _cycle if cause.cycle else _TEXTS[cause.fault]
+    text = telling(cause, picture, names)
     difference = cause.difference
     op: IssuedOp | None
     if difference is not None:
-        group, seq = difference.group, difference.seq
-        op = difference.op
+        group, seq, op = difference.group, difference.seq, difference.op
     else:
         wait = cause.waits[0]
-        group, seq = wait.group, wait.seq
-        op = wait.op or _example(picture, wait)
+        group, seq, op = wait.group, wait.seq, names.example(wait)
     waiting = {wait.rank for wait in picture.waits} - set(cause.culprits)
     return Verdict(
         cause.fault,
@@ -44,109 +40,91 @@ def verdict_of(
         cause.culprits,
         tuple(sorted(waiting)),
         op.op if op is not None else "",
-        seq,
+        op.number if op is not None else seq,
         text,
         line=str(op.line) if op is not None and op.line is not None else "",
-        consequences=_consequences(picture, told, cause) if first else (),
+        consequences=_consequences(picture, names, others)
+        if cause is others[0]
+        else (),
+        groups=_groups(wait.group for wait in picture.waits),
+    )
+
+
+def verdict_on_difference(difference: Difference, picture: Picture) -> Verdict:
+    """Return what ranks issued differently as a verdict; nobody waits."""
+    cause = Cause(difference.fault, difference.culprits, (), difference)
+    op, group = difference.op, difference.group
+    return Verdict(
+        difference.fault,
+        GroupKey(group.name, group.ranks),
+        difference.culprits,
+        (),
+        op.op,
+        op.number,
+        _mismatch(cause, picture, Names(picture)),
+        line=str(op.line) if op.line is not None else "",
     )
 
 
 def undecided(picture: Picture) -> Verdict:
     """Return the verdict that ranks wait and that nothing certain is known of why."""
+    names = Names(picture)
     wait = min(picture.waits, key=lambda one: (one.rank, one.seq))
-    lines = _lines(picture.waits)
+    lines = _lines(picture.waits, names)
     unknown = {rank for one in picture.waits for rank in one.unknown}
     known = {rank for rank, one in picture.evidence.ranks.items() if one.recorded}
     unrecorded = sorted(unknown - known)
-    why = (
-        f"no records of {name_ranks(unrecorded)} are here"
-        if unrecorded
-        else "what is known does not tell for whom"
-    )
+    why = "what is known does not tell for whom"
+    if unrecorded:
+        why = f"nothing is known of {name_ranks(unrecorded)}"
+    elif wait.any_of:
+        why = "each other rank of the group may be the one that should send"
+    op = names.example(wait)
     return Verdict(
         Fault.UNDECIDED,
         GroupKey(wait.group.name, wait.group.ranks),
         (),
         tuple(sorted({one.rank for one in picture.waits})),
         wait.name,
-        wait.seq,
+        op.number if op is not None else wait.seq,
         f"{lines[0]}, and nothing certain is known of the cause: {why}",
-        line=str(wait.op.line) if wait.op is not None and wait.op.line else "",
+        line=str(op.line) if op is not None and op.line else "",
         consequences=tuple(lines[1:MOST]),
+        groups=_groups(one.group for one in picture.waits),
     )
 
 
-# -- names -----------------------------------------------------------------------
-
-
-def _op(wait: Wait, op: IssuedOp | None = None) -> str:
-    """Return ``all_reduce #13 of group 'dp' (train.py:31)``."""
-    return _named(wait.group, wait.seq, wait.op or op)
-
-
-def _named(group: Group, seq: int, op: IssuedOp | None) -> str:
-    name = f"{op.op} #{seq}" if op is not None else f"op #{seq}"
-    line = f" ({op.line})" if op is not None and op.line is not None else ""
-    return f"{name} of group {group.name!r}{line}"
-
-
-def _example(picture: Picture, wait: Wait) -> IssuedOp | None:
-    """Return the op of a wait as another rank issued it."""
-    for scene in picture.scenes:
-        if scene.group == wait.group:
-            return scene.named(wait.seq)
-    return None
-
-
-def _have(ranks: Collection[int]) -> str:
-    return "has" if len(set(ranks)) == 1 else "have"
-
-
-def _they_wait(waits: Iterable[Wait], besides: Collection[int] = ()) -> str:
-    ranks = {wait.rank for wait in waits} - set(besides)
-    if not ranks:
-        return ""
-    return f"{_some(ranks)} {'wait' if len(ranks) > 1 else 'waits'}"
-
-
-def _some(ranks: Collection[int]) -> str:
-    """Return the ranks, and their number where they are in many pieces."""
-    text = name_ranks(ranks)
-    pieces = text.split(", ")
-    if len(pieces) <= PIECES:
-        return text
-    begin = ", ".join(pieces[: PIECES // 2]).removeprefix("ranks ")
-    return f"{len(set(ranks))} ranks ({begin}, …)"
-
-
-def _direction(wait: Wait) -> str:
-    if not wait.is_p2p or wait.op is None or wait.op.peer is None:
-        return ""
-    return f" {'to' if wait.op.op == 'send' else 'from'} rank {wait.op.peer}"
+def _groups(groups: Iterable[Group]) -> tuple[GroupKey, ...]:
+    return tuple(sorted({GroupKey(one.name, one.ranks) for one in groups}))
 
 
 # -- sentences -------------------------------------------------------------------
 
 
-def _mismatch(cause: Cause, picture: Picture) -> str:
+def _mismatch(cause: Cause, picture: Picture, names: Names) -> str:
     difference = cause.difference
     assert difference is not None
+    if difference.splits:
+        disagree = tell(difference.splits, difference.op.op)
+        return f"{disagree}, in {names.op(difference.op, difference.group)}"
     sides: dict[object, list[int]] = {}
     for rank, value in difference.values.items():
         sides.setdefault(value, []).append(rank)
-    told = []
+    text = before = ""
+    group: Group | None = difference.group
     for value, ranks in sorted(
         sides.items(), key=lambda one: (one[1][0] not in cause.culprits, one[1])
     ):
-        op = difference.ops[ranks[0]]
-        verb = "is" if len(ranks) == 1 else "are"
-        text = f"{_some(ranks)} {verb} in {op.op} #{op.seq}"
-        if op.is_p2p:
-            text += f" {'to' if op.op == 'send' else 'from'} rank {op.peer}"
+        op = difference.ops[min(ranks)]
+        if names.op(op) == before:
+            # The same op at the same line is named once.
+            text += f", {listed(ranks)}"
+        else:
+            begin = " while " if text else ""
+            text += f"{begin}{some(ranks)} issued {names.op(op, group)}"
+        before, group = names.op(op), None
         if cause.fault in _NOUNS:
             text += " " + _NOUNS[cause.fault].format(_value(value))
-        told.append(f"{text} ({op.line})" if op.line is not None else text)
-    text = f"in group {difference.group.name!r} {' while '.join(told)}"
     if cause.fault is Fault.ORDER_MISMATCH:
         text += "; they issue the same ops in different orders"
     return text
@@ -157,6 +135,7 @@ _NOUNS = {
     Fault.SIZE_MISMATCH: "with {} elements",
     Fault.ROOT_MISMATCH: "with root {}",
     Fault.REDUCE_OP_MISMATCH: "with reduce op {}",
+    Fault.TAG_MISMATCH: "with tag {}",
 }
 
 
@@ -170,124 +149,97 @@ def _value(value: object) -> str:
     return str(value)
 
 
-def _hang(cause: Cause, picture: Picture) -> str:
+def _hang(cause: Cause, picture: Picture, names: Names) -> str:
     wait = cause.waits[0]
-    op = _op(wait, _example(picture, wait))
+    op = names.wait(wait)
     who = name_ranks(cause.culprits)
     if wait.ahead:
         ahead = {rank for one in cause.waits for rank in one.ahead}
-        each = "" if len(cause.waits) == 1 else " (the first such op of each)"
-        what = "its GPU or its" if len(cause.culprits) == 1 else "their GPUs or their"
+        if picture.evidence.at_one_moment:
+            return (
+                f"all ranks have entered {op}, and it does not complete on {who}; "
+                f"{some(ahead)} {have(ahead)} completed it"
+            )
+        several = len({one.seq for one in cause.waits}) > 1
+        one = len(cause.culprits) == 1
         return (
-            f"{who} {_have(cause.culprits)} issued {op}{_direction(wait)} and not "
-            f"completed it{each}, while "
-            f"{_some(ahead)} {_have(ahead)}: {what} "
-            f"{'process has' if len(cause.culprits) == 1 else 'processes have'} stopped"
+            f"{who} {have(cause.culprits)} issued {op} and not completed it"
+            f"{' (the first such op of each)' if several else ''}, while "
+            f"{some(ahead)} {have(ahead)}: "
+            f"{'its GPU or its process has' if one else _STOPPED} stopped"
         )
     both = "both sides" if wait.is_p2p else "all ranks"
-    return (
-        f"{both} have entered {op}{_direction(wait)}, nothing differs, and it does not "
-        f"complete on {who}"
+    text = (
+        f"{both} have entered {op}, nothing differs, and it does not complete on {who}"
     )
+    started = {one.rank for one in cause.waits if one.op and one.op.state == "started"}
+    if started and len(started) < len(cause.waits):
+        text += f"; it has started on {name_ranks(started)} alone"
+    return text
 
 
-def _absence(cause: Cause, picture: Picture) -> str:
+_STOPPED = "their GPUs or their processes have"
+
+
+def _absence(cause: Cause, picture: Picture, names: Names) -> str:
     wait = cause.waits[0]
     who = name_ranks(cause.culprits)
-    entered = f"{_have(cause.culprits)} not entered"
-    op = _op(wait, _example(picture, wait))
-    if wait.is_p2p:
-        other = "recv" if wait.name == "send" else "send"
-        entered = f"{_have(cause.culprits)} not issued the {other} for"
-        op = f"{op}{_direction(wait) if len(cause.culprits) == 1 else ''}"
-    firsts = {one.place for one in cause.waits[: len(cause.culprits)]}
-    waits = [one for one in cause.waits if one.place in firsts]
+    waiting = they_wait(_first_waits(cause), cause.culprits)
     if cause.unrecorded:
-        text = f"{who} left no records, and all others are in {op}"
+        text = f"nothing is known of {who}, and all others are in {names.wait(wait)}"
         if len(cause.culprits) > 1:
             text += "; at least one of them has not entered it"
-    else:
-        text = f"{who} {entered} {op}"
-    waiting = _they_wait(waits, cause.culprits)
-    text = f"{text}; {waiting} in it" if waiting and not cause.unrecorded else text
-    for rank in cause.culprits[:MOST]:
-        facts = _facts(rank, picture, wait)
-        if facts:
-            text += f"; {facts}"
-    return text
-
-
-def _facts(rank: int, picture: Picture, wait: Wait) -> str:
-    """Return what else is known of a rank that others wait for."""
-    one = picture.rank(rank)
-    if one.death is not None:
-        return one.death
-    if one.exception is not None:
-        place = f" at {one.exception_line}" if one.exception_line else ""
-        return f"rank {rank} handles {one.exception}{place}"
-    if one.has_left:
-        return f"rank {rank} has left the program"
-    if one.location is not None:
-        called = f" in {one.called}" if one.called else ""
-        return f"rank {rank} is at {one.location}{called}"
-    return _history(rank, picture, wait)
-
-
-def _history(rank: int, picture: Picture, wait: Wait) -> str:
-    """Return how often a rank issued an op from the line, and what it issued last."""
-    one = picture.rank(rank)
-    if not one.recorded:
-        return ""
-    last: IssuedOp | None = None
-    group: Group | None = None
-    for key, found in one.groups.items():
-        if found.ops and (last is None or found.ops[-1].order > last.order):
-            last, group = found.ops[-1], key
-    if last is None or group is None:
-        return ""
-    text = f"the last op of rank {rank} is {_named(group, last.seq, last)}"
-    own = one.groups.get(wait.group)
-    other = picture.rank(wait.rank).groups.get(wait.group)
-    line = wait.op.line if wait.op is not None else None
-    if line is None or own is None or other is None or wait.is_p2p:
         return text
-    if own.lists_all and other.lists_all:
-        name = wait.name
+    if cause.fault in (Fault.RANK_DEAD, Fault.RANK_NOT_RESPONDING):
+        tell_how = deaths if cause.fault is Fault.RANK_DEAD else silences
+        how = tell_how(cause.culprits, picture.evidence)
+        return f"{how}; {waiting} in {names.wait(wait)}" if waiting else how
+    text = f"{who} {have(cause.culprits)} not entered {names.wait(wait)}"
+    if wait.is_p2p:
+        other = "recv" if wait.name == "send" else "send"
+        text = f"{who} {have(cause.culprits)} not issued the {other}"
+    where = whereabouts(cause.culprits, picture, names, wait)
+    text = f"{text}: {where}" if where else text
+    it = names.wait(wait) if wait.is_p2p else "it"
+    return f"{text}; {waiting} in {it}" if waiting else text
 
-        def count(ops: Sequence[IssuedOp]) -> int:
-            return sum(op.op == name and op.line == line for op in ops)
 
-        ours, theirs = count(own.ops), count(other.ops)
-        if 0 < ours < theirs:
-            text += f"; it issued {ours:,} of {theirs:,} {name}s of {line}"
-    return text
+def _first_waits(cause: Cause) -> list[Wait]:
+    """Return the waits in the first op from which each culprit is absent."""
+    firsts = {one.place for one in cause.waits[: len(cause.culprits)]}
+    return [one for one in cause.waits if one.place in firsts]
 
 
-def _cycle(cause: Cause, picture: Picture) -> str:
+def _cycle(cause: Cause, picture: Picture, names: Names) -> str:
     ring = [wait.rank for wait in cause.cycle]
+    alike = len({(wait.name, wait.op and wait.op.line) for wait in cause.cycle}) == 1
     told = []
-    for place, wait in enumerate(cause.cycle[:MOST]):
+    # Of a long ring that is alike all around, the beginning is enough.
+    for place, wait in enumerate(cause.cycle[: 2 if alike else MOST]):
         awaited = ring[(place + 1) % len(ring)]
-        whom = _direction(wait) or f", for rank {awaited}"
-        told.append(f"rank {wait.rank} in {_op(wait)}{whom}")
-    more = ", …" if len(ring) > MOST else ""
-    names = {wait.name for wait in cause.cycle}
+        whom = "" if direction(wait.op) else f" for rank {awaited}"
+        told.append(f"rank {wait.rank} in {names.wait(wait)}{whom}")
+    if len(ring) > len(told):
+        told.append("and so on")
+    kinds = {wait.name for wait in cause.cycle}
     advice = "issue the ops in one order on all ranks"
-    if names == {"recv"}:
+    if kinds == {"recv"}:
         advice = "all receive first: one of them must send first"
-    elif names == {"send"}:
+    elif kinds == {"send"}:
         advice = "all send first: one of them must receive first"
-    elif names <= {"send", "recv"}:
+    elif kinds <= {"send", "recv"}:
         advice = "each send needs its receive in the same place of the order"
-    return f"{name_ranks(ring)} wait for each other: {', '.join(told)}{more}; {advice}"
+    return f"{name_ranks(ring)} wait for each other: {', '.join(told)}; {advice}"
 
 
-_TEXTS: dict[Fault, Callable[[Cause, Picture], str]] = {
+_TEXTS: dict[Fault, Callable[[Cause, Picture, Names], str]] = {
     Fault.EXECUTION_HANG: _hang,
     Fault.MISSING_RANKS: _absence,
     Fault.RANK_DEAD: _absence,
     Fault.RANK_BUSY_ELSEWHERE: _absence,
     Fault.RANK_NOT_RESPONDING: _absence,
+    **dict.fromkeys((*_NOUNS, Fault.OP_MISMATCH, Fault.ORDER_MISMATCH), _mismatch),
+    Fault.SPLIT_MISMATCH: _mismatch,
 }
 
 
@@ -295,44 +247,49 @@ _TEXTS: dict[Fault, Callable[[Cause, Picture], str]] = {
 
 
 def _consequences(
-    picture: Picture, told: Collection[_Place], cause: Cause
+    picture: Picture, names: Names, causes: Sequence[Cause]
 ) -> tuple[str, ...]:
-    mentioned = {id(wait) for wait in cause.cycle}
+    """Return a line for each op that waits and of which no sentence tells."""
+    told = {
+        wait.place
+        for cause in causes
+        for wait in (cause.waits if cause.difference is not None else cause.waits[:1])
+        if not wait.is_p2p or cause.difference is not None
+    }
+    mentioned = {
+        id(wait) for cause in causes for wait in (*cause.cycle, *_first_waits(cause))
+    }
     waits = [
         wait
         for wait in picture.waits
-        if wait.place not in told
-        and id(wait) not in mentioned
-        and not (cause.difference is not None and wait in cause.waits)
+        if wait.place not in told and id(wait) not in mentioned
     ]
-    lines = _lines(waits)
+    lines = _lines(waits, names)
     if len(lines) > MOST:
         lines = [*lines[: MOST - 1], f"and {len(lines) - MOST + 1} more ops wait"]
     return tuple(lines)
 
 
-def _lines(waits: Iterable[Wait]) -> list[str]:
+def _lines(waits: Iterable[Wait], names: Names) -> list[str]:
     """Return one line for each op that ranks wait in, the most ranks first.
 
     The groups of one name that wait in one op share a line.
     """
     places: dict[tuple[str, str, int, str], list[Wait]] = {}
     for wait in waits:
-        direction = _direction(wait)
-        key = wait.group.name, wait.name, wait.seq, direction
+        key = wait.group.name, wait.name, wait.seq, direction(wait.op)
         places.setdefault(key, []).append(wait)
     ordered = sorted(places.items(), key=lambda one: (-len(one[1]), one[0]))
     lines = []
-    for _, found in ordered:
-        wait = found[0]
+    for (*_, whom), found in ordered:
         groups = len({one.group for one in found})
         awaited = {
             rank for one in found for rank in one.absent or (one.unknown or ())
         } - {one.rank for one in found}
-        text = f"{_they_wait(found)} in {_op(wait)}{_direction(wait)}"
+        text = f"{they_wait(found)} in {names.wait(found[0])}"
         if groups > 1:
             text += f", {groups} groups of this name,"
-        if awaited and not _direction(wait):
-            text += f" for {_some(awaited)}"
+        if awaited and not whom:
+            text += f" for {some(awaited)}"
         lines.append(text.rstrip(","))
     return lines

@@ -64,7 +64,13 @@ class Source:
         self.made.append(Group(exported["name"], tuple(exported["ranks"])))
 
     def records(self) -> Sequence[dict[str, Any]]:
-        return [{"group_id": one.key.id, "is_p2p": False} for one in self.made]
+        return [
+            {
+                **{"group_id": one.key.id, "generation": 0},
+                **{"is_p2p": False, "state": "completed"},
+            }
+            for one in self.made
+        ]
 
 
 @pytest.fixture

@@ -82,6 +82,10 @@ def stuck(ranks: Ranks) -> None:
         one.issue(OpType.ALL_REDUCE, 5, done=one.rank == 0)
 
 
+def from_any(ranks: Ranks) -> None:
+    ranks[1].issue(OpType.RECV, 4)
+
+
 SCENES: dict[Fault, Callable[[Ranks], None]] = {
     Fault.MISSING_RANKS: missing,
     Fault.RANK_BUSY_ELSEWHERE: busy,
@@ -98,6 +102,7 @@ SCENES: dict[Fault, Callable[[Ranks], None]] = {
     Fault.RANK_DEAD: dead,
     Fault.RANK_NOT_RESPONDING: silent,
     Fault.EXECUTION_HANG: stuck,
+    Fault.UNDECIDED: from_any,
 }
 
 

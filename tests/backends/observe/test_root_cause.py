@@ -225,13 +225,13 @@ def test_where_a_rank_is_and_what_it_handles_are_told() -> None:
     at = RankEvidence(0, location=SourceLine("/job/data.py", 77), called="`get`")
     found = only(look(ranks, at))
     assert found.fault is Fault.RANK_BUSY_ELSEWHERE
-    assert "rank 0 is at data.py:77 in `get`" in found.text
+    assert ": it is at data.py:77 in `get`; ranks" in found.text
     error = RankEvidence(
         0, exception="ValueError: x", exception_line=SourceLine("a.py", 4)
     )
     found = only(look(ranks, error))
     assert found.fault is Fault.MISSING_RANKS
-    assert "rank 0 handles ValueError: x at a.py:4" in found.text
+    assert ": it handles ValueError: x at a.py:4; ranks" in found.text
 
 
 def test_a_send_that_nobody_receives() -> None:

@@ -81,7 +81,7 @@ def test_a_stack_says_where_the_missing_rank_is(
     report = examine([job])
     (verdict,) = report.verdicts
     assert (verdict.fault, verdict.culprits) == (Fault.RANK_BUSY_ELSEWHERE, (2,))
-    assert f"rank 2 is at {line} in " in verdict.text
+    assert f"it is at {line} in " in verdict.text
     kinds = {Path(one.path).name: one.kind for one in report.files}
     assert kinds[name] == kind
 

@@ -147,9 +147,9 @@ def test_the_diagnosis_compares_the_array_of_the_row(rotate: OpType) -> None:
             for rank, each in enumerate(shapes)
         }
 
-    differ = diagnose(GROUP, 0, views([(3,), (4,)], [(3,), (5,)]), 1.0)
+    differ = diagnose({GROUP: 0}, views([(3,), (4,)], [(3,), (5,)]), 1.0)
     assert [verdict.fault for verdict in differ] == [Fault.SIZE_MISMATCH]
-    agree = diagnose(GROUP, 0, views([(3,), (4,)], [(9,), (4,)]), 1.0)
+    agree = diagnose({GROUP: 0}, views([(3,), (4,)], [(9,), (4,)]), 1.0)
     assert [verdict.fault for verdict in agree] == [Fault.EXECUTION_HANG]
 
 

@@ -57,8 +57,10 @@ def test_a_busy_rank_is_named_with_both_lines(cluster: Cluster) -> None:
     assert [verdict.fault for verdict in verdicts] == [Fault.RANK_BUSY_ELSEWHERE]
     assert verdicts[0].culprits == (1,)
     assert verdicts[0].waiting == (0, 2)
-    assert "rank 1 has not entered: it is at cell 7 line 3" in str(verdicts[0])
-    assert "ranks 0, 2 wait in cell 7 line 4 `all_reduce`" in str(verdicts[0])
+    assert str(verdicts[0]) == (
+        "rank 1 has not entered all_reduce #1 (cell 7 line 4): it is at cell 7 line 3; "
+        "ranks 0, 2 wait in it"
+    )
     cluster.abort(reason="seen")
     cluster.interrupt()
     assert execution.wait(30)
@@ -71,7 +73,7 @@ def test_the_library_in_which_a_rank_is_busy_is_named(cluster: Cluster) -> None:
     until_at(cluster, [1], 10, 3)
     verdicts = verdicts_of(cluster, waiting=[0, 2])
     where = "it is at cell 10 line 3 in `wait_procs` of psutil/__init__.py"
-    assert f"rank 1 has not entered: {where}" in str(verdicts[0])
+    assert f"(cell 10 line 4): {where}; ranks 0, 2 wait" in str(verdicts[0])
     cluster.abort(reason="seen")
     cluster.interrupt()
     assert execution.wait(30)
@@ -129,9 +131,8 @@ def test_the_errors_of_an_abort_say_why_the_ranks_waited(cluster: Cluster) -> No
     assert execution.wait(30)
     for rank in (0, 2):
         said = execution.errors[rank].evalue
-        assert "enough; diagnosis: rank 1 has not entered: it is at cell 8 line 3" in (
-            said
-        )
+        assert "enough; diagnosis: rank 1 has not entered all_reduce #" in said
+        assert "(cell 8 line 4): it is at cell 8 line 3; ranks 0, 2 wait in it" in said
         assert execution.errors[rank].culprits == (1,)
     (state,) = {
         group.reason for rank in cluster.status().ranks for group in rank.groups
@@ -155,7 +156,7 @@ def test_a_rank_that_raised_is_named_with_its_error(cluster: Cluster) -> None:
     (verdict,) = verdicts_of(cluster, waiting=[0, 2])
     assert verdict.fault is Fault.MISSING_RANKS
     assert verdict.culprits == (1,)
-    assert "rank 1 has not entered: it left cell 14 with ValueError at line 3" in str(
+    assert "(cell 14 line 4): it left cell 14 with ValueError at line 3; ranks" in str(
         verdict
     )
     cluster.abort(reason="seen")
@@ -210,8 +211,8 @@ def test_a_missing_rank_and_a_mismatch(cluster: Cluster) -> None:
     (verdict,) = verdicts_of(cluster, waiting=[0, 1, 2])
     assert verdict.fault is Fault.OP_MISMATCH
     assert str(verdict) == (
-        "rank 2 is at cell 9 line 3 `broadcast` #1 while ranks 0–1 are at "
-        "cell 9 line 4 `all_reduce` #1"
+        "rank 2 issued broadcast #1 of group 'default' (cell 9 line 3) while ranks 0–1 "
+        "issued all_reduce #1 (cell 9 line 4)"
     )
     cluster.abort(reason="seen")
     assert execution.wait(30)

@@ -200,7 +200,7 @@ def test_a_notebook_comes_back_to_ranks_that_hang() -> None:
         assert {one.cell for one in status.ranks} == {7}
         (verdict,) = until(cluster.diagnose, WAIT)
         assert verdict.culprits == (2,)
-        assert "cell 7 line 5 `all_reduce` #1" in str(verdict)
+        assert "all_reduce #1 of group 'default' (cell 7 line 5)" in str(verdict)
         aborted = cluster.abort("default", reason="back again")
         assert aborted == {rank: ["default"] for rank in range(4)}
         assert cluster.interrupt(2) == [2]

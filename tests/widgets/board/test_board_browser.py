@@ -61,8 +61,11 @@ def test_a_rank_that_is_missing(person: Person) -> None:
     person.banner("^In flight.*Ranks 0–1, 3 are in all_reduce #2")
     person.shot("02-in-flight")
     said = person.verdict("^Missing ranks")
-    assert "Rank 2 has not entered: it left cell" in said
-    assert re.search(r"ranks 0–1, 3 wait in cell \d+ line 4 all_reduce #2", said)
+    assert re.search(
+        r"Rank 2 has not entered all_reduce #\d+ \(cell \d+ line \d+\): it left cell "
+        r"\d+ .*; ranks 0–1, 3 wait in it",
+        said,
+    )
     waits = "waits for rank 2"
     assert person.column("verdict") == [waits, waits, "not entered", waits]
     assert person.notebook.is_running("missing")
@@ -146,8 +149,8 @@ def test_jupyterlabs_shortcuts_while_the_board_has_the_focus(person: Person) -> 
 def test_two_operations_that_do_not_match(person: Person) -> None:
     person.run("mismatch")
     said = person.verdict("^Op mismatch")
-    assert re.search(r"Rank 1 is at cell \d+ line 4 broadcast", said)
-    assert re.search(r"ranks 0, 2–3 are at cell \d+ line 6 all_reduce", said)
+    assert re.search(r"Rank 1 issued broadcast #2 \(cell \d+ line 4\)", said)
+    assert re.search(r"ranks 0, 2–3 issued all_reduce #2 \(cell \d+ line 6\)", said)
     until(lambda: person.column("verdict")[1] == "other op", what="rank 1's verdict")
     person.shot("07-mismatch")
     person.abort("mismatch")

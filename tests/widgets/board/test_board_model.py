@@ -279,7 +279,7 @@ class TestBanner:
         found.show_verdicts(verdicts)
         banner = found.banner()
         assert (banner.mood, banner.title) == ("error", "Missing ranks")
-        assert banner.text.startswith("Rank 2 has not entered: its cell has ended")
+        assert banner.text.startswith("Rank 2 has not entered all_reduce #14")
         found.delta()
         rows = found.groups[0].rows()
         assert rows[2]["verdict"] == "not entered"
@@ -705,7 +705,7 @@ class TestPicture:
         found.delta()
         html = board_html(found, "14:03:12", "name")
         assert "as of 14:03:12" in html
-        assert "Rank 2 has not entered: its cell has ended" in html
+        assert "Rank 2 has not entered all_reduce #14" in html
         assert "not entered" in html
         assert "<code>rankscope abort</code>" in html
 

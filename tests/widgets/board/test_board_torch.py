@@ -67,8 +67,11 @@ def test_a_hang_in_backward_is_named_ended_and_mended(person: Person) -> None:
     person.finish("before")
     person.run("hang")
     said = person.verdict("^Missing ranks")
-    assert "Rank 2 has not entered: it left cell" in said
-    assert re.search(r"ranks 0–1, 3 wait in cell \d+ line \d+ all_reduce", said)
+    assert re.search(
+        r"Rank 2 has not entered all_reduce #\d+ \(cell \d+ line \d+\): it left cell "
+        r"\d+ .*; ranks 0–1, 3 wait in it",
+        said,
+    )
     person.shot("03-hang")
     output = person.abort("hang")
     assert "DistAbortedError" in output

@@ -1,0 +1,171 @@
+"""Evidence of live ranks: what they answered at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+
+from ..groups.key import GroupKey
+from ..work.op_type import OpType, spec_of
+from .evidence import (
+    Arrays,
+    Evidence,
+    Group,
+    GroupEvidence,
+    IssuedOp,
+    RankEvidence,
+    SourceLine,
+    State,
+    combine,
+)
+from .records import Record, position, sequence_number
+from .verdicts import RankView
+
+__all__ = ["live_evidence"]
+
+_STATES: dict[str, State] = {
+    "scheduled": "scheduled",
+    "started": "started",
+    "completed": "completed",
+}
+_UNEXPLAINED = (
+    "its process is stopped or holds the GIL, e.g. inside a CUDA call, or its host is "
+    "out of reach"
+)
+_IN_NO_CELL = "runs no cell"
+
+
+def live_evidence(
+    groups: Mapping[GroupKey, int], views: Mapping[int, RankView]
+) -> Evidence:
+    """Return what `views` tell of `groups`.
+
+    Parameters
+    ----------
+    groups
+        Groups, and the number of the generation of each; others are left out.
+    views
+        What each rank has answered. Of a rank of a group without a view nothing is
+        known, and neither of one that is silent; a dead one issues nothing more.
+    """
+    known = {
+        (key.id, generation): (key, Group(key.name, key.ranks, key.id))
+        for key, generation in groups.items()
+    }
+    evidence = combine(
+        (_of_rank(view, known) for view in views.values()),
+        groups=[group for _, group in known.values()],
+    )
+    return Evidence(evidence.ranks, evidence.groups, at_one_moment=True)
+
+
+_Known = Mapping[tuple[str, int], tuple[GroupKey, Group]]
+
+
+def _of_rank(view: RankView, known: _Known) -> RankEvidence:
+    silence = None
+    if view.death is None and view.silent_for is not None:
+        why = view.silence or _UNEXPLAINED
+        silence = f"has not answered for {view.silent_for:.1f} s: {why}"
+    answered = view.death is None and silence is None
+    # Those of our own groups and of watched ones come one after the other.
+    records = sorted(view.records, key=lambda one: one["time_created_ns"])
+    found: dict[tuple[str, int], list[tuple[int, Record]]] = {}
+    for order, record in enumerate(records):
+        place = record["group_id"], record["generation"]
+        if place in known:
+            found.setdefault(place, []).append((order, record))
+    return RankEvidence(
+        view.rank,
+        {
+            group: _of_group(found.get(place, ()), key)
+            for place, (key, group) in known.items()
+            if view.rank in key.ranks and answered
+        },
+        recorded=answered,
+        location=SourceLine.of(view.location),
+        called=view.called or None,
+        death=view.death,
+        silence=silence,
+        last_cell_exit=view.last_cell_exit or _IN_NO_CELL,
+        process=view.process or None,
+        read_ns=view.now_ns,
+    )
+
+
+def _of_group(records: Iterable[tuple[int, Record]], key: GroupKey) -> GroupEvidence:
+    ops = tuple(_op(record, key.ranks, order) for order, record in records)
+    return GroupEvidence(
+        ops,
+        lists_all_in_flight=True,
+        lists_all=_is_whole(op.seq for op in ops if not op.is_p2p)
+        and _is_whole(op.seq for op in ops if op.is_p2p),
+    )
+
+
+def _is_whole(numbers: Iterable[int]) -> bool:
+    """Return whether no number from 1 to the last one is missing."""
+    found = set(numbers)
+    return len(found) == max(found, default=0)
+
+
+def _op(record: Record, ranks: Sequence[int], order: int) -> IssuedOp:
+    is_p2p = record["is_p2p"]
+    number = sequence_number(record)
+    peer = None if record["peer"] is None else ranks[record["peer"]]
+    frame = record["frame"]
+    # NCCL has no tags, it matches in order.
+    tagged = is_p2p and record["backend"] != "nccl"
+    return IssuedOp(
+        record["op"],
+        number if is_p2p else sum(position(record)),
+        order,
+        _STATES.get(record["state"], "started"),
+        retired=record["state"] not in ("scheduled", "started"),
+        is_p2p=is_p2p,
+        peer=peer if is_p2p else None,
+        arrays=_arrays(record),
+        root=None if is_p2p else peer,
+        reduce_op=record.get("reduce_op"),
+        tag=record.get("tag") if tagged else None,
+        line=SourceLine.of(frame["source"]),
+        created_ns=record["time_created_ns"] or None,
+        started_ns=record["time_started_ns"] or None,
+        ended_ns=record["time_ended_ns"] or None,
+        shown=number,
+        counted=not record.get("uncounted_id"),
+        equal_size=_equal_size(record),
+        splits=_splits(record, len(ranks)),
+    )
+
+
+def _arrays(record: Record) -> Arrays:
+    """Return the size of a message, and the dtype of any op."""
+    size = None
+    if record["is_p2p"] and record["sizes"]:
+        size = (tuple(record["sizes"][0]),)
+    dtypes = tuple(record["dtypes"][:1]) or None
+    return Arrays(size, size, dtypes, dtypes)
+
+
+def _equal_size(record: Record) -> int | None:
+    place = spec_of(record["op"]).same_size
+    if place is None or not record["sizes"]:
+        return None
+    return prod(record["sizes"][place])
+
+
+def _splits(record: Record, size: int) -> tuple[Sequence[int], Sequence[int]] | None:
+    """Return what a rank receives from and sends to each rank, if it is known."""
+    sizes = record["sizes"]
+    if record["op"] == OpType.ALL_TO_ALL.value and len(sizes) == 2 * size:
+        counts = [prod(one) for one in sizes]
+        return counts[size:], counts[:size]
+    splits = record.get("splits")
+    if record["op"] != OpType.ALL_TO_ALL_SINGLE.value or not splits or len(sizes) != 2:
+        return None
+    receives, sends = splits
+    return (
+        receives or [sizes[1][0] // size] * size,
+        sends or [sizes[0][0] // size] * size,
+    )

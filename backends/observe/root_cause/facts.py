@@ -1,0 +1,143 @@
+"""What is known of the ranks that others wait for: where they are instead, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from ...rank_sets import name_ranks
+from ..evidence import Evidence, Group, IssuedOp, RankEvidence
+from .names import Names
+from .picture import Picture
+from .scene import Wait
+
+__all__ = ["deaths", "silences", "whereabouts"]
+
+#: Ranks or sets of ranks of which each has a clause.
+MOST = 8
+#: Dead ranks of which each has a clause.
+MOST_DEAD = 4
+
+
+def whereabouts(
+    culprits: Collection[int], picture: Picture, names: Names, wait: Wait
+) -> str:
+    """Return where ranks are instead of in the op of `wait`, ``""`` if not known.
+
+    ``it is at data.py:77``; ``rank 1 is at data.py:77; rank 2 left cell 7 at its end``.
+    """
+    alike: dict[str, list[int]] = {}
+    for rank in sorted(culprits):
+        alike.setdefault(_fact(picture.rank(rank), names), []).append(rank)
+    known = {fact: ranks for fact, ranks in alike.items() if fact}
+    for rank in alike.get("", ())[:MOST]:
+        history = _history(rank, picture, names, wait)
+        if history:
+            known[history] = [rank]
+    if len(known) == 1 and len(alike) == 1:
+        ((fact, ranks),) = known.items()
+        if len(ranks) == len(set(culprits)):
+            return _clause("they" if len(ranks) > 1 else "it", fact, len(ranks) > 1)
+    clauses = [
+        _clause(name_ranks(ranks), fact, len(ranks) > 1)
+        for fact, ranks in known.items()
+    ]
+    return "; ".join(clauses[:MOST])
+
+
+def deaths(culprits: Collection[int], evidence: Evidence) -> str:
+    """Return how ranks died."""
+    told = [str(evidence.rank(rank).death) for rank in sorted(culprits)]
+    if len(told) > MOST_DEAD:
+        told = [f"{name_ranks(culprits)} are dead", *told[: MOST_DEAD - 1], "…"]
+    return "; ".join(told)
+
+
+def silences(culprits: Collection[int], evidence: Evidence) -> str:
+    """Return for how long ranks have not answered, and why."""
+    # Ranks whose processes are not known share a clause.
+    alike: dict[tuple[str, str], list[int]] = {}
+    for rank in sorted(culprits):
+        one = evidence.rank(rank)
+        alike.setdefault((str(one.silence), one.process or ""), []).append(rank)
+    return "; ".join(
+        f"{name_ranks(ranks)}{f' ({process})' if process else ''} "
+        f"{_plural(silence) if len(ranks) > 1 else silence}"
+        for (silence, process), ranks in alike.items()
+    )
+
+
+def _clause(subject: str, fact: str, several: bool) -> str:
+    return f"{subject} {_plural(fact) if several else fact}"
+
+
+#: The first words of a fact about one rank, and about several.
+_VERBS = {"is": "are", "has": "have", "handles": "handle", "runs": "run"}
+
+
+def _plural(fact: str) -> str:
+    verb, _, rest = fact.partition(" ")
+    return f"{_VERBS.get(verb, verb)} {rest}"
+
+
+def _fact(one: RankEvidence, names: Names) -> str:
+    """Return what a rank does, without its name: ``is at data.py:77``."""
+    if one.exception is not None:
+        place = f" at {one.exception_line}" if one.exception_line else ""
+        return f"handles {one.exception}{place}"
+    if one.has_left:
+        return "has left the program"
+    if one.location is not None:
+        called = f" in {one.called}" if one.called else ""
+        return f"is at {one.location}{_in_flight(one, names) or called}"
+    return one.last_cell_exit or ""
+
+
+def _in_flight(one: RankEvidence, names: Names) -> str:
+    """Return the first op that a rank has in flight, which is too young to hang."""
+    begun = [
+        (op.order, group, op)
+        for group, found in one.groups.items()
+        for op in found.ops
+        if op.in_flight
+    ]
+    if not begun:
+        return ""
+    _, group, op = min(begun, key=lambda found: found[0])
+    if op.line == one.location:
+        return f" in {op}{names.of_group(group)}"
+    return f", with {op}{names.of_group(group)} in flight"
+
+
+def _history(rank: int, picture: Picture, names: Names, wait: Wait) -> str:
+    """Return how often a rank issued an op from the line, and what it issued last."""
+    one = picture.rank(rank)
+    latest = _last_op(one)
+    if not one.recorded or latest is None:
+        return ""
+    group, last = latest
+    missed = _missed(one, picture, wait)
+    return f"issued {f'{missed}, and ' if missed else ''}{names.op(last, group)} last"
+
+
+def _last_op(one: RankEvidence) -> tuple[Group, IssuedOp] | None:
+    latest = (
+        (group, found.ops[-1]) for group, found in one.groups.items() if found.ops
+    )
+    return max(latest, key=lambda pair: pair[1].order, default=None)
+
+
+def _missed(one: RankEvidence, picture: Picture, wait: Wait) -> str:
+    own = one.groups.get(wait.group)
+    other = picture.rank(wait.rank).groups.get(wait.group)
+    line = wait.op.line if wait.op is not None else None
+    if line is None or own is None or other is None or wait.is_p2p:
+        return ""
+    if not (own.lists_all and other.lists_all):
+        return ""
+    name = wait.name
+
+    def count(ops: Iterable[IssuedOp]) -> int:
+        return sum(op.op == name and op.line == line for op in ops)
+
+    ours, theirs = count(own.ops), count(other.ops)
+    return f"{ours:,} of {theirs:,} {name}s of {line}" if 0 < ours < theirs else ""

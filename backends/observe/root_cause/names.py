@@ -1,0 +1,95 @@
+"""How texts name ops, groups and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from ...rank_sets import name_ranks
+from ..evidence import Group, IssuedOp
+from .picture import Picture
+from .scene import Wait
+
+__all__ = ["Names", "direction", "have", "listed", "some", "they_wait"]
+
+#: Runs of ranks that a sentence names one by one.
+PIECES = 12
+
+
+class Names:
+    """The names of ops in texts on one picture.
+
+    A group is not named where it is the only one, and that of all ranks.
+    """
+
+    def __init__(self, picture: Picture) -> None:
+        self._picture = picture
+        groups, ranks = picture.evidence.groups, picture.evidence.ranks
+        self._one_group = len(groups) == 1 and (
+            groups[0].complete and ranks.keys() <= set(groups[0].ranks)
+        )
+
+    def wait(self, wait: Wait) -> str:
+        """Return ``recv #1 from rank 0 of group 'pp' (train.py:31)``."""
+        op = wait.op or self.example(wait)
+        name = self._number(wait.seq, op)
+        line = f" ({op.line})" if op is not None and op.line is not None else ""
+        return f"{name}{direction(wait.op)}{self.of_group(wait.group)}{line}"
+
+    def op(self, op: IssuedOp, group: Group | None = None) -> str:
+        """Return ``all_reduce #13 of group 'dp' (train.py:31)``."""
+        line = f" ({op.line})" if op.line is not None else ""
+        of_group = "" if group is None else self.of_group(group)
+        return f"{op}{direction(op)}{of_group}{line}"
+
+    def of_group(self, group: Group) -> str:
+        """Return `` of group 'dp'``."""
+        return "" if self._one_group else f" of group {group.name!r}"
+
+    def example(self, wait: Wait) -> IssuedOp | None:
+        """Return the op of a wait, as another rank issued it if need be."""
+        if wait.op is not None:
+            return wait.op
+        for scene in self._picture.scenes:
+            if scene.group == wait.group:
+                return scene.named(wait.seq)
+        return None
+
+    def _number(self, seq: int, op: IssuedOp | None) -> str:
+        return f"op #{seq}" if op is None else str(op)
+
+
+def direction(op: IssuedOp | None) -> str:
+    """Return `` to rank 1`` for a send, `` from any rank`` for such a receive."""
+    if op is None or not op.is_p2p:
+        return ""
+    if op.peer is not None:
+        return f" {'to' if op.op == 'send' else 'from'} rank {op.peer}"
+    return " from any rank" if op.op == "recv" else ""
+
+
+def have(ranks: Collection[int]) -> str:
+    """Return the verb for some ranks."""
+    return "has" if len(set(ranks)) == 1 else "have"
+
+
+def they_wait(waits: Iterable[Wait], besides: Collection[int] = ()) -> str:
+    """Return ``ranks 0–2 wait``; empty if there are none but those of `besides`."""
+    ranks = {wait.rank for wait in waits} - set(besides)
+    if not ranks:
+        return ""
+    return f"{some(ranks)} {'wait' if len(ranks) > 1 else 'waits'}"
+
+
+def some(ranks: Collection[int]) -> str:
+    """Return the ranks, and their number where they are in many pieces."""
+    text = name_ranks(ranks)
+    pieces = text.split(", ")
+    if len(pieces) <= PIECES:
+        return text
+    begin = ", ".join(pieces[: PIECES // 2]).removeprefix("ranks ")
+    return f"{len(set(ranks))} ranks ({begin}, …)"
+
+
+def listed(ranks: Collection[int]) -> str:
+    """Return ``ranks 0 and 2–3``, for a list in which commas separate other things."""
+    return " and ".join(some(ranks).rsplit(", ", 1))
