@@ -57,31 +57,31 @@ def test_a_missing_rank(ranks: Ranks) -> None:
             Fault.OP_MISMATCH,
             "dist.broadcast(x, src=0)",
             "dist.all_reduce(x)",
-            "`all_reduce` #1",
+            "while rank 2 issued all_reduce #1 ",
         ),
         (
             Fault.SIZE_MISMATCH,
             "dist.broadcast(x, src=0)",
             "dist.broadcast(torch.ones(9), src=0)",
-            " 9 elements|, 9 on rank 2",
+            "rank 2 .*with 9 elements",
         ),
         (
             Fault.DTYPE_MISMATCH,
             "dist.broadcast(x, src=0)",
             "dist.broadcast(x.int(), src=0)",
-            "dtype int32|, int32 on rank 2",
+            "rank 2 .*with dtype int32",
         ),
         (
             Fault.ROOT_MISMATCH,
             "dist.broadcast(x, src=0)",
             "dist.broadcast(x, src=1)",
-            "root 1|, 1 on rank 2",
+            "rank 2 .*with root 1",
         ),
         (
             Fault.REDUCE_OP_MISMATCH,
             "dist.reduce(x, dst=1)",
             "dist.reduce(x, dst=1, op=dist.ReduceOp.MAX)",
-            "reduce op max|, max on rank 2",
+            "rank 2 .*with reduce op max",
         ),
     ],
 )
@@ -91,7 +91,8 @@ def test_a_mismatch(
     # Rank 0 stays away: whether a mismatch alone hangs depends on gloo.
     (verdict,) = hang(ranks, {1: one, 2: other})
     assert verdict.fault is fault
-    assert verdict.culprits == (2,)
+    # Of two that differ, neither is known to be wrong.
+    assert verdict.culprits == (1, 2)
     # The cells of the two ranks may have the same number.
     assert re.search(words, str(verdict))
 
@@ -150,7 +151,7 @@ def test_a_backward_of_ddp_that_one_rank_does_not_take(ranks: Ranks) -> None:
     assert verdict.fault is Fault.RANK_BUSY_ELSEWHERE
     assert verdict.culprits == (2,)
     assert verdict.waiting == (0, 1)
-    assert ":3 `all_reduce` #" in str(verdict)
+    assert ":3)" in str(verdict)
 
 
 def test_a_failed_op_is_failed_or_aborted(ranks: Ranks) -> None:

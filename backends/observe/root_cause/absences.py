@@ -21,9 +21,12 @@ def awaited_ranks(picture: Picture, blamed: set[int], has_cause: bool) -> list[C
     differ = {(one.group, one.seq) for one in picture.differences}
     held_back = _held_back(picture)
     for wait in picture.waits:
+        if not wait.is_p2p and (wait.group, wait.seq) in differ:
+            # Who has not entered it comes after what is wrong with it.
+            continue
         targets = (*wait.absent, *_unable(wait.unknown, picture))
-        told = wait.place in held_back or (wait.group, wait.seq) in differ
-        if not targets and not told and _is_telling(wait, picture):
+        held = wait.place in held_back
+        if not targets and not held and _is_telling(wait, picture):
             targets = wait.unknown
         if wait.unsure and has_cause:
             # It may be over on the other side, and hang here from that cause.
