@@ -1,0 +1,218 @@
+"""Look at running jobs: the stacks of their ranks, and what they tell."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..observe.evidence import RankEvidence, combine
+from ..observe.root_cause import find_root_causes
+from ..post_mortem.evidence_file import EvidenceFile
+from ..post_mortem.report import VERSION, Report
+from ..rank_sets import format_ranks, name_ranks
+from .jobs import FORKED, Job, Member
+from .stacks import Stack, read_stacks, spawned_rank
+
+__all__ = ["Look", "as_json", "find_spawned", "look"]
+
+KIND = "py-spy stacks"
+#: Characters of a command line that a text shows.
+_LONGEST_COMMAND = 100
+_MOVES = "two stacks of it differ: it runs, and its place is one of many"
+
+
+@dataclass(frozen=True)
+class Look:
+    """One job as it was found: its processes, where they are, and what that tells."""
+
+    job: Job
+    stacks: Mapping[int, Stack]
+    #: Of the processes that have a rank.
+    report: Report
+
+    @property
+    def title(self) -> str:
+        """``torchrun 4711: ranks 0–3 of 4 (pids 4720–4723): train.py --lr 0.1``."""
+        job = self.job
+        name = " ".join(
+            one for one in (job.launcher, str(job.pid or ""), _in_brackets(job)) if one
+        )
+        return f"{name or 'processes'}: {_who(job)}: {_command(job.command)}"
+
+    def as_text(self) -> str:
+        """Return the job, its verdicts, where its ranks are, and what was not read."""
+        lines = [self.title]
+        body = self.report.as_text()
+        lines += [f"  {line}" for line in body.splitlines()]
+        for member in self.job.members:
+            if member.rank is None:
+                told = _told(self.stacks[member.process.pid])
+                lines.append(f"  process {member.process.pid} {told}")
+        return "\n".join([*lines, *(f"  {note}" for note in self._notes())])
+
+    def _notes(self) -> list[str]:
+        notes = list(self.job.notes)
+        ranks = {one.rank for one in self.job.members}
+        lacking = set(range(self.job.world_size or 0)) - ranks
+        if lacking:
+            verb = "is" if len(lacking) == 1 else "are"
+            notes.append(f"{name_ranks(lacking)} {verb} not looked at")
+        if None in ranks:
+            notes.append(
+                "the environment of these processes does not say which ranks they are"
+            )
+        return notes
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the job as ``rankscope diagnose --jobs --json`` writes it."""
+        job = self.job
+        return {
+            "launcher": job.launcher,
+            "id": job.id,
+            "pid": job.pid,
+            "command": list(job.command),
+            "processes": [
+                {
+                    "pid": one.process.pid,
+                    "rank": one.rank,
+                    **_place(self.stacks[one.process.pid]),
+                }
+                for one in job.members
+            ],
+            "notes": self._notes(),
+            **{
+                key: value
+                for key, value in self.report.as_dict().items()
+                if key != "version"
+            },
+        }
+
+
+def as_json(looks: Iterable[Look]) -> str:
+    """Return what was found as ``rankscope diagnose --jobs --json`` writes it."""
+    found = {"version": VERSION, "jobs": [one.as_dict() for one in looks]}
+    return json.dumps(found, indent=1, ensure_ascii=False)
+
+
+def find_spawned(jobs: Iterable[Job], py_spy: str) -> list[Job]:
+    """Return the jobs with the ranks that `torch.multiprocessing` has started.
+
+    Other children of a Python, as the workers of a data loader, are left out.
+    """
+    found = []
+    for job in jobs:
+        if job.launcher != FORKED:
+            found.append(job)
+            continue
+        members = [
+            Member(one.process, rank)
+            for one in job.members
+            if (rank := spawned_rank(one.process, py_spy)) is not None
+        ]
+        if members:
+            note = "ranks are the indexes that torch.multiprocessing gave"
+            found.append(
+                replace(
+                    job,
+                    launcher="torch.multiprocessing",
+                    members=tuple(sorted(members, key=lambda one: one.rank or 0)),
+                    notes=(note,),
+                )
+            )
+    return found
+
+
+def look(
+    jobs: Sequence[Job], py_spy: str, told: Callable[[int], None] = lambda _: None
+) -> list[Look]:
+    """Read the stacks of all processes of `jobs`, and return what they tell.
+
+    Parameters
+    ----------
+    jobs
+        The jobs, with the processes to look at.
+    py_spy
+        The program that reads stacks; see `find_py_spy`.
+    told
+        It is called with the number of stacks that were read.
+    """
+    processes = [member.process for job in jobs for member in job.members]
+    stacks = read_stacks(processes, py_spy, told)
+    return [_look(job, stacks) for job in jobs]
+
+
+def _look(job: Job, stacks: Mapping[int, Stack]) -> Look:
+    own = {one.process.pid: stacks[one.process.pid] for one in job.members}
+    found, files = [], []
+    for member in job.members:
+        if member.rank is None:
+            continue
+        stack = own[member.process.pid]
+        name = f"rank {member.rank}, process {member.process.pid}"
+        problem = stack.problem or (_MOVES if stack.moves else "")
+        files.append(EvidenceFile(name, KIND, (member.rank,), problem))
+        found.append(
+            RankEvidence(
+                member.rank,
+                location=stack.line,
+                called=stack.called,
+                process=f"pid {member.process.pid} on {os.uname().nodename}",
+                source=name,
+            )
+        )
+    evidence = combine(found, job.world_size)
+    verdicts = find_root_causes(evidence)
+    return Look(job, own, Report(tuple(verdicts), tuple(files), evidence))
+
+
+# -- texts -----------------------------------------------------------------------
+
+
+def _in_brackets(job: Job) -> str:
+    return f"({job.id})" if job.id else ""
+
+
+def _who(job: Job) -> str:
+    ranks = [one.rank for one in job.members if one.rank is not None]
+    pids = [one.process.pid for one in job.members]
+    named = f"pid {pids[0]}" if len(pids) == 1 else f"pids {_numbers(pids)}"
+    if not ranks:
+        return named
+    of = "" if job.world_size is None else f" of {job.world_size}"
+    return f"{name_ranks(ranks)}{of} ({named})"
+
+
+def _numbers(pids: Iterable[int]) -> str:
+    return format_ranks(pids, dash="–").replace(",", ", ")
+
+
+def _command(command: Sequence[str]) -> str:
+    """Return a command line, without the path of its program."""
+    first = command[0].rpartition("/")[2] if command else ""
+    text = " ".join([first, *command[1:]])
+    cut = _LONGEST_COMMAND - 1
+    return text if len(text) <= _LONGEST_COMMAND else f"{text[:cut]}…"
+
+
+def _told(stack: Stack) -> str:
+    """Return ``is at data.py:77 in wait of threading.py``."""
+    if stack.line is None:
+        return f"cannot be read: {stack.problem}"
+    called = f" in {stack.called}" if stack.called else ""
+    moves = f"; {_MOVES}" if stack.moves else ""
+    return f"is at {stack.line}{called}{moves}"
+
+
+def _place(stack: Stack) -> dict[str, Any]:
+    line = stack.line
+    return {
+        "line": "" if line is None else str(line),
+        "file": "" if line is None else line.file,
+        "function": "" if line is None else line.function,
+        "called": stack.called or "",
+        "moves": stack.moves,
+        "problem": stack.problem,
+    }
