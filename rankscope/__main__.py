@@ -68,9 +68,11 @@ With --pid and --jobs:
    "jobs": [{"launcher", "id", "pid", "command", "notes",
              "processes": [{"pid", "rank", "line", "file", "function", "called",
                             "moves", "problem"}],
-             "verdicts", "files", "world_size"}]}
+             "verdicts", "files", "world_size"}],
+   "problems"}
 Of a job, pid is its launcher's, or null; a rank is null where nothing tells it. A
 process moves if two of its stacks differ; its problem says why there is no stack.
+Problems of all are those of a PID that names nothing.
 """
 _EXIT = """\
 exit status: 0 done (diagnose: nothing hangs), 1 diagnose: something hangs,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rankscope import __version__
 from rankscope.backends.attach.choose import jobs_of_user, processes_named
-from rankscope.backends.attach.jobs import ENGINES, FORKED, Job
+from rankscope.backends.attach.jobs import ENGINES, Job
 from rankscope.backends.attach.look import Look, as_json, find_spawned, look
 from rankscope.backends.attach.process_table import read_table
 from rankscope.backends.attach.py_spy import PySpyError, find_py_spy
@@ -33,8 +33,6 @@ def run(values: argparse.Namespace) -> int:
         return _fail(wrong)
     try:
         return _run(values)
-    except PySpyError as error:
-        return _fail(str(error))
     except OSError as error:
         return _fail(str(error))
     except KeyboardInterrupt:
@@ -61,14 +59,19 @@ def _fail(text: str) -> int:
 
 def _run(values: argparse.Namespace) -> int:
     table = read_table()
+    py_spy = None
+    try:
+        py_spy = find_py_spy()
+    except PySpyError as error:
+        # The jobs, and what NCCL tells of them, are of use without stacks.
+        _fail(str(error))
     problems: list[str] = []
     if values.jobs:
-        jobs = jobs_of_user(table, os.geteuid())
+        jobs = find_spawned(jobs_of_user(table, os.geteuid()), py_spy)
     else:
-        jobs, problems = processes_named(values.pid, table)
-    py_spy = find_py_spy() if jobs else ""
-    if values.jobs or any(job.launcher == FORKED for job in jobs):
-        jobs = find_spawned(jobs, py_spy)
+        jobs, problems = processes_named(
+            values.pid, table, lambda found: find_spawned(found, py_spy)
+        )
     count = sum(len(job.members) for job in jobs)
     looks = look(jobs, py_spy, _Progress(count))
     if values.html is not None:
@@ -76,7 +79,7 @@ def _run(values: argparse.Namespace) -> int:
             return _fail(_one_page(looks))
         _write_page(looks[0], values.html)
     if values.json:
-        print(as_json(looks))
+        print(as_json(looks, problems))
     else:
         for one in looks:
             say(one.as_text())
@@ -88,7 +91,7 @@ def _run(values: argparse.Namespace) -> int:
         return HANGS
     if not looks:
         return FAILED if problems else _fail(_NONE)
-    if not all(_recorded(one) for one in looks):
+    if not all(one.has_records for one in looks):
         if not values.json:
             _fail("stacks do not tell whether an op hangs: no verdict")
         return FAILED
@@ -99,10 +102,6 @@ _NONE = (
     "no job runs that this user has started on this host by torchrun, mpiexec, srun, "
     "torch.multiprocessing or ipyparallel; --pid PID looks at any Python"
 )
-
-
-def _recorded(one: Look) -> bool:
-    return any(rank.recorded for rank in one.report.evidence.ranks.values())
 
 
 class _Progress:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,8 @@ from tests.running_jobs import (
     may_read,
     refused,
 )
+
+ROOT = Path(__file__).resolve().parent.parent
 
 MPI = """
 from mpi4py import MPI
@@ -141,6 +144,66 @@ def test_a_rank_of_others_that_are_not_here(
         program.finish("go")
 
 
+#: Rank 1 of two has launched one op less, as the service in rank 0 reports: NCCL's own
+#: needs a GPU.
+COUNTED = """
+import json
+from tests.backends.nccl.ras_service import Server, rank, report, service
+pids = [os.getpid(), int(os.environ["OTHER"])]
+counts = os.environ["COUNTS"]
+asked = []
+def said():
+    asked.append(1)
+    return json.dumps(report([
+        rank(0, pids[0], 15 + (counts == "go on") * len(asked)),
+        rank(1, pids[1], 15 if counts == "are equal" else 14),
+    ], []))
+server = Server(service(True, said), int(os.environ["NCCL_RAS_ADDR"].split(":")[1]))
+note("there")
+wait("go")
+server.close()
+"""
+
+
+@pytest.mark.parametrize("counts", ["stand still", "go on", "are equal"])
+def test_what_nccl_counts_decides_where_it_stands_still(
+    counts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [tmp_path / "0", tmp_path / "1"]
+    for folder in folders:
+        folder.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    common = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "NCCL_RAS_ADDR": f"localhost:{port}",
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+        "COUNTS": counts,
+    }
+    late = Program(folders[1], ALONE, environment={**common, "RANK": "1"})
+    rank = {**common, "RANK": "0", "OTHER": str(late.process.pid)}
+    with late, Program(folders[0], COUNTED, environment=rank) as first:
+        late.wait_for("there")
+        first.wait_for("there")
+        pids = [str(first.process.pid), str(late.process.pid)]
+        status = main(["diagnose", "--pid", *pids])
+        out = capsys.readouterr().out
+        if counts == "go on":
+            assert status == 2
+            assert "ranks have launched ops between two reports" in out
+        elif counts == "are equal":
+            assert status == 2
+            assert "all ranks have launched as many ops" in out
+        else:
+            assert status == 1
+            assert "rank 1 has not entered all_reduce #15" in out
+            assert "read: ranks 0–1 of 2" in out
+        late.finish("go")
+        first.finish("go")
+
+
 def test_processes_that_cannot_be_looked_at(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -154,6 +217,23 @@ def test_processes_that_cannot_be_looked_at(
     assert f"there is no process {sleeper.pid}" in _err(capsys)
     with pytest.raises(py_spy.PySpyError, match="the process has ended"):
         py_spy.dump(py_spy.find_py_spy(), sleeper.pid)
+
+
+def test_without_py_spy_the_job_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "here"}
+    with Program(tmp_path, ALONE, environment=environment) as program:
+        program.wait_for("there")
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "executable", str(tmp_path / "python"))
+            patch.setenv("PATH", str(tmp_path))
+            assert main(["diagnose", "--pid", str(program.process.pid)]) == 2
+        printed = capsys.readouterr()
+        assert f"rank 0 of 1 (pid {program.process.pid})" in printed.out
+        assert "rank 0: py-spy is missing" in printed.out
+        assert "[attach]" in printed.err
+        program.finish("go")
 
 
 def test_an_interrupt_ends_it_without_a_traceback(tmp_path: Path) -> None:

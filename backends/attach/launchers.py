@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ..nccl.ras import ADDRESS
+
 __all__ = [
     "VARIABLES",
     "Stated",
@@ -79,7 +81,7 @@ _SCHEMES = (
     ),
 )
 #: All that is read of the environment of a process.
-VARIABLES = frozenset(
+VARIABLES = frozenset((ADDRESS,)).union(
     name for one in _SCHEMES for name in (one.rank, *one.size, *one.job, one.needs)
 )
 

@@ -14,6 +14,7 @@ from ..post_mortem.evidence_file import EvidenceFile
 from ..post_mortem.report import VERSION, Report
 from ..rank_sets import format_ranks, name_ranks
 from .jobs import FORKED, Job, Member
+from .nccl_ras import RasReports, listeners
 from .stacks import Stack, read_stacks, spawned_rank
 
 __all__ = ["Look", "as_json", "find_spawned", "look"]
@@ -21,7 +22,12 @@ __all__ = ["Look", "as_json", "find_spawned", "look"]
 KIND = "py-spy stacks"
 #: Characters of a command line that a text shows.
 _LONGEST_COMMAND = 100
-_MOVES = "two stacks of it differ: it runs, and its place is one of many"
+_MOVES = "two stacks differ: it runs, and the place is one of many"
+#: Why counts of NCCL alone decide nothing.
+_EQUAL = (
+    "all ranks have launched as many ops: they compute, or the op that they are in "
+    "hangs in a GPU or in the network"
+)
 
 
 @dataclass(frozen=True)
@@ -42,16 +48,37 @@ class Look:
         )
         return f"{name or 'processes'}: {_who(job)}: {_command(job.command)}"
 
+    @property
+    def has_records(self) -> bool:
+        """Whether anything tells in which ops the ranks are."""
+        return any(one.recorded for one in self.report.evidence.ranks.values())
+
     def as_text(self) -> str:
         """Return the job, its verdicts, where its ranks are, and what was not read."""
         lines = [self.title]
-        body = self.report.as_text()
-        lines += [f"  {line}" for line in body.splitlines()]
+        text = replace(self.report, files=()).as_text()
+        lines += [f"  {line}" for line in text.splitlines()]
+        if self.has_records:
+            # Else they are all that the report has.
+            lines += [f"  {line}" for line in self.report.places()]
         for member in self.job.members:
             if member.rank is None:
                 told = _told(self.stacks[member.process.pid])
                 lines.append(f"  process {member.process.pid} {told}")
-        return "\n".join([*lines, *(f"  {note}" for note in self._notes())])
+        notes = [*self._problems(), *self._notes()]
+        return "\n".join([*lines, *(f"  {note}" for note in notes)])
+
+    def _problems(self) -> list[str]:
+        """Return ``ranks 0–3: the process is another user's: …``; alike ones once."""
+        alike: dict[tuple[str, str], list[int]] = {}
+        for one in self.report.files:
+            if one.problem:
+                whose = "" if one.kind == KIND else f"{one.path}: "
+                alike.setdefault((whose, one.problem), []).extend(one.ranks)
+        return [
+            f"{whose or f'{name_ranks(ranks)}: '}{problem}"
+            for (whose, problem), ranks in alike.items()
+        ]
 
     def _notes(self) -> list[str]:
         notes = list(self.job.notes)
@@ -91,13 +118,14 @@ class Look:
         }
 
 
-def as_json(looks: Iterable[Look]) -> str:
+def as_json(looks: Iterable[Look], problems: Sequence[str] = ()) -> str:
     """Return what was found as ``rankscope diagnose --jobs --json`` writes it."""
-    found = {"version": VERSION, "jobs": [one.as_dict() for one in looks]}
+    jobs = [one.as_dict() for one in looks]
+    found = {"version": VERSION, "jobs": jobs, "problems": list(problems)}
     return json.dumps(found, indent=1, ensure_ascii=False)
 
 
-def find_spawned(jobs: Iterable[Job], py_spy: str) -> list[Job]:
+def find_spawned(jobs: Iterable[Job], py_spy: str | None) -> list[Job]:
     """Return the jobs with the ranks that `torch.multiprocessing` has started.
 
     Other children of a Python, as the workers of a data loader, are left out.
@@ -110,7 +138,7 @@ def find_spawned(jobs: Iterable[Job], py_spy: str) -> list[Job]:
         members = [
             Member(one.process, rank)
             for one in job.members
-            if (rank := spawned_rank(one.process, py_spy)) is not None
+            if py_spy and (rank := spawned_rank(one.process, py_spy)) is not None
         ]
         if members:
             note = "ranks are the indexes that torch.multiprocessing gave"
@@ -126,7 +154,9 @@ def find_spawned(jobs: Iterable[Job], py_spy: str) -> list[Job]:
 
 
 def look(
-    jobs: Sequence[Job], py_spy: str, told: Callable[[int], None] = lambda _: None
+    jobs: Sequence[Job],
+    py_spy: str | None,
+    told: Callable[[int], None] = lambda _: None,
 ) -> list[Look]:
     """Read the stacks of all processes of `jobs`, and return what they tell.
 
@@ -135,16 +165,29 @@ def look(
     jobs
         The jobs, with the processes to look at.
     py_spy
-        The program that reads stacks; see `find_py_spy`.
+        The program that reads stacks; see `find_py_spy`. None: it is missing.
     told
         It is called with the number of stacks that were read.
     """
+    listening = listeners() if jobs else {}
+    reports = [RasReports(job, listening) for job in jobs]
     processes = [member.process for job in jobs for member in job.members]
-    stacks = read_stacks(processes, py_spy, told)
-    return [_look(job, stacks) for job in jobs]
+    if py_spy is None:
+        stacks = {one.pid: Stack(problem="py-spy is missing") for one in processes}
+    else:
+        stacks = read_stacks(processes, py_spy, told)
+    return [
+        _look(job, stacks, *ras.evidence())
+        for job, ras in zip(jobs, reports, strict=True)
+    ]
 
 
-def _look(job: Job, stacks: Mapping[int, Stack]) -> Look:
+def _look(
+    job: Job,
+    stacks: Mapping[int, Stack],
+    counted: Sequence[RankEvidence],
+    ras: EvidenceFile | None,
+) -> Look:
     own = {one.process.pid: stacks[one.process.pid] for one in job.members}
     found, files = [], []
     for member in job.members:
@@ -163,8 +206,14 @@ def _look(job: Job, stacks: Mapping[int, Stack]) -> Look:
                 source=name,
             )
         )
-    evidence = combine(found, job.world_size)
+    # A stack is of this very process: what it says counts.
+    evidence = combine([*found, *counted], job.world_size)
     verdicts = find_root_causes(evidence)
+    if ras is not None and counted and not verdicts:
+        ras = replace(ras, problem=_EQUAL)
+        evidence = combine(found, job.world_size)
+    if ras is not None:
+        files.append(ras)
     return Look(job, own, Report(tuple(verdicts), tuple(files), evidence))
 
 

@@ -217,18 +217,32 @@ def test_names_of_commands(
 
 def test_a_launcher_or_its_shell_means_its_ranks() -> None:
     for pid in (10, 11):
-        (job,), problems = processes_named([pid], table(*TORCHRUN))
+        (job,), problems = processes_named([pid], table(*TORCHRUN), list)
         assert (ranks(job), problems) == ({0: 12, 1: 13}, [])
 
 
 def test_the_pid_of_a_rank_means_it_alone() -> None:
-    (job,), problems = processes_named([13, 13], table(*TORCHRUN))
+    (job,), problems = processes_named([13, 13], table(*TORCHRUN), list)
     assert (ranks(job), job.world_size, problems) == ({1: 13}, 2, [])
 
 
 def test_a_worker_of_a_rank_is_a_process_without_a_rank() -> None:
-    (job,), _ = processes_named([14], table(*TORCHRUN))
+    (job,), _ = processes_named([14], table(*TORCHRUN), list)
     assert (ranks(job), job.launcher) == ({None: 14}, "")
+
+
+def test_children_that_are_no_ranks_leave_what_was_named() -> None:
+    pool = table(
+        process(4, 1, PYTHON, "pool.py"),
+        process(5, 4, PYTHON, "pool.py"),
+        process(6, 4, PYTHON, "pool.py"),
+    )
+    for pids in ([4], [5], [4, 6]):
+        (job,), problems = processes_named(pids, pool, lambda found: [])
+        assert [one.process.pid for one in job.members] == pids
+        assert problems == []
+    (job,), _ = processes_named([4], pool, list)
+    assert [one.process.pid for one in job.members] == [5, 6]
 
 
 def test_what_cannot_be_meant_is_told() -> None:
@@ -236,7 +250,8 @@ def test_what_cannot_be_meant_is_told() -> None:
         process(30, 1, "/usr/bin/sleep", "9"),
         process(31, 1, "/usr/bin/mpiexec", "-n", "2", "a.out"),
     ]
-    found, problems = processes_named([30, 31, 99], table(*TORCHRUN, *others))
+    everything = table(*TORCHRUN, *others)
+    found, problems = processes_named([30, 31, 99], everything, list)
     assert found == []
     assert problems == [
         "process 30 (sleep) is no Python",
