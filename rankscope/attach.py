@@ -15,9 +15,10 @@ from pathlib import Path
 from rankscope import __version__
 from rankscope.backends.attach.choose import jobs_of_user, processes_named
 from rankscope.backends.attach.jobs import ENGINES, Job
-from rankscope.backends.attach.look import Look, as_json, find_spawned, look
+from rankscope.backends.attach.look import Look, as_json
 from rankscope.backends.attach.process_table import read_table
 from rankscope.backends.attach.py_spy import PySpyError, find_py_spy
+from rankscope.backends.attach.read import find_spawned, look
 from rankscope.command_output import DONE, FAILED, HANGS, say
 from rankscope.widgets.report.page import report_page
 

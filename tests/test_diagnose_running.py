@@ -192,7 +192,7 @@ def test_what_nccl_counts_decides_where_it_stands_still(
         out = capsys.readouterr().out
         if counts == "go on":
             assert status == 2
-            assert "ranks have launched ops between two reports" in out
+            assert "ranks have issued ops between two reports" in out
         elif counts == "are equal":
             assert status == 2
             assert "all ranks have launched as many ops" in out

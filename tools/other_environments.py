@@ -47,6 +47,8 @@ TORCH_TESTS = (
     "nbclient>=0.10",
     "matplotlib>=3.8",
     "py-spy>=0.4",
+    "requests>=2",  # for torch's debug server, as tabulate
+    "tabulate>=0.9",
     "pytest-timeout>=2.3",
     "pytest-xdist>=3.7",
 )

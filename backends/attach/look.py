@@ -1,33 +1,25 @@
-"""Look at running jobs: the stacks of their ranks, and what they tell."""
+"""What was found of one job that runs, as text and as JSON."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..observe.evidence import RankEvidence, combine
-from ..observe.root_cause import find_root_causes
-from ..post_mortem.evidence_file import EvidenceFile
 from ..post_mortem.report import VERSION, Report
 from ..rank_sets import format_ranks, name_ranks
-from .jobs import FORKED, Job, Member
-from .nccl_ras import RasReports, listeners
-from .stacks import Stack, read_stacks, spawned_rank
+from .jobs import Job
+from .stacks import Stack
 
-__all__ = ["Look", "as_json", "find_spawned", "look"]
+__all__ = ["MOVES", "STACKS", "Look", "as_json"]
 
-KIND = "py-spy stacks"
+#: The kind of what a stack is read from.
+STACKS = "py-spy stacks"
 #: Characters of a command line that a text shows.
 _LONGEST_COMMAND = 100
-_MOVES = "two stacks differ: it runs, and the place is one of many"
-#: Why counts of NCCL alone decide nothing.
-_EQUAL = (
-    "all ranks have launched as many ops: they compute, or the op that they are in "
-    "hangs in a GPU or in the network"
-)
+#: What is to be known of a process that does not stand still.
+MOVES = "two stacks differ: it runs, and the place is one of many"
 
 
 @dataclass(frozen=True)
@@ -73,7 +65,7 @@ class Look:
         alike: dict[tuple[str, str], list[int]] = {}
         for one in self.report.files:
             if one.problem:
-                whose = "" if one.kind == KIND else f"{one.path}: "
+                whose = "" if one.kind == STACKS else f"{one.path}: "
                 alike.setdefault((whose, one.problem), []).extend(one.ranks)
         return [
             f"{whose or f'{name_ranks(ranks)}: '}{problem}"
@@ -125,98 +117,6 @@ def as_json(looks: Iterable[Look], problems: Sequence[str] = ()) -> str:
     return json.dumps(found, indent=1, ensure_ascii=False)
 
 
-def find_spawned(jobs: Iterable[Job], py_spy: str | None) -> list[Job]:
-    """Return the jobs with the ranks that `torch.multiprocessing` has started.
-
-    Other children of a Python, as the workers of a data loader, are left out.
-    """
-    found = []
-    for job in jobs:
-        if job.launcher != FORKED:
-            found.append(job)
-            continue
-        members = [
-            Member(one.process, rank)
-            for one in job.members
-            if py_spy and (rank := spawned_rank(one.process, py_spy)) is not None
-        ]
-        if members:
-            note = "ranks are the indexes that torch.multiprocessing gave"
-            found.append(
-                replace(
-                    job,
-                    launcher="torch.multiprocessing",
-                    members=tuple(sorted(members, key=lambda one: one.rank or 0)),
-                    notes=(note,),
-                )
-            )
-    return found
-
-
-def look(
-    jobs: Sequence[Job],
-    py_spy: str | None,
-    told: Callable[[int], None] = lambda _: None,
-) -> list[Look]:
-    """Read the stacks of all processes of `jobs`, and return what they tell.
-
-    Parameters
-    ----------
-    jobs
-        The jobs, with the processes to look at.
-    py_spy
-        The program that reads stacks; see `find_py_spy`. None: it is missing.
-    told
-        It is called with the number of stacks that were read.
-    """
-    listening = listeners() if jobs else {}
-    reports = [RasReports(job, listening) for job in jobs]
-    processes = [member.process for job in jobs for member in job.members]
-    if py_spy is None:
-        stacks = {one.pid: Stack(problem="py-spy is missing") for one in processes}
-    else:
-        stacks = read_stacks(processes, py_spy, told)
-    return [
-        _look(job, stacks, *ras.evidence())
-        for job, ras in zip(jobs, reports, strict=True)
-    ]
-
-
-def _look(
-    job: Job,
-    stacks: Mapping[int, Stack],
-    counted: Sequence[RankEvidence],
-    ras: EvidenceFile | None,
-) -> Look:
-    own = {one.process.pid: stacks[one.process.pid] for one in job.members}
-    found, files = [], []
-    for member in job.members:
-        if member.rank is None:
-            continue
-        stack = own[member.process.pid]
-        name = f"rank {member.rank}, process {member.process.pid}"
-        problem = stack.problem or (_MOVES if stack.moves else "")
-        files.append(EvidenceFile(name, KIND, (member.rank,), problem))
-        found.append(
-            RankEvidence(
-                member.rank,
-                location=stack.line,
-                called=stack.called,
-                process=f"pid {member.process.pid} on {os.uname().nodename}",
-                source=name,
-            )
-        )
-    # A stack is of this very process: what it says counts.
-    evidence = combine([*found, *counted], job.world_size)
-    verdicts = find_root_causes(evidence)
-    if ras is not None and counted and not verdicts:
-        ras = replace(ras, problem=_EQUAL)
-        evidence = combine(found, job.world_size)
-    if ras is not None:
-        files.append(ras)
-    return Look(job, own, Report(tuple(verdicts), tuple(files), evidence))
-
-
 # -- texts -----------------------------------------------------------------------
 
 
@@ -251,7 +151,7 @@ def _told(stack: Stack) -> str:
     if stack.line is None:
         return f"cannot be read: {stack.problem}"
     called = f" in {stack.called}" if stack.called else ""
-    moves = f"; {_MOVES}" if stack.moves else ""
+    moves = f"; {MOVES}" if stack.moves else ""
     return f"is at {stack.line}{called}{moves}"
 
 

@@ -23,6 +23,8 @@ __all__ = ["Stack", "read_stacks", "spawned_rank"]
 _AT_ONCE = min(8, os.cpu_count() or 1)
 #: Bytes of a source file from which a line is shown, and characters of the line.
 _LARGEST_SOURCE, _LONGEST_LINE = 4 << 20, 80
+#: It has the call of `os.fork`.
+_FORK = "multiprocessing/popen_fork.py"
 #: The functions that `torch.multiprocessing` calls with the index of a process, and
 #: their argument with it.
 _SPAWNED = ("torch/multiprocessing/spawn.py", "_wrap", "i")
@@ -79,9 +81,12 @@ def _frames(process: Process, py_spy: str) -> list[Frame] | str:
     """Return the calls of the main thread, or why they are not known."""
     try:
         data = dump(py_spy, process.pid)
-        return frames_of_main(RawFile(f"process {process.pid}", data))
+        frames = frames_of_main(RawFile(f"process {process.pid}", data))
     except (PySpyError, UnreadableError) as error:
         return str(error)
+    # Below the fork stand the calls of the parent.
+    forked = (n for n, one in enumerate(frames) if one.file.endswith(_FORK))
+    return frames[: next(forked, len(frames))] or frames
 
 
 def _stack(

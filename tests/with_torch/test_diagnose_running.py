@@ -38,7 +38,26 @@ dist.destroy_process_group()
 note(f"sum {rank}", str(x[0].item()))
 """
 
-#: Two ranks of which nothing but their stacks tells the rank; all rank 1 does is late.
+#: The same without workers, and with torch's debug server.
+SERVED = """
+import socket
+from torch.distributed.debug import start_debug_server, stop_debug_server
+with socket.create_server(("127.0.0.1", 0)) as free:
+    port = free.getsockname()[1]
+start_debug_server(port)
+x = torch.ones(4)
+dist.all_reduce(x)
+note(f"rank {rank}")
+if rank == 1:
+    wait("go")
+dist.all_reduce(x)
+if rank == 0:
+    stop_debug_server()
+dist.destroy_process_group()
+note(f"sum {rank}", str(x[0].item()))
+"""
+
+#: Two ranks of which nothing but their stacks tells the rank.
 SPAWN = """
 import torch, torch.distributed as dist, torch.multiprocessing as mp
 def train(rank, port):
@@ -97,6 +116,34 @@ def test_the_ranks_of_torchrun(
         script.let("go")
         assert script.finish() == 0, script.output
         assert {script.read(f"sum {rank}") for rank in range(3)} == {"3.0"}
+
+
+def test_the_debug_server_gives_a_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for package in ("jinja2", "requests", "tabulate"):
+        pytest.importorskip(package, reason="torch's debug server needs it")
+    with Torchrun(2, SERVED, tmp_path, begin="") as script:
+        for rank in range(2):
+            script.read(f"rank {rank}")
+        if not may_read(os.getpid()):
+            pytest.skip("processes may not be read here: no port is known to be its")
+        launcher = str(script.process.pid)
+
+        def is_told() -> bool:
+            # Rank 0 may not have come to its op yet.
+            status = main(["diagnose", "--pid", launcher])
+            out = capsys.readouterr().out
+            if status != 1:
+                return False
+            assert "rank 1 has not entered all_reduce #2 of group 'default_pg'" in out
+            assert "; rank 1 is at train.py:" in out
+            return True
+
+        until(is_told, script)
+        script.let("go")
+        assert script.finish() == 0, script.output
+        assert {script.read(f"sum {rank}") for rank in range(2)} == {"4.0"}
 
 
 @pytest.mark.parametrize("start", STARTS)
