@@ -47,7 +47,8 @@ process and does not stop it. PID is a rank, any Python, or a launcher, which me
 ranks that it has started. --jobs finds those of torchrun, accelerate, deepspeed,
 mpiexec, srun, torch.multiprocessing, notebook_launcher and ipyparallel on this host;
 of root, those of all users. Ranks are what the launcher's variables in the environment
-say. Stacks alone do not tell whether an op hangs: then there is no verdict.
+say. Stacks alone do not tell whether an op hangs: a verdict needs torch's debug server
+or NCCL's RAS service, which are asked where the job has them.
 """
 _JSON = """\
 
