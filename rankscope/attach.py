@@ -75,7 +75,7 @@ def _run(values: argparse.Namespace) -> int:
         )
     count = sum(len(job.members) for job in jobs)
     looks = look(jobs, py_spy, _Progress(count))
-    if values.html is not None:
+    if values.html is not None and looks:
         if len(looks) != 1:
             return _fail(_one_page(looks))
         _write_page(looks[0], values.html)
@@ -88,10 +88,10 @@ def _run(values: argparse.Namespace) -> int:
                 say(f"  {hint}")
     for problem in problems:
         _fail(problem)
-    if any(one.report.verdicts for one in looks):
-        return HANGS
     if not looks:
         return FAILED if problems else _fail(_NONE)
+    if any(one.report.verdicts for one in looks):
+        return HANGS
     if not all(one.has_records for one in looks):
         if not values.json:
             _fail("stacks do not tell whether an op hangs: no verdict")
@@ -130,8 +130,6 @@ def _hint(job: Job) -> str | None:
 
 
 def _one_page(looks: Sequence[Look]) -> str:
-    if not looks:
-        return _NONE
     pids = [str(one.job.pid or one.job.members[0].process.pid) for one in looks]
     return (
         f"--html writes a page for one job, and {len(looks)} were found: name one by "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -93,7 +94,8 @@ def line_of(program: Program, text: str) -> str:
 def block_of(printed: str, pid: int) -> list[str]:
     """Return the lines that were printed of the job whose launcher is `pid`."""
     lines = printed.splitlines()
-    (place,) = (i for i, line in enumerate(lines) if f" {pid}" in line.split(":")[0])
+    begins = re.compile(rf"\S+ {pid}\b")
+    (place,) = (i for i, line in enumerate(lines) if begins.match(line))
     end = place + 1
     while end < len(lines) and lines[end].startswith("  "):
         end += 1

@@ -82,16 +82,16 @@ def test_the_ranks_of_mpiexec(
         def are_in() -> bool:
             # They have left their notes, and may not have come to the line yet.
             assert main(["diagnose", "--pid", str(job.process.pid)]) == 2
-            out = capsys.readouterr().out
+            out, err = capsys.readouterr()
+            assert "no verdict" in err
             return not readable or f"ranks 0, 2 are at {everyone}" in out
 
         until(are_in, DEADLINE)
-        assert main(["diagnose", "--jobs"]) == 2
-        printed = capsys.readouterr()
-        title, *lines = block_of(printed.out, job.process.pid)
+        # The status depends on the jobs of others, too.
+        assert main(["diagnose", "--jobs"]) in (1, 2)
+        title, *lines = block_of(capsys.readouterr().out, job.process.pid)
         assert title.startswith(f"mpiexec {job.process.pid} (")
         assert "ranks 0–2 of 3 (pid" in title
-        assert "no verdict" in printed.err
         if readable:
             assert any(line.startswith("  rank 1 is at program.py:") for line in lines)
             text = "`MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, x)  # all`"

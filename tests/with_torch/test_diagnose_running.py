@@ -104,7 +104,8 @@ def test_the_ranks_of_torchrun(
             return not readable or wanted in out
 
         until(they_wait, script)
-        assert main(["diagnose", "--jobs"]) == 2
+        # The status depends on the jobs of others, too.
+        assert main(["diagnose", "--jobs"]) in (1, 2)
         title, *told = block_of(capsys.readouterr().out, script.process.pid)
         # The workers of the data loaders have the ranks in their environment, too.
         assert title.startswith(f"torchrun {launcher} (")
