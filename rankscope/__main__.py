@@ -40,6 +40,15 @@ and torchcomms) and as JSON; stacks of py-spy, faulthandler and torch's debug se
 logs and error files of torchrun; reports of NCCL's RAS service. Nothing in a file is
 executed; a file that cannot be used is named, and the others are judged without it.
 What exists as a path is a path.
+
+--pid, --jobs: processes that run, and that nobody has prepared. Of each rank you read
+where it is, by py-spy (pip install 'rankscope[attach]'), which executes nothing in the
+process and does not stop it. PID is a rank, any Python, or a launcher, which means the
+ranks that it has started. --jobs finds those of torchrun, accelerate, deepspeed,
+mpiexec, srun, torch.multiprocessing, notebook_launcher and ipyparallel on this host;
+of root, those of all users. Ranks are what the launcher's variables in the environment
+say. Stacks alone do not tell whether an op hangs: a verdict needs torch's debug server
+or NCCL's RAS service, which are asked where the job has them.
 """
 _JSON = """\
 
@@ -54,10 +63,21 @@ of "missing ranks", "rank dead", "rank busy elsewhere", "op mismatch", "order
 mismatch" (also of ranks that wait for each other), "size mismatch", "dtype mismatch",
 "root mismatch", "reduce op mismatch", "execution hang", and "undecided", of which no
 culprit is known. world_size is null if no file tells.
+
+With --pid and --jobs:
+  {"version": 1,
+   "jobs": [{"launcher", "id", "pid", "command", "notes",
+             "processes": [{"pid", "rank", "line", "file", "function", "called",
+                            "moves", "problem"}],
+             "verdicts", "files", "world_size"}],
+   "problems"}
+Of a job, pid is its launcher's, or null; a rank is null where nothing tells it. A
+process moves if two of its stacks differ; its problem says why there is no stack.
+Problems of all are those of a PID that names nothing.
 """
 _EXIT = """\
 exit status: 0 done (diagnose: nothing hangs), 1 diagnose: something hangs,
-2 not done: no such cluster, several of which none was named, or an error
+2 not done: no such cluster, several of which none was named, no verdict, or an error
 """
 
 
@@ -93,12 +113,27 @@ def command_parser() -> argparse.ArgumentParser:
                 help=f"folder, file or archive of a dead job; or of what runs: {named}",
             )
             command.add_argument(
-                "--json", action="store_true", help="write JSON; for a PATH"
+                "--pid",
+                nargs="+",
+                type=int,
+                metavar="PID",
+                help="look at running processes, or at the ranks of a launcher",
+            )
+            command.add_argument(
+                "--jobs",
+                action="store_true",
+                help="look at every job that this user has started on this host",
+            )
+            command.add_argument(
+                "--json",
+                action="store_true",
+                help="write JSON; for a PATH, --pid and --jobs",
             )
             command.add_argument(
                 "--html",
                 metavar="FILE",
-                help="write one page there that can be sent to others; for a PATH",
+                help="write one page there that can be sent to others; for a PATH, "
+                "and for --pid and --jobs where they find one job",
             )
             command.add_argument(
                 "--trace",
@@ -147,6 +182,10 @@ def _run(values: argparse.Namespace) -> int:
     # Here: the doctor runs where what the others import is missing, and a command loads
     # no more than it needs.
     if values.command == "diagnose":
+        if values.pid is not None or values.jobs:
+            from rankscope import attach
+
+            return attach.run(values)
         if len(values.paths) > 1 or _are_paths(values.paths):
             from rankscope import post_mortem
 
@@ -154,11 +193,17 @@ def _run(values: argparse.Namespace) -> int:
         values.cluster = values.paths[0] if values.paths else None
         for option in ("json", "html", "trace"):
             if getattr(values, option):
-                say(f"rankscope diagnose: --{option} is for a PATH", file=sys.stderr)
+                say(f"rankscope diagnose: {_only(option)}", file=sys.stderr)
                 return FAILED
     from rankscope import terminal
 
     return terminal.run(values)
+
+
+def _only(option: str) -> str:
+    """Return what takes an option that a cluster has not."""
+    more = "" if option == "trace" else ", --pid or --jobs"
+    return f"--{option} is for a PATH{more}"
 
 
 def _are_paths(names: Sequence[str]) -> bool:

@@ -210,6 +210,8 @@ def _not_one(
     why = "several clusters run: name the one that is meant"
     if not there:
         why = "no cluster or watched job of yours runs here"
+        if values.command == "diagnose":
+            why += "; --jobs looks at jobs that nobody has prepared"
     elif not found:
         why = f"no cluster is called {values.cluster!r}; there are"
     elif values.cluster is not None:

@@ -46,6 +46,9 @@ TORCH_TESTS = (
     "ml_dtypes>=0.5",
     "nbclient>=0.10",
     "matplotlib>=3.8",
+    "py-spy>=0.4",
+    "requests>=2",  # for torch's debug server, as tabulate
+    "tabulate>=0.9",
     "pytest-timeout>=2.3",
     "pytest-xdist>=3.7",
 )
@@ -77,7 +80,8 @@ def torch_python(report: Report, report_missing: Report) -> str | None:
     """
     check = (
         "import rankscope.magics, rankscope.widgets.board.widget;"
-        "import pytest_timeout, xdist, nbclient, accelerate;"
+        "import pytest_timeout, xdist, nbclient, accelerate, importlib.metadata as m;"
+        "m.version('py-spy');"
         "import torch, torch.distributed as d;"
         f"assert torch.__version__.startswith('{TORCH}') and d.is_gloo_available()"
     )

@@ -24,7 +24,15 @@ from typing import Any
 
 from ..errors import LibraryFailure
 
-__all__ = ["RasCommunicator", "RasRank", "address", "parse_report", "query"]
+__all__ = [
+    "ADDRESS",
+    "RasCommunicator",
+    "RasRank",
+    "address",
+    "fetch",
+    "parse_report",
+    "query",
+]
 
 #: The variable that names the address, as NCCL reads it.
 ADDRESS = "NCCL_RAS_ADDR"
@@ -75,12 +83,13 @@ class RasCommunicator:
     others: Mapping[str, int] = field(default_factory=dict)
 
 
-def address() -> tuple[str, int]:
+def address(variables: Mapping[str, str] = os.environ) -> tuple[str, int]:
     """Return host and port of the RAS service of this host.
 
-    Raises `LibraryFailure` for a value of ``NCCL_RAS_ADDR`` without a port.
+    `variables` are the environment of a rank, by default of this process. Raises
+    `LibraryFailure` for a value of ``NCCL_RAS_ADDR`` without a port.
     """
-    value = os.environ.get(ADDRESS, f"localhost:{_PORT}")
+    value = variables.get(ADDRESS, f"localhost:{_PORT}")
     host, colon, port = value.rpartition(":")
     if not colon or not port.isdecimal():
         raise LibraryFailure(f"{ADDRESS}={value}: expected host:port")
@@ -93,11 +102,16 @@ def query(where: tuple[str, int], seconds: float) -> list[RasCommunicator]:
     Raises `LibraryFailure` where no service answers within `seconds`, or where what
     answers is no RAS service.
     """
+    return parse_report(fetch(where, seconds))
+
+
+def fetch(where: tuple[str, int], seconds: float) -> str:
+    """Return the report of the RAS service at `where`, JSON or text; see `query`."""
     deadline = time.monotonic() + seconds
     place = f"{where[0]}:{where[1]}"
     while True:
         try:
-            return parse_report(_exchange(where, deadline))
+            return _exchange(where, deadline)
         except TimeoutError:
             # A stopped process may have got the connection.
             if time.monotonic() + _HANDSHAKE > deadline:

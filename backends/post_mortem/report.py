@@ -84,7 +84,7 @@ class Report:
         if recorded:
             lines.append(self._read(recorded))
         elif not self.verdicts:
-            lines += self._places()
+            lines += self.places()
         lines += [
             f"{one.path}: {one.problem}"
             for one in self.files
@@ -101,7 +101,7 @@ class Report:
         text += f" of {self.world_size}"
         return f"{text}; no records of {name_ranks(lacking)}" if lacking else text
 
-    def _places(self) -> list[str]:
+    def places(self) -> list[str]:
         """Return ``ranks 0–2 are at train.py:88 in wait of threading.py``."""
         at: dict[str, list[int]] = {}
         for rank, one in self.evidence.ranks.items():

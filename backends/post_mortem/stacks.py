@@ -21,6 +21,7 @@ __all__ = [
     "FaulthandlerReader",
     "PySpyReader",
     "Thread",
+    "frames_of_main",
     "main_thread",
     "threads_in",
 ]
@@ -33,7 +34,7 @@ _BEGINNING = 1 << 16
 _RANK_HEADER = re.compile(r"=== Rank (\d{1,6}): .* ===$")
 _PROCESS = re.compile(r"Process (\d{1,18}): (.*)$")
 _PY_SPY_THREAD = re.compile(
-    r"Thread (?:0x)?[\dA-Fa-f]+ \((?:active|idle)[^)]*\)(?:: \"(.*)\")?$"
+    r"Thread ((?:0x)?[\dA-Fa-f]+) \((?:active|idle)[^)]*\)(?:: \"(.*)\")?$"
 )
 _PY_SPY_FRAME = re.compile(r" {4}(\S.*) \(([^()]+?)(?::(\d{1,9}))?\)$")
 #: The line with which faulthandler begins a thread.
@@ -43,6 +44,8 @@ FAULT_LINE = re.compile(
 _FAULT_FRAME = re.compile(r"  File \"(.*)\", line (\d{1,9}|\?\?\?) in (.*)$")
 _RANK_OF_PROCESS = re.compile(r"(?:^|\s)(?:RANK=|--rank[= ])(\d{1,6})(?!\S)")
 _RANK_LINE = re.compile(r"\s*(?:export )?RANK[=:] ?(\d{1,6})\s*$")
+#: py-spy names no thread of a program without `threading`: there the main thread is the
+#: first of its process, whose number is the pid.
 _PY_SPY_MAIN = "MainThread"
 
 
@@ -95,7 +98,8 @@ def threads_in(lines: Iterable[str]) -> list[_Process]:
             processes[-1].pid = int(process[1])
             processes[-1].state_rank(_RANK_OF_PROCESS.search(process[2]))
         elif (begins := _PY_SPY_THREAD.match(line)) is not None:
-            thread = Thread(begins[1] or "unnamed")
+            is_first = begins[1] == str(processes[-1].pid)
+            thread = Thread(begins[2] or (_PY_SPY_MAIN if is_first else "unnamed"))
             processes[-1].threads.append(thread)
         elif FAULT_LINE.match(line) is not None:
             thread = Thread()
@@ -135,13 +139,10 @@ def _evidence(file: RawFile, processes: list[_Process]) -> list[RankEvidence]:
         if rank is None:
             without.append(process)
             continue
-        thread = main_thread(process.threads, process.cut)
-        if thread is None:
+        frames = _main_frames(process)
+        if frames is None:
             continue
-        thread.frames[-1:] = [
-            one._replace(outermost=True) for one in thread.frames[-1:]
-        ]
-        line, called = position(thread.frames)
+        line, called = position(frames)
         pid = None if process.pid is None else f"pid {process.pid}"
         # A later dump of a rank in the same file replaces the one before.
         found[rank] = RankEvidence(
@@ -154,6 +155,26 @@ def _evidence(file: RawFile, processes: list[_Process]) -> list[RankEvidence]:
         f"it does not say which rank {f'process {pids}' if pids else 'it'} is: put "
         "rank_N into its name"
     )
+
+
+def _main_frames(process: _Process) -> list[Frame] | None:
+    """Return the calls of the main thread, the innermost first; None: there is none."""
+    thread = main_thread(process.threads, process.cut)
+    if thread is None:
+        return None
+    outermost = [one._replace(outermost=True) for one in thread.frames[-1:]]
+    return [*thread.frames[:-1], *outermost]
+
+
+def frames_of_main(file: RawFile) -> list[Frame]:
+    """Return the main thread's calls of the one process that py-spy has read as JSON.
+
+    Raises `UnreadableError` where they are not there.
+    """
+    for process in _from_json(_text(file)):
+        if (frames := _main_frames(process)) is not None:
+            return frames
+    raise UnreadableError("py-spy shows no main thread of Python in it")
 
 
 def _text(file: RawFile) -> str:
@@ -212,7 +233,10 @@ def _from_json(text: str) -> list[_Process]:
         if isinstance(about, Mapping) and isinstance(about.get("command_line"), str):
             process.state_rank(_RANK_OF_PROCESS.search(about["command_line"]))
         name = one.get("thread_name")
-        thread = Thread(name if isinstance(name, str) and name else "unnamed")
+        if not isinstance(name, str) or not name:
+            is_first = one.get("os_thread_id") == one["pid"]
+            name = _PY_SPY_MAIN if is_first else "unnamed"
+        thread = Thread(name)
         thread.frames.extend(_json_frames(one.get("frames")))
         process.threads.append(thread)
     return list(processes.values())

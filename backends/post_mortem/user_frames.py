@@ -82,6 +82,8 @@ def position(frames: Sequence[Frame]) -> tuple[SourceLine | None, str | None]:
 def library_name(file: str) -> str:
     """Return the path of a file below the folder that it is installed in."""
     name = _INSTALLED.split(file.replace("\\", "/"))[-1] or file
+    if file.startswith("<frozen "):
+        name = name.removesuffix(">")
     return "torch.distributed" if name == _C10D else name
 
 

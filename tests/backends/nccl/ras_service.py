@@ -121,10 +121,10 @@ TIMEOUT
 
 
 class Server:
-    """A RAS service on a free port of this host; `talk` serves each connection."""
+    """A RAS service of this host; `talk` serves each connection. Port 0: a free one."""
 
-    def __init__(self, talk: Callable[[Any, Any], None]) -> None:
-        self._listening = socket.create_server(("127.0.0.1", 0))
+    def __init__(self, talk: Callable[[Any, Any], None], port: int = 0) -> None:
+        self._listening = socket.create_server(("127.0.0.1", port))
         self._talk = talk
         self.connections = 0
         self.lines: list[str] = []

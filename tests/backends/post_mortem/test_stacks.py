@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 
 from rankscope.backends.post_mortem.evidence_file import RawFile, UnreadableError
-from rankscope.backends.post_mortem.stacks import FaulthandlerReader, PySpyReader
+from rankscope.backends.post_mortem.stacks import (
+    FaulthandlerReader,
+    PySpyReader,
+    frames_of_main,
+)
 from rankscope.backends.post_mortem.user_frames import rank_in_name
 
 PY_SPY = """\
@@ -57,6 +61,22 @@ def test_py_spy_text() -> None:
     assert one.called == "__next__ of torch/utils/data/dataloader.py"
     assert one.process == "pid 4711"
     assert not one.recorded
+
+
+def test_a_program_without_threading_has_a_main_thread() -> None:
+    """py-spy has no name of its thread: its number is that of the process."""
+    text = PY_SPY.replace(': "MainThread"', "").replace(': "Thread-1 (pin_memory)"', "")
+    (one,) = PySpyReader().read(raw(text))
+    assert str(one.location) == "data.py:77"
+    frames = [{"name": "<module>", "filename": "/job/a.py", "line": 2}]
+    thread = {"pid": 7, "thread_name": None, "os_thread_id": 7, "frames": frames}
+    other = {**thread, "os_thread_id": 8, "frames": []}
+    file = raw(json.dumps([other, thread]))
+    (one,) = PySpyReader().read(file)
+    assert str(one.location) == "a.py:2"
+    assert [frame.line for frame in frames_of_main(file)] == [2]
+    with pytest.raises(UnreadableError, match="no main thread"):
+        frames_of_main(raw(json.dumps([other])))
 
 
 @pytest.mark.parametrize(

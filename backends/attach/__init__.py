@@ -1,0 +1,1 @@
+"""Look at processes that were not prepared: their jobs, ranks and stacks."""

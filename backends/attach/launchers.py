@@ -1,0 +1,162 @@
+"""What starts the ranks of a job, by command lines and environment variables alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ..nccl.ras import ADDRESS
+
+__all__ = [
+    "VARIABLES",
+    "Stated",
+    "is_python",
+    "launcher_of",
+    "module_of",
+    "stated_rank",
+]
+
+#: Programs, scripts and modules of Python, and the name of their launcher.
+_LAUNCHERS = {
+    **dict.fromkeys(
+        ("torchrun", "torch.distributed.run", "torch.distributed.launch"), "torchrun"
+    ),
+    **dict.fromkeys(("accelerate", "accelerate.commands.launch"), "accelerate"),
+    **dict.fromkeys(("deepspeed", "deepspeed.launcher.launch"), "deepspeed"),
+    **dict.fromkeys(
+        ("mpiexec", "mpirun", "mpiexec.hydra", "mpirun_rsh", "hydra_pmi_proxy"),
+        "mpiexec",
+    ),
+    **dict.fromkeys(
+        ("orterun", "orted", "prterun", "prte", "prted"),
+        "mpiexec",
+    ),
+    **dict.fromkeys(("srun", "slurmstepd"), "srun"),
+}
+#: Programs written in Python that run another one, which is the rank.
+_WRAPPERS = frozenset(("conda", "mamba", "uv", "poetry", "pipenv"))
+#: Options of Python whose value is the next argument.
+_WITH_VALUE = frozenset(("-W", "-X", "--check-hash-based-pycs"))
+
+_PYTHON = re.compile(r"(?:python|pypy)[\d.]*t?$")
+
+
+class _Scheme(NamedTuple):
+    """The variables by which one kind of launcher tells a process its rank."""
+
+    launcher: str
+    rank: str
+    #: Any of them; the first one that is set counts.
+    size: tuple[str, ...]
+    #: Equal for the ranks of one job, and different between jobs.
+    job: tuple[str, ...] = ()
+    #: Another variable that has to be set.
+    needs: str = ""
+
+
+#: A rank inherits the variables of what started its launcher: the innermost first.
+_SCHEMES = (
+    _Scheme(
+        "torchrun",
+        "RANK",
+        ("WORLD_SIZE",),
+        ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"),
+        "TORCHELASTIC_RUN_ID",
+    ),
+    _Scheme(
+        "mpiexec",
+        "OMPI_COMM_WORLD_RANK",
+        ("OMPI_COMM_WORLD_SIZE",),
+        ("PMIX_NAMESPACE",),
+    ),
+    _Scheme("mpiexec", "PMI_RANK", ("PMI_SIZE",)),
+    _Scheme("", "RANK", ("WORLD_SIZE",), ("MASTER_ADDR", "MASTER_PORT"), "WORLD_SIZE"),
+    _Scheme(
+        "srun",
+        "SLURM_PROCID",
+        ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+        "SLURM_STEP_ID",
+    ),
+)
+#: All that is read of the environment of a process.
+VARIABLES = frozenset((ADDRESS,)).union(
+    name for one in _SCHEMES for name in (one.rank, *one.size, *one.job, one.needs)
+)
+
+
+class Stated(NamedTuple):
+    """What the environment of a process says of its place in a job."""
+
+    launcher: str
+    rank: int
+    world_size: int | None
+    #: What the ranks of its job have in common; empty: its launcher tells.
+    job: tuple[str, ...]
+
+
+def stated_rank(variables: Mapping[str, str]) -> Stated | None:
+    """Return what environment variables say of a rank; None: it is none.
+
+    Parameters
+    ----------
+    variables
+        Those of `VARIABLES` that the process was started with.
+    """
+    for scheme in _SCHEMES:
+        rank = _number(variables.get(scheme.rank))
+        if rank is None or (scheme.needs and not variables.get(scheme.needs)):
+            continue
+        sizes = (_number(variables.get(name)) for name in scheme.size)
+        size = next((one for one in sizes if one is not None), None)
+        if scheme.launcher == "srun" and size == 1:
+            # What runs in an allocation, a shell for example, is no job of ranks.
+            continue
+        values = tuple(variables.get(name, "") for name in scheme.job)
+        return Stated(scheme.launcher, rank, size, values if any(values) else ())
+    return None
+
+
+def _number(text: str | None) -> int | None:
+    if text is None or not text.isascii() or not text.isdecimal() or len(text) > 9:
+        return None
+    return int(text)
+
+
+def is_python(program: str) -> bool:
+    """Return whether the file of a program has the name of a Python."""
+    return _PYTHON.match(program.rpartition("/")[2]) is not None
+
+
+def module_of(command: Sequence[str]) -> str:
+    """Return the script or module that a command of Python runs: ``train.py``.
+
+    Of another program its own name; of ``python -c`` and of a bare Python ``""``.
+    """
+    if not command:
+        return ""
+    if not is_python(command[0]):
+        return command[0].rpartition("/")[2]
+    arguments = iter(command[1:])
+    for one in arguments:
+        if one in _WITH_VALUE:
+            next(arguments, None)
+        elif one == "-m":
+            return next(arguments, "")
+        elif one == "-c":
+            return ""
+        elif not one.startswith("-"):
+            return one.rpartition("/")[2]
+    return ""
+
+
+def launcher_of(command: Sequence[str]) -> str:
+    """Return the launcher that a process is: ``torchrun``; ``""``: it is none.
+
+    ``wrapper`` is one that runs another program in its place, and is no rank itself.
+    """
+    name = module_of(command).removesuffix(":")
+    if name in _WRAPPERS:
+        return "wrapper"
+    return _LAUNCHERS.get(name, "")

@@ -1,0 +1,144 @@
+"""``rankscope diagnose --pid PID`` and ``--jobs``: look at what was not prepared.
+
+It needs nothing of what the commands for running clusters import.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rankscope import __version__
+from rankscope.backends.attach.choose import jobs_of_user, processes_named
+from rankscope.backends.attach.jobs import ENGINES, Job
+from rankscope.backends.attach.look import Look, as_json
+from rankscope.backends.attach.process_table import read_table
+from rankscope.backends.attach.py_spy import PySpyError, find_py_spy
+from rankscope.backends.attach.read import find_spawned, look
+from rankscope.command_output import DONE, FAILED, HANGS, say
+from rankscope.widgets.report.page import report_page
+
+__all__ = ["run"]
+
+#: The exit status of a program that SIGINT ends.
+INTERRUPTED = 130
+
+
+def run(values: argparse.Namespace) -> int:
+    """Diagnose processes that run; return the exit status."""
+    if (wrong := _wrong(values)) is not None:
+        return _fail(wrong)
+    try:
+        return _run(values)
+    except OSError as error:
+        return _fail(str(error))
+    except KeyboardInterrupt:
+        say("rankscope diagnose: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _wrong(values: argparse.Namespace) -> str | None:
+    """Return what is wrong with a combination of options."""
+    option = "--jobs" if values.jobs else "--pid"
+    if values.jobs and values.pid:
+        return "--jobs looks at all jobs, and --pid at those of a process: name one"
+    if values.paths:
+        return f"{option} looks at what runs: it takes no CLUSTER and no PATH"
+    if values.trace is not None:
+        return f"--trace is for a PATH, not for {option}: stacks have no times of ops"
+    return None
+
+
+def _fail(text: str) -> int:
+    say(f"rankscope diagnose: {text}", file=sys.stderr)
+    return FAILED
+
+
+def _run(values: argparse.Namespace) -> int:
+    table = read_table()
+    py_spy = None
+    try:
+        py_spy = find_py_spy()
+    except PySpyError as error:
+        # The jobs, and what NCCL tells of them, are of use without stacks.
+        _fail(str(error))
+    problems: list[str] = []
+    if values.jobs:
+        jobs = find_spawned(jobs_of_user(table, os.geteuid()), py_spy)
+    else:
+        jobs, problems = processes_named(
+            values.pid, table, lambda found: find_spawned(found, py_spy)
+        )
+    count = sum(len(job.members) for job in jobs)
+    looks = look(jobs, py_spy, _Progress(count))
+    if values.html is not None and looks:
+        if len(looks) != 1:
+            return _fail(_one_page(looks))
+        _write_page(looks[0], values.html)
+    if values.json:
+        print(as_json(looks, problems))
+    else:
+        for one in looks:
+            say(one.as_text())
+            if (hint := _hint(one.job)) is not None:
+                say(f"  {hint}")
+    for problem in problems:
+        _fail(problem)
+    if not looks:
+        return FAILED if problems else _fail(_NONE)
+    if any(one.report.verdicts for one in looks):
+        return HANGS
+    if not all(one.has_records for one in looks):
+        if not values.json:
+            _fail("stacks do not tell whether an op hangs: no verdict")
+        return FAILED
+    return DONE
+
+
+_NONE = (
+    "no job runs that this user has started on this host by torchrun, mpiexec, srun, "
+    "torch.multiprocessing or ipyparallel; --pid PID looks at any Python"
+)
+
+
+class _Progress:
+    """Says on a terminal how many stacks were read."""
+
+    def __init__(self, processes: int) -> None:
+        self._all = 2 * processes
+        self._shown = sys.stderr.isatty() and processes > 0
+
+    def __call__(self, done: int) -> None:
+        if self._shown:
+            # An empty line at the end: what is printed next stands on it.
+            text = f"\rreads stacks: {done} of {self._all}"
+            end = "\r\x1b[K" if done == self._all else ""
+            print(text, end=end, file=sys.stderr, flush=True)
+
+
+def _hint(job: Job) -> str | None:
+    """Return which command knows more of a job."""
+    if job.launcher == ENGINES:
+        return "rankscope diagnose knows more of the ranks that %dist_init has started"
+    if any("rankscope.torch" in one.process.command for one in job.members):
+        return "rankscope.torch watches this job: rankscope diagnose knows more"
+    return None
+
+
+def _one_page(looks: Sequence[Look]) -> str:
+    pids = [str(one.job.pid or one.job.members[0].process.pid) for one in looks]
+    return (
+        f"--html writes a page for one job, and {len(looks)} were found: name one by "
+        f"--pid ({', '.join(pids)})"
+    )
+
+
+def _write_page(one: Look, path: str) -> None:
+    made = time.strftime("made %Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    facts = (made, f"Rankscope {__version__}", f"Python {sys.version.split()[0]}")
+    Path(path).write_text(report_page(one.report, one.title, facts), encoding="utf-8")
+    say(f"{path} written, for browser", file=sys.stderr)
