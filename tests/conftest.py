@@ -6,6 +6,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import nullcontext
@@ -23,6 +24,10 @@ from tests.turns import Turns
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
+
+# Where nbformat imports jsonschema, this checker of IRIs parses 38 grammars at its
+# import, 1.3 s in each worker. jsonschema goes without it, and no notebook has an IRI.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 #: They run in an environment of their own: ``make test-torch``.
 collect_ignore = [] if find_spec("torch") else ["with_torch"]
@@ -70,6 +75,16 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_configure_node(node: Any) -> None:
     """Give a worker of pytest-xdist the folder of `Turns`: one for all of them."""
     node.workerinput["turns"] = node.config.stash[_FOLDER]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With ``-m soak``, import no file that does not name the marker.
+
+    Each worker would import 250 files for the tests of 30.
+    """
+    if config.option.markexpr != "soak" or not collection_path.match("test_*.py"):
+        return None
+    return True if b"soak" not in collection_path.read_bytes() else None
 
 
 @pytest.hookimpl(trylast=True)
