@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ import pytest
 import zmq
 
 from rankscope.backends.conformance import leaks
+from tests.backends.forked_ranks import forked_ranks
 from tests.in_order import InOrder
 from tests.processes import Watch, starts_processes
 from tests.turns import Turns
@@ -116,13 +117,22 @@ def _patience(item: pytest.Item) -> float:
     return 180.0 if item.get_closest_marker("processes") is not None else 0.0
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Take what the imports and the collection made out of each garbage collection.
 
-    It lives as long as the run does, and the leak checks collect often.
+    It lives as long as the run does, and the leak checks collect often. The process
+    that forks ranks is none of a test, so it starts here.
     """
     gc.collect()
     gc.freeze()
+    backends = session.config.rootpath / "tests" / "backends"
+    if not session.config.option.collectonly and any(
+        item.path.is_relative_to(backends) and item.get_closest_marker("processes")
+        for item in session.items
+    ):
+        forks = ExitStack()
+        forks.enter_context(forked_ranks())
+        session.config.add_cleanup(forks.close)
 
 
 # The first of all, so that waiting for a turn is not counted by pytest-timeout.
