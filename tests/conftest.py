@@ -6,9 +6,10 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +18,17 @@ import pytest
 import zmq
 
 from rankscope.backends.conformance import leaks
+from tests.backends.forked_ranks import forked_ranks
 from tests.in_order import InOrder
 from tests.processes import Watch, starts_processes
 from tests.turns import Turns
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
+
+# Where nbformat imports jsonschema, this checker of IRIs parses 38 grammars at its
+# import, 1.3 s in each worker. jsonschema goes without it, and no notebook has an IRI.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 #: They run in an environment of their own: ``make test-torch``.
 collect_ignore = [] if find_spec("torch") else ["with_torch"]
@@ -72,6 +78,16 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["turns"] = node.config.stash[_FOLDER]
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With ``-m soak``, import no file that does not name the marker.
+
+    Each worker would import 250 files for the tests of 30.
+    """
+    if config.option.markexpr != "soak" or not collection_path.match("test_*.py"):
+        return None
+    return True if b"soak" not in collection_path.read_bytes() else None
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
@@ -101,13 +117,22 @@ def _patience(item: pytest.Item) -> float:
     return 180.0 if item.get_closest_marker("processes") is not None else 0.0
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Take what the imports and the collection made out of each garbage collection.
 
-    It lives as long as the run does, and the leak checks collect often.
+    It lives as long as the run does, and the leak checks collect often. The process
+    that forks ranks is none of a test, so it starts here.
     """
     gc.collect()
     gc.freeze()
+    backends = session.config.rootpath / "tests" / "backends"
+    if not session.config.option.collectonly and any(
+        item.path.is_relative_to(backends) and item.get_closest_marker("processes")
+        for item in session.items
+    ):
+        forks = ExitStack()
+        forks.enter_context(forked_ranks())
+        session.config.add_cleanup(forks.close)
 
 
 # The first of all, so that waiting for a turn is not counted by pytest-timeout.

@@ -60,6 +60,8 @@ def starts_processes(item: pytest.Function) -> bool:
 
 #: What is known to reach no starter, by id; held, so that no id is used again.
 _reaching_none: dict[int, object] = {}
+#: What each uses, by id, beside what holds that id.
+_used: dict[int, tuple[object, list[object]]] = {}
 #: The roots that are known to reach one.
 _reaching: dict[int, object] = {}
 
@@ -88,7 +90,9 @@ def _reaches(thing: object, seen: dict[int, object]) -> bool:
     seen[id(thing)] = thing
     if _is_starter(thing):
         return True
-    return any(_reaches(used, seen) for used in _uses(thing))
+    if id(thing) not in _used:
+        _used[id(thing)] = (thing, [*_uses(thing)])
+    return any(_reaches(used, seen) for used in _used[id(thing)][1])
 
 
 def _is_starter(thing: object) -> bool:

@@ -78,8 +78,12 @@ def _options(target: str) -> list[str]:
 def _run(target: str, folder: Path) -> tuple[int, str]:
     """Run pytest in `folder` as `target` does; return its status and its output."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    options = [*_options(target), "--rootdir", str(folder)]
+    if "--dist" in options:
+        # For two or three tests one worker does; each takes half a second to start.
+        options += ["-n", "1"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *_options(target), "--rootdir", str(folder)],
+        [sys.executable, "-m", "pytest", *options],
         cwd=folder,
         env=environment,
         capture_output=True,

@@ -189,7 +189,7 @@ def live(me: Rank, backend: str) -> None:
 
 def told(me: Rank, case: Case) -> tuple[str, list[str]]:
     """Return why the group was aborted here, and what its ops have raised."""
-    group = dist.new_group(MEMBERS, timeout=3 if case.waits else 60, sort_ranks=False)
+    group = dist.new_group(MEMBERS, timeout=2 if case.waits else 60, sort_ranks=False)
     assert isinstance(group, dist.ProcessGroup)
     raised = []
     # A rank that comes late would be told as one that has not entered.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -289,7 +290,11 @@ class TestKeepAndAttach:
         until(lambda: not kept.living(), WAIT, "the cluster to end")
 
     def test_a_cluster_that_never_heard_of_rankscope(self) -> None:
-        bare = ipyparallel.Cluster(n=1, cluster_id="bare", log_level=50)
+        # Where a test before has made an application of Jupyter, its logger would be
+        # taken, and at the level of that one threads would read the processes' output.
+        log = logging.getLogger("tests.bare")
+        log.setLevel(logging.CRITICAL)
+        bare = ipyparallel.Cluster(n=1, cluster_id="bare", log=log)
         with bare as client:
             path = bare.controller.connection_files["client"]
             with Cluster.attach(connection_file=path) as cluster:
