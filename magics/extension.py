@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -35,6 +37,9 @@ from .language.options import Command, Values
 from .language.values import trace_path
 from .output.render import Renderer
 from .session import session
+
+if TYPE_CHECKING:
+    from rankscope.widgets.report.frame import ReportFrame
 
 __all__ = ["RankscopeMagics"]
 
@@ -200,6 +205,19 @@ class RankscopeMagics(CellMagics):
             print(f"{verdict.fault.value}: {verdict}")
         if nothing:
             print(nothing)
+
+    def dist_open(self, command: Command, values: Values) -> ReportFrame:
+        """Show why a job hung, from its files."""
+        paths: list[str] = values["paths"]
+        missing = [path for path in paths if not os.path.lexists(path)]
+        if missing:
+            command.fail(f"no such file or folder: {', '.join(map(repr, missing))}")
+        # The readers of dead jobs cost 70 ms at the start of a notebook.
+        from rankscope.backends.post_mortem.report import examine
+        from rankscope.widgets.report.frame import ReportFrame
+
+        with reported(command, OSError):
+            return ReportFrame(examine(paths), ", ".join(paths))
 
     def dist_profile(self, command: Command, values: Values) -> ProfileReport | None:
         """Print where the ranks are, or return where they spend the next seconds."""

@@ -8,11 +8,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rankscope import __version__
 from rankscope.backends.attach.choose import jobs_of_user, processes_named
 from rankscope.backends.attach.jobs import ENGINES, Job
 from rankscope.backends.attach.look import Look, as_json
@@ -20,7 +18,7 @@ from rankscope.backends.attach.process_table import read_table
 from rankscope.backends.attach.py_spy import PySpyError, find_py_spy
 from rankscope.backends.attach.read import find_spawned, look
 from rankscope.command_output import DONE, FAILED, HANGS, say
-from rankscope.widgets.report.page import report_page
+from rankscope.widgets.report.page import made_with, report_page
 
 __all__ = ["run"]
 
@@ -138,7 +136,6 @@ def _one_page(looks: Sequence[Look]) -> str:
 
 
 def _write_page(one: Look, path: str) -> None:
-    made = time.strftime("made %Y-%m-%d %H:%M:%S UTC", time.gmtime())
-    facts = (made, f"Rankscope {__version__}", f"Python {sys.version.split()[0]}")
-    Path(path).write_text(report_page(one.report, one.title, facts), encoding="utf-8")
+    page = report_page(one.report, one.title, made_with())
+    Path(path).write_text(page, encoding="utf-8")
     say(f"{path} written, for browser", file=sys.stderr)

@@ -9,15 +9,13 @@ import argparse
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
-from rankscope import __version__
 from rankscope.backends.post_mortem.report import Report, examine
 from rankscope.backends.post_mortem.texts import KINDS
 from rankscope.backends.post_mortem.trace import trace
 from rankscope.command_output import DONE, FAILED, HANGS, say
-from rankscope.widgets.report.page import report_page
+from rankscope.widgets.report.page import made_with, report_page
 
 __all__ = ["run"]
 
@@ -51,9 +49,7 @@ def run(values: argparse.Namespace) -> int:
 def _write(report: Report, values: argparse.Namespace) -> None:
     """Write the page and the trace that are requested."""
     if values.html is not None:
-        made = time.strftime("made %Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        facts = (made, f"Rankscope {__version__}", f"Python {sys.version.split()[0]}")
-        page = report_page(report, ", ".join(values.paths), facts)
+        page = report_page(report, ", ".join(values.paths), made_with())
         Path(values.html).write_text(page, encoding="utf-8")
     if values.trace is not None:
         Path(values.trace).write_text(json.dumps(trace(report.evidence)))

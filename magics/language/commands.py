@@ -201,6 +201,17 @@ COMMANDS = {
             "cluster.diagnose()",
         ),
         Command(
+            "dist_open",
+            "Show why a job hung, from the files that it has left: dumps of torch's\n"
+            "Flight Recorder, stacks, logs of torchrun; folders and archives too. It\n"
+            "needs no ranks.",
+            "%dist_open job/",
+            "rankscope diagnose PATH in a terminal",
+            parameter=Parameter(
+                "paths", "PATH", "+", "files, folders and archives", "file",
+            ),
+        ),
+        Command(
             "dist_profile",
             "Show where the ranks are now, thread by thread, also while they hang;\n"
             "with -t, where they spend the next seconds, as a flame graph. It runs\n"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +18,7 @@ from rankscope.engines.cluster import launch, preconditions
 from rankscope.engines.status import ClusterStatus
 from rankscope.magics import extension, load_ipython_extension
 from rankscope.magics.output.failures import plain
+from tests.test_post_mortem_command import job
 
 
 @pytest.mark.parametrize(
@@ -36,6 +39,26 @@ def test_a_cluster_is_asked_for(ipython: InteractiveShell, code: str) -> None:
     assert type(result.error_in_exec).__name__ == "UsageError"
     assert "no cluster: run %dist_init -n 4 first" in seen.stderr
     assert "Traceback" not in seen.stdout + seen.stderr
+
+
+def test_the_files_of_a_dead_job_are_shown(
+    ipython: InteractiveShell, tmp_path: Path
+) -> None:
+    folder = job(tmp_path, missing=1)
+    with capture_output() as seen:
+        frame = ipython.run_cell(f"%dist_open {folder}").result
+        missing = ipython.run_cell(f"%dist_open {folder} nowhere")
+    said = str(frame)
+    assert said.startswith(
+        f"files of {folder}, no running ranks:\nmissing ranks: rank 1"
+    )
+    shown = frame._repr_html_()
+    assert shown.startswith(
+        '<iframe sandbox="allow-scripts" title="report on the files'
+    )
+    assert "has not entered" in html.unescape(shown)
+    assert type(missing.error_in_exec).__name__ == "UsageError"
+    assert "no such file or folder: 'nowhere'" in seen.stderr
 
 
 def test_there_is_nothing_to_shut_down(ipython: InteractiveShell) -> None:

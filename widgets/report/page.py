@@ -5,9 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from rankscope import __version__
 from rankscope.backends.observe.evidence import Evidence
 from rankscope.backends.post_mortem.evidence_file import EvidenceFile
 from rankscope.backends.post_mortem.report import Report
@@ -17,7 +20,7 @@ from .last_ops import Cell, GroupOps, last_ops
 from .markup import fold, mark, op_name, prose, ranks_html, text
 from .rank_rows import RankRow, all_ranks, line_of_op, rank_rows
 
-__all__ = ["report_page"]
+__all__ = ["made_with", "report_page"]
 
 _FOLDER = Path(__file__).parent / "page"
 #: Rows of a table and groups of ops that are shown at once; others are in a fold.
@@ -71,6 +74,12 @@ def report_page(report: Report, title: str, facts: Sequence[str] = ()) -> str:
         f"<style>{style}</style></head><body>{body}<script>{script}</script>"
         "</body></html>\n"
     )
+
+
+def made_with() -> tuple[str, ...]:
+    """Return when a report is made, and with what: `facts` of `report_page`."""
+    made = time.strftime("made %Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    return made, f"Rankscope {__version__}", f"Python {sys.version.split()[0]}"
 
 
 def _head(report: Report, title: str) -> str:

@@ -25,8 +25,7 @@ def awaited_ranks(picture: Picture, blamed: set[int], has_cause: bool) -> list[C
             # Who has not entered it comes after what is wrong with it.
             continue
         targets = (*wait.absent, *_unable(wait.unknown, picture))
-        held = wait.place in held_back
-        if not targets and not held and _is_telling(wait, picture):
+        if not targets and wait.place not in held_back and _is_telling(wait, picture):
             targets = wait.unknown
         if wait.unsure and has_cause:
             # It may be over on the other side, and hang here from that cause.
