@@ -76,7 +76,7 @@ class Report:
         """Return the verdicts, what follows from them, and files with a problem."""
         lines = []
         for one in self.verdicts:
-            lines.append(f"{one.fault.value}: {one}")
+            lines.append(f"{one.fault.value}: {one.text}")
             lines += [f"  {text}" for text in one.consequences]
         recorded = [rank for rank, one in self.evidence.ranks.items() if one.recorded]
         if not self.verdicts and recorded:

@@ -68,9 +68,11 @@ def verdict_cells(verdict: Verdict) -> dict[int, Cells]:
         rank: {"verdict": _BLAME[verdict.fault], "blame": 1}
         for rank in verdict.culprits
     }
-    awaited = name_ranks(verdict.culprits)
+    awaited = f"waits for {name_ranks(verdict.culprits)}"
+    if not verdict.culprits:
+        awaited = "waits"
     for rank in verdict.waiting:
-        found.setdefault(rank, {"verdict": f"waits for {awaited}"})
+        found.setdefault(rank, {"verdict": awaited})
     return found
 
 

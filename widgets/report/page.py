@@ -107,7 +107,7 @@ def _verdicts(report: Report) -> Iterable[str]:
         listed = "".join(f"<li>{prose(item, 1000)}</li>" for item in one.consequences)
         more = f"<ul>{listed}</ul>" if listed else ""
         kind = one.fault.value.capitalize()
-        said = str(one)[:1].upper() + str(one)[1:]
+        said = one.text[:1].upper() + one.text[1:]
         mood = "" if one.culprits else " open"
         yield (
             f'<section class="verdict{mood}"><p class="kind">{text(kind)}</p>'
