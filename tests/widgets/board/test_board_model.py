@@ -324,6 +324,40 @@ class TestBanner:
         assert banner.text == "Why (group 'tp' of ranks 0–1)."
         assert banner.group == tabs[hangs.key].id
 
+    def test_who_waits_in_another_group_waits_for_the_cause(self) -> None:
+        now = simulated.op(14, state="started", elapsed=6.0)
+        hangs = group("tp", (0, 1), started=now, oldest=now, in_flight=1, issued=14)
+        follows = group("dp", (0, 2), started=now, oldest=now, in_flight=1, issued=14)
+        found = model(
+            rank(0, group("dp", (0, 2)), hangs, state="busy", cell=7),
+            rank(1, group("tp", (0, 1), issued=13)),
+            rank(2, follows, state="busy", cell=7),
+        )
+        cause = Verdict(
+            *(Fault.MISSING_RANKS, hangs.key, (1,), (0, 2), now.op, 14, "why"),
+            consequences=("rank 2 waits in all_reduce #14 of group 'dp'",),
+            groups=(follows.key, hangs.key),
+        )
+        found.show_verdicts([cause])
+        found.delta()
+        tabs = {one.key: one for one in found.groups}
+        assert tabs[hangs.key].row(1)["verdict"] == "not entered"
+        assert tabs[follows.key].row(2)["verdict"] == "waits for rank 1"
+        # It is in the op of the other tab.
+        assert "verdict" not in tabs[follows.key].row(0)
+        said = "Why; thus rank 2 waits in all_reduce #14 of group 'dp'."
+        assert found.banner().text == said
+
+    def test_who_waits_for_nobody_known_just_waits(self) -> None:
+        now = simulated.op(14, state="started", elapsed=6.0)
+        found = model(rank(0, group(oldest=now, started=now, in_flight=1)))
+        key = found.groups[0].key
+        found.show_verdicts(
+            [Verdict(Fault.UNDECIDED, key, (), (0,), now.op, 14, "not known")]
+        )
+        found.delta()
+        assert found.groups[0].row(0)["verdict"] == "waits"
+
     def test_every_fault_has_words(self) -> None:
         now = simulated.op(14, state="started", elapsed=6.0)
         waits = rank(1, group(oldest=now, in_flight=1))
