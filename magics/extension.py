@@ -155,8 +155,8 @@ class RankscopeMagics(CellMagics):
     def dist_restart(self, command: Command, values: Values) -> None:
         """Replace the engines of ranks."""
         cluster = require_cluster(command)
-        if values["ranks"] is not None:
-            ranks = chosen_ranks(command, "", values["ranks"], cluster)
+        if values["ranks"]:
+            ranks = chosen_ranks(command, "", ",".join(values["ranks"]), cluster)
         else:
             ranks = cluster.status().dead
             if not ranks:

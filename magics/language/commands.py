@@ -206,7 +206,7 @@ COMMANDS = {
             "Flight Recorder, stacks, logs of torchrun; folders and archives too. It\n"
             "needs no ranks.",
             "%dist_open job/",
-            "rankscope diagnose PATH in a terminal",
+            "rankscope.backends.post_mortem.report.examine(['job/'])",
             parameter=Parameter(
                 "paths", "PATH", "+", "files, folders and archives", "file",
             ),
@@ -286,8 +286,8 @@ COMMANDS = {
             "cluster.restart([2]); without RANKS, where ranks are dead,\n"
             "cluster.restart(cluster.status().dead); cluster.restart() replaces all",
             parameter=Parameter(
-                "ranks", "RANKS", "?", "ranks such as 0,2-3 (default: the dead ones)",
-                "ranks",
+                "ranks", "RANKS", "*", "ranks such as 0,2-3, or 0 2 (default: the "
+                "dead ones)", "ranks",
             ),
         ),
         Command(

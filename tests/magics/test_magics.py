@@ -615,6 +615,7 @@ def test_the_status_is_that_of_now(notebook: Notebook, cluster: Cluster) -> None
         (["%dist_abort nope"], "there is no group 'nope'"),
         (["%dist_rebuild nope"], "there is no group 'nope'"),
         (["%dist_restart 7"], "there is no rank 7"),
+        (["%dist_restart 0 7"], "0,7: there is no rank 7"),
         (["%dist_push never_defined"], "no variable 'never_defined'"),
         (["%dist_push"], "NAME is missing"),
         (["%dist_pull 1x"], "'1x' is not the name of a variable"),
