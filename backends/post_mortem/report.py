@@ -80,7 +80,7 @@ class Report:
             lines += [f"  {text}" for text in one.consequences]
         recorded = [rank for rank, one in self.evidence.ranks.items() if one.recorded]
         if not self.verdicts and recorded:
-            lines.append("nothing hangs, as far as the files tell")
+            lines.append("nothing hangs, as far as what was read tells")
         if recorded:
             lines.append(self._read(recorded))
         elif not self.verdicts:

@@ -98,9 +98,9 @@ def _count(number: int, noun: str) -> str:
 def _verdicts(report: Report) -> Iterable[str]:
     if not report.verdicts:
         recorded = any(one.recorded for one in report.evidence.ranks.values())
-        said = "Nothing hangs, as far as the files tell."
+        said = "Nothing hangs, as far as what was read tells."
         if not recorded:
-            said = "The files do not tell whether an op hangs."
+            said = "What was read does not tell whether an op hangs."
         mood = "fine" if recorded else "open"
         yield f'<section class="verdict {mood}"><h1>{said}</h1></section>'
     for one in report.verdicts:

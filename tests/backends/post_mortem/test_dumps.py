@@ -199,4 +199,4 @@ def test_a_healthy_job_hangs_nowhere(tmp_path: Path) -> None:
     files = {f"nccl_trace_rank_{rank}": pickle.dumps(healthy) for rank in range(WORLD)}
     report = examine([written(tmp_path, files)])
     assert report.verdicts == ()
-    assert report.as_text().startswith("nothing hangs, as far as the files tell")
+    assert report.as_text().startswith("nothing hangs, as far as what was read tells")

@@ -124,9 +124,9 @@ def test_a_page_of_many_ranks_is_small() -> None:
 
 
 def test_nothing_hangs() -> None:
-    assert "Nothing hangs, as far as the files tell." in read(nothing())
+    assert "Nothing hangs, as far as what was read tells." in read(nothing())
     empty = Report((), (), Evidence({}))
-    assert "The files do not tell whether an op hangs." in read(empty)
+    assert "What was read does not tell whether an op hangs." in read(empty)
 
 
 def test_the_ops_around_the_hang() -> None:
