@@ -19,7 +19,7 @@ from rankscope.backends.post_mortem.trace import trace
 from rankscope.command_output import DONE, FAILED, HANGS, say
 from rankscope.widgets.report.page import report_page
 
-__all__ = ["run"]
+__all__ = ["run", "write_page"]
 
 
 def run(values: argparse.Namespace) -> int:
@@ -51,15 +51,19 @@ def run(values: argparse.Namespace) -> int:
 def _write(report: Report, values: argparse.Namespace) -> None:
     """Write the page and the trace that are requested."""
     if values.html is not None:
-        made = time.strftime("made %Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        facts = (made, f"Rankscope {__version__}", f"Python {sys.version.split()[0]}")
-        page = report_page(report, ", ".join(values.paths), facts)
-        Path(values.html).write_text(page, encoding="utf-8")
+        write_page(report, ", ".join(values.paths), values.html)
     if values.trace is not None:
         Path(values.trace).write_text(json.dumps(trace(report.evidence)))
     for path, what in ((values.html, "browser"), (values.trace, "ui.perfetto.dev")):
         if path is not None:
             say(f"{path} written, for {what}", file=sys.stderr)
+
+
+def write_page(report: Report, title: str, path: str | os.PathLike[str]) -> None:
+    """Write the page of a report, which says when and with what it was made."""
+    made = time.strftime("made %Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    facts = (made, f"Rankscope {__version__}", f"Python {sys.version.split()[0]}")
+    Path(path).write_text(report_page(report, title, facts), encoding="utf-8")
 
 
 def _found_nothing(report: Report) -> str:

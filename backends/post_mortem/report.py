@@ -7,7 +7,7 @@ import gc
 import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..observe.evidence import Evidence, combine
@@ -154,6 +154,9 @@ def examine(paths: Iterable[str | os.PathLike[str]], *, times: bool = False) -> 
     recorded, groups, world_size = evidence_of_dumps(by_rank)
     told, world_size = texts.evidence(groups, world_size)
     files.update(texts.files())
+    if texts.final:
+        # No op is too young to hang.
+        recorded = [replace(one, read_ns=None) for one in recorded]
     evidence = combine([*recorded, *told], world_size, groups)
     verdicts = find_root_causes(evidence)
     if not verdicts and (verdict := texts.verdict(evidence)) is not None:

@@ -90,6 +90,11 @@ class Publication:
         atexit.register(self.end)
 
     @property
+    def is_watched(self) -> bool:
+        """Whether a notebook, or a terminal, looks at the job just now."""
+        return time.monotonic() < self._until
+
+    @property
     def address(self) -> str | None:
         """``HOST:PORT`` where the job listens; ``None`` before, and on other ranks."""
         channel = self._channel
