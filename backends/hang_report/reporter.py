@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..groups.world import world
+from .c_signals import end_by
 from .conclusion import Conclusion, add_absent_ranks, conclude
 from .meeting import Meeting
 from .part import FACTS, STACKS, write_part
 from .rendezvous import rendezvous
 from .settings import RANK, Settings, job_key, job_name, number_of
-from .silent import SilentStacks, end_by, request_stacks
+from .silent import SilentStacks, request_stacks
 
 __all__ = ["Reporter"]
 
@@ -102,6 +103,8 @@ class Reporter:
         self._last_reason = ""
         self._kept = 0
         self._making_since: float | None = None
+        #: Since when this rank waited at the last look at its ops.
+        self._waited_since: float | None = None
         self._stopped = threading.Event()
         #: Called on the thread with each byte that a signal has written.
         self.on_signal: Callable[[int], None] = lambda number: None
@@ -261,8 +264,9 @@ class Reporter:
             return False
         if self._last_reason != "stall":
             return time.time() - self._last_at < AFTERMATH
-        oldest = self._oldest()
-        return oldest is not None and oldest < self._last_at
+        # An op that has just failed is not in flight any more.
+        since = self.waits_since() or self._waited_since
+        return since is not None and since < self._last_at
 
     def _oldest(self) -> float | None:
         """Return since when the oldest op of this rank is in flight."""
@@ -305,7 +309,7 @@ class Reporter:
         if silent is not None and silent.signal is not None and not silent.is_mine():
             silent.signal = None
             meeting.tell({"signal": None})
-        since = self.waits_since()
+        since = self._waited_since = self.waits_since()
         if since is None or time.time() - since < self.settings.after:
             return
         if not self._is_attended() and not self._is_told(_Wish("stall")):

@@ -17,6 +17,8 @@ _NO = ("0", "false", "no", "off")
 #: Seconds that an op is in flight before nobody is expected to end it. Other ranks may
 #: wait that long for one that saves or evaluates; torch gives up after 10 minutes.
 AFTER = 120.0
+#: A younger op is judged by no rule.
+LEAST = 2.0
 #: The folder in the working directory.
 FOLDER = "rankscope-report"
 
@@ -61,7 +63,7 @@ class Settings:
     def of(cls, env: Mapping[str, str] = os.environ) -> Settings:
         """Return what ``RANKSCOPE_REPORT`` and ``RANKSCOPE_REPORT_AFTER`` say.
 
-        Raises `ValueError` for a number of seconds that is none.
+        Raises `ValueError` for a number of seconds that is none, or is below `LEAST`.
         """
         where = env.get("RANKSCOPE_REPORT", "")
         text = env.get("RANKSCOPE_REPORT_AFTER") or str(AFTER)
@@ -69,8 +71,10 @@ class Settings:
             after = float(text)
         except ValueError:
             after = math.nan
-        if not 0 < after < math.inf:
-            raise ValueError(f"RANKSCOPE_REPORT_AFTER={text}: expected seconds, > 0")
+        if not LEAST <= after < math.inf:
+            raise ValueError(
+                f"RANKSCOPE_REPORT_AFTER={text}: expected seconds, {LEAST:g} or more"
+            )
         if where.lower() in _NO:
             return cls(None, after)
         # The program may go to another folder.

@@ -14,14 +14,15 @@ thread, which ends the process as soon as the report is written.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import os
 import signal
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-__all__ = ["SilentStacks", "end_by", "request_stacks"]
+from .c_signals import handle_by, is_free, sleep
+
+__all__ = ["SilentStacks", "request_stacks"]
 
 
 class SilentStacks:
@@ -41,15 +42,15 @@ class SilentStacks:
             faulthandler.register(number, self._file, all_threads=True, chain=False)
             self.signal = number
             if not faulthandler.is_enabled():
-                if _is_free(signal.SIGABRT):
-                    _handle(signal.SIGABRT, _libc().sleep)
+                if is_free(signal.SIGABRT):
+                    handle_by(signal.SIGABRT, sleep())
                 # It calls that handler when it has written the stacks.
                 faulthandler.enable(self._file, all_threads=True)
                 self._of_crash = True
 
     def is_mine(self) -> bool:
         """Whether the program has not taken the signal for itself."""
-        return self.signal is not None and _is_free(self.signal)
+        return self.signal is not None and is_free(self.signal)
 
     def has_crashed(self) -> bool:
         """Whether the process is about to end by a signal."""
@@ -65,8 +66,8 @@ class SilentStacks:
         if self._of_crash:
             self._of_crash = False
             faulthandler.disable()
-            if _is_free(signal.SIGABRT):
-                _handle(signal.SIGABRT, None)
+            if is_free(signal.SIGABRT):
+                handle_by(signal.SIGABRT, None)
 
     def close(self) -> None:
         """Put back what was before."""
@@ -83,33 +84,7 @@ def _signal() -> int | None:
         return None
     # The last ones are those of valgrind and of other tools.
     numbers = range(signal.SIGRTMAX - 8, signal.SIGRTMIN, -1)
-    return next(filter(_is_free, numbers), None)
-
-
-def _is_free(number: int) -> bool:
-    return signal.getsignal(number) is signal.SIG_DFL
-
-
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
-
-
-def _handle(number: int, function: Any) -> None:
-    """Have a signal handled by a function of the C library; None: by its default.
-
-    `signal.signal` is for the main thread alone, and takes no function in C.
-    """
-    set_handler = _libc().signal
-    set_handler.argtypes = ctypes.c_int, ctypes.c_void_p
-    set_handler.restype = ctypes.c_void_p
-    address = None if function is None else ctypes.cast(function, ctypes.c_void_p)
-    set_handler(number, address)
-
-
-def end_by(number: int) -> None:
-    """End this process by a signal, from any thread."""
-    _handle(number, None)
-    os.kill(os.getpid(), number)
+    return next(filter(is_free, numbers), None)
 
 
 def request_stacks(pid: int, number: int) -> None:

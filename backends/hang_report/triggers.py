@@ -14,8 +14,8 @@ from ..errors import DistError
 from ..post_mortem.tracebacks import Raised
 from ..torch_watch.creation import made_of
 from ..torch_watch.watch import TorchWatch
+from .c_signals import PausedHandler, end_by
 from .reporter import Reporter
-from .silent import end_by
 
 __all__ = ["install_triggers"]
 
@@ -106,6 +106,15 @@ def install_termination(reporter: Reporter) -> None:
         return
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, ignore)
+    paused = PausedHandler(signal.SIGTERM)
+
+    def is_own() -> bool:
+        return signal.getsignal(signal.SIGTERM) is ignore
+
+    def pause() -> None:
+        # A child that is ended at once would write into the pipe of this process.
+        if is_own():
+            paused.pause()
 
     def hear(number: int) -> None:
         if number != signal.SIGTERM:
@@ -113,15 +122,17 @@ def install_termination(reporter: Reporter) -> None:
         try:
             reporter.report_at_end(OLD, GRACE)
         finally:
-            if signal.getsignal(signal.SIGTERM) is ignore:
+            if is_own():
                 reporter.leave()
                 end_by(signal.SIGTERM)
 
     def forget() -> None:
         """In the child of a fork: its signals are its own."""
         signal.set_wakeup_fd(-1)
-        if signal.getsignal(signal.SIGTERM) is ignore:
+        if is_own():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     reporter.on_signal = hear
-    os.register_at_fork(after_in_child=forget)
+    os.register_at_fork(
+        before=pause, after_in_parent=paused.resume, after_in_child=forget
+    )

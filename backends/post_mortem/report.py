@@ -6,7 +6,7 @@ import contextlib
 import gc
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +28,8 @@ __all__ = ["Report", "examine"]
 VERSION = 1
 #: Problems of files that a text leaves out: a stdout without output is none.
 _QUIET = ("", "empty")
+#: Ends of ranks that are told beside a cause.
+_MOST_ENDS = 8
 
 
 @dataclass(frozen=True)
@@ -161,11 +163,34 @@ def examine(paths: Iterable[str | os.PathLike[str]], *, times: bool = False) -> 
     verdicts = find_root_causes(evidence)
     if not verdicts and (verdict := texts.verdict(evidence)) is not None:
         verdicts = [verdict]
+    verdicts = _with_ends(verdicts, evidence)
     return Report(
         tuple(verdicts),
         tuple(files[path] for path in sorted(files)),
         evidence,
     )
+
+
+def _with_ends(verdicts: Sequence[Verdict], evidence: Evidence) -> list[Verdict]:
+    """Return `verdicts`, the first one with ends of ranks that none of them tells."""
+    if not verdicts:
+        return []
+    told = " ".join(" ".join([str(one), *one.consequences]) for one in verdicts)
+    culprits = {rank for one in verdicts for rank in one.culprits}
+    found = []
+    for rank, one in evidence.ranks.items():
+        if one.exception and rank in culprits and one.exception not in told:
+            at = f" at {one.exception_line}" if one.exception_line else ""
+            found.append(f"rank {rank} handles {one.exception}{at}")
+        elif one.death and one.death not in told:
+            found.append(one.death)
+    gone = [rank for rank, one in evidence.ranks.items() if one.has_left]
+    if gone and "left the program" not in told:
+        verb = "has" if len(gone) == 1 else "have"
+        found.append(f"{name_ranks(gone)} {verb} left the program")
+    first, *others = verdicts
+    more = (*first.consequences, *found[:_MOST_ENDS])
+    return [replace(first, consequences=more), *others]
 
 
 @contextlib.contextmanager
