@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankscope.backends.groups.world import world
-from rankscope.backends.hang_report.reporter import Reporter
 from rankscope.backends.hang_report.settings import Settings
-from rankscope.backends.hang_report.triggers import install_triggers
+from rankscope.backends.hang_report.start import report_hangs
 from rankscope.backends.torch_watch.rewrapping import rewrap
 from rankscope.backends.torch_watch.watch import TorchWatch
 from rankscope.backends.torch_watch.watch import watch as _watch
@@ -33,7 +32,6 @@ __all__ = ["TorchWatch", "abort", "rewrap", "watch"]
 
 _lock = threading.Lock()
 _publication: Publication | None = None
-_reporter: Reporter | None = None
 
 #: The module that runs in the engines of a cluster, which publish by themselves.
 _AGENT = "rankscope.engines.agent.agent"
@@ -86,21 +84,10 @@ def watch(
         with _lock:
             if _publication is None:
                 _publication = Publication(watching, options)
-    _report_hangs(settings, watching)
-    return watching
-
-
-def _report_hangs(settings: Settings, watching: TorchWatch) -> None:
-    """Have this rank write a report when its job hangs, and nobody looks at it."""
-    global _reporter
     # What runs in a notebook is told there.
-    attended = {_AGENT, "ipykernel"} & sys.modules.keys()
-    with _lock:
-        if _reporter is not None or settings.folder is None or attended:
-            return
-        _reporter = Reporter(settings, _write_page, _is_attended)
-    install_triggers(_reporter, watching)
-    _reporter.start()
+    if not {_AGENT, "ipykernel"} & sys.modules.keys():
+        report_hangs(settings, watching, _write_page, _is_attended)
+    return watching
 
 
 def _is_attended() -> bool:

@@ -201,7 +201,8 @@ def test_a_rank_that_does_not_come_to_init_process_group(tmp_path: Path) -> None
 while os.environ["RANK"] == "1" and not (folder / "go").exists():
     time.sleep(0.01)  # late
 """
-    with Job(2, "", tmp_path, after=2.5, begin=begin) as job:
+    code = "dist.barrier()\ndist.destroy_process_group()\n"
+    with Job(2, code, tmp_path, after=2.5, begin=begin) as job:
         found = job.report()
         job.let("go")
         assert job.finish() == 0, job.output

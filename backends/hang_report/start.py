@@ -1,0 +1,46 @@
+"""Begins the reports of this process, once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from ..post_mortem.report import Report
+from ..torch_watch.watch import TorchWatch
+from .reporter import Reporter
+from .settings import Settings
+from .triggers import install_triggers
+
+__all__ = ["report_hangs"]
+
+_lock = threading.Lock()
+_reporter: Reporter | None = None
+
+
+def report_hangs(
+    settings: Settings,
+    watch: TorchWatch,
+    write_page: Callable[[Report, Path], None],
+    is_attended: Callable[[], bool],
+) -> None:
+    """Have this rank write reports from now on; later calls change nothing.
+
+    Parameters
+    ----------
+    settings
+        Where and when; nothing is done where they have no folder.
+    watch
+        The watch of torch, which hears of failed ops.
+    write_page
+        Writes the page of a report into its folder.
+    is_attended
+        Whether somebody looks at the job: then no report is written.
+    """
+    global _reporter
+    with _lock:
+        if _reporter is not None or settings.folder is None:
+            return
+        _reporter = Reporter(settings, write_page, is_attended)
+    install_triggers(_reporter, watch)
+    _reporter.start()
