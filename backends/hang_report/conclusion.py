@@ -10,12 +10,14 @@ import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..post_mortem.rank_facts import FORM, TITLE
-from ..post_mortem.report import Report, examine
 from .meeting import Meeting
 from .part import FACTS, STACKS, VERSION, write_facts
+
+if TYPE_CHECKING:
+    from ..post_mortem.report import Report
 
 __all__ = ["Conclusion", "add_absent_ranks", "conclude"]
 
@@ -90,6 +92,9 @@ def conclude(
     """
     if not others_wait:
         return Conclusion(None, "")
+    # The readers take long to import: no job that ends well does.
+    from ..post_mortem.report import examine
+
     shown = os.path.relpath(folder)
     if shown.startswith(os.pardir):
         shown = str(folder)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..post_mortem.report import Report
 from ..torch_watch.watch import TorchWatch
 from .reporter import Reporter
 from .settings import Settings
 from .triggers import install_triggers
+
+if TYPE_CHECKING:
+    from ..post_mortem.report import Report
 
 __all__ = ["report_hangs"]
 
