@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..torch_watch.watch import TorchWatch
 from .reporter import Reporter
-from .settings import Settings
+from .settings import WORLD_SIZE, Settings, number_of
 from .triggers import install_triggers
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def report_hangs(
     Parameters
     ----------
     settings
-        Where and when; nothing is done where they have no folder.
+        Where and when; nothing is done where they have no folder, nor for one rank.
     watch
         The watch of torch, which hears of failed ops.
     write_page
@@ -42,8 +42,9 @@ def report_hangs(
     """
     global _reporter
     with _lock:
-        if _reporter is not None or settings.folder is None:
+        alone = number_of(WORLD_SIZE) == 1
+        if _reporter is not None or settings.folder is None or alone:
             return
-        _reporter = Reporter(settings, write_page, is_attended)
+        _reporter = Reporter(settings.folder, settings, write_page, is_attended)
     install_triggers(_reporter, watch)
     _reporter.start()

@@ -25,6 +25,9 @@ OLD = 5.0
 #: Seconds that a rank which is to end waits for the request of another one.
 GRACE = 0.3
 
+#: Attribute of an error that has its verdict.
+_REPORTED = "__rankscope_report__"
+
 
 def install_triggers(reporter: Reporter, watch: TorchWatch) -> None:
     """Have `reporter` hear of errors of torch's ops, of the end, and of SIGTERM."""
@@ -55,8 +58,8 @@ def add_verdict(reporter: Reporter, error: BaseException, ended: bool = False) -
     if not is_consequence(error):
         return
     found = reporter.report("error", error, ended)
-    if found is not None and not getattr(error, "__rankscope_report__", False):
-        error.__rankscope_report__ = True  # type: ignore[attr-defined]
+    if found is not None:
+        setattr(error, _REPORTED, True)
         _add_note(error, f"Why, as the ranks' records tell: {found}")
 
 
@@ -78,7 +81,9 @@ def install_excepthook(reporter: Reporter) -> None:
         traceback: TracebackType | None,
     ) -> None:
         with contextlib.suppress(Exception):
-            if isinstance(error, RuntimeError) and is_consequence(error):
+            if getattr(error, _REPORTED, False):
+                pass
+            elif isinstance(error, RuntimeError) and is_consequence(error):
                 add_verdict(reporter, error, ended=True)
             elif isinstance(error, Exception) and not isinstance(error, DistError):
                 reporter.report("exception", error, ended=True)

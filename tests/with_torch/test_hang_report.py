@@ -51,6 +51,9 @@ class Job(Torchrun):
             env={**own, **_SECRET, **env},
         )
 
+    def __enter__(self) -> Job:
+        return self
+
     def line(self, comment: str) -> int:
         """Return the number of the line that ends with a comment."""
         lines = self.script.read_text().splitlines()
@@ -128,7 +131,7 @@ def test_the_error_of_an_op_has_the_verdict(tmp_path: Path) -> None:
     code = """
     import traceback
     from datetime import timedelta
-    group = dist.new_group(timeout=timedelta(seconds=2), group_desc="dp")
+    group = dist.new_group(timeout=timedelta(seconds=4), group_desc="dp")
     x = torch.ones(4)
     if rank == 1:
         wait("go")
@@ -138,10 +141,11 @@ def test_the_error_of_an_op_has_the_verdict(tmp_path: Path) -> None:
         note(f"error.{rank}", "".join(traceback.format_exception(error)))
     wait("end")
     """
-    with Job(2, code, tmp_path) as job:
+    # The stall is reported before, and not once more with the error.
+    with Job(2, code, tmp_path, after=2.5) as job:
         error = job.read("error.0")
         found = job.report()
-        assert "Timed out waiting 2000ms" in error
+        assert "Timed out waiting 4000ms" in error
         assert found["text"] in error
         assert found["folder"] in error
         assert found["kind"] == Fault.RANK_BUSY_ELSEWHERE.value

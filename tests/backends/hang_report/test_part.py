@@ -55,7 +55,7 @@ def no_group() -> Any:
 
 def test_an_exception_is_read_again(tmp_path: Path) -> None:
     with pytest.raises(KeyError) as caught:
-        {}["batch"]
+        dict[str, int]()["batch"]
     write_part(tmp_path, 3, error=caught.value, ended=True, dump=no_group)
     facts = json.loads((tmp_path / "facts_rank_3.json").read_text())
     assert facts["exception"]["text"] == "KeyError: 'batch'"
