@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..post_mortem.rank_facts import FORM, TITLE
+from ..rank_sets import name_ranks
 from .meeting import Meeting
 from .part import FACTS, STACKS, VERSION, write_facts
 
@@ -100,6 +101,10 @@ def conclude(
         shown = str(folder)
     report = examine([shown])
     text = "; ".join(_told(report)) or "no cause is found"
+    size = report.world_size or 0
+    elsewhere = sorted(set(range(size)) - report.evidence.ranks.keys())
+    if elsewhere:
+        text += f"; reports of other hosts tell of {name_ranks(elsewhere)}"
     (folder / "verdict.json").write_text(report.as_json() + "\n", encoding="utf-8")
     (folder / "verdict.txt").write_text(
         f"{TITLE}\n\n{report.as_text()}\n", encoding="utf-8"

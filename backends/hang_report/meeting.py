@@ -12,18 +12,12 @@ import fcntl
 import json
 import os
 import shutil
-import stat
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 __all__ = ["Meeting"]
-
-#: Seconds after which a folder without a living rank is left over from a job that was
-#: killed; a younger one may be that of ranks that are about to start.
-_LEFT_OVER = 60.0
 
 
 class Meeting:
@@ -34,14 +28,16 @@ class Meeting:
 
     def __init__(self, key: str, rank: int, about: dict[str, Any]) -> None:
         self.rank = rank
-        self._parent = _private_folder()
-        _sweep(self._parent)
-        self.folder = self._parent / key
-        self.folder.mkdir(mode=0o700, exist_ok=True)
         self._about = {**about, "pid": os.getpid()}
-        self._file = os.open(self._path(rank), os.O_RDWR | os.O_CREAT, 0o600)
-        # Of this process alone: neither a child nor another thread has it.
-        fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with _private_folder() as parent:
+            # What is left of jobs whose ranks were all killed.
+            for folder in parent.iterdir():
+                _remove_unless_used(folder)
+            self.folder = parent / key
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            self._file = os.open(self._path(rank), os.O_RDWR | os.O_CREAT, 0o600)
+            # Of this process alone: no child inherits it.
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.tell(self._about)
 
     def _path(self, rank: int) -> Path:
@@ -103,23 +99,47 @@ class Meeting:
 
     def close(self) -> None:
         """Leave; the last rank removes the folder."""
-        os.close(self._file)
-        # Who leaves later finds this rank gone, and removes all.
-        if not any(map(_is_locked, self.folder.glob("rank_*"))):
-            _remove(self.folder)
+        with _private_folder() as parent:
+            os.close(self._file)
+            _remove_unless_used(self.folder)
             with contextlib.suppress(OSError):
-                self._parent.rmdir()
+                parent.rmdir()
 
 
-def _private_folder() -> Path:
+@contextlib.contextmanager
+def _private_folder() -> Iterator[Path]:
+    """Return the folder of this user, while no other process comes or leaves."""
     folder = Path(tempfile.gettempdir(), f"rankscope-report-{os.getuid()}")
+    lock = None
+    while lock is None:
+        # Who has left last may have removed it meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            lock = _locked(folder)
+    try:
+        yield folder
+    finally:
+        # Also for a child that was forked just now, and has it, too.
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        os.close(lock)
+
+
+def _locked(folder: Path) -> int | None:
+    """Make and lock the folder; None if it was replaced before it was locked."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    status = folder.lstat()
-    others = status.st_uid != os.getuid() or status.st_mode & 0o077
-    if not stat.S_ISDIR(status.st_mode) or others:
-        raise PermissionError(f"{folder} is not a folder of this user alone")
-    return folder
+    lock = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
+    try:
+        status = os.fstat(lock)
+        if status.st_uid != os.getuid() or status.st_mode & 0o077:
+            raise PermissionError(f"{folder} is not a folder of this user alone")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.path.samestat(status, folder.lstat()):
+            return lock
+    except BaseException:
+        os.close(lock)
+        raise
+    os.close(lock)
+    return None
 
 
 def _is_locked(path: Path) -> bool:
@@ -136,19 +156,6 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _sweep(parent: Path) -> None:
-    """Remove what is left of jobs whose ranks were all killed."""
-    for folder in _folders(parent):
-        with contextlib.suppress(OSError):
-            old = time.time() - folder.stat().st_mtime > _LEFT_OVER
-            if old and not any(map(_is_locked, folder.glob("rank_*"))):
-                _remove(folder)
-
-
-def _folders(parent: Path) -> Iterator[Path]:
-    with contextlib.suppress(OSError):
-        yield from list(parent.iterdir())
-
-
-def _remove(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+def _remove_unless_used(folder: Path) -> None:
+    if not any(map(_is_locked, folder.glob("rank_*"))):
+        shutil.rmtree(folder, ignore_errors=True)

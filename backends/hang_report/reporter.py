@@ -155,6 +155,8 @@ class Reporter:
                 if time.monotonic() - looked >= LOOK_AT_OPS:
                     looked = time.monotonic()
                     self._look_at_ops(joined)
+        except OSError as error:
+            _log.warning("no report of a hang can be written: %s", error)
         except Exception:  # noqa: BLE001 - the program goes on
             _log.exception("no report of a hang can be written")
         finally:

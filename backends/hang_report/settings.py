@@ -30,7 +30,7 @@ WORLD_SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 _OF_JOB = (
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR"),
     *("MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE"),
-    *("OMPI_MCA_ess_base_jobid", "PMI_KVSNAME", "HYDI_CONTROL_FD"),
+    *("OMPI_MCA_ess_base_jobid", "PMI_KVSNAME"),
 )
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
@@ -95,8 +95,12 @@ def job_key(parent: int, env: Mapping[str, str] = os.environ) -> str:
     `parent` is the process that has started this one.
     """
     error_file = env.get(_ERROR_FILE)
-    own = os.path.dirname(os.path.dirname(error_file)) if error_file else str(parent)
-    parts = [own, *(env.get(name, "") for name in _OF_JOB)]
+    known = [env.get(name, "") for name in _OF_JOB]
+    # A shell may be between a launcher and each of its ranks.
+    own = "" if any(known) else str(parent)
+    if error_file:
+        own = os.path.dirname(os.path.dirname(error_file))
+    parts = [own, *known]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

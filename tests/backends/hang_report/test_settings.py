@@ -48,15 +48,16 @@ def test_ranks_of_a_job_have_one_key_whatever_started_them() -> None:
         "TORCHELASTIC_ERROR_FILE": "/tmp/torchelastic_a/none_b/attempt_0/0/error.json",
         "RANK": "0",
     }
-    # Under torchrun a shell may be between the launcher and each rank.
+    # A shell may be between the launcher and each rank.
     assert job_key(1, TORCHRUN) == job_key(2, other)
     again = TORCHRUN | {
         "TORCHELASTIC_ERROR_FILE": "/tmp/torchelastic_a/none_b/attempt_1/1/error.json"
     }
     assert job_key(1, TORCHRUN) != job_key(1, again)
     slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
-    assert job_key(5, slurm) == job_key(5, dict(slurm))
-    assert job_key(5, slurm) != job_key(6, slurm)
+    assert job_key(5, slurm) == job_key(6, dict(slurm))
+    assert job_key(5, {}) == job_key(5, {"HOME": "/x"})
+    assert job_key(5, {}) != job_key(6, {})
     assert job_key(5, slurm) != job_key(5, slurm | {"SLURM_STEP_ID": "1"})
 
 
