@@ -55,16 +55,26 @@ class PausedHandler:
     def __init__(self, number: int) -> None:
         self._number = number
         self._saved: Any = None
+        #: Threads that fork now.
+        self._pauses = 0
 
     def pause(self) -> None:
         """Put the handler aside."""
+        self._pauses += 1
+        if self._saved is not None:
+            return
         saved = ctypes.create_string_buffer(_SIGACTION)
         default = ctypes.create_string_buffer(_SIGACTION)
         if _libc().sigaction(self._number, default, saved) == 0:
             self._saved = saved
 
     def resume(self) -> None:
-        """Put it back."""
-        saved, self._saved = self._saved, None
-        if saved is not None:
+        """Put it back, once no other thread needs it aside."""
+        self._pauses = max(0, self._pauses - 1)
+        if self._pauses == 0 and self._saved is not None:
+            saved, self._saved = self._saved, None
             _libc().sigaction(self._number, saved, None)
+
+    def forget(self) -> None:
+        """Leave it aside for ever."""
+        self._pauses, self._saved = 0, None

@@ -62,9 +62,9 @@ def add_absent_ranks(folder: Path, meeting: Meeting) -> None:
             "rank": rank,
             "host": socket.gethostname(),
             "pid": about.get("pid"),
-            "has_ended": True,
+            "has_ended": not meeting.lives(rank),
         }
-        if not meeting.lives(rank):
+        if facts["has_ended"]:
             how = _FATAL.search(text)
             facts["death"] = f"rank {rank} is dead: its process has ended" + (
                 f" with {how[1]}" if how else ""
@@ -96,9 +96,10 @@ def conclude(
     # The readers take long to import: no job that ends well does.
     from ..post_mortem.report import examine
 
-    shown = os.path.relpath(folder)
-    if shown.startswith(os.pardir):
-        shown = str(folder)
+    shown = str(folder)
+    with contextlib.suppress(OSError):
+        near = os.path.relpath(folder)
+        shown = shown if near.startswith(os.pardir) else near
     report = examine([shown])
     text = "; ".join(_told(report)) or "no cause is found"
     size = report.world_size or 0

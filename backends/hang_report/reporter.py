@@ -73,11 +73,15 @@ class Reporter:
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
+        self._poll = select.poll()
+        self._poll.register(self._read, select.POLLIN)
         self._lock = threading.Lock()
         self._wishes: list[tuple[Wish, threading.Event]] = []
         self._stopped = threading.Event()
         #: Called on the thread with each byte that a signal has written.
         self.on_signal: Callable[[int], None] = lambda number: None
+        #: Called on the thread at its end.
+        self.on_stop: Callable[[], None] = lambda: None
         self._thread = threading.Thread(
             target=self._run, name="rankscope-hang-report", daemon=True
         )
@@ -160,14 +164,13 @@ class Reporter:
         except Exception:  # noqa: BLE001 - the program goes on
             _log.exception("no report of a hang can be written")
         finally:
-            with self._lock:
-                for _, done in self._wishes:
-                    done.set()
+            self.on_stop()
+            for _, done in self._wishes:
+                done.set()
 
     def _hear(self) -> None:
         """Wait for a wish, for a signal, or for the next look."""
-        ready, _, _ = select.select([self._read], [], [], LOOK)
-        if ready:
+        if self._poll.poll(LOOK * 1000):
             with contextlib.suppress(BlockingIOError):
                 for number in filter(None, os.read(self._read, 256)):
                     self.on_signal(number)

@@ -215,7 +215,8 @@ class Reports:
             # Torch collects what is written to `sys.stderr` while an exception ends
             # the script.
             to = sys.__stderr__ or sys.stderr
-            print(f"rankscope: {found}", file=to, flush=True)
+            with contextlib.suppress(OSError, ValueError):
+                print(f"rankscope: {found}", file=to, flush=True)
         return found
 
     def _await_parts(self, folder: Path) -> None:

@@ -34,6 +34,7 @@ class SilentStacks:
         self.signal: int | None = None
         self._file: IO[str] | None = None
         self._of_crash = False
+        self._size = 0
         number = _signal()
         if number is None:
             return
@@ -56,10 +57,12 @@ class SilentStacks:
         """Whether the process is about to end by a signal."""
         if not self._of_crash or self._file is None:
             return False
-        # A signal of a peer has made it, too.
-        if not os.fstat(self._file.fileno()).st_size:
+        size = os.fstat(self._file.fileno()).st_size
+        if size == self._size:
             return False
-        return "Fatal Python error" in self.path.read_text(errors="replace")[:4096]
+        # It may be what a peer has asked for.
+        self._size = size
+        return "Fatal Python error" in self.path.read_text(errors="replace")
 
     def forget(self) -> None:
         """Let the process end by a signal as it would have without this."""

@@ -14,7 +14,7 @@ from ..errors import DistError
 from ..post_mortem.tracebacks import Raised
 from ..torch_watch.creation import made_of
 from ..torch_watch.watch import TorchWatch
-from .c_signals import PausedHandler, end_by
+from .c_signals import PausedHandler, end_by, handle_by
 from .reporter import Reporter
 
 __all__ = ["install_triggers"]
@@ -133,11 +133,18 @@ def install_termination(reporter: Reporter) -> None:
 
     def forget() -> None:
         """In the child of a fork: its signals are its own."""
+        paused.forget()
         signal.set_wakeup_fd(-1)
         if is_own():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
+    def stop() -> None:
+        # Nobody would hear of the signal.
+        if is_own():
+            handle_by(signal.SIGTERM, None)
+
     reporter.on_signal = hear
+    reporter.on_stop = stop
     os.register_at_fork(
         before=pause, after_in_parent=paused.resume, after_in_child=forget
     )

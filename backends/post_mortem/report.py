@@ -182,7 +182,7 @@ def _with_ends(verdicts: Sequence[Verdict], evidence: Evidence) -> list[Verdict]
         if one.exception and rank in culprits and one.exception not in told:
             at = f" at {one.exception_line}" if one.exception_line else ""
             found.append(f"rank {rank} handles {one.exception}{at}")
-        elif one.death and one.death not in told:
+        elif one.death and rank not in culprits and one.death not in told:
             found.append(one.death)
     gone = [rank for rank, one in evidence.ranks.items() if one.has_left]
     if gone and "left the program" not in told:
