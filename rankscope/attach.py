@@ -9,7 +9,6 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from rankscope.backends.attach.choose import jobs_of_user, processes_named
 from rankscope.backends.attach.jobs import ENGINES, Job
@@ -18,7 +17,7 @@ from rankscope.backends.attach.process_table import read_table
 from rankscope.backends.attach.py_spy import PySpyError, find_py_spy
 from rankscope.backends.attach.read import find_spawned, look
 from rankscope.command_output import DONE, FAILED, HANGS, say
-from rankscope.widgets.report.page import made_with, report_page
+from rankscope.widgets.report.page import write_page
 
 __all__ = ["run"]
 
@@ -136,6 +135,5 @@ def _one_page(looks: Sequence[Look]) -> str:
 
 
 def _write_page(one: Look, path: str) -> None:
-    page = report_page(one.report, one.title, made_with())
-    Path(path).write_text(page, encoding="utf-8")
+    write_page(one.report, one.title, path)
     say(f"{path} written, for browser", file=sys.stderr)

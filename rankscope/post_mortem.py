@@ -15,7 +15,7 @@ from rankscope.backends.post_mortem.report import Report, examine
 from rankscope.backends.post_mortem.texts import KINDS
 from rankscope.backends.post_mortem.trace import trace
 from rankscope.command_output import DONE, FAILED, HANGS, say
-from rankscope.widgets.report.page import made_with, report_page
+from rankscope.widgets.report.page import write_page
 
 __all__ = ["run"]
 
@@ -49,8 +49,7 @@ def run(values: argparse.Namespace) -> int:
 def _write(report: Report, values: argparse.Namespace) -> None:
     """Write the page and the trace that are requested."""
     if values.html is not None:
-        page = report_page(report, ", ".join(values.paths), made_with())
-        Path(values.html).write_text(page, encoding="utf-8")
+        write_page(report, ", ".join(values.paths), values.html)
     if values.trace is not None:
         Path(values.trace).write_text(json.dumps(trace(report.evidence)))
     for path, what in ((values.html, "browser"), (values.trace, "ui.perfetto.dev")):

@@ -62,6 +62,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(folder.cleanup)
     os.environ["IPYTHONDIR"] = os.path.join(folder.name, "ipython")
     os.environ["JUPYTER_RUNTIME_DIR"] = os.path.join(folder.name, "runtime")
+    # Scripts that hang on purpose write no reports, but in the tests of those.
+    os.environ["RANKSCOPE_REPORT"] = "0"
     config.stash[_FOLDER] = folder.name
     if config.getoption("--no-processes"):
         config.stash[_WATCH] = Watch()

@@ -69,7 +69,11 @@ def condense(dump: Dump, times: bool = False) -> RankDump:
     entries = sorted(dump.entries, key=itemgetter("record_id"))
     self = RankDump(dump, oldest_ns=dump.oldest_ns(), newest_ns=dump.newest_ns())
     self.times = times
-    self.vague = any(one["profiling_name"].startswith("gloo:") for one in entries)
+    # Our own records, which have the key `backend`, tell more than torch's of gloo.
+    self.vague = any(
+        one["profiling_name"].startswith("gloo:") and "backend" not in one
+        for one in entries
+    )
     _completeness(self, entries)
     groups = _by_group(entries)
     if _counts_over_groups(dump, entries):

@@ -6,8 +6,8 @@ import contextlib
 import gc
 import json
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..observe.evidence import Evidence, combine
@@ -28,6 +28,8 @@ __all__ = ["Report", "examine"]
 VERSION = 1
 #: Problems of files that a text leaves out: a stdout without output is none.
 _QUIET = ("", "empty")
+#: Ends of ranks that are told beside a cause.
+_MOST_ENDS = 8
 
 
 @dataclass(frozen=True)
@@ -154,15 +156,41 @@ def examine(paths: Iterable[str | os.PathLike[str]], *, times: bool = False) -> 
     recorded, groups, world_size = evidence_of_dumps(by_rank)
     told, world_size = texts.evidence(groups, world_size)
     files.update(texts.files())
+    if texts.final:
+        # No op is too young to hang.
+        recorded = [replace(one, read_ns=None) for one in recorded]
     evidence = combine([*recorded, *told], world_size, groups)
     verdicts = find_root_causes(evidence)
     if not verdicts and (verdict := texts.verdict(evidence)) is not None:
         verdicts = [verdict]
+    verdicts = _with_ends(verdicts, evidence)
     return Report(
         tuple(verdicts),
         tuple(files[path] for path in sorted(files)),
         evidence,
     )
+
+
+def _with_ends(verdicts: Sequence[Verdict], evidence: Evidence) -> list[Verdict]:
+    """Return `verdicts`, the first one with ends of ranks that none of them tells."""
+    if not verdicts:
+        return []
+    told = " ".join(" ".join([str(one), *one.consequences]) for one in verdicts)
+    culprits = {rank for one in verdicts for rank in one.culprits}
+    found = []
+    for rank, one in evidence.ranks.items():
+        if one.exception and rank in culprits and one.exception not in told:
+            at = f" at {one.exception_line}" if one.exception_line else ""
+            found.append(f"rank {rank} handles {one.exception}{at}")
+        elif one.death and rank not in culprits and one.death not in told:
+            found.append(one.death)
+    gone = [rank for rank, one in evidence.ranks.items() if one.has_left]
+    if gone and "left the program" not in told:
+        verb = "has" if len(gone) == 1 else "have"
+        found.append(f"{name_ranks(gone)} {verb} left the program")
+    first, *others = verdicts
+    more = (*first.consequences, *found[:_MOST_ENDS])
+    return [replace(first, consequences=more), *others]
 
 
 @contextlib.contextmanager

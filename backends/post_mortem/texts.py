@@ -15,6 +15,7 @@ from ..rank_sets import name_ranks
 from .evidence_file import EvidenceFile, RawFile, Reader, UnreadableError
 from .log import KIND, Log, looks_like_log, read_log
 from .log_groups import LogGroups
+from .rank_facts import FactsReader, ResultReader, absences
 from .ras_report import RasReader
 from .stacks import FaulthandlerReader, PySpyReader
 from .torchelastic import ErrorFileReader
@@ -32,6 +33,7 @@ _FIRST: tuple[Reader, ...] = (RasReader(), _ERRORS, PySpyReader())
 _LAST: tuple[Reader, ...] = (FaulthandlerReader(),)
 #: The kinds of files, for a message that none was found.
 KINDS = (KIND, *(one.kind for one in (*_FIRST, *_LAST)))
+_RESULTS = ResultReader()
 
 
 class Texts:
@@ -49,10 +51,17 @@ class Texts:
         #: Ranks that were alive when the launcher ended them.
         self._alive: set[int] = set()
         self._absent: list[int] = []
+        self._facts = FactsReader()
+
+    @property
+    def final(self) -> bool:
+        """Whether a rank has told that the job ends: its youngest op hangs, too."""
+        return self._facts.final
 
     def add(self, file: RawFile) -> bool:
         """Read a file; return whether its kind is known."""
-        if any(self._read(one, file) for one in _FIRST):
+        first: tuple[Reader, ...] = (self._facts, _RESULTS, *_FIRST)
+        if any(self._read(one, file) for one in first):
             return True
         if looks_like_log(file.data):
             log = read_log(io.BytesIO(file.data), rank_in_name(file.path))
@@ -94,6 +103,7 @@ class Texts:
             self._alive |= {
                 rank for rank, one in log.table.failures.items() if one.was_ended
             }
+        world_size = world_size or self._facts.world_size
         self._place_errors()
         last = max([-1, *present, *(one.rank for *_, one in self._found)])
         self._absent = sorted(set(range(world_size or last + 1)) - present)
@@ -151,6 +161,9 @@ class Texts:
 
         Logs of gloo, and of the store, have tracebacks alone.
         """
+        missing_ones = absences(self._facts.rendezvous, evidence)
+        if missing_ones is not None:
+            return missing_ones
         logs = self._logs.values()
         awaited = {rank for log in logs for rank in log.awaited()}
         unplaced = [one for log in logs for one in log.unplaced() if one.is_consequence]

@@ -32,6 +32,13 @@ _LIBRARIES = frozenset(
 )
 #: Stands between the user's line and the op of torch that it calls.
 _WRAPPER = "torch/distributed/c10d_logger.py"
+#: Rankscope's own frames between an op of torch and its library, and those in which a
+#: rank waits while its report is written.
+_OWN = (
+    "backends/torch_watch/calls.py",
+    "backends/hang_report/triggers.py",
+    "backends/hang_report/reporter.py",
+)
 #: It has the ops, which people call by the name of their package.
 _C10D = "torch/distributed/distributed_c10d.py"
 _RANK = re.compile(r"(?<![a-z])rank[ _.=-]?(\d{1,6})(?!\d)", re.IGNORECASE)
@@ -67,6 +74,8 @@ def position(frames: Sequence[Frame]) -> tuple[SourceLine | None, str | None]:
     `frames` begin with the innermost. Without a frame of the user's own code, the line
     is the innermost one of any code.
     """
+    own = [place for place, one in enumerate(frames) if _is_own(one.file)]
+    frames = frames[own[-1] + 1 :] if own else frames
     frames = [one for one in frames if not one.file.endswith(_WRAPPER)]
     for place, frame in enumerate(frames):
         if frame.is_users:
@@ -77,6 +86,10 @@ def position(frames: Sequence[Frame]) -> tuple[SourceLine | None, str | None]:
         return None, None
     first = frames[0]
     return SourceLine(first.file, first.line, first.function), None
+
+
+def _is_own(file: str) -> bool:
+    return file.replace("\\", "/").endswith(_OWN)
 
 
 def library_name(file: str) -> str:

@@ -136,10 +136,14 @@ class CallLog:
     ----------
     guards
         Each is called as ``guard(group, op)`` before a call; it may raise.
+    on_error
+        Each is called as ``listener(group, error)`` with an error that ends an op,
+        before it is raised.
     """
 
     def __init__(self, names: Names) -> None:
         self.guards: list[Callable[[Any, str], None]] = []
+        self.on_error: list[Callable[[Any, BaseException], None]] = []
         #: Whether a call began or ended since this was last set to False.
         self.changed = False
         self._names = names
@@ -272,6 +276,8 @@ class CallLog:
 
     def _fail(self, call: Call, error: BaseException) -> None:
         call.error = str(error) or type(error).__name__
+        for listener in self.on_error:
+            listener(call.group, error)
         self._end(call)
 
 

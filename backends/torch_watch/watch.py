@@ -87,6 +87,9 @@ class TorchWatch:
         self._undo: list[Callable[[], None]] = []
         self._warned = False
         self._sets_size = False
+        #: Each is called as ``listener(group, error)`` with the error of an op, before
+        #: it is raised.
+        self.on_error: list[Callable[[Any, BaseException], None]] = []
 
     # -- start and stop -------------------------------------------------------------
 
@@ -116,6 +119,7 @@ class TorchWatch:
         self.calls = CallLog(names)
         self.calls.install()
         self.calls.guards.append(aborting.check)
+        self.calls.on_error = self.on_error
         self._undo.append(self.calls.remove)
         self._undo.append(creation.install(names))
         self._undo.append(self._unfinished.install(names))

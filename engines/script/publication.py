@@ -90,6 +90,11 @@ class Publication:
         atexit.register(self.end)
 
     @property
+    def is_watched(self) -> bool:
+        """Whether a notebook, or a terminal, looks at the job just now."""
+        return time.monotonic() < self._until
+
+    @property
     def address(self) -> str | None:
         """``HOST:PORT`` where the job listens; ``None`` before, and on other ranks."""
         channel = self._channel
@@ -217,13 +222,16 @@ class Publication:
     def end(self) -> None:
         """Tell the notebooks that this rank's script has ended, and close everything.
 
-        Takes at most `END_WAIT` seconds.
+        Takes at most twice `END_WAIT` seconds.
         """
         if os.getpid() != self._process or self._stopped.is_set():
             return
         atexit.unregister(self.end)
         self._stopped.set()
         self._wake.set()
+        # At the end of Python a thread in torch's store would take the process down:
+        # it is unwound through C++, which calls `abort`.
+        self._thread.join(END_WAIT)
         ending = threading.Thread(
             target=self._say_goodbye, name="rankscope-job-end", daemon=True
         )

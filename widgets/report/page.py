@@ -20,7 +20,7 @@ from .last_ops import Cell, GroupOps, last_ops
 from .markup import fold, mark, op_name, prose, ranks_html, text
 from .rank_rows import RankRow, all_ranks, line_of_op, rank_rows
 
-__all__ = ["made_with", "report_page"]
+__all__ = ["made_with", "report_page", "write_page"]
 
 _FOLDER = Path(__file__).parent / "page"
 #: Rows of a table and groups of ops that are shown at once; others are in a fold.
@@ -74,6 +74,12 @@ def report_page(report: Report, title: str, facts: Sequence[str] = ()) -> str:
         f"<style>{style}</style></head><body>{body}<script>{script}</script>"
         "</body></html>\n"
     )
+
+
+def write_page(report: Report, title: str, path: str | os.PathLike[str]) -> None:
+    """Write the page of a report, which says when and with what it was made."""
+    page = report_page(report, title, made_with())
+    Path(path).write_text(page, encoding="utf-8")
 
 
 def made_with() -> tuple[str, ...]:

@@ -29,3 +29,19 @@ def test_a_librarys_line_is_not_the_users(library: str) -> None:
         {"filename": USER, "line": 7, "name": "step"},
     ]
     assert str(users_line(frames)) == "train.py:7"
+
+
+def test_a_rank_that_waits_for_its_report_is_at_the_op() -> None:
+    frames = [
+        Frame("/usr/lib/python3.11/threading.py", 331, "wait"),
+        Frame("/work/backends/hang_report/reporter.py", 123, "report"),
+        Frame("/work/backends/torch_watch/calls.py", 230, "wait"),
+        Frame(
+            "/x/site-packages/torch/distributed/distributed_c10d.py", 99, "all_reduce"
+        ),
+        Frame("/x/site-packages/torch/distributed/c10d_logger.py", 83, "wrapper"),
+        Frame("/job/train.py", 88, "step", outermost=True),
+    ]
+    line, called = position(frames)
+    assert str(line) == "train.py:88"
+    assert called == "all_reduce of torch.distributed"

@@ -1,0 +1,1 @@
+"""What a job writes by itself when it hangs or fails, with nobody there to look."""

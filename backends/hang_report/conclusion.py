@@ -1,0 +1,123 @@
+"""The verdict of a report: made of the files there, as ``rankscope diagnose`` does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import socket
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..post_mortem.rank_facts import FORM, TITLE
+from ..rank_sets import name_ranks
+from .meeting import Meeting
+from .part import FACTS, STACKS, VERSION, write_facts
+
+if TYPE_CHECKING:
+    from ..post_mortem.report import Report
+
+__all__ = ["Conclusion", "add_absent_ranks", "conclude"]
+
+#: Bytes of one rank's stacks, and of its last words, that are copied.
+_LARGEST = 1 << 20
+_LARGEST_WORDS = 64 << 20
+_FATAL = re.compile(r"Fatal Python error: (.{1,80})")
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What a report says."""
+
+    #: Its folder; None: nobody waits, and nothing is kept.
+    folder: str | None
+    #: Why the job hangs, in one line.
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.text}; the report is {self.folder}"
+
+
+def add_absent_ranks(folder: Path, meeting: Meeting) -> None:
+    """Add what ranks have left that wrote no part: they have ended, or cannot run."""
+    for rank, about in meeting.known().items():
+        if (folder / f"{FACTS}{rank}.json").exists():
+            continue
+        words = meeting.last_words(rank)
+        stacks = meeting.folder / f"{STACKS}{rank}.txt"
+        text = _read(stacks)
+        if (words / f"{FACTS}{rank}.json").exists():
+            # Last words are about the end itself.
+            for path in words.iterdir():
+                if path.stat().st_size <= _LARGEST_WORDS:
+                    shutil.copy(path, folder)
+            continue
+        if text:
+            (folder / f"{STACKS}{rank}.txt").write_text(text, encoding="utf-8")
+        facts: dict[str, Any] = {
+            FORM: VERSION,
+            "rank": rank,
+            "host": socket.gethostname(),
+            "pid": about.get("pid"),
+            "has_ended": not meeting.lives(rank),
+        }
+        if facts["has_ended"]:
+            how = _FATAL.search(text)
+            facts["death"] = f"rank {rank} is dead: its process has ended" + (
+                f" with {how[1]}" if how else ""
+            )
+        write_facts(folder, rank, facts)
+
+
+def _read(path: Path) -> str:
+    with (
+        contextlib.suppress(OSError),
+        path.open(encoding="utf-8", errors="replace") as f,
+    ):
+        return f.read(_LARGEST)
+    return ""
+
+
+def conclude(
+    folder: Path,
+    others_wait: bool,
+    write_page: Callable[[Report, Path], None] | None = None,
+) -> Conclusion:
+    """Write the verdict into `folder` as text, JSON and page; return it.
+
+    Where nobody waits (`others_wait`), nothing is kept: a rank that fails alone has
+    told its reason itself.
+    """
+    if not others_wait:
+        return Conclusion(None, "")
+    # The readers take long to import: no job that ends well does.
+    from ..post_mortem.report import examine
+
+    shown = str(folder)
+    with contextlib.suppress(OSError):
+        near = os.path.relpath(folder)
+        shown = shown if near.startswith(os.pardir) else near
+    report = examine([shown])
+    text = "; ".join(_told(report)) or "no cause is found"
+    size = report.world_size or 0
+    elsewhere = sorted(set(range(size)) - report.evidence.ranks.keys())
+    if elsewhere:
+        text += f"; reports of other hosts tell of {name_ranks(elsewhere)}"
+    (folder / "verdict.json").write_text(report.as_json() + "\n", encoding="utf-8")
+    (folder / "verdict.txt").write_text(
+        f"{TITLE}\n\n{report.as_text()}\n", encoding="utf-8"
+    )
+    if write_page is not None:
+        with contextlib.suppress(Exception):
+            write_page(report, folder)
+    return Conclusion(shown, text)
+
+
+def _told(report: Report) -> Iterable[str]:
+    """Yield each verdict, and what follows from it, with no full stop at the end."""
+    for one in report.verdicts:
+        yield str(one).rstrip(".")
+        yield from one.consequences

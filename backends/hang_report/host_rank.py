@@ -1,0 +1,48 @@
+"""This rank among those of its job on this host, once it is known which one it is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .meeting import Meeting
+from .part import STACKS
+from .reports import Reports
+from .silent import SilentStacks
+from .waiting import Waiting
+
+if TYPE_CHECKING:
+    from ..post_mortem.report import Report
+
+__all__ = ["HostRank"]
+
+
+class HostRank:
+    """Its place among the others, its stacks for them, and the reports of the job."""
+
+    def __init__(
+        self,
+        rank: int,
+        key: str,
+        folder: Path,
+        waiting: Waiting,
+        write_page: Callable[[Report, Path], None] | None,
+    ) -> None:
+        self.meeting = Meeting(key, rank, {})
+        self.silent = SilentStacks(self.meeting.folder / f"{STACKS}{rank}.txt")
+        self.meeting.tell({"signal": self.silent.signal})
+        self.reports = Reports(folder, self.meeting, waiting, write_page)
+
+    def tell_signal(self) -> None:
+        """Tell the peers if the program has taken the signal for itself."""
+        if self.silent.signal is not None and not self.silent.is_mine():
+            self.silent.signal = None
+            self.meeting.tell({"signal": None})
+
+    def leave(self) -> None:
+        """Leave the ranks of this host."""
+        with contextlib.suppress(OSError):
+            self.silent.close()
+            self.meeting.close()

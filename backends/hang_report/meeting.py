@@ -1,0 +1,161 @@
+"""Where the ranks of one host find each other: a private folder for files of the job.
+
+Each rank has a file there with its process id, and holds a lock on it: a lock ends with
+its process, so that a peer's number is that of a living rank of this job as long as the
+file is locked. The folder is gone when the last rank has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Meeting"]
+
+
+class Meeting:
+    """One rank's place among those of its job on this host.
+
+    Raises `OSError` where there can be none.
+    """
+
+    def __init__(self, key: str, rank: int, about: dict[str, Any]) -> None:
+        self.rank = rank
+        self._about = {**about, "pid": os.getpid()}
+        with _private_folder() as parent:
+            # What is left of jobs whose ranks were all killed.
+            for folder in parent.iterdir():
+                _remove_unless_used(folder)
+            self.folder = parent / key
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            self._file = os.open(self._path(rank), os.O_RDWR | os.O_CREAT, 0o600)
+            # Of this process alone: no child inherits it.
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self.tell(self._about)
+
+    def _path(self, rank: int) -> Path:
+        return self.folder / f"rank_{rank}"
+
+    def tell(self, about: dict[str, Any]) -> None:
+        """Write what peers are to know of this rank."""
+        self._about.update(about)
+        data = json.dumps(self._about).encode()
+        # In one call, and padded: a reader sees the old text or the new one.
+        os.pwrite(self._file, data.ljust(512), 0)
+
+    def known(self) -> dict[int, dict[str, Any]]:
+        """Return what each rank of this host has told, this one included."""
+        found = {}
+        for path in self.folder.glob("rank_*"):
+            number = path.name.removeprefix("rank_")
+            with contextlib.suppress(OSError, ValueError):
+                if number.isdecimal() and int(number) == self.rank:
+                    # To close any descriptor of the own file would end the lock.
+                    found[self.rank] = dict(self._about)
+                elif number.isdecimal():
+                    found[int(number)] = json.loads(path.read_bytes())
+        return found
+
+    def lives(self, rank: int) -> bool:
+        """Whether the process of a rank has not ended."""
+        return rank == self.rank or _is_locked(self._path(rank))
+
+    def living(self) -> list[int]:
+        """Return the ranks of this host whose processes have not ended."""
+        return sorted(rank for rank in self.known() if self.lives(rank))
+
+    # -- files that all ranks of the host see -----------------------------------------
+
+    def put(self, name: str, content: dict[str, Any]) -> bool:
+        """Write a file that no rank writes twice; False: another one was first."""
+        own = self.folder / f".{name}.{self.rank}"
+        own.write_text(json.dumps(content))
+        try:
+            os.link(own, self.folder / name)
+        except FileExistsError:
+            return False
+        finally:
+            own.unlink(missing_ok=True)
+        return True
+
+    def get(self, name: str) -> dict[str, Any] | None:
+        """Return the content of a file that a rank has put, None before that."""
+        try:
+            content: dict[str, Any] = json.loads((self.folder / name).read_bytes())
+        except FileNotFoundError:
+            return None
+        return content
+
+    def last_words(self, rank: int) -> Path:
+        """Return the folder of what a rank has left at its end."""
+        return self.folder / f"last_words_{rank}"
+
+    def close(self) -> None:
+        """Leave; the last rank removes the folder."""
+        with _private_folder() as parent:
+            os.close(self._file)
+            _remove_unless_used(self.folder)
+            with contextlib.suppress(OSError):
+                parent.rmdir()
+
+
+@contextlib.contextmanager
+def _private_folder() -> Iterator[Path]:
+    """Return the folder of this user, while no other process comes or leaves."""
+    folder = Path(tempfile.gettempdir(), f"rankscope-report-{os.getuid()}")
+    lock = None
+    while lock is None:
+        # Who has left last may have removed it meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            lock = _locked(folder)
+    try:
+        yield folder
+    finally:
+        # Also for a child that was forked just now, and has it, too.
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        os.close(lock)
+
+
+def _locked(folder: Path) -> int | None:
+    """Make and lock the folder; None if it was replaced before it was locked."""
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    lock = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
+    try:
+        status = os.fstat(lock)
+        if status.st_uid != os.getuid() or status.st_mode & 0o077:
+            raise PermissionError(f"{folder} is not a folder of this user alone")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.path.samestat(status, folder.lstat()):
+            return lock
+    except BaseException:
+        os.close(lock)
+        raise
+    os.close(lock)
+    return None
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        file = os.open(path, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(file)
+    return False
+
+
+def _remove_unless_used(folder: Path) -> None:
+    if not any(map(_is_locked, folder.glob("rank_*"))):
+        shutil.rmtree(folder, ignore_errors=True)

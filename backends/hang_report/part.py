@@ -1,0 +1,194 @@
+"""What one rank writes into a report: its records, its stacks and facts about it."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import platform
+import resource
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..observe.export import local_dump, save_flight_recorder
+from ..observe.torch_format import flight_recorder
+from ..post_mortem.rank_facts import FORM
+from .rendezvous import rendezvous
+from .settings import WORLD_SIZE, facts_of, number_of
+
+__all__ = ["DUMP", "FACTS", "STACKS", "as_it_waited", "write_facts", "write_part"]
+
+#: The beginnings of the names of a rank's files.
+DUMP, FACTS, STACKS = "flight_recorder_rank_", "facts_rank_", "stacks_rank_"
+#: The version of the form of facts.
+VERSION = 1
+
+#: Frames of a traceback, and characters of a text, that are kept.
+_FRAMES = 100
+_LONGEST = 1000
+#: Nanoseconds from the end of an op to the error that it raises, at most.
+_JUST = 2 * 10**9
+
+
+def write_part(
+    folder: Path,
+    rank: int,
+    *,
+    error: BaseException | None = None,
+    ended: bool = False,
+    in_flight: bool = False,
+    failed: bool = False,
+    final: bool = False,
+    dump: Callable[[], Mapping[str, Any]] = local_dump,
+) -> None:
+    """Write this rank's part; the facts come last, so that a peer knows it is whole.
+
+    Parameters
+    ----------
+    folder
+        The folder of the report.
+    rank
+        The global rank.
+    error
+        The exception that an op has raised, or that ends the rank; None: that which its
+        main thread handles, if it does.
+    ended
+        Whether the main thread has come to its end, by `error` or without it.
+    in_flight
+        Whether the rank waits in an op.
+    failed
+        Whether the op in which it waited has failed just now.
+    final
+        Whether the job ends now: the youngest op that is in flight hangs, too.
+    dump
+        Returns what `local_dump` does.
+    """
+    problems = []
+    recorded = False
+    try:
+        _write_records(folder, dump(), failed)
+        recorded = True
+    except ValueError:
+        # It is in no group yet, or in none any more.
+        pass
+    except Exception as problem:  # noqa: BLE001 - the other files are to be written
+        problems.append(f"its records: {problem!r}")
+    if not ended:
+        try:
+            with (folder / f"{STACKS}{rank}.txt").open("w") as file:
+                faulthandler.dump_traceback(file, all_threads=True)
+        except (OSError, RuntimeError) as problem:
+            problems.append(f"its stacks: {problem!r}")
+    facts = {
+        FORM: VERSION,
+        "rank": rank,
+        "written_ns": time.time_ns(),
+        "world_size": number_of(WORLD_SIZE),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "script": sys.argv[0] if sys.argv else "",
+        "waits": in_flight,
+        "final": final,
+        "has_ended": ended,
+        "has_left": ended and error is None,
+        "recorded": recorded,
+        "rendezvous": None if ended else rendezvous(),
+        "exception": _exception(error, ended),
+        "memory": _memory(),
+        "versions": _versions(),
+        "environment": facts_of(),
+        "problems": problems,
+    }
+    write_facts(folder, rank, facts)
+
+
+def write_facts(folder: Path, rank: int, facts: Mapping[str, Any]) -> None:
+    """Write the file of facts of a rank as a whole."""
+    unfinished = folder / f".{FACTS}{rank}.{os.getpid()}"
+    text = json.dumps(facts, indent=1, ensure_ascii=False)
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(folder / f"{FACTS}{rank}.json")
+
+
+def _write_records(folder: Path, mine: Mapping[str, Any], failed: bool) -> None:
+    records = as_it_waited(mine["records"], time.time_ns() if failed else None)
+    form = flight_recorder(mine["rank"], mine["groups"], records)
+    save_flight_recorder(form, folder / DUMP, mine["rank"])
+
+
+def as_it_waited(
+    records: Sequence[Mapping[str, Any]], failed_ns: int | None
+) -> list[Mapping[str, Any]]:
+    """Return `records` as they were before the op failed in which the rank waited.
+
+    That is the last one of its group, if it has failed; else, for an error at
+    `failed_ns`, the last one of all: torch's gloo does not record that one failed which
+    no Python code issued.
+    """
+    last = {one["group_id"]: one for one in records}
+    failed = [one for one in last.values() if one["state"] in ("failed", "timed_out")]
+    newest = max(records, key=lambda one: int(one["time_created_ns"]), default=None)
+    if not failed and failed_ns is not None and newest is not None:
+        just = failed_ns - newest["time_ended_ns"] < _JUST
+        failed = [newest] if newest["backend"] == "gloo" and just else []
+    return [
+        {**one, "state": "started", "time_ended_ns": 0, "duration_ns": None}
+        if any(one is other for other in failed)
+        else one
+        for one in records
+    ]
+
+
+def _exception(error: BaseException | None, ended: bool) -> dict[str, Any] | None:
+    """Return the exception as text and frames, the innermost first."""
+    if error is None and not ended:
+        error = _handled()
+    if error is None:
+        return None
+    with contextlib.suppress(Exception):
+        kind, text = type(error), str(error)
+        name = kind.__qualname__
+        if kind.__module__ not in ("builtins", "__main__"):
+            name = f"{kind.__module__}.{name}"
+        frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
+        return {
+            "text": f"{name}: {text}"[:_LONGEST] if text else name,
+            "frames": [
+                [one.filename, one.lineno or 0, one.name] for one in reversed(frames)
+            ],
+        }
+    return None
+
+
+def _handled() -> BaseException | None:
+    """Return the exception that the main thread handles."""
+    found = sys._current_exceptions().get(threading.main_thread().ident or 0)
+    # A tuple before Python 3.12.
+    return found[1] if isinstance(found, tuple) else found
+
+
+def _memory() -> dict[str, int]:
+    """Return resident bytes of this process, now and at most."""
+    scale = 1 if sys.platform == "darwin" else 1024
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+    found = {"most_resident": most}
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        found["resident"] = pages * resource.getpagesize()
+    return found
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "system": platform.platform()}
+    for name in ("torch", "numpy", "rankscope"):
+        version = getattr(sys.modules.get(name), "__version__", None)
+        if version is not None:
+            found[name] = str(version)
+    return found

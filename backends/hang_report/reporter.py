@@ -1,0 +1,253 @@
+"""A thread of each rank that sees that its job hangs or fails, and has all ranks write.
+
+It looks at the ops of this rank, at what its peers on this host ask for, and hears of
+errors and signals; `reports` has what is done then.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..groups.world import world
+from .c_signals import end_by
+from .conclusion import Conclusion
+from .host_rank import HostRank
+from .reports import VERDICT_WAIT, Wish, until
+from .settings import RANK, Settings, job_key, number_of
+from .waiting import Waiting
+
+if TYPE_CHECKING:
+    from ..post_mortem.report import Report
+
+__all__ = ["Reporter"]
+
+_log = logging.getLogger(__name__)
+
+#: Seconds between two looks for a request, and between two at the own ops.
+LOOK = 0.2
+LOOK_AT_OPS = 1.0
+#: Seconds that a rank waits for its own error, where another one has had one.
+ERROR_WAIT = 0.15
+
+
+class Reporter:
+    """Watches this rank's ops, from `start` to the end of its process.
+
+    Parameters
+    ----------
+    folder
+        The folder in which each report has its own.
+    settings
+        When reports are written.
+    write_page
+        Writes the page of a report into its folder.
+    is_attended
+        Whether somebody looks at the job: then no report is written.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: Settings,
+        write_page: Callable[[Report, Path], None] | None = None,
+        is_attended: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._folder = folder
+        self._after = settings.after
+        self._write_page = write_page
+        self._is_attended = is_attended
+        self._waiting = Waiting()
+        self._joined: HostRank | None = None
+        self._process = os.getpid()
+        self._parent = os.getppid()
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        self._poll = select.poll()
+        self._poll.register(self._read, select.POLLIN)
+        self._lock = threading.Lock()
+        self._wishes: list[tuple[Wish, threading.Event]] = []
+        self._stopped = threading.Event()
+        #: Called on the thread with each byte that a signal has written.
+        self.on_signal: Callable[[int], None] = lambda number: None
+        #: Called on the thread at its end.
+        self.on_stop: Callable[[], None] = lambda: None
+        self._thread = threading.Thread(
+            target=self._run, name="rankscope-hang-report", daemon=True
+        )
+
+    @property
+    def bell(self) -> int:
+        """A descriptor: what is written to it wakes the thread."""
+        return self._write
+
+    def start(self) -> None:
+        """Begin."""
+        os.register_at_fork(after_in_child=self._disown)
+        atexit.register(self.end)
+        self._thread.start()
+
+    def _disown(self) -> None:
+        """In the child of a fork: it is no rank."""
+        self._stopped.set()
+        if self._joined is not None:
+            self._joined.silent.forget()
+
+    # -- what other threads ask for ---------------------------------------------------
+
+    def report(
+        self, reason: str, error: BaseException | None = None, ended: bool = False
+    ) -> Conclusion | None:
+        """Have a report written, and wait for its verdict; None: there is none.
+
+        An error that follows from one that was reported has the verdict of that.
+        """
+        joined = self._joined
+        here = os.getpid() == self._process and self._thread.is_alive()
+        if joined is None or not here or self._is_attended():
+            return None
+        done = threading.Event()
+        with self._lock:
+            self._wishes.append((Wish(reason, error, ended), done))
+        self._wake()
+        done.wait(VERDICT_WAIT)
+        found = joined.reports.last
+        return found if found is not None and found.folder is not None else None
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._write, b"\0")
+
+    def end(self) -> None:
+        """Leave the ranks of this host: the process ends."""
+        if os.getpid() != self._process or self._stopped.is_set():
+            return
+        self._stopped.set()
+        self._wake()
+        self._thread.join(VERDICT_WAIT)
+        joined = self._joined
+        if joined is not None:
+            meeting = joined.meeting
+            with contextlib.suppress(OSError):
+                said = meeting.last_words(meeting.rank).exists()
+                if not said and len(meeting.living()) > 1:
+                    joined.reports.leave_words(None)
+            joined.leave()
+
+    # -- the thread -------------------------------------------------------------------
+
+    def _run(self) -> None:
+        looked = 0.0
+        try:
+            while not self._stopped.is_set():
+                self._hear()
+                joined = self._joined = self._joined or self._join()
+                if joined is None:
+                    continue
+                self._look(joined)
+                self._look_for_crash(joined)
+                if time.monotonic() - looked >= LOOK_AT_OPS:
+                    looked = time.monotonic()
+                    self._look_at_ops(joined)
+        except OSError as error:
+            _log.warning("no report of a hang can be written: %s", error)
+        except Exception:  # noqa: BLE001 - the program goes on
+            _log.exception("no report of a hang can be written")
+        finally:
+            self.on_stop()
+            for _, done in self._wishes:
+                done.set()
+
+    def _hear(self) -> None:
+        """Wait for a wish, for a signal, or for the next look."""
+        if self._poll.poll(LOOK * 1000):
+            with contextlib.suppress(BlockingIOError):
+                for number in filter(None, os.read(self._read, 256)):
+                    self.on_signal(number)
+
+    def _join(self) -> HostRank | None:
+        known = [number_of(RANK), world.rank, *(one.rank for one in world.sources)]
+        rank = next((one for one in known if one is not None), None)
+        if rank is None:
+            return None
+        key = job_key(self._parent)
+        return HostRank(rank, key, self._folder, self._waiting, self._write_page)
+
+    def _look(self, joined: HostRank) -> None:
+        """Do what a peer asks for, and what other threads of this rank do."""
+        request = joined.reports.pending()
+        if request is not None:
+            if request.reason == "error":
+                # The own op may have failed, too, and the error is on its way.
+                until(lambda: bool(self._wishes), ERROR_WAIT)
+            if self._wishes:
+                joined.reports.take_part(request, self._wishes[0][0])
+                self._fulfil()
+            else:
+                joined.reports.take_part(request, Wish(""))
+        while self._wishes and not self._stopped.is_set():
+            wish = self._wishes[0][0]
+            if not joined.reports.are_told(wish):
+                joined.reports.request(wish)
+            self._fulfil()
+
+    def _fulfil(self) -> None:
+        with self._lock:
+            _, done = self._wishes.pop(0)
+        done.set()
+
+    def _look_for_crash(self, joined: HostRank) -> None:
+        """Have a report written while the end of this process is held up."""
+        if joined.silent.has_crashed():
+            wish = Wish("crash")
+            if not self._is_attended() and not joined.reports.are_told(wish):
+                joined.reports.request(wish)
+            joined.leave()
+            end_by(signal.SIGABRT)
+
+    def _look_at_ops(self, joined: HostRank) -> None:
+        joined.tell_signal()
+        since = self._waiting.since()
+        if since is None or time.time() - since < self._after or self._is_attended():
+            return
+        if not joined.reports.are_told(Wish("stall")):
+            joined.reports.request(Wish("stall"))
+
+    # -- the end by a signal, on the thread --------------------------------------------
+
+    def report_at_end(self, old: float, grace: float) -> None:
+        """Have a report written, or take part in one: a launcher ends this rank.
+
+        A report is written if the rank waits for `old` seconds at least, or if another
+        rank of this host is gone. Another rank has `grace` seconds to ask for one.
+        """
+        joined = self._joined
+        if joined is None or self._is_attended():
+            return
+        reports, since = joined.reports, self._waiting.since()
+        if since is not None and not reports.are_told(Wish("signal")):
+            waited = time.time() - since
+            meeting = joined.meeting
+            lost = len(meeting.known()) > len(meeting.living())
+            if lost or waited >= min(old, self._after):
+                reports.request(Wish("signal"))
+                return
+        deadline, count = time.monotonic() + grace, reports.count
+        while reports.count == count and time.monotonic() < deadline:
+            self._look(joined)
+            time.sleep(0.02)
+
+    def leave(self) -> None:
+        """Leave the ranks of this host, and no words: a signal ends the process."""
+        if self._joined is not None:
+            self._joined.leave()

@@ -1,0 +1,259 @@
+"""The reports of one job on one host: each is asked for by a rank, written by all.
+
+The rank that asks for one makes the verdict of the parts. If its process ends before,
+the first of those that live does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from .conclusion import Conclusion, add_absent_ranks, conclude
+from .meeting import Meeting
+from .part import FACTS, STACKS, write_part
+from .settings import job_name
+from .silent import request_stacks
+from .waiting import Waiting
+
+if TYPE_CHECKING:
+    from ..post_mortem.report import Report
+
+__all__ = ["VERDICT_WAIT", "Reports", "Request", "Wish", "until"]
+
+#: Seconds that ranks get for their parts: then those without one get the signal at
+#: which they write their stacks, for which they get as much again.
+PART_WAIT = 0.8
+STACKS_WAIT = 0.4
+#: Seconds that a rank waits for the verdict: then it goes on without it.
+VERDICT_WAIT = 6.0
+#: Seconds after an error in which the errors of other ranks follow from it.
+AFTERMATH = 30.0
+#: Reports of one job that are kept: it may go on after a stall.
+MOST = 5
+
+
+class Wish(NamedTuple):
+    """Why this rank wants a report."""
+
+    #: ``stall``; what comes before the end of the job: ``error`` of an op,
+    #: ``exception``, ``signal``, ``crash``; empty: it does not want one itself.
+    reason: str
+    error: BaseException | None = None
+    #: The main thread has come to its end.
+    ended: bool = False
+
+
+class Request(NamedTuple):
+    """What a rank asks of its peers."""
+
+    number: int
+    #: The folder of the report.
+    folder: str
+    #: The rank that asks.
+    rank: int
+    #: That of its `Wish`.
+    reason: str
+    #: When, ``time.time``.
+    at: float
+
+
+class Reports:
+    """What one rank does for the reports of its job."""
+
+    def __init__(
+        self,
+        folder: Path,
+        meeting: Meeting,
+        waiting: Waiting,
+        write_page: Callable[[Report, Path], None] | None,
+    ) -> None:
+        self._parent = folder
+        self._meeting = meeting
+        self._waiting = waiting
+        self._write_page = write_page
+        #: How many there were; also those that were not kept.
+        self.count = 0
+        #: The last one.
+        self.last: Conclusion | None = None
+        self._last_request: Request | None = None
+        self._kept = 0
+
+    def are_told(self, wish: Wish) -> bool:
+        """Whether the last report tells already what is wrong now."""
+        if self._kept >= MOST:
+            return True
+        before = self._last_request
+        if before is None or self.last is None or self.last.folder is None:
+            return False
+        # A rank has told that the stall has come to its end.
+        end = self._meeting.get(f"end_{before.number}")
+        if end is not None or before.reason != "stall":
+            at = before.at if end is None else float(end["at"])
+            return time.time() - at < AFTERMATH
+        # An op that has just failed is not in flight any more.
+        seen = self._waiting.seen
+        since = self._waiting.since() or seen
+        told = since is not None and since < before.at
+        if told and wish.reason != "stall":
+            self._meeting.put(f"end_{before.number}", {"at": time.time()})
+        return told
+
+    def pending(self) -> Request | None:
+        """Return what a peer asks for, and this rank has no part in yet."""
+        number = self.count + 1
+        found = self._meeting.get(f"request_{number}")
+        return None if found is None else Request(number, **found)
+
+    def request(self, wish: Wish) -> None:
+        """Have all ranks of this host write; make the verdict."""
+        folder = self._make_folder()
+        request = Request(
+            self.count + 1, str(folder), self._meeting.rank, wish.reason, time.time()
+        )
+        content = request._asdict()
+        del content["number"]
+        if self._meeting.put(f"request_{request.number}", content):
+            self._write_part(request, wish)
+            self._conclude(request)
+            return
+        folder.rmdir()
+        first = self.pending()
+        assert first is not None
+        self.take_part(first, wish)
+
+    def take_part(self, request: Request, wish: Wish) -> None:
+        """Write this rank's part, and wait for the verdict."""
+        meeting, result = self._meeting, f"result_{request.number}"
+        if meeting.get(result) is None:
+            self._write_part(request, wish)
+        deadline = time.monotonic() + VERDICT_WAIT
+        while (found := meeting.get(result)) is None and time.monotonic() < deadline:
+            alone = not meeting.lives(request.rank)
+            if alone and meeting.living()[0] == meeting.rank:
+                self._conclude(request)
+                return
+            time.sleep(0.02)
+        self._note(request, Conclusion(**found) if found else None)
+        if self.last is not None and self.last.folder is None:
+            # A part that came late has made it anew.
+            self._remove(Path(request.folder))
+
+    def leave_words(self, error: BaseException | None) -> None:
+        """Leave what is known of this rank for reports after its end."""
+        words = self._meeting.last_words(self._meeting.rank)
+        words.mkdir(exist_ok=True)
+        write_part(words, self._meeting.rank, error=error, ended=True, final=True)
+
+    def _make_folder(self) -> Path:
+        at = time.strftime("%Y%m%d-%H%M%S")
+        host = socket.gethostname().partition(".")[0]
+        name = f"{job_name()}-{at}-{host}"
+        for count in range(1, 100):
+            folder = self._parent / (name if count == 1 else f"{name}-{count}")
+            try:
+                folder.mkdir(parents=True)
+            except FileExistsError:
+                continue
+            except OSError:
+                break
+            return folder
+        # The working directory may be read-only.
+        return Path(tempfile.mkdtemp(prefix=f"{name}-"))
+
+    def _remove(self, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self._parent.rmdir()
+
+    def _note(self, request: Request, found: Conclusion | None) -> None:
+        self.count, self.last = request.number, found
+        self._last_request = request
+        self._kept += found is not None and found.folder is not None
+
+    def _write_part(self, request: Request, wish: Wish) -> None:
+        if wish.ended:
+            self.leave_words(wish.error)
+        folder = Path(request.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        failed = wish.reason == "error"
+        write_part(
+            folder,
+            self._meeting.rank,
+            error=wish.error,
+            ended=wish.ended,
+            in_flight=failed or self._waiting.since() is not None,
+            failed=failed,
+            final=request.reason != "stall",
+        )
+
+    def _conclude(self, request: Request) -> None:
+        found = Conclusion(None, "")
+        try:
+            found = self._find(request)
+        finally:
+            self._note(request, found)
+            # The peers wait for it.
+            self._meeting.put(f"result_{request.number}", found.__dict__)
+
+    def _find(self, request: Request) -> Conclusion:
+        folder = Path(request.folder)
+        self._await_parts(folder)
+        add_absent_ranks(folder, self._meeting)
+        waits = request.reason != "exception" or _others_wait(folder, request.rank)
+        found = conclude(folder, waits, self._write_page)
+        if found.folder is None:
+            self._remove(folder)
+        else:
+            # Torch collects what is written to `sys.stderr` while an exception ends
+            # the script.
+            to = sys.__stderr__ or sys.stderr
+            with contextlib.suppress(OSError, ValueError):
+                print(f"rankscope: {found}", file=to, flush=True)
+        return found
+
+    def _await_parts(self, folder: Path) -> None:
+        meeting = self._meeting
+
+        def lacking() -> list[int]:
+            return [
+                rank
+                for rank in meeting.living()
+                if not (folder / f"{FACTS}{rank}.json").exists()
+            ]
+
+        until(lambda: not lacking(), PART_WAIT)
+        silent, known, paths = lacking(), meeting.known(), []
+        for rank in silent:
+            number, pid = known[rank].get("signal"), known[rank].get("pid")
+            if type(number) is int and type(pid) is int and meeting.lives(rank):
+                request_stacks(pid, number)
+                paths.append(meeting.folder / f"{STACKS}{rank}.txt")
+        if paths:
+            until(lambda: all(one.stat().st_size for one in paths), STACKS_WAIT)
+            # Until all of it is there.
+            time.sleep(0.05)
+
+
+def until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Wait until `condition` holds, for `seconds` at most; return whether it does."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _others_wait(folder: Path, rank: int) -> bool:
+    for path in folder.glob(f"{FACTS}*.json"):
+        if path.name != f"{FACTS}{rank}.json" and '"waits": true' in path.read_text():
+            return True
+    return False

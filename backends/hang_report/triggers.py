@@ -1,0 +1,150 @@
+"""What makes a rank ask for a report, beside its own thread: errors and signals."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+from ..errors import DistError
+from ..post_mortem.tracebacks import Raised
+from ..torch_watch.creation import made_of
+from ..torch_watch.watch import TorchWatch
+from .c_signals import PausedHandler, end_by, handle_by
+from .reporter import Reporter
+
+__all__ = ["install_triggers"]
+
+#: Seconds after which an op that is in flight when a launcher ends the rank is worth a
+#: report: before that the job may have been fine.
+OLD = 5.0
+#: Seconds that a rank which is to end waits for the request of another one.
+GRACE = 0.3
+
+#: Attribute of an error that has its verdict.
+_REPORTED = "__rankscope_report__"
+
+
+def install_triggers(reporter: Reporter, watch: TorchWatch) -> None:
+    """Have `reporter` hear of errors of torch's ops, of the end, and of SIGTERM."""
+
+    def hear(group: Any, error: BaseException) -> None:
+        try:
+            aborted = made_of(group).aborted
+        except LookupError:
+            # It is destroyed.
+            aborted = None
+        if aborted is None:
+            add_verdict(reporter, error)
+
+    watch.on_error.append(hear)
+    install_excepthook(reporter)
+    install_termination(reporter)
+
+
+def is_consequence(error: BaseException) -> bool:
+    """Whether an op has failed because another rank was late, or is gone."""
+    return Raised(f"{type(error).__name__}: {error}", ()).is_consequence
+
+
+def add_verdict(reporter: Reporter, error: BaseException, ended: bool = False) -> None:
+    """Have a report written of the error of an op; add its verdict to the error."""
+    if isinstance(error, DistError) or not isinstance(error, RuntimeError):
+        return
+    if not is_consequence(error):
+        return
+    found = reporter.report("error", error, ended)
+    if found is not None:
+        setattr(error, _REPORTED, True)
+        _add_note(error, f"Why, as the ranks' records tell: {found}")
+
+
+def _add_note(error: BaseException, text: str) -> None:
+    if hasattr(error, "add_note"):
+        error.add_note(text)
+    elif error.args and isinstance(error.args[0], str):
+        # Before Python 3.11.
+        error.args = (f"{error.args[0]}\n{text}", *error.args[1:])
+
+
+def install_excepthook(reporter: Reporter) -> None:
+    """Have a report written of an exception that ends this rank while others wait."""
+    original = sys.excepthook
+
+    def show(
+        kind: type[BaseException],
+        error: BaseException,
+        traceback: TracebackType | None,
+    ) -> None:
+        with contextlib.suppress(Exception):
+            if getattr(error, _REPORTED, False):
+                pass
+            elif isinstance(error, RuntimeError) and is_consequence(error):
+                add_verdict(reporter, error, ended=True)
+            elif isinstance(error, Exception) and not isinstance(error, DistError):
+                reporter.report("exception", error, ended=True)
+        original(kind, error, traceback)
+
+    sys.excepthook = show
+
+
+def install_termination(reporter: Reporter) -> None:
+    """Have a report written when a launcher ends this rank while it waits.
+
+    While the main thread is in an op, no handler in Python runs: the thread of
+    `reporter` hears of the signal from Python's own handler, in C. It ends the process
+    afterwards as the signal would have, unless the program has its own handler.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+
+    def ignore(number: int, frame: FrameType | None) -> None:
+        """Let the thread end the process."""
+
+    before = signal.set_wakeup_fd(reporter.bell, warn_on_full_buffer=False)
+    if before != -1:
+        signal.set_wakeup_fd(before)
+        return
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, ignore)
+    paused = PausedHandler(signal.SIGTERM)
+
+    def is_own() -> bool:
+        return signal.getsignal(signal.SIGTERM) is ignore
+
+    def pause() -> None:
+        # A child that is ended at once would write into the pipe of this process.
+        if is_own():
+            paused.pause()
+
+    def hear(number: int) -> None:
+        if number != signal.SIGTERM:
+            return
+        try:
+            reporter.report_at_end(OLD, GRACE)
+        finally:
+            if is_own():
+                reporter.leave()
+                end_by(signal.SIGTERM)
+
+    def forget() -> None:
+        """In the child of a fork: its signals are its own."""
+        paused.forget()
+        signal.set_wakeup_fd(-1)
+        if is_own():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def stop() -> None:
+        # Nobody would hear of the signal.
+        if is_own():
+            handle_by(signal.SIGTERM, None)
+
+    reporter.on_signal = hear
+    reporter.on_stop = stop
+    os.register_at_fork(
+        before=pause, after_in_parent=paused.resume, after_in_child=forget
+    )

@@ -1,0 +1,225 @@
+"""What a rank of a watched job has written of itself, and what is made of it.
+
+`rankscope.backends.hang_report` writes these files; the rank's dump and its stacks are
+beside them, in forms that others write, too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..groups.key import GroupKey
+from ..observe.evidence import Evidence, RankEvidence, SourceLine
+from ..observe.verdicts import Fault, Verdict
+from ..rank_sets import name_ranks
+from .evidence_file import RawFile, UnreadableError
+from .tracebacks import Raised, evidence_of
+from .user_frames import MOST, Frame
+
+__all__ = ["FORM", "TITLE", "FactsReader", "Rendezvous", "ResultReader", "absences"]
+
+#: The first key of a file of facts; its value is the version of the form.
+FORM = "rankscope_hang_report"
+#: The first line of a verdict that was written as text.
+TITLE = "Rankscope verdict"
+
+#: Bytes of a file of facts at most.
+_LARGEST = 1 << 20
+_RESULTS = (
+    TITLE.encode(),
+    b'{\n "version": 1,\n "verdicts": ',
+    b"<!doctype html>",
+)
+_PAGE_TITLE = b"<title>Rankscope report"
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """A rank waits for others in a call that makes a group."""
+
+    #: ``init_process_group``
+    call: str
+    #: ``127.0.0.1:29500``; empty where it is not known.
+    address: str
+    line: SourceLine | None = None
+    world_size: int | None = None
+
+
+class FactsReader:
+    """Reads the facts of one rank."""
+
+    kind = "facts of a rank"
+
+    def __init__(self) -> None:
+        #: What the ranks wait for that make a group.
+        self.rendezvous: dict[int, Rendezvous] = {}
+        self.world_size: int | None = None
+        #: The job has come to its end: the youngest op in flight hangs, too.
+        self.final = False
+
+    def recognises(self, file: RawFile) -> bool:
+        """Return whether it begins with the key of such a file."""
+        return f'"{FORM}"'.encode() in file.data[:64]
+
+    def read(self, file: RawFile) -> list[RankEvidence]:
+        """Return what the rank has told."""
+        facts = _load(file.data)
+        rank = facts.get("rank")
+        if type(rank) is not int or rank < 0:
+            raise UnreadableError("it does not say of which rank it is")
+        size = facts.get("world_size")
+        world_size = size if type(size) is int and size > 0 else None
+        self.world_size = self.world_size or world_size
+        self.final |= facts.get("final") is True
+        making = facts.get("rendezvous")
+        if isinstance(making, Mapping):
+            self.rendezvous[rank] = Rendezvous(
+                str(making.get("call"))[:100],
+                str(making.get("address"))[:100],
+                _line(making.get("line")),
+                world_size,
+            )
+        found = RankEvidence(rank, source=file.path)
+        raised = _raised(facts.get("exception"))
+        if raised is not None:
+            found = evidence_of(rank, [raised], file.path)
+            if facts.get("has_ended") is False:
+                # Its stack is newer than a consequence that it handles.
+                found = replace(found, location=None, called=None)
+        death = facts.get("death")
+        pid, host = facts.get("pid"), facts.get("host")
+        return [
+            replace(
+                found,
+                death=death[:300] if isinstance(death, str) else None,
+                has_left=True if facts.get("has_left") is True else None,
+                process=f"pid {pid} on {host}" if type(pid) is int else None,
+            )
+        ]
+
+
+class ResultReader:
+    """Knows the verdict and the page that were written beside the evidence."""
+
+    kind = "report"
+
+    def recognises(self, file: RawFile) -> bool:
+        """Return whether it is a result, not evidence."""
+        start = file.data[:4096]
+        return start.startswith(_RESULTS) and (
+            not start.startswith(b"<") or _PAGE_TITLE in start
+        )
+
+    def read(self, file: RawFile) -> list[RankEvidence]:
+        """Return nothing: it tells what its neighbours tell."""
+        return []
+
+
+def absences(waiting: Mapping[int, Rendezvous], evidence: Evidence) -> Verdict | None:
+    """Return who is missing where ranks wait for others to make a group."""
+    if not waiting:
+        return None
+    first = next(iter(waiting.values()))
+    size = first.world_size or evidence.world_size or max(evidence.ranks) + 1
+    ranks = sorted(waiting)
+    missing = [
+        one
+        for one in evidence.ranks.values()
+        # In the group of all ranks a rank with records is already.
+        if one.rank not in waiting
+        and not (one.recorded and first.call == "init_process_group")
+    ]
+    unknown = sorted(set(range(size)) - evidence.ranks.keys())
+    verb = "waits" if len(ranks) == 1 else "wait"
+    line = "" if first.line is None else str(first.line)
+    told = [
+        f"{name_ranks(ranks)} of {size} {verb} in {first.call}"
+        f"{f' ({line})' if line else ''}"
+        f"{f', where ranks meet at {first.address}' if first.address else ''}"
+    ]
+    told += _where(missing)
+    if unknown:
+        told.append(f"nothing is known of {name_ranks(unknown)}")
+    elif not missing:
+        told.append("nothing tells who is missing")
+    return Verdict(
+        Fault.MISSING_RANKS if missing else Fault.UNDECIDED,
+        GroupKey("default_pg", tuple(range(size))),
+        tuple(one.rank for one in missing),
+        tuple(ranks),
+        first.call,
+        0,
+        "; ".join(told),
+        line=line,
+    )
+
+
+def _where(ranks: Collection[RankEvidence]) -> list[str]:
+    """Return where ranks are, those that are at one place together."""
+    places: dict[str, list[int]] = {}
+    for one in ranks:
+        if one.death is not None:
+            place = one.death.removeprefix(f"rank {one.rank} ")
+        elif one.exception is not None:
+            at = f" at {one.exception_line}" if one.exception_line else ""
+            place = f"ended with {one.exception}{at}"
+        elif one.has_left:
+            place = "has left the program"
+        elif one.location is not None:
+            place = f"has not come to it: it is at {one.location}"
+            place += f" in {one.called}" if one.called else ""
+        else:
+            place = "is missing"
+        places.setdefault(place, []).append(one.rank)
+    return [
+        f"{name_ranks(one)} {_plural(text) if len(one) > 1 else text}"
+        for text, one in places.items()
+    ]
+
+
+def _plural(text: str) -> str:
+    for one, many in (("has ", "have "), ("is ", "are "), ("was ", "were ")):
+        if text.startswith(one):
+            text = many + text.removeprefix(one)
+    return text.replace(": it is at", ": they are at")
+
+
+def _load(data: bytes) -> dict[str, Any]:
+    if len(data) > _LARGEST:
+        raise UnreadableError(f"it has more than {_LARGEST >> 20} MiB")
+    try:
+        facts = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableError(f"its JSON cannot be read: {error}") from error
+    if not isinstance(facts, dict):
+        raise UnreadableError("it is no object")
+    return facts
+
+
+def _raised(given: Any) -> Raised | None:
+    if not isinstance(given, Mapping) or not isinstance(given.get("text"), str):
+        return None
+    frames = [
+        Frame(line.file, line.line, line.function)
+        for line in map(_line, _items(given.get("frames")))
+        if line is not None
+    ]
+    frames[-1:] = [one._replace(outermost=True) for one in frames[-1:]]
+    text = given["text"].partition("\n")[0][:200]
+    return Raised(text, tuple(frames))
+
+
+def _items(given: Any) -> Iterable[Any]:
+    return given[:MOST] if isinstance(given, list) else ()
+
+
+def _line(given: Any) -> SourceLine | None:
+    if not isinstance(given, list) or len(given) != 3:
+        return None
+    file, line, function = given
+    if isinstance(file, str) and type(line) is int and isinstance(function, str):
+        return SourceLine(file, line, function)
+    return None

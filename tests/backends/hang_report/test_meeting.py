@@ -1,0 +1,74 @@
+"""Where the ranks of a host meet: a private folder that goes with the last rank."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from rankscope.backends.hang_report.meeting import Meeting
+
+
+@pytest.fixture
+def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of this user in a temporary folder of its own."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path / f"rankscope-report-{os.getuid()}"
+
+
+def test_the_folder_is_of_this_user_alone_and_goes_with_the_last_rank(
+    parent: Path,
+) -> None:
+    meeting = Meeting("job", 3, {"signal": 57})
+    assert parent.stat().st_mode & 0o777 == 0o700
+    assert meeting.known() == {3: {"signal": 57, "pid": os.getpid()}}
+    assert meeting.living() == [3]
+    meeting.tell({"signal": None})
+    assert meeting.known()[3]["signal"] is None
+    meeting.close()
+    assert not parent.exists()
+
+
+def test_of_several_that_put_a_file_one_counts(parent: Path) -> None:
+    meeting = Meeting("job", 0, {})
+    assert meeting.get("request_1") is None
+    assert meeting.put("request_1", {"rank": 0})
+    assert not meeting.put("request_1", {"rank": 1})
+    assert meeting.get("request_1") == {"rank": 0}
+    meeting.close()
+
+
+def test_what_dead_ranks_have_left_is_known_until_the_job_ends(parent: Path) -> None:
+    meeting = Meeting("job", 0, {})
+    # Nobody holds the lock of this file.
+    (meeting.folder / "rank_1").write_text('{"pid": 4711}')
+    assert set(meeting.known()) == {0, 1}
+    assert meeting.living() == [0]
+    meeting.close()
+    assert not parent.exists()
+
+
+def test_jobs_that_were_killed_leave_nothing_to_the_next(parent: Path) -> None:
+    for key in ("job", "another"):
+        (parent / key).mkdir(parents=True)
+        (parent / key / "rank_0").write_text('{"pid": 4711}')
+        (parent / key / "request_1").write_text("{}")
+    parent.chmod(0o700)
+    meeting = Meeting("job", 1, {})
+    assert meeting.get("request_1") is None
+    assert set(meeting.known()) == {1}
+    assert [one.name for one in parent.iterdir()] == ["job"]
+    meeting.close()
+
+
+def test_a_folder_that_others_may_read_is_refused(parent: Path) -> None:
+    parent.mkdir()
+    parent.chmod(0o755)
+    with pytest.raises(PermissionError, match="of this user alone"):
+        Meeting("job", 0, {})
+    parent.rmdir()
+    parent.symlink_to(parent.parent)
+    with pytest.raises(OSError, match="rankscope-report"):
+        Meeting("job", 0, {})

@@ -1,0 +1,86 @@
+"""What one rank writes of itself."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankscope.backends.hang_report.part import as_it_waited, write_part
+from rankscope.backends.post_mortem.report import examine
+
+
+def record(number: int, state: str, **more: Any) -> dict[str, Any]:
+    return {
+        "record_id": number,
+        "group_id": "g",
+        "backend": "gloo",
+        "state": state,
+        "time_created_ns": number * 1000,
+        "time_ended_ns": 0 if state == "started" else number * 1000 + 500,
+        "duration_ns": 500,
+        **more,
+    }
+
+
+def states(records: list[Any]) -> list[str]:
+    return [one["state"] for one in records]
+
+
+def test_the_op_that_has_failed_is_the_one_in_which_the_rank_waited() -> None:
+    records = [record(1, "failed"), record(2, "completed"), record(3, "failed")]
+    assert states(as_it_waited(records, None)) == ["failed", "completed", "started"]
+    # Of each group its last one.
+    other = record(4, "completed", group_id="h")
+    assert states(as_it_waited([*records, other], None))[2:] == ["started", "completed"]
+
+
+def test_an_op_of_gloo_that_has_just_raised_did_not_complete() -> None:
+    records = [record(1, "completed"), record(2, "completed")]
+    assert states(as_it_waited(records, None)) == ["completed", "completed"]
+    assert states(as_it_waited(records, 9000)) == ["completed", "started"]
+    # It was over long before the error.
+    assert states(as_it_waited(records, 10**11)) == ["completed", "completed"]
+    # NCCL's records tell whether an op has completed.
+    nccl = [record(1, "completed", backend="nccl")]
+    assert states(as_it_waited(nccl, 2000)) == ["completed"]
+
+
+def no_group() -> Any:
+    raise ValueError("no group")
+
+
+def test_an_exception_is_read_again(tmp_path: Path) -> None:
+    with pytest.raises(KeyError) as caught:
+        dict[str, int]()["batch"]
+    write_part(tmp_path, 3, error=caught.value, ended=True, dump=no_group)
+    facts = json.loads((tmp_path / "facts_rank_3.json").read_text())
+    assert facts["exception"]["text"] == "KeyError: 'batch'"
+    assert not facts["has_left"]
+    assert facts["memory"]["most_resident"] > 1 << 20
+    one = examine([tmp_path]).evidence.ranks[3]
+    assert one.exception == "KeyError: 'batch'"
+    assert one.exception_line is not None
+    assert one.exception_line.file == __file__
+    # Its stack would be that of the hook, not of the program.
+    assert not (tmp_path / "stacks_rank_3.txt").exists()
+
+
+def test_a_rank_that_has_left(tmp_path: Path) -> None:
+    write_part(tmp_path, 0, ended=True, dump=no_group)
+    assert examine([tmp_path]).evidence.ranks[0].has_left
+
+
+def test_the_place_of_a_rank_is_read_from_its_stacks(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(write_part, tmp_path, 1, dump=no_group).result()
+    report = examine([tmp_path])
+    one = report.evidence.ranks[1]
+    assert one.location is not None
+    assert one.location.file.endswith("test_part.py")
+    assert one.process is not None
+    assert "pid" in one.process
+    assert [file.problem for file in report.files] == ["", ""]

@@ -1,0 +1,110 @@
+"""Facts that a rank has written, and who is missing where ranks make a group."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankscope.backends.observe.verdicts import Fault
+from rankscope.backends.post_mortem.rank_facts import FORM
+from rankscope.backends.post_mortem.report import Report, examine
+
+
+def facts(rank: int, **more: Any) -> dict[str, Any]:
+    return {FORM: 1, "rank": rank, "world_size": 4, "has_ended": False, **more}
+
+
+WAITS = {
+    "call": "init_process_group",
+    "address": "node1:29500",
+    "line": ["/job/train.py", 12, "main"],
+}
+
+
+def report_of(folder: Path, *found: dict[str, Any]) -> Report:
+    for one in found:
+        path = folder / f"facts_rank_{one['rank']}.json"
+        path.write_text(json.dumps(one, indent=1))
+    return examine([folder])
+
+
+def test_who_is_missing_at_the_meeting(tmp_path: Path) -> None:
+    report = report_of(
+        tmp_path,
+        facts(0, rendezvous=WAITS),
+        facts(1, rendezvous=WAITS),
+        facts(2, death="rank 2 is dead: its process has ended"),
+        facts(
+            3,
+            exception={
+                "text": "OSError: disk full",
+                "frames": [["/job/data.py", 7, "read"], ["/job/train.py", 3, "main"]],
+            },
+            has_ended=True,
+        ),
+    )
+    (verdict,) = report.verdicts
+    assert verdict.fault is Fault.MISSING_RANKS
+    assert verdict.culprits == (2, 3)
+    assert verdict.waiting == (0, 1)
+    assert (verdict.op, verdict.line) == ("init_process_group", "train.py:12")
+    for said in ("node1:29500", "rank 2 is dead", "OSError: disk full at data.py:7"):
+        assert said in str(verdict)
+
+
+def test_a_rank_without_facts_is_not_blamed(tmp_path: Path) -> None:
+    """It may be on another host, and wait there."""
+    report = report_of(tmp_path, facts(0, rendezvous=WAITS), facts(1, rendezvous=WAITS))
+    (verdict,) = report.verdicts
+    assert verdict.fault is Fault.UNDECIDED
+    assert verdict.culprits == ()
+    assert "ranks 2–3" in str(verdict)
+
+
+def test_reports_of_two_hosts_are_joined(tmp_path: Path) -> None:
+    for host, ranks in (("a", (0, 1)), ("b", (2, 3))):
+        folder = tmp_path / host
+        folder.mkdir()
+        found = [
+            facts(one, **({} if one == 3 else {"rendezvous": WAITS})) for one in ranks
+        ]
+        report_of(folder, *found)
+    (verdict,) = examine([tmp_path / "a", tmp_path / "b"]).verdicts
+    assert verdict.culprits == (3,)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (f'{{"{FORM}": 1', "cannot be read"),
+        (f'{{"{FORM}": 1, "rank": "0"}}', "of which rank"),
+        (f'{{"{FORM}": 1, "rank": -1}}', "of which rank"),
+    ],
+)
+def test_damaged_facts_are_a_problem_of_their_file(
+    tmp_path: Path, text: str, problem: str
+) -> None:
+    (tmp_path / "facts_rank_0.json").write_text(text)
+    (file,) = examine([tmp_path]).files
+    assert problem in file.problem
+
+
+@pytest.mark.parametrize("value", [None, 1, "x", [], {}, [1, 2, 3], ["f", "1", "g"]])
+def test_values_of_a_wrong_type_tell_nothing(tmp_path: Path, value: Any) -> None:
+    keys = ("exception", "rendezvous", "death", "pid", "has_left", "final")
+    report = report_of(tmp_path, facts(0, **dict.fromkeys(keys, value)))
+    one = report.evidence.ranks[0]
+    assert one.exception is None
+    assert not one.has_left
+
+
+def test_results_beside_the_evidence_are_no_problem(tmp_path: Path) -> None:
+    report = report_of(tmp_path, facts(0))
+    (tmp_path / "verdict.json").write_text(report.as_json())
+    (tmp_path / "verdict.txt").write_text("Rankscope verdict\n\nrank 0: it hangs\n")
+    files = examine([tmp_path]).files
+    assert {one.kind for one in files} == {"report", "facts of a rank"}
+    assert [one.problem for one in files] == ["", "", ""]
