@@ -137,8 +137,8 @@ def test_help_has_usage_example_and_python_twin(name: str, flag: str) -> None:
     text = command.help()
     assert f"usage: {command.title}" in text
     assert f"example:\n  {command.title}" in text
-    twins = ("in Python: cluster", "rankscope.Cluster", "rankscope.Job")
-    twins += ("in Python: rankscope.backends",)
+    modules = ("in Python: cluster", "in Python: rankscope.backends")
+    twins = (*modules, "rankscope.Cluster", "rankscope.Job")
     assert any(one in text for one in twins)
     for option in command.options:
         assert ", ".join(option.flags) in text
