@@ -186,10 +186,11 @@ def _absence(cause: Cause, picture: Picture, names: Names) -> str:
     who = name_ranks(cause.culprits)
     waiting = they_wait(_first_waits(cause), cause.culprits)
     if cause.unrecorded:
-        text = f"nothing is known of {who}, and all others are in {names.wait(wait)}"
+        text = f"{who} left no records, and all others are in {names.wait(wait)}"
         if len(cause.culprits) > 1:
             text += "; at least one of them has not entered it"
-        return text
+        where = whereabouts(cause.culprits, picture, names, wait)
+        return f"{text}: {where}" if where else text
     if cause.fault in (Fault.RANK_DEAD, Fault.RANK_NOT_RESPONDING):
         tell_how = deaths if cause.fault is Fault.RANK_DEAD else silences
         how = tell_how(cause.culprits, picture.evidence)

@@ -130,7 +130,7 @@ def test_a_rank_without_a_line_is_no_culprit_by_itself(tmp_path: Path) -> None:
     report = examined(tmp_path, lines)
     assert "the log has no line of rank 2: it may be cut" in report.files[0].problem
     assert [one.culprits for one in report.verdicts] == [(2,)]
-    assert "nothing is known of" in report.verdicts[0].text
+    assert "left no records" in report.verdicts[0].text
 
 
 def test_the_last_rank_may_be_the_one_that_is_missing(tmp_path: Path) -> None:
