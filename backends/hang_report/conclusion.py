@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,7 +101,8 @@ def conclude(
         near = os.path.relpath(folder)
         shown = shown if near.startswith(os.pardir) else near
     report = examine([shown])
-    text = "; ".join(_told(report)) or "no cause is found"
+    told = (str(one).rstrip(".") for one in report.verdicts)
+    text = "; ".join(told) or "no cause is found"
     size = report.world_size or 0
     elsewhere = sorted(set(range(size)) - report.evidence.ranks.keys())
     if elsewhere:
@@ -114,10 +115,3 @@ def conclude(
         with contextlib.suppress(Exception):
             write_page(report, folder)
     return Conclusion(shown, text)
-
-
-def _told(report: Report) -> Iterable[str]:
-    """Yield each verdict, and what follows from it, with no full stop at the end."""
-    for one in report.verdicts:
-        yield str(one).rstrip(".")
-        yield from one.consequences

@@ -117,7 +117,7 @@ class Verdict:
         told = [self.text, *self.consequences[:TOLD]]
         if len(self.consequences) > TOLD:
             told.append(f"and {len(self.consequences) - TOLD} more ops wait")
-        text = f"{told[0]}; thus {'; '.join(told[1:])}" if told[1:] else told[0]
+        text = "; ".join(told)
         return f"{text}. {self.report}" if self.report else text
 
 

@@ -493,7 +493,7 @@ def test_ranks_beside_a_ring_wait_for_it() -> None:
     verdict = only(made)
     assert (verdict.culprits, verdict.waiting) == ((0, 1, 2, 3, 4), (5, 6, 7))
     assert str(verdict).startswith("ranks 0–4 wait for each other: rank 0 in send #1")
-    assert "one of them must receive first; thus ranks 5–7 wait in" in str(verdict)
+    assert "one of them must receive first; ranks 5–7 wait in" in str(verdict)
 
 
 def test_equal_ranks_are_folded(ranks: list[Simulated]) -> None:
@@ -593,7 +593,7 @@ def test_groups_that_wait_for_each_other_are_told_as_one_cycle() -> None:
         "rank 0 in all_reduce #1 of group 'default' (cell 7 line 3) for rank 2, "
         "rank 2 in all_reduce #1 of group 'dp' (cell 7 line 5) for rank 0; "
         "issue the ops in one order on all ranks; "
-        "thus rank 1 waits in all_reduce #1 of group 'tp' (cell 7 line 4) for rank 2"
+        "rank 1 waits in all_reduce #1 of group 'tp' (cell 7 line 4) for rank 2"
     )
 
 
@@ -613,7 +613,7 @@ def test_what_follows_in_other_groups_is_no_verdict_of_its_own() -> None:
     assert str(verdict) == (
         "rank 3 has not entered all_reduce #1 of group 'tp' (cell 7 line 5): it is at "
         "data.py:77; rank 2 waits in it; "
-        "thus rank 0 waits in all_reduce #1 of group 'dp' (cell 7 line 3) for rank 2"
+        "rank 0 waits in all_reduce #1 of group 'dp' (cell 7 line 3) for rank 2"
     )
 
 

@@ -345,7 +345,7 @@ class TestBanner:
         assert tabs[follows.key].row(2)["verdict"] == "waits for rank 1"
         # It is in the op of the other tab.
         assert "verdict" not in tabs[follows.key].row(0)
-        said = "Why; thus rank 2 waits in all_reduce #14 of group 'dp'."
+        said = "Why; rank 2 waits in all_reduce #14 of group 'dp'."
         assert found.banner().text == said
 
     def test_who_waits_for_nobody_known_just_waits(self) -> None:
