@@ -236,6 +236,8 @@ class Evidence:
     world_size: int | None = None
     #: Whether all ranks were read at one moment: none is known as it was earlier.
     at_one_moment: bool = False
+    #: Whether ranks of which nothing is known are rather on hosts that were not read.
+    may_lack_hosts: bool = False
 
     def rank(self, rank: int) -> RankEvidence:
         """Return what is known of a rank."""

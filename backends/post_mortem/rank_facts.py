@@ -59,6 +59,8 @@ class FactsReader:
         self.world_size: int | None = None
         #: The job has come to its end: the youngest op in flight hangs, too.
         self.final = False
+        #: Whether a rank has such a file: then each rank of its host has one.
+        self.found = False
 
     def recognises(self, file: RawFile) -> bool:
         """Return whether it begins with the key of such a file."""
@@ -70,6 +72,7 @@ class FactsReader:
         rank = facts.get("rank")
         if type(rank) is not int or rank < 0:
             raise UnreadableError("it does not say of which rank it is")
+        self.found = True
         size = facts.get("world_size")
         world_size = size if type(size) is int and size > 0 else None
         self.world_size = self.world_size or world_size

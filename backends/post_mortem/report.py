@@ -160,6 +160,7 @@ def examine(paths: Iterable[str | os.PathLike[str]], *, times: bool = False) -> 
         # No op is too young to hang.
         recorded = [replace(one, read_ns=None) for one in recorded]
     evidence = combine([*recorded, *told], world_size, groups)
+    evidence = replace(evidence, may_lack_hosts=texts.has_facts)
     verdicts = find_root_causes(evidence)
     if not verdicts and (verdict := texts.verdict(evidence)) is not None:
         verdicts = [verdict]

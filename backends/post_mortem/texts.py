@@ -58,6 +58,11 @@ class Texts:
         """Whether a rank has told that the job ends: its youngest op hangs, too."""
         return self._facts.final
 
+    @property
+    def has_facts(self) -> bool:
+        """Whether all ranks of a host have told of themselves, or others of them."""
+        return self._facts.found
+
     def add(self, file: RawFile) -> bool:
         """Read a file; return whether its kind is known."""
         first: tuple[Reader, ...] = (self._facts, _RESULTS, *_FIRST)

@@ -142,17 +142,21 @@ def _is_telling(wait: Wait, picture: Picture) -> bool:
     """Return whether it is likely that the ranks of which nothing is known are late.
 
     All others are in. A minority without records may be what ended the job; a
-    majority is rather a part of the files that is not here. A live rank would answer.
+    majority is rather a part of the files that is not here. A live rank would answer,
+    and one on a host that was read has left something.
     """
+    evidence = picture.evidence
+    elsewhere = not evidence.ranks.keys() >= set(wait.unknown)
     if (
-        picture.evidence.at_one_moment
+        evidence.at_one_moment
+        or (evidence.may_lack_hosts and elsewhere)
         or wait.ahead
         or not picture.stale.isdisjoint(wait.unknown)
     ):
         return False
     if wait.is_p2p:
-        recorded = [one for one in picture.evidence.ranks.values() if one.recorded]
-        size = picture.evidence.world_size or len(recorded)
+        recorded = [one for one in evidence.ranks.values() if one.recorded]
+        size = evidence.world_size or len(recorded)
         return 2 * len(recorded) >= size
     return 2 * len(wait.unknown) <= len(wait.group.ranks)
 

@@ -11,6 +11,7 @@ import pytest
 from rankscope.backends.observe.verdicts import Fault
 from rankscope.backends.post_mortem.rank_facts import FORM
 from rankscope.backends.post_mortem.report import Report, examine
+from tests.backends.post_mortem.dumps import Rank, write
 
 
 def facts(rank: int, **more: Any) -> dict[str, Any]:
@@ -73,6 +74,22 @@ def test_reports_of_two_hosts_are_joined(tmp_path: Path) -> None:
         ]
         report_of(folder, *found)
     (verdict,) = examine([tmp_path / "a", tmp_path / "b"]).verdicts
+    assert verdict.culprits == (3,)
+
+
+def test_who_is_on_a_host_that_was_not_read_is_not_blamed(tmp_path: Path) -> None:
+    ranks = [Rank(rank, {"default_pg": range(4)}) for rank in range(3)]
+    for one in ranks:
+        one.issue_many(2)
+        one.issue(line=31, done=False)
+    write(tmp_path, ranks)
+    (verdict,) = examine([tmp_path]).verdicts
+    assert verdict.culprits == (3,)
+    (verdict,) = report_of(tmp_path, *map(facts, range(3))).verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.UNDECIDED, ())
+    assert "nothing is known of rank 3" in str(verdict)
+    # Its host was read, and it could not write: its GIL is held.
+    (verdict,) = report_of(tmp_path, *map(facts, range(4))).verdicts
     assert verdict.culprits == (3,)
 
 
