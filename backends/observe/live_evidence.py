@@ -67,7 +67,7 @@ def _of_rank(view: RankView, known: _Known) -> RankEvidence:
     if view.death is None and view.silent_for is not None:
         why = view.silence or _UNEXPLAINED
         silence = f"has not answered for {view.silent_for:.1f} s: {why}"
-    answered = view.death is None and silence is None
+    answered = view.death is None and silence is None and view.recorded
     # Those of our own groups and of watched ones come one after the other.
     records = sorted(view.records, key=lambda one: one["time_created_ns"])
     found: dict[tuple[str, int], list[tuple[int, Record]]] = {}

@@ -73,6 +73,8 @@ class RankView:
     #: The exception that ended the rank's last cell, if any:
     #: ``left cell 7 with ValueError at line 4``.
     last_cell_exit: str = ""
+    #: Whether the records could be read: else nothing it has issued is known.
+    recorded: bool = True
 
 
 @dataclass(frozen=True)

@@ -241,6 +241,7 @@ def _view(
     return RankView(
         one.rank,
         records=dump["records"] if dump else (),
+        recorded=dump is not None,
         now_ns=time.time_ns() + records.offsets_ns.get(one.rank, 0),
         death=None if one.alive else one.reason or f"rank {one.rank} is dead",
         # At least for `QUIET` s, if it never sent anything.

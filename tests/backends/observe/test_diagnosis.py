@@ -672,6 +672,9 @@ def test_a_rank_nothing_is_known_of_is_not_blamed(ranks: list[Simulated]) -> Non
     (verdict,) = diagnose({DEFAULT: 0}, views, 5)
     assert (verdict.fault, verdict.culprits) == (Fault.UNDECIDED, ())
     assert "nothing is known of rank 2" in str(verdict)
+    views[2] = RankView(2, recorded=False, location="train.py:5")
+    (verdict,) = diagnose({DEFAULT: 0}, views, 5)
+    assert (verdict.fault, verdict.culprits) == (Fault.UNDECIDED, ())
 
 
 def test_one_look_is_not_enough_except_for_death(ranks: list[Simulated]) -> None:
