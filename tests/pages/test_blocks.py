@@ -220,7 +220,7 @@ rankscope abort
 ```
 """
 
-    blocks = blocks_in(page("rank 1 has not entered barrier #1 …", "all groups rebuilt"))
+    blocks = blocks_in(page("rank 1 has not entered …", "all groups rebuilt"))
     with Reader.of(blocks, tmp_path) as reader:
         reader.read()
     blocks = blocks_in("```text\n%dist_init -n 1 --backend no\n```\n")
