@@ -76,7 +76,7 @@ HANGS = [
         "a rank returns early",
         "if rank != 2: train()",
         *(_MISSING, (2,), (0, 1)),
-        ": it left cell {cell} at its end; ranks 0–1 wait in it",
+        ": it left cell {cell} at its end; rank 0 waits in it",
     ),
     Hang(
         "a branch that is not taken in forward",
@@ -181,8 +181,9 @@ HANGS = [
         "if rank == 0: dist.all_reduce(t, group=tp)\n"
         "dist.all_reduce(t)\n"
         "if rank == 1: dist.all_reduce(t, group=tp)",
-        *(Fault.ORDER_MISMATCH, (0,), (1, 2)),
-        "rank 0 in all_reduce",
+        *(Fault.ORDER_MISMATCH, (0, 1), (2,)),
+        "rank 0 in all_reduce #1 of group 'tp' (cell {cell} line 1) for rank 1",
+        group="tp",
     ),
     Hang(
         "an op in a subgroup that one of its ranks leaves out",
