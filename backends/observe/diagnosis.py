@@ -6,7 +6,7 @@ Pure functions over plain data: the root cause over all groups, by the rules of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ..groups.key import GroupKey
@@ -38,17 +38,17 @@ def diagnose(
     evidence = live_evidence(groups, views)
     found = find_root_causes(evidence, stall) if _stalls(evidence, stall) else []
     told = {rank for one in found for rank in one.culprits}
-    for fault, is_gone, tell in (
-        (Fault.RANK_NOT_RESPONDING, "silence", silences),
-        (Fault.RANK_DEAD, "death", deaths),
-    ):
-        ranks = [
-            rank
-            for rank, one in evidence.ranks.items()
-            if getattr(one, is_gone) is not None and rank not in told
-        ]
-        verdict = _on_gone(fault, ranks, groups, evidence, tell)
-        found = [*verdict, *found]
+    members = {rank for key in groups for rank in key.ranks} - told
+    rest = [one for rank, one in evidence.ranks.items() if rank in members]
+    dead = [one.rank for one in rest if one.death is not None]
+    silent = [one.rank for one in rest if one.silence is not None]
+    found = [
+        *_on_gone(Fault.RANK_DEAD, dead, deaths(dead, evidence), groups),
+        *_on_gone(
+            Fault.RANK_NOT_RESPONDING, silent, silences(silent, evidence), groups
+        ),
+        *found,
+    ]
     return [replace(one, certain=_is_certain(one, views)) for one in found]
 
 
@@ -79,21 +79,15 @@ def _stalls(evidence: Evidence, stall: float) -> bool:
 
 
 def _on_gone(
-    fault: Fault,
-    ranks: Collection[int],
-    groups: Collection[GroupKey],
-    evidence: Evidence,
-    tell: Callable[[Collection[int], Evidence], str],
+    fault: Fault, ranks: Sequence[int], text: str, groups: Iterable[GroupKey]
 ) -> list[Verdict]:
     """Return the verdict on ranks that are gone and for which nobody waits."""
-    theirs = [key for key in groups if not set(key.ranks).isdisjoint(ranks)]
-    members = [rank for rank in ranks if any(rank in key.ranks for key in theirs)]
-    if not members:
+    if not ranks:
         return []
+    theirs = [key for key in groups if not set(key.ranks).isdisjoint(ranks)]
     first = max(theirs, key=lambda key: len(key.ranks))
-    text = tell(members, evidence)
     affected = tuple(sorted(theirs))
-    return [Verdict(fault, first, tuple(members), (), "", 0, text, groups=affected)]
+    return [Verdict(fault, first, tuple(ranks), (), "", 0, text, groups=affected)]
 
 
 def _is_certain(verdict: Verdict, views: Mapping[int, RankView]) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
-__all__ = ["Record", "backend_calls", "position", "sequence_number", "where"]
+__all__ = ["Record", "backend_calls", "position", "sequence_number"]
 
 #: One op, as `rankscope.backends.observe.export.local_dump` returns it.
 Record = Mapping[str, Any]
@@ -24,21 +24,6 @@ def position(record: Record) -> tuple[int, int]:
     before it, and ``uncounted_id`` counts them. Other ops have no such key, or 0.
     """
     return record["collective_seq_id"], record.get("uncounted_id", 0)
-
-
-def where(records: Iterable[Record]) -> str:
-    """Return ``cell 7 line 5 `all_reduce` #14``; several places if they differ.
-
-    An op that its library does not count has no number.
-    """
-    places: dict[str, None] = {}
-    for record in records:
-        op = f"`{record['op']}`"
-        if not record.get("uncounted_id"):
-            op += f" #{sequence_number(record)}"
-        # The line of an op of another library may not be known.
-        places.setdefault(f"{record['frame']['source']} {op}".lstrip())
-    return " or ".join(places)
 
 
 def backend_calls(records: Iterable[Record]) -> Iterator[list[Record]]:

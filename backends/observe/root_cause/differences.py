@@ -19,7 +19,6 @@ __all__ = [
     "completed_differences",
     "difference_of_pair",
     "first_difference",
-    "numel",
 ]
 
 #: The side of an op whose element counts are equal on all ranks. Not all_to_all, whose
@@ -57,7 +56,7 @@ class Difference:
         return self.ops[min(rest or self.ops)]
 
 
-def numel(sizes: Sequence[Sequence[int]] | None) -> tuple[int, ...] | None:
+def _numel(sizes: Sequence[Sequence[int]] | None) -> tuple[int, ...] | None:
     """Return the number of elements of each array."""
     return None if sizes is None else tuple(prod(size) for size in sizes)
 
@@ -66,9 +65,9 @@ def _size(op: IssuedOp) -> tuple[int, ...] | None:
     if op.equal_size is not None:
         return (op.equal_size,)
     if op.op in _EQUAL_INPUTS:
-        return numel(op.arrays.inputs)
+        return _numel(op.arrays.inputs)
     if op.op in _EQUAL_OUTPUTS:
-        return numel(op.arrays.outputs)
+        return _numel(op.arrays.outputs)
     return None
 
 
@@ -200,8 +199,8 @@ def _ahead(scene: GroupScene, rank: int, seq: int) -> list[tuple[Any, ...]]:
 def difference_of_pair(match: Match, certain: bool) -> Difference | None:
     """Return how a send and its receive differ, if they do; both are at fault."""
     send, receive = match.send, match.receive
-    sent = numel(send.arrays.inputs) or numel(send.arrays.outputs)
-    received = numel(receive.arrays.outputs) or numel(receive.arrays.inputs)
+    sent = _numel(send.arrays.inputs) or _numel(send.arrays.outputs)
+    received = _numel(receive.arrays.outputs) or _numel(receive.arrays.inputs)
     kinds = send.arrays.input_dtypes or send.arrays.output_dtypes
     wanted = receive.arrays.output_dtypes or receive.arrays.input_dtypes
     # Where the tags are not known, they are None: NCCL has none.

@@ -30,10 +30,10 @@ class Names:
 
     def wait(self, wait: Wait) -> str:
         """Return ``recv #1 from rank 0 of group 'pp' (train.py:31)``."""
-        op = wait.op or self.example(wait)
-        name = self._number(wait.seq, op)
-        line = f" ({op.line})" if op is not None and op.line is not None else ""
-        return f"{name}{direction(wait.op)}{self.of_group(wait.group)}{line}"
+        op = self.example(wait)
+        if op is None:
+            return f"op #{wait.seq}{self.of_group(wait.group)}"
+        return self.op(op, wait.group)
 
     def op(self, op: IssuedOp, group: Group | None = None) -> str:
         """Return ``all_reduce #13 of group 'dp' (train.py:31)``."""
@@ -53,9 +53,6 @@ class Names:
             if scene.group == wait.group:
                 return scene.named(wait.seq)
         return None
-
-    def _number(self, seq: int, op: IssuedOp | None) -> str:
-        return f"op #{seq}" if op is None else str(op)
 
 
 def direction(op: IssuedOp | None) -> str:

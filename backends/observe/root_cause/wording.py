@@ -42,7 +42,7 @@ def verdict_of(cause: Cause, picture: Picture, others: Sequence[Cause]) -> Verdi
         op.op if op is not None else "",
         op.number if op is not None else seq,
         text,
-        line=str(op.line) if op is not None and op.line is not None else "",
+        line=_line(op),
         consequences=_consequences(picture, names, others)
         if cause is others[0]
         else (),
@@ -62,7 +62,7 @@ def verdict_on_difference(difference: Difference, picture: Picture) -> Verdict:
         op.op,
         op.number,
         _mismatch(cause, picture, Names(picture)),
-        line=str(op.line) if op.line is not None else "",
+        line=_line(op),
     )
 
 
@@ -88,10 +88,14 @@ def undecided(picture: Picture) -> Verdict:
         wait.name,
         op.number if op is not None else wait.seq,
         f"{lines[0]}, and nothing certain is known of the cause: {why}",
-        line=str(op.line) if op is not None and op.line else "",
+        line=_line(op),
         consequences=tuple(lines[1:MOST]),
         groups=_groups(one.group for one in picture.waits),
     )
+
+
+def _line(op: IssuedOp | None) -> str:
+    return str(op.line) if op is not None and op.line is not None else ""
 
 
 def _groups(groups: Iterable[Group]) -> tuple[GroupKey, ...]:

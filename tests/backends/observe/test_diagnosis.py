@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from rankscope.backends import OpType, ReduceOp, Work
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.diagnosis import completed_unlike, diagnose
-from rankscope.backends.observe.records import where
 from rankscope.backends.observe.verdicts import ConfirmTwice, Fault, RankView, Verdict
 from rankscope.backends.work.flight_recorder import GroupCounters, Record
 
@@ -751,9 +750,18 @@ def test_ops_that_are_gone_on_a_rank_tell_nothing() -> None:
 
 
 def test_an_op_that_its_library_does_not_count_has_no_number() -> None:
-    record = {
-        **{"op": "monitored_barrier", "is_p2p": False, "collective_seq_id": 0},
-        "frame": {"source": "train.py:7"},
-    }
-    assert where([{**record, "uncounted_id": 1}]) == "train.py:7 `monitored_barrier`"
-    assert where([record]) == "train.py:7 `monitored_barrier` #0"
+    one = Simulated(0, 2)
+    one.issue(OpType.BARRIER, 7)
+    view = one.view()
+    record = view.records[0]
+    assert isinstance(record, dict)
+    record["op"] = "monitored_barrier"
+
+    def said() -> str:
+        views = {0: view, 1: Simulated(1, 2).view()}
+        (verdict,) = diagnose({everybody(2): 0}, views, 5)
+        return str(verdict)
+
+    assert "not entered monitored_barrier #1 (cell 7 line 7)" in said()
+    record["uncounted_id"] = 1
+    assert "not entered monitored_barrier (cell 7 line 7)" in said()
