@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator
 from contextlib import ExitStack, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import zmq
@@ -21,7 +21,6 @@ from rankscope.backends.conformance import leaks
 from tests.backends.forked_ranks import forked_ranks
 from tests.in_order import InOrder
 from tests.processes import Watch, starts_processes
-from tests.turns import Turns
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -34,8 +33,6 @@ sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 collect_ignore = [] if find_spec("torch") else ["with_torch"]
 
 _WATCH = pytest.StashKey[Watch]()
-_TURNS = pytest.StashKey[Turns]()
-_FOLDER = pytest.StashKey[str]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -64,20 +61,10 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["JUPYTER_RUNTIME_DIR"] = os.path.join(folder.name, "runtime")
     # Scripts that hang on purpose write no reports, but in the tests of those.
     os.environ["RANKSCOPE_REPORT"] = "0"
-    config.stash[_FOLDER] = folder.name
     if config.getoption("--no-processes"):
         config.stash[_WATCH] = Watch()
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(InOrder(config), "in-order")
-    else:
-        turns = config.stash[_TURNS] = Turns(Path(config.workerinput["turns"]))
-        config.add_cleanup(turns.close)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: Any) -> None:
-    """Give a worker of pytest-xdist the folder of `Turns`: one for all of them."""
-    node.workerinput["turns"] = node.config.stash[_FOLDER]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -137,14 +124,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         session.config.add_cleanup(forks.close)
 
 
-# The first of all, so that waiting for a turn is not counted by pytest-timeout.
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Run a test in its turn; with ``--no-processes``, refuse new processes."""
-    watch = item.config.stash.get(_WATCH, nullcontext())
-    turns = item.config.stash.get(_TURNS, None)
-    alone = item.get_closest_marker("alone") is not None
-    with turns.take(alone) if turns else nullcontext(), watch:
+    """With ``--no-processes``, refuse new processes while a test runs."""
+    with item.config.stash.get(_WATCH, nullcontext()):
         return (yield)
 
 

@@ -504,13 +504,12 @@ def killed(me: Rank) -> tuple[str, float]:
         return reasons[0], seconds
 
 
-@pytest.mark.alone
 def test_a_killed_side_process_fails_its_works_at_once() -> None:
     with Ranks(2, killed) as ranks:
         ranks.next_report(0)
         ranks.tell(1, "end")
         # Far below the time of the group: a machine may be busy.
-        assert ranks.wait()[0][1] < 5
+        assert ranks.wait()[0][1] < 15
 
 
 def bad_interface(me: Rank) -> list[str]:
@@ -623,14 +622,13 @@ def aborted(me: Rank) -> list[float]:
     return seconds
 
 
-@pytest.mark.alone
 def test_an_abort_takes_no_time_even_while_the_mesh_is_being_built() -> None:
     with Ranks(2, aborted) as ranks:
         for _ in range(3):
             ranks.next_report(0)
             ranks.tell(1, "next")
         # The quickest: what else runs on the machine only adds to a time.
-        assert min(ranks.wait()[0]) < 0.5
+        assert min(ranks.wait()[0]) < 2
 
 
 def nothing_left(me: Rank) -> None:

@@ -338,7 +338,6 @@ def impatient(me: Rank) -> tuple[float, str]:
         return took, str(caught.value)
 
 
-@pytest.mark.alone
 def test_a_timeout_of_3_s_fires_after_3_s_and_says_what_to_do() -> None:
     with Ranks(2, impatient) as ranks:
         until(lambda: ranks._receive([0], time.monotonic() + 30))

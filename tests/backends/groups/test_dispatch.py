@@ -350,11 +350,10 @@ def test_the_timeout_fires_from_the_start_of_the_op(group: dist.ProcessGroup) ->
     assert group.aborted is None
 
 
-@pytest.mark.alone
 def test_an_op_queued_behind_another_is_not_timed_out_before_it_starts(
     group: dist.ProcessGroup,
 ) -> None:
-    small = dist.new_group([0, 1], timeout=1.0)
+    small = dist.new_group([0, 1], timeout=2.0)
     first = dist.all_reduce(np.ones(3), group=small, async_op=True)
     second = dist.all_reduce(np.ones(3), group=small, async_op=True)
     assert first is not None
@@ -366,7 +365,7 @@ def test_an_op_queued_behind_another_is_not_timed_out_before_it_starts(
     with pytest.raises(dist.DistTimeoutError):
         second.wait()
     assert second.started_ns - second.scheduled_ns > 0.4e9
-    assert second.completed_ns - second.started_ns > 0.99e9
+    assert second.completed_ns - second.started_ns > 1.99e9
 
 
 # -- groups ----------------------------------------------------------------

@@ -157,12 +157,11 @@ def aborts(me: Rank, backend: str) -> list[float]:
     return seconds
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_abort_ends_what_runs_and_what_is_queued(backend: str) -> None:
     seconds, _ = run_ranks(2, aborts, backend)
     # The quickest: what else runs on the machine only adds to a time.
-    assert min(seconds) < 0.5
+    assert min(seconds) < 2
 
 
 def times_out(me: Rank) -> str:

@@ -251,7 +251,6 @@ def late(me: Rank) -> float:
         return cpu
 
 
-@pytest.mark.alone
 def test_waiting_for_a_late_rank_costs_little() -> None:
     assert max(run_mpi_ranks(2, late)[1:]) < 0.5
 
@@ -317,7 +316,7 @@ def aborted_while_meeting(me: Rank) -> None:
             with pytest.raises(dist.DistAbortedError, match="nobody came"):
                 work.wait(20)
             # Far below the time that the wait has.
-            assert time.monotonic() - begun < 5
+            assert time.monotonic() - begun < 15
         me.meet("aborted")
         dist.rebuild_process_group()
         x = np.ones(3)
@@ -325,7 +324,6 @@ def aborted_while_meeting(me: Rank) -> None:
         np.testing.assert_array_equal(x, me.size)
 
 
-@pytest.mark.alone
 def test_abort_before_everybody_came() -> None:
     run_mpi_ranks(3, aborted_while_meeting)
 
@@ -347,7 +345,6 @@ def times_out(me: Rank) -> None:
         dist.barrier(group)
 
 
-@pytest.mark.alone
 def test_the_groups_timeout() -> None:
     run_mpi_ranks(2, times_out)
 

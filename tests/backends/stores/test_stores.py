@@ -186,7 +186,6 @@ def test_watch(site: Site, store: Store) -> None:
     assert values == [b"v!"]
 
 
-@pytest.mark.alone
 def test_a_watch_is_called_at_once(site: Site, store: Store) -> None:
     other, seconds = site.open(), []
     for attempt in range(3):
@@ -197,7 +196,7 @@ def test_a_watch_is_called_at_once(site: Site, store: Store) -> None:
         assert called.wait(30)
         seconds.append(time.monotonic() - start)
     # The quickest: what else runs on the machine only adds to a time.
-    assert min(seconds) < 0.5
+    assert min(seconds) < 1
 
 
 def test_watch_a_present_key_and_cancel(store: Store) -> None:

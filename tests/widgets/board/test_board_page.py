@@ -698,7 +698,6 @@ class TestHomes:
 
 
 class TestMany:
-    @pytest.mark.alone
     def test_256_ranks_at_ten_updates_a_second(
         self, browser: Browser, record_property: Any
     ) -> None:
