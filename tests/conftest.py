@@ -20,7 +20,7 @@ import zmq
 from rankscope.backends.conformance import leaks
 from tests.backends.forked_ranks import forked_ranks
 from tests.in_order import InOrder
-from tests.processes import Watch, starts_processes
+from tests.processes import Watch
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -81,13 +81,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Mark what starts processes, and leave it out where none may start.
+    """Leave out what starts processes, where none may start.
 
     The files that may take longest come first, so that two workers end together.
     """
-    for item in items:
-        if isinstance(item, pytest.Function) and starts_processes(item):
-            item.add_marker(pytest.mark.processes)
     if hasattr(config, "workerinput"):
         patience: dict[Path, float] = {}
         for item in items:

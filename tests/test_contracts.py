@@ -42,6 +42,7 @@ def _lint(tree: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.processes
 def test_the_contracts_hold_and_see_every_module(tree: Path) -> None:
     done = _lint(tree)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -51,6 +52,7 @@ def test_the_contracts_hold_and_see_every_module(tree: Path) -> None:
     assert int(seen[1]) == len(files) > 150
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("importer", "imported", "contract"),
     [

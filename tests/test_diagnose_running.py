@@ -56,6 +56,7 @@ def no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.mark.processes
 @pytest.mark.mpi
 @pytest.mark.skipif(
     not dist.is_mpi_available() or mpiexec() is None,
@@ -110,6 +111,7 @@ def _pid_of_rank(launcher: int, capsys: pytest.CaptureFixture[str], rank: int) -
     return pids[rank]
 
 
+@pytest.mark.processes
 def test_a_python_without_a_rank(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,6 +128,7 @@ def test_a_python_without_a_rank(
         assert program.finish("go") == "end\n"
 
 
+@pytest.mark.processes
 def test_a_rank_of_others_that_are_not_here(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,6 +168,7 @@ server.close()
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("counts", ["stand still", "go on", "are equal"])
 def test_what_nccl_counts_decides_where_it_stands_still(
     counts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -204,6 +208,7 @@ def test_what_nccl_counts_decides_where_it_stands_still(
         first.finish("go")
 
 
+@pytest.mark.processes
 def test_processes_that_cannot_be_looked_at(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -219,6 +224,7 @@ def test_processes_that_cannot_be_looked_at(
         py_spy.dump(py_spy.find_py_spy(), sleeper.pid)
 
 
+@pytest.mark.processes
 def test_without_py_spy_the_job_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -236,6 +242,7 @@ def test_without_py_spy_the_job_is_told(
         program.finish("go")
 
 
+@pytest.mark.processes
 def test_an_interrupt_ends_it_without_a_traceback(tmp_path: Path) -> None:
     slow = tmp_path / "py-spy"
     slow.write_text(f"#!/bin/sh\ntouch {tmp_path}/began\nexec sleep 60\n")

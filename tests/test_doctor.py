@@ -41,6 +41,7 @@ def _lines(report: str) -> list[tuple[str, str, str]]:
     return [(level, name.strip(), text) for level, name, text in found]
 
 
+@pytest.mark.processes
 def test_it_reports_what_is_here() -> None:
     done = _doctor()
     assert (done.returncode, done.stderr) == (0, "")
@@ -63,12 +64,14 @@ def test_it_reports_what_is_here() -> None:
     assert all(len(line) <= 100 for line in done.stdout.splitlines())
 
 
+@pytest.mark.processes
 def test_the_help_tells_the_exit_status() -> None:
     done = _doctor("--help")
     assert done.returncode == 0
     assert "exit status: 0" in done.stdout
 
 
+@pytest.mark.processes
 def test_a_gloo_that_is_not_there_is_no_fault() -> None:
     done = _doctor(RANKSCOPE_GLOO="nonsense")
     assert (done.returncode, done.stderr) == (0, "")
@@ -78,6 +81,7 @@ def test_a_gloo_that_is_not_there_is_no_fault() -> None:
     )
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("variables", "one_host", "encrypted"),
     [
@@ -100,6 +104,7 @@ def test_what_the_default_uses(
     assert others.text.endswith(", encrypted") == encrypted
 
 
+@pytest.mark.processes
 def test_reads_that_the_system_forbids_are_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -108,6 +113,7 @@ def test_reads_that_the_system_forbids_are_named(
     assert here.text.startswith("Unix sockets alone")
 
 
+@pytest.mark.processes
 def test_a_setting_that_is_none_is_a_fault() -> None:
     done = _doctor(RANKSCOPE_TCP_TRANSPORTS="pigeon")
     assert done.returncode == 1
@@ -117,6 +123,7 @@ def test_a_setting_that_is_none_is_a_fault() -> None:
     assert done.stdout.splitlines()[-1] == "1 fault: tcp: this check"
 
 
+@pytest.mark.processes
 def test_too_few_descriptors_are_a_fault() -> None:
     done = _doctor(before="ulimit -n 128")
     assert done.returncode == 1

@@ -8,6 +8,8 @@ import sys
 import threading
 import time
 
+import pytest
+
 from rankscope.backends.conformance import leaks
 
 
@@ -15,6 +17,7 @@ def test_nothing_new_is_no_leak() -> None:
     assert leaks.wait_until_clean(leaks.Snapshot.take(), 0) == []
 
 
+@pytest.mark.processes
 def test_an_orphan_is_found_and_killed() -> None:
     before = leaks.Snapshot.take()
     script = (
@@ -56,6 +59,7 @@ def test_a_thread_and_a_descriptor_are_found() -> None:
     assert any("2 descriptors" in line for line in left)
 
 
+@pytest.mark.processes
 def test_waiting_gives_a_slow_end_its_time() -> None:
     before = leaks.Snapshot.take()
     start = time.monotonic()

@@ -18,6 +18,7 @@ from tools import interpreters, other_pythons
 HERE = "{}.{}".format(*sys.version_info)
 
 
+@pytest.mark.processes
 def test_a_python_that_is_not_there_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -28,6 +29,7 @@ def test_a_python_that_is_not_there_is_named(
     assert named == [one for one in interpreters.SUPPORTED if one != HERE]
 
 
+@pytest.mark.processes
 def test_a_python_that_fails_fails_the_target(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -47,6 +49,7 @@ def test_a_python_that_fails_fails_the_target(
     assert other_pythons.main(["3.11"]) == 0
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("second", [True, False])
 def test_tests_that_fail_run_once_more(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, second: bool
@@ -85,6 +88,7 @@ def test_a_command_that_does_not_end_leaves_its_stacks_and_no_process(
     until(lambda: not lives(int(log.split()[0])), what="the worker's end")
 
 
+@pytest.mark.processes
 def test_the_python_that_is_found_is_of_that_version() -> None:
     python = interpreters.find(HERE)
     assert python is not None

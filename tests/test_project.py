@@ -95,6 +95,7 @@ def test_engines_alone_use_msgspec() -> None:
     assert users == {"engines"}
 
 
+@pytest.mark.processes
 def test_backends_load_without_jupyter() -> None:
     """No module that the backends import loads Jupyter either."""
     script = (
@@ -118,6 +119,7 @@ HEAVY = {
 }
 
 
+@pytest.mark.processes
 def test_an_import_loads_nothing_heavy_but_numpy() -> None:
     script = (
         "import sys, numpy\n"
@@ -128,6 +130,7 @@ def test_an_import_loads_nothing_heavy_but_numpy() -> None:
     assert _run(sys.executable, "-c", script) == "[]\n"
 
 
+@pytest.mark.processes
 def test_a_completion_shows_what_is_imported_later() -> None:
     script = (
         "import rankscope\n"
@@ -137,6 +140,7 @@ def test_a_completion_shows_what_is_imported_later() -> None:
     assert _run(sys.executable, "-c", script) == "[][]\n"
 
 
+@pytest.mark.processes
 def test_the_watch_of_torch_is_there_without_an_import_of_its_own() -> None:
     script = (
         "import sys, rankscope\n"
@@ -193,6 +197,7 @@ def test_readme_files_exist() -> None:
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
+@pytest.mark.processes
 def test_readme_magics_exist() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     named = set(re.findall(r"%(dist_[a-z]+)", text))
@@ -206,6 +211,7 @@ def test_readme_magics_exist() -> None:
     assert named <= registered
 
 
+@pytest.mark.processes
 def test_readme_script_runs(tmp_path: Path) -> None:
     (script,) = (b for b in _readme_blocks("python") if b.startswith("# hello.py"))
     (launch,) = (b for b in _readme_blocks("bash") if "hello.py" in b)
@@ -299,6 +305,7 @@ def _environment(
     )
 
 
+@pytest.mark.processes
 def test_environment_is_installed_once(checkout: Path) -> None:
     log = checkout / "pip.log"
     assert _environment(checkout).returncode == 0
@@ -312,18 +319,21 @@ def test_environment_is_installed_once(checkout: Path) -> None:
     assert len(log.read_text().splitlines()) == 2
 
 
+@pytest.mark.processes
 def test_environment_says_how_to_get_venv(checkout: Path) -> None:
     done = _environment(checkout, lacks=1)
     assert done.returncode != 0
     assert "apt-get install python3.10-venv" in done.stderr
 
 
+@pytest.mark.processes
 def test_environment_says_which_pythons_will_do(checkout: Path) -> None:
     done = _environment(checkout, differs=1)
     assert done.returncode != 0
     assert "No Python from 3.10 to 3.14" in done.stderr
 
 
+@pytest.mark.processes
 def test_make_lab_opens_another_folder() -> None:
     for given, folder in ((), "notebooks"), (("NOTEBOOK_DIR=/x",), "/x"):
         command = ["make", "--dry-run", "lab", *given]

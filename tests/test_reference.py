@@ -186,6 +186,7 @@ def both(me: Rank) -> dict[str, str]:
     return {name: failed for name, failed in found.items() if failed}
 
 
+@pytest.mark.processes
 def test_the_examples_run_on_two_ranks() -> None:
     assert run_ranks(2, both) == [{}, {}]
 

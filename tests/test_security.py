@@ -61,6 +61,7 @@ def seen(me: Rank, backend: str) -> tuple[set[tuple[str, int]], list[str]]:
     return found, named
 
 
+@pytest.mark.processes
 def test_the_default_has_no_port_where_all_ranks_share_a_host() -> None:
     zero, one = run_ranks(2, seen, "cpu:tcp")
     assert zero[0]  # the store
@@ -69,6 +70,7 @@ def test_the_default_has_no_port_where_all_ranks_share_a_host() -> None:
     assert (zero[1], one[1]) == ([], [])
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
 def test_gloo_listens_on_loopback_where_all_ranks_share_a_host() -> None:
     for found, named in run_ranks(2, seen, "cpu:gloo"):
@@ -77,12 +79,14 @@ def test_gloo_listens_on_loopback_where_all_ranks_share_a_host() -> None:
         assert named == []
 
 
+@pytest.mark.processes
 def test_ucx_listens_on_loopback_where_all_ranks_share_a_host() -> None:
     for found, _ in run_ranks(2, seen, "cpu:ucx"):
         assert found
         assert elsewhere(found) == []
 
 
+@pytest.mark.processes
 def test_ucx_without_tcp_and_sysv_opens_no_port_and_names_no_memory() -> None:
     (host, named), (other, _) = run_ranks(
         2, seen, "cpu:ucx", env={"UCX_TLS": "^sysv,tcp"}
@@ -109,6 +113,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             os.umask(before)
 
 
+@pytest.mark.processes
 def test_a_cluster_listens_on_loopback(cluster: Cluster) -> None:
     cluster.execute("x = np.ones(1 << 18)\ndist.all_reduce(x)").result(60)
     found = listeners(psutil.Process())
@@ -117,6 +122,7 @@ def test_a_cluster_listens_on_loopback(cluster: Cluster) -> None:
     assert elsewhere(found) == []
 
 
+@pytest.mark.processes
 def test_the_controller_takes_only_clients_with_its_key(cluster: Cluster) -> None:
     security = Path(os.environ["IPYTHONDIR"], "profile_default", "security")
     assert security.stat().st_mode & 0o077 == 0

@@ -99,6 +99,7 @@ def test_a_page_that_a_docstring_names_is_a_link() -> None:
     assert lines == expected
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("expected", "torch", "ours"), PROGRAMS)
 def test_the_programs_beside_those_of_torch_run(
     expected: list[list[float]], torch: str, ours: str

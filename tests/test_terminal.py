@@ -175,6 +175,7 @@ def _hang(kernel: Kernel, capsys: pytest.CaptureFixture[str]) -> None:
     until(hangs, WAIT, "the diagnosis of the hang")
 
 
+@pytest.mark.processes
 def test_an_abort_ends_the_hang_and_says_why(
     kernel: Kernel, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -222,6 +223,7 @@ def test_an_abort_ends_the_hang_and_says_why(
     assert "[0-1] [2.]" in again.stream(), again.error
 
 
+@pytest.mark.processes
 def test_it_needs_nothing_of_the_kernel(
     kernel: Kernel, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -244,6 +246,7 @@ def test_it_needs_nothing_of_the_kernel(
     assert kernel("%dist_rebuild").error == ""
 
 
+@pytest.mark.processes
 def test_a_frozen_rank_is_known_by_the_file(
     kernel: Kernel, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -265,6 +268,7 @@ def test_a_frozen_rank_is_known_by_the_file(
     until(lambda: kernel("%dist_rebuild").error == "", WAIT, "the rebuild")
 
 
+@pytest.mark.processes
 def test_stop_ends_the_cluster_and_the_notebook_says_so(
     kernel: Kernel, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.processes, pytest.mark.soak]
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("magics", "widgets", "engines", "backends")

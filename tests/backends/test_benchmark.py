@@ -126,6 +126,7 @@ def _measure(me: Rank, backend: str, dtype: str) -> list[list[Measurement]]:
     return found
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 @pytest.mark.parametrize("backend", ["tcp", "store"])
 def test_every_op_is_right_and_counted(backend: str, dtype: str) -> None:
@@ -165,6 +166,7 @@ def _with_a_wrong_backend(me: Rank) -> list[int]:
     return [one.wrong for one in found]
 
 
+@pytest.mark.processes
 def test_wrong_elements_are_counted() -> None:
     # Of each five numbers that rank 1 gives, one is zero.
     assert run_ranks(2, _with_a_wrong_backend) == [[80], [80]]

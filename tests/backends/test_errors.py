@@ -171,6 +171,7 @@ def bereaved(me: Rank) -> None:
     me.report((*facts(caught.value), caught.value.reason))
 
 
+@pytest.mark.processes
 def test_of_the_death_of_a_rank() -> None:
     with Ranks(3, bereaved) as ranks:
         for rank in range(3):
@@ -193,6 +194,7 @@ def late(me: Rank) -> tuple[Any, ...] | None:
     return facts(caught.value)
 
 
+@pytest.mark.processes
 def test_of_a_monitored_barrier() -> None:
     zero, _, two = run_ranks(3, late)
     assert zero == (0, "default", "monitored_barrier", 1, (1,))

@@ -13,6 +13,8 @@ import pytest
 
 from rankscope.backends.conformance.ranks import Rank, RankFailure, Ranks, run_ranks
 
+pytestmark = pytest.mark.processes
+
 
 def _surroundings(me: Rank) -> dict[str, object]:
     return {

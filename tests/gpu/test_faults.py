@@ -19,6 +19,8 @@ from rankscope.backends.groups.world import world as groups
 from rankscope.backends.nccl import loader
 from tests.gpu.ranks import SLACK, aborted_meanwhile, used, world
 
+pytestmark = pytest.mark.processes
+
 # Seconds that the ranks of a test may run.
 WAIT = 120
 

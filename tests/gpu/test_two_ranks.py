@@ -23,6 +23,8 @@ from rankscope.backends.nccl.stream import NCCLStream
 from tests.gpu.ranks import used, world
 from tools import support_table
 
+pytestmark = pytest.mark.processes
+
 OP = dist.ReduceOp
 FLOATS = ("float16", "float32", "float64", "bfloat16")
 

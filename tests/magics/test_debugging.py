@@ -17,6 +17,8 @@ from rankscope.engines import Cluster
 from rankscope.magics.output.failures import plain
 from tests.magics.kernels import TIMEOUT, Kernel, running_kernel
 
+pytestmark = pytest.mark.processes
+
 #: Something to type, or to do while the prompt is there.
 Step = str | Callable[[], None]
 

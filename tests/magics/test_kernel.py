@@ -16,6 +16,8 @@ from rankscope.magics.output.failures import plain
 from tests.magics.kernels import TIMEOUT, Kernel, running_kernel
 from tools.execution import execute
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def kernel(_module_leaves_nothing: None) -> Iterator[Kernel]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import psutil
+import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
@@ -12,6 +13,8 @@ from rankscope.engines import Cluster
 from rankscope.magics import current_cluster
 from rankscope.magics.output.failures import plain
 from tests.engines.cluster.faults import WAIT, left_hanging
+
+pytestmark = pytest.mark.processes
 
 
 def test_everything_works_from_the_new_kernel(ipython: InteractiveShell) -> None:

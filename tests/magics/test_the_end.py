@@ -14,6 +14,8 @@ from rankscope.engines.wire.answers import Answers
 from rankscope.engines.wire.requests import GetSummary
 from rankscope.magics import use_cluster
 
+pytestmark = pytest.mark.processes
+
 WAIT = 60
 
 

@@ -17,6 +17,7 @@ PATH = Path(__file__).parents[2] / "notebooks" / "03_backends.ipynb"
 _COMPILER = (sysconfig.get_config_var("CXX") or "g++").split()[0]
 
 pytestmark = [
+    pytest.mark.processes,
     pytest.mark.soak,
     pytest.mark.skipif(shutil.which(_COMPILER) is None, reason=f"no {_COMPILER} here"),
     pytest.mark.timeout(400),

@@ -11,7 +11,7 @@ from tools.execution import execute, text_of
 
 PATH = Path(__file__).parents[2] / "notebooks" / "02_collectives.ipynb"
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.processes, pytest.mark.soak, pytest.mark.timeout(400)]
 
 RANKS = range(4)
 SUMS = [[60, 64, 68, 72]]

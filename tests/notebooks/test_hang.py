@@ -11,7 +11,7 @@ from tools.execution import outputs_of
 
 PATH = Path(__file__).parents[2] / "notebooks" / "05_hang.ipynb"
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")

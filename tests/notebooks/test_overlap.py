@@ -11,7 +11,7 @@ from tools.execution import execute, text_of
 
 PATH = Path(__file__).parents[2] / "notebooks" / "04_overlap.ipynb"
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.processes, pytest.mark.soak, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")

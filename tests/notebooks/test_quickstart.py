@@ -12,7 +12,7 @@ from tools.execution import execute, text_of
 
 PATH = Path(__file__).parents[2] / "notebooks" / "01_quickstart.ipynb"
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")

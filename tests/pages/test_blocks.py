@@ -125,6 +125,7 @@ def read(text: str, folder: Path) -> None:
         reader.read()
 
 
+@pytest.mark.processes
 def test_commands_files_and_programs_are_run(tmp_path: Path) -> None:
     read(
         """\
@@ -163,6 +164,7 @@ def test_commands_files_and_programs_are_run(tmp_path: Path) -> None:
     assert int((tmp_path / "lines").read_text()) > 0
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "text",
     [
@@ -180,6 +182,7 @@ def test_what_does_not_hold_fails(text: str, tmp_path: Path) -> None:
         read(text, tmp_path)
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(180)
 def test_a_cell_that_hangs_is_ended_from_the_page(tmp_path: Path) -> None:
     def page(said: str, ending: str) -> str:

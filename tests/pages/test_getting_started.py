@@ -8,6 +8,8 @@ import pytest
 
 from tests.pages.reader import read
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.timeout(240)
 def test_getting_started_holds(tmp_path: Path) -> None:

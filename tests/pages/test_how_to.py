@@ -9,6 +9,8 @@ import pytest
 from tests.pages.blocks import all_pages
 from tests.pages.reader import read
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(

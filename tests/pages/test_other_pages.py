@@ -10,6 +10,8 @@ from tests.page_programs import PROGRAMS
 from tests.pages.blocks import all_pages, blocks_of
 from tests.pages.reader import read
 
+pytestmark = pytest.mark.processes
+
 #: Blocks that other tests run, page by page.
 ELSEWHERE = {
     # tests/test_site.py and tests/with_torch/test_page_programs.py

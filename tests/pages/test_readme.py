@@ -8,6 +8,8 @@ import pytest
 
 from tests.pages.reader import read
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.timeout(240)
 def test_the_readme_holds(tmp_path: Path) -> None:

@@ -218,12 +218,14 @@ def _share(page: Page, label: str) -> float:
     return 0.0 if box is None else box["width"] / whole["width"]
 
 
+@pytest.mark.processes
 def test_widths_are_seconds(page: Page) -> None:
     # 15.5 s of 20.
     assert _share(page, "dist.all_reduce") == pytest.approx(0.775, abs=0.01)
     assert _share(page, "x = load()") == pytest.approx(0.2, abs=0.01)
 
 
+@pytest.mark.processes
 def test_a_click_zooms_and_a_button_zooms_out(page: Page) -> None:
     page.locator(".node > button", has_text="x = load()").click()
     assert _share(page, "x = load()") == pytest.approx(1.0, abs=0.01)
@@ -233,6 +235,7 @@ def test_a_click_zooms_and_a_button_zooms_out(page: Page) -> None:
     assert page.locator(".whole").is_disabled()
 
 
+@pytest.mark.processes
 def test_a_rank_is_chosen(page: Page) -> None:
     page.locator("select").select_option(label="rank 0")
     assert _share(page, "x = load()") == pytest.approx(0.8, abs=0.01)
@@ -241,6 +244,7 @@ def test_a_rank_is_chosen(page: Page) -> None:
     page.locator("select").select_option(label="ranks 0–3")
 
 
+@pytest.mark.processes
 def test_a_call_says_how_long_each_rank_was_there(page: Page) -> None:
     button = page.locator(".node > button", has_text="time.sleep")
     button.hover()

@@ -13,6 +13,8 @@ import rankscope as dist
 from rankscope.backends.conformance.ranks import Rank, run_ranks
 from tests.backends import store_backend
 
+pytestmark = pytest.mark.processes
+
 
 class Terminal(io.StringIO):
     """What a person types."""

@@ -263,17 +263,20 @@ def run_all(me: Rank, backend: str) -> list[str]:
         return names
 
 
+@pytest.mark.processes
 def test_programs_over_tcp() -> None:
     for names in run_ranks(SIZE, run_all, "tcp"):
         assert len(names) == len(ON_HOST)
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(dist.unavailable_reason("ucx") is not None, reason="needs UCX")
 def test_programs_over_ucx() -> None:
     for names in run_ranks(SIZE, run_all, "ucx"):
         assert len(names) == len(ON_HOST)
 
 
+@pytest.mark.processes
 @pytest.mark.mpi
 @pytest.mark.skipif(
     not dist.is_mpi_available() or mpiexec() is None,

@@ -136,6 +136,7 @@ def on_tcp(me: Rank) -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.processes
 def test_every_method_over_tcp() -> None:
     run_ranks(2, on_tcp)
 

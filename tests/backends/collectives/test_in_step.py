@@ -139,6 +139,7 @@ def over_messages(me: Rank, backend: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.processes
 @pytest.mark.mpi
 @pytest.mark.skipif(
     not dist.is_mpi_available() or mpiexec() is None, reason="needs mpi4py and mpiexec"
@@ -147,6 +148,7 @@ def test_ranks_stay_in_step_over_mpi() -> None:
     run_mpi_ranks(SIZE, over_messages, "mpi")
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(dist.unavailable_reason("ucx") is not None, reason="needs UCX")
 def test_ranks_stay_in_step_over_ucx() -> None:
     run_ranks(SIZE, over_messages, "ucx")

@@ -13,6 +13,8 @@ from rankscope.backends.conformance.mpi_ranks import mpiexec, run_mpi_ranks
 from rankscope.backends.conformance.ranks import Rank, run_ranks
 from tests.backends.backends import HOST_BACKENDS
 
+pytestmark = pytest.mark.processes
+
 SIZE = 3
 
 

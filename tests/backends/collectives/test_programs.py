@@ -25,6 +25,8 @@ from rankscope.backends.conformance.mpi_ranks import MPIRanks, mpiexec
 from rankscope.backends.conformance.ranks import Rank, Ranks
 from rankscope.backends.conformance.reference import data, reduced
 
+pytestmark = pytest.mark.processes
+
 WORLD = 4
 MEMBERS = ([0, 1, 2, 3], [0, 1], [2, 3], [1, 2, 3], [0, 3])
 BACKENDS = [

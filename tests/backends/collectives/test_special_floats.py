@@ -19,6 +19,8 @@ from rankscope.backends.conformance.mpi_ranks import mpiexec, run_mpi_ranks
 from rankscope.backends.conformance.ranks import Rank, run_ranks
 from tests.backends.backends import HOST_BACKENDS
 
+pytestmark = pytest.mark.processes
+
 DTYPES = [np.float16, np.float32, np.float64, ml_dtypes.bfloat16]
 # Each takes another algorithm, with three ranks and with four.
 SIZES = [1, 7, 1000, 200_000]

@@ -65,6 +65,7 @@ def world(
         started.wait()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("program", [*ON_A_GROUP, *ON_THE_WORLD])
 def test_a_program_runs_on_ranks(
     world: Ranks, program: Callable[[Place], None]

@@ -28,6 +28,7 @@ from tests.backends.conformance.broken_backends import (
     CORRUPTED,
     HALVES,
     Bereaved,
+    LeaksProcesses,
     Reordering,
 )
 from tests.backends.conformance.runs import SMALL, impatient, text
@@ -108,7 +109,14 @@ def test_wrong_results_show_in_no_rule_of_another_level(broken: None) -> None:
 FEW_OPS = replace(SMALL, ops=("all_reduce", "all_gather", "broadcast", "barrier"))
 
 
-@pytest.mark.parametrize("kind", BROKEN, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(kind for kind in BROKEN if kind is not LeaksProcesses),
+        pytest.param(LeaksProcesses, marks=pytest.mark.processes),
+    ],
+    ids=lambda kind: kind.__name__,
+)
 def test_a_broken_backend_fails_its_rule_and_no_other(
     broken: None, kind: type[StoreBackend]
 ) -> None:
@@ -193,6 +201,7 @@ def test_a_creator_may_wait_for_all_ranks(broken: None, rule: str) -> None:
     assert report.held
 
 
+@pytest.mark.processes
 def test_every_rule_of_the_contract_has_a_backend_that_breaks_it() -> None:
     broken = {name for names in BROKEN.values() for name in names}
     contract = {
@@ -235,6 +244,7 @@ def test_every_op_that_a_rule_of_recover_is_about_does_not_recover_somewhere() -
     assert {rule.name for rule in recover.RULES} == {*CALLS} == {*ops} - {"send"}
 
 
+@pytest.mark.processes
 def test_a_failed_session_is_followed_by_a_fresh_one(broken: None) -> None:
     setup = Setup(
         "wrongroot",

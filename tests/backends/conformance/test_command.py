@@ -93,6 +93,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del dist.Backend.registry[name]
 
 
+@pytest.mark.processes
 def test_the_command_line_on_a_backend_in_a_folder(tmp_path: Path) -> None:
     (tmp_path / "toy.py").write_text(textwrap.dedent(TOY).format(plus=1), "utf-8")
     arguments = ("toy", "--module", "toy", "-n", "1", "--levels", "exact")
@@ -162,6 +163,7 @@ def test_what_cannot_be_tried_ends_with_status_2(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_the_help_fits_a_screen_and_names_the_exit_statuses() -> None:
     done = command("--help")
     assert done.returncode == 0
@@ -220,6 +222,7 @@ def hanging(folder: Path) -> Iterator[tuple[subprocess.Popen[str], psutil.Proces
         run.communicate()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 )
@@ -234,6 +237,7 @@ def test_a_run_that_is_interrupted_ends_every_rank(
         until(lambda: not lives(rank), 30, "the end of the rank that hangs")
 
 
+@pytest.mark.processes
 def test_the_ranks_of_a_run_that_is_killed_end_by_themselves(tmp_path: Path) -> None:
     with hanging(tmp_path) as (run, rank):
         run.kill()

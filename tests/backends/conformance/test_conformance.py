@@ -69,6 +69,7 @@ def test_tcp_and_gloo(name: str) -> None:
     assert not report.skipped
 
 
+@pytest.mark.processes
 @pytest.mark.mpi
 @pytest.mark.skipif(
     not dist.is_mpi_available() or mpiexec() is None, reason="no mpiexec here"
@@ -128,6 +129,7 @@ def test_the_backend_in_python_of_the_notebook(
     assert {one.name for one in report.held} >= {"all_reduce", "all_gather", "barrier"}
 
 
+@pytest.mark.processes
 @pytest.mark.soak
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here")
 @pytest.mark.timeout(300)  # the first run compiles

@@ -42,6 +42,7 @@ def _hang(me: Rank) -> None:
     threading.Event().wait()
 
 
+@pytest.mark.processes
 def test_where_a_rank_hangs_is_a_line_of_its_own_code() -> None:
     with Ranks(1, _hang) as ranks:
         ranks.next_report(0)

@@ -9,6 +9,8 @@ import pytest
 from rankscope.backends.conformance.ranks import Rank, run_ranks
 from tools.other_environments import torch_python
 
+pytestmark = pytest.mark.processes
+
 
 def with_tensors(me: Rank) -> str:
     import torch

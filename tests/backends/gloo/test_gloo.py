@@ -36,9 +36,12 @@ from rankscope.backends.work.reduce_op import ReduceOp
 from rankscope.backends.work.state import WorkState
 from rankscope.backends.work.work import Work
 
-pytestmark = pytest.mark.skipif(
-    unavailable() is not None, reason="no gloo library for this Python"
-)
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(
+        unavailable() is not None, reason="no gloo library for this Python"
+    ),
+]
 
 SUM = ReduceOp.SUM
 MAX = ReduceOp.MAX

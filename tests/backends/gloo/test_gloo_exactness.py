@@ -26,9 +26,12 @@ from rankscope.backends.groups.summary import GroupStatus
 from rankscope.backends.groups.world import world as groups
 from tests.backends.scripts import script
 
-pytestmark = pytest.mark.skipif(
-    not dist.is_gloo_available(), reason="no gloo library for this Python"
-)
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(
+        not dist.is_gloo_available(), reason="no gloo library for this Python"
+    ),
+]
 
 
 @contextlib.contextmanager

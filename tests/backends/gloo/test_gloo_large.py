@@ -11,6 +11,7 @@ from rankscope.backends.conformance.ranks import Rank, run_ranks
 from rankscope.backends.gloo.library import gloo_options, installed, unavailable
 
 pytestmark = [
+    pytest.mark.processes,
     pytest.mark.soak,
     pytest.mark.timeout(600),
     pytest.mark.skipif(

@@ -144,6 +144,7 @@ def one_each(me: Rank) -> str:
     return str(caught.value)
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(len(installed()) < 2, reason="one gloo library is installed")
 def test_a_group_of_both_libraries_fails_at_the_rendezvous() -> None:
     for said in run_ranks(2, one_each):

@@ -16,6 +16,8 @@ from rankscope.backends.gloo.backend import GlooBackend
 from rankscope.backends.gloo.collectives import Reduction
 from rankscope.backends.gloo.library import gloo_options, installed
 
+pytestmark = pytest.mark.processes
+
 
 def survivor(me: Rank) -> str:
     """Rank 1's side process is killed while rank 0 waits for it, over tcp."""

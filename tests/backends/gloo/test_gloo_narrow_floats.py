@@ -77,6 +77,7 @@ def every_reduction(me: Rank, library: str, name: str) -> int:
     return checked
 
 
+@pytest.mark.processes
 @each_library
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_every_reduction_of_two_ranks_is_rounded_once(name: str, library: str) -> None:
@@ -105,6 +106,7 @@ def moves(me: Rank, library: str) -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.processes
 @each_library
 def test_bfloat16_is_moved_and_fused(library: str) -> None:
     run_ranks(2, moves, library)
@@ -122,6 +124,7 @@ def apart(me: Rank, library: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.processes
 @each_library
 def test_ranks_whose_narrow_dtypes_differ_are_told_so(library: str) -> None:
     for said in run_ranks(2, apart, library):

@@ -127,12 +127,14 @@ def ops(me: Rank, library: str, interface: str, family: int) -> set[str]:
         return used
 
 
+@pytest.mark.processes
 @each_library
 def test_the_interface_can_be_chosen(library: str) -> None:
     used = run_ranks(3, ops, library, LOOPBACK, socket.AF_INET)
     assert used == [{"127.0.0.1"}] * 3
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not OTHERS, reason="this machine has a loopback interface alone")
 @each_library
 def test_another_interface_than_loopback(library: str) -> None:
@@ -141,6 +143,7 @@ def test_another_interface_than_loopback(library: str) -> None:
     assert used == [{address}] * 3
 
 
+@pytest.mark.processes
 @needs_ipv6
 @each_library
 def test_ranks_connect_over_ipv6(library: str) -> None:

@@ -17,6 +17,8 @@ from rankscope.conformance import (
     check_backend,
 )
 
+pytestmark = pytest.mark.processes
+
 BACKENDS = [
     "tcp",
     pytest.param(

@@ -87,6 +87,7 @@ def comes_late(me: Rank) -> bool:
     return everybody
 
 
+@pytest.mark.processes
 def test_it_returns_when_all_have_come() -> None:
     assert run_ranks(3, comes_late) == [True] * 3
 
@@ -108,5 +109,6 @@ def twice(me: Rank) -> list[float]:
     return sums
 
 
+@pytest.mark.processes
 def test_default_groups_one_after_another_over_one_store() -> None:
     assert run_ranks(2, twice) == [[2.0] * 3] * 2

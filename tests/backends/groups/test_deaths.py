@@ -44,6 +44,7 @@ def bereaved(me: Rank, victim: int) -> None:
     me.report("done")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank(victim: int) -> None:
     with Ranks(3, bereaved, victim) as ranks:
@@ -88,6 +89,7 @@ def bereaved_at_once(me: Rank, victim: int, aborts: bool) -> None:
     me.listen(60)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_whose_connections_close_at_once(victim: int) -> None:
     with Ranks(3, bereaved_at_once, victim, False) as ranks:
@@ -109,6 +111,7 @@ def test_a_killed_rank_whose_connections_close_at_once(victim: int) -> None:
             assert "the process of rank 0 ended (killed by SIGKILL)" in reason
 
 
+@pytest.mark.processes
 def test_an_abort_that_closes_connections_at_once() -> None:
     with Ranks(3, bereaved_at_once, 1, True) as ranks:
         for rank in (0, 1, 2, 0, 2):
@@ -155,6 +158,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.processes
 def test_a_rank_that_raises() -> None:
     (_, zero), (code, one), (_, two) = run_ranks(3, script, RAISES)
     assert code == 1
@@ -163,6 +167,7 @@ def test_a_rank_that_raises() -> None:
         assert "aborted: rank 1 ended with ValueError: boom" in output
 
 
+@pytest.mark.processes
 def test_a_rank_that_raises_and_whose_connections_close_at_once() -> None:
     program = f"""
 import sys
@@ -177,6 +182,7 @@ socket_backend.register()
         assert "aborted: rank 1 ended with ValueError: boom" in output
 
 
+@pytest.mark.processes
 def test_a_rank_that_just_ends_is_no_failure() -> None:
     zero, one, two = run_ranks(3, script, LEAVES)
     assert one == (0, "")
@@ -240,6 +246,7 @@ def test_a_store_that_does_not_tell_of_deaths_does_not() -> None:
     master.close()
 
 
+@pytest.mark.processes
 def test_one_rank_alone_ends_like_any_program() -> None:
     program = "import rankscope as dist\ndist.init_process_group()"
     assert run_ranks(1, script, program) == [(0, "")]

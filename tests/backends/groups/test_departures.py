@@ -206,15 +206,18 @@ def check_left_behind(results: list[Any]) -> None:
             )
 
 
+@pytest.mark.processes
 def test_a_rank_that_destroys_its_group_over_tcp() -> None:
     check_left_behind(run_ranks(3, left_behind, "tcp"))
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(dist.unavailable_reason("ucx") is not None, reason="needs UCX")
 def test_a_rank_that_destroys_its_group_over_ucx() -> None:
     check_left_behind(run_ranks(3, left_behind, "ucx"))
 
 
+@pytest.mark.processes
 @pytest.mark.mpi
 @pytest.mark.skipif(
     not dist.is_mpi_available() or mpiexec() is None, reason="needs mpi4py and mpiexec"
@@ -261,6 +264,7 @@ def leaves(me: Rank, leaver: int, how: str) -> tuple[int, str]:
     return script(me, WORKS.format(leaver=leaver, how=how))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("leaver", "how", "status", "told"),
     [
@@ -300,6 +304,7 @@ def sequential(me: Rank) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.processes
 def test_ranks_that_leave_together_do_not_wait() -> None:
     assert max(run_ranks(3, sequential)) < LINGER
 
@@ -314,6 +319,7 @@ def bereaved(me: Rank, victim: int) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.processes
 def test_rank_0_does_not_wait_for_a_dead_rank() -> None:
     with Ranks(3, bereaved, 1) as ranks:
         for rank in range(3):

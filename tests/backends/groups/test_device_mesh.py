@@ -177,6 +177,7 @@ def two_ways(me: Rank) -> list[float]:
     return [*seen, float(x[0])]
 
 
+@pytest.mark.processes
 def test_ranks_are_split_in_two_ways() -> None:
     """The mesh makes the default group, too."""
     assert run_ranks(4, two_ways, timeout=60) == [

@@ -14,6 +14,8 @@ from rankscope.backends.conformance.ranks import Rank, run_ranks
 from tests.backends.backends import HOST_BACKENDS
 from tests.backends.scripts import script
 
+pytestmark = pytest.mark.processes
+
 SAID = "was forked from rank"
 
 

@@ -19,6 +19,8 @@ from rankscope.backends.groups import inquiry
 from rankscope.backends.groups.inquiry import Place, locate_with
 from tests.backends.store_backend import register
 
+pytestmark = pytest.mark.processes
+
 TIMEOUT = 1.5
 
 

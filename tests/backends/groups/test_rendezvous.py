@@ -77,6 +77,7 @@ def test_file(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("names", "values"),
     [
@@ -223,6 +224,7 @@ def test_a_registered_backend_acts_at_init_and_its_launcher_gives_the_ranks(
         store.close()
 
 
+@pytest.mark.processes
 def test_init_imports_no_backend_that_has_nothing_to_do() -> None:
     script = (
         "import sys, tempfile, rankscope as dist\n"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import rankscope as dist
 from rankscope.backends.conformance.ranks import Rank, run_ranks
+
+pytestmark = pytest.mark.processes
 
 
 def splits(me: Rank) -> list[int] | None:

@@ -36,6 +36,7 @@ from tests.backends.interface.dummy import build
 _COMPILER = (sysconfig.get_config_var("CXX") or "g++").split()[0]
 
 pytestmark = [
+    pytest.mark.processes,
     pytest.mark.soak,
     pytest.mark.skipif(shutil.which(_COMPILER) is None, reason=f"no {_COMPILER} here"),
     pytest.mark.timeout(300),  # the first run compiles

@@ -21,6 +21,8 @@ from rankscope.backends.groups.world import world
 from rankscope.backends.interface import entry_points as plugins
 from rankscope.backends.interface.registry import builtin_devices
 
+pytestmark = pytest.mark.processes
+
 # Zeroes what it is given, at once.
 SOURCE = """
 import rankscope as dist

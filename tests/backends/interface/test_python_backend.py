@@ -74,6 +74,7 @@ def whole_surface(me: Rank, backend: str, async_op: bool) -> int:
     return count
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("size", "backend", "async_op"), [(2, "future", False), (3, "store", True)]
 )
@@ -112,6 +113,7 @@ def late(me: Rank, backend: str) -> None:
         assert [work.sequence_number for work in works] == [1, 2, 3]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_async_ops_wait_for_a_late_rank_without_blocking(backend: str) -> None:
     with Ranks(2, late, backend) as ranks:
@@ -157,6 +159,7 @@ def aborts(me: Rank, backend: str) -> list[float]:
     return seconds
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_abort_ends_what_runs_and_what_is_queued(backend: str) -> None:
     seconds, _ = run_ranks(2, aborts, backend)
@@ -176,6 +179,7 @@ def times_out(me: Rank) -> str:
         return str(caught.value)
 
 
+@pytest.mark.processes
 def test_the_groups_timeout_ends_an_op_on_every_rank() -> None:
     error, reason = run_ranks(2, times_out)
     assert "all_reduce #2 of group 'default' on rank 0" in error
@@ -214,6 +218,7 @@ def coalesces(me: Rank) -> None:
         assert {entry["state"] for entry in entries} == {"completed"}
 
 
+@pytest.mark.processes
 def test_a_coalesced_batch_is_one_op_for_each_run() -> None:
     run_ranks(2, coalesces)
 

@@ -209,6 +209,7 @@ def ops_on_host(me: Rank, backend: str) -> set[str]:
     return called
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", [*_BACKENDS, "store"])
 def test_every_operation_is_exercised_and_exact(backend: str) -> None:
     for called in run(backend, ops_on_host):
@@ -222,6 +223,7 @@ def ops_elsewhere(me: Rank, backend: str) -> set[str]:
     return called
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", _BACKENDS)
 def test_every_staged_operation_is_exercised_and_exact(backend: str) -> None:
     for called in run(backend, ops_elsewhere):
@@ -271,6 +273,7 @@ def outcome(x: Any, op: dist.ReduceOp, held: list[Any]) -> str:
     return "exact" if np.array_equal(x, wanted) else f"{x} and not {wanted}"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", _BACKENDS)
 def test_every_dtype_with_every_reduction(backend: str) -> None:
     for wrong in run(backend, wrong_cells):

@@ -29,6 +29,8 @@ from rankscope.backends.conformance.ranks import Rank, Ranks
 from rankscope.backends.conformance.waiting import until
 from tests.backends.backends import MESSAGING_BACKENDS
 
+pytestmark = pytest.mark.processes
+
 WORLD, PEER = 3, 2
 WAIT = 30.0
 # An idle machine takes 6 to 20 ms, and 50 are promised of it; a busy one makes a rank

@@ -23,7 +23,10 @@ from rankscope.backends.conformance.ranks import Rank, Ranks, run_ranks
 from rankscope.backends.conformance.waiting import until
 from tests.backends.backends import MESSAGING_BACKENDS
 
-pytestmark = pytest.mark.parametrize("backend", MESSAGING_BACKENDS)
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.parametrize("backend", MESSAGING_BACKENDS),
+]
 
 
 @contextlib.contextmanager

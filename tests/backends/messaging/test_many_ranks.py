@@ -17,7 +17,7 @@ import rankscope as dist
 from rankscope.backends.conformance.ranks import Rank, run_ranks
 from tests.backends.backends import MESSAGING_BACKENDS
 
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.processes, pytest.mark.soak]
 
 RANKS = 64
 

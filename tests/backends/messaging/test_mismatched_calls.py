@@ -16,6 +16,8 @@ from rankscope.backends.conformance.ranks import Rank, Ranks
 from rankscope.backends.conformance.waiting import until
 from tests.backends.backends import MESSAGING_BACKENDS
 
+pytestmark = pytest.mark.processes
+
 WORLD = 3
 # The ranks of the group: rank 1 of it, which calls otherwise, is rank 2 of all.
 MEMBERS, OTHER = [0, 2, 1], 2

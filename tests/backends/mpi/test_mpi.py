@@ -85,10 +85,12 @@ def narrow_floats(me: Rank) -> bool:
     return True
 
 
+@pytest.mark.processes
 def test_bfloat16_is_moved_and_reduced() -> None:
     assert all(run_mpi_ranks(2, narrow_floats))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("size", [1, 2, 3, pytest.param(4, marks=pytest.mark.soak)])
 def test_every_collective_is_exact(size: int) -> None:
     counts = run_mpi_ranks(size, everything, False, timeout=170)
@@ -96,6 +98,7 @@ def test_every_collective_is_exact(size: int) -> None:
     assert counts[0] > 1000
 
 
+@pytest.mark.processes
 @pytest.mark.soak
 def test_every_collective_is_exact_when_asynchronous() -> None:
     counts = run_mpi_ranks(3, everything, True, timeout=170)
@@ -142,6 +145,7 @@ def other_reductions(me: Rank) -> None:
         dist.all_reduce(x)
 
 
+@pytest.mark.processes
 def test_reductions_of_other_dtypes() -> None:
     run_mpi_ranks(3, other_reductions)
 
@@ -151,6 +155,7 @@ def the_rest(me: Rank) -> None:
         surface.everything()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_objects_sparse_arrays_and_batches(size: int) -> None:
     run_mpi_ranks(size, the_rest)
@@ -169,6 +174,7 @@ def receives_from_any(me: Rank) -> None:
         assert senders == set(range(1, me.size))
 
 
+@pytest.mark.processes
 def test_recv_names_its_sender() -> None:
     run_mpi_ranks(4, receives_from_any)
 
@@ -195,6 +201,7 @@ def ordered(me: Rank) -> None:
         np.testing.assert_array_equal(x, me.size**3)
 
 
+@pytest.mark.processes
 def test_ops_run_in_the_order_of_issue() -> None:
     run_mpi_ranks(3, ordered)
 
@@ -220,6 +227,7 @@ def unattended(me: Rank) -> None:
         dist.all_reduce(arrays[0])
 
 
+@pytest.mark.processes
 def test_works_nobody_waits_for_are_done() -> None:
     run_mpi_ranks(3, unattended)
 
@@ -251,6 +259,7 @@ def late(me: Rank) -> float:
         return cpu
 
 
+@pytest.mark.processes
 def test_waiting_for_a_late_rank_costs_little() -> None:
     assert max(run_mpi_ranks(2, late)[1:]) < 0.5
 
@@ -276,6 +285,7 @@ def interrupted(me: Rank) -> None:
         np.testing.assert_array_equal(x, me.size**2)
 
 
+@pytest.mark.processes
 def test_an_interrupt_leaves_the_op_alone() -> None:
     run_mpi_ranks(2, interrupted)
 
@@ -298,6 +308,7 @@ def from_threads(me: Rank) -> None:
             list(pool.map(use, order))
 
 
+@pytest.mark.processes
 def test_several_threads_and_groups() -> None:
     run_mpi_ranks(3, from_threads)
 
@@ -324,6 +335,7 @@ def aborted_while_meeting(me: Rank) -> None:
         np.testing.assert_array_equal(x, me.size)
 
 
+@pytest.mark.processes
 def test_abort_before_everybody_came() -> None:
     run_mpi_ranks(3, aborted_while_meeting)
 
@@ -345,6 +357,7 @@ def times_out(me: Rank) -> None:
         dist.barrier(group)
 
 
+@pytest.mark.processes
 def test_the_groups_timeout() -> None:
     run_mpi_ranks(2, times_out)
 
@@ -364,6 +377,7 @@ def leaves_while_another_hangs(me: Rank) -> None:
     me.listen(30)
 
 
+@pytest.mark.processes
 def test_a_rank_may_leave_after_an_abort() -> None:
     with MPIRanks(2, leaves_while_another_hangs) as ranks:
         pid = ranks.next_report(0)
@@ -402,6 +416,7 @@ def survives(me: Rank) -> list[float]:
         return [took]
 
 
+@pytest.mark.processes
 def test_the_others_outlive_a_killed_rank() -> None:
     if not is_open_mpi():
         pytest.skip("only Open MPI's ranks outlive one that was killed")
@@ -428,6 +443,7 @@ def subset_first(me: Rank) -> None:
             np.testing.assert_array_equal(x, 2)
 
 
+@pytest.mark.processes
 def test_a_subgroup_alone() -> None:
     run_mpi_ranks(3, subset_first)
 
@@ -439,6 +455,7 @@ def imports_nothing(me: Rank) -> list[str]:
     return loaded
 
 
+@pytest.mark.processes
 def test_mpi_is_not_loaded_where_no_launcher_started_the_process() -> None:
     assert run_ranks(2, imports_nothing) == [[], []]
 
@@ -455,6 +472,7 @@ def two_of_four(me: Rank) -> float | None:
     return x[0]
 
 
+@pytest.mark.processes
 def test_ranks_that_never_use_mpi_hold_up_nobody() -> None:
     # MPI_Init waits for all processes of the job: all of them call it.
     with MPIRanks(4, two_of_four) as ranks:
@@ -481,6 +499,7 @@ def with_mpi4py(me: Rank) -> None:
         np.testing.assert_array_equal(x, me.size)
 
 
+@pytest.mark.processes
 def test_beside_mpi4py() -> None:
     run_mpi_ranks(2, with_mpi4py)
 
@@ -494,6 +513,7 @@ sys.stdout.write(f"{dist.get_rank()} {x}\\n")
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("method", [[], ["file://{folder}/store"]])
 def test_a_plain_script(tmp_path: Any, method: list[str]) -> None:
     """Without MASTER_ADDR, without destroy_process_group, from any folder."""
@@ -557,6 +577,7 @@ def mismatched(me: Rank) -> None:
         dist.barrier()
 
 
+@pytest.mark.processes
 def test_sizes_that_differ_are_told() -> None:
     run_mpi_ranks(2, mismatched)
 
@@ -579,6 +600,7 @@ def longer_than_there_is_room_for(me: Rank, nbytes: int) -> None:
         dist.barrier()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("nbytes", [1000, 5000, 1 << 20])
 def test_a_message_that_does_not_fit_is_written_nowhere(nbytes: int) -> None:
     run_mpi_ranks(2, longer_than_there_is_room_for, nbytes)
@@ -588,6 +610,7 @@ def fails(me: Rank) -> None:
     raise LookupError("on purpose")
 
 
+@pytest.mark.processes
 def test_the_harness_shows_errors() -> None:
     with pytest.raises(RankFailure, match="on purpose"):
         run_mpi_ranks(2, fails)

@@ -16,6 +16,8 @@ import pytest
 
 from tools.other_environments import mpich_python
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).resolve().parents[3]
 FILES = (
     "tests/backends/mpi/test_mpi.py",

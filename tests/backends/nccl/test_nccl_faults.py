@@ -215,6 +215,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.processes
 @pytest.mark.xfail(
     sys.version_info >= (3, 14),
     reason="CPython 3.14 may interrupt between __enter__ and the block: docs/limits.md",

@@ -38,6 +38,7 @@ def compiled(folder: Path, source: str, soname: str) -> str:
     return str(made)
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(compiler is None, reason="no C compiler, which the stubs need")
 @pytest.mark.skipif(sys.platform != "linux", reason="nccl4py has wheels for Linux only")
 @pytest.mark.timeout(900)

@@ -606,6 +606,7 @@ def unmatched(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [one for one in found if not one["matched"]]
 
 
+@pytest.mark.processes
 @pytest.mark.soak
 @pytest.mark.timeout(1800)  # the first one may have to download PyTorch
 def test_the_analyser_finds_every_collective_matched(analysed: dict[str, Any]) -> None:
@@ -620,6 +621,7 @@ def test_the_analyser_finds_every_collective_matched(analysed: dict[str, Any]) -
     assert {"all_gather_v", "allreduce_coalesced", "all_to_all"} < set(ops)
 
 
+@pytest.mark.processes
 @pytest.mark.soak
 def test_the_analyser_keeps_groups_apart(analysed: dict[str, Any]) -> None:
     found = analysed["subgroups"]
@@ -635,6 +637,7 @@ def test_the_analyser_keeps_groups_apart(analysed: dict[str, Any]) -> None:
     ]
 
 
+@pytest.mark.processes
 @pytest.mark.soak
 def test_sends_do_not_spoil_the_verdict_on_collectives(
     analysed: dict[str, Any],
@@ -645,6 +648,7 @@ def test_sends_do_not_spoil_the_verdict_on_collectives(
     assert unmatched(found) == []
 
 
+@pytest.mark.processes
 @pytest.mark.soak
 def test_the_analyser_names_the_missing_rank(analysed: dict[str, Any]) -> None:
     (wrong,) = unmatched(analysed["missing"])
@@ -652,6 +656,7 @@ def test_the_analyser_names_the_missing_rank(analysed: dict[str, Any]) -> None:
     assert wrong["missing"] == [3]
 
 
+@pytest.mark.processes
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ("scenario", "culprit", "error"),
@@ -673,6 +678,7 @@ def test_the_analyser_names_the_rank_that_differs(
         assert re.search(error, said)
 
 
+@pytest.mark.processes
 @pytest.mark.soak
 def test_the_analyser_takes_the_dumps_of_nccl_groups(
     analysed: dict[str, Any],
@@ -704,6 +710,7 @@ def test_a_duration_is_that_of_the_device(tmp_path: Path) -> None:
             assert entry["duration_ms"] >= 0
 
 
+@pytest.mark.processes
 @pytest.mark.soak
 def test_the_analyser_knows_all_names(analysed: dict[str, Any]) -> None:
     # Those two are types of Works, never of records.
@@ -716,6 +723,7 @@ def test_the_analyser_knows_all_names(analysed: dict[str, Any]) -> None:
             assert name in analysed["collectives"]
 
 
+@pytest.mark.processes
 @pytest.mark.soak
 def test_our_dumps_have_the_fields_and_types_of_pytorchs(
     analysed: dict[str, Any],

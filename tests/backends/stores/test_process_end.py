@@ -54,6 +54,7 @@ def exited(process: subprocess.Popen[bytes]) -> str:
     return "exit code 3"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("ends", [died_by_signal, exited])
 @pytest.mark.parametrize(
     "reaped", [False, pytest.param(True, marks=keeps_status)], ids=["zombie", "reaped"]
@@ -71,6 +72,7 @@ def test_how_it_ended(
         end.close()
 
 
+@pytest.mark.processes
 def test_what_is_known_stays_known() -> None:
     with running() as process:
         end = ProcessEnd(process.pid)
@@ -81,6 +83,7 @@ def test_what_is_known_stays_known() -> None:
         end.close()
 
 
+@pytest.mark.processes
 def test_a_process_that_was_reaped_before_is_refused() -> None:
     with running() as process:
         process.kill()
@@ -89,6 +92,7 @@ def test_a_process_that_was_reaped_before_is_refused() -> None:
             ProcessEnd(process.pid)
 
 
+@pytest.mark.processes
 def test_only_another_process_of_this_host_is_followed() -> None:
     place, _, _ = own_process().rpartition(b"/")
     elsewhere = b"another-boot/1"
@@ -133,6 +137,7 @@ os._exit(3)
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("ends", [died_by_signal, exited])
 def test_the_store_tells_how_a_client_ended(
     ends: Callable[[subprocess.Popen[bytes]], str],
@@ -148,6 +153,7 @@ def test_the_store_tells_how_a_client_ended(
     master.close()
 
 
+@pytest.mark.processes
 def test_the_store_keeps_no_process_that_leaves_in_good_order() -> None:
     master = TCPStore("127.0.0.1", 0, 2, True, 20, False, key=KEY, reports_deaths=True)
     program = client(master.port).replace("os._exit(3)", "store.withdraw()")
@@ -171,6 +177,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.processes
 def test_a_client_tells_how_the_server_ended() -> None:
     with running(SERVER) as process:
         assert process.stdout is not None
@@ -184,6 +191,7 @@ def test_a_client_tells_how_the_server_ended() -> None:
         store.close()
 
 
+@pytest.mark.processes
 def test_a_server_that_lives_on_leaves_the_cause_open() -> None:
     with running(
         SERVER.replace("sys.stdin.read()", "input(); store.close(); input()")

@@ -45,6 +45,7 @@ def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
 # -- what a store is ---------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_set_get(site: Site, store: Store) -> None:
     store.set("a", b"\x00\xff")
     store.set("ключ/β", "текст")
@@ -56,17 +57,20 @@ def test_set_get(site: Site, store: Store) -> None:
     assert store.num_keys() == 2
 
 
+@pytest.mark.processes
 def test_value_of_a_wrong_type(store: Store) -> None:
     with pytest.raises(TypeError, match="bytes or str, not int"):
         store.set("a", 3)  # type: ignore[arg-type]
 
 
+@pytest.mark.processes
 def test_large_value(site: Site, store: Store) -> None:
     value = os.urandom(8 << 20)
     store.set("large", value)
     assert site.open().get("large") == value
 
 
+@pytest.mark.processes
 def test_add(site: Site, store: Store) -> None:
     assert store.add("n", 5) == 5
     assert site.open().add("n", -7) == -2
@@ -77,6 +81,7 @@ def test_add(site: Site, store: Store) -> None:
     assert store.add("n", 0) == -2
 
 
+@pytest.mark.processes
 def test_compare_set(store: Store) -> None:
     assert store.compare_set("k", "not this", "x") == b""
     assert not store.check(["k"])
@@ -86,6 +91,7 @@ def test_compare_set(store: Store) -> None:
     assert store.get("k") == b"second"
 
 
+@pytest.mark.processes
 def test_delete(store: Store) -> None:
     store.set("k", "v")
     assert store.delete_key("k")
@@ -94,6 +100,7 @@ def test_delete(store: Store) -> None:
     assert store.num_keys() == 0
 
 
+@pytest.mark.processes
 def test_check(store: Store) -> None:
     store.set("a", "1")
     store.set("b", "2")
@@ -105,6 +112,7 @@ def test_check(store: Store) -> None:
 # -- waiting -----------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_wait_times_out_and_names_keys_and_ranks(store: Store) -> None:
     store.set("seat/1", "here")
     start = time.monotonic()
@@ -118,6 +126,7 @@ def test_wait_times_out_and_names_keys_and_ranks(store: Store) -> None:
     assert "ranks 0, 3 did not come" in message
 
 
+@pytest.mark.processes
 def test_get_times_out(store: Store) -> None:
     with pytest.raises(DistStoreTimeoutError, match="absent") as caught:
         store.get("absent", 0.05)
@@ -126,12 +135,14 @@ def test_get_times_out(store: Store) -> None:
         store.get("absent", 0)
 
 
+@pytest.mark.processes
 def test_store_timeout_is_the_default(store: Store) -> None:
     store.timeout = 0.05
     with pytest.raises(DistStoreTimeoutError, match=r"after 0\.05 s"):
         store.wait(["absent"])
 
 
+@pytest.mark.processes
 def test_wait_ends_when_the_last_key_comes(site: Site, store: Store) -> None:
     other = site.open()
     with ThreadPoolExecutor(1) as pool:
@@ -143,6 +154,7 @@ def test_wait_ends_when_the_last_key_comes(site: Site, store: Store) -> None:
     store.wait([])
 
 
+@pytest.mark.processes
 def test_waits_block_nobody_else(store: Store) -> None:
     with ThreadPoolExecutor(8) as pool:
         waiting = [pool.submit(store.get, f"late/{i}", 10) for i in range(7)]
@@ -151,6 +163,7 @@ def test_waits_block_nobody_else(store: Store) -> None:
             assert waiting[i].result(30) == str(i).encode()
 
 
+@pytest.mark.processes
 def test_many_threads(store: Store) -> None:
     def work(worker: int) -> None:
         for i in range(20):
@@ -166,6 +179,7 @@ def test_many_threads(store: Store) -> None:
 # -- watching ----------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_watch(site: Site, store: Store) -> None:
     called = threading.Event()
     values: list[bytes] = []
@@ -186,6 +200,7 @@ def test_watch(site: Site, store: Store) -> None:
     assert values == [b"v!"]
 
 
+@pytest.mark.processes
 def test_a_watch_is_called_at_once(site: Site, store: Store) -> None:
     other, seconds = site.open(), []
     for attempt in range(3):
@@ -199,6 +214,7 @@ def test_a_watch_is_called_at_once(site: Site, store: Store) -> None:
     assert min(seconds) < 1
 
 
+@pytest.mark.processes
 def test_watch_a_present_key_and_cancel(store: Store) -> None:
     store.set("w", "v")
     called = threading.Event()
@@ -214,6 +230,7 @@ def test_watch_a_present_key_and_cancel(store: Store) -> None:
     assert cancelled == []
 
 
+@pytest.mark.processes
 def test_a_failing_callback_is_logged(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -232,6 +249,7 @@ def test_a_failing_callback_is_logged(
 # -- closing -----------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_close_wakes_waiters(site: Site, store: Store) -> None:
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(store.get, "never", 30) for _ in range(2)]
@@ -261,6 +279,7 @@ def test_a_dropped_store_is_closed(tmp_path: Path) -> None:
 # -- several processes -------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_processes_share_it(far_site: Site) -> None:
     site, store = far_site, far_site.open()
     body = (
@@ -280,6 +299,7 @@ def test_processes_share_it(far_site: Site) -> None:
         process.stdout.close()
 
 
+@pytest.mark.processes
 def test_a_rank_that_dies_harms_nobody(far_site: Site) -> None:
     site, store = far_site, far_site.open()
     process = site.run(
@@ -336,6 +356,7 @@ def test_file_store_refuses_another_file(tmp_path: Path) -> None:
         FileStore(tmp_path / "absent" / "store")
 
 
+@pytest.mark.processes
 def test_file_store_discards_what_an_earlier_run_left(tmp_path: Path) -> None:
     path = tmp_path / "store"
     FileStore(path).set("old", "1")
@@ -365,6 +386,7 @@ def test_file_store_after_its_file_was_deleted(tmp_path: Path) -> None:
     new.close()
 
 
+@pytest.mark.processes
 def test_file_store_lock_held_by_a_stopped_process(tmp_path: Path) -> None:
     path = tmp_path / "store"
     store = FileStore(path, timeout=0.3)
@@ -386,6 +408,7 @@ def test_file_store_lock_held_by_a_stopped_process(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.processes
 def test_file_store_of_a_forked_child_is_the_parents(tmp_path: Path) -> None:
     script = (
         "import os, sys\n"
@@ -566,6 +589,7 @@ def serving_process() -> subprocess.Popen[bytes]:
     )
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_tcp_death_of_the_master(how: signal.Signals) -> None:
     process = serving_process()
@@ -586,6 +610,7 @@ def test_tcp_death_of_the_master(how: signal.Signals) -> None:
     store.close()
 
 
+@pytest.mark.processes
 def test_a_stopped_server_can_be_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp, "_GRACE", 0.2)
     with serving_process() as process:
@@ -611,6 +636,7 @@ def test_a_stopped_server_can_be_asked_again(monkeypatch: pytest.MonkeyPatch) ->
         process.stdin.close()
 
 
+@pytest.mark.processes
 def test_tcp_store_ends_with_its_process() -> None:
     program = (
         "from rankscope.backends.stores.tcp import TCPStore\n"

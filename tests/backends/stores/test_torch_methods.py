@@ -25,6 +25,7 @@ from rankscope.backends.stores.tcp import TCPStore
 from tests.backends.stores.sites import KEY, Site
 
 
+@pytest.mark.processes
 def test_append(site: Site, store: Store) -> None:
     store.append("log", "a")
     site.open().append("log", b"\x00b")
@@ -36,6 +37,7 @@ def test_append(site: Site, store: Store) -> None:
     assert store.has_extended_api()
 
 
+@pytest.mark.processes
 def test_append_ends_a_wait(site: Site, store: Store) -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(store.get, "late", 20)
@@ -43,6 +45,7 @@ def test_append_ends_a_wait(site: Site, store: Store) -> None:
         assert waiting.result(30) == b"come"
 
 
+@pytest.mark.processes
 def test_many_keys_at_once(site: Site, store: Store) -> None:
     store.multi_set(["a", "b"], ["1", b"2"])
     store.multi_set([], [])
@@ -58,6 +61,7 @@ def test_many_keys_at_once(site: Site, store: Store) -> None:
         store.multi_get(["a", "c"], timedelta(0))
 
 
+@pytest.mark.processes
 def test_a_queue_gives_each_value_once_and_in_order(site: Site, store: Store) -> None:
     other = site.open()
     for value in ("1", b"2", ""):
@@ -74,6 +78,7 @@ def test_a_queue_gives_each_value_once_and_in_order(site: Site, store: Store) ->
     assert not store.check(["q"])
 
 
+@pytest.mark.processes
 def test_a_queue_is_waited_for_within_the_timeout(site: Site, store: Store) -> None:
     store.set_timeout(timedelta(milliseconds=50))
     with pytest.raises(DistStoreTimeoutError, match=r"0\.05 s .*'p?/?q' is still"):
@@ -89,6 +94,7 @@ def test_a_queue_is_waited_for_within_the_timeout(site: Site, store: Store) -> N
     assert other.queue_len("q") == 0
 
 
+@pytest.mark.processes
 def test_close_ends_a_wait_for_a_queue(site: Site, store: Store) -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(store.queue_pop, "q", True, 30)
@@ -102,6 +108,7 @@ def test_close_ends_a_wait_for_a_queue(site: Site, store: Store) -> None:
     assert other.queue_pop("q", timeout=10) == b"left"
 
 
+@pytest.mark.processes
 def test_the_timeout_of_a_store(store: Store) -> None:
     assert store.timeout == timedelta(seconds=20)
     half: Any = np.float32(0.5)
@@ -116,6 +123,7 @@ def test_the_timeout_of_a_store(store: Store) -> None:
         store.get("absent", "soon")  # type: ignore[arg-type]
 
 
+@pytest.mark.processes
 def test_a_clone_has_the_same_keys_and_an_end_of_its_own(store: Store) -> None:
     store.set_timeout(7)
     other = store.clone()
@@ -129,6 +137,7 @@ def test_a_clone_has_the_same_keys_and_an_end_of_its_own(store: Store) -> None:
     assert store.get("k") == b"v"
 
 
+@pytest.mark.processes
 def test_a_barrier_holds_back_until_all_have_come(site: Site, store: Store) -> None:
     stores = [store, site.open(), site.open()]
     order: list[int] = []
@@ -148,6 +157,7 @@ def test_a_barrier_holds_back_until_all_have_come(site: Site, store: Store) -> N
         store.barrier("b", 0)
 
 
+@pytest.mark.processes
 def test_add_takes_numpys_integers_and_no_floats(store: Store) -> None:
     amount: Any = np.int64(2)
     assert store.add("n", amount) == 2
@@ -188,6 +198,7 @@ def test_the_master_waits_for_the_workers(tmp_path: Path) -> None:
         TCPStore("127.0.0.1", 0, 2, True, timeout=0.1, key=KEY)
 
 
+@pytest.mark.processes
 def test_the_last_to_leave_removes_a_temporary_file(tmp_path: Path) -> None:
     path = tmp_path / "store"
     first = FileStore(path, 2, temporary=True)

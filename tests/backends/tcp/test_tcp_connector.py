@@ -117,6 +117,7 @@ def over(me: Rank, environment: dict[str, str], hosts: list[str] | None) -> Any:
     return kinds
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("chosen", "expected"),
     [("", WITHIN_A_HOST), ("unix", ("unix",)), ("tcp", ("tcp",))],
@@ -126,6 +127,7 @@ def test_transports_within_a_host(chosen: str, expected: tuple[str, ...]) -> Non
     assert all({*kinds.values()} == {expected} for kinds in found)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("encrypted", ["0", "1"])
 def test_ranks_of_two_hosts_are_connected_by_tcp(encrypted: str) -> None:
     """Two hosts by name alone: the ranks take every connection between them for TCP."""
@@ -151,6 +153,7 @@ def refused(me: Rank) -> Any:
     return over(me, {}, None)
 
 
+@pytest.mark.processes
 def test_a_rank_without_unix_sockets_is_connected_by_tcp() -> None:
     first, second, third = run_ranks(3, refused)
     assert first == {1: ("tcp",), 2: WITHIN_A_HOST}
@@ -316,10 +319,12 @@ def few(me: Rank, hard: int) -> str:
     return said
 
 
+@pytest.mark.processes
 def test_a_low_limit_of_descriptors_is_raised() -> None:
     assert run_ranks(3, few, 200) == ["", "", ""]
 
 
+@pytest.mark.processes
 def test_an_exhausted_limit_is_told_with_what_to_set() -> None:
     for said in run_ranks(3, few, 20):
         assert "file descriptors" in said

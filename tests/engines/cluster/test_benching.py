@@ -14,6 +14,7 @@ from rankscope.engines.agent import benchmark as on_rank
 WAIT = 60
 
 
+@pytest.mark.processes
 def test_rows_come_as_they_are_measured(cluster: Cluster) -> None:
     seen: list[BenchRow] = []
     bench = cluster.bench("all_reduce", "1K:64K:8", iterations=3, on_row=seen.append)
@@ -33,6 +34,7 @@ def test_rows_come_as_they_are_measured(cluster: Cluster) -> None:
         assert row.busbw == pytest.approx(row.algbw * 1.5)
 
 
+@pytest.mark.processes
 def test_backends_are_compared_in_groups_of_their_own(cluster: Cluster) -> None:
     cluster.execute("pair = dist.new_group([1, 3], group_desc='pair')").result(WAIT)
     result = cluster.bench(
@@ -44,6 +46,7 @@ def test_backends_are_compared_in_groups_of_their_own(cluster: Cluster) -> None:
     cluster.execute("dist.destroy_process_group(pair)", ranks=[1, 3]).result(WAIT)
 
 
+@pytest.mark.processes
 def test_what_cannot_be_measured_is_refused_before_it_starts(cluster: Cluster) -> None:
     with pytest.raises(ValueError, match="expected one of all_reduce"):
         cluster.bench("sum")
@@ -94,6 +97,7 @@ def test_each_backend_gets_the_arrays_that_it_is_for(
     assert seen == measured
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(unavailable_reason("nccl") is None, reason="NCCL can be used")
 def test_nccl_is_measured_on_the_gpu_or_says_what_it_needs(cluster: Cluster) -> None:
     reason = unavailable_reason("nccl")
@@ -106,6 +110,7 @@ def test_nccl_is_measured_on_the_gpu_or_says_what_it_needs(cluster: Cluster) -> 
     assert list(cluster.status(fresh=True).groups) == ["default"]
 
 
+@pytest.mark.processes
 def test_a_backend_that_is_not_there_fails_on_every_rank(cluster: Cluster) -> None:
     bench = cluster.bench("all_reduce", [1024], backends=["tcp", "mpi"], iterations=2)
     with pytest.raises(

@@ -46,6 +46,7 @@ class Prepared(Exception):
     """The start went on past the check."""
 
 
+@pytest.mark.processes
 def test_no_process_is_started_unless_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     def prepare(*args: object, **options: object) -> None:
         raise Prepared

@@ -18,6 +18,8 @@ from rankscope.engines import Cluster, ClusterError, Execution, ExecutionError
 from rankscope.engines.status import Summary
 from tests.engines.cluster.faults import WAIT, stop, until_at
 
+pytestmark = pytest.mark.processes
+
 #: Runs until the file is there; keeps the main thread in a C call each time.
 #: Has the next traceback take a second.
 SLOW_TRACEBACK = """

@@ -13,6 +13,8 @@ import pytest
 
 from rankscope.engines import Cluster, ClusterError
 
+pytestmark = pytest.mark.processes
+
 ROUNDS = 25
 #: Wrong if the all_reduces of two cells are paired.
 SUM = (

@@ -9,6 +9,8 @@ import pytest
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, Execution
 
+pytestmark = pytest.mark.processes
+
 WAIT = 60.0
 POOLS = """
 from multiprocessing import Pool

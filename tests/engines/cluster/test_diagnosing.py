@@ -15,6 +15,8 @@ from rankscope.engines import Cluster, StallWatch
 from rankscope.engines.cluster.diagnosing import library_call
 from tests.engines.cluster.faults import all_in_flight, until_at
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:

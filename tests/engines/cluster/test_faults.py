@@ -18,6 +18,8 @@ from rankscope.engines import Cluster, ClusterError, ExecutionError, RankError
 from rankscope.widgets import StatusTable
 from tests.engines.cluster.faults import HANG, SUM, WAIT, hanging, sides
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(autouse=True)
 def _usable_before_and_after(cluster: Cluster) -> Iterator[None]:

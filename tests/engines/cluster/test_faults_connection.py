@@ -17,6 +17,8 @@ from rankscope.engines import Cluster, ClusterError
 from tests.engines.cluster.faults import SUM, WAIT, all_in_flight, hanging
 from tests.engines.cluster.wire import Wire
 
+pytestmark = pytest.mark.processes
+
 
 def connection_file(cluster: Cluster) -> Path:
     assert cluster._launched is not None

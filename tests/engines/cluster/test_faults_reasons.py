@@ -11,6 +11,8 @@ from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster
 from tests.engines.cluster.faults import SUM, WAIT, all_in_flight, hanging
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(autouse=True)
 def _usable_again(cluster: Cluster) -> Iterator[None]:

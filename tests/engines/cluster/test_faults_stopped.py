@@ -19,6 +19,8 @@ from rankscope.engines import Cluster, ClusterError, StallWatch
 from rankscope.engines.cluster.launch import HEARTBEAT, MISSES
 from tests.engines.cluster.faults import SUM, WAIT, hanging, left_hanging
 
+pytestmark = pytest.mark.processes
+
 #: Rank 2 sleeps in a C function that keeps the GIL.
 HOLDS_GIL = """
 import ctypes, pathlib

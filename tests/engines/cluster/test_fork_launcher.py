@@ -79,6 +79,7 @@ def spawned() -> dict[str, object]:
 
 @pytest.mark.usefixtures("no_leaks")
 class TestForkedEngines:
+    @pytest.mark.processes
     def test_each_is_a_process_of_its_own(self, spawned: dict[str, object]) -> None:
         with Cluster.start(3) as cluster:
             assert cluster._launched is not None
@@ -104,6 +105,7 @@ class TestForkedEngines:
             assert reasons[1].startswith("rank 1 is dead: exit code 3 (")
             assert reasons[2].startswith("rank 2 is dead: killed by SIGABRT")
 
+    @pytest.mark.processes
     def test_engines_outlive_a_killed_server(self) -> None:
         with Cluster.start(2) as cluster:
             assert cluster._launched is not None
@@ -120,6 +122,7 @@ class TestForkedEngines:
             os.kill(cluster.pids[1], signal.SIGTERM)
             until(lambda: not second.is_running(), WAIT, "the second server")
 
+    @pytest.mark.processes
     def test_engines_that_register_while_the_client_connects(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -136,6 +139,7 @@ class TestForkedEngines:
         with Cluster.start(2, start_timeout=WAIT) as cluster:
             cluster.execute("rank").result(WAIT)
 
+    @pytest.mark.processes
     def test_a_server_that_cannot_start(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
             "rankscope.engines.cluster.fork_launcher._SERVER", "rankscope.nowhere"

@@ -109,6 +109,7 @@ class Board:
 class TestTwoGroupsOfOneName:
     first, second = GroupKey("tp", (0, 1)), GroupKey("tp", (0, 2))
 
+    @pytest.mark.processes
     def test_the_board_aborts_and_rebuilds_the_one_that_was_clicked(
         self, pairs: Cluster
     ) -> None:
@@ -132,6 +133,7 @@ class TestTwoGroupsOfOneName:
         use(pairs, "first", [0, 1])
         use(pairs, "second", [0, 2])
 
+    @pytest.mark.processes
     def test_the_cluster_takes_a_key_or_an_id(self, pairs: Cluster) -> None:
         assert pairs.abort(self.second) == {0: ["tp"], 2: ["tp"]}
         # The answers bring the new state: no second round trip is needed.
@@ -145,6 +147,7 @@ class TestTwoGroupsOfOneName:
         pairs.rebuild(self.second.id)
         use(pairs, "second", [0, 2])
 
+    @pytest.mark.processes
     def test_the_name_alone_is_refused_where_ranks_have_both(
         self, pairs: Cluster
     ) -> None:
@@ -159,6 +162,7 @@ class TestTwoGroupsOfOneName:
                 call()
         assert states(pairs) == before
 
+    @pytest.mark.processes
     def test_a_cell_runs_in_the_one_with_the_id(self, pairs: Cluster) -> None:
         cell = pairs.execute("dist.get_world_size(), rank", group=self.second.id)
         cell.result(WAIT)
@@ -166,6 +170,7 @@ class TestTwoGroupsOfOneName:
         texts = [cell.outputs(rank)[0]["data"]["text/plain"] for rank in (0, 2)]
         assert texts == ["(2, 0)", "(2, 2)"]
 
+    @pytest.mark.processes
     def test_a_fresh_rank_has_both_again(self, pairs: Cluster) -> None:
         pairs.restart([1])
         pairs.rebuild(self.first)

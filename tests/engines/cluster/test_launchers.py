@@ -56,6 +56,7 @@ def test_advice_about_an_unusable_backend_is_one_sentence() -> None:
     ]
 
 
+@pytest.mark.processes
 def test_the_error_of_a_start_is_told_whatever_becomes_of_its_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

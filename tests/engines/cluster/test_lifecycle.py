@@ -23,6 +23,8 @@ from rankscope.engines import Cluster, ClusterError, ClusterStartError
 from rankscope.engines.cluster.orphan_reaper_main import process_start_time
 from rankscope.engines.status import Summary
 
+pytestmark = pytest.mark.processes
+
 WAIT = 30
 
 #: A notebook kernel in small: owns a cluster, says who belongs to it, waits.

@@ -17,6 +17,7 @@ from rankscope.engines.cluster.launched import session_folder
 WAIT = 60
 
 pytestmark = [
+    pytest.mark.processes,
     pytest.mark.mpi,
     pytest.mark.skipif(
         mpiexec() is None or importlib.util.find_spec("mpi4py") is None,

@@ -87,6 +87,7 @@ def simulated(_module_leaves_nothing: None) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.processes
 def test_the_board_hears_of_the_communicator(simulated: Cluster) -> None:
     (group,) = [
         one
@@ -96,6 +97,7 @@ def test_the_board_hears_of_the_communicator(simulated: Cluster) -> None:
     assert group.devices == {"cuda": "nccl (device 0: running)"}
 
 
+@pytest.mark.processes
 def test_the_status_has_what_a_rank_holds_on_its_gpu(simulated: Cluster) -> None:
     """Rank 1 has a GPU; when NVML does not answer, the status goes on without it."""
     assert not simulated.execute(WITH_NVML, ranks=[1]).result(60).errors
@@ -115,6 +117,7 @@ def test_the_status_has_what_a_rank_holds_on_its_gpu(simulated: Cluster) -> None
     until(lambda: look() == [("", None), (used, 12 << 30)], 30)
 
 
+@pytest.mark.processes
 def test_an_abort_ends_a_main_thread_that_synchronizes(simulated: Cluster) -> None:
     cell = simulated.execute(HANG, ranks=[0])
 
@@ -143,6 +146,7 @@ def test_an_abort_ends_a_main_thread_that_synchronizes(simulated: Cluster) -> No
     assert not again.errors
 
 
+@pytest.mark.processes
 def test_the_verdict_has_what_nccl_reports(simulated: Cluster) -> None:
     pid = simulated.pids[1]
     server = Server(service(True, lambda: json.dumps(report([rank(0, pid, 2)], []))))
@@ -174,6 +178,7 @@ def test_the_verdict_has_what_nccl_reports(simulated: Cluster) -> None:
     simulated.rebuild("alone")
 
 
+@pytest.mark.processes
 def test_a_config_with_nccl_costs_nothing_without_a_gpu(simulated: Cluster) -> None:
     code = """
 import sys
@@ -298,6 +303,7 @@ def test_what_is_no_device_is_named(devices: Any, message: str) -> None:
         parse_devices(devices)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("devices", "message"), BAD_DEVICES)
 def test_a_cluster_refuses_them_before_it_starts(devices: Any, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"devices={devices!r}: {message}")):
@@ -365,6 +371,7 @@ def test_why_a_backend_is_refused() -> None:
     assert why_refused("cpu", "tcp") is None
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(unavailable_reason("nccl") is None, reason="NCCL can be used")
 def test_a_backend_that_was_named_and_cannot_be_used(simulated: Cluster) -> None:
     reason = unavailable_reason("nccl")
@@ -390,6 +397,7 @@ def test_sharing_tells_nccl_that_the_hosts_differ() -> None:
     assert one["NCCL_MNNVL_ENABLE"] == "0"
 
 
+@pytest.mark.processes
 def test_devices_that_no_host_has_end_the_start() -> None:
     # One sentence, without the names of requests and of types.
     message = "^rank 0: --devices 63: there is no device 63, its host has"

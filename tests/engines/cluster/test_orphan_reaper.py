@@ -16,6 +16,8 @@ from rankscope.engines import Cluster
 from rankscope.engines.cluster.orphan_reaper import OrphanReaper
 from rankscope.engines.cluster.orphan_reaper_main import process_start_time
 
+pytestmark = pytest.mark.processes
+
 WAIT = 30
 
 #: Names one process and one file, loses its reaper, names another process.

@@ -15,7 +15,7 @@ import pytest
 
 from tests.engines.cluster import two_hosts
 
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.processes, pytest.mark.soak]
 
 _ROOT = Path(__file__).resolve().parents[3]
 

@@ -73,6 +73,7 @@ def test_a_server_listens_at_a_reserved_port() -> None:
             assert server.recv() == b"arrives"
 
 
+@pytest.mark.processes
 def test_clusters_that_start_at_the_same_time_have_ports_of_their_own() -> None:
     """Each is prepared before the controller of the other listens."""
     clusters = [prepare("local", None, None, guarded=True) for _ in range(2)]
@@ -105,6 +106,7 @@ def test_where_there_is_no_room_the_controller_chooses(
         assert found == []
 
 
+@pytest.mark.processes
 def test_the_controller_listens_at_them() -> None:
     with Cluster.start(1) as cluster:
         assert cluster._launched is not None

@@ -83,6 +83,7 @@ def cause(child: tuple[subprocess.Popen[str], int]) -> Cause | None:
     return cause_of(before, until(after))
 
 
+@pytest.mark.processes
 def test_a_process_that_beats_has_no_cause(
     child: tuple[subprocess.Popen[str], int],
 ) -> None:
@@ -91,6 +92,7 @@ def test_a_process_that_beats_has_no_cause(
     until(lambda: cause(child) is None)
 
 
+@pytest.mark.processes
 def test_a_process_that_is_stopped(child: tuple[subprocess.Popen[str], int]) -> None:
     process, thread = child
     os.kill(process.pid, signal.SIGSTOP)
@@ -100,6 +102,7 @@ def test_a_process_that_is_stopped(child: tuple[subprocess.Popen[str], int]) -> 
     until(lambda: cause_of(None, sample(process.pid, thread)) is None)
 
 
+@pytest.mark.processes
 def test_a_call_that_holds_the_gil(child: tuple[subprocess.Popen[str], int]) -> None:
     process, _ = child
     assert process.stdin is not None
@@ -109,6 +112,7 @@ def test_a_call_that_holds_the_gil(child: tuple[subprocess.Popen[str], int]) -> 
     until(lambda: cause(child) is Cause.HOLDS_GIL)
 
 
+@pytest.mark.processes
 def test_a_process_that_is_gone() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         pass

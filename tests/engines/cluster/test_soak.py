@@ -24,6 +24,7 @@ from tests.engines.cluster.faults import HANG, SUM, WAIT, all_in_flight, stop
 FAULTS = int(os.environ.get("RANKSCOPE_SOAK_FAULTS", "30"))
 
 pytestmark = [
+    pytest.mark.processes,
     # A fault takes one second, or four where an engine is started again.
     pytest.mark.timeout(60 + 12 * FAULTS),
 ]

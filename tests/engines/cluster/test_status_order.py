@@ -121,6 +121,7 @@ def one(_module_leaves_nothing: None) -> Iterator[Cluster]:
         yield started
 
 
+@pytest.mark.processes
 def test_an_engine_numbers_what_it_sends(one: Cluster) -> None:
     registry, seen = one._registry, list[int]()
     (slot,) = registry.slots

@@ -77,6 +77,7 @@ def stopped() -> Iterator[Cluster]:
     assert not lives(process)
 
 
+@pytest.mark.processes
 def test_engines_that_end_are_told_nothing(asked: list[Request[Any]]) -> None:
     with Cluster.start(1) as cluster:
         asked.clear()
@@ -84,6 +85,7 @@ def test_engines_that_end_are_told_nothing(asked: list[Request[Any]]) -> None:
     assert asked == []
 
 
+@pytest.mark.processes
 def test_no_last_status_is_requested_that_nobody_can_look_at(
     asked: list[Request[Any]],
 ) -> None:
@@ -105,6 +107,7 @@ def end_by_a_guest() -> None:
         until(lambda: cluster.ended is not None, WAIT, "the end of the cluster")
 
 
+@pytest.mark.processes
 def test_nothing_is_kept_for_a_controller_that_is_gone() -> None:
     """A socket lives on while it has messages, and has a descriptor of its own."""
     end_by_a_guest()
@@ -114,6 +117,7 @@ def test_nothing_is_kept_for_a_controller_that_is_gone() -> None:
     until(lambda: process.num_fds() <= before, WAIT, "the end of the sockets")
 
 
+@pytest.mark.processes
 def test_engines_that_live_on_publish_no_more(asked: list[Request[Any]]) -> None:
     with Cluster.start(1) as cluster:
         before = cluster.execute(SUBSCRIPTIONS).result(WAIT).outputs(0)
@@ -126,6 +130,7 @@ def test_engines_that_live_on_publish_no_more(asked: list[Request[Any]]) -> None
         assert cluster.execute(SUBSCRIPTIONS).result(WAIT).outputs(0) == before
 
 
+@pytest.mark.processes
 def test_a_stopped_engine_that_lives_on_publishes_no_more_once_it_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -144,6 +149,7 @@ def test_a_stopped_engine_that_lives_on_publishes_no_more_once_it_goes_on(
         until(lambda: now() == before, WAIT, "the end of the subscription")
 
 
+@pytest.mark.processes
 def test_a_stopped_rank_is_asked_nothing(
     monkeypatch: pytest.MonkeyPatch, stopped: Cluster
 ) -> None:
@@ -161,6 +167,7 @@ def test_a_stopped_rank_is_asked_nothing(
     assert requests == [(GetSummary(), [0])]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("engines", ["local", "spawn"])
 def test_a_stopped_engine_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, engines: str
@@ -172,6 +179,7 @@ def test_a_stopped_engine_is_not_waited_for(
     assert not lives(process)
 
 
+@pytest.mark.processes
 def test_a_stopped_engine_is_replaced_at_once(
     monkeypatch: pytest.MonkeyPatch, stopped: Cluster
 ) -> None:
@@ -188,6 +196,7 @@ def test_a_stopped_engine_is_replaced_at_once(
     assert (1, signal.SIGTERM) not in sent
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("engines", ["local", "spawn"])
 def test_a_cell_that_runs_is_interrupted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engines: str
@@ -203,6 +212,7 @@ def test_a_cell_that_runs_is_interrupted(
     assert left.read_text() == "KeyboardInterrupt"
 
 
+@pytest.mark.processes
 def test_a_renewal_that_waits_for_a_silent_rank_ends(
     monkeypatch: pytest.MonkeyPatch, stopped: Cluster
 ) -> None:
@@ -230,6 +240,7 @@ def test_a_renewal_that_waits_for_a_silent_rank_ends(
     assert not renewal.is_alive()
 
 
+@pytest.mark.processes
 def test_who_waits_for_an_answer_hears_of_the_end(stopped: Cluster) -> None:
     answers: Future[Answers[Any]] = Future()
 

@@ -15,6 +15,7 @@ from rankscope.engines.wire.engine_code import call_of
 from rankscope.engines.wire.torch_environment import TorchOptions
 
 
+@pytest.mark.processes
 def test_a_missing_torch_is_found_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -27,6 +28,7 @@ def test_a_missing_torch_is_found_before_anything_starts(
     assert steps == []
 
 
+@pytest.mark.processes
 def test_a_torch_that_only_the_ranks_lack_ends_the_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -45,6 +47,7 @@ def test_a_torch_that_only_the_ranks_lack_ends_the_start(
     assert "pip install torch, on every host" in message
 
 
+@pytest.mark.processes
 def test_backend_is_for_groups_of_rankscope() -> None:
     with pytest.raises(ValueError, match=r"torch='gloo'"):
         Cluster.start(2, torch=True, backend="gloo")

@@ -20,6 +20,7 @@ from tests.engines.cluster.faults import SUM, WAIT
 OPS = int(os.environ.get("RANKSCOPE_TRAFFIC_OPS", "20000"))
 
 pytestmark = [
+    pytest.mark.processes,
     pytest.mark.timeout(120 + OPS // 100),
 ]
 

@@ -15,7 +15,7 @@ import pytest
 from rankscope.backends import unavailable_reason
 from tests.engines.cluster import two_hosts, two_hosts_ucx
 
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.processes, pytest.mark.soak]
 
 _ROOT = Path(__file__).resolve().parents[3]
 

@@ -12,6 +12,8 @@ from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster
 from tests.engines.cluster.faults import SUM, WAIT
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def owner() -> Iterator[Cluster]:

@@ -13,9 +13,10 @@ from rankscope.widgets import StatusTable
 
 WAIT = 60
 
-pytestmark = pytest.mark.skipif(
-    unavailable_reason("ucx") is not None, reason="needs UCX"
-)
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(unavailable_reason("ucx") is not None, reason="needs UCX"),
+]
 
 SHM = "shm,cma"
 

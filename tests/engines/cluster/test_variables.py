@@ -16,6 +16,8 @@ import pytest
 from rankscope.engines import Cluster, ClusterError, PullError
 from rankscope.engines.wire import rank_variables, values
 
+pytestmark = pytest.mark.processes
+
 WAIT = 60.0
 LARGE = 3 * rank_variables.LARGE
 

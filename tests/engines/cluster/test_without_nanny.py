@@ -18,6 +18,8 @@ from rankscope.engines.wire import ipyparallel_private as private
 from rankscope.engines.wire.channel import ControlChannel
 from rankscope.engines.wire.requests import GetHello
 
+pytestmark = pytest.mark.processes
+
 WAIT = 30
 
 

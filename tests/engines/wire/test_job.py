@@ -88,6 +88,7 @@ def test_without_the_variable_there_is_no_key(monkeypatch: pytest.MonkeyPatch) -
     assert key_of_environment() is None
 
 
+@pytest.mark.processes
 def test_a_file_is_for_its_user_alone_and_goes_with_its_process(runtime: Path) -> None:
     job = _file(node=socket.gethostname())
     job.write()
@@ -152,6 +153,7 @@ def test_a_shared_queue_is_read_by_all_from_its_start(store: TCPStore) -> None:
         assert [one.get(timeout=DEADLINE) for _ in range(2)] == [b"1", b"2"]
 
 
+@pytest.mark.processes
 def test_a_notebook_detaches_from_a_job_whose_rank_0_is_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -26,6 +26,8 @@ from rankscope.magics.output.failures import CellError, CellTimeout, Interrupted
 from rankscope.magics.output.render import Renderer
 from tests.widgets.statuses import cluster, group, op, rank
 
+pytestmark = pytest.mark.processes
+
 
 class Told:
     """A cluster whose `status` a test sets; `calls` are what it was told to do."""

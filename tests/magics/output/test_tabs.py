@@ -128,6 +128,7 @@ def page(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     found.close()
 
 
+@pytest.mark.processes
 def test_a_click_shows_the_panel_of_a_rank(page: Page) -> None:
     many, two = page.locator(".rankscope-tabs").all()
     assert many.inner_text().split()[:13] == [*map(str, range(12)), "of"]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.widgets.lab import Lab
     from tests.widgets.person import Person
 
-pytestmark = [pytest.mark.in_order, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.in_order, pytest.mark.timeout(300)]
 
 NOTEBOOK = Path(__file__).parents[3] / "notebooks" / "05_hang.ipynb"
 

@@ -14,6 +14,8 @@ from tests.widgets.scene import Scene, lanes
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+pytestmark = pytest.mark.processes
+
 BUTTONS = ("Profile", "Diagnose", "Abort", "Rebuild")
 CLOCK = r"\d\d:\d\d:\d\d"
 

@@ -13,6 +13,8 @@ from tests.widgets.scene import Scene, lanes
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+pytestmark = pytest.mark.processes
+
 #: The least contrast of text by WCAG 2, level AA.
 LEAST = 4.5
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.widgets.lab import Lab, Notebook
 
-pytestmark = [pytest.mark.in_order, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.in_order, pytest.mark.timeout(300)]
 
 CELLS = {
     "load": "%load_ext rankscope",

@@ -11,6 +11,8 @@ from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster
 from rankscope.widgets.board.feed import BoardFeed
 
+pytestmark = pytest.mark.processes
+
 WAIT = 60
 #: What a rank says that has run a cell.
 DONE = "left its cell at its end"

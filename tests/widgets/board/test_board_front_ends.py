@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tests.widgets.lab import FrontEnd, Lab
 
 pytestmark = [
+    pytest.mark.processes,
     pytest.mark.soak,
     pytest.mark.timeout(600),
 ]

@@ -17,6 +17,8 @@ from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
 from tests.magics.kernels import bare_kernel
 
+pytestmark = pytest.mark.processes
+
 TIMEOUT = 90
 
 HANG = """%%distributed

@@ -24,6 +24,8 @@ from tests.widgets.scene import Scene, idle, lanes
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def scene(browser: Browser) -> Iterator[Scene]:

@@ -14,6 +14,8 @@ from tests.widgets.scene import Scene
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def scene(browser: Browser) -> Iterator[Scene]:

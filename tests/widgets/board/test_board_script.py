@@ -130,6 +130,7 @@ def _hang(scene: Scene, allow_abort: bool) -> None:
     scene.take(_of_script(status, allow_abort), verdicts)
 
 
+@pytest.mark.processes
 def test_what_the_script_refuses_cannot_be_clicked(scene: Scene) -> None:
     assert scene.button("Rebuild").is_visible()
     _hang(scene, allow_abort=False)
@@ -143,6 +144,7 @@ def test_what_the_script_refuses_cannot_be_clicked(scene: Scene) -> None:
     )
 
 
+@pytest.mark.processes
 def test_a_dead_rank_brings_no_restart(scene: Scene) -> None:
     dead = statuses.rank(3, statuses.group(), state="dead", reason="rank 3: killed")
     scene.take(_of_script(statuses.cluster(dead)))
@@ -150,6 +152,7 @@ def test_a_dead_rank_brings_no_restart(scene: Scene) -> None:
     assert scene.texts("banner") == ["Rank dead Rank 3: killed."]
 
 
+@pytest.mark.processes
 def test_an_abort_that_the_script_allows_asks_and_is_sent(scene: Scene) -> None:
     _hang(scene, allow_abort=True)
     abort = scene.button("Abort")
@@ -165,6 +168,7 @@ def test_an_abort_that_the_script_allows_asks_and_is_sent(scene: Scene) -> None:
     assert [one["do"] for one in scene.page.sent()] == ["abort"]
 
 
+@pytest.mark.processes
 def test_the_pinned_bar_has_the_same_abort(scene: Scene) -> None:
     scene.page.page.evaluate("() => window.pin(true)")
     _hang(scene, allow_abort=False)
@@ -172,6 +176,7 @@ def test_the_pinned_bar_has_the_same_abort(scene: Scene) -> None:
     assert bar.get_by_role("button", name="Abort").is_disabled()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("allow_abort", [False, True])
 def test_pictures(browser: Browser, theme: str, allow_abort: bool) -> None:

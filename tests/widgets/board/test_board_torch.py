@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tests.widgets.person import Person
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.processes, pytest.mark.soak, pytest.mark.timeout(600)]
 
 NOTEBOOK = Path(__file__).parents[3] / "notebooks" / "07_ddp.ipynb"
 

@@ -13,6 +13,8 @@ from tests.widgets.report.report_scenes import eight, many
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+pytestmark = pytest.mark.processes
+
 pytest.importorskip("playwright")
 
 #: The contrast of each text with the ground that it is on, and the text.
