@@ -136,7 +136,7 @@ if TYPE_CHECKING:
     from .stores.file import FileStore
     from .stores.hash import HashStore
     from .stores.tcp import TCPStore
-    from .ucx.info import UCXInfo, ucx_info
+    from .ucx.backend import UCXInfo, ucx_info
 
 #: What is imported at its first use, by its module: few programs use it, and ZeroMQ,
 #: pdb and psutil take as long to import as all the rest.
@@ -156,7 +156,7 @@ _AT_FIRST_USE = {
         "stores.file": "FileStore",
         "stores.hash": "HashStore",
         "stores.tcp": "TCPStore",
-        "ucx.info": "UCXInfo ucx_info",
+        "ucx.backend": "UCXInfo ucx_info",
     }.items()
     for name in names.split()
 }

@@ -29,7 +29,7 @@ from rankscope.backends.devices.cuda_install import has_driver
 from rankscope.backends.gloo.library import VARIABLE, installed
 from rankscope.backends.install import pip_install, with_extra
 from rankscope.backends.interface.registry import known_backends, resolve
-from rankscope.backends.messaging.network import interface_of, own_address
+from rankscope.backends.messaging.connecting import interface_of, own_address
 from rankscope.backends.tcp.peer_memory import Probe, allow_siblings
 from rankscope.backends.tcp.settings import (
     TRANSPORTS,

@@ -16,7 +16,6 @@ from typing import Any
 
 from ..errors import DistBackendError, DistError
 from ..interface.base import Array, Backend
-from ..messaging.reductions import find, refusal
 from ..stores.base import Store
 from ..stores.prefix import PrefixStore
 from ..tcp.backend import TCPBackend
@@ -121,12 +120,9 @@ class GlooBackend(Backend):
         self, op: OpType, dtype: Any, reduce_op: ReduceOp | None
     ) -> Reduction | None:
         """Return the reduction in the words of both; refuse what numpy lacks."""
-        if reduce_op is None:
+        ufunc = self._messages.check(op, dtype, reduce_op)
+        if ufunc is None or reduce_op is None:
             return None
-        ufunc = find(dtype, reduce_op)
-        if ufunc is None:
-            super().check(op, dtype, reduce_op)
-            raise refusal(op, dtype, reduce_op)
         return Reduction(ufunc, dtype.name, reduce_op.name)
 
     # -- collectives -----------------------------------------------------------

@@ -17,7 +17,7 @@ from pathlib import Path
 from ..did_you_mean import did_you_mean
 from ..errors import DistBackendError
 from ..install import pip_install, with_extra
-from ..messaging.network import interface_of, own_address
+from ..messaging.connecting import interface_of, own_address
 
 __all__ = [
     "VARIABLE",

@@ -17,7 +17,7 @@ import socket
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -28,13 +28,14 @@ from ..errors import (
     DistError,
     DistStoreTimeoutError,
 )
+from ..messaging.connecting import Namer, different, own_address
 from ..stores.base import Store
+from ..stores.process_end import host_id
 from ..work.work import Work
 from .child import Child
 from .library import Library
-from .rendezvous import meet
 
-__all__ = ["MEMORY_BYTES", "SideProcess"]
+__all__ = ["MEMORY_BYTES", "SideProcess", "choose_address"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -70,7 +71,7 @@ class SideProcess:
         store: Store,
         rank: int,
         size: int,
-        name: Callable[[Iterable[int]], str],
+        name: Namer,
         on_failure: Callable[[str | DistError], None],
     ) -> None:
         self.library = library
@@ -296,15 +297,7 @@ class SideProcess:
             )
         finally:
             self._far_end.close()
-        address = meet(
-            self._store,
-            self._rank,
-            self._size,
-            str(self.library),
-            self._get,
-            self._name,
-        )
-        self._send(address.encode())
+        self._send(self._meet().encode())
         while (message := self._receive()) != b"ready":
             verb, key, value = message.split(b"\0", 2)
             name = f"mesh/{key.decode()}"
@@ -313,6 +306,23 @@ class SideProcess:
             else:
                 self._send(b"=" + self._get(name))
         self.connected = True
+
+    def _meet(self) -> str:
+        """Return the address to listen at, once all ranks have published theirs."""
+        own = {
+            # Ranks share a loopback in one network namespace only.
+            "machine": host_id("net"),
+            "address": own_address(self._store),
+            "library": str(self.library),
+        }
+        self._store.set(f"host/{self._rank}", json.dumps(own))
+        hosts = [json.loads(self._get(f"host/{rank}")) for rank in range(self._size)]
+        libraries = [host["library"] for host in hosts]
+        # They have no transport in common, and would wait for each other for ever.
+        if len({*libraries}) > 1:
+            said = different(libraries, "gloo libraries", self._name)
+            raise DistBackendError(f"{said}, or set RANKSCOPE_GLOO on every rank")
+        return choose_address(hosts, self._rank)
 
     def _get(self, key: str) -> bytes:
         # Without a deadline: the dispatcher keeps those, and aborts.
@@ -354,3 +364,12 @@ class SideProcess:
 
 def _as_error(cause: str | DistError) -> DistError:
     return DistBackendError(cause) if isinstance(cause, str) else cause
+
+
+def choose_address(hosts: Sequence[dict[str, str]], rank: int) -> str:
+    """Return where the side process of `rank` listens: loopback if all share a host."""
+    if os.environ.get("GLOO_SOCKET_IFNAME"):
+        return hosts[rank]["address"]
+    if len({host["machine"] for host in hosts}) == 1:
+        return "127.0.0.1"
+    return hosts[rank]["address"]

@@ -20,7 +20,7 @@ The algorithms are the classical ones (Thakur, Rabenseifner and Gropp,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -34,15 +34,18 @@ __all__ = [
     "Ufunc",
     "all_gather",
     "all_to_all",
+    "alone",
     "barrier",
     "broadcast",
     "broadcast_parts",
+    "doubling",
     "gather",
+    "halving",
     "reduce",
     "reduce_scatter",
     "reduce_scatter_at_once",
+    "ring",
     "scatter",
-    "split_into_segments",
 ]
 
 Flat = npt.NDArray[Any]
@@ -69,7 +72,7 @@ _SEGMENT = 1 << 20
 _PEERS = 8
 
 
-def split_into_segments(size: int, itemsize: int) -> list[slice]:
+def _segments(size: int, itemsize: int) -> list[slice]:
     """Return the slices of an array of `size` elements that go as one message each."""
     step = max(1, _SEGMENT // itemsize)
     return [slice(start, min(start + step, size)) for start in range(0, size, step)]
@@ -90,7 +93,7 @@ def barrier(rank: int, size: int) -> Schedule:
 def broadcast(rank: int, size: int, data: Flat, root: int) -> Schedule:
     """Down a binomial tree, segment by segment."""
     parent, children = _tree(rank, size, root)
-    for segment in split_into_segments(data.size, data.itemsize):
+    for segment in _segments(data.size, data.itemsize):
         piece = data[segment]
         if parent is not None:
             yield [(RECV, parent, piece)]
@@ -122,7 +125,7 @@ def reduce(
 ) -> Schedule:
     """Up a binomial tree into `data` of `root`; elsewhere `data` is only read."""
     parent, children = _tree(rank, size, root)
-    segments = split_into_segments(data.size, data.itemsize)
+    segments = _segments(data.size, data.itemsize)
     longest = segments[0].stop
     own = parent is None or not children
     space = scratch(longest if own else 2 * longest, data.dtype)
@@ -227,7 +230,7 @@ def reduce_scatter(
     output[...] = inputs[rank]
     # The parts of the two peers of a step may be longer or shorter.
     longest = max(part.size for part in inputs)
-    segments = split_into_segments(longest, output.itemsize)
+    segments = _segments(longest, output.itemsize)
     other = scratch(min(output.size, segments[0].stop), output.dtype)
     for step in range(1, size):
         target, source = (rank + step) % size, (rank - step) % size
@@ -261,3 +264,143 @@ def reduce_scatter_at_once(
         ]
         for part in parts:
             ufunc(output, part, out=output)
+
+
+# The all_reduces. A rank first offers what it sends: a receive that finds its message
+# there may copy it at once, and the other rank would wait meanwhile.
+#
+# Every one of them gives the same bits on all ranks, and in every run: an element is
+# reduced once and sent to the others, or by all in the same order of ranks.
+
+
+def alone(rank: int, size: int, data: Flat, ufunc: Ufunc, scratch: Scratch) -> Schedule:
+    """Send nothing: the array of a single rank is its sum."""
+    return iter(())
+
+
+def doubling(
+    rank: int, size: int, data: Flat, ufunc: Ufunc, scratch: Scratch
+) -> Schedule:
+    """Recursive doubling: the whole array in each of log2 p steps."""
+    other = scratch(data.size, data.dtype)
+    power = 1 << (size.bit_length() - 1)
+    extra = size - power
+    position = rank - extra
+    if rank < 2 * extra:
+        position = yield from _fold(rank, data, ufunc, other)
+        if position < 0:
+            return
+    distance = 1
+    while distance < power:
+        peer = _unfolded(position ^ distance, extra)
+        yield [(SEND, peer, data), (RECV, peer, other)]
+        # Both sides put the lower rank's part first: equal bits on both.
+        first, second = (data, other) if rank < peer else (other, data)
+        if data.size == 1:
+            # In place numpy takes twice as long for one element as for two.
+            data[0] = ufunc(first, second)[0]
+        else:
+            ufunc(first, second, out=data)
+        distance *= 2
+    if rank < 2 * extra:
+        yield [(SEND, rank + 1, data)]
+
+
+def halving(
+    rank: int, size: int, data: Flat, ufunc: Ufunc, scratch: Scratch
+) -> Schedule:
+    """Rabenseifner: reduce-scatter by recursive halving, all-gather by doubling.
+
+    Each byte is sent twice, as round a ring, in 2 log2 p steps.
+    """
+    power = 1 << (size.bit_length() - 1)
+    extra = size - power
+    position = rank - extra
+    if rank < 2 * extra:
+        position = yield from _fold(rank, data, ufunc, scratch(data.size, data.dtype))
+        if position < 0:
+            return
+    edges = [part * data.size // power for part in range(power + 1)]
+    longest = edges[power] - edges[power // 2]
+    segment = _segments(longest, data.itemsize)
+    other = scratch(min(longest, segment[0].stop), data.dtype)
+    # The parts that this rank reduces: half as many after each step.
+    first, distance = 0, power // 2
+    while distance:
+        peer = _unfolded(position ^ distance, extra)
+        middle, last = first + distance, first + 2 * distance
+        lower = data[edges[first] : edges[middle]]
+        upper = data[edges[middle] : edges[last]]
+        kept, given = (upper, lower) if position & distance else (lower, upper)
+        for piece in segment:
+            mine = kept[piece]
+            received = other[: mine.size]
+            yield [(SEND, peer, given[piece]), (RECV, peer, received)]
+            if rank < peer:
+                ufunc(mine, received, out=mine)
+            else:
+                ufunc(received, mine, out=mine)
+        if position & distance:
+            first = middle
+        distance //= 2
+    distance = 1
+    while distance < power:
+        peer = _unfolded(position ^ distance, extra)
+        theirs = first ^ distance
+        yield [
+            (SEND, peer, data[edges[first] : edges[first + distance]]),
+            (RECV, peer, data[edges[theirs] : edges[theirs + distance]]),
+        ]
+        first = min(first, theirs)
+        distance *= 2
+    if rank < 2 * extra:
+        yield [(SEND, rank + 1, data)]
+
+
+def ring(rank: int, size: int, data: Flat, ufunc: Ufunc, scratch: Scratch) -> Schedule:
+    """Reduce-scatter round the ring, then all-gather round it: 2 (p - 1) steps."""
+    edges = [part * data.size // size for part in range(size + 1)]
+    parts = [data[edges[p] : edges[p + 1]] for p in range(size)]
+    up, down = (rank + 1) % size, (rank - 1) % size
+    # Parts differ by one element at most, so all ranks see as many segments.
+    longest = max(part.size for part in parts)
+    segments = _segments(longest, data.itemsize)
+    other = scratch(segments[0].stop, data.dtype)
+    for step in range(size - 1):
+        outgoing, incoming = (
+            parts[(rank - step) % size],
+            parts[(rank - step - 1) % size],
+        )
+        for segment in segments:
+            mine = incoming[segment]
+            received = other[: mine.size]
+            yield [(SEND, up, outgoing[segment]), (RECV, down, received)]
+            ufunc(mine, received, out=mine)
+    for step in range(size - 1):
+        outgoing, incoming = (
+            parts[(rank + 1 - step) % size],
+            parts[(rank - step) % size],
+        )
+        yield [(SEND, up, outgoing), (RECV, down, incoming)]
+
+
+def _fold(
+    rank: int, data: Flat, ufunc: Ufunc, other: Flat
+) -> Generator[list[Transfer], None, int]:
+    """Leave a power of two of the ranks: reduce rank 2k + 1 into rank 2k.
+
+    Returns the place among those that are left. A rank that is not gets the result
+    here, and -1.
+    """
+    if rank % 2:
+        yield [(SEND, rank - 1, data)]
+        yield [(RECV, rank - 1, data)]
+        return -1
+    yield [(RECV, rank + 1, other)]
+    ufunc(data, other, out=data)
+    return rank // 2
+
+
+def _unfolded(position: int, extra: int) -> int:
+    """Return the rank at a place among those that `_fold` leaves."""
+    return 2 * position if position < extra else position + extra

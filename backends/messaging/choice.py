@@ -17,16 +17,18 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from .algorithms import (
-    Flat,
     Schedule,
+    alone,
     broadcast,
     broadcast_parts,
+    doubling,
+    halving,
     reduce_scatter,
     reduce_scatter_at_once,
+    ring,
 )
-from .all_reduce import alone, doubling, halving, ring
 
-__all__ = ["ALL_REDUCE", "BROADCAST", "REDUCE_SCATTER", "Row", "chooser", "fitting"]
+__all__ = ["ALL_REDUCE", "BROADCAST", "REDUCE_SCATTER", "Algorithm", "Row", "fitting"]
 
 Algorithm = Callable[..., Schedule]
 
@@ -73,7 +75,10 @@ REDUCE_SCATTER = (
 
 
 def fitting(table: Sequence[Row], size: int) -> list[tuple[int, Algorithm]]:
-    """Return, for a group of `size` ranks, algorithms and up to how many bytes each."""
+    """Return algorithms for a group of `size` ranks, and up to how many bytes each.
+
+    They ascend, and the last one takes arrays of any size.
+    """
     rows: list[tuple[int, Algorithm]] = []
     for row in table:
         if size > row.ranks or (row.powers_of_two and size & (size - 1)):
@@ -81,21 +86,3 @@ def fitting(table: Sequence[Row], size: int) -> list[tuple[int, Algorithm]]:
         if not rows or row.nbytes > rows[-1][0]:
             rows.append((row.nbytes, row.algorithm))
     return rows
-
-
-def chooser(table: Sequence[Row], size: int) -> Callable[[Flat], Algorithm]:
-    """Return what chooses the algorithm for an array, in a group of `size` ranks."""
-    rows = fitting(table, size)
-    smallest = rows[0][1]
-
-    def choose(data: Flat) -> Algorithm:
-        # Where an array is cut into parts, every rank has one.
-        if data.size < size:
-            return smallest
-        nbytes = data.nbytes
-        for limit, algorithm in rows:
-            if nbytes <= limit:
-                return algorithm
-        return rows[-1][1]
-
-    return choose

@@ -1,20 +1,38 @@
-"""MeetingConnector: how the ranks of a group exchange addresses through its store."""
+"""How the ranks of a group find each other: through its store, and at which address."""
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+import psutil
+
+from ..errors import DistBackendError
 from ..rank_sets import name_ranks
 from ..stores.base import Store
+from ..stores.prefix import PrefixStore
+from ..stores.tcp import TCPStore
 
-__all__ = ["FOREVER", "MeetingConnector", "Namer"]
+__all__ = [
+    "FOREVER",
+    "MeetingConnector",
+    "Namer",
+    "different",
+    "interface_of",
+    "own_address",
+]
 
 #: A wait that only an abort ends: the deadlines of ops are the group's.
 FOREVER = 1e7
 
 #: Returns what messages call ranks of the group, such as ``ranks 2, 5``.
 Namer = Callable[[Iterable[int]], str]
+
+# The preferred one first.
+_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 class MeetingConnector:
@@ -51,3 +69,77 @@ class MeetingConnector:
         threading.Thread(
             target=self._store.close, name="rankscope-cancel", daemon=True
         ).start()
+
+
+def different(found: Sequence[str], what: str, name: Namer) -> str:
+    """Return the sentence that the ranks use different `what`: `found`, by rank."""
+    users = [
+        f"{name(rank for rank, one in enumerate(found) if one == each)}: {each}"
+        for each in sorted({*found})
+    ]
+    return (
+        f"the ranks of the group use different {what}: {'; '.join(users)}. Install the "
+        "same one for all"
+    )
+
+
+def own_address(store: Store | None = None) -> str:
+    """Return the address at which ranks on other hosts reach this process.
+
+    It is that of the interface GLOO_SOCKET_IFNAME, else of the route to the host of
+    `store`, to MASTER_ADDR, or to the rest of the world, else loopback. Raises
+    `DistBackendError` if the variable names an interface that has no address.
+    """
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    if interface:
+        found = psutil.net_if_addrs().get(interface, [])
+        usable = [one for one in found if one.family in _FAMILIES]
+        if usable:
+            return min(usable, key=_preference).address
+        raise DistBackendError(
+            f"GLOO_SOCKET_IFNAME names {interface!r}, which has no address here; "
+            f"there are {', '.join(sorted(psutil.net_if_addrs()))}"
+        )
+    return (
+        _address_towards(_host_of(store), os.environ.get("MASTER_ADDR", ""))
+        or "127.0.0.1"
+    )
+
+
+def _host_of(store: Store | None) -> str:
+    """Return the host at which the ranks reach `store`; empty if it has none."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store.host if isinstance(store, TCPStore) else ""
+
+
+def _preference(found: Any) -> tuple[bool, int]:
+    # A link-local address, fe80::1%eth0, has no meaning on another host.
+    return "%" in found.address, _FAMILIES.index(found.family)
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the interface that has `address`; empty if none has it."""
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(found.address == address for found in addresses):
+            return interface
+    return ""
+
+
+def _address_towards(*hosts: str) -> str | None:
+    """Return the local address of the first route that leaves this machine."""
+    # Connecting a datagram socket sends nothing. A documentation address stands
+    # for "anywhere else".
+    for target in (*filter(None, hosts), "192.0.2.1"):
+        try:
+            family, kind, _, _, peer = socket.getaddrinfo(
+                target, 9, type=socket.SOCK_DGRAM
+            )[0]
+            with socket.socket(family, kind) as probe:
+                probe.connect(peer)
+                address = str(probe.getsockname()[0])
+        except OSError:
+            continue
+        if address != "::1" and not address.startswith("127."):
+            return address
+    return None

@@ -8,23 +8,110 @@ from __future__ import annotations
 
 import collections
 import threading
+import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from ..errors import ConnectionLostError, DistBackendError, DistError
 from ..work.op_type import OpType
 from ..work.work import Work
-from .algorithms import SEND, Flat, Transfer
-from .mismatch import Members
-from .progress import progress
-from .transport import Transport
-from .work import MessageWork
+from .algorithms import SEND, Flat, Schedule, Transfer
+from .progress import progress, yield_core
+from .signature import Members, mismatch
+from .transport import Received, Request, Transport
 
-__all__ = ["MessageQueue"]
+__all__ = ["MessageQueue", "MessageWork"]
 
 # Seconds that abandon() waits for a thread that is advancing the ops.
 _ABANDON_PATIENCE = 1.0
+
+# The number of looks before the waiter looks at the clock, and lets other threads
+# have the queue.
+_LOOKS = 16
+
+# Seconds after the last progress from which on the process's thread looks seldom.
+_LONG = 0.5
+
+
+class MessageWork(Work):
+    """A schedule of messages in flight."""
+
+    __slots__ = ("queue", "requests", "schedule", "source", "tag")
+
+    def __init__(
+        self,
+        queue: MessageQueue,
+        op_type: OpType,
+        schedule: Schedule,
+        tag: int,
+        result: Any = None,
+    ) -> None:
+        super().__init__(op_type, result)
+        self.queue = queue
+        self.schedule = schedule
+        self.tag = tag
+        # What the present stage still waits for: the request, the bytes to be
+        # received (-1: a send), and the array, which must stay alive.
+        self.requests: list[tuple[Request, int, Flat]] = []
+        # The sender of what was received last.
+        self.source = -1
+
+    def mismatch(self, received: Received, expected: int) -> DistBackendError:
+        """Return the error of a message that is not what this op has to receive."""
+        return mismatch(
+            self.op_type, self.queue.members(), self.tag, received, expected
+        )
+
+    def detach(self) -> None:
+        """Have the process's thread drive it, as no thread waits for it."""
+        self.queue.advance()
+        if not self.is_completed():
+            progress.add(self.queue)
+
+    def _block(self, timeout: float | None) -> bool:
+        try:
+            # What it waits for may be there already: then no clock is looked at.
+            self.queue.advance(_LOOKS)
+            over = self._state.is_terminal or self._drive(timeout)
+        except BaseException:
+            # An interrupt: the op continues, and other ranks depend on it.
+            self.detach()
+            raise
+        if not over:
+            self.detach()
+        return over
+
+    def _drive(self, timeout: float | None) -> bool:
+        """Advance the queue for `timeout` seconds; return whether the op is over."""
+        queue, me = self.queue, threading.get_ident()
+        now = idle_from = time.monotonic()
+        deadline = float("inf") if timeout is None else now + timeout
+        try:
+            queue.waiting.add(me)
+            while now < deadline:
+                if not queue.opened.is_set():
+                    queue.opened.wait(min(0.1, deadline - now))
+                    idle_from = time.monotonic()
+                elif now - idle_from < queue.spin:
+                    yield_core()
+                else:
+                    # For good: the queue gets back its thread when this one leaves.
+                    queue.patient |= now - idle_from > _LONG
+                    queue.sleep(self, deadline - now, now - idle_from)
+                moved = queue.advance(_LOOKS)
+                if self._state.is_terminal:
+                    return True
+                now = time.monotonic()
+                if moved:
+                    idle_from = now
+            return False
+        finally:
+            queue.waiting.discard(me)
+            if queue.patient:
+                queue.patient = False
+                progress.add(queue)
 
 
 class MessageQueue:
@@ -37,7 +124,7 @@ class MessageQueue:
     def __init__(
         self,
         fail: Callable[[str | DistError], None],
-        members: Callable[[], Members | None] = lambda: None,
+        members: Callable[[], Members],
     ) -> None:
         #: Returns the ranks of the group, for messages.
         self.members = members

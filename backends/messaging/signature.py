@@ -7,14 +7,27 @@ compute nonsense. The receiver compares the signature of each message with its o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..errors import DistBackendError
 from ..work.op_type import OpType
 from .algorithms import Ufunc
+from .transport import LONGER, Received
 
-__all__ = ["BITS", "FIRST", "KINDS", "SHIFT", "Difference", "Signer", "differences"]
+__all__ = [
+    "BITS",
+    "FIRST",
+    "KINDS",
+    "SHIFT",
+    "Difference",
+    "Members",
+    "Signer",
+    "differences",
+    "mismatch",
+]
 
 #: A signature has so many bits, above those of a message's tag.
 BITS, SHIFT = 28, 16
@@ -112,3 +125,52 @@ def differences(theirs: int, ours: int) -> Difference | None:
         names = [_REDUCTIONS.get(one, "none") for one in (their_reduction, reduction)]
         return Difference("reduce op", *names)
     return None if their_root == root else Difference("root", their_root, root)
+
+
+class Members(NamedTuple):
+    """The global ranks of a group, by rank in it, and that of this process."""
+
+    rank: int
+    ranks: Sequence[int]
+
+
+def mismatch(
+    op_type: OpType, members: Members, tag: int, received: Received, expected: int
+) -> DistBackendError:
+    """Return the error of an op to which a message came that does not fit.
+
+    `tag` is the op's, and `expected` the bytes that the message should have had.
+    """
+    op, sender = op_type.value, f"rank {members.ranks[received.source]}"
+    signed = received.tag >= 0
+    found = differences(received.tag, tag) if signed else None
+    if found is None:
+        sent = f"{received.nbytes} bytes where {expected}"
+        if received.nbytes == LONGER:
+            sent = f"more than the {expected} bytes that"
+        what = "sizes" if signed else "sizes or dtypes"
+        return DistBackendError(
+            f"{op}: {sender} sent {sent} were expected: the arrays' {what} differ "
+            "between ranks"
+        )
+    return DistBackendError(f"{op}: {_sentence(found, sender, members)}")
+
+
+def _sentence(found: Difference, sender: str, members: Members) -> str:
+    what, theirs, ours = found
+    receiver = f"rank {members.rank}"
+    if what == "op":
+        return (
+            f"{sender} has called {theirs} in its place: the ranks call collectives in "
+            "different orders"
+        )
+    if what == "calls":
+        more = int(theirs) - int(ours)
+        calls = f"{abs(more)} collective{'' if abs(more) == 1 else 's'}"
+        return (
+            f"{sender} has called {calls} {'more' if more > 0 else 'less'} than "
+            f"{receiver}: the ranks call them in different orders"
+        )
+    if what == "root":
+        theirs, ours = (members.ranks[int(root)] for root in (theirs, ours))
+    return f"{what} {theirs} on {sender}, {ours} on {receiver}"

@@ -19,9 +19,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import ConnectionLostError
-from ..messaging.address import address_of
 from ..messaging.algorithms import Flat
-from ..messaging.transport import Received
+from ..messaging.transport import Received, address_of
 from .matching import Arrival, Matching, Request, TruncationError, as_bytes
 from .peer_memory import PeerMemory
 

@@ -21,8 +21,7 @@ import time
 from typing import Any
 
 from ..errors import DistBackendError, DistError
-from ..messaging.connecting import MeetingConnector, Namer
-from ..messaging.network import own_address
+from ..messaging.connecting import MeetingConnector, Namer, own_address
 from ..stores.base import Store
 from ..stores.process_end import host_id
 from .encryption import encrypt

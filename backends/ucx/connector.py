@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from ..errors import DistBackendError, DistError
-from ..messaging.connecting import MeetingConnector, Namer
+from ..messaging.connecting import MeetingConnector, Namer, different
 from .library import UCXError, load
 from .settings import chosen, network_settings, own_loopback
 from .transport import UCXTransport
@@ -67,16 +67,5 @@ def _check_versions(versions: list[str], name: Namer) -> None:
     Those of one major version understand each other, and one rank may have that of its
     MPI: 1.20 and 1.22 were tried.
     """
-    majors = [version.partition(".")[0] for version in versions]
-    if len(set(majors)) > 1:
-        users = {
-            version: name(
-                rank for rank, other in enumerate(versions) if other == version
-            )
-            for version in sorted(set(versions))
-        }
-        raise DistBackendError(
-            "the ranks of the group use different versions of UCX: "
-            + "; ".join(f"{ranks}: {version}" for version, ranks in users.items())
-            + ". Install the same one for all"
-        )
+    if len({version.partition(".")[0] for version in versions}) > 1:
+        raise DistBackendError(different(versions, "versions of UCX", name))

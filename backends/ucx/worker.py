@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import DistBackendError
-from ..messaging.address import address_of
+from ..messaging.transport import address_of
 from . import ucp
 from .library import ERROR_FROM, UCXError, load
 

@@ -16,8 +16,8 @@ from rankscope.backends.errors import DistBackendError
 from rankscope.backends.gloo.backend import GlooBackend
 from rankscope.backends.gloo.collectives import Reduction
 from rankscope.backends.gloo.library import gloo_options, installed, unavailable
-from rankscope.backends.gloo.rendezvous import choose_address
-from rankscope.backends.messaging import network
+from rankscope.backends.gloo.side_process import choose_address
+from rankscope.backends.messaging import connecting
 
 pytestmark = pytest.mark.skipif(
     unavailable() is not None, reason="no gloo library for this Python"
@@ -78,13 +78,13 @@ def test_the_address_of_an_interface(
     ]
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"eth0": found})
-    assert network.own_address() == chosen
+    assert connecting.own_address() == chosen
 
 
 def test_an_interface_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
     with pytest.raises(DistBackendError, match=f"'nowhere0'.*there are .*{LOOPBACK}"):
-        network.own_address()
+        connecting.own_address()
 
 
 def use(interface: str, family: int) -> None:

@@ -15,12 +15,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.backends.messaging import algorithms as schedules
-from rankscope.backends.messaging import all_reduce, choice
+from rankscope.backends.messaging import choice
 from rankscope.backends.messaging.algorithms import RECV, SEND, Schedule
+from rankscope.backends.messaging.backend import MessagingBackend
 
 Array = npt.NDArray[Any]
 
 SIZES = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 17]
+
+
+class Unconnected:
+    """The connector of a backend that sends nothing."""
+
+    def connect(self) -> None: ...
+    def cancel(self) -> None: ...
+
+
+def backend_of(size: int) -> MessagingBackend:
+    return MessagingBackend(0, size, Unconnected())
 
 
 class Network:
@@ -109,9 +121,9 @@ def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 ALL_REDUCES = [
-    all_reduce.doubling,
-    all_reduce.halving,
-    all_reduce.ring,
+    schedules.doubling,
+    schedules.halving,
+    schedules.ring,
 ]
 
 
@@ -138,22 +150,23 @@ def test_every_size_has_an_algorithm(table: Sequence[choice.Row], size: int) -> 
     limits = [limit for limit, _ in rows]
     assert limits == sorted(limits)
     assert limits[-1] > 1 << 60
-    choose = choice.chooser(table, size)
+    backend = backend_of(size)
     for limit, algorithm in rows[:-1]:
-        assert choose(np.empty(limit, "u1")) is algorithm
-        assert choose(np.empty(limit + 1, "u1")) is not algorithm
+        assert backend._choose(rows, np.empty(limit, "u1")) is algorithm
+        assert backend._choose(rows, np.empty(limit + 1, "u1")) is not algorithm
 
 
 @pytest.mark.parametrize("size", range(3, 40))
 def test_halving_is_for_powers_of_two(size: int) -> None:
     algorithms = [algorithm for _, algorithm in choice.fitting(choice.ALL_REDUCE, size)]
-    assert (all_reduce.halving in algorithms) == (size in (4, 8, 16, 32))
+    assert (schedules.halving in algorithms) == (size in (4, 8, 16, 32))
 
 
 def test_an_array_of_fewer_elements_than_ranks_is_not_cut() -> None:
     huge = np.empty(3, np.dtype((np.void, 1 << 20)))
-    assert choice.chooser(choice.ALL_REDUCE, 9)(huge) is all_reduce.doubling
-    assert choice.chooser(choice.ALL_REDUCE, 3)(huge) is all_reduce.ring
+    for size, algorithm in ((9, schedules.doubling), (3, schedules.ring)):
+        backend = backend_of(size)
+        assert backend._choose(backend._all_reduces, huge) is algorithm
 
 
 def _rooted_at(

@@ -14,7 +14,6 @@ import pytest
 import rankscope as dist
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.messaging import queue as queue_module
-from rankscope.backends.messaging import work as work_module
 from rankscope.backends.messaging.algorithms import (
     RECV,
     SEND,
@@ -22,9 +21,14 @@ from rankscope.backends.messaging.algorithms import (
     Schedule,
     Transfer,
 )
-from rankscope.backends.messaging.queue import MessageQueue
+from rankscope.backends.messaging.queue import MessageQueue, MessageWork
+from rankscope.backends.messaging.signature import Members
 from rankscope.backends.messaging.transport import Received
-from rankscope.backends.messaging.work import MessageWork
+
+
+def members() -> Members:
+    """Of a group of which this process is rank 0."""
+    return Members(0, range(8))
 
 
 class Message:
@@ -112,7 +116,7 @@ def started(
     op_type: dist.OpType = dist.OpType.ALL_REDUCE,
     fail: Callable[[Any], None] = lambda reason: None,
 ) -> tuple[MessageQueue, ByHand, MessageWork]:
-    queue, transport = MessageQueue(fail), ByHand()
+    queue, transport = MessageQueue(fail, members), ByHand()
     queue.open(transport)
     work = MessageWork(queue, op_type, schedule, 5)
     queue.submit(work, message=op_type.is_p2p)
@@ -149,7 +153,7 @@ def test_a_message_that_was_there_ends_its_stage_at_once() -> None:
 
     data = np.zeros(2)
     stages: list[list[Transfer]] = [[(RECV, 1, data)], [(RECV, 2, data)]]
-    queue, transport = MessageQueue(lambda reason: None), Early()
+    queue, transport = MessageQueue(lambda reason: None, members), Early()
     queue.open(transport)
     work = MessageWork(queue, dist.OpType.ALL_REDUCE, iter(stages), 5)
     queue.submit(work, message=False)
@@ -198,10 +202,10 @@ def test_a_shorter_message_fails_the_group() -> None:
     transport.posted[0].over, transport.posted[0].came = True, 4
     queue.advance()
     assert told == [
-        "all_reduce: rank 1 of the group sent 4 bytes where 8 were expected: the "
+        "all_reduce: rank 1 sent 4 bytes where 8 were expected: the "
         "arrays' sizes differ between ranks"
     ]
-    with pytest.raises(dist.DistBackendError, match="rank 1 of the group sent 4"):
+    with pytest.raises(dist.DistBackendError, match="rank 1 sent 4"):
         work.wait()
 
 
@@ -285,7 +289,7 @@ def test_an_error_of_an_op_that_is_issued_is_reported_afterwards() -> None:
         with issuing:
             told.append((str(reason), threading.get_ident()))
 
-    queue = MessageQueue(fail)
+    queue = MessageQueue(fail, members)
     queue.open(Broken())
     work = MessageWork(queue, dist.OpType.SEND, iter([[(SEND, 1, np.zeros(1))]]), 5)
     with issuing:
@@ -305,7 +309,7 @@ def test_an_interrupt_that_breaks_an_op_that_is_issued_is_reported_afterwards() 
         yield []
 
     told: list[int] = []
-    queue = MessageQueue(lambda reason: told.append(threading.get_ident()))
+    queue = MessageQueue(lambda reason: told.append(threading.get_ident()), members)
     queue.open(ByHand())
     work = MessageWork(queue, dist.OpType.ALL_REDUCE, interrupted(), 5)
     with pytest.raises(KeyboardInterrupt):
@@ -327,7 +331,7 @@ def test_what_came_during_the_looks_at_a_collective_is_not_left() -> None:
                     message.over = True
             return super().test(request, looks)
 
-    queue, transport = MessageQueue(lambda reason: None), Together()
+    queue, transport = MessageQueue(lambda reason: None, members), Together()
     queue.open(transport)
     receive = receive_of(queue, 3)
     collective = MessageWork(
@@ -375,15 +379,15 @@ def test_a_waiter_that_leaves_tells_the_thread_where_one_had_waited_for_long(
     another: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It looks seldom then; also where the last message came soon."""
-    queue, transport = MessageQueue(lambda reason: None), Waited()
+    queue, transport = MessageQueue(lambda reason: None, members), Waited()
     told: list[tuple[MessageQueue, bool, set[int]]] = []
 
     def add(of: MessageQueue) -> None:
         told.append((of, of.patient, {*of.waiting}))
 
-    monkeypatch.setattr(work_module, "progress", SimpleNamespace(add=add))
+    monkeypatch.setattr(queue_module, "progress", SimpleNamespace(add=add))
     clock = SimpleNamespace(monotonic=lambda: transport.now)
-    monkeypatch.setattr(work_module, "time", clock)
+    monkeypatch.setattr(queue_module, "time", clock)
     queue.open(transport)
     stages: list[list[Transfer]] = [[(RECV, 1, np.zeros(1))], [(RECV, 2, np.zeros(1))]]
     work = MessageWork(queue, dist.OpType.ALL_REDUCE, iter(stages), 5)
@@ -443,7 +447,7 @@ def test_a_handler_that_interrupts_a_call_waits_for_nothing(
     call: str, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue_module, "_ABANDON_PATIENCE", 60.0)
-    queue, transport = MessageQueue(lambda reason: None), Interrupted()
+    queue, transport = MessageQueue(lambda reason: None, members), Interrupted()
     queue.open(transport)
     stages: list[list[Transfer]] = [[(RECV, 1, np.zeros(1))], [(SEND, 1, np.zeros(1))]]
     work = MessageWork(queue, dist.OpType.ALL_REDUCE, iter(stages), 5)
@@ -471,7 +475,7 @@ def test_a_handler_that_interrupts_a_call_waits_for_nothing(
 
 
 def test_a_handler_that_interrupts_a_call_may_issue_ops_and_look() -> None:
-    queue, transport = MessageQueue(lambda reason: None), Interrupted()
+    queue, transport = MessageQueue(lambda reason: None, members), Interrupted()
     queue.open(transport)
     first, second, third = (
         MessageWork(queue, dist.OpType.SEND, iter([[(kind, 1, np.zeros(1))]]), 5)
@@ -500,7 +504,7 @@ def test_a_handler_that_interrupts_a_call_may_issue_ops_and_look() -> None:
 
 
 def test_an_abort_waits_for_a_call_of_another_thread() -> None:
-    queue, transport = MessageQueue(lambda reason: None), Interrupted()
+    queue, transport = MessageQueue(lambda reason: None, members), Interrupted()
     queue.open(transport)
     work = MessageWork(queue, dist.OpType.RECV, iter([[(RECV, 1, np.zeros(1))]]), 5)
     queue.submit(work, message=True)
@@ -533,7 +537,7 @@ def test_a_transport_that_comes_after_the_abort_is_abandoned_too() -> None:
         def abandon(self, requests: Sequence[tuple[Message, Flat, bool]]) -> None:
             self.told = True
 
-    queue, late = MessageQueue(lambda reason: None), Late()
+    queue, late = MessageQueue(lambda reason: None, members), Late()
     queue.abandon()
     queue.open(late)
     assert late.told

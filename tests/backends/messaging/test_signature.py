@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 import rankscope as dist
-from rankscope.backends.messaging.mismatch import Members, mismatch
 from rankscope.backends.messaging.signature import (
     BITS,
     SHIFT,
     Difference,
+    Members,
     Signer,
     differences,
+    mismatch,
 )
 from rankscope.backends.messaging.transport import LONGER, Received
 
