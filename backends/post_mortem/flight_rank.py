@@ -12,7 +12,7 @@ from ..observe.torch_format import OPS
 from .flight_dump import Dump, Entry
 from .source_lines import users_line
 
-__all__ = ["RankDump", "condense", "note_empty_ones"]
+__all__ = ["RankDump", "condense", "end_batches_of_one", "note_empty_ones"]
 
 _NOT_COMPARED = (
     "its ops cannot be compared: their numbers count over all groups, and entries are "
@@ -28,6 +28,7 @@ _ARRAYS = "input_sizes", "output_sizes", "input_dtypes", "output_dtypes"
 
 #: A process group as entries name it: name and description.
 _Name = tuple[str, str]
+_Ranks = tuple[int, ...] | None
 
 
 @dataclass
@@ -40,8 +41,13 @@ class RankDump:
     ids: dict[int, _Name] = field(default_factory=dict)
     #: Of each process group, the numbers of its last entry: collective and p2p.
     last: dict[_Name, tuple[int, int, bool]] = field(default_factory=dict)
-    #: The process groups that have sends or receives.
+    #: The process groups that have sends or receives, those that are not listed, too.
     p2p: set[_Name] = field(default_factory=set)
+    #: The process groups in which it has issued batches.
+    batched: set[_Name] = field(default_factory=set)
+    #: Where in `ops` a send or receive is that is in flight, or of a batch that is
+    #: over: the entry of the batch, which alone tells, is left out.
+    unsure: dict[_Name, list[int]] = field(default_factory=dict)
     #: Every entry that the rank ever made is there.
     whole: bool = False
     #: What has retired is left out, as torch does where it dumps at a timeout.
@@ -93,9 +99,9 @@ def condense(dump: Dump, times: bool = False) -> RankDump:
             final["p2p_seq_id"],
             _is_p2p(final),
         )
-        ops, place = _ops(self, listed, ranks)
+        ops, place = _ops(self, name, listed, ranks)
         self.ops[name] = ops
-        if any(op.is_p2p for op in ops):
+        if final["p2p_seq_id"] or any(op.is_p2p for op in ops):
             self.p2p.add(name)
         if place is not None and ranks is not None and place < len(ranks):
             own = {ranks[place]} if own is None else own & {ranks[place]}
@@ -103,6 +109,31 @@ def condense(dump: Dump, times: bool = False) -> RankDump:
     dump.entries = []
     self.seen = {}
     return self
+
+
+def end_batches_of_one(dumps: Sequence[RankDump]) -> None:
+    """Take single sends and receives as over where their kind of group has batches.
+
+    A rank that batches what it sends does so each time, and a batch that is in flight
+    has an entry of its own.
+    """
+    batched = {name[1] for one in dumps for name in one.batched}
+    for one in dumps:
+        numbers = {name: number for number, name in one.ids.items()}
+        for name, places in one.unsure.items():
+            if name[1] not in batched:
+                continue
+            enqueued, _, done = one.dump.status.get(numbers[name], (None, None, None))
+            for place in places:
+                op = one.ops[name][place]
+                if enqueued == op.seq and done is not None:
+                    # The counters are those of this op, if it is the last one.
+                    is_over = done >= op.seq and one.last[name][1:] == (op.seq, True)
+                else:
+                    is_over = one.active_only
+                if is_over:
+                    one.ops[name][place] = _over(op)
+                    one.active_only, one.whole = True, False
 
 
 def note_empty_ones(dumps: Sequence[RankDump]) -> None:
@@ -163,7 +194,7 @@ def _config_candidates(dump: Dump) -> set[int] | None:
     return set.intersection(*known) if known else None
 
 
-def _ranks_of(dump: Dump, name: _Name) -> tuple[int, ...] | None:
+def _ranks_of(dump: Dump, name: _Name) -> _Ranks:
     described = dump.config.get(name[0])
     if described is None and len(dump.config) == 1:
         # Torch's gloo names its only group nowhere but in the entries.
@@ -177,7 +208,7 @@ def _is_p2p(entry: Entry) -> bool:
 
 
 def _ops(
-    self: RankDump, entries: Sequence[Entry], ranks: tuple[int, ...] | None
+    self: RankDump, group: _Name, entries: Sequence[Entry], ranks: _Ranks
 ) -> tuple[list[IssuedOp], int | None]:
     """Return the ops of one group, and the rank's place in it if an entry tells."""
     ops: list[IssuedOp] = []
@@ -191,17 +222,25 @@ def _ops(
             library, name = "", library
         if name == _COALESCED:
             _close_batch(entry, number, ops, numbers, suspects)
+            self.batched.add(group)
             continue
         op, place = _op(self, entry, name, ranks)
         own = place if place is not None else own
         if op.in_flight and _is_of_batch(self, entries, position):
             suspects.append(len(ops))
+        elif op.in_flight and op.is_p2p and (self.active_only or self.whole):
+            self.unsure.setdefault(group, []).append(len(ops))
         ops.append(op)
         numbers.append(number)
     for place in suspects:
         if _batch_is_over(self, numbers[place], numbers, entries[-1]["pg_id"]):
-            ops[place] = replace(ops[place], retired=True, state="unknown")
+            ops[place] = _over(ops[place])
+            self.batched.add(group)
     return ops, own
+
+
+def _over(op: IssuedOp) -> IssuedOp:
+    return replace(op, retired=True, state="unknown")
 
 
 def _number(entry: Entry) -> tuple[int, int]:

@@ -25,6 +25,7 @@ _DEFAULT = ("0", "default_pg")
 _COPIED = 3600 * 10**9
 
 _Name = tuple[str, str]
+_Kinds = tuple[str, ...]
 
 
 def evidence_of_dumps(
@@ -46,14 +47,23 @@ class _Job:
         self.named: dict[int, dict[_Name, Group]] = {
             rank: self._groups_of(rank) for rank in sorted(dumps)
         }
-        self._votes: dict[Group, Counter[int]] = {}
+        self._votes: dict[tuple[Group, _Kinds], Counter[int]] = {}
+        #: The groups that have an entry, and those with sends or receives.
+        self._listed: set[Group] = set()
         self._p2p: set[Group] = set()
         for rank, dump in dumps.items():
             for number, name in dump.ids.items():
                 group = self.named[rank][name]
-                self._votes.setdefault(group, Counter())[number] += 1
+                key = group, self._kinds(rank)
+                self._votes.setdefault(key, Counter())[number] += 1
+            self._listed |= {self.named[rank][name] for name in dump.ops}
             self._p2p |= {self.named[rank][name] for name in dump.p2p}
         self._counts_p2p = _counts_p2p(dumps.values())
+
+    def _kinds(self, rank: int) -> _Kinds:
+        """Return the descriptions of the groups of a rank."""
+        config = self.dumps[rank].dump.config
+        return tuple(sorted(text for text, _ in config.values()))
 
     def _groups_of(self, rank: int) -> dict[_Name, Group]:
         dump = self.dumps[rank]
@@ -122,7 +132,8 @@ class _Job:
         group: Group,
         status: tuple[int | None, int | None, int | None] | None,
     ) -> Progress:
-        if status is None:
+        if status is None or group not in self._listed:
+            # Without an entry, it may be sends and receives that are counted.
             return Progress()
         enqueued, started, completed = (
             None if one is None else max(one, 0) for one in status
@@ -149,7 +160,7 @@ class _Job:
 
         Their keys are ids that only entries map to names. Where a group has no entry:
         the ids count the groups as they were made, as do names that are numbers; and
-        ranks that run the same program have the same id for a group.
+        ranks that are in groups of the same kinds have the same id for a group.
         """
         dump = self.dumps[rank]
         status = dump.dump.status
@@ -196,7 +207,7 @@ class _Job:
         """Add to `ids` what the other ranks of a group call it, if all agree."""
         claims: dict[int, list[_Name]] = {}
         for name in names:
-            votes = self._votes.get(self.named[rank][name])
+            votes = self._votes.get((self.named[rank][name], self._kinds(rank)))
             if votes is not None and len(votes) == 1:
                 claims.setdefault(next(iter(votes)), []).append(name)
         for key, claimed in claims.items():

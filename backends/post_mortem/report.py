@@ -18,7 +18,7 @@ from .attempts import assign_ranks, newest_attempt
 from .evidence_file import EvidenceFile, UnreadableError
 from .files import find_files
 from .flight_dump import looks_like_dump, read_dump
-from .flight_rank import RankDump, condense, note_empty_ones
+from .flight_rank import RankDump, condense, end_batches_of_one, note_empty_ones
 from .flight_recorder import KIND, evidence_of_dumps
 from .texts import Texts
 
@@ -147,6 +147,7 @@ def examine(paths: Iterable[str | os.PathLike[str]], *, times: bool = False) -> 
     used, older = newest_attempt(placed, ranks)
     problems.update(older)
     note_empty_ones(used)
+    end_batches_of_one(used)
     problems.update({one.dump.path: one.problem for one in used if one.problem})
     for one in dumps:
         path = one.dump.path

@@ -10,7 +10,7 @@ from ..verdicts import Fault
 from .cycles import cycle_of
 from .graph import final_components
 from .picture import Cause, Picture, issue_order
-from .scene import GroupScene, Wait
+from .scene import GroupScene, Place, Wait
 
 __all__ = ["awaited_ranks"]
 
@@ -57,7 +57,7 @@ def awaited_ranks(picture: Picture, blamed: set[int], has_cause: bool) -> list[C
                 if wait.rank in members
                 and not {*wait.absent, *wait.unknown, *wait.any_of}.isdisjoint(members)
             ]
-            causes.append(cycle_of(members, edges, inside))
+            causes.append(cycle_of(members, edges, inside, picture))
         elif members[0] in waiting and picture.rank(members[0]).death is None:
             # It is in an op that all ranks are in, or of which little is known.
             continue
@@ -123,7 +123,7 @@ def _comes_after(
     return False
 
 
-def _held_back(picture: Picture) -> set[tuple[Group, int, str]]:
+def _held_back(picture: Picture) -> set[Place]:
     """Return ops that a rank has issued and not come to: it is in an earlier one.
 
     The earlier one may be what holds the others, too. A send may go on by itself.

@@ -25,7 +25,12 @@ def find_causes(picture: Picture) -> list[Cause]:
     lags = _lags(picture, blamed)
     causes += lags
     blamed |= {rank for cause in lags for rank in cause.culprits}
-    causes += awaited_ranks(picture, blamed, bool(causes))
+    awaited = awaited_ranks(picture, blamed, bool(causes))
+    if lags and awaited and _has_moved(picture, [*causes, *awaited]):
+        # Dumps of a job that runs, each from another moment, look like this.
+        causes = [one for one in causes if one.difference is not None]
+    else:
+        causes += awaited
     if not causes:
         weak = [one for one in picture.differences if one.weak]
         causes = [_of_difference(one, picture) for one in weak[:1]]
@@ -80,6 +85,23 @@ def _lags(picture: Picture, blamed: set[int]) -> list[Cause]:
         if picture.evidence.at_one_moment
         or not any(_most_lag(wait, behind) for wait in waits)
     ]
+
+
+def _has_moved(picture: Picture, causes: Sequence[Cause]) -> bool:
+    """Return whether a rank without fault was in no op when its records were read.
+
+    A rank of a job that hangs would wait.
+    """
+    if picture.evidence.at_one_moment:
+        return False
+    culprits = {rank for cause in causes for rank in cause.culprits}
+    return any(
+        one.recorded
+        and rank not in culprits
+        and not any(op.in_flight for found in one.groups.values() for op in found.ops)
+        and all(found.lists_all_in_flight for found in one.groups.values())
+        for rank, one in picture.evidence.ranks.items()
+    )
 
 
 def _most_lag(wait: Wait, behind: Collection[int]) -> bool:

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..evidence import Group
 from ..verdicts import Fault
 from .graph import final_components, shortest_cycle
+from .order import out_of_step
 from .picture import Cause, Picture, issue_order
-from .scene import Wait
+from .scene import Place, Wait
 
 __all__ = ["cycle_of", "stuck_in_turn"]
 
 
 def cycle_of(
-    members: Sequence[int], edges: Mapping[int, Iterable[int]], inside: Sequence[Wait]
+    members: Sequence[int],
+    edges: Mapping[int, Iterable[int]],
+    inside: Sequence[Wait],
+    picture: Picture,
 ) -> Cause:
     """Return ranks that wait for each other in the ops `inside` as one cause."""
     ring = shortest_cycle(members, edges)
@@ -32,13 +35,15 @@ def cycle_of(
                 in (*wait.absent, *wait.unknown, *wait.any_of, *_others(wait))
             )
         )
-    sides: dict[tuple[Group, int, str], set[int]] = defaultdict(set)
+    sides: dict[Place, set[int]] = defaultdict(set)
     for wait in inside:
         sides[wait.place].add(wait.rank)
     culprits: Iterable[int] = members
     sizes = sorted(map(len, sides.values()))
     if any(wait.is_p2p for wait in inside):
         culprits = ring
+    elif len(sides) == 2 and (odd := out_of_step(sides, picture)):
+        culprits = odd
     elif len(sides) == 2 and sizes[0] < sizes[1]:
         # Most ranks are in one op: those in the other have another order.
         culprits = sorted(sides.values(), key=len)[0]
@@ -71,7 +76,7 @@ def stuck_in_turn(picture: Picture) -> list[Cause]:
     for members in final_components(edges):
         if len(members) > 1:
             inside = [wait for rank in members for wait in current.get(rank, ())]
-            causes.append(cycle_of(members, edges, inside))
+            causes.append(cycle_of(members, edges, inside, picture))
         else:
             waits = current.get(members[0], [])
             if waits and all(_is_held_in(wait, current) for wait in waits):

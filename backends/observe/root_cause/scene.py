@@ -9,10 +9,14 @@ from itertools import pairwise
 
 from ..evidence import Evidence, Group, GroupEvidence, IssuedOp
 
-__all__ = ["GroupScene", "Wait", "scenes_of", "stale_ranks"]
+__all__ = ["GroupScene", "Place", "Wait", "scenes_of", "stale_ranks"]
 
 #: Collectives that a rank may complete although others have not entered them.
 _ONE_SIDED = frozenset(("broadcast", "reduce", "gather", "scatter", "send", "recv"))
+
+
+#: What is equal for the ranks that wait in the same op.
+Place = tuple[Group, int, str]
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Wait:
         return known and not (self.absent or self.unknown or self.ahead or self.any_of)
 
     @property
-    def place(self) -> tuple[Group, int, str]:
+    def place(self) -> Place:
         """What is equal for the ranks that wait in the same op."""
         return self.group, self.seq, self.name if self.is_p2p else ""
 
