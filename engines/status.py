@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.groups.summary import GroupStatus, OpStatus, check_bytes
@@ -16,6 +17,7 @@ __all__ = [
     "NOTHING_REPORTED",
     "ClusterStatus",
     "GroupStatus",
+    "Groups",
     "OpStatus",
     "RankStatus",
     "Summary",
@@ -25,12 +27,15 @@ __all__ = [
     "no_hang",
 ]
 
+#: An argument that chooses groups: a name, an id, a key, or keys.
+Groups: TypeAlias = str | GroupKey | Collection[GroupKey]
+
 #: Completed ops that differed between ranks of which each has a clause.
 MOST = 3
 
 
-def find_groups(group: str | GroupKey, known: Iterable[GroupKey]) -> list[GroupKey]:
-    """Return those of the `known` groups that `group` means: a key, an id or a name.
+def find_groups(group: Groups, known: Iterable[GroupKey]) -> list[GroupKey]:
+    """Return those of the `known` groups that `group` means: keys, an id or a name.
 
     A name means all groups that have it if no rank is in two of them, as those that
     ranks make by the same line of a cell, each of them for the ranks it belongs to.
@@ -39,6 +44,8 @@ def find_groups(group: str | GroupKey, known: Iterable[GroupKey]) -> list[GroupK
     or if groups that share a rank have the name.
     """
     groups = list(dict.fromkeys(known))
+    if not isinstance(group, (str, GroupKey)):
+        return [one for key in group for one in find_groups(key, groups)]
     if isinstance(group, GroupKey):
         found = [one for one in groups if one == group]
         wanted = group.id
@@ -223,7 +230,7 @@ class ClusterStatus:
             found.setdefault(key.name, set()).update(key.ranks)
         return {name: sorted(ranks) for name, ranks in found.items()}
 
-    def find_groups(self, group: str | GroupKey) -> list[GroupKey]:
+    def find_groups(self, group: Groups) -> list[GroupKey]:
         """Return the groups that `group` means; see `find_groups`."""
         return find_groups(group, self.group_keys)
 

@@ -306,12 +306,13 @@ class RankscopeMagics(CellMagics):
             print("no rank has a group: there is nothing to abort")
             return
         with reported(command):
-            cluster.abort(group, "aborted with %dist_abort")
-        them = "them" if group is None else "it"
+            aborted = cluster.abort(group, "aborted with %dist_abort")
+        names = dict.fromkeys(name for one in aborted.values() for name in one)
+        them = "it" if len(names) == 1 else "them"
         after = f"%dist_rebuild makes {them} usable again"
         if isinstance(cluster, Job):
             after = "the script's ops end with an error that says why"
-        print(f"{name_groups(group)} aborted; {after}")
+        print(f"{name_groups(names)} aborted; {after}")
 
     def dist_rebuild(self, command: Command, values: Values) -> None:
         """Make an aborted group usable again."""

@@ -34,6 +34,7 @@ class Fault(enum.Enum):
     RANK_NOT_RESPONDING = "rank not responding"
     OP_MISMATCH = "op mismatch"
     ORDER_MISMATCH = "order mismatch"
+    DEADLOCK = "deadlock"
     ROOT_MISMATCH = "root mismatch"
     REDUCE_OP_MISMATCH = "reduce op mismatch"
     DTYPE_MISMATCH = "dtype mismatch"

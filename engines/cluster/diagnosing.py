@@ -34,6 +34,7 @@ __all__ = [
     "STALL",
     "StallWatch",
     "as_reason",
+    "by_cause",
     "causes_by_group",
     "completed_unlike_of",
     "diagnose_confirmed",
@@ -199,6 +200,17 @@ def as_reason(reason: str, verdicts: Iterable[Verdict]) -> tuple[str, tuple[int,
     """Return `reason` with what `verdicts` say, and the ranks at fault."""
     found, culprits = in_one(verdicts)
     return f"{reason}; diagnosis: {found}" if found else reason, culprits
+
+
+def by_cause(
+    groups: Iterable[GroupKey], verdicts: Sequence[Verdict]
+) -> list[tuple[list[GroupKey], list[Verdict]]]:
+    """Return `groups`, those that hang for the same of `verdicts` together."""
+    found: dict[tuple[int, ...], tuple[list[GroupKey], list[Verdict]]] = {}
+    for key in groups:
+        why = on_group(verdicts, key)
+        found.setdefault(tuple(map(id, why)), ([], why))[0].append(key)
+    return list(found.values())
 
 
 def causes_by_group(

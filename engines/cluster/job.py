@@ -10,11 +10,11 @@ from typing import Any, ClassVar, NoReturn
 
 from rankscope import __version__
 from rankscope.backends.errors import DistError
-from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.verdicts import Verdict
 from rankscope.backends.stores.tcp import TCPStore
 
 from ..errors import ClusterError
+from ..status import Groups
 from ..wire.job_channel import JOB
 from ..wire.job_file import JobFile, job_files
 from ..wire.job_keys import key_of_environment
@@ -163,7 +163,7 @@ class Job(ObservedRanks):
         """What cannot be done to the script's ranks → why."""
         return refusals(self._script_name, self.allow_abort)
 
-    def rebuild(self, group: str | GroupKey | None = None) -> NoReturn:
+    def rebuild(self, group: Groups | None = None) -> NoReturn:
         """Raise `ClusterError`: the script has to make its groups again."""
         raise ClusterError(self.refused["rebuild"])
 

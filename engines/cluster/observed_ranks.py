@@ -16,7 +16,7 @@ from rankscope.backends.observe.verdicts import Verdict
 from rankscope.backends.rank_sets import name_ranks
 
 from ..errors import ClusterError, group_by_message
-from ..status import ClusterStatus, Summary, no_hang
+from ..status import ClusterStatus, Groups, Summary, name_groups, no_hang
 from ..wire import requests
 from . import diagnosing
 from .flight_records import FlightRecords, fetch
@@ -44,7 +44,7 @@ class ObservedRanks:
 
     - `ranks`: an int, or several; by default all.
     - `rank`: one of them.
-    - `group`: a name, an id or a `GroupKey`; by default all groups.
+    - `group`: a name, an id, or a `GroupKey` or several; by default all groups.
     - `timeout`: seconds that the ranks get to answer; ``None``: no limit.
     - `every`: whether threads of Jupyter and of Rankscope are shown, too.
     - `verdicts`: what `diagnose` found.
@@ -131,7 +131,7 @@ class ObservedRanks:
         return check_ranks(ranks, self.n)
 
     def _ranks_for(
-        self, ranks: Chosen, group: str | GroupKey | None, inside: Sequence[int]
+        self, ranks: Chosen, group: Groups | None, inside: Sequence[int]
     ) -> list[int]:
         """Return `ranks` (``None``: all) of `group`, whose ranks are `inside`."""
         if group is None:
@@ -139,15 +139,16 @@ class ObservedRanks:
         chosen = check_ranks(inside if ranks is None else ranks, self.n)
         outside = [rank for rank in chosen if rank not in inside]
         if outside:
-            name = group if isinstance(group, str) else group.name
+            keys = [group] if isinstance(group, (str, GroupKey)) else group
+            names = name_groups(k if isinstance(k, str) else k.name for k in keys)
             verb = "is" if len(outside) == 1 else "are"
             raise ClusterError(
-                f"{name_ranks(outside)} {verb} not in group {name!r}, "
+                f"{name_ranks(outside)} {verb} not in {names}, "
                 f"which has {name_ranks(inside)}"
             )
         return chosen
 
-    def _find_groups(self, group: str | GroupKey) -> list[GroupKey]:
+    def _find_groups(self, group: Groups) -> list[GroupKey]:
         """Return the groups that `group` means; see `status.find_groups`."""
         try:
             return self._status().find_groups(group)
@@ -388,7 +389,7 @@ class ObservedRanks:
 
     def abort(
         self,
-        group: str | GroupKey | None = None,
+        group: Groups | None = None,
         reason: str = "",
         ranks: Chosen = None,
         *,
@@ -425,17 +426,41 @@ class ObservedRanks:
             raise ClusterError(self.refused["abort"])
         self._check_open()
         groups = None if group is None else self._find_groups(group)
-        ids = {} if groups is None else self._ids(groups)
-        chosen = self._ranks_for(ranks, group, sorted(ids))
+        inside = sorted({rank for key in groups or () for rank in key.ranks})
+        chosen = self._ranks_for(ranks, group, inside)
         if verdicts is None:
             verdicts = diagnosing.explain(self, groups)
+        causes = diagnosing.by_cause(groups or (), verdicts)
+        if len(causes) > 1:
+            # Each error names the cause of its own group.
+            found: dict[int, list[str]] = {}
+            errors: list[ClusterError] = []
+            for keys, those in causes:
+                members = {rank for key in keys for rank in key.ranks}
+                some = members.intersection(chosen)
+                try:
+                    done = self.abort(keys, reason, some, by=by, verdicts=those)
+                except ClusterError as error:
+                    errors.append(error)
+                    continue
+                for rank, names in done.items():
+                    found.setdefault(rank, []).extend(names)
+            if errors:
+                raise errors[0]
+            return found
+        if causes:
+            verdicts = causes[0][1]
         reason = reason or f"{type(self).__name__}.abort()"
         said, culprits = diagnosing.as_reason(reason, verdicts)
         there = {one.rank: one.groups for one in self._status().ranks}
+
+        def ids(rank: int) -> list[str] | None:
+            if groups is None:
+                return None
+            return [key.id for key in groups if rank in key.ranks]
+
         answers = self._observed.ask(
-            lambda rank: requests.Abort(
-                [ids[rank]] if ids else None, said, by, culprits
-            ),
+            lambda rank: requests.Abort(ids(rank), said, by, culprits),
             chosen,
         )
         for rank, aborted in answers.results.items():

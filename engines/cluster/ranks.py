@@ -17,6 +17,7 @@ from rankscope.backends.groups.world import DEFAULT
 from rankscope.backends.rank_sets import format_ranks
 
 from ..errors import ClusterError
+from ..status import Groups
 from ..wire import requests
 from ..wire.engine_code import call_of
 from ..wire.message_types import CELL_VALUE
@@ -353,7 +354,7 @@ class Ranks(ObservedRanks):
 
     # -- groups ------------------------------------------------------------
 
-    def rebuild(self, group: str | GroupKey | None = None) -> list[str]:
+    def rebuild(self, group: Groups | None = None) -> list[str]:
         """Make an aborted group usable again; abort it first if it is not.
 
         Returns

@@ -15,7 +15,7 @@ from rankscope.backends.interface.registry import registered_by_cells
 from rankscope.backends.rank_sets import name_ranks
 
 from ..errors import ClusterError
-from ..status import GroupStatus, find_groups
+from ..status import Groups, GroupStatus, find_groups
 from ..wire import ipyparallel_private as private
 from ..wire.answers import Answers
 from ..wire.requests import (
@@ -396,7 +396,7 @@ def _uses(group: Mapping[str, Any], backend: str) -> bool:
     return backend in config.device_backend_map.values()
 
 
-def rebuild(registry: EngineRegistry, group: str | GroupKey | None) -> list[str]:
+def rebuild(registry: EngineRegistry, group: Groups | None) -> list[str]:
     """Begin a new generation of groups; return sentences on what cannot use it.
 
     `group` is as for `status.find_groups`; ``None``: all groups. Raises `ClusterError`

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rankscope.backends.groups.key import GroupKey
-from rankscope.backends.observe.verdicts import Verdict, on_group
+from rankscope.backends.observe.verdicts import Verdict
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import (
     Cluster,
@@ -65,7 +65,7 @@ class CellMonitor:
         for stuck in stuck_on(status, failures, running, GRACE / 2):
             cause = _cause(failures, stuck.absent)
             # The cause is known: a diagnosis would repeat it.
-            self._abort(stuck.group, cause, ())
+            self._abort([stuck.group], cause, ())
             self._notify(
                 f"{name_ranks(stuck.ranks)} in {name_op(stuck.op)}, which rank "
                 f"{stuck.absent} will not join: group {stuck.group.name!r} aborted"
@@ -89,9 +89,10 @@ class CellMonitor:
         free = [rank for rank in running if rank not in self._places]
         if free:
             self._cluster.interrupt(free)
-        for group in in_flight(status, running):
+        groups = in_flight(status, running)
+        if groups:
             # A rank that does not answer does not stop either: the caller reports it.
-            self._abort(group, reason, on_group(self.verdicts, group), report=False)
+            self._abort(groups, reason, self.verdicts, report=False)
 
     def places(self) -> str:
         """Return the places of the ranks when they were stopped, as text.
@@ -172,19 +173,18 @@ class CellMonitor:
 
     def _abort(
         self,
-        group: GroupKey,
+        groups: Sequence[GroupKey],
         reason: str,
         verdicts: Sequence[Verdict],
         report: bool = True,
     ) -> None:
-        if group not in self.groups:
-            self.groups.append(group)
+        self.groups += [group for group in groups if group not in self.groups]
         try:
-            self._cluster.abort(group, reason, verdicts=verdicts)
+            self._cluster.abort(groups, reason, verdicts=verdicts)
         except ClusterError as error:
-            # The group is aborted on the ranks that answered.
+            # The groups are aborted on the ranks that answered.
             if report:
-                self._notify(f"aborting group {group.name!r}: {error}")
+                self._notify(f"aborting {_groups(groups)}: {error}")
 
 
 def activity(rank: RankStatus) -> str | None:

@@ -181,7 +181,7 @@ HANGS = [
         "if rank == 0: dist.all_reduce(t, group=tp)\n"
         "dist.all_reduce(t)\n"
         "if rank == 1: dist.all_reduce(t, group=tp)",
-        *(Fault.ORDER_MISMATCH, (0, 1), (2,)),
+        *(Fault.DEADLOCK, (0, 1), (2,)),
         "rank 0 in all_reduce #1 of group 'tp' (cell {cell} line 1) for rank 1",
         group="tp",
     ),

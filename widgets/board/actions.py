@@ -17,6 +17,7 @@ from typing import Any
 from rankscope.backends.observe.verdicts import Verdict
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import Cluster, ClusterError, Job
+from rankscope.engines.status import name_groups
 
 from ..profile_report import ProfileReport
 from ..stack_text import stack_text
@@ -108,32 +109,48 @@ class BoardActions:
 
     # -- groups -------------------------------------------------------------
 
-    def _group(self, request: Message) -> tuple[Group, list[int]]:
-        """Return the group that a request names, and its living ranks."""
-        wanted = request.get("group")
-        model = self._get_model()
-        for group in model.groups:
-            if group.id == wanted and group.ranks:
-                alive = [r for r, row in group.base.items() if row["state"] != "dead"]
-                return group, sorted(alive)
-        raise ValueError("the group does not exist any more")
+    def _groups(self, request: Message) -> list[Group]:
+        """Return the groups that a request names by the ids of their tabs."""
+        wanted = request.get("groups") or ()
+        found = [
+            group
+            for group in self._get_model().groups
+            if group.id in wanted and group.ranks
+        ]
+        if not found or len(found) < len(wanted):
+            raise ValueError("a group does not exist any more")
+        return found
 
     def _abort(self, request: Message) -> Message:
-        group, ranks = self._group(request)
-        self._cluster.abort(group.key, REASON, ranks, by=BY)
+        groups = self._groups(request)
+        alive = {
+            rank
+            for group in groups
+            for rank, row in group.base.items()
+            if row["state"] != "dead"
+        }
+        # What the page shows; without it the cluster finds out.
+        verdicts = self._get_model().verdicts or None
+        keys = [group.key for group in groups]
+        self._cluster.abort(keys, REASON, sorted(alive), by=BY, verdicts=verdicts)
         self._on_done()
         after = (
             "the script's ops end with an error that says why"
             if "rebuild" in self._get_model().head["refused"]
-            else "Rebuild makes it usable again"
+            else f"Rebuild makes {'it' if len(groups) == 1 else 'them'} usable again"
         )
-        return {"text": f"Group {group.name!r} aborted; {after}."}
+        named = name_groups(group.name for group in groups)
+        return {"text": " ".join(_listed([f"{named} aborted; {after}"]))}
 
     def _rebuild(self, request: Message) -> Message:
-        group, _ = self._group(request)
-        stale = self._cluster.rebuild(group.key)
+        groups = self._groups(request)
+        # An abort ends the programs of ranks anywhere: other groups may be out of step.
+        uneven = [one.key for one in self._get_model().groups if one.uneven]
+        keys = dict.fromkeys([*(group.key for group in groups), *uneven])
+        stale = self._cluster.rebuild(list(keys))
         self._on_done()
-        return {"text": " ".join([f"Group {group.name!r} rebuilt.", *_listed(stale)])}
+        named = name_groups(key.name for key in keys)
+        return {"text": " ".join(_listed([f"{named} rebuilt", *stale]))}
 
     def _restart(self, request: Message) -> Message:
         """Give the dead and frozen ranks fresh engines, then rebuild all groups."""

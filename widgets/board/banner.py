@@ -28,6 +28,7 @@ _BLAME = {
     Fault.RANK_NOT_RESPONDING: "no answer",
     Fault.OP_MISMATCH: "other op",
     Fault.ORDER_MISMATCH: "other order",
+    Fault.DEADLOCK: "deadlock",
     Fault.ROOT_MISMATCH: "other root",
     Fault.REDUCE_OP_MISMATCH: "other reduce op",
     Fault.DTYPE_MISMATCH: "other dtype",
@@ -45,18 +46,18 @@ _BLAME = {
 class Banner:
     """A title of a word or two, a sentence, and further sentences in `more`.
 
-    `group` is the id of the tab with the error, where there is one.
+    `groups` are the ids of the tabs that it is about: that of the cause first.
     """
 
     mood: str
     title: str
     text: str
     more: tuple[str, ...] = ()
-    group: str | None = None
+    groups: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the banner as plain data (JSON-able)."""
-        return {**asdict(self), "more": list(self.more)}
+        return {**asdict(self), "more": list(self.more), "groups": list(self.groups)}
 
     def __str__(self) -> str:
         return " ".join((f"{self.title}: {self.text}", *self.more))
@@ -110,8 +111,12 @@ def _verdicts(verdicts: Sequence[Verdict], groups: Sequence[Group]) -> Banner:
         sentences.append(_sentence(text(verdict, 600) + group))
     first = verdicts[0]
     title = first.fault.value.capitalize()
-    tab = next((group.id for group in groups if group.key == first.group), None)
-    return Banner("error", title, sentences[0], tuple(sentences[1:]), tab)
+    tabs = sorted(
+        (group for group in groups if any(one.concerns(group.key) for one in verdicts)),
+        key=lambda group: group.key != first.group,
+    )
+    ids = tuple(group.id for group in tabs)
+    return Banner("error", title, sentences[0], tuple(sentences[1:]), ids)
 
 
 def _dead(head: Mapping[str, Any], groups: Sequence[Group]) -> Banner | None:
@@ -148,7 +153,8 @@ def _aborted(head: Mapping[str, Any], groups: Sequence[Group]) -> Banner | None:
         them = "it" if len(found) == 1 else "them"
         sentences[-1] += f" Rebuild makes {them} usable again."
         sentences += _left_running(found)
-    return Banner("error", "Aborted", sentences[0], tuple(sentences[1:]), found[0].id)
+    ids = tuple(group.id for group in found)
+    return Banner("error", "Aborted", sentences[0], tuple(sentences[1:]), ids)
 
 
 def _left_running(aborted: Sequence[Group]) -> list[str]:

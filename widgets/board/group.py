@@ -65,6 +65,13 @@ class Group:
         return any(row["state"] == "aborted" for row in self.base.values())
 
     @property
+    def uneven(self) -> bool:
+        """Whether its ranks are idle, after unequal numbers of collectives."""
+        rows = self.base.values()
+        idle = all(row["mood"] == "calm" for row in rows)
+        return idle and len({row.get("issued") for row in rows}) > 1
+
+    @property
     def generation(self) -> int:
         """The newest generation that a rank reports."""
         rows = self.base.values()

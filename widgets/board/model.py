@@ -321,6 +321,9 @@ def _same_start(old: Cells, new: Cells) -> bool:
 def _shows(group: Group, rank: int, verdict: Verdict) -> bool:
     """Return whether a rank's row in the tab of `group` shows its cells of a verdict.
 
-    In the tab of another group, only those who wait in an op there.
+    In the tab of another group, only those who wait in an op there, and who wait for
+    each other.
     """
-    return verdict.group == group.key or group.base[rank]["mood"] == "working"
+    in_ring = verdict.fault is Fault.DEADLOCK and rank in verdict.culprits
+    waits = group.base[rank]["mood"] == "working"
+    return verdict.group == group.key or waits or in_ring

@@ -48,7 +48,7 @@ def cycle_of(
         # Most ranks are in one op: those in the other have another order.
         culprits = sorted(sides.values(), key=len)[0]
     return Cause(
-        Fault.ORDER_MISMATCH,
+        Fault.DEADLOCK,
         tuple(sorted(culprits)),
         tuple(told),
         cycle=tuple(told),

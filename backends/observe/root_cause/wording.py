@@ -24,8 +24,7 @@ MOST = 8
 def verdict_of(cause: Cause, picture: Picture, others: Sequence[Cause]) -> Verdict:
     """Return a cause as a verdict; the first one has the consequences of all."""
     names = Names(picture)
-    telling = _cycle if cause.cycle else _TEXTS[cause.fault]
-    text = telling(cause, picture, names)
+    text = _TEXTS[cause.fault](cause, picture, names)
     difference = cause.difference
     op: IssuedOp | None
     if difference is not None:
@@ -238,6 +237,7 @@ def _cycle(cause: Cause, picture: Picture, names: Names) -> str:
 
 
 _TEXTS: dict[Fault, Callable[[Cause, Picture, Names], str]] = {
+    Fault.DEADLOCK: _cycle,
     Fault.EXECUTION_HANG: _hang,
     Fault.MISSING_RANKS: _absence,
     Fault.RANK_DEAD: _absence,

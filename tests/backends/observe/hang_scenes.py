@@ -63,6 +63,14 @@ def other_splits(ranks: Ranks) -> None:
         one.issue(OpType.ALL_TO_ALL_SINGLE, 5, shapes=(4, 4), splits=([1] * 4, sends))
 
 
+def crosswise(ranks: Ranks) -> None:
+    for one in ranks:
+        if one.rank < 2:
+            one.issue(OpType.RECV, 4, peer=1 - one.rank)
+        else:
+            one.issue(OpType.BARRIER, 6)
+
+
 def other_tag(ranks: Ranks) -> None:
     ranks[0].issue(OpType.SEND, 3, peer=1, tag=3)
     ranks[1].issue(OpType.RECV, 4, peer=0, tag=5)
@@ -91,6 +99,7 @@ SCENES: dict[Fault, Callable[[Ranks], None]] = {
     Fault.RANK_BUSY_ELSEWHERE: busy,
     Fault.OP_MISMATCH: other_op,
     Fault.ORDER_MISMATCH: other_order,
+    Fault.DEADLOCK: crosswise,
     Fault.ROOT_MISMATCH: other_argument(OpType.BROADCAST, {"peer": 0}, peer=3),
     Fault.REDUCE_OP_MISMATCH: other_argument(
         OpType.ALL_REDUCE, {"reduce_op": ReduceOp.SUM}, reduce_op=ReduceOp.MAX

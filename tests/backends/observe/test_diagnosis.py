@@ -585,7 +585,7 @@ def test_groups_that_wait_for_each_other_are_told_as_one_cycle() -> None:
         rank.extra["location"] = "cell 7 line 3"
     views = {rank.rank: rank.view() for rank in ranks}
     (verdict,) = diagnose(dict.fromkeys(keys, 0), views, 5)
-    assert verdict.fault is Fault.ORDER_MISMATCH
+    assert verdict.fault is Fault.DEADLOCK
     assert verdict.groups == tuple(sorted(keys))
     assert str(verdict) == (
         "ranks 0, 2 wait for each other: "
@@ -627,7 +627,7 @@ def test_a_receive_from_any_rank_blames_nobody_while_a_rank_may_send(
     for rank in (0, 2, 3):
         ranks[rank].issue(OpType.BARRIER, 5)
     verdict = only(ranks)
-    assert verdict.fault is Fault.ORDER_MISMATCH
+    assert verdict.fault is Fault.DEADLOCK
     assert 1 in verdict.culprits
 
 

@@ -101,7 +101,7 @@ class Board:
         """What the page sends: the id of the tab."""
         self._answered.clear()
         (tab,) = (one.id for one in self.model.groups if one.key == key)
-        self._actions.start({"do": action, "group": tab, "id": "click"})
+        self._actions.start({"do": action, "groups": [tab], "id": "click"})
         assert self._answered.wait(WAIT)
         return self.answer
 

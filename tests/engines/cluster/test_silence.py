@@ -20,6 +20,7 @@ from rankscope.engines import ClusterStatus
 from rankscope.engines.cluster.diagnosing import (
     STALL,
     StallWatch,
+    by_cause,
     causes_by_group,
     diagnose_once,
 )
@@ -264,3 +265,4 @@ def test_what_the_ranks_are_told_is_by_group() -> None:
         one.id: ("frozen", (1,)),
         two.id: ("missing; hangs", (2,)),
     }
+    assert by_cause([two, one], found) == [([two], found[1:]), ([one], found[:1])]

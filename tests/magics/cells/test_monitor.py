@@ -48,9 +48,9 @@ class Told:
         return self.verdicts
 
     def abort(
-        self, group: GroupKey, reason: str, *, verdicts: Sequence[Verdict]
+        self, groups: Sequence[GroupKey], reason: str, *, verdicts: Sequence[Verdict]
     ) -> None:
-        self.calls.append(("abort", group.name, reason))
+        self.calls += [("abort", group.name, reason) for group in groups]
         self.told_why += verdicts
 
     def rebuild(self, group: GroupKey) -> None:
@@ -239,7 +239,7 @@ def test_ranks_that_do_not_answer_an_abort_are_told_of() -> None:
     assert monitor.restore(True) == "group 'default' aborted"
 
 
-def _refuse(group: GroupKey, reason: str, **options: Any) -> None:
+def _refuse(groups: Sequence[GroupKey], reason: str, **options: Any) -> None:
     raise ClusterError("rank 1: no answer")
 
 
@@ -311,7 +311,8 @@ def test_the_deadline_says_why_the_ranks_waited_here_and_on_them() -> None:
         "not done after 0.01 s; rank 2 has not entered; elsewhere; group 'default' "
         "rebuilt"
     )
-    assert told.told_why == [why]
+    # The cluster chooses those of the group.
+    assert told.told_why == [why, elsewhere]
 
 
 def test_ctrl_c_stops_the_ranks_and_says_where_they_were() -> None:

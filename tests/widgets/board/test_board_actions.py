@@ -20,7 +20,7 @@ class Asked:
     """A cluster that notes what it is asked to do; its ranks compute `line`."""
 
     def __init__(self, line: str = "load()") -> None:
-        self.calls: list[tuple[str, Any]] = []
+        self.calls: list[tuple[Any, ...]] = []
         frame = Frame("Cell In[7]", 3, "<module>", line, False)
         self._stack = Stack(MAIN, (frame,))
 
@@ -34,6 +34,9 @@ class Asked:
     def restart(self, ranks: Any = None) -> None:
         self.calls.append(("restart", ranks))
 
+    def abort(self, groups: Any, reason: str, ranks: Any, **more: Any) -> None:
+        self.calls.append(("abort", groups, ranks))
+
     def rebuild(self, group: Any = None) -> list[str]:
         self.calls.append(("rebuild", group))
         return []
@@ -42,8 +45,15 @@ class Asked:
 def _click(
     asked: Asked, what: str, head: dict[str, Any] | None = None, **parameters: Any
 ) -> dict[str, Any]:
-    """Return the answer to a click on the board of four ranks."""
-    model = BoardModel.of(cluster(*(rank(number, group()) for number in range(4))))
+    """Return the answer to a click on the board of four ranks.
+
+    Rank 0 has issued an op in 'tp' that rank 1 has not.
+    """
+    made = [
+        rank(n, group(), *([group("tp", (0, 1), issued=n)] if n < 2 else ()))
+        for n in range(4)
+    ]
+    model = BoardModel.of(cluster(*made))
     model.head |= head or {}
     answers = queue.SimpleQueue[Any]()
     actions = BoardActions(
@@ -67,10 +77,28 @@ def test_a_restart_replaces_dead_and_frozen_ranks(
     dead: list[int], frozen: list[int], restarted: list[int]
 ) -> None:
     asked = Asked()
-    answer = _click(asked, "restart", head={"dead": dead, "frozen": frozen}, group="g0")
+    answer = _click(
+        asked, "restart", head={"dead": dead, "frozen": frozen}, groups=["g0"]
+    )
     assert answer["ok"]
     assert "restarted" in answer["text"]
     assert asked.calls == [("restart", restarted), ("rebuild", None)]
+
+
+def test_an_abort_ends_all_groups_of_the_question_at_once() -> None:
+    asked, keys = Asked(), [group().key, group("tp", (0, 1)).key]
+    answer = _click(asked, "abort", groups=["g0", "g1"])
+    assert asked.calls == [("abort", keys, [0, 1, 2, 3])]
+    assert answer["text"] == (
+        "Groups 'default', 'tp' aborted; Rebuild makes them usable again."
+    )
+
+
+def test_a_rebuild_takes_in_groups_that_are_out_of_step() -> None:
+    asked, keys = Asked(), [group().key, group("tp", (0, 1)).key]
+    answer = _click(asked, "rebuild", groups=["g0"])
+    assert asked.calls == [("rebuild", keys)]
+    assert answer["text"] == "Groups 'default', 'tp' rebuilt."
 
 
 def test_a_profile_is_the_stacks_now_or_a_flame_graph() -> None:

@@ -180,7 +180,7 @@ def test_clicks_count_while_a_cell_blocks_the_main_thread(page: FrontEnd) -> Non
     page.send(do="profile", id="profile")
     stacks = page.reported("did", id="profile")["stacks"]
     assert re.search(r"ranks 0–1, 3: at cell \d+ line 3", stacks), stacks
-    page.send(do="abort", group="g0", id="click")
+    page.send(do="abort", groups=["g0"], id="click")
     did = page.reported("did", id="click")
     assert did["ok"], did
     assert not page.ended(cell)
@@ -222,7 +222,7 @@ def _open_a_page(page: FrontEnd) -> None:
 
 def test_a_group_is_rebuilt_by_a_click(page: FrontEnd) -> None:
     page.send(watch="page")
-    page.send(do="rebuild", group="g0", id="rebuild")
+    page.send(do="rebuild", groups=["g0"], id="rebuild")
     assert page.reported("did", id="rebuild")["ok"]
     said = page.wait(
         page.run("%%distributed\nx = np.ones(3)\ndist.all_reduce(x)\nx[0]")
@@ -233,8 +233,8 @@ def test_a_group_is_rebuilt_by_a_click(page: FrontEnd) -> None:
 @pytest.mark.parametrize(
     ("request_", "text"),
     [
-        ({"do": "abort", "group": "g99"}, "the group does not exist any more"),
-        ({"do": "abort"}, "the group does not exist any more"),
+        ({"do": "abort", "groups": ["g99"]}, "a group does not exist any more"),
+        ({"do": "abort"}, "a group does not exist any more"),
         ({"do": "format the disk"}, "the board cannot do 'format the disk'"),
         ({"do": ["abort"]}, "the board cannot do ['abort']"),
     ],

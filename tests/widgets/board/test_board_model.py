@@ -322,7 +322,7 @@ class TestBanner:
         assert not any("verdict" in row or "blame" in row for row in rows)
         banner = found.banner()
         assert banner.text == "Why (group 'tp' of ranks 0–1)."
-        assert banner.group == tabs[hangs.key].id
+        assert banner.groups == (tabs[hangs.key].id,)
 
     def test_who_waits_in_another_group_waits_for_the_cause(self) -> None:
         now = simulated.op(14, state="started", elapsed=6.0)
@@ -347,6 +347,26 @@ class TestBanner:
         assert "verdict" not in tabs[follows.key].row(0)
         said = "Why; rank 2 waits in all_reduce #14 of group 'dp'."
         assert found.banner().text == said
+        # That of the cause opens.
+        ids = tabs[hangs.key].id, tabs[follows.key].id
+        assert found.banner().groups == ids
+
+    def test_who_wait_for_each_other_are_marked_in_every_tab_of_theirs(self) -> None:
+        now = simulated.op(14, state="started", elapsed=6.0)
+        flying: dict[str, Any] = {"started": now, "oldest": now, "in_flight": 1}
+        one, two = group("a", (0, 1), **flying), group("b", (0, 1), **flying)
+        found = model(
+            rank(0, one, group("b", (0, 1)), state="busy", cell=7),
+            rank(1, group("a", (0, 1)), two, state="busy", cell=7),
+        )
+        ring = Verdict(
+            *(Fault.DEADLOCK, one.key, (0, 1), (), now.op, 14, "why"),
+            groups=(one.key, two.key),
+        )
+        found.show_verdicts([ring])
+        found.delta()
+        rows = [tab.row(number) for tab in found.groups for number in (0, 1)]
+        assert [row["verdict"] for row in rows] == ["deadlock"] * 4
 
     def test_who_waits_for_nobody_known_just_waits(self) -> None:
         now = simulated.op(14, state="started", elapsed=6.0)

@@ -246,7 +246,7 @@ class TestButtons:
         scene.button("yes").click(no_wait_after=True)
         until(lambda: self._confirmed(scene))
         (request,) = scene.page.sent()
-        assert (request["do"], request["group"]) == ("abort", "g0")
+        assert (request["do"], request["groups"]) == ("abort", ["g0"])
         assert scene.button("Aborting…").is_disabled()
         answer = {"type": "did", "id": request["id"], "ok": True, "text": "Done so."}
         scene.page.play(answer)
@@ -265,10 +265,40 @@ class TestButtons:
         scene.take(idle)
         assert scene.button("Abort").is_disabled()
         why = scene.button("Abort").get_attribute("title")
-        assert why == "Nothing is in flight in group 'default'."
+        assert why == "Nothing is in flight."
         scene.take(*simulated.hang(4, 2))
         assert scene.button("Abort").is_enabled()
         assert "variables" in (scene.button("Abort").get_attribute("title") or "")
+
+    def test_abort_ends_all_groups_that_hang_or_one_of_them(self, scene: Scene) -> None:
+        now = simulated.op(14, state="started", elapsed=6.2)
+        flying: dict[str, Any] = {"started": now, "oldest": now, "in_flight": 1}
+        hung = [statuses.group(name, **flying) for name in ("default", "tp", "dp")]
+        ranks = [statuses.rank(0, *hung, statuses.group("pp", **flying))]
+        verdict = Verdict(
+            *(Fault.DEADLOCK, hung[1].key, (0,), (1,), "all_reduce", 14, "why"),
+            groups=tuple(one.key for one in hung),
+        )
+        scene.take(statuses.cluster(*ranks), [verdict])
+        tab = scene.page.board().get_by_role("tab", selected=True)
+        until(lambda: tab.inner_text().startswith("tp"))
+        scene.page.sent()
+        for answer, groups in [("yes", ["g0", "g1", "g2"]), ("only 'tp'", ["g1"])]:
+            scene.button("Abort").click()
+            assert scene.texts("what") == [
+                "Abort 3 hung groups, 'default', 'tp' and 'dp', on 4 ranks?"
+            ]
+
+            def confirmed(answer: str = answer) -> bool:
+                if scene.button(answer).is_visible():
+                    scene.button(answer).click()
+                return bool(scene.page.page.evaluate("() => window.sent.length"))
+
+            until(confirmed)
+            (request,) = scene.page.sent()
+            assert (request["do"], request["groups"]) == ("abort", groups)
+            did = {"type": "did", "id": request["id"], "ok": True, "text": "Done so."}
+            scene.page.play(did)
 
     def test_a_yes_after_the_end_of_the_op_aborts_nothing(self, scene: Scene) -> None:
         scene.take(*simulated.hang(4, 2))
@@ -278,7 +308,7 @@ class TestButtons:
         scene.page.sent()
         until(lambda: self._answered(scene))
         assert scene.page.sent() == []
-        assert "Nothing is in flight in group 'default'." in scene.texts("head")[0]
+        assert "Nothing is in flight." in scene.texts("head")[0]
 
     def _answered(self, scene: Scene) -> bool:
         if scene.button("yes").is_visible():

@@ -70,7 +70,7 @@ def test_abort_asks_and_aborts(scene: Scene) -> None:
 
     until(confirmed)
     (request,) = scene.page.sent()
-    assert (request["do"], request["group"]) == ("abort", "g0")
+    assert (request["do"], request["groups"]) == ("abort", ["g0"])
     scene.page.play(
         {"type": "did", "id": request["id"], "ok": True, "text": "Done so."}
     )

@@ -95,8 +95,8 @@ class TestWords:
         aborted: list[Any] = []
 
         class Asked:
-            def abort(self, group: Any, reason: str, ranks: Any, *, by: str) -> None:
-                aborted.append((group, ranks, by))
+            def abort(self, groups: Any, why: str, ranks: Any, **more: Any) -> None:
+                aborted.append((groups, ranks, more["by"]))
 
         answers = queue.SimpleQueue[Any]()
         actions = BoardActions(
@@ -108,9 +108,9 @@ class TestWords:
             on_done=lambda: None,
             source_line=lambda cell, line: "",
         )
-        actions.start({"do": "abort", "id": "1", "group": model.groups[0].id})
+        actions.start({"do": "abort", "id": "1", "groups": [model.groups[0].id]})
         answer = answers.get(timeout=30)
-        assert aborted == [(model.groups[0].key, [0, 1, 2, 3], "the board")]
+        assert aborted == [([model.groups[0].key], [0, 1, 2, 3], "the board")]
         assert answer["ok"]
         assert answer["text"] == (
             "Group 'default' aborted; the script's ops end with an error that says why."

@@ -1,8 +1,25 @@
 // The buttons: Profile, Diagnose, Abort, Rebuild. A costly action asks for a confirmation.
 
+const NAMED = 3; // groups that a question names
+
+/** "group 'tp'", or "2 hung groups, 'dp' and 'tp'". */
+function nameGroups(groups, hung) {
+  const labels = groups.map((group) => `'${group.label}'`);
+  if (labels.length === 1) return `group ${labels[0]}`;
+  const most = labels.length > NAMED + 1 ? NAMED : labels.length;
+  const left = labels.length - most;
+  const listed = left ? [...labels.slice(0, most), `${left} more`] : labels;
+  const text = `${listed.slice(0, -1).join(", ")} and ${listed.at(-1)}`;
+  return `${labels.length}${hung ? " hung" : ""} groups, ${text},`;
+}
+
+function sizeOf(groups) {
+  return plural(new Set(groups.flatMap((group) => group.ranks)).size, "rank");
+}
+
 class Action {
   constructor(board, options) {
-    // name, label, doing, about, what, parameters, question, strong, able, absent, done
+    // name, label, doing, about, what, parameters, targets, question, strong, able, absent, done
     Object.assign(this, { board, ...options });
     const { label } = options;
     this.element = make("span", "action");
@@ -10,10 +27,12 @@ class Action {
     this.button.addEventListener("click", () => this.press());
     this.asked = make("span", "asked");
     this.yes = make("button", "yes", "yes", { type: "button" });
+    this.only = make("button", "no", null, { type: "button" });
     this.no = make("button", "no", "no", { type: "button" });
-    this.asked.append(make("span", "what"), this.yes, this.no);
+    this.asked.append(make("span", "what"), this.yes, this.only, this.no);
     this.asked.hidden = true;
-    this.yes.addEventListener("click", () => this.confirm());
+    this.yes.addEventListener("click", () => this.confirm(this.meant));
+    this.only.addEventListener("click", () => this.confirm([this.one]));
     this.no.addEventListener("click", () => this.disarm(true));
     this.asked.addEventListener("keydown", (event) => {
       if (event.key === "Escape") this.disarm(true);
@@ -34,12 +53,17 @@ class Action {
   }
 
   press() {
+    // A question is about the groups that it names.
+    this.meant = this.targets?.() ?? [];
     const question = this.question();
     if (question === null) {
-      this.run();
+      this.run(this.meant);
       return;
     }
     setText(this.asked.firstChild, question);
+    this.one = this.board.tab();
+    this.only.hidden = this.meant.length < 2 || !this.meant.includes(this.one);
+    setText(this.only, `only '${this.one?.label}'`);
     this.armed = performance.now();
     this.button.hidden = true;
     this.asked.hidden = false;
@@ -47,12 +71,14 @@ class Action {
     this.timer = setTimeout(() => this.disarm(false), ARMED);
   }
 
-  confirm() {
+  confirm(groups) {
     // The second click of a double click is no confirmation.
     if (performance.now() - this.armed < DOUBLE) return;
     this.disarm(true);
     // What was asked about may be over.
-    if (this.able()) this.run();
+    const ids = (this.targets?.() ?? []).map((group) => group.id);
+    const left = groups.filter((group) => ids.includes(group.id));
+    if (this.able() && (left.length || !groups.length)) this.run(left);
     else this.board.showOutcome(this.about(), true);
   }
 
@@ -63,11 +89,12 @@ class Action {
     if (focus) this.button.focus();
   }
 
-  run() {
+  run(groups) {
     this.running = true;
     this.board.showOutcome("", true);
     this.update();
-    this.board.store.request(this.what(), this.parameters(), (answer) => {
+    const parameters = { ...this.parameters, groups: groups.map((group) => group.id) };
+    this.board.store.request(this.what(), parameters, (answer) => {
       this.running = false;
       this.board.showOutcome(answer.text ?? "", answer.ok);
       if (answer.ok) this.done?.(answer);
@@ -84,13 +111,17 @@ function makeActions(board, only = ["Profile", "Diagnose", "Abort", "Rebuild"]) 
   const dead = () => [
     ...new Set([...(store.head.dead ?? []), ...(store.head.frozen ?? [])]),
   ];
-  const group = () => board.tab();
-  const real = () => running() && Boolean(group()?.facts.length);
-  const name = () => `group '${group()?.label ?? ""}'`;
-  const size = () => `${group()?.size} rank${group()?.size === 1 ? "" : "s"}`;
-  const flight = () => Boolean(group()?.flight);
   const refused = (what) => store.head.refused?.[what];
-  const parameters = () => ({ group: group()?.id ?? null });
+  const flying = () => store.groups.filter((group) => group.flight && !group.aborted);
+  // Those that hang, by the verdict.
+  const hung = () => flying().filter((group) => store.headline.groups?.includes(group.id));
+  const ended = () => (hung().length ? hung() : flying());
+  const rebuilt = () => {
+    const found = store.groups.filter((group) => group.aborted);
+    if (!found.length) found.push(...hung());
+    return found.length ? found : [board.tab()].filter((group) => group?.facts.length);
+  };
+  const names = (groups) => nameGroups(groups, hung().length > 0);
   const all = [
     new Action(board, {
       name: "Profile",
@@ -98,7 +129,7 @@ function makeActions(board, only = ["Profile", "Diagnose", "Abort", "Rebuild"]) 
       doing: "Profiling…",
       about: () => "Show the calls that every rank is in now. Nothing is changed.",
       what: () => "profile",
-      parameters: () => ({ seconds: 0 }),
+      parameters: { seconds: 0 },
       question: () => null,
       strong: () => false,
       able: running,
@@ -110,7 +141,6 @@ function makeActions(board, only = ["Profile", "Diagnose", "Abort", "Rebuild"]) 
       doing: "Diagnosing…",
       about: () => "Ask every rank what it waits for, and compare. Nothing is changed.",
       what: () => "diagnose",
-      parameters,
       question: () => null,
       strong: () => false,
       able: running,
@@ -121,17 +151,17 @@ function makeActions(board, only = ["Profile", "Diagnose", "Abort", "Rebuild"]) 
       doing: "Aborting…",
       about: () => {
         if (refused("abort")) return refused("abort");
-        if (!flight()) return `Nothing is in flight in ${name()}.`;
-        const what = `End what is in flight in ${name()} with an error on every rank. `;
+        if (!flying().length) return "Nothing is in flight.";
+        const what = `End what is in flight in ${names(ended())} with an error on every rank. `;
         return refused("rebuild")
           ? `${what}The script ends, unless it handles the error.`
-          : `${what}Ranks, variables and other groups are kept; Rebuild makes it usable again.`;
+          : `${what}Ranks, variables and other groups are kept; Rebuild makes all usable again.`;
       },
       what: () => "abort",
-      parameters,
-      question: () => `Abort ${name()} on ${size()}?`,
-      strong: () => store.headline.mood === "error" && flight(),
-      able: () => real() && !group().aborted && flight() && !refused("abort"),
+      targets: ended,
+      question: () => `Abort ${names(ended())} on ${sizeOf(ended())}?`,
+      strong: () => store.headline.mood === "error" && hung().length > 0,
+      able: () => running() && ended().length > 0 && !refused("abort"),
     }),
     new Action(board, {
       name: "Rebuild",
@@ -141,17 +171,19 @@ function makeActions(board, only = ["Profile", "Diagnose", "Abort", "Rebuild"]) 
         dead().length
           ? `Replace ${nameRanks(dead())} by fresh ranks, whose variables are lost, and ` +
             "make the groups usable again. The other ranks keep their variables."
-          : `Make ${name()} usable again, all ranks in step. Variables are kept.`,
+          : `Make ${names(rebuilt())} usable again, all ranks in step. Variables are kept.`,
       what: () => (dead().length ? "restart" : "rebuild"),
-      parameters,
+      targets: rebuilt,
       question: () => {
         if (dead().length) {
           return `Restart ${nameRanks(dead())}?`;
         }
-        return flight() ? `Abort and rebuild ${name()} on ${size()}?` : null;
+        return rebuilt().some((group) => group.flight && !group.aborted)
+          ? `Abort and rebuild ${names(rebuilt())} on ${sizeOf(rebuilt())}?`
+          : null;
       },
-      strong: () => Boolean(group()?.aborted) || dead().length > 0,
-      able: real,
+      strong: () => store.groups.some((group) => group.aborted) || dead().length > 0,
+      able: () => running() && rebuilt().length > 0,
       absent: () => Boolean(refused("rebuild")),
     }),
   ];

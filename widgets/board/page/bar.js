@@ -40,14 +40,10 @@ class Bar {
     parent.append(this.element);
   }
 
-  /** The group that Abort means: the one of the verdict, else one with an op in flight. */
+  /** The group that stands first: that of the verdict. */
   tab() {
     const { groups, headline } = this.store;
-    return (
-      groups.find((group) => group.id === headline.group) ??
-      groups.find((group) => group.flight) ??
-      groups[0]
-    );
+    return groups.find((group) => group.id === headline.groups?.[0]) ?? groups[0];
   }
 
   onChange(change) {

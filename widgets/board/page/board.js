@@ -127,9 +127,9 @@ class Board {
   }
 
   drawBanner() {
-    const { mood, title, text, more, group } = this.store.headline;
+    const { mood, title, text, more, groups } = this.store.headline;
     this.banner.show(mood, title, [text, ...more]);
-    this.follow(group);
+    this.follow(groups?.[0]);
     // The blamed rows may be out of sight among many.
     const rows = this.store.rows.get(this.group) ?? new Map();
     const blamed = [...rows].filter(([, cells]) => cells.blame).map(([rank]) => rank);

@@ -81,6 +81,6 @@ class Connection {
       ? ["No kernel", `The kernel was restarted or has ended at ${since}.`]
       : ["No answer", `Nothing has come from the kernel since ${since}: it has ended, or the connection is lost.`];
     const more = ["The board shows the last state before that."];
-    return { mood: "calm", title, text, more, group: null };
+    return { mood: "calm", title, text, more };
   }
 }
