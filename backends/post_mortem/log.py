@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from ..observe.evidence import RankEvidence
+from .desync import TIMEOUT, DesyncReport
 from .log_groups import LogGroups
 from .log_lines import (
     OP_STACK,
@@ -41,7 +42,7 @@ _FOLLOWING = 200
 _SIGNS = (
     *(b"[rank", b"ProcessGroupNCCL", b"Watchdog caught", b"Root Cause (first observed"),
     *(b"will restart worker group", b"global_world_sizes=", b"that process rank "),
-    b"Traceback (most recent call last)",
+    *(b"Traceback (most recent call last)", TIMEOUT.encode()),
 )
 _FAULT = b"(most recent call first):"
 _RESTART = re.compile(r"Worker group .*will restart worker group")
@@ -102,20 +103,29 @@ class Log:
         self._deaths: dict[int, str] = {}
         #: The rank whose op's stack has begun, and its calls.
         self._op_stack: tuple[int, list[Frame]] | None = None
+        #: The desync report that has begun.
+        self._report: DesyncReport | None = None
+        #: The rank of the last line that has one: a report stands below it.
+        self._latest: int | None = self._rank
 
     @property
     def is_open(self) -> bool:
         """Whether the next line may belong to what has begun, as a traceback."""
-        return bool(self._open) or self.table.is_open or self._op_stack is not None
+        begun = self._op_stack is not None or self._report is not None
+        return begun or bool(self._open) or self.table.is_open
 
     def feed(self, line: bytes) -> None:
         """Take the next line."""
         if not (self.is_open or _may_tell(line)):
             return
-        source, text = split_line(line[:LONGEST].decode("utf-8", errors="replace"))
+        # A report has a line with all ranks.
+        length = LONGEST if self._report is None else _LINE
+        source, text = split_line(line[:length].decode("utf-8", errors="replace"))
         if source.rank is None and source.local is None and self.table.feed(text):
             return
         if self._op_stack is not None and self._feed_op_stack(text):
+            return
+        if self._feed_report(source, text):
             return
         if _RESTART.search(text):
             self._begin()
@@ -140,6 +150,21 @@ class Log:
         self._op_stack = None
         return False
 
+    def _feed_report(self, source: Source, text: str) -> bool:
+        """Take a line of a desync report, which stands below a line of its rank."""
+        if self._report is None and TIMEOUT in text:
+            self._report = DesyncReport()
+            if source.rank is not None:
+                self._feed_rank(source, text)
+        if self._report is None:
+            return False
+        if self._report.feed(text):
+            return True
+        if self._latest is not None:
+            self.groups.add_report(self._latest, self._report)
+        self._report = None
+        return False
+
     def _feed_rank(self, source: Source, text: str) -> None:
         known = group_line(text)
         rank = source.rank
@@ -152,6 +177,7 @@ class Log:
             rank = self._rank
         if rank is not None:
             self.present.add(rank)
+            self._latest = rank
             if source.local is not None:
                 self._locals.setdefault(source.local, set()).add(rank)
             work = work_line(text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..observe.evidence import (
@@ -15,6 +15,7 @@ from ..observe.evidence import (
     RankEvidence,
     SourceLine,
 )
+from .desync import DesyncReport, LastOp
 from .log_lines import GroupLine, WorkLine
 
 __all__ = ["LogGroups"]
@@ -54,12 +55,31 @@ class _Group:
     places: dict[int, int] = field(default_factory=dict)
     #: By global rank; a rank that is only named has none.
     members: dict[int, _Member] = field(default_factory=dict)
+    #: What a desync report tells, by the rank in the group.
+    reported: dict[int, LastOp] = field(default_factory=dict)
 
     def join(self, other: _Group) -> None:
         """Take what another log tells of the same group."""
         self.size = self.size or other.size
         self.places.update(other.places)
         self.members.update(other.members)
+        self.take(other.reported)
+
+    def take(self, reported: Mapping[int, LastOp]) -> None:
+        """Take what a desync report tells; of several, the latest of each rank."""
+        for place, last in reported.items():
+            known = self.reported.get(place, last)
+            self.reported[place] = max(known, last)
+
+    def untold(self) -> Iterator[tuple[int, LastOp]]:
+        """Yield global ranks that have no counters of their own, but a report has."""
+        for place, last in sorted(self.reported.items()):
+            rank = place if self.is_default else self.places.get(place)
+            if rank is None:
+                continue
+            member = self.members.get(rank)
+            if member is None or (member.enqueued is None and member.work is None):
+                yield rank, last
 
     def group(self, present: Collection[int], world: int | None) -> Group:
         """Return the group with its members, as far as they are certain.
@@ -105,6 +125,8 @@ class LogGroups:
         #: The user's line that issued an op, by its rank and number in the log.
         self._user_lines: dict[tuple[int, int], SourceLine] = {}
         self._lines = 0
+        #: The group that a line of each rank has named last.
+        self._latest: dict[int, tuple[str, str]] = {}
 
     @property
     def world_size(self) -> int | None:
@@ -133,6 +155,7 @@ class LogGroups:
         group.is_default = group.is_default or line.is_default
         group.size = line.size or group.size
         group.places[line.place] = rank
+        self._latest[rank] = key
         if line.enqueued is None:
             return
         member = group.members.setdefault(rank, _Member())
@@ -140,6 +163,19 @@ class LogGroups:
         for order, work in self._pending.get(rank, ()):
             if work.place == line.place and work.seq == line.failed:
                 member.work, member.order = member.work or work, order
+
+    def add_report(self, rank: int, report: DesyncReport) -> None:
+        """Take the desync report of `rank`; the group is that of its last line."""
+        key = self._latest.get(rank)
+        if key is None and len(self._groups) == 1:
+            key = next(iter(self._groups))
+        elif key is None and not self._groups:
+            key = "0", "default_pg"
+        if key is None:
+            return
+        group = self._groups.setdefault(key, _Group(*key, key[1] == "default_pg"))
+        group.take(report.last)
+        group.size = group.size or report.size
 
     def _of_one_group(self) -> None:
         """Give the ops without a group to the only group that there is.
@@ -181,7 +217,7 @@ class LogGroups:
         by_rank: dict[int, dict[Group, GroupEvidence]] = {}
         sources: dict[int, str] = {}
         for group in self._groups.values():
-            if not group.members:
+            if not (group.members or group.reported):
                 continue
             key = _known(group, groups) or group.group(present, world)
             p2p = any(
@@ -190,6 +226,9 @@ class LogGroups:
             for rank, member in group.members.items():
                 by_rank.setdefault(rank, {})[key] = _group_evidence(member, p2p)
                 sources[rank] = member.source
+            for rank, last in group.untold():
+                if rank in key.ranks and not p2p:
+                    by_rank.setdefault(rank, {})[key] = _reported(last)
         for rank, found in sorted(by_rank.items()):
             # The watchdog's counters are records, as far as they go.
             counted = any(one.progress.enqueued is not None for one in found.values())
@@ -216,6 +255,16 @@ def _group_evidence(member: _Member, p2p: bool) -> GroupEvidence:
     return GroupEvidence(
         ops, Progress(member.enqueued, member.started, member.completed)
     )
+
+
+def _reported(last: LastOp) -> GroupEvidence:
+    ops: tuple[IssuedOp, ...] = ()
+    if last.op and not last.is_over:
+        # The last op that it has enqueued, which may wait for earlier ones.
+        op = IssuedOp(last.op, last.seq, 0, "unknown", retired=True)
+        ops = (op,)
+    completed = last.seq if last.is_over else None
+    return GroupEvidence(ops, Progress(last.seq, completed=completed))
 
 
 def _op(work: WorkLine, member: _Member) -> IssuedOp:

@@ -17,6 +17,7 @@ __all__ = [
     "GroupLine",
     "Source",
     "WorkLine",
+    "function_of",
     "group_line",
     "op_frame",
     "split_line",
@@ -137,10 +138,14 @@ def work_line(text: str) -> WorkLine | None:
     if found is None:
         return None
     place, seq, op, count, result, timeout = found.groups()
-    function = _FUNCTIONS.get(op, op.lower())
     elements = None if count is None else (int(count), int(result))
     seconds = None if timeout is None else int(timeout) / 1000
-    return WorkLine(int(place), int(seq), function, elements, seconds)
+    return WorkLine(int(place), int(seq), function_of(op), elements, seconds)
+
+
+def function_of(op: str) -> str:
+    """Return the function of an op, as c10d names its type."""
+    return _FUNCTIONS.get(op, op.lower())
 
 
 def op_frame(text: str) -> Frame | None:

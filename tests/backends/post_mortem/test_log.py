@@ -491,3 +491,91 @@ def test_a_large_log_is_cut_down_to_what_tells() -> None:
     assert len(kept) < 20_000
     endless = io.BytesIO(b"x" * 10_000_000)
     assert extract(endless, 1 << 20) == b""
+
+
+def reported(*lines: str, rank: int = 0, group: str = "0(default_pg)") -> list[str]:
+    """Return the report that TORCH_NCCL_DESYNC_DEBUG has a rank write."""
+    start = f"[rank{rank}]:[E1206 18:44:12.715 ProcessGroupNCCL.cpp:632] "
+    return [f"{start}[PG ID 0 PG GUID {group} Rank {rank}] ", *lines]
+
+
+DESYNC = (
+    "\t - [0] Timeout at collective: ALLREDUCE, #13",
+    "\t - To our best knowledge, the lagging/dead/mismatched ranks that caused the "
+    "desync are:",
+    "\t     [2] finished collective #12, but didn't join collective #13 (count from 1)",
+    "\t - Snapshot of ranks' latest states:",
+    "\t   #12 finished ranks:",
+    "\t     [2] finished ALLREDUCE",
+    "\t   #13 started ranks:",
+    "\t     [0, 1, 3] started ALLREDUCE",
+)
+
+
+@pytest.mark.parametrize("tee", ["", "[default0]:"])
+def test_one_ranks_desync_report_tells_how_far_all_came(
+    tmp_path: Path, tee: str
+) -> None:
+    own = hung(range(1))
+    log = [tee + line for line in [*own, *reported(*DESYNC), "and so on"]]
+    (verdict,) = examined(tmp_path, log).verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.MISSING_RANKS, (2,))
+    assert (verdict.op, verdict.seq) == ("all_reduce", 13)
+    assert verdict.group.ranks == (0, 1, 2, 3)
+    assert "left no records" not in verdict.text
+
+
+def test_a_desync_report_of_ranks_that_never_came(tmp_path: Path) -> None:
+    told = (
+        "\t - [0] Timeout at collective: ALLREDUCE, #1",
+        "\t - To our best knowledge, ranks [2] are the lagging ranks that caused this "
+        "timeout. They never joined any collectives",
+    )
+    lines = [
+        line.replace("SeqNum=13", "SeqNum=1")
+        .replace("id: 13", "id: 1")
+        .replace("enqueued work: 13", "enqueued work: 1")
+        .replace("completed work: 12", "completed work: 0")
+        for line in hung()
+        if "[rank2]" not in line
+    ]
+    (verdict,) = examined(tmp_path, [*lines, *reported(*told)]).verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.MISSING_RANKS, (2,))
+    assert "left no records" not in verdict.text
+
+
+def test_a_desync_report_in_which_all_have_joined(tmp_path: Path) -> None:
+    told = (
+        DESYNC[0],
+        DESYNC[1],
+        "\t   - [0, 1, 2, 3] joined but didn't finish collective #13 (count from 1)",
+        DESYNC[3],
+        "\t   #13 started ranks:",
+        "\t     [0, 1, 2, 3] started ALLREDUCE",
+    )
+    (verdict,) = examined(tmp_path, [*hung(range(1)), *reported(*told)]).verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.EXECUTION_HANG, (0, 1, 2, 3))
+
+
+def test_a_desync_report_of_another_op(tmp_path: Path) -> None:
+    told = (
+        *DESYNC[:2],
+        *(DESYNC[3], "\t   #13 started ranks:"),
+        *("\t     [0, 1, 3] started ALLREDUCE", "\t     [2] started BROADCAST"),
+    )
+    (verdict,) = examined(tmp_path, [*hung(range(1)), *reported(*told)]).verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.OP_MISMATCH, (2,))
+
+
+def test_the_ranks_of_a_desync_report_are_the_groups(tmp_path: Path) -> None:
+    """Of a group whose ranks no line tells, the places are not global ranks."""
+    start = "[rank4]:[E1206 18:44:12.715 X.cpp:632] "
+    own = [
+        start
+        + line.replace("0(default_pg)", "7(tp)").format(
+            place=0, seq=13, done=12, op="ALLREDUCE"
+        )
+        for line in (WORK, STATUS["2.7"])
+    ]
+    report = examined(tmp_path, [*own, *reported(*DESYNC, rank=4, group="7(tp)")])
+    assert [one.culprits for one in report.verdicts] == [()]
