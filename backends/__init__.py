@@ -107,7 +107,7 @@ from .interface.registry import unavailable_reason
 from .interface.staging import register_staging
 from .stores.base import Store
 from .stores.prefix import PrefixStore
-from .work.futures import create_work_from_call, create_work_from_future
+from .work.composite import create_work_from_call, create_work_from_future
 from .work.hooks import add_op_hook
 from .work.op_timeout import op_timeout
 from .work.op_type import OpType
@@ -309,7 +309,7 @@ def __dir__() -> list[str]:
 
 
 def _explain(spec: GroupSpec, generation: int, answers: Answers) -> Explanation | None:
-    from .observe.explanation import explain
+    from .observe.diagnosis import explain
 
     return explain(spec, generation, answers)
 

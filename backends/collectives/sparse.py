@@ -18,9 +18,9 @@ import numpy as np
 from ..errors import DistBackendError
 from ..groups.process_group import ProcessGroup
 from ..interface.base import Backend
-from ..work.callback_threads import callback_threads
 from ..work.op_type import OpType
 from ..work.reduce_op import ReduceOp
+from ..work.threads import callback_threads
 from ..work.work import Work
 from .arguments import Place
 

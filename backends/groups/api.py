@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import sys
 import threading
 from datetime import timedelta
 from typing import Any
@@ -16,7 +17,6 @@ from ..stores.base import Store
 from ..work.async_errors import acknowledge, take_async_error
 from . import arrival
 from .config import BackendConfig, bound_index, default_instead, why_unusable
-from .exit_status import fail_on_async_error
 from .membership import Group, is_initialized, resolve_group
 from .rendezvous import rendezvous
 from .spec import NonGroupMember
@@ -28,6 +28,7 @@ __all__ = [
     "default_pg_timeout",
     "destroy_process_group",
     "enable_timing",
+    "fail_on_async_error",
     "init_process_group",
     "is_available",
     "is_backend_available",
@@ -42,9 +43,6 @@ __all__ = [
 #: Seconds after which an op fails: c10d's default for every backend but NCCL.
 DEFAULT_TIMEOUT = 1800.0
 default_pg_timeout = timedelta(seconds=DEFAULT_TIMEOUT)
-
-# Registered early, so that this handler is one of the last to run at exit.
-atexit.register(fail_on_async_error)
 
 
 def init_process_group(
@@ -411,3 +409,45 @@ def is_xccl_available() -> bool:
     False
     """
     return is_backend_available("xccl")
+
+
+def fail_on_async_error() -> None:
+    """End the script with status 120 if an op failed unseen after ``wait()``.
+
+    As an op on a GPU may, see `work.async_errors`: results may be invalid. It is an
+    exit handler, which a notebook's engine does without: its cells report.
+    """
+    error = world.async_error()
+    if error is None or hasattr(sys, "ps1") or hasattr(sys, "last_value"):
+        return
+    with contextlib.suppress(OSError, ValueError):
+        message = f"rankscope: results of this script are garbage: {error}"
+        print(message, file=sys.stderr, flush=True)
+    sys.stderr = _FailingStderr(sys.stderr)
+
+
+class _FailingStderr:
+    """A stderr whose last flush fails, for which Python ends with status 120.
+
+    An exception of an exit handler does not change the status, and ``os._exit``
+    would skip the exit handlers of others and what they flush. Python says nothing
+    where stderr, unlike stdout, cannot be flushed.
+    """
+
+    closed = False
+
+    def __init__(self, stderr: Any) -> None:
+        self._stderr = stderr
+
+    def flush(self) -> None:
+        """Flush stderr, then fail."""
+        if self._stderr is not None:
+            self._stderr.flush()
+        raise OSError
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stderr, name)
+
+
+# Registered early, so that this handler is one of the last to run at exit.
+atexit.register(fail_on_async_error)

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from ..devices.arrays import is_device_type
 from ..quantities import as_int
 from ..rank_sets import name_ranks
 from .api import init_process_group
 from .membership import is_initialized, resolve_group
-from .mesh_arguments import as_backends, as_mesh, as_names, check_device
 from .process_group import ProcessGroup
 from .spec import NON_GROUP_MEMBER, NonGroupMember
 from .subgroups import new_group
@@ -76,10 +76,10 @@ class DeviceMesh:
         mesh_dim_names: Sequence[str] | None = None,
         backend_override: Mapping[int | str, Any] | None = None,
     ) -> None:
-        check_device(device_type)
-        ranks = as_mesh(mesh)
-        names = as_names(mesh_dim_names, ranks.ndim)
-        backends = as_backends(backend_override, ranks.ndim, names)
+        _check_device(device_type)
+        ranks = _as_mesh(mesh)
+        names = _as_names(mesh_dim_names, ranks.ndim)
+        backends = _as_backends(backend_override, ranks.ndim, names)
         if not is_initialized():
             init_process_group()
         size = world.get_group(DEFAULT).size()
@@ -148,7 +148,7 @@ class DeviceMesh:
         TypeError, ValueError
             Groups and `mesh` do not fit.
         """
-        check_device(device_type)
+        _check_device(device_type)
         given = [group] if isinstance(group, ProcessGroup | NonGroupMember) else group
         groups = [resolve_group(one, "DeviceMesh.from_group") for one in given]
         if mesh is None:
@@ -158,8 +158,8 @@ class DeviceMesh:
                     "expected the global ranks as an array"
                 )
             mesh = groups[0].ranks
-        ranks = as_mesh(mesh)
-        names = as_names(mesh_dim_names, ranks.ndim)
+        ranks = _as_mesh(mesh)
+        names = _as_names(mesh_dim_names, ranks.ndim)
         if len(groups) != ranks.ndim:
             raise ValueError(
                 f"DeviceMesh.from_group: {len(groups)} groups for {ranks.ndim} "
@@ -497,3 +497,63 @@ def _along(ranks: Any, dim: int) -> list[int] | None:
 
 def _flat(ranks: Any) -> list[int]:
     return [int(rank) for rank in ranks.reshape(-1)]
+
+
+def _check_device(device_type: str) -> None:
+    """Raise `ValueError` unless `device_type` is a device type, without an index."""
+    if not isinstance(device_type, str) or not is_device_type(device_type):
+        raise ValueError(
+            f"DeviceMesh: device_type={device_type!r}; expected a device type without "
+            "an index, such as 'cpu' or 'cuda'"
+        )
+
+
+def _as_mesh(mesh: Any) -> Any:
+    """Return `mesh` as an array of integers, each once; `TypeError` or `ValueError`."""
+    ranks = np.array(mesh)
+    if ranks.dtype.kind not in "iu":
+        raise TypeError(
+            f"DeviceMesh: mesh has dtype {ranks.dtype}; expected an array of integers, "
+            "the global ranks"
+        )
+    if not ranks.ndim or not ranks.size or len(np.unique(ranks)) < ranks.size:
+        raise ValueError(
+            f"DeviceMesh: mesh={ranks.tolist()}; expected at least one dimension and "
+            "one rank, and each rank once"
+        )
+    return ranks
+
+
+def _as_names(names: Sequence[str] | None, ndim: int) -> tuple[str, ...] | None:
+    """Return the names of `ndim` dimensions, all different; `ValueError` otherwise."""
+    if names is None:
+        return None
+    given = (names,) if isinstance(names, str) else tuple(names)
+    if len(given) != ndim or len(set(given)) < ndim or not all(given):
+        raise ValueError(
+            f"DeviceMesh: mesh_dim_names={given}; expected {ndim} different names, one "
+            "for each dimension"
+        )
+    return given
+
+
+def _as_backends(
+    override: Mapping[int | str, Any] | None, ndim: int, names: tuple[str, ...] | None
+) -> list[str | None]:
+    """Return the backend string that `override` has for each dimension, or ``None``."""
+    backends: list[str | None] = [None] * ndim
+    for key, value in (override or {}).items():
+        known = [*range(ndim), *(names or ())]
+        if key not in known:
+            raise ValueError(
+                f"DeviceMesh: backend_override has {key!r}; expected one of {known}"
+            )
+        dim = names.index(key) if isinstance(key, str) and names else as_int(key, "key")
+        backend = value[0] if isinstance(value, tuple) else value
+        if not isinstance(backend, str):
+            raise TypeError(
+                f"DeviceMesh: backend_override[{key!r}] is {value!r}; expected a "
+                "backend string, or a pair of it and options"
+            )
+        backends[dim] = backend
+    return backends

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ..errors import DistError, DistStoreError
 from ..stores.base import Store
 from ..work.flight_recorder import Record, recorder
-from ..work.newest_records import newest
+from ..work.record_fields import newest
 from ..work.user_code import users_frame
 from .spec import GroupSpec
 

@@ -375,7 +375,8 @@ def member_group(group: Group, op: str) -> ProcessGroup | None:
     ops of a group on all ranks. It raises the other errors of `resolve_group`.
     """
     if group is None:
-        return world.get_group()
+        # Each op comes here: a look-up, and no call.
+        return world.current or world.get_group()
     if not isinstance(group, NonGroupMember):
         return resolve_group(group, op)
     warnings.warn(

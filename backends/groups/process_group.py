@@ -15,17 +15,23 @@ from ..quantities import as_positive_seconds
 from ..stores.base import Store
 from ..work.composite import join
 from ..work.flight_recorder import GroupCounters, Record, recorder
-from ..work.hooks import active_hooks
 from ..work.op_timeout import own_timeout
 from ..work.op_type import OpType
 from ..work.work import Work
 from .abort_reason import AbortReason
-from .capture import PendingOp, fusible_runs
 from .config import BackendConfig
 from .generation import Generation
 from .group_ops import GroupOps
 from .key import GroupKey
-from .op_start import REFUSALS, NoWorkError, SelfTimedWork, start, start_run
+from .op_start import (
+    REFUSALS,
+    NoWorkError,
+    PendingOp,
+    SelfTimedWork,
+    fusible_runs,
+    start,
+    start_run,
+)
 from .spec import GroupSpec, Origin
 from .summary import GroupStatus, summarize
 from .suspension import memory_stats, refuse_if_suspended, resume, suspend
@@ -416,7 +422,7 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
             op.tag,
             op.splits,
         )
-        hooks = active_hooks()
+        hooks = recorder.hooks
         for hook in hooks:
             hook.before(record)
         if self._captures:
@@ -527,7 +533,7 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         for run, works in issued:
             for place, pending in enumerate(run):
                 pending.follow(works[place] if len(works) > 1 else works[0])
-        for hook in active_hooks():
+        for hook in recorder.hooks:
             for pending in batch:
                 hook.watch(pending.entry, pending)
         return [
@@ -557,7 +563,7 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         current = self._current
         seconds = timeout or own_timeout() or self._spec.timeout
         record = Record(current.status, op_type, (), peer, seconds)
-        hooks = active_hooks()
+        hooks = recorder.hooks
         for hook in hooks:
             hook.before(record)
         with current.issue_lock:

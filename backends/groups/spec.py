@@ -31,7 +31,9 @@ class GroupSpec:
         timeout: float,
     ) -> None:
         self.name = name
-        self.ranks = list(ranks)
+        self.ranks, self.size = list(ranks), len(ranks)
+        #: What identifies the group on every rank.
+        self.key = GroupKey(name, tuple(ranks))
         self.global_rank = global_rank
         self.rank = self.ranks.index(global_rank)
         self.config = config
@@ -40,16 +42,6 @@ class GroupSpec:
         # thread of the group.
         self.context = contextvars.copy_context()
         self.device = chosen_device() if "cuda" in config.device_backend_map else None
-
-    @property
-    def key(self) -> GroupKey:
-        """What identifies the group on every rank."""
-        return GroupKey(self.name, tuple(self.ranks))
-
-    @property
-    def size(self) -> int:
-        """The number of ranks in the group."""
-        return len(self.ranks)
 
     def global_ranks(self, ranks: Iterable[int]) -> tuple[int, ...]:
         """Return the global ranks of `ranks`, which are ranks in the group."""

@@ -14,7 +14,7 @@ import time
 import weakref
 from typing import Protocol
 
-from ..work.background_loop import BackgroundLoop
+from ..work.threads import BackgroundLoop
 
 __all__ = ["Watchdog", "Watched", "watchdog"]
 

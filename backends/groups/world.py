@@ -30,9 +30,8 @@ from .config import BackendConfig
 from .key import GroupKey
 from .process_group import ProcessGroup
 from .spec import NON_GROUP_MEMBER, NonGroupMember, Origin
-from .summary import GroupStatus
+from .summary import GroupSource, GroupStatus, WatchedGroup
 from .watchdog import watchdog
-from .watched import GroupSource, WatchedGroup
 
 __all__ = ["DEFAULT", "World", "world"]
 
@@ -69,7 +68,8 @@ class World:
         self._groups: dict[GroupKey, ProcessGroup] = {}
         # Number of groups made with the same description and ranks.
         self._uses: dict[GroupKey, int] = {}
-        self._current: ProcessGroup | None = None
+        #: What ``group=None`` means; ``None`` before there is a default group.
+        self.current: ProcessGroup | None = None
         self._lock = threading.RLock()
         #: The libraries whose groups are watched on this rank.
         self.sources: list[GroupSource] = []
@@ -104,8 +104,8 @@ class World:
                 atexit.register(self._leave)
             for registration in registrations_at_init():
                 registration.on_init()
-            self._current = self._add(DEFAULT, range(size), config, timeout, 0)
-            return self._current
+            self.current = self._add(DEFAULT, range(size), config, timeout, 0)
+            return self.current
 
     def _add(
         self,
@@ -198,9 +198,8 @@ class World:
 
         Raises `ValueError` if there is none, or if several have the name.
         """
-        if name is None and self._current is not None:
-            # A short path: every op calls this method.
-            return self._current
+        if name is None and self.current is not None:
+            return self.current
         return self._find(DEFAULT if name is None else name, self.groups())
 
     def _find(self, wanted: str, groups: Sequence[G]) -> G:
@@ -243,11 +242,11 @@ class World:
     def default_group(self, name: str) -> Iterator[ProcessGroup]:
         """Within the block, ``group=None`` means the group called `name`."""
         chosen = self.get_group(name)
-        previous, self._current = self._current, chosen
+        previous, self.current = self.current, chosen
         try:
             yield chosen
         finally:
-            self._current = previous
+            self.current = previous
 
     # -- for the agent ----------------------------------------------------
 
@@ -435,7 +434,7 @@ class World:
             store.close()
         self.rank = self.size = None
         self._uses.clear()
-        self._current = None
+        self.current = None
         recorder.changed()
 
     def async_error(self) -> BaseException | None:
@@ -500,7 +499,7 @@ class World:
             group.current.disown(why)
         atexit.unregister(self._leave)
         self._lock = threading.RLock()
-        self._groups, self._uses, self._current = {}, {}, None
+        self._groups, self._uses, self.current = {}, {}, None
         self.store = self.rank = self.size = None
         self._owns_store = False
 

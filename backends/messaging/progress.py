@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Protocol
 
-from ..work.background_loop import BackgroundLoop
+from ..work.threads import BackgroundLoop
 
 __all__ = ["Progress", "Queue", "progress", "yield_core"]
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..errors import DistError
-from ..work.background_loop import BackgroundLoop
+from ..work.threads import BackgroundLoop
 
 __all__ = ["LOOK_WAIT", "Progress", "progress"]
 

@@ -1,7 +1,8 @@
 """Diagnosis: why ops hang, from what live ranks answered at one moment.
 
 Pure functions over plain data: the root cause over all groups, by the rules of
-`rankscope.backends.observe.root_cause`, and the ranks that are gone.
+`rankscope.backends.observe.root_cause`, the ranks that are gone, and the explanation
+of one op that has timed out.
 """
 
 from __future__ import annotations
@@ -9,14 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from ..groups.inquiry import ANSWER_WAIT, Answers, Explanation
 from ..groups.key import GroupKey
+from ..groups.spec import GroupSpec
 from .evidence import Evidence
 from .live_evidence import live_evidence
 from .root_cause import find_completed_differences, find_root_causes
 from .root_cause.facts import deaths, silences
-from .verdicts import Fault, RankView, Verdict
+from .verdicts import Fault, RankView, Verdict, in_one
 
-__all__ = ["completed_unlike", "diagnose"]
+__all__ = [
+    "completed_unlike",
+    "diagnose",
+    "explain",
+]
 
 
 def diagnose(
@@ -95,3 +102,37 @@ def _is_certain(verdict: Verdict, views: Mapping[int, RankView]) -> bool:
     if verdict.fault is Fault.RANK_NOT_RESPONDING:
         return all(views[rank].silence for rank in verdict.culprits)
     return verdict.fault is Fault.RANK_DEAD
+
+
+_NO_ANSWER = (
+    "the group is not made there yet, the process is stopped or holds the GIL, or the "
+    "host is out of reach"
+)
+
+
+def explain(spec: GroupSpec, generation: int, answers: Answers) -> Explanation | None:
+    """Return why an op of the group did not end; ``None`` if no fault is found.
+
+    Parameters
+    ----------
+    spec, generation
+        The group, and the number of its generation.
+    answers
+        Group rank → the answer of that rank; see `rankscope.backends.groups.inquiry`.
+    """
+    views = {}
+    groups = {spec.key: generation}
+    for place, answer in answers.items():
+        rank = spec.ranks[place]
+        if answer is None:
+            views[rank] = RankView(rank, silent_for=ANSWER_WAIT, silence=_NO_ANSWER)
+            continue
+        members = answer.pop("groups")
+        views[rank] = RankView(rank, **answer)
+        for record in answer["records"]:
+            key = GroupKey(record["group"], tuple(members[record["group_id"]]))
+            if key != spec.key:
+                groups[key] = max(groups.get(key, 0), record["generation"])
+    verdicts = diagnose(groups, views, stall=0.0)
+    text, culprits = in_one(verdicts)
+    return Explanation(text, culprits) if text else None

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..groups.world import world
 from ..work.flight_recorder import Record, recorder
-from ..work.newest_records import Course, newest
+from ..work.record_fields import Course, newest
 from .torch_format import flight_recorder
 
 __all__ = ["dump_flight_recorder", "local_dump", "save_flight_recorder"]

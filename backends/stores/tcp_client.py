@@ -19,8 +19,7 @@ from zmq.utils.monitor import recv_monitor_message
 from ..errors import DistNetworkError, DistNetworkTimeoutError, DistStoreError
 from .base import remaining
 from .process_end import ProcessEnd, process_end
-from .tcp_keys import CurveKeys
-from .tcp_wire import GOODBYE, MAX_MESSAGE, endpoint_of
+from .tcp_keys import GOODBYE, MAX_MESSAGE, CurveKeys, endpoint_of
 
 __all__ = ["Request", "TCPStoreClient"]
 

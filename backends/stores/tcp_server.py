@@ -17,8 +17,7 @@ from zmq.utils.monitor import recv_monitor_message
 from ..errors import DistNetworkError, DistStoreError
 from .key_table import KeyTable, Reply, Ticket
 from .process_end import ProcessEnd, own_process, process_end
-from .tcp_keys import CurveKeys
-from .tcp_wire import GOODBYE, MAX_MESSAGE, endpoint_of
+from .tcp_keys import GOODBYE, MAX_MESSAGE, CurveKeys, endpoint_of
 
 __all__ = ["TCPStoreServer"]
 

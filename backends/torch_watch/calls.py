@@ -13,6 +13,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -20,8 +21,8 @@ from ..work.flight_recorder import recorder
 from ..work.op_type import OpType
 from ..work.record_fields import Frame, Splits
 from .frames import calling_frame
+from .patching import replace
 from .private.groups import Names
-from .replacing import replace
 
 __all__ = ["Call", "CallLog"]
 
@@ -61,54 +62,32 @@ _BLOCKING = ("gloo", "mpi")
 _KEPT = 4096
 
 
+@dataclass(slots=True, eq=False)
 class Call:
     """One call of a group's method. Times are ``time.time_ns``; 0: not yet."""
 
-    __slots__ = (
-        "backend",
-        "began_ns",
-        "collective_seq_id",
-        "dtypes",
-        "ended_ns",
-        "error",
-        "frame",
-        "group",
-        "op_type",
-        "p2p_seq_id",
-        "peer",
-        "reduce_op",
-        "returned_ns",
-        "sizes",
-        "splits",
-        "tag",
-        "thread",
-        "uncounted",
-        "work",
-    )
-
-    def __init__(self, group: Any, op_type: OpType) -> None:
-        self.group = group
-        self.op_type = op_type
-        self.thread = threading.get_ident()
-        self.frame: Frame | None = None
-        self.backend = ""
-        #: Shapes and torch's dtypes of the inputs, then of the outputs.
-        self.sizes: list[list[int]] = []
-        self.dtypes: list[str] = []
-        #: The root, or the other side of a send or recv: a rank in the group.
-        self.peer: int | None = None
-        self.reduce_op: str | None = None
-        self.tag: int | None = None
-        self.splits: Splits | None = None
-        self.collective_seq_id = 0
-        self.p2p_seq_id = 0
-        #: The place among the collectives that torch does not count.
-        self.uncounted = 0
-        self.began_ns = 0
-        self.returned_ns = 0
-        self.ended_ns = 0
-        self.error: str | None = None
-        self.work: weakref.ref[Any] | None = None
+    group: Any
+    op_type: OpType
+    thread: int = field(default_factory=threading.get_ident)
+    frame: Frame | None = None
+    backend: str = ""
+    #: Shapes and torch's dtypes of the inputs, then of the outputs.
+    sizes: list[list[int]] = field(default_factory=list)
+    dtypes: list[str] = field(default_factory=list)
+    #: The root, or the other side of a send or recv: a rank in the group.
+    peer: int | None = None
+    reduce_op: str | None = None
+    tag: int | None = None
+    splits: Splits | None = None
+    collective_seq_id: int = 0
+    p2p_seq_id: int = 0
+    #: The place among the collectives that torch does not count.
+    uncounted: int = 0
+    began_ns: int = 0
+    returned_ns: int = 0
+    ended_ns: int = 0
+    error: str | None = None
+    work: weakref.ref[Any] | None = None
 
     @property
     def is_p2p(self) -> bool:

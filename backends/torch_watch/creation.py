@@ -88,10 +88,7 @@ _made: weakref.WeakKeyDictionary[Any, Made] = weakref.WeakKeyDictionary()
 def made_of(group: Any) -> Made:
     """Return what is known of `group`, a ``ProcessGroup`` that is in torch's registry.
 
-    Raises
-    ------
-    LookupError
-        Where `group` was destroyed, or is none of this process's groups.
+    Raises `LookupError` where it was destroyed, or is none of this process's groups.
     """
     with _lock:
         known = _made.get(group)

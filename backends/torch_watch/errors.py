@@ -18,7 +18,7 @@ from ..groups.abort_reason import VERDICT_WAIT
 from .aborting import aborted_error
 from .creation import Made, issued, known_groups
 from .gloo_sockets import count_connections
-from .replacing import replace
+from .patching import replace
 
 __all__ = ["explain", "install_excepthook", "on_broken", "settle"]
 

@@ -17,7 +17,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-__all__ = ["count_connections", "listening_sockets", "shut_down"]
+__all__ = ["count_connections", "duplicate", "listening_sockets", "shut_down"]
 
 _DESCRIPTORS = Path("/proc/self/fd")
 _DETAILS = Path("/proc/self/fdinfo")
@@ -34,7 +34,7 @@ def listening_sockets(published: Iterable[bytes]) -> frozenset[int]:
     found = set()
     for loop in _event_loops():
         for descriptor, inode in loop.items():
-            with _duplicate(descriptor, inode) as copy:
+            with duplicate(descriptor, inode) as copy:
                 if copy is None or not _listens(copy):
                     continue
                 address = _address(copy)
@@ -50,7 +50,7 @@ def _connections(listeners: Iterable[int]) -> Iterator[socket.socket]:
         if wanted.isdisjoint(loop.values()):
             continue
         for descriptor, inode in loop.items():
-            with _duplicate(descriptor, inode) as copy:
+            with duplicate(descriptor, inode) as copy:
                 if copy is not None and not _listens(copy):
                     yield copy
 
@@ -107,8 +107,10 @@ def _event_loops() -> Iterator[dict[int, int]]:
 
 
 @contextlib.contextmanager
-def _duplicate(descriptor: int, inode: int) -> Iterator[socket.socket | None]:
-    """Yield a socket on a copy of `descriptor`; ``None`` unless it has `inode`.
+def duplicate(
+    descriptor: int, inode: int | None = None
+) -> Iterator[socket.socket | None]:
+    """Yield a socket on a copy of `descriptor`; ``None``: it is none, of this `inode`.
 
     A copy, since gloo's thread may close the descriptor, and another thread open the
     same number, at any time.
@@ -119,7 +121,7 @@ def _duplicate(descriptor: int, inode: int) -> Iterator[socket.socket | None]:
         yield None
         return
     status = os.fstat(copy)
-    if status.st_ino != inode or not stat.S_ISSOCK(status.st_mode):
+    if inode not in (None, status.st_ino) or not stat.S_ISSOCK(status.st_mode):
         os.close(copy)
         yield None
         return

@@ -8,14 +8,15 @@ from typing import Any, Protocol
 from ..errors import DistError
 from ..groups.abort_reason import AbortReason
 from ..groups.key import GroupKey
-from ..groups.summary import GroupStatus, OpStatus
+from ..groups.summary import GroupStatus, OpStatus, WatchedGroup
 from ..rank_sets import describe_members
 from ..stores.base import Store
 from ..work.flight_recorder import recorder
-from . import aborting, rebuilding, rejoining
+from . import aborting, rebuilding
 from .creation import made_of
 from .private.groups import Names
 from .torch_record import Progress
+from .unfinished import export
 
 __all__ = ["TorchGroup", "base_name"]
 
@@ -42,21 +43,11 @@ class Refresh(Protocol):
     def __call__(self, *, fully: bool = ...) -> None: ...
 
 
-class TorchGroup:
+class TorchGroup(WatchedGroup):
     """A ``ProcessGroup`` of torch as the world, the agent and the board treat it.
 
-    Parameters
-    ----------
-    group
-        The object of torch.
-    key
-        Its name, the same on all of its ranks, and its global ranks.
-    names
-        The private names of torch.
-    born_ns
-        The time at which it was made; 0 where the watch began later.
-    refresh
-        Reads what torch did since, ``fully`` or if the last reading is old.
+    `born_ns` is the time at which it was made; 0 where the watch began later.
+    `refresh` reads what torch did since, ``fully`` or if the last reading is old.
     """
 
     def __init__(
@@ -69,7 +60,7 @@ class TorchGroup:
     ) -> None:
         self.torch_group = group
         self.torch_name: str = group.group_name
-        self.key = key
+        self.key, self.name = key, key.name
         self.born_ns = born_ns
         self.devices = names.config(group)
         self.timeout = names.timeout(group) or 0.0
@@ -78,11 +69,6 @@ class TorchGroup:
         self.made.name = key.name
         self._names = names
         self._refresh = refresh
-
-    @property
-    def name(self) -> str:
-        """The name that a person reads."""
-        return self.key.name
 
     @property
     def generation(self) -> int:
@@ -153,7 +139,7 @@ class TorchGroup:
 
     def export(self) -> dict[str, Any]:
         """Return what a fresh process needs to join the group."""
-        return rejoining.export(self.torch_group, self.key)
+        return export(self.torch_group, self.key)
 
     def _issued(self) -> int:
         issued = self._names.issued(self.torch_group)

@@ -1,4 +1,4 @@
-"""What holds a group of torch: its references are moved to the group's successor."""
+"""What a rebuild mends in the program: references to the group, and sharded models."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from collections.abc import Callable, Iterable, Iterator
 from types import CellType, FrameType, FunctionType
 from typing import Any
 
-from .private.data_parallel import DataParallelNames
+from .private.models import DataParallelNames, FullyShardNames
 
-__all__ = ["data_parallel_modules", "move", "objects"]
+__all__ = [
+    "data_parallel_modules",
+    "move",
+    "objects",
+    "reset",
+]
 
 
 def move(old: Any, new: Any) -> list[str]:
     """Replace `old` by `new` in variables, attributes and containers of the process.
 
-    Torch's own registry is not meant: it must not have `old` any more.
-
-    Returns
-    -------
-    list of str
-        What holds `old` still: tuples, which cannot be changed, and running functions.
+    Torch's own registry is not meant: it must not have `old` any more. Returns what
+    holds `old` still: tuples, which cannot be changed, and running functions.
     """
     left = []
     running = _running_frames()
@@ -207,3 +208,56 @@ def _move_in_object(holder: Any, old: Any, new: Any) -> None:
         for name in (slots,) if isinstance(slots, str) else slots:
             if getattr(holder, name, None) is old:
                 object.__setattr__(holder, name, new)
+
+
+def reset(group: Any) -> list[str]:
+    """Bring the models over `group` to the state between two steps.
+
+    An abort ends the step on the ranks at different places. A rank that has gathered
+    its parameters, and one that has not, would issue different ops in the next step.
+    Returns a sentence on each model that torch cannot reset.
+    """
+    torch_fsdp = sys.modules.get("torch.distributed.fsdp")
+    if torch_fsdp is None:
+        return []
+    fsdp1 = torch_fsdp.FullyShardedDataParallel
+    # torch before 2.6 has no `fully_shard` there.
+    fsdp2 = getattr(torch_fsdp, "FSDPModule", ())
+    found = [
+        _first_version(one, group)
+        if issubclass(type(one), fsdp1)
+        else _reset(one, group)
+        for one in objects(lambda kind: issubclass(kind, (fsdp1, fsdp2)))
+    ]
+    return [sentence for sentence in found if sentence]
+
+
+def _reset(module: Any, group: Any) -> str:
+    """Reset a module of ``fully_shard``; return a sentence where torch cannot."""
+    private = FullyShardNames(module)
+    if not private.is_root or group not in private.groups():
+        return ""
+    if not hasattr(module, "reset_iter_state"):
+        return (
+            "a model of fully_shard (a step that the abort ended cannot be undone in "
+            "this torch: make the model anew, then new.load_state_dict("
+            "model.state_dict()))"
+        )
+    try:
+        module.reset_iter_state()
+    except RuntimeError as error:
+        return (
+            f"a model of fully_shard (it was not reset: {error}; make it anew, then "
+            "new.load_state_dict(model.state_dict()))"
+        )
+    return ""
+
+
+def _first_version(module: Any, group: Any) -> str:
+    """Return a sentence on a ``FullyShardedDataParallel`` over `group`."""
+    if vars(module).get("process_group") is not group:
+        return ""
+    return (
+        "a FullyShardedDataParallel (where the abort ended a step of it, make it anew: "
+        "model = FullyShardedDataParallel(...))"
+    )

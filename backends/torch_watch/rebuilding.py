@@ -16,7 +16,7 @@ from ..groups.abort_reason import AbortReason
 from ..groups.key import GroupKey
 from ..rank_sets import name_ranks
 from ..stores.base import Store
-from . import creation, holders, sharded_models
+from . import creation, holders
 from .aborting import abort
 from .creation import made_of
 from .private.groups import Names, names
@@ -36,34 +36,17 @@ _lock = threading.Lock()
 def rebuild(
     group: Any, generation: int | None, store: Store, *, timeout: float = WAIT
 ) -> Any:
-    """Make `group` anew with the same arguments; call it on each of its ranks.
+    """Make `group` anew with the same arguments, on each of its ranks; return it.
 
-    Its ranks meet in `store`; a torch TCPStore on its first rank then serves the new
-    group. Variables, attributes and containers that hold `group` hold the new group
-    afterwards, and the ``DistributedDataParallel`` modules over it use the new one.
-    Where `group` is not aborted yet, it is aborted first.
+    Its ranks meet in `store`, one of Rankscope's; a torch TCPStore on its first rank
+    then serves the new group. Variables, attributes and containers that hold `group`
+    hold the new group afterwards, and the ``DistributedDataParallel`` modules over it
+    use the new one; `Made.stale` has what cannot. Where `group` is not aborted yet, it
+    is aborted first. `generation` is the same on every rank, ``None`` the next one;
+    nothing is done where `group` has it already.
 
-    Parameters
-    ----------
-    group
-        A ``ProcessGroup`` of torch.
-    generation
-        The number of the new group's generation, the same on every rank; ``None``: the
-        next one. Nothing is done where `group` has it already.
-    store
-        A store of Rankscope's that all ranks of the group are connected to.
-    timeout
-        Seconds to wait for the other ranks.
-
-    Returns
-    -------
-    ProcessGroup
-        The new group; `Made.stale` has what cannot use it.
-
-    Raises
-    ------
-    DistTimeoutError
-        Where a rank does not come in time. The group then is as it was: aborted.
+    Raises `DistTimeoutError` if a rank does not come within `timeout` s. The group then
+    is as it was: aborted.
     """
     torch = names()
     with _lock:
@@ -84,7 +67,7 @@ def rebuild(
         creation.note_rebuilt(new, made, generation)
         made_of(new).stale = [
             *(f"{one} holds the old group" for one in holders.move(group, new)),
-            *sharded_models.reset(new),
+            *holders.reset(new),
         ]
         for sentence in made_of(new).stale:
             _log.warning("torch's group %r was rebuilt, but %s", name, sentence)
@@ -174,21 +157,9 @@ def join(
 ) -> Any:
     """Make a group in a fresh process, while the other ranks call `rebuild`.
 
-    Parameters
-    ----------
-    key, rank
-        The group, and this process's global rank.
-    arguments
-        Those of torch's function that makes groups, by name, but the store.
-    generation
-        The number of the generation that the others make.
-    store
-        The store that all ranks of the group are connected to.
-    place, count
-        The group's place among the others' groups, and the number that torch gives the
-        next group there as its name.
-    timeout
-        Seconds to wait for the other ranks.
+    `rank` is this process's global rank; `arguments` are those of torch's function that
+    makes groups, by name, but the store. `place` is the group's place among the others'
+    groups, and `count` the number that torch gives the next group there as its name.
     """
     torch = names()
     with _lock:

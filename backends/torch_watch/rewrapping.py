@@ -7,8 +7,8 @@ from typing import Any
 
 from ..errors import DistError
 from .creation import made_of
-from .private.data_parallel import DataParallelNames
 from .private.groups import names
+from .private.models import DataParallelNames
 
 __all__ = ["rewrap"]
 

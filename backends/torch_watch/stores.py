@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import stat
 from datetime import timedelta
 from typing import Any
 
+from .gloo_sockets import duplicate
 from .private.groups import names
 
 __all__ = ["disconnect", "host_store", "join_store"]
@@ -20,13 +20,8 @@ _BACKLOG = 512
 def host_store(host: str, timeout: float) -> tuple[Any, int]:
     """Open a ``torch.distributed.TCPStore`` here; return it and its port.
 
-    Parameters
-    ----------
-    host
-        The address at which the ranks reach this process. The store listens there
-        alone: torch itself would listen on all addresses of the host.
-    timeout
-        Seconds that a request to the store may take.
+    It listens at `host` alone, the address at which the ranks reach this process: torch
+    itself would listen on all addresses. A request may take `timeout` s.
     """
     from torch.distributed import TCPStore
 
@@ -72,16 +67,8 @@ def disconnect(store: Any) -> int:
     hosts = {str(address[0]) for *_, address in found}
     ended = 0
     for entry in os.listdir("/proc/self/fd"):
-        try:
-            copy = os.dup(int(entry))
-        except OSError:
-            # Closed since the folder was read.
-            continue
-        if not stat.S_ISSOCK(os.fstat(copy).st_mode):
-            os.close(copy)
-            continue
-        with socket.socket(fileno=copy) as one, contextlib.suppress(OSError):
-            if one.family not in (socket.AF_INET, socket.AF_INET6):
+        with duplicate(int(entry)) as one, contextlib.suppress(OSError):
+            if one is None or one.family not in (socket.AF_INET, socket.AF_INET6):
                 continue
             # Listening sockets, and those whose other end is gone, have no peer.
             host, port = one.getpeername()[:2]

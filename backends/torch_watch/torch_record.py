@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from ..observe.torch_format import DTYPES, OPS
-from ..work.bandwidth import payload
 from ..work.flight_recorder import SIZES_SHOWN, recorder
-from ..work.op_type import OpType
-from ..work.record_fields import Frame, Splits, fields_of
+from ..work.op_type import OpType, payload
+from ..work.record_fields import Frame, Splits, record_fields
 from .calls import Call
 
 __all__ = ["Entry", "Progress", "TorchRecord"]
@@ -18,12 +19,9 @@ __all__ = ["Entry", "Progress", "TorchRecord"]
 Entry = Mapping[str, Any]
 
 _NUMPY = {torch: numpy for numpy, torch in DTYPES.items()}
-_ITEMSIZES = {
-    **dict.fromkeys(("bool", "uint8", "int8"), 1),
-    **dict.fromkeys(("int16", "uint16", "float16", "bfloat16"), 2),
-    **dict.fromkeys(("int32", "uint32", "float32"), 4),
-    **dict.fromkeys(("int64", "uint64", "float64", "complex64"), 8),
-    "complex128": 16,
+# numpy itself has no bfloat16.
+_ITEMSIZES = {"bfloat16": 2} | {
+    name: np.dtype(name).itemsize for name in DTYPES if name != "bfloat16"
 }
 
 
@@ -160,7 +158,7 @@ class TorchRecord:
     def as_dict(self) -> dict[str, Any]:
         """Return the keys of `Record.as_dict`, and ``uncounted_id``."""
         return {
-            **fields_of(
+            **record_fields(
                 self,
                 group=self.group.name,
                 group_id=self.group.key.id,

@@ -81,17 +81,10 @@ class Tracker:
     ) -> bool:
         """Bring the records up to date; return whether one has changed.
 
-        Parameters
-        ----------
-        entries
-            Those of torch's recorder, oldest first; ``None``: none was read, and none
-            has changed.
-        calls
-            The calls since the last update.
-        groups
-            The watched groups of this process by torch's ``ProcessGroup``.
-        registered
-            All groups in torch's registry: those as well that are still being made.
+        `entries` are those of torch's recorder, oldest first (``None``: none was read,
+        and none has changed), `calls` those since the last update, `groups` the watched
+        groups by torch's ``ProcessGroup``, and `registered` all groups in torch's
+        registry: those as well that are still being made.
         """
         now_ns = time.time_ns()
         for call in calls:

@@ -1,8 +1,9 @@
-"""Groups of torch that this rank is making: it waits for the ranks that make it too.
+"""Groups of torch that this rank does not have yet: it makes them, or is to join them.
 
 ``new_group`` returns on a rank when all ranks of the group have called it. Until then
 torch's registry does not have the group, and there is no op that could be aborted: the
-rank waits in the store of the default group.
+rank waits in the store of the default group. A fresh process, of a restarted rank,
+joins the groups of the others in their rebuild.
 """
 
 from __future__ import annotations
@@ -10,26 +11,36 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 from ..errors import DistAbortedError, DistError
 from ..groups.abort_reason import AbortReason
 from ..groups.key import GroupKey
-from ..groups.summary import GroupStatus, OpStatus
+from ..groups.summary import GroupStatus, OpStatus, WatchedGroup
 from ..rank_sets import name_ranks
 from ..stores.base import Store
 from ..work.flight_recorder import recorder
-from ..work.record_fields import record_fields
+from ..work.op_type import OpType
+from . import rebuilding
 from .aborting import HINT, abort
+from .creation import made_of
 from .frames import calling_frame
-from .private.groups import Names
+from .private.groups import Names, names
 from .stores import disconnect
+from .torch_record import TorchRecord
 
-__all__ = ["UnfinishedGroup", "UnfinishedGroups"]
+__all__ = [
+    "PendingGroup",
+    "UnfinishedGroup",
+    "UnfinishedGroups",
+    "export",
+]
 
 #: The op that a rank is in, as summaries and records have it.
 OP = "new_group"
@@ -38,13 +49,13 @@ OP = "new_group"
 _WORLDS, _MEMBERS = "rankscope/worlds", "rankscope/members"
 
 
-class UnfinishedGroup:
+class UnfinishedGroup(WatchedGroup):
     """A group that this rank makes, as the world treats it until it is made."""
 
     def __init__(
         self, key: GroupKey, rank: int, arguments: Mapping[str, Any], default: Any
     ) -> None:
-        self.key = key
+        self.key, self.name, self.generation = key, key.name, 0
         self.reason: AbortReason | None = None
         self._rank = rank
         self._default = default
@@ -54,11 +65,6 @@ class UnfinishedGroup:
         self._began_ns = time.time_ns()
         self._frame = calling_frame() or ("", 0, "")
 
-    @property
-    def name(self) -> str:
-        """The name that a person reads."""
-        return self.key.name
-
     def summary(self) -> GroupStatus:
         """Return its status on this rank."""
         begun = OpStatus(OP, 1, source=recorder.name_source(self._frame))
@@ -67,7 +73,7 @@ class UnfinishedGroup:
             name=self.name,
             ranks=self.key.ranks,
             backend="",
-            generation=0,
+            generation=self.generation,
             state="ready" if self.reason is None else "aborted",
             reason=None if self.reason is None else str(self.reason),
             timeout=self._timeout,
@@ -88,25 +94,12 @@ class UnfinishedGroup:
 
     def record(self) -> dict[str, Any]:
         """Return the making of the group as the record of an op."""
-        return record_fields(
-            record_id=-1,
-            group=self.name,
-            group_id=self.key.id,
-            # As of the first collective, which it is.
-            collective_seq_id=1,
-            op=OP,
-            state="started",
-            timeout=self._timeout,
-            created_ns=self._began_ns,
-            started_ns=self._began_ns,
-            ended_ns=0,
-            frame=self._frame,
-            name_source=recorder.name_source,
-        )
-
-    def goes_on_without(self, ranks: Collection[int]) -> bool:
-        """Return False: all ranks of the world meet while a group is made."""
-        return False
+        made = TorchRecord(-1, self, OpType.UNKNOWN)
+        # As of the first collective, which it is.
+        made.collective_seq_id = 1
+        made.state, made.timeout, made.frame = "started", self._timeout, self._frame
+        made.created_ns = made.started_ns = self._began_ns
+        return {**made.as_dict(), "op": OP}
 
     def abort(self, reason: str, *, by: str = "", culprits: Sequence[int] = ()) -> None:
         """End the wait: disconnect this rank from the store; return at once.
@@ -148,18 +141,11 @@ class UnfinishedGroup:
             "on all of its ranks"
         )
 
-    def export(self) -> dict[str, Any]:
-        """Return nothing: there is no group that a fresh process could join."""
-        return {}
-
 
 class UnfinishedGroups:
     """The groups that this process is making just now.
 
-    Parameters
-    ----------
-    key_of
-        Returns the key of a group by torch's name and description, and its ranks.
+    ``key_of`` returns a group's key by torch's name and description, and its ranks.
     """
 
     def __init__(self, key_of: Callable[[str, str, tuple[int, ...]], GroupKey]) -> None:
@@ -248,3 +234,94 @@ class UnfinishedGroups:
                 "group, in the same order; with use_local_synchronization=True, its "
                 "members"
             )
+
+
+_REASON = "this rank was started anew: its torch group is made by %dist_rebuild"
+
+
+def export(group: Any, key: GroupKey) -> dict[str, Any]:
+    """Return what a fresh process needs to join the next generation of `group`."""
+    torch = names()
+    made = made_of(group)
+    arguments = made.arguments
+    timeout = arguments.get("timeout", torch.c10d.default_pg_timeout)
+    return {
+        "library": "torch",
+        "name": key.name,
+        "ranks": list(key.ranks),
+        "generation": made.generation,
+        "place": made.place,
+        "is_default": group is torch.default,
+        "backend": str(arguments["backend"]),
+        "group_name": str(group.group_name),
+        "group_desc": arguments.get("group_desc"),
+        "pg_tag": arguments.get("pg_tag"),
+        "timeout": timeout.total_seconds(),
+        "on_device": arguments.get("device_id") is not None,
+        # The number that the next group gets as its name.
+        "count": torch.count,
+    }
+
+
+class PendingGroup(WatchedGroup):
+    """A group that the other ranks have, as the world treats it until it is rebuilt.
+
+    `exported` is what `export` returned on another rank.
+    """
+
+    def __init__(self, exported: Mapping[str, Any]) -> None:
+        self._exported = exported
+        self.key = GroupKey(exported["name"], tuple(exported["ranks"]))
+        self.name = self.key.name
+
+    def summary(self) -> GroupStatus:
+        """Return its status on this rank."""
+        return GroupStatus(
+            name=self.name,
+            ranks=self.key.ranks,
+            backend=self._exported["backend"],
+            generation=self._exported["generation"],
+            state="aborted",
+            reason=_REASON,
+            timeout=self._exported["timeout"],
+            issued=0,
+            library="torch",
+        )
+
+    def abort(self, reason: str, *, by: str = "", culprits: Sequence[int] = ()) -> None:
+        """Do nothing: no op was issued."""
+
+    def export(self) -> dict[str, Any]:
+        """Return what another fresh process needs."""
+        return dict(self._exported)
+
+    def rebuild(self, generation: int | None, store: Store | None) -> None:
+        """Join the group, which the other ranks make anew at the same time."""
+        if store is None:
+            raise DistError(f"torch's group {self.name!r} cannot be joined: no store")
+        given = self._exported
+        if generation is None:
+            generation = given["generation"] + 1
+        rank = int(os.environ["RANK"])
+        place = self.key.ranks.index(rank)
+        arguments = {
+            "group_size": len(self.key.ranks),
+            "group_rank": place,
+            "global_ranks_in_group": [] if given["is_default"] else given["ranks"],
+            "backend": given["backend"],
+            "group_name": given["group_name"],
+            "group_desc": given["group_desc"],
+            "pg_tag": given["pg_tag"],
+            "timeout": timedelta(seconds=given["timeout"]),
+            "device_id": _device() if given["on_device"] else None,
+        }
+        rebuilding.join(
+            self.key, rank, arguments, generation, store, given["place"], given["count"]
+        )
+
+
+def _device() -> Any:
+    """Return this rank's GPU, which the start of the rank has made current."""
+    import torch
+
+    return torch.device("cuda", torch.cuda.current_device())

@@ -20,11 +20,10 @@ from . import aborting, creation
 from .calls import CallLog
 from .errors import install_excepthook, on_broken
 from .groups import TorchGroup, base_name
-from .importing import when_imported
+from .patching import when_imported
 from .private.groups import C10D, RECORDER_SIZE, Names, probe
-from .rejoining import PendingGroup
 from .tracker import Status, Tracker
-from .unfinished import UnfinishedGroup, UnfinishedGroups
+from .unfinished import PendingGroup, UnfinishedGroup, UnfinishedGroups
 
 __all__ = ["TorchWatch", "watch"]
 

@@ -10,13 +10,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .bandwidth import payload
-from .newest_records import Course
-from .op_type import OpType
-from .record_fields import Frame, Splits, fields_of
+from .op_type import OpType, payload
+from .record_fields import Course, Frame, Splits, record_fields
 from .reduce_op import ReduceOp
 from .state import COMPLETED, SCHEDULED
 from .user_code import is_installed, users_frame
@@ -210,7 +209,7 @@ class Record:
 
     def as_dict(self) -> dict[str, Any]:
         """The record as plain data (JSON-able)."""
-        return fields_of(
+        return record_fields(
             self,
             group=self.group,
             group_id=self.status.group_id,
@@ -300,54 +299,33 @@ class Batch:
         return self.records[0].traffic()
 
 
+@dataclass(slots=True, eq=False)
 class GroupCounters:
-    """Counters of one group on this rank, and where it is.
+    """Counters of one group on this rank, and where it is."""
 
-    The last ops enqueued, started and completed, and the Works in flight by
-    ``op_id``, oldest first. `rank` is this process's global rank, as messages
-    show it, `ranks` are the global ranks of the group. `group_id` identifies the
-    group where several have the `name` (default: the name).
-    """
+    name: str
+    #: The global rank of this process, as messages show it.
+    rank: int
+    generation: int
+    #: The global ranks of the group.
+    ranks: Sequence[int]
+    #: What identifies the group where several have the name; the name by default.
+    group_id: str = ""
+    # Sequence numbers start at 1, as in PyTorch; 0 says "none yet".
+    collective_seq: int = 0
+    p2p_seq: int = 0
+    op_id: int = 0
+    #: The last ops.
+    enqueued: Record | None = None
+    started: Record | None = None
+    completed: Record | None = None
+    #: The Works in flight by ``op_id``, oldest first.
+    in_flight: dict[int, Work] = field(default_factory=dict)
+    #: Whether the caller has observed the abort; see `async_errors`.
+    abort_observed: bool = False
 
-    __slots__ = (
-        "abort_observed",
-        "collective_seq",
-        "completed",
-        "enqueued",
-        "generation",
-        "group_id",
-        "in_flight",
-        "name",
-        "op_id",
-        "p2p_seq",
-        "rank",
-        "ranks",
-        "started",
-    )
-
-    def __init__(
-        self,
-        name: str,
-        rank: int,
-        generation: int,
-        ranks: Sequence[int],
-        group_id: str | None = None,
-    ) -> None:
-        self.name = name
-        self.group_id = group_id or name
-        self.rank = rank
-        self.ranks = ranks
-        self.generation = generation
-        # Sequence numbers start at 1, as in PyTorch; 0 says "none yet".
-        self.collective_seq = 0
-        self.p2p_seq = 0
-        self.op_id = 0
-        self.enqueued: Record | None = None
-        self.started: Record | None = None
-        self.completed: Record | None = None
-        self.in_flight: dict[int, Work] = {}
-        #: Whether the caller has observed the abort; see `async_errors`.
-        self.abort_observed = False
+    def __post_init__(self) -> None:
+        self.group_id = self.group_id or self.name
 
 
 class FlightRecorder:
@@ -358,6 +336,8 @@ class FlightRecorder:
         self._next = 0
         # Several groups may issue ops at once, from threads of their own.
         self._lock = threading.Lock()
+        #: The op hooks, in the order in which they were added; each op calls them.
+        self.hooks: tuple[Any, ...] = ()
         self._listeners: tuple[Callable[[], None], ...] = ()
         self._namer: Callable[[str, int], str] | None = None
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from ..errors import DistBackendError
-from .callback_threads import callback_threads
+from .threads import callback_threads
 
 __all__ = ["Future", "collect_all", "wait_all"]
 

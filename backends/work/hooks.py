@@ -6,14 +6,13 @@ import logging
 import threading
 from collections.abc import Callable
 
-from .flight_recorder import Record
+from .flight_recorder import Record, recorder
 from .work import Work
 
-__all__ = ["OpHook", "active_hooks", "add_op_hook"]
+__all__ = ["OpHook", "add_op_hook"]
 
 _log = logging.getLogger(__name__)
 _lock = threading.Lock()
-_hooks: tuple[OpHook, ...] = ()
 
 Pre = Callable[[Record], None]
 Post = Callable[[Record, Work], None]
@@ -47,9 +46,8 @@ class OpHook:
 
     def remove(self) -> None:
         """Uninstall the hook; ops issued from now on do not call it."""
-        global _hooks
         with _lock:
-            _hooks = tuple(hook for hook in _hooks if hook is not self)
+            recorder.hooks = tuple(one for one in recorder.hooks if one is not self)
 
 
 def add_op_hook(
@@ -94,15 +92,9 @@ def add_op_hook(
     >>> seen
     ['all_reduce']
     """
-    global _hooks
     if pre is None and post is None:
         raise ValueError("add_op_hook: give pre, post or both")
     hook = OpHook(pre, post, group)
     with _lock:
-        _hooks = (*_hooks, hook)
+        recorder.hooks = (*recorder.hooks, hook)
     return hook
-
-
-def active_hooks() -> tuple[OpHook, ...]:
-    """Return the installed hooks, in the order they were added."""
-    return _hooks

@@ -1,11 +1,11 @@
-"""The form of a flight record as plain data: of our own ops, and of torch's."""
+"""Flight records, our own and torch's, as plain data; and the newest of many."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["Frame", "Splits", "fields_of", "record_fields"]
+__all__ = ["Course", "Frame", "Splits", "newest", "record_fields"]
 
 #: File, line and function.
 Frame = tuple[str, int, str]
@@ -14,60 +14,47 @@ Frame = tuple[str, int, str]
 #: an empty list where all parts are of one size.
 Splits = tuple[Sequence[int], Sequence[int]]
 
+T = TypeVar("T")
+
 
 def record_fields(
+    record: Any,
     *,
-    record_id: int,
     group: str,
     group_id: str,
-    op: str,
+    generation: int,
     state: str,
-    timeout: float,
-    created_ns: int,
-    started_ns: int,
-    ended_ns: int,
-    frame: Frame | None,
+    dtypes: Sequence[str],
+    reduce_op: str | None,
     name_source: Callable[[Frame], str],
-    generation: int = 0,
-    collective_seq_id: int = 0,
-    p2p_seq_id: int = 0,
-    op_id: int = -1,
-    backend: str = "",
-    is_p2p: bool = False,
-    sizes: Sequence[Sequence[int]] = (),
-    dtypes: Sequence[str] = (),
-    peer: int | None = None,
-    reduce_op: str | None = None,
-    tag: int | None = None,
-    splits: Splits | None = None,
-    error: str | None = None,
 ) -> dict[str, Any]:
-    """Return a record as plain data (JSON-able).
+    """Return a record, one of ours or of torch's, as plain data (JSON-able).
 
-    A time of 0 is not known; a `frame` of ``None`` neither. `name_source` returns what
-    people read for a line.
+    The keywords are what the two have in different forms. A time of 0 is not known;
+    a frame of ``None`` neither. `name_source` returns what people read for a line.
     """
-    file, line, function = frame or ("", 0, "")
+    file, line, function = record.frame or ("", 0, "")
+    started_ns, ended_ns = record.started_ns, record.ended_ns
     return {
-        "record_id": record_id,
+        "record_id": record.record_id,
         "group": group,
         "group_id": group_id,
         "generation": generation,
-        "collective_seq_id": collective_seq_id,
-        "p2p_seq_id": p2p_seq_id,
-        "op_id": op_id,
-        "op": op,
-        "backend": backend,
-        "is_p2p": is_p2p,
+        "collective_seq_id": record.collective_seq_id,
+        "p2p_seq_id": record.p2p_seq_id,
+        "op_id": record.op_id,
+        "op": record.op_type.value,
+        "backend": record.backend,
+        "is_p2p": record.op_type.is_p2p,
         "state": state,
-        "sizes": [list(size) for size in sizes],
+        "sizes": [list(size) for size in record.sizes],
         "dtypes": list(dtypes),
-        "peer": peer,
+        "peer": record.peer,
         "reduce_op": reduce_op,
-        "tag": tag,
-        "splits": splits and [list(rows) for rows in splits],
-        "timeout": timeout,
-        "time_created_ns": created_ns,
+        "tag": record.tag,
+        "splits": record.splits and [list(rows) for rows in record.splits],
+        "timeout": record.timeout,
+        "time_created_ns": record.created_ns,
         "time_started_ns": started_ns,
         "time_ended_ns": ended_ns,
         "duration_ns": ended_ns - started_ns if started_ns and ended_ns else None,
@@ -75,27 +62,38 @@ def record_fields(
             "file": file,
             "line": line,
             "function": function,
-            "source": "" if frame is None else name_source(frame),
+            "source": name_source(record.frame) if record.frame else "",
         },
-        "error": error,
+        "error": record.error,
     }
 
 
-def fields_of(record: Any, **own: Any) -> dict[str, Any]:
-    """Return `record_fields` of a record that is an object: one of ours, or torch's.
+class Course(NamedTuple):
+    """Where a record belongs, and the state of its op."""
 
-    `own` are the fields that the two have in different forms.
+    group_id: str
+    generation: int
+    is_p2p: bool
+    state: str
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether the op is not over."""
+        return self.state in ("scheduled", "started")
+
+
+def newest(records: Sequence[T], count: int, course: Callable[[T], Course]) -> list[T]:
+    """Return the newest `count` records, those in flight, and the last of each group.
+
+    The last ones of a group are its last collective and its last send or receive: of a
+    group that is not there, no op was recorded.
     """
-    return record_fields(
-        op=record.op_type.value,
-        is_p2p=record.op_type.is_p2p,
-        **{name: getattr(record, name) for name in _SHARED},
-        **own,
-    )
-
-
-_SHARED = (
-    *("record_id", "collective_seq_id", "p2p_seq_id", "op_id"),
-    *("backend", "sizes", "peer", "tag", "splits", "timeout"),
-    *("created_ns", "started_ns", "ended_ns", "frame", "error"),
-)
+    first = max(0, len(records) - count)
+    courses = [course(one) for one in records]
+    latest = {one[:3]: number for number, one in enumerate(courses)}
+    kept = set(latest.values())
+    return [
+        record
+        for number, (record, one) in enumerate(zip(records, courses, strict=True))
+        if number >= first or number in kept or one.in_flight
+    ]

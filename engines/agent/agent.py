@@ -24,7 +24,7 @@ from IPython.core import page
 from rankscope import __version__
 from rankscope.backends import TCPStore, init_process_group
 from rankscope.backends.devices.cuda_device import assign_device
-from rankscope.backends.groups.exit_status import fail_on_async_error
+from rankscope.backends.groups.api import fail_on_async_error
 from rankscope.backends.groups.inquiry import locate_with
 from rankscope.backends.groups.world import world
 from rankscope.backends.observe.stacks import ThreadStacks

@@ -12,7 +12,7 @@ from typing import Any
 
 from ipykernel.iostream import OutStream
 
-from rankscope.backends.torch_watch.importing import when_imported
+from rankscope.backends.torch_watch.patching import when_imported
 
 from ..wire.print_marks import mark
 from .cell_source import CellSource

@@ -14,7 +14,7 @@ import numpy as np
 from rankscope.backends import BackendConfig
 from rankscope.backends.benchmark import check_benchmark
 from rankscope.backends.interface.registry import known_backends
-from rankscope.backends.work.bandwidth import algbw, busbw
+from rankscope.backends.work.op_type import algbw, busbw
 
 from ..wire.engine_code import call_of
 from .execution import Execution

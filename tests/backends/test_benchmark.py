@@ -20,7 +20,7 @@ from rankscope.backends.benchmark_cases import array_module
 from rankscope.backends.conformance.ranks import Rank, run_ranks
 from rankscope.backends.devices.cuda_install import install_command
 from rankscope.backends.errors import DistBackendError
-from rankscope.backends.work.bandwidth import payload
+from rankscope.backends.work.op_type import payload
 
 
 @pytest.mark.parametrize(

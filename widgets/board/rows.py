@@ -5,7 +5,7 @@ A cell is a text of bounded length or a finite number: JSON has no others.
 
 from __future__ import annotations
 
-from rankscope.backends.work import bandwidth
+from rankscope.backends.work.op_type import algbw, busbw
 from rankscope.engines import GroupStatus, OpStatus, RankStatus
 
 from ..units import bandwidth_text, bytes_text, duration_text
@@ -146,8 +146,8 @@ def _speed(row: Cells, done: OpStatus, ranks: int) -> None:
     row["last"] = duration_text(seconds)
     if size is None or not seconds:
         return
-    row["algbw"] = bandwidth_text(bandwidth.algbw(size, seconds))
-    row["busbw"] = bandwidth_text(bandwidth.busbw(done.op, size, seconds, ranks))
+    row["algbw"] = bandwidth_text(algbw(size, seconds))
+    row["busbw"] = bandwidth_text(busbw(done.op, size, seconds, ranks))
 
 
 def _device(group: GroupStatus) -> str:

@@ -17,7 +17,7 @@ from rankscope.backends.observe.records import (
     sequence_number,
 )
 from rankscope.backends.rank_sets import name_ranks
-from rankscope.backends.work.bandwidth import payload
+from rankscope.backends.work.op_type import payload
 
 from ..units import bytes_text, duration_text
 from .rows import text

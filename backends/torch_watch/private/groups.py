@@ -16,7 +16,7 @@ from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
-from ..replacing import Wrapper, replace
+from ..patching import Wrapper, replace
 
 __all__ = [
     "C10D",
@@ -223,16 +223,10 @@ class Names:
     def make(
         self, arguments: Mapping[str, Any], places: Mapping[int, int], *, default: bool
     ) -> Any:
-        """Make a group, and enter it in the registry.
+        """Make a group, which may become the `default` one, and register it.
 
-        Parameters
-        ----------
-        arguments
-            Those of the function that makes groups, by name.
-        places
-            The rank in the group of each of its global ranks.
-        default
-            Whether it becomes the default group.
+        `arguments` are those of the function that makes groups, by name, and `places`
+        the rank in the group of each of its global ranks.
         """
         with self._without_split(arguments):
             new, _ = getattr(self.c10d, _MAKER)(**arguments)

@@ -17,8 +17,7 @@ import numpy as np
 
 import rankscope as dist
 from rankscope import OpType, ReduceOp, Work
-from rankscope.backends.work.composite import chain
-from rankscope.backends.work.futures import completed_work
+from rankscope.backends.work.composite import chain, completed_work
 from rankscope.backends.work.op_type import Argument
 from tests.backends.store_backend import StoreBackend
 

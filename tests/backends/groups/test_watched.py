@@ -23,9 +23,8 @@ class Group:
     ranks: tuple[int, ...]
     requests: list[tuple[Any, ...]] = field(default_factory=list)
 
-    @property
-    def key(self) -> GroupKey:
-        return GroupKey(self.name, self.ranks)
+    def __post_init__(self) -> None:
+        self.key = GroupKey(self.name, self.ranks)
 
     def summary(self) -> GroupStatus:
         return GroupStatus(

@@ -30,7 +30,6 @@ from rankscope.backends.observe.export import local_dump, save_flight_recorder
 from rankscope.backends.observe.torch_format import flight_recorder
 from rankscope.backends.work.async_errors import take_async_error
 from rankscope.backends.work.flight_recorder import GroupCounters, Record, recorder
-from rankscope.backends.work.record_fields import record_fields
 from rankscope.backends.work.state import WorkState
 from tests.backends import store_backend
 from tests.backends.gpu_ranks import Rank as GpuRank
@@ -233,19 +232,13 @@ def test_who_sent_to_a_receive_from_anybody_is_known_once_it_is_over() -> None:
 def test_what_is_no_collective_is_left_out() -> None:
     """The analyser exits at an op that it does not know."""
     kept, key = record(OpType.ALL_REDUCE, (2,)), GroupKey("tp", (0, 1))
-    other = record_fields(
-        record_id=1,
-        group=key.name,
-        group_id=key.id,
-        op="new_group",
-        state="started",
-        timeout=60.0,
-        created_ns=1,
-        started_ns=1,
-        ended_ns=0,
-        frame=None,
-        name_source=recorder.name_source,
-    )
+    other = {
+        **kept.as_dict(),
+        "group": key.name,
+        "group_id": key.id,
+        "op": "new_group",
+        "state": "started",
+    }
     status = kept.status
     groups = {
         status.group_id: {"name": status.name, "ranks": status.ranks},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope.backends.work import bandwidth
+from rankscope.backends.work import op_type
 from rankscope.backends.work.flight_recorder import GroupCounters, Record
 from rankscope.backends.work.op_type import OpType
 
@@ -33,12 +33,12 @@ OPS = [
 def test_formulas(
     op: str, shapes: list[tuple[int, ...]], elements: int, factor: float
 ) -> None:
-    size = bandwidth.payload(op, shapes, 4, 4)
+    size = op_type.payload(op, shapes, 4, 4)
     assert size == elements * 4
-    assert bandwidth.bus_factor(op, 4) == pytest.approx(factor)
+    assert op_type.bus_factor(op, 4) == pytest.approx(factor)
     # 4000 bytes in 2 µs are 2 GB/s.
-    assert bandwidth.algbw(size, 2e-6) == pytest.approx(2.0)
-    assert bandwidth.busbw(op, size, 2e-6, 4) == pytest.approx(2.0 * factor)
+    assert op_type.algbw(size, 2e-6) == pytest.approx(2.0)
+    assert op_type.busbw(op, size, 2e-6, 4) == pytest.approx(2.0 * factor)
 
 
 def test_every_op_with_arrays_is_there() -> None:
@@ -46,12 +46,12 @@ def test_every_op_with_arrays_is_there() -> None:
 
 
 def test_what_moves_nothing_has_no_payload() -> None:
-    assert bandwidth.payload("barrier", [], 0, 4) is None
+    assert op_type.payload("barrier", [], 0, 4) is None
 
 
 def test_one_rank_and_no_time() -> None:
-    assert bandwidth.bus_factor("all_reduce", 1) == 1.0
-    assert bandwidth.algbw(1000, 0.0) == 0.0
+    assert op_type.bus_factor("all_reduce", 1) == 1.0
+    assert op_type.algbw(1000, 0.0) == 0.0
 
 
 def test_a_record_tells_what_it_moves_in_bounded_words() -> None:

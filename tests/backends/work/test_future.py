@@ -13,10 +13,10 @@ import pytest
 
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.errors import DistAbortedError, DistBackendError
-from rankscope.backends.work.callback_threads import CallbackThreads
 from rankscope.backends.work.future import Future, collect_all, wait_all
 from rankscope.backends.work.op_type import OpType
 from rankscope.backends.work.state import WorkState
+from rankscope.backends.work.threads import CallbackThreads
 from rankscope.backends.work.work import Work
 
 

@@ -21,7 +21,7 @@ from rankscope.backends.interface.base import Backend
 from rankscope.backends.observe.diagnosis import diagnose
 from rankscope.backends.observe.torch_format import flight_recorder
 from rankscope.backends.observe.verdicts import Fault, RankView
-from rankscope.backends.work import bandwidth
+from rankscope.backends.work import op_type
 from rankscope.backends.work.flight_recorder import GroupCounters, Record
 from rankscope.backends.work.op_type import Argument, OpSpec, OpType, spec_of
 from tools import support_table
@@ -119,8 +119,8 @@ def entries(op: OpType, *runs: list[tuple[int, ...]]) -> list[dict[str, Any]]:
 
 
 def test_bandwidths_are_those_of_the_row(rotate: OpType) -> None:
-    assert bandwidth.payload("rotate", [(1,), (5,)], 4, 3) == (10 * 5 + 3) * 4
-    assert bandwidth.bus_factor("rotate", 3) == 21.0
+    assert op_type.payload("rotate", [(1,), (5,)], 4, 3) == (10 * 5 + 3) * 4
+    assert op_type.bus_factor("rotate", 3) == 21.0
     arrays = [np.empty(1, np.float32), np.empty(5, np.float32)]
     record = Record(GroupCounters("g", 0, 0, range(3)), rotate, arrays, None, 1.0)
     assert record.traffic()["nbytes"] == (10 * 5 + 3) * 4

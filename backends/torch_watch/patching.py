@@ -1,4 +1,4 @@
-"""Call a function when a module is imported, or at once if it was."""
+"""Wrappers around functions of another library, and a call when it is imported."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
-__all__ = ["when_imported"]
+__all__ = [
+    "Wrapper",
+    "replace",
+    "when_imported",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -79,3 +84,26 @@ class _Loader(importlib.abc.Loader):
             self._callback(module)
         except Exception:  # noqa: BLE001 - the import of torch must not fail
             _log.exception("the watch of %s has failed", module.__name__)
+
+
+#: Takes a function, and returns what is called in its place.
+Wrapper = Callable[[Any], Any]
+
+
+def replace(owner: Any, name: str, wrapper: Wrapper) -> Callable[[], None]:
+    """Put ``wrapper(function)`` in the place of a function; return the undoing.
+
+    Nothing is done where `owner` has no such function.
+    """
+    original = getattr(owner, name, None)
+    if original is None:
+        return lambda: None
+    wrapped = wrapper(original)
+    setattr(owner, name, wrapped)
+
+    def undo() -> None:
+        # Whoever replaced it later, calls it.
+        if getattr(owner, name) is wrapped:
+            setattr(owner, name, original)
+
+    return undo

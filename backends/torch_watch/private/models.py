@@ -1,22 +1,19 @@
-"""The private names of torch's ``DistributedDataParallel``."""
+"""The private names of torch's ``DistributedDataParallel`` and ``fully_shard``."""
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["DataParallelNames"]
+__all__ = [
+    "DataParallelNames",
+    "FullyShardNames",
+]
 
 _MIB = 1024 * 1024
 
 
 class DataParallelNames:
-    """The private names of a ``DistributedDataParallel`` module.
-
-    Parameters
-    ----------
-    model
-        The module.
-    """
+    """The private names of a ``DistributedDataParallel`` module."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -65,3 +62,24 @@ class DataParallelNames:
         if config.first_bucket_bytes_cap == config.bucket_bytes_cap:
             return {"bucket_cap_mb": config.bucket_bytes_cap / _MIB}
         return {}
+
+
+class FullyShardNames:
+    """The private names of a module that ``fully_shard`` was applied to."""
+
+    def __init__(self, module: Any) -> None:
+        self._state = module._get_fsdp_state()
+
+    @property
+    def is_root(self) -> bool:
+        """Whether a step began in this module, and not in one that contains it."""
+        return bool(self._state._is_root)
+
+    def groups(self) -> list[Any]:
+        """Return the groups of its mesh and of those of the modules in it."""
+        return [
+            group
+            for state in self._state._state_ctx.all_states
+            for parameters in state._fsdp_param_groups
+            for group in parameters.mesh_info.mesh.get_all_groups()
+        ]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rankscope.backends.conformance.waiting import until
-from rankscope.backends.work.background_loop import BackgroundLoop
+from rankscope.backends.work.threads import BackgroundLoop
 
 Make = Callable[..., BackgroundLoop]
 
@@ -259,7 +259,7 @@ def test_an_interrupt_of_a_kick_leaves_a_loop_that_starts(
 
 REFUSED = """
 import threading
-from rankscope.backends.work.background_loop import BackgroundLoop
+from rankscope.backends.work.threads import BackgroundLoop
 
 def refuse(thread):
     raise RuntimeError("can't create new thread at interpreter shutdown")
