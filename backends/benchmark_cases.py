@@ -37,6 +37,7 @@ class Case:
     ) -> None:
         self.group, self.op, self.dtype, self.device = group, op, dtype, device
         self.ranks, self.rank = group.size(), group.rank()
+        self.everyone = range(self.ranks)
         #: Elements that a rank gives, or, of the divided ops, that a part has.
         self.count = size // dtype.itemsize
         if spec_of(op).divided:
@@ -45,11 +46,6 @@ class Case:
         else:
             self.size = self.count * dtype.itemsize
         self._arrays: list[Any] = []
-
-    @property
-    def peers(self) -> dict[str, Any]:
-        """The arguments that name the group."""
-        return {"group": self.group}
 
     @property
     def root(self) -> int:
@@ -81,11 +77,6 @@ class Case:
         """Return the sum over all ranks of their pattern, or of their part's."""
         tile = sum((np.arange(PERIOD) + rank + part) % PERIOD for rank in self.everyone)
         return np.resize(tile, self.count).astype(self.dtype)
-
-    @property
-    def everyone(self) -> range:
-        """The ranks in the group."""
-        return range(self.ranks)
 
     def put(self, array: Any, values: np.ndarray) -> None:
         """Copy host data into an array of this case."""
@@ -144,7 +135,7 @@ _Parts = tuple[
 def _all_reduce(case: Case) -> _Parts:
     x = case.array()
     return (
-        lambda: reductions.all_reduce(x, **case.peers),
+        lambda: reductions.all_reduce(x, group=case.group),
         lambda: case.put(x, case.pattern(case.rank)),
         lambda: (x, case.total()),
     )
@@ -153,7 +144,7 @@ def _all_reduce(case: Case) -> _Parts:
 def _reduce(case: Case) -> _Parts:
     x = case.array()
     return (
-        lambda: reductions.reduce(x, dst=case.root, **case.peers),
+        lambda: reductions.reduce(x, dst=case.root, group=case.group),
         lambda: case.put(x, case.pattern(case.rank)),
         lambda: (x, case.total()) if case.rank == ROOT else None,
     )
@@ -162,7 +153,7 @@ def _reduce(case: Case) -> _Parts:
 def _broadcast(case: Case) -> _Parts:
     x = case.array()
     return (
-        lambda: data_movement.broadcast(x, src=case.root, **case.peers),
+        lambda: data_movement.broadcast(x, src=case.root, group=case.group),
         lambda: case.put(x, case.pattern(case.rank)),
         lambda: (x, case.pattern(ROOT)),
     )
@@ -171,7 +162,7 @@ def _broadcast(case: Case) -> _Parts:
 def _all_gather_into_tensor(case: Case) -> _Parts:
     x, out = case.array(), case.array(case.ranks)
     return (
-        lambda: data_movement.all_gather_into_tensor(out, x, **case.peers),
+        lambda: data_movement.all_gather_into_tensor(out, x, group=case.group),
         lambda: case.put(x, case.pattern(case.rank)),
         lambda: (out, case.patterns(case.everyone)),
     )
@@ -181,7 +172,7 @@ def _reduce_scatter_tensor(case: Case) -> _Parts:
     x, out = case.array(case.ranks), case.array()
     seeds = [case.rank + part for part in case.everyone]
     return (
-        lambda: reductions.reduce_scatter_tensor(out, x, **case.peers),
+        lambda: reductions.reduce_scatter_tensor(out, x, group=case.group),
         lambda: case.put(x, case.patterns(seeds)),
         lambda: (out, case.total(case.rank)),
     )
@@ -192,7 +183,7 @@ def _all_to_all_single(case: Case) -> _Parts:
     sent = [case.rank + 2 * to for to in case.everyone]
     received = [source + 2 * case.rank for source in case.everyone]
     return (
-        lambda: data_movement.all_to_all_single(out, x, **case.peers),
+        lambda: data_movement.all_to_all_single(out, x, group=case.group),
         lambda: case.put(x, case.patterns(sent)),
         lambda: (out, case.patterns(received)),
     )
@@ -203,7 +194,7 @@ def _gather(case: Case) -> _Parts:
     out = case.array(case.ranks) if case.rank == ROOT else None
     parts = None if out is None else list(out.reshape(case.ranks, case.count))
     return (
-        lambda: data_movement.gather(x, parts, dst=case.root, **case.peers),
+        lambda: data_movement.gather(x, parts, dst=case.root, group=case.group),
         lambda: case.put(x, case.pattern(case.rank)),
         lambda: None if out is None else (out, case.patterns(case.everyone)),
     )
@@ -219,7 +210,7 @@ def _scatter(case: Case) -> _Parts:
             case.put(x, case.patterns(case.everyone))
 
     return (
-        lambda: data_movement.scatter(out, parts, src=case.root, **case.peers),
+        lambda: data_movement.scatter(out, parts, src=case.root, group=case.group),
         fill,
         lambda: (out, case.pattern(case.rank)),
     )

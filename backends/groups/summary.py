@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 from ..interface.base import Backend
 from ..stores.base import Store
+from ..work.flight_recorder import OpEntry
+from ..work.op_record import OpRecord
 from .generation import Generation
 from .key import GroupKey
 from .spec import GroupSpec
@@ -66,12 +68,14 @@ class OpStatus:
         check_bytes(self.nbytes)
 
     @classmethod
-    def issued(cls, record: _Record | None) -> OpStatus | None:
+    def issued(cls, record: OpEntry | None) -> OpStatus | None:
         """Return the op, its number and its source line."""
         return None if record is None else cls(**record.brief())
 
     @classmethod
-    def in_flight(cls, record: _Record, state: str, begun_ns: int) -> OpStatus:
+    def in_flight(
+        cls, record: OpEntry | OpRecord, state: str, begun_ns: int
+    ) -> OpStatus:
         """Return the status of an op that began at `begun_ns` (``time.time_ns``)."""
         return cls(
             **record.brief(),
@@ -83,7 +87,7 @@ class OpStatus:
         )
 
     @classmethod
-    def done(cls, record: _Done | None) -> OpStatus | None:
+    def done(cls, record: OpEntry | None) -> OpStatus | None:
         """Return the status of an op that has completed."""
         if record is None:
             return None
@@ -136,25 +140,6 @@ class GroupStatus:
     def key(self) -> GroupKey:
         """What identifies the group on every rank."""
         return GroupKey(self.name, self.ranks)
-
-
-class _Record(Protocol):
-    """The flight record of an op, of Rankscope or of torch."""
-
-    @property
-    def timeout(self) -> float | None: ...
-
-    @property
-    def peer(self) -> int | None: ...
-
-    def brief(self) -> dict[str, Any]: ...
-
-    def traffic(self) -> dict[str, Any]: ...
-
-
-class _Done(_Record, Protocol):
-    @property
-    def duration(self) -> float | None: ...
 
 
 def summarize(spec: GroupSpec, current: Generation) -> GroupStatus:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..observe.torch_format import DTYPES, OPS
-from ..work.flight_recorder import SIZES_SHOWN, recorder
-from ..work.op_type import OpType, payload
+from ..work.flight_recorder import OpEntry, recorder
+from ..work.op_type import OpType
 from ..work.record_fields import Frame, Splits, record_fields
 from .calls import Call
 
@@ -53,7 +53,7 @@ class Progress:
             self.completed = record
 
 
-class TorchRecord:
+class TorchRecord(OpEntry):
     """One op of one of torch's groups; `as_dict` has the form of our own records."""
 
     def __init__(self, number: int, group: Any, op_type: OpType) -> None:
@@ -77,23 +77,6 @@ class TorchRecord:
         self.created_ns = self.started_ns = self.ended_ns = 0
         self.error: str | None = None
         self.call: Call | None = None
-
-    @property
-    def seq(self) -> int:
-        """Its p2p number if it is a send or recv, else its collective number."""
-        return self.p2p_seq_id if self.op_type.is_p2p else self.collective_seq_id
-
-    @property
-    def source(self) -> str:
-        """The user's line as people read it; empty where it is not known."""
-        return "" if self.frame is None else recorder.name_source(self.frame)
-
-    @property
-    def duration(self) -> float | None:
-        """Seconds from its start to its end, ``None`` if one is not known."""
-        if not self.started_ns or not self.ended_ns:
-            return None
-        return (self.ended_ns - self.started_ns) / 1e9
 
     @classmethod
     def of_entry(cls, number: int, group: Any, entry: Entry) -> TorchRecord:
@@ -171,16 +154,6 @@ class TorchRecord:
             "uncounted_id": 0 if self.call is None else self.call.uncounted,
         }
 
-    def brief(self) -> dict[str, Any]:
-        """Sequence number, op and source line: what a status table shows."""
-        return {"seq": self.seq, "op": self.op_type.value, "source": self.source}
-
-    def traffic(self) -> dict[str, Any]:
-        """As `Record.traffic`."""
+    def _dtypes(self) -> tuple[Sequence[str], int, int]:
         itemsize = _ITEMSIZES.get(self.dtypes[0], 1) if self.dtypes else 0
-        ranks = len(self.group.key.ranks)
-        return {
-            "nbytes": payload(self.op_type.value, self.sizes, itemsize, ranks),
-            "sizes": tuple(map(tuple, self.sizes[:SIZES_SHOWN])),
-            "dtypes": tuple(self.dtypes[:SIZES_SHOWN]),
-        }
+        return self.dtypes, itemsize, len(self.group.key.ranks)

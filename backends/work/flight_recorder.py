@@ -25,6 +25,7 @@ __all__ = [
     "Batch",
     "FlightRecorder",
     "GroupCounters",
+    "OpEntry",
     "Record",
     "frames_inside",
     "recorder",
@@ -64,7 +65,57 @@ def frames_inside() -> int:
     return count
 
 
-class Record:
+class OpEntry:
+    """What all flight records of an op can tell: ours, and those of torch's groups."""
+
+    __slots__ = ()
+
+    op_type: OpType
+    collective_seq_id: int
+    p2p_seq_id: int
+    peer: int | None
+    timeout: float
+    started_ns: int
+    ended_ns: int
+    #: A `Frame`; ``None``: not known.
+    frame: Any
+    sizes: Sequence[Sequence[int]]
+
+    @property
+    def seq(self) -> int:
+        """``p2p_seq_id`` of a send or recv, else ``collective_seq_id``."""
+        return self.p2p_seq_id if self.op_type.is_p2p else self.collective_seq_id
+
+    @property
+    def duration(self) -> float | None:
+        """Seconds from its start to its end, ``None`` if one is not known."""
+        if not self.started_ns or not self.ended_ns:
+            return None
+        return (self.ended_ns - self.started_ns) / 1e9
+
+    def brief(self) -> dict[str, Any]:
+        """Sequence number, op and source line: what a status table shows."""
+        source = "" if self.frame is None else recorder.name_source(self.frame)
+        return {"seq": self.seq, "op": self.op_type.value, "source": source}
+
+    def traffic(self) -> dict[str, Any]:
+        """Return ``nbytes`` as nccl-tests counts them, ``sizes`` and ``dtypes``.
+
+        Of the sizes only the first `SIZES_SHOWN`: a list has one per rank.
+        """
+        dtypes, itemsize, ranks = self._dtypes()
+        return {
+            "nbytes": payload(self.op_type.value, self.sizes, itemsize, ranks),
+            "sizes": tuple(map(tuple, self.sizes[:SIZES_SHOWN])),
+            "dtypes": tuple(dtypes[:SIZES_SHOWN]),
+        }
+
+    def _dtypes(self) -> tuple[Sequence[str], int, int]:
+        """Return the names of its dtypes, the first one's size, the ranks' number."""
+        raise NotImplementedError
+
+
+class Record(OpEntry):
     """The flight-recorder entry of one op on this rank.
 
     Times are ``time.time_ns``; 0 stands for "not yet". `sizes` and `dtypes`
@@ -158,11 +209,6 @@ class Record:
         """The name of the group."""
         return self.status.name
 
-    @property
-    def seq(self) -> int:
-        """``p2p_seq_id`` of a send or recv, else ``collective_seq_id``."""
-        return self.p2p_seq_id if self.op_type.is_p2p else self.collective_seq_id
-
     def started(self, work: Work) -> None:
         """Note that `work` began to execute."""
         self.state = work._state
@@ -225,33 +271,9 @@ class Record:
         is_p2p, state = self.op_type.is_p2p, self.state.value
         return Course(self.status.group_id, self.generation, is_p2p, state)
 
-    def brief(self) -> dict[str, Any]:
-        """Sequence number, op and source line: what a status table shows."""
-        return {
-            "seq": self.seq,
-            "op": self.op_type.value,
-            "source": recorder.name_source(self.frame),
-        }
-
-    def traffic(self) -> dict[str, Any]:
-        """Return ``nbytes`` as nccl-tests counts them, ``sizes`` and ``dtypes``.
-
-        Of the sizes only the first `SIZES_SHOWN`: a list has one per rank.
-        """
+    def _dtypes(self) -> tuple[Sequence[str], int, int]:
         itemsize = self.dtypes[0].itemsize if self.dtypes else 0
-        ranks = len(self.status.ranks)
-        return {
-            "nbytes": payload(self.op_type.value, self.sizes, itemsize, ranks),
-            "sizes": tuple(map(tuple, self.sizes[:SIZES_SHOWN])),
-            "dtypes": tuple(dtype.name for dtype in self.dtypes[:SIZES_SHOWN]),
-        }
-
-    @property
-    def duration(self) -> float | None:
-        """Seconds from its start to its end, ``None`` if one is not known."""
-        if not self.started_ns or not self.ended_ns:
-            return None
-        return (self.ended_ns - self.started_ns) / 1e9
+        return [dtype.name for dtype in self.dtypes], itemsize, len(self.status.ranks)
 
 
 class Batch:
