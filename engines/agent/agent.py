@@ -14,7 +14,8 @@ import platform
 import socket
 import sys
 import time
-from collections.abc import Set
+from collections.abc import Collection, Set
+from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -40,14 +41,19 @@ from . import availability
 from .cells import Cells
 from .children import give_children_their_signals
 from .gpus import NO_GPU, Gpu, choose_device, load_cupy, may_share
-from .names import names_of
 from .nccl_report import NcclReports
 from .no_input import explain_input
 from .printing import name_cells_in_warnings, print_progress_as_text
 from .publisher import StatusPublisher
 from .rank_store import RankStore
 
-__all__ = ["Agent", "debug", "install", "installed"]
+__all__ = [
+    "Agent",
+    "debug",
+    "install",
+    "installed",
+    "names_of",
+]
 
 _agent: Agent | None = None
 
@@ -290,3 +296,26 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
         return probe.getsockname()[1]
+
+
+def names_of(shell: Any, given: Collection[str]) -> dict[str, str]:
+    """Return the names in the cells' namespace, each with what it names.
+
+    That is the name of a type, or ``module:`` and the name of a module. IPython's own
+    names are left out; those of `given` are not, although IPython hides them.
+    """
+    # A copy is made in one step; the main thread may run a cell meanwhile.
+    namespace, hidden = dict(shell.user_ns), shell.user_ns_hidden
+    return {
+        name: _kind(value)
+        for name, value in namespace.items()
+        if not name.startswith("_") and (name in given or name not in hidden)
+    }
+
+
+def _kind(value: Any) -> str:
+    kind = type(value)
+    if issubclass(kind, ModuleType):
+        return f"module:{ModuleType.__getattribute__(value, '__name__')}"
+    # Not kind.__name__: a metaclass can have that run code.
+    return type.__dict__["__name__"].__get__(kind)

@@ -10,9 +10,8 @@ import pytest
 
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.devices.gpu_memory import GpuUse
-from rankscope.engines.agent import gpu_readings
-from rankscope.engines.agent.gpu_readings import GpuReadings
-from rankscope.engines.agent.gpus import Gpu
+from rankscope.engines.agent import gpus
+from rankscope.engines.agent.gpus import Gpu, GpuReadings
 
 GIB = 1 << 30
 THREAD = "rankscope-gpu-memory"
@@ -37,8 +36,8 @@ class Memory:
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(gpu_readings, "PERIOD", 0.0)
-    monkeypatch.setattr(gpu_readings, "REST_FACTOR", 0.0)
+    monkeypatch.setattr(gpus, "PERIOD", 0.0)
+    monkeypatch.setattr(gpus, "REST_FACTOR", 0.0)
     yield
     until(lambda: not _threads(), 30, "the readings to end")
 
@@ -97,7 +96,7 @@ def test_a_gpu_that_hangs_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) 
         until(lambda: memory.reads == before + 1, 30)
         assert {readings.latest() for _ in range(100)} == {use}
         assert (memory.reads, _threads()) == (before + 1, [THREAD])
-        monkeypatch.setattr(gpu_readings, "KEPT", 0.0)
+        monkeypatch.setattr(gpus, "KEPT", 0.0)
         assert readings.latest() is None
     finally:
         memory.answers.set()
@@ -120,7 +119,7 @@ def test_a_summary_is_of_one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_reading_that_costs_time_is_rare(monkeypatch: pytest.MonkeyPatch) -> None:
     """A millisecond a second: 50 ms are followed by 50 s without one."""
-    monkeypatch.setattr(gpu_readings, "REST_FACTOR", 1000.0)
+    monkeypatch.setattr(gpus, "REST_FACTOR", 1000.0)
     memory = Memory(GpuUse(13, 80, 12), cost=0.05)
     readings = GpuReadings(memory, _nothing)
     readings.latest()

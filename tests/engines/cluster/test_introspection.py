@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rankscope.engines.agent.names import names_of
+from rankscope.engines.agent.agent import names_of
 from rankscope.engines.cluster.introspection import Introspection
 from rankscope.engines.cluster.rank_slots import RankSlot
 from rankscope.engines.status import Summary
