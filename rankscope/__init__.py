@@ -11,8 +11,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from rankscope import backends
+from rankscope.backends.groups import unattended as _unattended
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rankscope.backends import *  # noqa: F403
     from rankscope.engines import (
         Cluster,
@@ -36,6 +39,23 @@ __all__ = [
     "picture",
 ]
 
+
+def _before_init(rank: int, world_size: int, init_method: str | None) -> None:
+    # A process that only reads, or looks on, does without it.
+    from rankscope.hang_reports import begin
+
+    begin(rank, world_size, init_method)
+
+
+def _write_page(report: Any, folder: Path) -> None:
+    # Only a job that hangs needs it.
+    from rankscope.widgets.report.page import write_page
+
+    write_page(report, str(folder), folder / "report.html")
+
+
+_unattended.before_init.append(_before_init)
+_unattended.page_writers.append(_write_page)
 
 #: What a rank, or a plain script, does not need: ipyparallel, IPython and matplotlib.
 _AT_FIRST_USE = {

@@ -25,6 +25,7 @@ import psutil
 
 from rankscope import __version__
 from rankscope.backends import gloo_info, ucx_info, unavailable_reason
+from rankscope.backends.attach.py_spy import PySpyError, dump, find_py_spy
 from rankscope.backends.devices.cuda_install import has_driver
 from rankscope.backends.gloo.library import VARIABLE, installed
 from rankscope.backends.install import pip_install, with_extra
@@ -42,8 +43,8 @@ __all__ = ["CHECKS", "DESCRIPTION", "EXIT", "Finding", "examine", "main"]
 DESCRIPTION = """
 Report what Rankscope finds on this machine: Python and platform, the backends that can
 be used and why others cannot, what tcp uses within this host and towards others, the
-libraries of gloo, UCX and MPI, GPUs and NCCL, PyTorch, the versions of the Jupyter
-packages, and the limits of this machine.
+libraries of gloo, UCX and MPI, GPUs and NCCL, PyTorch, py-spy, the versions of the
+Jupyter packages, and the limits of this machine.
 """
 
 EXIT = """
@@ -314,6 +315,21 @@ def check_torch() -> Iterator[Finding]:
     yield Finding("ok", "torch", text)
 
 
+def check_stacks() -> Iterator[Finding]:
+    """Check what ``rankscope diagnose --jobs`` reads the stacks of processes with."""
+    try:
+        py_spy = find_py_spy()
+    except PySpyError as error:
+        yield Finding("none", "py-spy", str(error))
+        return
+    try:
+        dump(py_spy, os.getpid())
+    except PySpyError as error:
+        yield Finding("note", "py-spy", f"{py_spy} reads no process: {error}")
+    else:
+        yield Finding("ok", "py-spy", f"{py_spy}, for rankscope diagnose --jobs")
+
+
 def check_jupyter() -> Iterator[Finding]:
     """Check the versions of the packages of notebooks and engines."""
     needed = ("ipyparallel", "ipykernel", "IPython", "ipywidgets", "anywidget")
@@ -424,6 +440,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("MPI", check_mpi),
     ("GPUs and NCCL", check_gpus),
     ("PyTorch", check_torch),
+    ("Stacks of processes", check_stacks),
     ("Jupyter", check_jupyter),
     ("Limits", check_limits),
 )

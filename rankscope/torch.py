@@ -14,27 +14,19 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rankscope.backends.groups.world import world
-from rankscope.backends.hang_report.settings import Settings
-from rankscope.backends.hang_report.start import report_hangs
 from rankscope.backends.torch_watch.rewrapping import rewrap
 from rankscope.backends.torch_watch.watch import TorchWatch
 from rankscope.backends.torch_watch.watch import watch as _watch
 from rankscope.engines.script.options import JobOptions
 from rankscope.engines.script.publication import Publication
-
-if TYPE_CHECKING:
-    from rankscope.backends.post_mortem.report import Report
+from rankscope.hang_reports import AGENT, attendance, begin
 
 __all__ = ["TorchWatch", "abort", "rewrap", "watch"]
 
 _lock = threading.Lock()
 _publication: Publication | None = None
-
-#: The module that runs in the engines of a cluster, which publish by themselves.
-_AGENT = "rankscope.engines.agent.agent"
 
 
 def watch(
@@ -77,28 +69,16 @@ def watch(
     that ``RANKSCOPE_REPORT`` names; ``RANKSCOPE_REPORT=0`` switches that off.
     """
     global _publication
-    settings = Settings.of()
     watching = _watch()
-    if publish and _AGENT not in sys.modules:
+    # Torch, and with it the other ranks, may be here already.
+    begin(torch=watching)
+    if publish and AGENT not in sys.modules:
         options = JobOptions.of(host, port, allow_abort)
         with _lock:
             if _publication is None:
-                _publication = Publication(watching, options)
-    # What runs in a notebook is told there.
-    if not {_AGENT, "ipykernel"} & sys.modules.keys():
-        report_hangs(settings, watching, _write_page, _is_attended)
+                published = _publication = Publication(watching, options)
+                attendance.append(lambda: published.is_watched)
     return watching
-
-
-def _is_attended() -> bool:
-    return _publication is not None and _publication.is_watched
-
-
-def _write_page(report: Report, folder: Path) -> None:
-    # Only a job that hangs needs it.
-    from rankscope.widgets.report.page import write_page
-
-    write_page(report, str(folder), folder / "report.html")
 
 
 def abort(group: str | None = None, reason: str = "rankscope.torch.abort()") -> None:

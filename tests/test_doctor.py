@@ -14,6 +14,7 @@ import pytest
 
 import rankscope as dist
 from rankscope import doctor
+from rankscope.backends.attach.py_spy import PySpyError
 from rankscope.backends.interface.base import Backend
 from rankscope.backends.interface.registry import resolve
 
@@ -194,6 +195,27 @@ def test_torch_is_read_without_its_import(
     else:
         assert found.level == "ok"
         assert found.text.startswith("2.9.1; %dist_init -n 4 --torch starts ranks")
+
+
+def test_what_reads_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(py_spy: str, pid: int) -> bytes:
+        raise PySpyError("kernel.yama.ptrace_scope is 2: run as root")
+
+    monkeypatch.setattr(doctor, "find_py_spy", lambda: "/opt/py-spy")
+    monkeypatch.setattr(doctor, "dump", lambda py_spy, pid: b"[]")
+    (found,) = doctor.check_stacks()
+    assert (found.level, found.name) == ("ok", "py-spy")
+    assert "/opt/py-spy" in found.text
+    monkeypatch.setattr(doctor, "dump", refuse)
+    (found,) = doctor.check_stacks()
+    assert found.level == "note"
+    assert "run as root" in found.text
+    monkeypatch.undo()
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr(sys, "executable", "/opt/python")
+    (found,) = doctor.check_stacks()
+    assert found.level == "none"
+    assert re.search(r"pip install .*\[attach\]'", found.text)
 
 
 def test_a_check_that_fails_is_one_more_fault() -> None:

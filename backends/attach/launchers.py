@@ -6,6 +6,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ..launch_variables import (
+    ENV,
+    OPEN_MPI,
+    PMI,
+    SLURM,
+    TORCHELASTIC,
+    Variables,
+    first_number,
+)
 from ..nccl.ras import ADDRESS
 
 __all__ = [
@@ -43,46 +52,28 @@ _PYTHON = re.compile(r"(?:python|pypy)[\d.]*t?$")
 
 
 class _Scheme(NamedTuple):
-    """The variables by which one kind of launcher tells a process its rank."""
+    """How one kind of launcher tells a process its rank."""
 
     launcher: str
-    rank: str
-    #: Any of them; the first one that is set counts.
-    size: tuple[str, ...]
-    #: Equal for the ranks of one job, and different between jobs.
-    job: tuple[str, ...] = ()
+    names: Variables
     #: Another variable that has to be set.
     needs: str = ""
 
 
 #: A rank inherits the variables of what started its launcher: the innermost first.
+_RUN = TORCHELASTIC[0]
 _SCHEMES = (
-    _Scheme(
-        "torchrun",
-        "RANK",
-        ("WORLD_SIZE",),
-        ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"),
-        "TORCHELASTIC_RUN_ID",
-    ),
-    _Scheme(
-        "mpiexec",
-        "OMPI_COMM_WORLD_RANK",
-        ("OMPI_COMM_WORLD_SIZE",),
-        ("PMIX_NAMESPACE",),
-    ),
-    _Scheme("mpiexec", "PMI_RANK", ("PMI_SIZE",)),
-    _Scheme("", "RANK", ("WORLD_SIZE",), ("MASTER_ADDR", "MASTER_PORT"), "WORLD_SIZE"),
-    _Scheme(
-        "srun",
-        "SLURM_PROCID",
-        ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
-        ("SLURM_JOB_ID", "SLURM_STEP_ID"),
-        "SLURM_STEP_ID",
-    ),
+    _Scheme("torchrun", ENV._replace(job=(_RUN, *ENV.job)), _RUN),
+    _Scheme("mpiexec", OPEN_MPI),
+    _Scheme("mpiexec", PMI),
+    _Scheme("", ENV, ENV.size[0]),
+    _Scheme("srun", SLURM, SLURM.job[1]),
 )
 #: All that is read of the environment of a process.
 VARIABLES = frozenset((ADDRESS,)).union(
-    name for one in _SCHEMES for name in (one.rank, *one.size, *one.job, one.needs)
+    name
+    for kind, names, needs in _SCHEMES
+    for name in (names.rank, *names.size, *names.job, needs)
 )
 
 
@@ -105,23 +96,17 @@ def stated_rank(variables: Mapping[str, str]) -> Stated | None:
         Those of `VARIABLES` that the process was started with.
     """
     for scheme in _SCHEMES:
-        rank = _number(variables.get(scheme.rank))
+        names = scheme.names
+        rank = first_number((names.rank,), variables)
         if rank is None or (scheme.needs and not variables.get(scheme.needs)):
             continue
-        sizes = (_number(variables.get(name)) for name in scheme.size)
-        size = next((one for one in sizes if one is not None), None)
+        size = first_number(names.size, variables)
         if scheme.launcher == "srun" and size == 1:
             # What runs in an allocation, a shell for example, is no job of ranks.
             continue
-        values = tuple(variables.get(name, "") for name in scheme.job)
+        values = tuple(variables.get(name, "") for name in names.job)
         return Stated(scheme.launcher, rank, size, values if any(values) else ())
     return None
-
-
-def _number(text: str | None) -> int | None:
-    if text is None or not text.isascii() or not text.isdecimal() or len(text) > 9:
-        return None
-    return int(text)
 
 
 def is_python(program: str) -> bool:

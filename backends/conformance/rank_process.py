@@ -23,11 +23,9 @@ from types import ModuleType
 
 import psutil
 
+from ..launch_variables import OPEN_MPI, PMI, first_number, ranks
 from .leaks import lives
 from .ranks import Rank, loads_a_script
-
-# What Open MPI and the launchers with PMI set.
-_MPI_RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
 def serve(pipe: Connection) -> None:
@@ -80,7 +78,8 @@ def _find(name: str, file: str) -> ModuleType:
 def _connect(argument: str) -> Connection:
     if argument.isdigit():
         return Connection(int(argument))
-    rank = next(int(os.environ[name]) for name in _MPI_RANK if name in os.environ)
+    rank = first_number(ranks(OPEN_MPI, PMI))
+    assert rank is not None
     pipe = Client(argument)
     pipe.send((rank, os.getpid()))
     return pipe

@@ -15,7 +15,7 @@ from ..interface.registry import unavailable_reason
 from ..quantities import as_int, as_timeout
 from ..stores.base import Store
 from ..work.async_errors import acknowledge, take_async_error
-from . import arrival
+from . import arrival, unattended
 from .config import BackendConfig, bound_index, default_instead, why_unusable
 from .membership import Group, is_initialized, resolve_group
 from .rendezvous import rendezvous
@@ -139,6 +139,8 @@ def init_process_group(
             "init_process_group: the default group is there already "
             f"({world.get_group(DEFAULT)!r}); call destroy_process_group() first"
         )
+    for hear in unattended.before_init:
+        hear(rank, world_size, init_method)
     enters = wait_for_workers
     if store is None and init_method is None and world.offered is not None:
         store, rank, world_size = world.offered

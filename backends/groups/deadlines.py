@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable
 
@@ -10,8 +11,13 @@ from ..work.work import Work
 from .abort_reason import REBUILD_HINT, AbortReason, FoundCause
 from .inquiry import Inquiry
 from .spec import GroupSpec
+from .unattended import on_overdue
 
 __all__ = ["Deadlines"]
+
+
+#: Seconds that an abort waits for what is done `on_overdue`.
+_OVERDUE_WAIT = 6.0
 
 
 class Deadlines:
@@ -29,6 +35,8 @@ class Deadlines:
         self.cause: FoundCause | None = None
         #: The Work that is past its deadline, while its group lives on.
         self.overdue: Work | None = None
+        # What is done about the overdue op by others, and until when that may last.
+        self._pending: tuple[list[threading.Event], float] | None = None
 
     def check(self, in_flight: Iterable[Work]) -> float:
         """Look for an `overdue` op; return the seconds to the next deadline."""
@@ -56,15 +64,22 @@ class Deadlines:
         if was is not None and was is not self.overdue:
             # The op has ended after all: what was found does not hold any more.
             self._inquiry.discard()
+            self._pending = None
         return nearest
 
     def asked(self) -> bool:
         """Ask the ranks why the op is `overdue`; return whether they have answered.
 
         Never blocks. True also where no answer is to be expected any more, and where
-        a diagnosis has found the cause.
+        a diagnosis has found the cause. So do those who hear of the op `on_overdue`.
         """
-        return self._diagnosed() is not None or self._inquiry.ask()
+        if self._pending is None:
+            heard = [hear() for hear in on_overdue]
+            self._pending = heard, time.monotonic() + _OVERDUE_WAIT
+        told = self._diagnosed() is not None or self._inquiry.ask()
+        heard, deadline = self._pending
+        done = all(one.is_set() for one in heard) or time.monotonic() > deadline
+        return told and done
 
     def _diagnosed(self) -> FoundCause | None:
         """Return what a diagnosis has found since the overdue op began."""

@@ -8,15 +8,15 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from ..errors import DistError
 from ..interface.registry import registrations_at_init
+from ..launch_variables import ENV, OPEN_MPI, PMI, ranks, sizes
 from ..stores.base import Store
 
 __all__ = ["rendezvous"]
 
-# Variables with the same number, in order of precedence: those of torchrun and of
-# our engines, then those of mpiexec (Open MPI; MPICH, Intel MPI, others with PMI).
-_RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-_WORLD_SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-_MASTER = ("MASTER_ADDR", "MASTER_PORT")
+# In order of precedence. In a job of Slurm the rank of its shell is the same for all
+# that the shell starts: it does not count.
+_LAUNCHERS = (ENV, OPEN_MPI, PMI)
+_RANK, _WORLD_SIZE, _MASTER = ranks(*_LAUNCHERS), sizes(*_LAUNCHERS), ENV.job
 
 _FORMS = "expected env://, tcp://host:port or file:///path"
 

@@ -11,7 +11,7 @@ import os
 import signal
 from typing import Any
 
-__all__ = ["PausedHandler", "end_by", "handle_by", "is_free", "sleep"]
+__all__ = ["PausedHandler", "end_by", "handle_by", "is_free", "is_handled_by", "sleep"]
 
 #: Bytes that hold a ``struct sigaction`` of any system; all zero it is the default.
 _SIGACTION = 512
@@ -38,6 +38,16 @@ def handle_by(number: int, function: Any) -> None:
     set_handler.restype = ctypes.c_void_p
     address = None if function is None else ctypes.cast(function, ctypes.c_void_p)
     set_handler(number, address)
+
+
+def is_handled_by(number: int, function: Any) -> bool:
+    """Whether a signal is handled by a function of the C library just now."""
+    now = ctypes.create_string_buffer(_SIGACTION)
+    if _libc().sigaction(number, None, now) != 0:
+        return False
+    # The handler is the first member on every system with glibc or musl.
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    return ctypes.c_void_p.from_buffer(now).value == address
 
 
 def end_by(number: int) -> None:

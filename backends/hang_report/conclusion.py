@@ -7,18 +7,16 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..groups.unattended import page_writers
+from ..groups.world import world
 from ..post_mortem.rank_facts import FORM, TITLE
 from ..rank_sets import name_ranks
 from .meeting import Meeting
 from .part import FACTS, STACKS, VERSION, write_facts
-
-if TYPE_CHECKING:
-    from ..post_mortem.report import Report
 
 __all__ = ["Conclusion", "add_absent_ranks", "conclude"]
 
@@ -43,6 +41,7 @@ class Conclusion:
 
 def add_absent_ranks(folder: Path, meeting: Meeting) -> None:
     """Add what ranks have left that wrote no part: they have ended, or cannot run."""
+    deaths = _deaths()
     for rank, about in meeting.known().items():
         if (folder / f"{FACTS}{rank}.json").exists():
             continue
@@ -65,11 +64,26 @@ def add_absent_ranks(folder: Path, meeting: Meeting) -> None:
             "has_ended": not meeting.lives(rank),
         }
         if facts["has_ended"]:
-            how = _FATAL.search(text)
-            facts["death"] = f"rank {rank} is dead: its process has ended" + (
-                f" with {how[1]}" if how else ""
-            )
+            fatal = _FATAL.search(text)
+            how = f" with {fatal[1]}" if fatal else ""
+            default = f"rank {rank} is dead: its process has ended{how}"
+            facts["death"] = default if how else deaths.get(rank, default)
         write_facts(folder, rank, facts)
+    for rank, death in deaths.items():
+        # It is on another host, or ended before it had begun here.
+        if not (folder / f"{FACTS}{rank}.json").exists():
+            facts = {FORM: VERSION, "rank": rank, "has_ended": True, "death": death}
+            write_facts(folder, rank, facts)
+
+
+def _deaths() -> dict[int, str]:
+    """Return how ranks have died, as the store has told the groups that it ended."""
+    found: dict[int, str] = {}
+    for reason in filter(None, (one.aborted for one in world.groups())):
+        how = reason.text.partition(" is gone: ")[2]
+        if how and len(reason.culprits) == 1:
+            found[reason.culprits[0]] = f"rank {reason.culprits[0]} is dead: {how}"
+    return found
 
 
 def _read(path: Path) -> str:
@@ -81,11 +95,7 @@ def _read(path: Path) -> str:
     return ""
 
 
-def conclude(
-    folder: Path,
-    others_wait: bool,
-    write_page: Callable[[Report, Path], None] | None = None,
-) -> Conclusion:
+def conclude(folder: Path, others_wait: bool) -> Conclusion:
     """Write the verdict into `folder` as text, JSON and page; return it.
 
     Where nobody waits (`others_wait`), nothing is kept: a rank that fails alone has
@@ -106,12 +116,12 @@ def conclude(
     size = report.world_size or 0
     elsewhere = sorted(set(range(size)) - report.evidence.ranks.keys())
     if elsewhere:
-        text += f"; reports of other hosts tell of {name_ranks(elsewhere)}"
+        text += f"; nothing of {name_ranks(elsewhere)} is on this host"
     (folder / "verdict.json").write_text(report.as_json() + "\n", encoding="utf-8")
     (folder / "verdict.txt").write_text(
         f"{TITLE}\n\n{report.as_text()}\n", encoding="utf-8"
     )
-    if write_page is not None:
+    for write_page in page_writers:
         with contextlib.suppress(Exception):
             write_page(report, folder)
     return Conclusion(shown, text)

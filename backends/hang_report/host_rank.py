@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .meeting import Meeting
 from .part import STACKS
+from .place import Place
 from .reports import Reports
 from .silent import SilentStacks
 from .waiting import Waiting
-
-if TYPE_CHECKING:
-    from ..post_mortem.report import Report
 
 __all__ = ["HostRank"]
 
@@ -28,12 +24,13 @@ class HostRank:
         key: str,
         folder: Path,
         waiting: Waiting,
-        write_page: Callable[[Report, Path], None] | None,
+        place: Place,
     ) -> None:
+        self.rank, self.key = rank, key
         self.meeting = Meeting(key, rank, {})
         self.silent = SilentStacks(self.meeting.folder / f"{STACKS}{rank}.txt")
         self.meeting.tell({"signal": self.silent.signal})
-        self.reports = Reports(folder, self.meeting, waiting, write_page)
+        self.reports = Reports(folder, self.meeting, waiting, place)
 
     def tell_signal(self) -> None:
         """Tell the peers if the program has taken the signal for itself."""

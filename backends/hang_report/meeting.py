@@ -23,7 +23,8 @@ __all__ = ["Meeting"]
 class Meeting:
     """One rank's place among those of its job on this host.
 
-    Raises `OSError` where there can be none.
+    Raises `BlockingIOError` if another process has it, and `OSError` where there can be
+    none.
     """
 
     def __init__(self, key: str, rank: int, about: dict[str, Any]) -> None:
@@ -37,7 +38,11 @@ class Meeting:
             self.folder.mkdir(mode=0o700, exist_ok=True)
             self._file = os.open(self._path(rank), os.O_RDWR | os.O_CREAT, 0o600)
             # Of this process alone: no child inherits it.
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(self._file)
+                raise
         self.tell(self._about)
 
     def _path(self, rank: int) -> Path:

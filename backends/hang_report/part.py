@@ -20,8 +20,9 @@ from typing import Any
 from ..observe.export import local_dump, save_flight_recorder
 from ..observe.torch_format import flight_recorder
 from ..post_mortem.rank_facts import FORM
+from .place import Place
 from .rendezvous import rendezvous
-from .settings import WORLD_SIZE, facts_of, number_of
+from .settings import facts_of
 
 __all__ = ["DUMP", "FACTS", "STACKS", "as_it_waited", "write_facts", "write_part"]
 
@@ -35,11 +36,14 @@ _FRAMES = 100
 _LONGEST = 1000
 #: Nanoseconds from the end of an op to the error that it raises, at most.
 _JUST = 2 * 10**9
+#: Nanoseconds from an abort to the report of it, at most.
+_ABORTED = 10 * 10**9
 
 
 def write_part(
     folder: Path,
     rank: int,
+    place: Place,
     *,
     error: BaseException | None = None,
     ended: bool = False,
@@ -56,6 +60,8 @@ def write_part(
         The folder of the report.
     rank
         The global rank.
+    place
+        What is known of the job.
     error
         The exception that an op has raised, or that ends the rank; None: that which its
         main thread handles, if it does.
@@ -90,7 +96,7 @@ def write_part(
         FORM: VERSION,
         "rank": rank,
         "written_ns": time.time_ns(),
-        "world_size": number_of(WORLD_SIZE),
+        "world_size": place.world_size,
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "script": sys.argv[0] if sys.argv else "",
@@ -99,7 +105,7 @@ def write_part(
         "has_ended": ended,
         "has_left": ended and error is None,
         "recorded": recorded,
-        "rendezvous": None if ended else rendezvous(),
+        "rendezvous": None if ended else rendezvous(place.address),
         "exception": _exception(error, ended),
         "memory": _memory(),
         "versions": _versions(),
@@ -128,12 +134,20 @@ def as_it_waited(
 ) -> list[Mapping[str, Any]]:
     """Return `records` as they were before the op failed in which the rank waited.
 
-    That is the last one of its group, if it has failed; else, for an error at
-    `failed_ns`, the last one of all: torch's gloo does not record that one failed which
-    no Python code issued.
+    That is the last one of its group, if it has failed, and each that ended just now
+    with its group; else, for an error at `failed_ns`, the last one of all: torch's gloo
+    does not record that one failed which no Python code issued.
     """
+    now = time.time_ns()
     last = {one["group_id"]: one for one in records}
     failed = [one for one in last.values() if one["state"] in ("failed", "timed_out")]
+    failed += [
+        one
+        for one in records
+        if one["state"] in ("aborted", "timed_out")
+        and now - one["time_ended_ns"] < _ABORTED
+        and one.get("generation") == last[one["group_id"]].get("generation")
+    ]
     newest = max(records, key=lambda one: int(one["time_created_ns"]), default=None)
     if not failed and failed_ns is not None and newest is not None:
         just = failed_ns - newest["time_ended_ns"] < _JUST
@@ -186,7 +200,10 @@ def _memory() -> dict[str, int]:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "system": platform.platform()}
+    # `platform.platform` starts a process.
+    here = os.uname()
+    system = f"{here.sysname} {here.release} {here.machine}"
+    found = {"python": platform.python_version(), "system": system}
     for name in ("torch", "numpy", "rankscope"):
         version = getattr(sys.modules.get(name), "__version__", None)
         if version is not None:

@@ -1,6 +1,6 @@
-"""Whether this rank waits for others to make a group of torch, by its own stack.
+"""Whether this rank waits for others to make a group, by its own stack.
 
-Until a group is made there is no op, and torch's recorder has nothing.
+Until a group is made there is no op, and no recorder has anything.
 """
 
 from __future__ import annotations
@@ -8,20 +8,23 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
+from ..groups.api import init_process_group
 from ..work.user_code import users_frame
 
 __all__ = ["rendezvous"]
 
-_FILE = os.path.join("torch", "distributed", "distributed_c10d.py")
+_TORCH = os.path.join("torch", "distributed", "distributed_c10d.py")
 _MAKERS = ("init_process_group", "new_group", "split_group")
 
 
-def rendezvous(env: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
-    """Return in which call the main thread makes a group, and where its ranks meet."""
+def rendezvous(address: str = "") -> dict[str, Any] | None:
+    """Return in which call the main thread makes a group.
+
+    `address` is where the ranks of the job meet.
+    """
     ident = threading.main_thread().ident
     inner = None if ident is None else sys._current_frames().get(ident)
     frame = inner
@@ -30,7 +33,6 @@ def rendezvous(env: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
     if frame is None:
         return None
     caller = users_frame(frame)
-    address = f"{env.get('MASTER_ADDR', '')}:{env.get('MASTER_PORT', '')}".strip(":")
     return {
         "call": frame.f_code.co_name,
         "address": address,
@@ -42,4 +44,6 @@ def rendezvous(env: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
 
 def _makes_group(frame: FrameType) -> bool:
     code = frame.f_code
-    return code.co_name in _MAKERS and code.co_filename.endswith(_FILE)
+    if code is init_process_group.__code__:
+        return True
+    return code.co_name in _MAKERS and code.co_filename.endswith(_TORCH)

@@ -16,18 +16,14 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ..groups.world import world
 from .c_signals import end_by
 from .conclusion import Conclusion
 from .host_rank import HostRank
+from .place import Place
 from .reports import VERDICT_WAIT, Wish, until
-from .settings import RANK, Settings, job_key, number_of
+from .settings import Settings
 from .waiting import Waiting
-
-if TYPE_CHECKING:
-    from ..post_mortem.report import Report
 
 __all__ = ["Reporter"]
 
@@ -38,6 +34,8 @@ LOOK = 0.2
 LOOK_AT_OPS = 1.0
 #: Seconds that a rank waits for its own error, where another one has had one.
 ERROR_WAIT = 0.15
+#: Seconds in which a process of before may still be this rank.
+TAKEN_WAIT = 20.0
 
 
 class Reporter:
@@ -49,8 +47,8 @@ class Reporter:
         The folder in which each report has its own.
     settings
         When reports are written.
-    write_page
-        Writes the page of a report into its folder.
+    place
+        Which rank of which job this process is.
     is_attended
         Whether somebody looks at the job: then no report is written.
     """
@@ -59,17 +57,16 @@ class Reporter:
         self,
         folder: Path,
         settings: Settings,
-        write_page: Callable[[Report, Path], None] | None = None,
+        place: Place,
         is_attended: Callable[[], bool] = lambda: False,
     ) -> None:
         self._folder = folder
         self._after = settings.after
-        self._write_page = write_page
+        self._place = place
         self._is_attended = is_attended
         self._waiting = Waiting()
         self._joined: HostRank | None = None
         self._process = os.getpid()
-        self._parent = os.getppid()
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
@@ -78,6 +75,7 @@ class Reporter:
         self._lock = threading.Lock()
         self._wishes: list[tuple[Wish, threading.Event]] = []
         self._stopped = threading.Event()
+        self._began = time.monotonic()
         #: Called on the thread with each byte that a signal has written.
         self.on_signal: Callable[[int], None] = lambda number: None
         #: Called on the thread at its end.
@@ -113,16 +111,21 @@ class Reporter:
         An error that follows from one that was reported has the verdict of that.
         """
         joined = self._joined
-        here = os.getpid() == self._process and self._thread.is_alive()
-        if joined is None or not here or self._is_attended():
-            return None
-        done = threading.Event()
-        with self._lock:
-            self._wishes.append((Wish(reason, error, ended), done))
-        self._wake()
-        done.wait(VERDICT_WAIT)
-        found = joined.reports.last
+        self.ask(Wish(reason, error, ended)).wait(VERDICT_WAIT)
+        found = None if joined is None else joined.reports.last
         return found if found is not None and found.folder is not None else None
+
+    def ask(self, wish: Wish) -> threading.Event:
+        """Have a report written; return what is set when it is, or none will be."""
+        done = threading.Event()
+        here = os.getpid() == self._process and self._thread.is_alive()
+        if self._joined is None or not here or self._is_attended():
+            done.set()
+            return done
+        with self._lock:
+            self._wishes.append((wish, done))
+        self._wake()
+        return done
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):
@@ -150,8 +153,8 @@ class Reporter:
         looked = 0.0
         try:
             while not self._stopped.is_set():
+                joined = self._join()
                 self._hear()
-                joined = self._joined = self._joined or self._join()
                 if joined is None:
                     continue
                 self._look(joined)
@@ -176,12 +179,23 @@ class Reporter:
                     self.on_signal(number)
 
     def _join(self) -> HostRank | None:
-        known = [number_of(RANK), world.rank, *(one.rank for one in world.sources)]
-        rank = next((one for one in known if one is not None), None)
+        """Join the ranks of this host; once more, if this is another one by now."""
+        joined, rank, key = self._joined, self._place.rank, self._place.key
+        if joined is not None and rank in (None, joined.rank) and key == joined.key:
+            return joined
+        if joined is not None:
+            joined.leave()
+            self._joined = None
         if rank is None:
             return None
-        key = job_key(self._parent)
-        return HostRank(rank, key, self._folder, self._waiting, self._write_page)
+        made = (rank, key, self._folder, self._waiting, self._place)
+        try:
+            self._joined = HostRank(*made)
+        except BlockingIOError:
+            # The rank's process of before may be about to end.
+            if time.monotonic() - self._began > TAKEN_WAIT:
+                raise
+        return self._joined
 
     def _look(self, joined: HostRank) -> None:
         """Do what a peer asks for, and what other threads of this rank do."""

@@ -14,17 +14,14 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from .conclusion import Conclusion, add_absent_ranks, conclude
 from .meeting import Meeting
 from .part import FACTS, STACKS, write_part
-from .settings import job_name
+from .place import Place
 from .silent import request_stacks
 from .waiting import Waiting
-
-if TYPE_CHECKING:
-    from ..post_mortem.report import Report
 
 __all__ = ["VERDICT_WAIT", "Reports", "Request", "Wish", "until"]
 
@@ -43,8 +40,9 @@ MOST = 5
 class Wish(NamedTuple):
     """Why this rank wants a report."""
 
-    #: ``stall``; what comes before the end of the job: ``error`` of an op,
-    #: ``exception``, ``signal``, ``crash``; empty: it does not want one itself.
+    #: ``stall``; what comes before the end of the job: ``error`` of an op, ``overdue``
+    #: before such an error, ``exception``, ``signal``, ``crash``; empty: it does not
+    #: want one itself.
     reason: str
     error: BaseException | None = None
     #: The main thread has come to its end.
@@ -73,12 +71,12 @@ class Reports:
         folder: Path,
         meeting: Meeting,
         waiting: Waiting,
-        write_page: Callable[[Report, Path], None] | None,
+        place: Place,
     ) -> None:
         self._parent = folder
         self._meeting = meeting
         self._waiting = waiting
-        self._write_page = write_page
+        self._place = place
         #: How many there were; also those that were not kept.
         self.count = 0
         #: The last one.
@@ -150,12 +148,14 @@ class Reports:
         """Leave what is known of this rank for reports after its end."""
         words = self._meeting.last_words(self._meeting.rank)
         words.mkdir(exist_ok=True)
-        write_part(words, self._meeting.rank, error=error, ended=True, final=True)
+        write_part(
+            words, self._meeting.rank, self._place, error=error, ended=True, final=True
+        )
 
     def _make_folder(self) -> Path:
         at = time.strftime("%Y%m%d-%H%M%S")
         host = socket.gethostname().partition(".")[0]
-        name = f"{job_name()}-{at}-{host}"
+        name = f"{self._place.name}-{at}-{host}"
         for count in range(1, 100):
             folder = self._parent / (name if count == 1 else f"{name}-{count}")
             try:
@@ -187,6 +187,7 @@ class Reports:
         write_part(
             folder,
             self._meeting.rank,
+            self._place,
             error=wish.error,
             ended=wish.ended,
             in_flight=failed or self._waiting.since() is not None,
@@ -208,7 +209,7 @@ class Reports:
         self._await_parts(folder)
         add_absent_ranks(folder, self._meeting)
         waits = request.reason != "exception" or _others_wait(folder, request.rank)
-        found = conclude(folder, waits, self._write_page)
+        found = conclude(folder, waits)
         if found.folder is None:
             self._remove(folder)
         else:

@@ -10,7 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Settings", "facts_of", "job_key", "job_name", "number_of"]
+from ..launch_variables import (
+    ENV,
+    OPEN_MPI,
+    PMI,
+    PMIX,
+    SLURM,
+    TORCHELASTIC,
+    ranks,
+    sizes,
+)
+
+__all__ = ["Settings", "facts_of", "job_key", "job_name"]
 
 #: Values of a variable that mean no.
 _NO = ("0", "false", "no", "off")
@@ -22,14 +33,14 @@ LEAST = 2.0
 #: The folder in the working directory.
 FOLDER = "rankscope-report"
 
-#: Variables of launchers with the rank, the number of ranks, and those on this host.
-RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
-WORLD_SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+_LAUNCHERS = (ENV, OPEN_MPI, PMI, PMIX, SLURM)
+#: Variables with the rank, and with the number of ranks.
+RANK, WORLD_SIZE = ranks(*_LAUNCHERS), sizes(*_LAUNCHERS)
 #: What distinguishes two jobs of one user on one host. torchrun makes the folder of the
 #: error files anew for each attempt.
 _OF_JOB = (
-    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR"),
-    *("MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE"),
+    *TORCHELASTIC,
+    *(*ENV.job, *SLURM.job, *PMIX.job),
     *("OMPI_MCA_ess_base_jobid", "PMI_KVSNAME"),
 )
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -81,18 +92,11 @@ class Settings:
         return cls(Path(where or FOLDER).absolute(), after)
 
 
-def number_of(
-    names: tuple[str, ...], env: Mapping[str, str] = os.environ
-) -> int | None:
-    """Return the first of the variables that is a number, as ``RANK``."""
-    found = (env.get(name, "") for name in names)
-    return next((int(one) for one in found if one.isdecimal()), None)
-
-
-def job_key(parent: int, env: Mapping[str, str] = os.environ) -> str:
+def job_key(parent: int, env: Mapping[str, str] = os.environ, *, job: str = "") -> str:
     """Return what the ranks of a job have in common on a host, and no others have.
 
-    `parent` is the process that has started this one.
+    `parent` is the process that has started this one, `job` what the program tells of
+    it, if it does.
     """
     error_file = env.get(_ERROR_FILE)
     known = [env.get(name, "") for name in _OF_JOB]
@@ -100,16 +104,17 @@ def job_key(parent: int, env: Mapping[str, str] = os.environ) -> str:
     own = "" if any(known) else str(parent)
     if error_file:
         own = os.path.dirname(os.path.dirname(error_file))
-    parts = [own, *known]
+    parts = [job] if job else [own, *known]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def job_name(env: Mapping[str, str] = os.environ) -> str:
-    """Return the name of the job as a part of a path."""
+def job_name(env: Mapping[str, str] = os.environ, *, job: str = "") -> str:
+    """Return the name of the job as a part of a path; `job`: see `job_key`."""
     # torchrun --standalone makes up a UUID.
     name = re.sub("-[-0-9a-f]{27}$", "", env.get("TORCHELASTIC_RUN_ID", ""))
     if name in ("", "none"):
         name = "slurm-" + env["SLURM_JOB_ID"] if env.get("SLURM_JOB_ID") else ""
+    name = name or job
     if not name and env.get("MASTER_PORT"):
         name = f"{env.get('MASTER_ADDR', '')}-{env['MASTER_PORT']}"
     return re.sub(r"[^\w.-]+", "-", name)[:60].strip(".-") or "job"

@@ -6,9 +6,11 @@ to those alone that have the handler.
 
 A C++ library that gives up calls ``abort``, on a thread of its own: gloo where sizes
 differ, NCCL at a timeout. There the other threads still run, and have the records
-that tell why. ``sleep`` of the C library as the handler of SIGABRT holds up the end for
-so many seconds as the signal's number says, which is 6: `has_crashed` shows it to a
-thread, which ends the process as soon as the report is written.
+that tell why. ``sleep`` of the C library as the handler of SIGABRT, below that of
+`faulthandler`, holds up the end for so many seconds as the signal's number says, which
+is 6. In a crash `faulthandler` takes its own handler away before it writes the stacks,
+into whichever file the program wants: `has_crashed` shows that to a thread, which ends
+the process as soon as the report is written.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import signal
 from pathlib import Path
 from typing import IO
 
-from .c_signals import handle_by, is_free, sleep
+from .c_signals import handle_by, is_free, is_handled_by, sleep
 
 __all__ = ["SilentStacks", "request_stacks"]
 
@@ -33,8 +35,8 @@ class SilentStacks:
         #: The number of the signal; None: there is none.
         self.signal: int | None = None
         self._file: IO[str] | None = None
-        self._of_crash = False
-        self._size = 0
+        self._enabled = self._of_crash = False
+        self._sleep = sleep()
         number = _signal()
         if number is None:
             return
@@ -43,34 +45,34 @@ class SilentStacks:
             faulthandler.register(number, self._file, all_threads=True, chain=False)
             self.signal = number
             if not faulthandler.is_enabled():
-                if is_free(signal.SIGABRT):
-                    handle_by(signal.SIGABRT, sleep())
+                self._of_crash = is_free(signal.SIGABRT)
+                if self._of_crash:
+                    handle_by(signal.SIGABRT, self._sleep)
                 # It calls that handler when it has written the stacks.
                 faulthandler.enable(self._file, all_threads=True)
-                self._of_crash = True
+                self._enabled = True
 
     def is_mine(self) -> bool:
         """Whether the program has not taken the signal for itself."""
         return self.signal is not None and is_free(self.signal)
 
     def has_crashed(self) -> bool:
-        """Whether the process is about to end by a signal."""
-        if not self._of_crash or self._file is None:
-            return False
-        size = os.fstat(self._file.fileno()).st_size
-        if size == self._size:
-            return False
-        # It may be what a peer has asked for.
-        self._size = size
-        return "Fatal Python error" in self.path.read_text(errors="replace")
+        """Whether the process is about to end by SIGABRT."""
+        # The program may have disabled `faulthandler`.
+        return (
+            self._of_crash
+            and faulthandler.is_enabled()
+            and is_handled_by(signal.SIGABRT, self._sleep)
+        )
 
     def forget(self) -> None:
         """Let the process end by a signal as it would have without this."""
-        if self._of_crash:
-            self._of_crash = False
+        of_crash, self._of_crash = self._of_crash, False
+        if self._enabled:
+            self._enabled = False
             faulthandler.disable()
-            if is_free(signal.SIGABRT):
-                handle_by(signal.SIGABRT, None)
+        if of_crash and is_free(signal.SIGABRT):
+            handle_by(signal.SIGABRT, None)
 
     def close(self) -> None:
         """Put back what was before."""

@@ -4,47 +4,57 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..torch_watch.watch import TorchWatch
+from .place import Place
 from .reporter import Reporter
-from .settings import WORLD_SIZE, Settings, number_of
-from .triggers import install_triggers
-
-if TYPE_CHECKING:
-    from ..post_mortem.report import Report
+from .settings import Settings
+from .triggers import hear_torch, install_triggers
 
 __all__ = ["report_hangs"]
 
 _lock = threading.Lock()
+_place = Place()
 _reporter: Reporter | None = None
+_torch: TorchWatch | None = None
 
 
 def report_hangs(
     settings: Settings,
-    watch: TorchWatch,
-    write_page: Callable[[Report, Path], None],
     is_attended: Callable[[], bool],
+    *,
+    rank: int = -1,
+    world_size: int = -1,
+    init_method: str | None = None,
+    torch: TorchWatch | None = None,
 ) -> None:
-    """Have this rank write reports from now on; later calls change nothing.
+    """Have this rank write reports from now on.
 
     Parameters
     ----------
     settings
         Where and when; nothing is done where they have no folder, nor for one rank.
-    watch
-        The watch of torch, which hears of failed ops.
-    write_page
-        Writes the page of a report into its folder.
+        Those of the first call count.
     is_attended
         Whether somebody looks at the job: then no report is written.
+    rank, world_size, init_method
+        What the program tells of the job, as `init_process_group` takes it.
+    torch
+        The watch of torch, which hears of failed ops.
     """
-    global _reporter
+    global _reporter, _torch
     with _lock:
-        alone = number_of(WORLD_SIZE) == 1
-        if _reporter is not None or settings.folder is None or alone:
-            return
-        _reporter = Reporter(settings.folder, settings, write_page, is_attended)
-    install_triggers(_reporter, watch)
-    _reporter.start()
+        if torch is None:
+            _place.tell(rank, world_size, init_method)
+        begins = _reporter is None
+        if begins:
+            if settings.folder is None or _place.world_size == 1:
+                return
+            _reporter = Reporter(settings.folder, settings, _place, is_attended)
+        assert _reporter is not None
+        if torch is not None and _torch is None:
+            _torch = torch
+            hear_torch(_reporter, torch)
+    if begins:
+        install_triggers(_reporter)
+        _reporter.start()

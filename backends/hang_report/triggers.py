@@ -10,14 +10,16 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-from ..errors import DistError
+from ..errors import DistAbortedError
+from ..groups.unattended import on_overdue
 from ..post_mortem.tracebacks import Raised
 from ..torch_watch.creation import made_of
 from ..torch_watch.watch import TorchWatch
 from .c_signals import PausedHandler, end_by, handle_by
 from .reporter import Reporter
+from .reports import Wish
 
-__all__ = ["install_triggers"]
+__all__ = ["hear_torch", "install_triggers"]
 
 #: Seconds after which an op that is in flight when a launcher ends the rank is worth a
 #: report: before that the job may have been fine.
@@ -29,8 +31,15 @@ GRACE = 0.3
 _REPORTED = "__rankscope_report__"
 
 
-def install_triggers(reporter: Reporter, watch: TorchWatch) -> None:
-    """Have `reporter` hear of errors of torch's ops, of the end, and of SIGTERM."""
+def install_triggers(reporter: Reporter) -> None:
+    """Have `reporter` hear of overdue ops, of errors at the end, and of SIGTERM."""
+    on_overdue.append(lambda: reporter.ask(Wish("overdue")))
+    install_excepthook(reporter)
+    install_termination(reporter)
+
+
+def hear_torch(reporter: Reporter, watch: TorchWatch) -> None:
+    """Have `reporter` hear of errors of torch's ops."""
 
     def hear(group: Any, error: BaseException) -> None:
         try:
@@ -42,8 +51,6 @@ def install_triggers(reporter: Reporter, watch: TorchWatch) -> None:
             add_verdict(reporter, error)
 
     watch.on_error.append(hear)
-    install_excepthook(reporter)
-    install_termination(reporter)
 
 
 def is_consequence(error: BaseException) -> bool:
@@ -51,11 +58,16 @@ def is_consequence(error: BaseException) -> bool:
     return Raised(f"{type(error).__name__}: {error}", ()).is_consequence
 
 
+def _follows_from_a_rank(error: BaseException) -> bool:
+    if isinstance(error, DistAbortedError) and not error.culprits:
+        # Somebody wanted it, or it says itself what differs between ranks.
+        return False
+    return isinstance(error, RuntimeError) and is_consequence(error)
+
+
 def add_verdict(reporter: Reporter, error: BaseException, ended: bool = False) -> None:
     """Have a report written of the error of an op; add its verdict to the error."""
-    if isinstance(error, DistError) or not isinstance(error, RuntimeError):
-        return
-    if not is_consequence(error):
+    if not isinstance(error, RuntimeError) or not is_consequence(error):
         return
     found = reporter.report("error", error, ended)
     if found is not None:
@@ -83,9 +95,9 @@ def install_excepthook(reporter: Reporter) -> None:
         with contextlib.suppress(Exception):
             if getattr(error, _REPORTED, False):
                 pass
-            elif isinstance(error, RuntimeError) and is_consequence(error):
+            elif _follows_from_a_rank(error):
                 add_verdict(reporter, error, ended=True)
-            elif isinstance(error, Exception) and not isinstance(error, DistError):
+            elif isinstance(error, Exception):
                 reporter.report("exception", error, ended=True)
         original(kind, error, traceback)
 
@@ -103,7 +115,9 @@ def install_termination(reporter: Reporter) -> None:
         return
 
     def ignore(number: int, frame: FrameType | None) -> None:
-        """Let the thread end the process."""
+        """Let the thread end the process, also where another descriptor is set."""
+        with contextlib.suppress(OSError):
+            os.write(reporter.bell, bytes([number]))
 
     before = signal.set_wakeup_fd(reporter.bell, warn_on_full_buffer=False)
     if before != -1:

@@ -20,6 +20,7 @@ from typing import Any
 
 from ..errors import DistBackendError
 from ..install import pip_install, with_extra
+from ..launch_variables import OPEN_MPI, PMI, PMIX
 
 __all__ = [
     "at_exit",
@@ -42,7 +43,7 @@ LAUNCH = (
 
 # Set by Open MPI's mpiexec, by PMIx launchers such as srun --mpi=pmix, and by
 # Hydra (MPICH, Intel MPI) and Slurm's PMI.
-_LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE")
+_LAUNCHED = (*OPEN_MPI.size, PMIX.rank, PMI.rank, *PMI.size)
 
 # Seconds that a rank waits at its end for the others to finalize MPI too.
 _FINALIZE_SECONDS = 10.0

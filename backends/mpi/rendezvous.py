@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 
 from ..errors import DistNetworkTimeoutError
+from ..launch_variables import OPEN_MPI, PMI, first_number, ranks
 from ..stores.tcp import TCPStore
 from .job import initialise, unavailable_reason
 
@@ -35,7 +36,7 @@ def mpi_rendezvous(
     process of the job has to call it. Initialises MPI. Raises `DistNetworkTimeoutError`
     if rank 0's address has not arrived within `timeout` seconds.
     """
-    launched = "OMPI_COMM_WORLD_RANK" in os.environ or "PMI_RANK" in os.environ
+    launched = any(name in os.environ for name in ranks(OPEN_MPI, PMI))
     if not launched or unavailable_reason() is not None:
         return None
     global _pending
@@ -86,10 +87,7 @@ def _serve(size: int, timeout: float, key: bytes | None, message: Any) -> TCPSto
 
 def _address(size: int) -> str:
     """Return an address of this host that all ranks of the job can reach."""
-    local = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") or os.environ.get(
-        "MPI_LOCALNRANKS"
-    )
-    if local == str(size):
+    if first_number((OPEN_MPI.local_size, PMI.local_size)) == size:
         return "127.0.0.1"
     named = socket.gethostbyname(socket.gethostname())
     if not named.startswith("127."):

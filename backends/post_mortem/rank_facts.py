@@ -93,6 +93,9 @@ class FactsReader:
                 # Its stack is newer than a consequence that it handles.
                 found = replace(found, location=None, called=None)
         death = facts.get("death")
+        if death is None and found.exception and facts.get("has_ended") is True:
+            at = f" at {found.exception_line}" if found.exception_line else ""
+            death = f"rank {rank} ended with {found.exception}{at}"
         pid, host = facts.get("pid"), facts.get("host")
         return [
             replace(

@@ -22,7 +22,9 @@ _CONSEQUENCES = re.compile(
     r"timed? ?out waiting|wait timeout|timeout waiting for key|monitoredbarrier"
     r"|timed out after \d+ seconds waiting for clients|store based barrier"
     r"|watchdog caught|remote process exited|communicator was aborted|ncclRemoteError"
-    r"|recvValue|application timeout|^KeyboardInterrupt",
+    r"|recvValue|application timeout|^KeyboardInterrupt"
+    # Ours of an op that another rank has ended, or did not come to.
+    r"|Dist(?:Aborted|Timeout|StoreTimeout)Error",
     re.IGNORECASE,
 )
 #: The same of connections, but those of a data loader are its own.

@@ -28,6 +28,13 @@ from rankscope.backends.devices.cuda_device import assign_device
 from rankscope.backends.groups.api import fail_on_async_error
 from rankscope.backends.groups.inquiry import locate_with
 from rankscope.backends.groups.world import world
+from rankscope.backends.launch_variables import (
+    OPEN_MPI,
+    PMI,
+    SLURM,
+    first_number,
+    ranks,
+)
 from rankscope.backends.observe.stacks import ThreadStacks
 from rankscope.backends.torch_watch.watch import watch
 from rankscope.backends.work.flight_recorder import recorder
@@ -285,10 +292,7 @@ class Agent:
 
 def _job_rank() -> int | None:
     """Return the rank that mpiexec (Open MPI, PMI) or srun gave this process."""
-    for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"):
-        if name in os.environ:
-            return int(os.environ[name])
-    return None
+    return first_number(ranks(OPEN_MPI, PMI, SLURM))
 
 
 def _free_port() -> int:

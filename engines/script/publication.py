@@ -42,7 +42,7 @@ HEARTBEAT = 1.0
 SHARE = 1 / 800
 _LONGEST_PAUSE = 1.2
 #: Seconds that the end of the script may be delayed, if the channel does not answer.
-END_WAIT = 0.2
+END_WAIT = 0.4
 #: Answers that are kept for the notebooks that asked: one that is gone reads none.
 _ANSWERS = 32
 
@@ -108,7 +108,10 @@ class Publication:
             if channel is None:
                 return
             self._join(channel)
-            self._publish_while_watched(channel)
+            try:
+                self._publish_while_watched(channel)
+            finally:
+                self._say_goodbye(channel)
         except (DistError, RuntimeError, OSError) as error:
             if not self._stopped.is_set():
                 _log.warning("this rank is not shown to notebooks: %s", error)
@@ -220,9 +223,10 @@ class Publication:
     # -- the end -------------------------------------------------------------------
 
     def end(self) -> None:
-        """Tell the notebooks that this rank's script has ended, and close everything.
+        """Have the thread tell that this rank's script has ended, and close everything.
 
-        Takes at most twice `END_WAIT` seconds.
+        Takes at most `END_WAIT` seconds. No new thread is started: Python 3.12 does not
+        at its end.
         """
         if os.getpid() != self._process or self._stopped.is_set():
             return
@@ -232,16 +236,8 @@ class Publication:
         # At the end of Python a thread in torch's store would take the process down:
         # it is unwound through C++, which calls `abort`.
         self._thread.join(END_WAIT)
-        ending = threading.Thread(
-            target=self._say_goodbye, name="rankscope-job-end", daemon=True
-        )
-        ending.start()
-        ending.join(END_WAIT)
 
-    def _say_goodbye(self) -> None:
-        channel = self._channel
-        if channel is None:
-            return
+    def _say_goodbye(self, channel: Channel) -> None:
         try:
             if channel.file is not None:
                 channel.file.remove()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rankscope.backends.hang_report.part import as_it_waited, write_part
+from rankscope.backends.hang_report.place import Place
 from rankscope.backends.post_mortem.report import examine
 
 
@@ -56,7 +57,7 @@ def no_group() -> Any:
 def test_an_exception_is_read_again(tmp_path: Path) -> None:
     with pytest.raises(KeyError) as caught:
         dict[str, int]()["batch"]
-    write_part(tmp_path, 3, error=caught.value, ended=True, dump=no_group)
+    write_part(tmp_path, 3, Place(), error=caught.value, ended=True, dump=no_group)
     facts = json.loads((tmp_path / "facts_rank_3.json").read_text())
     assert facts["exception"]["text"] == "KeyError: 'batch'"
     assert not facts["has_left"]
@@ -70,13 +71,13 @@ def test_an_exception_is_read_again(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_has_left(tmp_path: Path) -> None:
-    write_part(tmp_path, 0, ended=True, dump=no_group)
+    write_part(tmp_path, 0, Place(), ended=True, dump=no_group)
     assert examine([tmp_path]).evidence.ranks[0].has_left
 
 
 def test_the_place_of_a_rank_is_read_from_its_stacks(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(write_part, tmp_path, 1, dump=no_group).result()
+        pool.submit(write_part, tmp_path, 1, Place(), dump=no_group).result()
     report = examine([tmp_path])
     one = report.evidence.ranks[1]
     assert one.location is not None

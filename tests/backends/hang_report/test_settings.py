@@ -13,8 +13,8 @@ from rankscope.backends.hang_report.settings import (
     facts_of,
     job_key,
     job_name,
-    number_of,
 )
+from rankscope.backends.launch_variables import first_number
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",
@@ -86,6 +86,6 @@ def test_no_variable_is_shown_that_may_be_a_secret() -> None:
 
 
 def test_the_rank_of_any_launcher() -> None:
-    assert number_of(RANK, {"OMPI_COMM_WORLD_RANK": "2"}) == 2
-    assert number_of(RANK, {"RANK": "x", "PMI_RANK": "1"}) == 1
-    assert number_of(RANK, {}) is None
+    assert first_number(RANK, {"OMPI_COMM_WORLD_RANK": "2"}) == 2
+    assert first_number(RANK, {"RANK": "x", "PMI_RANK": "1"}) == 1
+    assert first_number(RANK, {}) is None

@@ -1,0 +1,24 @@
+"""What is done about a hang where nobody looks: hooks for packages above this one.
+
+`hang_report` fills them. None is called while an op is issued, or ends well.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+__all__ = ["before_init", "on_overdue", "page_writers"]
+
+#: Called by `init_process_group`, before it meets the others, with its arguments
+#: `rank` and `world_size` (-1: the environment tells) and `init_method`.
+before_init: list[Callable[[int, int, str | None], None]] = []
+
+#: Called on the thread of the watchdog when an op is overdue. Its group is aborted, and
+#: what all ranks know of the hang lost, after the event is set, or some seconds later.
+on_overdue: list[Callable[[], threading.Event]] = []
+
+#: Called with a `post_mortem.report.Report` and its folder, for a page in it.
+page_writers: list[Callable[[Any, Path], None]] = []

@@ -1,0 +1,252 @@
+"""Plain scripts on our own groups: they say themselves why they hang, once."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankscope.backends.conformance.ranks import reserve_port
+from rankscope.backends.conformance.waiting import until
+from rankscope.backends.observe.verdicts import Fault
+from rankscope.backends.post_mortem.report import examine
+
+DEADLINE = 60.0
+
+_PREAMBLE = """
+import os, signal, sys, time
+import numpy as np
+import rankscope.backends as dist
+rank = int(os.environ["RANK"])
+def wait(name):
+    while not os.path.exists(name):
+        time.sleep(0.01)
+x = np.ones(4)
+"""
+_SAID = re.compile(r"^rankscope: .*; the report is (\S+)$", re.MULTILINE)
+
+
+class Script:
+    """`count` processes of a script, in `folder`, with nothing but the environment."""
+
+    def __init__(self, folder: Path, count: int, code: str, after: float) -> None:
+        self.folder = folder
+        self.reports = folder / "reports"
+        self.path = folder / "train.py"
+        self.path.write_text(_PREAMBLE + textwrap.dedent(code))
+        (folder / "tmp").mkdir()
+        self._port = reserve_port()
+        env = {
+            **os.environ,
+            "WORLD_SIZE": str(count),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self._port.getsockname()[1]),
+            "RANKSCOPE_REPORT": str(self.reports),
+            "RANKSCOPE_REPORT_AFTER": str(after),
+            # Where the ranks of a host meet.
+            "TMPDIR": str(folder / "tmp"),
+        }
+        self._logs = [folder / f"log.{rank}" for rank in range(count)]
+        self.ranks = []
+        for rank, log in enumerate(self._logs):
+            with log.open("wb") as output:
+                self.ranks.append(
+                    subprocess.Popen(
+                        [sys.executable, str(self.path)],
+                        env={**env, "RANK": str(rank)},
+                        cwd=folder,
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                    )
+                )
+
+    def close(self) -> None:
+        for one in self.ranks:
+            one.kill()
+            one.wait()
+        self._port.close()
+
+    @property
+    def output(self) -> str:
+        return "".join(self.log(rank) for rank in range(len(self.ranks)))
+
+    def log(self, rank: int) -> str:
+        return self._logs[rank].read_text(errors="replace")
+
+    def let(self, name: str) -> None:
+        (self.folder / name).touch()
+
+    def finish(self) -> list[int]:
+        """Wait for the ends of all ranks; return their exit codes."""
+        codes = [one.wait(DEADLINE) for one in self.ranks]
+        # They leave nothing where they met, but for one that was killed.
+        assert -signal.SIGKILL in codes or not list((self.folder / "tmp").iterdir())
+        return codes
+
+    def line(self, comment: str) -> str:
+        lines = self.path.read_text().splitlines()
+        (number,) = (i for i, one in enumerate(lines, 1) if one.endswith(comment))
+        return f"train.py:{number}"
+
+    def report(self) -> dict[str, Any]:
+        """Return the verdict, once a rank has said it; as a terminal reads it."""
+        until(lambda: _SAID.search(self.output) is not None, DEADLINE)
+        (folder,) = self.reports.iterdir()
+        assert len(_SAID.findall(self.output)) == 1
+        told = json.loads((folder / "verdict.json").read_text())
+        (verdict,) = told["verdicts"]
+        assert verdict["text"] in self.output
+        assert [str(one) for one in examine([str(folder)]).verdicts] == [
+            verdict["text"]
+        ]
+        assert (folder / "report.html").stat().st_size
+        assert told["world_size"] == len(self.ranks)
+        return verdict
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> Iterator[Any]:
+    made: list[Script] = []
+
+    def start(count: int, code: str, after: float = 60.0) -> Script:
+        made.append(Script(tmp_path, count, code, after))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.close()
+
+
+def test_an_op_that_times_out(scripts: Any) -> None:
+    script = scripts(
+        3,
+        """
+        dist.init_process_group(timeout=2)
+        dist.all_reduce(x)
+        if rank == 1:
+            wait("go")  # elsewhere
+            dist.barrier()
+        dist.all_reduce(x)  # waits
+        """,
+    )
+    found = script.report()
+    assert found["kind"] == Fault.RANK_BUSY_ELSEWHERE.value
+    assert (found["culprits"], found["sequence_number"]) == ([1], 2)
+    assert found["line"] == script.line("# waits")
+    assert found["text"].count(script.line("# elsewhere")) <= 1
+    script.let("go")
+    assert script.finish() == [1, 1, 1]
+    # The error of each rank that waited says the same, and where the report is.
+    for rank in (0, 2):
+        assert "DistTimeoutError" in script.log(rank)
+        assert found["text"] in script.log(rank)
+        assert "the report is reports/" in script.log(rank)
+
+
+def test_sends_that_wait_for_each_other(scripts: Any) -> None:
+    script = scripts(
+        2,
+        """
+        dist.init_process_group()
+        dist.recv(np.zeros(4), src=1 - rank)  # both
+        """,
+        after=2.0,
+    )
+    found = script.report()
+    assert found["kind"] == Fault.ORDER_MISMATCH.value
+    assert script.line("# both") in found["text"]
+    assert "wait for each other" in found["text"]
+    for one in script.ranks:
+        one.terminate()
+    # The signal ends them as it would without the report, which is not made again.
+    assert script.finish() == [-signal.SIGTERM] * 2
+    assert len(_SAID.findall(script.output)) == 1
+
+
+def test_a_rank_that_fails_while_others_wait(scripts: Any) -> None:
+    script = scripts(
+        3,
+        """
+        dist.init_process_group()
+        dist.all_reduce(x)
+        if rank == 1:
+            raise ValueError("sample 17 is corrupt")  # fails
+        dist.all_reduce(x)  # waits
+        """,
+    )
+    assert script.finish() == [1, 1, 1]
+    found = script.report()
+    assert (found["kind"], found["culprits"]) == (Fault.RANK_DEAD.value, [1])
+    said = "rank 1 ended with ValueError: sample 17 is corrupt at "
+    assert said + script.line("# fails") in found["text"]
+
+
+def test_a_rank_that_is_killed(scripts: Any) -> None:
+    script = scripts(
+        3,
+        """
+        dist.init_process_group()
+        dist.all_reduce(x)
+        if rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.all_reduce(x)  # waits
+        """,
+    )
+    assert script.finish() == [1, 1, -signal.SIGKILL]
+    found = script.report()
+    assert (found["kind"], found["culprits"]) == (Fault.RANK_DEAD.value, [2])
+    assert "rank 2 is dead: killed by SIGKILL" in found["text"]
+    assert script.line("# waits") in found["text"]
+
+
+def test_a_rank_that_does_not_come_to_init_process_group(scripts: Any) -> None:
+    script = scripts(
+        2,
+        """
+        if rank == 1:
+            wait("go")
+        dist.init_process_group()  # waits
+        dist.destroy_process_group()
+        """,
+        after=2.0,
+    )
+    found = script.report()
+    assert found["kind"] == Fault.UNDECIDED.value
+    assert (
+        f"rank 0 of 2 waits in init_process_group ({script.line('# waits')})"
+        in (found["text"])
+    )
+    assert "nothing is known of rank 1" in found["text"]
+    script.let("go")
+    assert script.finish() == [0, 0]
+
+
+def test_survivors_that_go_on_write_nothing(scripts: Any) -> None:
+    script = scripts(
+        3,
+        """
+        dist.init_process_group()
+        dist.all_reduce(x)
+        if rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            dist.all_reduce(x)
+        except dist.DistError:
+            rest = dist.shrink_group([2])
+            dist.all_reduce(x, group=rest)
+        dist.destroy_process_group()
+        """,
+    )
+    assert script.finish() == [0, 0, -signal.SIGKILL]
+    assert not script.reports.exists()
+    assert script.output == ""
