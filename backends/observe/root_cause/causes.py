@@ -68,16 +68,17 @@ def _lags(picture: Picture, blamed: set[int]) -> list[Cause]:
             continue
         if wait.ahead and not wait.is_p2p and wait.rank not in blamed:
             behind[wait.rank].append(wait)
-    explained = {
-        wait.rank
-        for wait in picture.waits
-        if not wait.unsure and any(rank not in behind for rank in wait.absent)
-    }
-    first = {
-        rank: min(waits, key=issue_order)
-        for rank, waits in behind.items()
-        if rank not in explained
-    }
+    first = {rank: min(waits, key=issue_order) for rank, waits in behind.items()}
+    for wait in picture.waits:
+        # It is not in this one yet where it waits for an absent rank before.
+        behind_in = first.get(wait.rank)
+        if (
+            behind_in is not None
+            and not wait.unsure
+            and any(rank not in behind for rank in wait.absent)
+            and issue_order(wait) < issue_order(behind_in)
+        ):
+            del first[wait.rank]
     return [
         Cause(Fault.EXECUTION_HANG, tuple(sorted(ranks)), waits)
         for ranks, waits in _alike(first)

@@ -23,13 +23,15 @@ from tests.backends.post_mortem.truth import (
     Truth,
 )
 
-__all__ = ["FAULTS", "DrawAgainError", "Drawn"]
+__all__ = ["CUT_OFF", "FAULTS", "MORE_FAULTS", "DrawAgainError", "Drawn"]
 
 #: A barrier has no size, and the sizes of an all_to_all differ as they like.
 _SIZELESS = ("all_reduce_barrier", "all_to_all")
 #: A pickle that names a class, which no reader of dumps may load.
 _REFUSED = pickle.dumps(Exception("not a dump"))
 _DAMAGED = b"\x80\x02}q\x00("
+#: Stands for the first half of the rank's own dump.
+CUT_OFF = b"half"
 
 
 class DrawAgainError(Exception):
@@ -39,8 +41,10 @@ class DrawAgainError(Exception):
 class Drawn:
     """A job, the form of its dumps, and (made by `FAULTS`) its run and truth."""
 
-    def __init__(self, seed: str, fault: str) -> None:
+    def __init__(self, seed: str, fault: str, more: bool = False) -> None:
         self.random, self.fault = random.Random(seed), fault
+        #: Whether jobs have experts and chunks, too.
+        self.more = more
         self.form = self._form()
         self.job = make_job(self._layout())
         ahead = self.random.choice((1, 1, 3, 8, 64, 1024))
@@ -54,7 +58,7 @@ class Drawn:
         self.absent: set[int] = set()
         self.instead: dict[int, bytes] = {}
         self.truth = Truth()
-        FAULTS[fault](self)
+        (FAULTS | MORE_FAULTS)[fault](self)
         if not self.form.ring:
             self._fill_ring()
 
@@ -108,7 +112,12 @@ class Drawn:
                 style=pick(range(60)),
             )
             if 4 <= layout.world <= pick((8, 16, 16, 16, 16, 32, 64)):
-                return layout
+                break
+        if self.more:
+            layout = replace(layout, experts=pick((False, True)))
+        if self.more and layout.pp > 1:
+            layout = replace(layout, chunks=pick((1, 2)))
+        return layout
 
     def _fill_ring(self) -> None:
         """Make the recorder's ring so small that it has lost ops, none in flight."""
@@ -460,6 +469,105 @@ def _is_older(drawn: Drawn, rank: int, cuts: dict[int, int]) -> bool:
     )
 
 
+def _cut_off(drawn: Drawn) -> None:
+    """Stop a rank whose dump is cut off: it died while it wrote."""
+    rank, index = drawn.place()
+    del drawn.programs[rank][index:]
+    drawn.run.run()
+    drawn.absent.add(rank)
+    drawn.instead[rank] = CUT_OFF
+    drawn.stopped([rank], GONE)
+
+
+def _host_lost(drawn: Drawn) -> None:
+    """Stop a rank, and lose the dumps of one host with others."""
+    rank, index = drawn.place()
+    del drawn.programs[rank][index:]
+    hosts = {drawn.form.host(one) for one in drawn.world} - {drawn.form.host(rank)}
+    if not hosts:
+        raise DrawAgainError
+    lost = drawn.random.choice(sorted(hosts))
+    drawn.run.run()
+    drawn.absent |= {one for one in drawn.world if drawn.form.host(one) == lost}
+    drawn.stopped([rank], MISSING)
+    # A rank that is lost may be in an earlier op for which nobody else waits.
+    drawn.truth.unknown = True
+
+
+def _early(drawn: Drawn) -> None:
+    """Stop a rank, and dump another one before the job hung."""
+    rank, index = drawn.place()
+    del drawn.programs[rank][index:]
+    drawn.run.run()
+    early = drawn.random.choice([one for one in drawn.world if one != rank])
+    mine = drawn.run.issued[early]
+    if not mine:
+        raise DrawAgainError
+    cuts = dict.fromkeys(drawn.world, 1 << 61)
+    cuts[early] = drawn.random.randrange(mine[-1].created + 1)
+    drawn.form = replace(drawn.form, cuts=cuts, kind="full", ring=2000)
+    drawn.stopped([rank], MISSING)
+    late = [one for one in mine if one.created > cuts[early]]
+    if any(who != early for who, _ in drawn.run.waiting_for(rank)):
+        # Who has completed a collective that the dump does not have yet proves it.
+        proven = any(
+            who != early and one.completed is not None
+            for it in late
+            if not it.op.parts
+            for who, one in drawn.run.slots[it.slots[0]].items()
+        )
+        if proven or not late:
+            drawn.truth.unknown = True
+            return
+    drawn.truth.unknown = True
+    drawn.truth.add(MISSING | EXECUTION, (), {rank, early})
+
+
+def _two_kinds(drawn: Drawn) -> None:
+    """Let one rank issue another dtype, and another one stop or its GPU stop."""
+    rank, index = drawn.place(
+        lambda op: not op.parts and len(op.group.ranks) > 2 and op.name not in _SIZELESS
+    )
+    op = drawn.programs[rank][index]
+    drawn.programs[rank][index] = replace(
+        op, dtype="Double" if op.dtype == "Half" else "Half"
+    )
+    other, later = drawn.place()
+    if other == rank:
+        raise DrawAgainError
+    del drawn.programs[other][later:]
+    drawn.run.run()
+    if not drawn.mismatched([rank], MISMATCH | MISSING | CYCLE):
+        raise DrawAgainError
+    if not drawn.waiting(other) or not drawn.run.reached_end(other):
+        raise DrawAgainError
+    drawn.truth.name(one.op for one in drawn.waiting(other))
+    kinds = MISMATCH | MISSING | CYCLE
+    for answer in [*drawn.truth.answers]:
+        drawn.truth.add(kinds, answer.must | {other}, answer.may)
+    drawn.truth.add(kinds, {other})
+
+
+def _gpu_and_stop(drawn: Drawn) -> None:
+    """Stop the GPU of one rank, and another rank in Python."""
+    rank, index = drawn.place(lambda op: not op.parts)
+    drawn.run.gpu_stop[rank] = index, 1
+    if drawn.job.layout.pipeline_on_default:  # or the status counts two things
+        drawn.form = replace(drawn.form, p2p_in_status=False)
+    other, later = drawn.place()
+    if other == rank:
+        raise DrawAgainError
+    del drawn.programs[other][later:]
+    drawn.run.run()
+    stuck = [one for one in drawn.pending(rank) if one.completed and not one.op.parts]
+    if not stuck or not drawn.waiting(other) or not drawn.run.reached_end(other):
+        raise DrawAgainError
+    drawn.truth.name(one.op for one in (*stuck, *drawn.waiting(other)))
+    kinds = EXECUTION | MISSING
+    for ranks in {rank, other}, {rank}, {other}:
+        drawn.truth.add(kinds, ranks)
+
+
 FAULTS: dict[str, Callable[[Drawn], None]] = {
     "stop": _stop,
     "killed": _stop,
@@ -480,6 +588,14 @@ FAULTS: dict[str, Callable[[Drawn], None]] = {
     "cycle": _cycle,
     "healthy": _healthy,
     "healthy, skew": _healthy,
+}
+#: Drawn beside the others from seed 100,000 on: those before keep their cases.
+MORE_FAULTS: dict[str, Callable[[Drawn], None]] = {
+    "cut off": _cut_off,
+    "host lost": _host_lost,
+    "early dump": _early,
+    "two kinds": _two_kinds,
+    "gpu and stop": _gpu_and_stop,
 }
 _GLOO = {
     "stop",

@@ -22,9 +22,18 @@ from typing import Any
 
 from rankscope.__main__ import main as command_line
 from tests.backends.post_mortem.dump_files import Form, dump_files
-from tests.backends.post_mortem.faults import FAULTS, DrawAgainError, Drawn
+from tests.backends.post_mortem.faults import (
+    CUT_OFF,
+    FAULTS,
+    MORE_FAULTS,
+    DrawAgainError,
+    Drawn,
+)
 from tests.backends.post_mortem.training_job import Layout
 from tests.backends.post_mortem.truth import RESULTS, Truth, judge
+
+#: The first seed of the cases with more faults and jobs.
+MORE = 100_000
 
 __all__ = ["Case", "diagnose", "main", "make_case", "write"]
 
@@ -41,18 +50,23 @@ class Case:
 
 def make_case(seed: int, fault: str = "") -> Case:
     """Return the case of a seed, of a given fault (see `FAULTS`) if one is named."""
+    more = seed >= MORE
+    faults = [*FAULTS, *MORE_FAULTS] if more else [*FAULTS]
     for attempt in range(200):
-        name = fault or random.Random(f"{seed} {attempt // 20}").choice([*FAULTS])
+        name = fault or random.Random(f"{seed} {attempt // 20}").choice(faults)
         try:
-            drawn = Drawn(f"{seed} {attempt} {name}", name)
+            drawn = Drawn(f"{seed} {attempt} {name}", name, more)
         except DrawAgainError:
             continue
         files = dump_files(drawn.run, drawn.form, drawn.absent)
-        files |= {
-            drawn.form.file_name(rank): data
-            for rank, data in drawn.instead.items()
-            if data
-        }
+        for rank, data in drawn.instead.items():
+            if data == CUT_OFF:
+                (whole,) = dump_files(
+                    drawn.run, drawn.form, {*drawn.world} - {rank}
+                ).values()
+                data = whole[: len(whole) // 2]
+            if data:
+                files[drawn.form.file_name(rank)] = data
         if seed % 4 == 0:
             files["README.txt"] = b"dumps\n"
         return Case(seed, name, drawn.form, drawn.job.layout, files, drawn.truth)
@@ -100,7 +114,7 @@ def main() -> None:
                     print("   ", one["kind"], one["culprits"], one["text"])
     total = sum(table.values(), Counter[str]())
     print(f"{'':<18}{'cases':>7}" + "".join(f"{name:>11}" for name in RESULTS))
-    for fault in (*(name for name in FAULTS if name in table), "all"):
+    for fault in (*(name for name in FAULTS | MORE_FAULTS if name in table), "all"):
         row = table.get(fault, total)
         print(
             f"{fault:<18}{row.total():>7}"

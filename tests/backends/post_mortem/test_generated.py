@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import tarfile
+import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +13,7 @@ import pytest
 from tests.backends.post_mortem.generator import diagnose, make_case, write
 from tests.backends.post_mortem.truth import judge
 
-_SEEDS = range(45)
+_SEEDS = (*range(40), *range(100_000, 100_020))
 #: Cases that were told wrong, by what they have in common.
 _ONCE_WRONG = {
     "a counter of sends and receives": (11247, 13065, 12418),
@@ -51,3 +55,22 @@ def test_kinds_of_cases_that_were_told_wrong(kind: str, tmp_path: Path) -> None:
         assert judge(case.truth, verdicts) != "wrong", (seed, verdicts)
         if kind.startswith("a cycle"):
             assert culprits == set(*allowed), (seed, verdicts)
+
+
+@pytest.mark.parametrize("seed", [2, 100_003, 100_011])
+def test_order_folders_and_archives_change_nothing(seed: int, tmp_path: Path) -> None:
+    case = make_case(seed)
+    expected = diagnose(write(case, tmp_path / "whole"))["verdicts"]
+    names = list(case.files)
+    random.Random(seed).shuffle(names)
+    apart = tmp_path / "apart"
+    with (
+        tarfile.open(tmp_path / "all.tar.gz", "w:gz") as tar,
+        zipfile.ZipFile(tmp_path / "all.zip", "w") as pack,
+    ):
+        for number, name in enumerate(names):
+            write(replace(case, files={name: case.files[name]}), apart / f"{number:03}")
+            tar.add(apart / f"{number:03}" / name, f"{number % 3}/{name}")
+            pack.write(apart / f"{number:03}" / name, f"{number:03}/{name}")
+    for path in (apart, tmp_path / "all.tar.gz", tmp_path / "all.zip"):
+        assert diagnose(path)["verdicts"] == expected

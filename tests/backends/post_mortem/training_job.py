@@ -19,6 +19,7 @@ _LONG_NAMES = {
     "pp": "PIPELINE_MODEL_PARALLEL_GROUP",
     "model": "MODEL_PARALLEL_GROUP",
     "embd": "EMBEDDING_GROUP",
+    "ep": "EXPERT_MODEL_PARALLEL_GROUP",
 }
 
 
@@ -103,6 +104,10 @@ class Layout:
     overlap: bool
     #: Which of the variants of layers, gradients and names.
     style: int
+    #: Chunks of the model in each stage: with 2, the last stage sends to the first.
+    chunks: int = 1
+    #: Experts are on groups of ranks, which are parts of the data parallel ones.
+    experts: bool = False
 
     @property
     def world(self) -> int:
@@ -153,6 +158,9 @@ def _groups(layout: Layout) -> list[Group]:
         "embd": [(r, r + (pps - 1) * stage) for r in range(stage)] if pps > 2 else [],
         "half": split(lambda r: r % 2) if layout.world > 3 else [],
     }
+    if layout.experts:
+        width = tps * cps
+        kinds["ep"] = split(lambda r: (r // stage, r % width, r % stage // width // 2))
     groups = [Group(0, "world", "0", "default_pg", tuple(range(layout.world)))]
     for kind, members in kinds.items():
         for number, ranks in enumerate(members):
@@ -219,6 +227,10 @@ class _Program:
         if self.style % 5 == 4:  # experts: each rank has other sizes
             mine = self.hidden + self.rank
             yield from self.op("dp", "all_to_all", mine, "experts.py:27")
+        if self.layout.experts:
+            for line in 41, 55:
+                mine = self.hidden + self.rank
+                yield from self.op("ep", "all_to_all", mine, f"experts.py:{line}")
         group = self.mine.get("cp")
         if group and self.layout.ring:  # even members send first, odd ones receive
             here, size = group.ranks.index(self.rank), len(group.ranks)
@@ -228,8 +240,34 @@ class _Program:
                 line = 12 if part is send else 15
                 yield self.single(part, group, "ring.py", line, True)
 
+    def interleaved(self) -> Iterator[Op]:
+        """Give a pipeline in which the first stage comes after the last one, too."""
+        world = self.layout.world
+        size = world // self.layout.pp
+        before, after = (self.rank - size) % world, (self.rank + size) % world
+        chunks, last = range(self.layout.chunks), self.layout.pp - 1
+        for _ in range(self.layout.microbatches):
+            for chunk in chunks:
+                first, final = chunk == 0, chunk == chunks[-1]
+                if not (first and self.stage == 0):
+                    yield from self.p2p(301, ("recv", before))
+                yield from self.forward()
+                if not (final and self.stage == last):
+                    yield from self.p2p(305, ("send", after))
+        for _ in range(self.layout.microbatches):
+            for chunk in reversed(chunks):
+                first, final = chunk == 0, chunk == chunks[-1]
+                if not (final and self.stage == last):
+                    yield from self.p2p(312, ("recv", after))
+                yield from self.layers(58)
+                if not (first and self.stage == 0):
+                    yield from self.p2p(316, ("send", before))
+
     def pipeline(self) -> Iterator[Op]:
         before, after, many = self.before, self.after, self.layout.microbatches
+        if self.layout.chunks > 1:
+            yield from self.interleaved()
+            return
         if self.layout.pipeline != "batch":  # GPipe: all forwards, then all backwards
             for _ in range(many):
                 yield from self.p2p(140, ("recv", before))
