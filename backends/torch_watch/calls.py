@@ -20,6 +20,7 @@ from typing import Any
 from ..work.flight_recorder import recorder
 from ..work.op_type import OpType
 from ..work.record_fields import Frame, Splits
+from ..work.unwaited import unwaited
 from .frames import calling_frame
 from .patching import replace
 from .private.groups import Names
@@ -55,6 +56,12 @@ _METHODS: dict[str, tuple[OpType, int]] = {
     "recv_anysource": (OpType.RECV, 1),
 }
 
+#: What of a Work tells that somebody waits for its op, or will, beside `wait`.
+_WAITS = (
+    *("block_current_stream", "exception", "get_future", "get_future_result"),
+    *("is_completed", "is_success", "result", "synchronize"),
+)
+
 #: Backends whose Work ends `wait` when the op is over; NCCL's ends it at once.
 _BLOCKING = ("gloo", "mpi")
 
@@ -88,6 +95,8 @@ class Call:
     ended_ns: int = 0
     error: str | None = None
     work: weakref.ref[Any] | None = None
+    #: Whether Python code waited for the op, looked at it, or took its future.
+    waited: bool = False
 
     @property
     def is_p2p(self) -> bool:
@@ -103,7 +112,7 @@ class Call:
             return False
         work = self.work() if self.work is not None else None
         # Nobody can wait for a Work that is gone. Only a wait ends one of a send.
-        if work is None or work.is_completed():
+        if work is None or _is_completed(work):
             self.ended_ns = time.time_ns()
         return bool(self.ended_ns)
 
@@ -145,6 +154,8 @@ class CallLog:
             wrap = functools.partial(self._wrap, op_type=op_type, arrays=arrays)
             self._undo.append(replace(c10d.ProcessGroup, name, wrap))
         self._undo.append(replace(c10d.Work, "wait", self._wrap_wait))
+        for name in _WAITS:
+            self._undo.append(replace(c10d.Work, name, self._wrap_look))
 
     def remove(self) -> None:
         """Put torch's own methods back, unless others have replaced them since."""
@@ -183,6 +194,7 @@ class CallLog:
             call = self._of_work.get(id(work))
             if call is None:
                 return original(work, *args, **kwargs)
+            call.waited = True
             try:
                 result = original(work, *args, **kwargs)
             except BaseException as error:
@@ -195,6 +207,16 @@ class CallLog:
             return result
 
         return wait
+
+    def _wrap_look(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def look(work: Any, *args: Any, **kwargs: Any) -> Any:
+            call = self._of_work.get(id(work))
+            if call is not None:
+                call.waited = True
+            return original(work, *args, **kwargs)
+
+        return look
 
     def _begin(
         self, group: Any, op_type: OpType, arrays: int, arguments: Sequence[Any]
@@ -243,6 +265,11 @@ class CallLog:
 
         call.work = weakref.ref(work, forget)
         self._of_work[number] = call
+        # Those of NCCL's batches have one Work more, which the caller waits for; a Work
+        # of another class has methods of its own.
+        batched = call.is_p2p and call.backend not in _BLOCKING
+        if unwaited.active and not batched and type(work) is self._names.c10d.Work:
+            unwaited.note(work, call)
 
     def _end(self, call: Call) -> None:
         if not call.ended_ns:
@@ -258,6 +285,12 @@ class CallLog:
         for listener in self.on_error:
             listener(call.group, error)
         self._end(call)
+
+
+def _is_completed(work: Any) -> bool:
+    # Without the wrapper: it is not the user who looks.
+    method = type(work).is_completed
+    return bool(getattr(method, "__wrapped__", method)(work))
 
 
 def _note_arrays(call: Call, arguments: Sequence[Any]) -> str:

@@ -1,7 +1,8 @@
 """Asynchronous ops that nobody has waited for, and nobody can any more.
 
 Such a program may use an array before its result is there: in torch it then has a
-wrong value, here mostly a late one. A Work that is still referred to may be waited for
+wrong value, here mostly a late one. A message of torch whose Work was dropped may
+never be sent. A Work that is still referred to may be waited for
 later, and is no fault.
 """
 
@@ -10,8 +11,6 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from typing import Any
-
-from .op_type import OpType
 
 __all__ = ["Unwaited", "unwaited"]
 
@@ -32,10 +31,9 @@ class Unwaited:
         self._ops.clear()
         self.active = True
 
-    def note(self, work: Any) -> None:
-        """Note the Work that a caller gets; a send has no result to wait for."""
-        if work.op_type is not OpType.SEND and work.record is not None:
-            self._ops.append((weakref.ref(work), work.record))
+    def note(self, work: Any, record: Any) -> None:
+        """Note the Work that a caller gets; `record`: ``waited``, frame and op type."""
+        self._ops.append((weakref.ref(work), record))
 
     def end(self) -> list[Any]:
         """Note no more; return the records of the ops that were not waited for."""

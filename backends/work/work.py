@@ -410,8 +410,10 @@ class Work:
         """
         if async_op:
             self.detach()
-            if unwaited.active:
-                unwaited.note(self)
+            record = self.record
+            # A send has no result to wait for.
+            if unwaited.active and record and self.op_type is not OpType.SEND:
+                unwaited.note(self, record)
             return self
         self.wait()
         return None

@@ -17,7 +17,7 @@ from rankscope.backends.groups.world import world
 from rankscope.backends.printable import printable
 from rankscope.backends.torch_watch.errors import explain, settle
 from rankscope.backends.work.async_errors import take_async_error
-from rankscope.backends.work.flight_recorder import Record, recorder
+from rankscope.backends.work.flight_recorder import Batch, recorder
 from rankscope.backends.work.unwaited import unwaited
 
 from ..errors import ClusterError
@@ -219,7 +219,7 @@ class Cells:
         places = {
             f"{recorder.name_source(record.frame)} `{record.op_type.value}`": None
             for record in unwaited.end()
-            if isinstance(record, Record)
+            if not isinstance(record, Batch) and record.frame is not None
         }
         if places:
             shown = ", ".join([*places][:MOST_UNWAITED])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from rankscope.backends.observe.verdicts import Fault
 from tests.with_torch.ranks import Ranks
 
@@ -69,3 +71,37 @@ def test_an_op_of_which_the_work_was_dropped_is_not_in_flight(ranks: Ranks) -> N
     assert ops(ranks, 0)[0]["state"] == "started"
     ranks.run({0: "del work"})
     assert ops(ranks, 0)[0]["state"] == "completed"
+
+
+BEGIN = "from rankscope.backends.work.unwaited import unwaited\nunwaited.begin()\n"
+# A send is lost if its Work is dropped before the other rank has received.
+END = "\ndist.barrier()\ndel work"
+
+
+@pytest.mark.parametrize(
+    ("code", "named"),
+    [
+        ("work = dist.all_reduce(x, async_op=True)", ["all_reduce"]),
+        ("work = dist.isend(x, other); dist.recv(x, other)", ["send"]),
+        (
+            "work = [dist.broadcast(x, 0, async_op=True), dist.barrier(async_op=True)]",
+            ["broadcast", "barrier"],
+        ),
+        ("work = dist.all_reduce(x, async_op=True); work.wait()", []),
+        ("work = dist.all_reduce(x, async_op=True).get_future(); work.wait()", []),
+        ("work = dist.all_reduce(x)", []),
+        ("work = dist.irecv(x, other); dist.send(x, other); work.wait()", []),
+        (
+            "work = dist.all_reduce(x, async_op=True)\n"
+            "while not work.is_completed(): time.sleep(0.001)",
+            [],
+        ),
+    ],
+)
+def test_an_op_that_nobody_waited_for(
+    ranks: Ranks, code: str, named: list[str]
+) -> None:
+    ranks.run(BEGIN + code + END)
+    for rank in range(2):
+        found = ranks.ask(rank, "[one.op_type.value for one in unwaited.end()]")
+        assert found == named
