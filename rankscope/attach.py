@@ -19,7 +19,10 @@ from rankscope.backends.attach.read import find_spawned, look
 from rankscope.command_output import DONE, FAILED, HANGS, say
 from rankscope.widgets.report.page import write_page
 
-__all__ = ["run"]
+__all__ = ["run", "run_watched", "watched_jobs"]
+
+#: What the command of a rank has that a watched script was started by.
+_WATCHED = "rankscope.torch"
 
 #: The exit status of a program that SIGINT ends.
 INTERRUPTED = 130
@@ -36,6 +39,25 @@ def run(values: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         say("rankscope diagnose: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def watched_jobs() -> list[Job]:
+    """Return the jobs of this user that ``rankscope.torch`` watches.
+
+    Of those that nobody can attach to, the ranks have not met yet, or rank 0, which
+    serves the others' answers, has ended.
+    """
+    jobs = jobs_of_user(read_table(), os.geteuid())
+    return [job for job in jobs if _is_watched(job)]
+
+
+def run_watched(jobs: Sequence[Job], values: argparse.Namespace) -> int:
+    """Diagnose `jobs` by their stacks; return the exit status."""
+    return _tell(jobs, [], values, _py_spy())
+
+
+def _is_watched(job: Job) -> bool:
+    return any(_WATCHED in one.process.command for one in job.members)
 
 
 def _wrong(values: argparse.Namespace) -> str | None:
@@ -57,12 +79,7 @@ def _fail(text: str) -> int:
 
 def _run(values: argparse.Namespace) -> int:
     table = read_table()
-    py_spy = None
-    try:
-        py_spy = find_py_spy()
-    except PySpyError as error:
-        # The jobs, and what NCCL tells of them, are of use without stacks.
-        _fail(str(error))
+    py_spy = _py_spy()
     problems: list[str] = []
     if values.jobs:
         jobs = find_spawned(jobs_of_user(table, os.geteuid()), py_spy)
@@ -70,6 +87,24 @@ def _run(values: argparse.Namespace) -> int:
         jobs, problems = processes_named(
             values.pid, table, lambda found: find_spawned(found, py_spy)
         )
+    return _tell(jobs, problems, values, py_spy)
+
+
+def _py_spy() -> str | None:
+    try:
+        return find_py_spy()
+    except PySpyError as error:
+        # The jobs, and what NCCL tells of them, are of use without stacks.
+        _fail(str(error))
+        return None
+
+
+def _tell(
+    jobs: Sequence[Job],
+    problems: Sequence[str],
+    values: argparse.Namespace,
+    py_spy: str | None,
+) -> int:
     count = sum(len(job.members) for job in jobs)
     looks = look(jobs, py_spy, _Progress(count))
     if values.html is not None and looks:
@@ -121,8 +156,11 @@ def _hint(job: Job) -> str | None:
     """Return which command knows more of a job."""
     if job.launcher == ENGINES:
         return "rankscope diagnose knows more of the ranks that %dist_init has started"
-    if any("rankscope.torch" in one.process.command for one in job.members):
-        return "rankscope.torch watches this job: rankscope diagnose knows more"
+    if _is_watched(job):
+        return (
+            "rankscope.torch watches this job: rankscope diagnose knows more while its "
+            "rank 0 is in torch's default group"
+        )
     return None
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rankscope.attach import run_watched, watched_jobs
 from rankscope.backends.observe.verdicts import on_groups
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.command_output import DONE, FAILED, HANGS, say
@@ -39,6 +40,13 @@ REASON, BY = "aborted from a terminal", "a terminal"
 ATTACH_WAIT = 1.5
 #: Seconds in which ranks may send their status; later ones are shown as silent.
 ANSWER = 0.8
+
+
+_NONE = "no cluster or watched job of yours runs here"
+_UNMET = (
+    "no cluster of yours runs here, and nobody can attach to your watched job: its ranks "
+    "have not met yet, or rank 0 has ended; rankscope diagnose says where they are"
+)
 
 
 @dataclass(frozen=True)
@@ -205,12 +213,15 @@ def _not_one(
     """List what runs, where none or several were meant."""
     if values.command == "status" and values.cluster is None:
         # Of several, the list is the answer.
-        say(_table(found) if found else "no cluster or watched job of yours runs here")
+        say(_table(found) or (_UNMET if watched_jobs() else _NONE))
         return DONE if found else FAILED
     why = "several clusters run: name the one that is meant"
     if not there:
-        why = "no cluster or watched job of yours runs here"
-        if values.command == "diagnose":
+        jobs = watched_jobs()
+        if jobs and values.command == "diagnose" and values.cluster is None:
+            return run_watched(jobs, values)
+        why = _UNMET if jobs else _NONE
+        if not jobs and values.command == "diagnose":
             why += "; --jobs looks at jobs that nobody has prepared"
     elif not found:
         why = f"no cluster is called {values.cluster!r}; there are"

@@ -14,6 +14,7 @@ from typing import NoReturn
 import psutil
 import pytest
 
+from rankscope import terminal
 from rankscope.__main__ import main
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import ClusterError
@@ -104,6 +105,26 @@ def test_without_any_it_says_so(
         assert main([command]) == 2
         out, err = capsys.readouterr()
         assert "no cluster or watched job of yours runs here" in out + err
+
+
+def test_a_watched_job_whose_ranks_have_not_met_is_told_by_its_stacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
+    job, looked = object(), list[object]()
+
+    def look(jobs: list[object], _: object) -> int:
+        looked.extend(jobs)
+        return 2
+
+    monkeypatch.setattr(terminal, "watched_jobs", lambda: [job])
+    monkeypatch.setattr(terminal, "run_watched", look)
+    assert main(["diagnose"]) == 2
+    assert looked == [job]
+    assert main(["abort"]) == main(["diagnose", "train.py"]) == main(["status"]) == 2
+    assert looked == [job]
+    out, err = capsys.readouterr()
+    assert (out + err).count("have not met yet, or rank 0 has ended") == 3
 
 
 @pytest.mark.processes

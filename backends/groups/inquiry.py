@@ -12,6 +12,7 @@ import logging
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -20,14 +21,16 @@ from ..errors import DistError, DistStoreError
 from ..stores.base import Store
 from ..work.flight_recorder import Record, recorder
 from ..work.record_fields import newest
-from ..work.user_code import users_frame
+from ..work.user_code import is_installed, users_frame
 from .spec import GroupSpec
 
 __all__ = [
     "Explanation",
     "Inquiry",
     "Place",
+    "current_exception",
     "explain_with",
+    "handled_exception",
     "locate_with",
     "main_thread_place",
 ]
@@ -38,6 +41,8 @@ _log = logging.getLogger(__name__)
 ANSWER_WAIT = 0.9
 #: Seconds after which an error goes without an explanation: the store may not answer.
 LONGEST = 1.0
+#: Characters of an exception's text.
+LONGEST_TEXT = 200
 #: Records of the group that a rank sends, the newest ones.
 RECORDS = 50
 
@@ -49,6 +54,9 @@ class Place(NamedTuple):
     location: str
     #: How the last cell ended, if none runs: ``left cell 7 at its end``.
     last_cell_exit: str = ""
+    #: What `handled_exception` returns.
+    exception: str = ""
+    exception_line: str = ""
 
 
 @dataclass(frozen=True)
@@ -74,7 +82,32 @@ def main_thread_place() -> Place:
         return Place("")
     code = frame.f_code
     line = (code.co_filename, frame.f_lineno, code.co_name)
-    return Place(recorder.name_source(line))
+    return Place(recorder.name_source(line), "", *handled_exception())
+
+
+def handled_exception() -> tuple[str, str]:
+    """Return what the main thread handles, and the line that raised it.
+
+    ``("ValueError: no data", "train.py:31")``; empty where it handles none, or the
+    error of an op, which is a consequence.
+    """
+    error = current_exception()
+    if error is None or isinstance(error, DistError):
+        return "", ""
+    name, text = type(error).__qualname__, str(error).partition("\n")[0]
+    line = ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        code = frame.f_code
+        if not is_installed(code.co_filename):
+            line = recorder.name_source((code.co_filename, number, code.co_name))
+    return (f"{name}: {text}" if text else name)[:LONGEST_TEXT], line
+
+
+def current_exception() -> BaseException | None:
+    """Return the exception that the main thread handles."""
+    found = sys._current_exceptions().get(threading.main_thread().ident or 0)
+    # A tuple before Python 3.12.
+    return found[1] if isinstance(found, tuple) else found
 
 
 _explain: Explain = lambda spec, generation, answers: None  # noqa: E731
@@ -167,8 +200,7 @@ class Inquiry:
         place, records = _locate(), self._records()
         answer = {
             "now_ns": time.time_ns(),
-            "location": place.location,
-            "last_cell_exit": place.last_cell_exit,
+            **place._asdict(),
             "records": [one.as_dict() for one in records],
             "groups": {one.status.group_id: list(one.status.ranks) for one in records},
         }

@@ -10,13 +10,13 @@ import platform
 import resource
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..groups.inquiry import current_exception
 from ..observe.export import local_dump, save_flight_recorder
 from ..observe.torch_format import flight_recorder
 from ..post_mortem.rank_facts import FORM
@@ -163,7 +163,7 @@ def as_it_waited(
 def _exception(error: BaseException | None, ended: bool) -> dict[str, Any] | None:
     """Return the exception as text and frames, the innermost first."""
     if error is None and not ended:
-        error = _handled()
+        error = current_exception()
     if error is None:
         return None
     with contextlib.suppress(Exception):
@@ -179,13 +179,6 @@ def _exception(error: BaseException | None, ended: bool) -> dict[str, Any] | Non
             ],
         }
     return None
-
-
-def _handled() -> BaseException | None:
-    """Return the exception that the main thread handles."""
-    found = sys._current_exceptions().get(threading.main_thread().ident or 0)
-    # A tuple before Python 3.12.
-    return found[1] if isinstance(found, tuple) else found
 
 
 def _memory() -> dict[str, int]:

@@ -16,7 +16,7 @@ from ..groups.spec import GroupSpec
 from .evidence import Evidence
 from .live_evidence import live_evidence
 from .root_cause import find_completed_differences, find_root_causes
-from .root_cause.facts import deaths, silences
+from .root_cause.facts import deaths, exceptions, silences
 from .verdicts import Fault, RankView, Verdict, in_one
 
 __all__ = [
@@ -56,7 +56,17 @@ def diagnose(
         ),
         *found,
     ]
-    return [replace(one, certain=_is_certain(one, views)) for one in found]
+    return [
+        replace(
+            one,
+            certain=_is_certain(one, views),
+            consequences=(
+                *one.consequences,
+                *exceptions(one.culprits, evidence, one.text),
+            ),
+        )
+        for one in found
+    ]
 
 
 def completed_unlike(

@@ -85,6 +85,8 @@ def _of_rank(view: RankView, known: _Known) -> RankEvidence:
         recorded=answered,
         location=SourceLine.of(view.location),
         called=view.called or None,
+        exception=view.exception or None,
+        exception_line=SourceLine.of(view.exception_line),
         death=view.death,
         silence=silence,
         last_cell_exit=view.last_cell_exit or _IN_NO_CELL,

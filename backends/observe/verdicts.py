@@ -74,6 +74,10 @@ class RankView:
     #: The exception that ended the rank's last cell, if any:
     #: ``left cell 7 with ValueError at line 4``.
     last_cell_exit: str = ""
+    #: The exception that the main thread handles, ``ValueError: no data``, and the
+    #: line that raised it; empty without one.
+    exception: str = ""
+    exception_line: str = ""
     #: Whether the records could be read: else nothing it has issued is known.
     recorded: bool = True
 

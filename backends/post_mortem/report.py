@@ -12,6 +12,7 @@ from typing import Any
 
 from ..observe.evidence import Evidence, combine
 from ..observe.root_cause import find_root_causes
+from ..observe.root_cause.facts import exceptions
 from ..observe.verdicts import Verdict
 from ..rank_sets import name_ranks
 from .attempts import assign_ranks, newest_attempt
@@ -179,12 +180,9 @@ def _with_ends(verdicts: Sequence[Verdict], evidence: Evidence) -> list[Verdict]
         return []
     told = " ".join(" ".join([str(one), *one.consequences]) for one in verdicts)
     culprits = {rank for one in verdicts for rank in one.culprits}
-    found = []
+    found = exceptions(culprits, evidence, told)
     for rank, one in evidence.ranks.items():
-        if one.exception and rank in culprits and one.exception not in told:
-            at = f" at {one.exception_line}" if one.exception_line else ""
-            found.append(f"rank {rank} handles {one.exception}{at}")
-        elif one.death and rank not in culprits and one.death not in told:
+        if one.death and rank not in culprits and one.death not in told:
             found.append(one.death)
     gone = [rank for rank, one in evidence.ranks.items() if one.has_left]
     if gone and "left the program" not in told:

@@ -32,13 +32,9 @@ _LIBRARIES = frozenset(
 )
 #: Stands between the user's line and the op of torch that it calls.
 _WRAPPER = "torch/distributed/c10d_logger.py"
-#: Rankscope's own frames between an op of torch and its library, and those in which a
-#: rank waits while its report is written.
-_OWN = (
-    "backends/torch_watch/calls.py",
-    "backends/hang_report/triggers.py",
-    "backends/hang_report/reporter.py",
-)
+#: Rankscope's own frames between an op of torch, or the making of a group, and its
+#: library, and those in which a rank waits while its report is written.
+_OWN = re.compile(r"(?:^|/)backends/(?:torch_watch|hang_report)/[^/]+\.py$")
 #: It has the ops, which people call by the name of their package.
 _C10D = "torch/distributed/distributed_c10d.py"
 _RANK = re.compile(r"(?<![a-z])rank[ _.=-]?(\d{1,6})(?!\d)", re.IGNORECASE)
@@ -89,7 +85,7 @@ def position(frames: Sequence[Frame]) -> tuple[SourceLine | None, str | None]:
 
 
 def _is_own(file: str) -> bool:
-    return file.replace("\\", "/").endswith(_OWN)
+    return _OWN.search(file.replace("\\", "/")) is not None
 
 
 def library_name(file: str) -> str:

@@ -250,6 +250,7 @@ def _view(
     engine = "" if one.engine_id is None else f"engine {one.engine_id}, "
     if one.state == "busy" and not location and stack != "idle":
         location = stack.splitlines()[0]
+    exception, exception_line = stacks.exceptions.get(one.rank, ("", ""))
     return RankView(
         one.rank,
         records=dump["records"] if dump else (),
@@ -265,6 +266,8 @@ def _view(
         location=location,
         called=library_call(frames),
         last_cell_exit=one.last_cell_exit,
+        exception=exception,
+        exception_line=exception_line,
     )
 
 

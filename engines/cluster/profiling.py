@@ -60,6 +60,8 @@ class RankStacks:
     locations: dict[int, str] = field(default_factory=dict)
     #: Rank → why it did not answer.
     errors: dict[int, str] = field(default_factory=dict)
+    #: Rank → the exception that its main thread handles, and the line that raised it.
+    exceptions: dict[int, tuple[str, str]] = field(default_factory=dict)
 
     def main_frames(self, rank: int) -> tuple[Frame, ...]:
         """Return the calls of a rank's main thread; none where it did not answer."""
@@ -178,7 +180,10 @@ def stacks_of(
     }
     locations = {rank: answer["location"] for rank, answer in answers.results.items()}
     return RankStacks(
-        found, locations, {**answers.errors, **deaths(registry.slots, ranks)}
+        found,
+        locations,
+        {**answers.errors, **deaths(registry.slots, ranks)},
+        {rank: tuple(one["exception"]) for rank, one in answers.results.items()},
     )
 
 

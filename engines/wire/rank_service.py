@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rankscope.backends.errors import DistError
+from rankscope.backends.groups.inquiry import handled_exception
 from rankscope.backends.groups.world import world
 from rankscope.backends.observe.export import local_dump
 from rankscope.backends.observe.stacks import Frame, StackSampler, ThreadStacks
@@ -89,7 +90,11 @@ class RankService:
     @requests.GetStacks.handler
     def _stacks(self, wanted: requests.GetStacks) -> requests.StackList:
         stacks = self._threads.now(wanted.every)
-        return {"location": self._location(), "stacks": stacks}
+        return {
+            "location": self._location(),
+            "exception": handled_exception(),
+            "stacks": stacks,
+        }
 
     @requests.StartSampling.handler
     def _start(self, wanted: requests.StartSampling) -> None:

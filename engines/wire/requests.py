@@ -171,6 +171,8 @@ class StackList(TypedDict):
 
     #: The innermost line of the user's own code; empty where none runs.
     location: str
+    #: The exception that the main thread handles, and the line that raised it.
+    exception: tuple[str, str]
     #: Their fields as lists: JSON has no named tuples.
     stacks: list[Stack]
 

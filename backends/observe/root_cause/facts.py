@@ -10,7 +10,7 @@ from .names import Names
 from .picture import Picture
 from .scene import Wait
 
-__all__ = ["deaths", "silences", "whereabouts"]
+__all__ = ["deaths", "exceptions", "silences", "whereabouts"]
 
 #: Ranks or sets of ranks of which each has a clause.
 MOST = 8
@@ -52,6 +52,15 @@ def deaths(culprits: Collection[int], evidence: Evidence) -> str:
     return "; ".join(told)
 
 
+def exceptions(culprits: Collection[int], evidence: Evidence, told: str) -> list[str]:
+    """Return the exceptions that ranks handle and that `told` does not have."""
+    return [
+        f"rank {rank} {_handles(one)}"
+        for rank, one in evidence.ranks.items()
+        if rank in culprits and one.exception and one.exception not in told
+    ]
+
+
 def silences(culprits: Collection[int], evidence: Evidence) -> str:
     """Return for how long ranks have not answered, and why."""
     # Ranks whose processes are not known share a clause.
@@ -82,14 +91,18 @@ def _plural(fact: str) -> str:
 def _fact(one: RankEvidence, names: Names) -> str:
     """Return what a rank does, without its name: ``is at data.py:77``."""
     if one.exception is not None:
-        place = f" at {one.exception_line}" if one.exception_line else ""
-        return f"handles {one.exception}{place}"
+        return _handles(one)
     if one.has_left:
         return "has left the program"
     if one.location is not None:
         called = f" in {one.called}" if one.called else ""
         return f"is at {one.location}{_in_flight(one, names) or called}"
     return one.last_cell_exit or ""
+
+
+def _handles(one: RankEvidence) -> str:
+    place = f" at {one.exception_line}" if one.exception_line else ""
+    return f"handles {one.exception}{place}"
 
 
 def _in_flight(one: RankEvidence, names: Names) -> str:

@@ -157,6 +157,33 @@ def test_an_op_mismatch_names_both_lines(ranks: list[Simulated]) -> None:
     )
 
 
+def test_the_exception_that_a_rank_handles_is_told(ranks: list[Simulated]) -> None:
+    for rank in (0, 1, 3):
+        ranks[rank].issue(OpType.ALL_REDUCE, 5)
+    ranks[2].issue(OpType.BROADCAST, 3, peer=0)
+    handled = {"exception": "ValueError: no data", "exception_line": "train.py:9"}
+    ranks[2].extra.update(handled)
+    ranks[1].extra.update(handled)
+    assert str(only(ranks)) == (
+        "rank 2 issued broadcast #2 (cell 7 line 3) while ranks 0–1, 3 issued "
+        "all_reduce #2 (cell 7 line 5); rank 2 handles ValueError: no data at "
+        "train.py:9"
+    )
+
+
+def test_a_rank_that_is_late_since_it_handles_an_exception(
+    ranks: list[Simulated],
+) -> None:
+    for rank in (0, 1, 3):
+        ranks[rank].issue(OpType.ALL_REDUCE, 5)
+    ranks[2].extra.update(
+        location="train.py:12",
+        exception="ValueError: no data",
+        exception_line="train.py:9",
+    )
+    assert "it handles ValueError: no data at train.py:9" in str(only(ranks))
+
+
 def test_ops_in_another_order_are_told_from_other_ops(ranks: list[Simulated]) -> None:
     for rank in (0, 1, 3):
         ranks[rank].issue(OpType.ALL_REDUCE, 5)

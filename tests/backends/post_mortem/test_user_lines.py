@@ -45,3 +45,13 @@ def test_a_rank_that_waits_for_its_report_is_at_the_op() -> None:
     line, called = position(frames)
     assert str(line) == "train.py:88"
     assert called == "all_reduce of torch.distributed"
+
+
+def test_a_rank_that_makes_a_group_is_at_the_users_call() -> None:
+    frames = [
+        Frame("/work/backends/torch_watch/unfinished.py", 160, "make"),
+        Frame("/work/backends/torch_watch/creation.py", 124, "make"),
+        Frame("/x/site-packages/torch/distributed/c10d_logger.py", 95, "wrapper"),
+        Frame("/job/train.py", 9, "<module>", outermost=True),
+    ]
+    assert str(position(frames)[0]) == "train.py:9"

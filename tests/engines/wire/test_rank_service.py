@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rankscope.backends.conformance.waiting import until
+from rankscope.backends.errors import DistError
 from rankscope.backends.observe.stacks import ThreadStacks
 from rankscope.engines import ClusterError
 from rankscope.engines.wire import requests
@@ -54,6 +55,20 @@ def test_stacks_of_now(served: Served) -> None:
     thread, frames = answer["stacks"][0]
     assert thread == "MainThread"
     assert frames[-1][3]
+
+
+def test_the_exception_that_the_main_thread_handles(served: Served) -> None:
+    try:
+        raise ValueError("no data\nmore")
+    except ValueError:
+        text, line = served(requests.GetStacks(every=False))["exception"]
+    assert text == "ValueError: no data"
+    assert line.startswith("test_rank_service.py:")
+    try:
+        raise DistError("an op failed because of another rank")
+    except DistError:
+        assert served(requests.GetStacks(every=False))["exception"] == ("", "")
+    assert served(requests.GetStacks(every=False))["exception"] == ("", "")
 
 
 def test_samples_are_taken_once(served: Served) -> None:
