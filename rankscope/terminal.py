@@ -44,8 +44,9 @@ ANSWER = 0.8
 
 _NONE = "no cluster or watched job of yours runs here"
 _UNMET = (
-    "no cluster of yours runs here, and nobody can attach to your watched job: its ranks "
-    "have not met yet, or rank 0 has ended; rankscope diagnose says where they are"
+    "no cluster of yours runs here, and nobody can attach to your watched job: its "
+    "ranks have not met yet, or rank 0 has ended; rankscope diagnose says where they "
+    "are"
 )
 
 

@@ -14,6 +14,7 @@ from ..interface.base import Backend
 from ..stores.base import Store
 from ..work.flight_recorder import OpEntry
 from ..work.op_record import OpRecord
+from .abort_reason import FoundCause
 from .generation import Generation
 from .key import GroupKey
 from .spec import GroupSpec
@@ -251,6 +252,12 @@ class GroupSource(Protocol):
         """Return the records of the ops as `Record.as_dict` has them, oldest first.
 
         Any thread may call this while the main thread is blocked in an op.
+        """
+
+    def note_causes(self, found: Mapping[str, FoundCause]) -> None:
+        """Keep why ops hang, by the id of the group, for the errors of those that fail.
+
+        What was found earlier no longer holds.
         """
 
     def import_group(self, exported: Mapping[str, Any]) -> None:

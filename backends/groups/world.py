@@ -278,9 +278,11 @@ class World:
         `found` has the text and the ranks at fault, by the id of the group; what was
         found earlier no longer holds.
         """
+        causes = {key: FoundCause(*told) for key, told in found.items()}
         for group in self.groups():
-            told = found.get(group.key.id)
-            group.current.deadlines.cause = None if told is None else FoundCause(*told)
+            group.current.deadlines.cause = causes.get(group.key.id)
+        for source in self.sources:
+            source.note_causes(causes)
 
     def abort(
         self,

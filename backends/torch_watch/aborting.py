@@ -6,17 +6,28 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ..errors import DistAbortedError
 from ..groups.abort_reason import AbortReason
+from ..work.flight_recorder import recorder
 from . import gloo_sockets
 from .creation import Made, made_of
+from .frames import calling_frame
 from .private.groups import names
 
-__all__ = ["HINT", "abort", "aborted_error", "before_abort", "check", "set_hint"]
+__all__ = [
+    "HINT",
+    "abort",
+    "aborted_error",
+    "before_abort",
+    "check",
+    "describe",
+    "identity",
+    "set_hint",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -53,14 +64,15 @@ def abort(
     *,
     op: str | None = None,
     sequence_number: int | None = None,
+    source: str = "",
 ) -> bool:
     """End the ops in flight of `group` with torch's own errors; return at once.
 
     Any thread may call this while the main thread is blocked in an op. The other ranks'
     ops end as well where they exchange data with this rank, but the others know the
     reason only if the abort is called there too. `reason` is what errors say; the first
-    one of a generation holds. `op` and `sequence_number` are of the op in flight on
-    this rank, for the error that the user sees.
+    one of a generation holds. `op`, `sequence_number` and `source` are of the op in flight
+    on this rank, for the error that the user sees.
 
     Returns ``False`` where the group was aborted already: then nothing is done.
     """
@@ -69,7 +81,7 @@ def abort(
         if made.aborted is not None:
             return False
         made.aborted = reason
-        made.op, made.sequence_number = op, sequence_number
+        made.op, made.sequence_number, made.source = op, sequence_number, source
         made.used |= op is not None
     for tell in list(before_abort):
         tell(group)
@@ -99,7 +111,9 @@ def check(group: Any, op: str) -> None:
     made = made_of(group)
     made.used = True
     if made.aborted is not None:
-        raise aborted_error(group, made, op)
+        frame = calling_frame()
+        line = "" if frame is None else recorder.name_source(frame)
+        raise aborted_error(group, made, op, source=line)
 
 
 def aborted_error(
@@ -107,26 +121,40 @@ def aborted_error(
     made: Made,
     op: str | None = None,
     sequence_number: int | None = None,
+    source: str = "",
 ) -> DistAbortedError:
     """Return the error of an op of the aborted `group`."""
-    from torch.distributed import distributed_c10d
-
     assert made.aborted is not None
-    name = made.name or group.group_desc
-    rank = distributed_c10d.get_rank()
-    what = "" if op is None else f"{op} "
-    if sequence_number is not None:
-        what += f"(seq {sequence_number}) "
+    about = identity(group, made, op, sequence_number)
     return DistAbortedError(
-        f"{what}on rank {rank}: torch's group {name!r} was aborted: {made.aborted}; "
-        f"{_hint}",
-        rank=rank,
-        group=name,
-        op=op,
-        sequence_number=sequence_number,
+        f"{describe(about, source)}: the group was aborted: {made.aborted}; {_hint}",
+        **about,
         culprits=tuple(made.aborted.culprits),
         reason=made.aborted.text,
     )
+
+
+def identity(
+    group: Any, made: Made, op: str | None, sequence_number: int | None
+) -> dict[str, Any]:
+    """Return the attributes that an error of an op has."""
+    from torch.distributed import distributed_c10d
+
+    return {
+        "rank": distributed_c10d.get_rank(),
+        "group": made.name or group.group_desc,
+        "op": op,
+        "sequence_number": sequence_number,
+    }
+
+
+def describe(about: Mapping[str, Any], source: str) -> str:
+    """Return ``all_reduce #3 of torch's group 'tp' on rank 0 (train.py:31)``."""
+    number = about["sequence_number"]
+    what = "an op" if about["op"] is None else about["op"]
+    what += "" if number is None else f" #{number}"
+    where = f" ({source})" if source else ""
+    return f"{what} of torch's group {about['group']!r} on rank {about['rank']}{where}"
 
 
 def _abort_gloo(made: Made) -> None:

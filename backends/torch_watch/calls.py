@@ -25,7 +25,7 @@ from .frames import calling_frame
 from .patching import replace
 from .private.groups import Names
 
-__all__ = ["Call", "CallLog"]
+__all__ = ["Call", "CallLog", "failed_call"]
 
 #: Method of ``ProcessGroup`` → op, and how many arguments are tensors.
 _METHODS: dict[str, tuple[OpType, int]] = {
@@ -65,6 +65,9 @@ _WAITS = (
 #: Backends whose Work ends `wait` when the op is over; NCCL's ends it at once.
 _BLOCKING = ("gloo", "mpi")
 
+# Attribute of an error: the call of the op that it has ended.
+_FAILED = "__rankscope_call__"
+
 # Calls that no poll has taken yet, at most.
 _KEPT = 4096
 
@@ -97,6 +100,11 @@ class Call:
     work: weakref.ref[Any] | None = None
     #: Whether Python code waited for the op, looked at it, or took its future.
     waited: bool = False
+
+    @property
+    def seq(self) -> int:
+        """Its p2p number if it is a send or recv, else its collective number."""
+        return self.p2p_seq_id if self.is_p2p else self.collective_seq_id
 
     @property
     def is_p2p(self) -> bool:
@@ -282,9 +290,15 @@ class CallLog:
 
     def _fail(self, call: Call, error: BaseException) -> None:
         call.error = str(error) or type(error).__name__
+        setattr(error, _FAILED, call)
         for listener in self.on_error:
             listener(call.group, error)
         self._end(call)
+
+
+def failed_call(error: BaseException) -> Call | None:
+    """Return the call whose op `error` has ended, if Python code issued the op."""
+    return getattr(error, _FAILED, None)
 
 
 def _is_completed(work: Any) -> bool:

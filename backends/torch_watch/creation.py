@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..groups.abort_reason import AbortReason
+from ..groups.abort_reason import AbortReason, FoundCause
 from .gloo_sockets import count_connections, listening_sockets
 from .private.groups import Names, names
 
@@ -49,8 +49,10 @@ class Made:
         The number of its rebuilds.
     aborted
         Why it was aborted; ``None`` while it is usable.
-    op, sequence_number
-        The op that the abort ended on this rank, if one was in flight.
+    op, sequence_number, source
+        The op that the abort ended on this rank, if one was in flight, and its line.
+    cause
+        Why its ops hang, if a diagnosis over all ranks has found it.
     used
         Whether Python code issued an op since the end of the last cell, or the abort
         ended one.
@@ -72,6 +74,8 @@ class Made:
     aborted: AbortReason | None = None
     op: str | None = None
     sequence_number: int | None = None
+    source: str = ""
+    cause: FoundCause | None = None
     used: bool = False
     issued_before: int = 0
     listeners: frozenset[int] = frozenset()

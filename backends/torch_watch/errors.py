@@ -7,15 +7,18 @@ shows ours, with torch's as its cause.
 from __future__ import annotations
 
 import dis
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-from ..errors import DistError
-from ..groups.abort_reason import VERDICT_WAIT
-from .aborting import aborted_error
+from ..errors import DistBackendError, DistError, DistTimeoutError
+from ..groups.abort_reason import VERDICT_WAIT, FoundCause
+from ..work.flight_recorder import recorder
+from .aborting import aborted_error, describe, identity
+from .calls import Call, failed_call
 from .creation import Made, issued, known_groups
 from .gloo_sockets import count_connections
 from .patching import replace
@@ -52,21 +55,58 @@ def settle() -> None:
     """Note that a cell is over: later errors come from the ops of later cells."""
     for group, made in known_groups():
         made.used, made.issued_before = False, issued(group)
+        made.cause = None
 
 
 def _explain(error: BaseException) -> BaseException | None:
     if not _is_of_library(error):
         return None
     used = [one for one in known_groups() if _is_used(*one)]
+    # Before the wait for an abort: they hold for as long as the op hangs.
+    causes = [(*one, one[1].cause) for one in used if one[1].cause is not None]
+    call = failed_call(error)
     found = _aborted_group(used)
     if found is None:
         # gloo closes its connections where an op fails, be it by a timeout.
         for group, _ in filter(_lost_connection, used):
             for listener in on_broken:
                 listener(group, str(error))
+        for group, made, cause in causes:
+            if call.group is group if call else _IN_GLOO.match(str(error)):
+                return _given_up(error, group, made, call, cause)
         return None
     group, made = found
-    shown = aborted_error(group, made, made.op, made.sequence_number)
+    op = made.op, made.sequence_number, made.source
+    if made.op is None and call is not None and call.group is group:
+        # Its connection was lost before the abort was known here.
+        op = _op(call)
+    shown = aborted_error(group, made, *op)
+    shown.__cause__ = error
+    return shown
+
+
+def _op(call: Call | None) -> tuple[str | None, int | None, str]:
+    """Return the op of a call, its number and its line."""
+    if call is None:
+        return None, None, ""
+    line = "" if call.frame is None else recorder.name_source(call.frame)
+    return call.op_type.value, call.seq, line
+
+
+def _given_up(
+    error: BaseException, group: Any, made: Made, call: Call | None, cause: FoundCause
+) -> DistError:
+    """Return the error of an op that torch gave up, with `cause`."""
+    text = _IN_GLOO.sub("", str(error)).partition("\n")[0].partition(_ADVICE)[0]
+    late = "timed out" in text.lower()
+    op, number, line = _op(call)
+    about = identity(group, made, op, number)
+    shown = (DistTimeoutError if late else DistBackendError)(
+        f"{describe(about, line)}: {text}; {cause}",
+        **about,
+        culprits=cause.culprits,
+        reason=cause.text,
+    )
     shown.__cause__ = error
     return shown
 
@@ -119,6 +159,10 @@ def _is_of_library(error: BaseException) -> bool:
     code = last.tb_frame.f_code.co_code
     return dis.opname[code[last.tb_lasti]] not in _RAISES
 
+
+# The file of gloo in which it raised an error, and what it adds, which is a guess.
+_IN_GLOO = re.compile(r"^\[[^\]]*/gloo/[^\]]*:\d+\] ")
+_ADVICE = " This is typically caused"
 
 # What a `raise` statement compiles to.
 _RAISES = ("RAISE_VARARGS", "RERAISE")

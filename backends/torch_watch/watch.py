@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
+from ..groups.abort_reason import FoundCause
 from ..groups.key import GroupKey
 from ..groups.world import world
 from ..work.flight_recorder import recorder
@@ -192,6 +193,12 @@ class TorchWatch:
             known = {one.key for one in made}
             self._pending = [one for one in self._pending if one.key not in known]
             return [*made, *self._pending, *self._unfinished_groups()]
+
+    def note_causes(self, found: Mapping[str, FoundCause]) -> None:
+        """Keep why ops hang, for the errors of those that torch gives up."""
+        with self._lock:
+            for group in self._groups.values():
+                group.made.cause = found.get(group.key.id)
 
     def import_group(self, exported: Mapping[str, Any]) -> None:
         """Have a group that other ranks exported, until its rebuild makes it here."""

@@ -183,7 +183,10 @@ def stacks_of(
         found,
         locations,
         {**answers.errors, **deaths(registry.slots, ranks)},
-        {rank: tuple(one["exception"]) for rank, one in answers.results.items()},
+        {
+            rank: (one["exception"][0], one["exception"][1])
+            for rank, one in answers.results.items()
+        },
     )
 
 

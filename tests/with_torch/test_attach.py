@@ -137,7 +137,8 @@ def test_an_abort_from_the_notebook_ends_all_ranks_with_the_verdict(
         errors[1] = script.read("error.1")
         for rank, error in errors.items():
             assert "DistAbortedError" in error, error
-            assert f"on rank {rank}: torch's group 'default_pg' was aborted" in error
+            assert f"of torch's group 'default_pg' on rank {rank} (" in error
+            assert "): the group was aborted: " in error
             assert "enough; diagnosis: rank 1 has not entered" in error
             assert "by the notebook" in error
         assert script.finish() != 0

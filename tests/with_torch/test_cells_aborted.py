@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from rankscope.backends.observe.verdicts import Verdict
 from rankscope.engines import Cluster, ExecutionError
 from tests.with_torch.cells import WAIT, run, values
 
@@ -75,3 +76,44 @@ def test_a_restarted_rank_joins_the_groups_of_the_others(cluster: Cluster) -> No
     code = "x = torch.ones(1) * (rank + 1)\ndist.all_reduce(x)"
     found = values(cluster, code, "x.item()", "globals().get('kept')")
     assert found == {0: [3.0, 10], 1: [3.0, None]}
+
+
+def test_an_op_that_torch_gives_up_says_why_it_hung(cluster: Cluster) -> None:
+    run(
+        cluster,
+        """
+        from datetime import timedelta
+        short = dist.new_group([0, 1], timedelta(seconds=6), group_desc="short")
+        """,
+    )
+    cell = cluster.execute(
+        "x = torch.ones(4)\n"
+        "if rank == 0: dist.all_reduce(x, group=short)\n"
+        "else: dist.broadcast(x, 0, group=short)",
+        cell=9,
+    )
+    until(lambda: in_flight(cluster, "short", 0) and in_flight(cluster, "short", 1))
+    verdicts: list[Verdict] = []
+
+    def found() -> bool:
+        verdicts[:] = cluster.diagnose()
+        return bool(verdicts)
+
+    until(found)
+    # What the watch of a notebook does.
+    cluster.tell_ranks(verdicts)
+    assert cell.wait(WAIT)
+    for rank, op in enumerate(("all_reduce", "broadcast")):
+        error = cell.errors[rank]
+        assert error.ename in ("DistTimeoutError", "DistBackendError")
+        assert error.evalue.startswith(
+            f"{op} #1 of torch's group 'short' on rank {rank} (cell 9 line "
+        )
+        assert "diagnosis at " in error.evalue
+        assert " while rank 1 issued broadcast #1 (cell 9 line 3)" in error.evalue
+        assert (error.op, error.sequence_number) == (op, 1)
+    # The next cell hears nothing of it.
+    run(cluster, "dist.barrier()")
+    cell = cluster.execute("dist.all_reduce(x, group=short)")
+    assert cell.wait(WAIT)
+    assert "diagnosis" not in str(cell.errors)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rankscope.backends.groups.abort_reason import FoundCause
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.groups.summary import GroupStatus
 from rankscope.backends.groups.world import World, world
@@ -52,12 +53,16 @@ class Source:
     rank: int | None = 1
     world_size: int | None = 3
     advice: Sequence[str] = ()
+    causes: Mapping[str, FoundCause] = field(default_factory=dict)
     made: list[Group] = field(
         default_factory=lambda: [Group("main", (0, 1, 2)), Group("tp", (1, 2))]
     )
 
     def groups(self) -> Sequence[Group]:
         return self.made
+
+    def note_causes(self, found: Mapping[str, FoundCause]) -> None:
+        self.causes = dict(found)
 
     def import_group(self, exported: Mapping[str, Any]) -> None:
         self.made.append(Group(exported["name"], tuple(exported["ranks"])))
@@ -99,6 +104,14 @@ def test_a_watched_group_is_aborted_by_its_id_or_its_name(source: Source) -> Non
     assert world.abort(["main"], "stuck") == ["main"]
     assert tp.requests == [("abort", "stuck", "rank 0", (2,))]
     assert main.requests == [("abort", "stuck", "", ())]
+
+
+def test_a_library_hears_why_ops_hang(source: Source) -> None:
+    (_, tp) = source.made
+    world.note_causes({tp.key.id: ("rank 2 is late", (2,))})
+    assert source.causes[tp.key.id].text == "rank 2 is late"
+    world.note_causes({})
+    assert source.causes == {}
 
 
 def test_a_death_ends_the_groups_of_the_rank_a_person_ends_all(source: Source) -> None:

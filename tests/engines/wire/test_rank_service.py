@@ -67,8 +67,8 @@ def test_the_exception_that_the_main_thread_handles(served: Served) -> None:
     try:
         raise DistError("an op failed because of another rank")
     except DistError:
-        assert served(requests.GetStacks(every=False))["exception"] == ("", "")
-    assert served(requests.GetStacks(every=False))["exception"] == ("", "")
+        assert not any(served(requests.GetStacks(every=False))["exception"])
+    assert not any(served(requests.GetStacks(every=False))["exception"])
 
 
 def test_samples_are_taken_once(served: Served) -> None:
