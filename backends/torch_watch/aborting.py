@@ -71,8 +71,8 @@ def abort(
     Any thread may call this while the main thread is blocked in an op. The other ranks'
     ops end as well where they exchange data with this rank, but the others know the
     reason only if the abort is called there too. `reason` is what errors say; the first
-    one of a generation holds. `op`, `sequence_number` and `source` are of the op in flight
-    on this rank, for the error that the user sees.
+    one of a generation holds. `op`, `sequence_number` and `source` are of the op in
+    flight on this rank, for the error that the user sees.
 
     Returns ``False`` where the group was aborted already: then nothing is done.
     """
