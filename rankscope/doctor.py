@@ -31,12 +31,12 @@ from rankscope.backends.gloo.library import VARIABLE, installed
 from rankscope.backends.install import pip_install, with_extra
 from rankscope.backends.interface.registry import known_backends, resolve
 from rankscope.backends.messaging.connecting import interface_of, own_address
-from rankscope.backends.tcp.peer_memory import Probe, allow_siblings
-from rankscope.backends.tcp.settings import (
+from rankscope.backends.tcp.connector import (
     TRANSPORTS,
     chosen_transports,
     wants_encryption,
 )
+from rankscope.backends.tcp.peer_memory import Probe, allow_siblings
 
 __all__ = ["CHECKS", "DESCRIPTION", "EXIT", "Finding", "examine", "main"]
 
@@ -267,39 +267,21 @@ _NO_SUBSHELLS = (
     "excepted"
 )
 
-#: Package, whether a version is affected, the level, and the advice.
-_KNOWN: tuple[tuple[str, Callable[[tuple[int, ...]], bool], str, str], ...] = (
+_NO_END = (sys.maxsize,)
+_IPYPARALLEL = pip_install("'ipyparallel>=9,<10'")
+
+#: Package, the first affected version and the first one after, the level, the advice.
+_KNOWN = (
     (
-        "ipykernel",
-        lambda version: (7, 0) <= version < (7, 4),
-        "note",
+        *("ipykernel", (7, 0), (7, 4), "note"),
         "7.0 to 7.3 can stop answering after many short cells; %load_ext rankscope "
         "prevents that in its kernel. 7.4, for Python 3.11 and later, is free of it",
     ),
-    (
-        "ipykernel",
-        lambda version: version < (7, 0),
-        "note",
-        _NO_SUBSHELLS,
-    ),
-    (
-        "ipyparallel",
-        lambda version: not (9,) <= version < (10,),
-        "fault",
-        pip_install("'ipyparallel>=9,<10'"),
-    ),
-    (
-        "anywidget",
-        lambda version: version < (0, 9),
-        "fault",
-        pip_install("'anywidget>=0.9'"),
-    ),
-    (
-        "jupyterlab",
-        lambda version: version < (4, 4),
-        "note",
-        _NO_SUBSHELLS,
-    ),
+    ("ipykernel", (), (7, 0), "note", _NO_SUBSHELLS),
+    ("ipyparallel", (), (9,), "fault", _IPYPARALLEL),
+    ("ipyparallel", (10,), _NO_END, "fault", _IPYPARALLEL),
+    ("anywidget", (), (0, 9), "fault", pip_install("'anywidget>=0.9'")),
+    ("jupyterlab", (), (4, 4), "note", _NO_SUBSHELLS),
 )
 _OPTIONAL = ("jupyterlab", "notebook")
 
@@ -346,8 +328,8 @@ def check_jupyter() -> Iterator[Finding]:
             )
             continue
         level, text = "ok", version
-        for known, matches, severity, advice in _KNOWN:
-            if known == name and matches(_numbers(version)):
+        for known, first, after, severity, advice in _KNOWN:
+            if known == name and first <= _numbers(version) < after:
                 level, text = severity, f"{version}: {advice}"
         yield Finding(level, name, text)
     if find_spec("ipyparallel") is not None:

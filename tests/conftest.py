@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 import zmq
 
-from rankscope.backends.conformance import leaks
+from tests import leaks
 from tests.backends.forked_ranks import forked_ranks
 from tests.in_order import InOrder
 from tests.processes import Watch
@@ -176,7 +176,7 @@ def _check(before: leaks.Snapshot, what: str) -> None:
 def _session_leaves_nothing() -> Iterator[None]:
     # The process-wide ZeroMQ context lives until exit, so it comes first.
     zmq.Context.instance().socket(zmq.PAIR).close()
-    before = leaks.Snapshot.take()
+    before = leaks.take()
     yield
     # Leaks of a module persist: one report is enough.
     if not _reported:
@@ -187,7 +187,7 @@ def _session_leaves_nothing() -> Iterator[None]:
 def _module_leaves_nothing(
     request: pytest.FixtureRequest, _session_leaves_nothing: None
 ) -> Iterator[None]:
-    before = leaks.Snapshot.take()
+    before = leaks.take()
     yield
     _check(before, f"the tests of {request.node.name}")
 
@@ -199,7 +199,7 @@ def no_leaks() -> Iterator[None]:
     Use it with ``@pytest.mark.usefixtures("no_leaks")``; fixtures named after
     it are torn down before it looks. Every module is checked as a whole anyway.
     """
-    before = leaks.Snapshot.take()
+    before = leaks.take()
     yield
     _check(before, "the test")
 

@@ -58,7 +58,7 @@ def test_the_contracts_hold_and_see_every_module(tree: Path) -> None:
     [
         ("backends/work/state.py", "rankscope.engines.errors", "The rooms"),
         ("backends/stores/base.py", "rankscope.backends.groups", "of backends"),
-        ("backends/gloo/child.py", "rankscope.backends.mpi", "of backends"),
+        ("backends/gloo/library.py", "rankscope.backends.mpi", "of backends"),
         ("backends/messaging/queue.py", "rankscope.backends.mpi", "of backends"),
         ("backends/nccl/progress.py", "rankscope.backends.groups", "of backends"),
         ("backends/gloo/child_main.py", "rankscope.backends.errors", "side process"),

@@ -10,16 +10,16 @@ import time
 
 import pytest
 
-from rankscope.backends.conformance import leaks
+from tests import leaks
 
 
 def test_nothing_new_is_no_leak() -> None:
-    assert leaks.wait_until_clean(leaks.Snapshot.take(), 0) == []
+    assert leaks.wait_until_clean(leaks.take(), 0) == []
 
 
 @pytest.mark.processes
 def test_an_orphan_is_found_and_killed() -> None:
-    before = leaks.Snapshot.take()
+    before = leaks.take()
     script = (
         "import subprocess, sys;"
         "subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE,"
@@ -43,7 +43,7 @@ def test_an_orphan_is_found_and_killed() -> None:
 
 
 def test_a_thread_and_a_descriptor_are_found() -> None:
-    before = leaks.Snapshot.take()
+    before = leaks.take()
     release = threading.Event()
     thread = threading.Thread(target=release.wait, name="forgotten")
     thread.start()
@@ -61,7 +61,7 @@ def test_a_thread_and_a_descriptor_are_found() -> None:
 
 @pytest.mark.processes
 def test_waiting_gives_a_slow_end_its_time() -> None:
-    before = leaks.Snapshot.take()
+    before = leaks.take()
     start = time.monotonic()
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.3)"])
     left = leaks.wait_until_clean(before)

@@ -69,7 +69,10 @@ def abort_hung_op(trial: Trial, name: str, where: str) -> float | None:
         took = _abort(trial, works, where)
     until(lambda: group.aborted is not None, trial.options.timeout, "the abort")
     if trial.rank < last and trial.rank:
-        _wait_aborted(trial, works, where)
+        for work in works:
+            if work.state is not WorkState.COMPLETED:
+                with raises(DistAbortedError, match=f"test of {where}"):
+                    work.wait(trial.options.timeout)
     # The aborted op may not write here any more.
     trial.arrays.write(x, float(trial.rank))
     trial.meet(f"aborted, {where}")
@@ -109,13 +112,6 @@ def _abort(trial: Trial, works: list[Work], where: str) -> float:
             for part in (str(work.op_type.value), "#", "rank 0", where):
                 assert part in str(error), f"{part!r} is missing in {error}"
     return took
-
-
-def _wait_aborted(trial: Trial, works: list[Work], where: str) -> None:
-    for work in works:
-        if work.state is not WorkState.COMPLETED:
-            with raises(DistAbortedError, match=f"test of {where}"):
-                work.wait(trial.options.timeout)
 
 
 def check_group(trial: Trial) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 import rankscope.backends as dist
 
-from ..work.op_type import OpType
 from ..work.work import Work
 from .trial import Trial, Unclaimed
 
@@ -19,80 +19,72 @@ _TAG = 3
 
 
 class _Call:
-    """One op in flight on `x` and on arrays of its size; a method for each op."""
+    """What the calls of an op in flight have in common: `x`, and arrays of its size."""
 
     def __init__(self, trial: Trial, x: Any) -> None:
-        self._x, self._trial = x, trial
-        self._is_first = trial.rank == 0
-        self._last = trial.size - 1
-        self._is_last = trial.rank == self._last
-        self._values = trial.arrays.read(x)
-        self._how: dict[str, Any] = {"group": trial.group, "async_op": True}
+        self.x, self._trial, self._values = x, trial, trial.arrays.read(x)
+        self.last = trial.size - 1
+        self.is_first, self.is_last = trial.rank == 0, trial.rank == self.last
+        self.how: dict[str, Any] = {"group": trial.group, "async_op": True}
+        self.device = trial.device
 
-    def _array(self, values: Any) -> Any:
-        return self._trial.array(values, values.dtype)
-
-    def _full(self, *, blank: bool = False) -> Any:
+    def full(self, *, blank: bool = False) -> Any:
         """Return a flat array with the elements of all ranks."""
         values = np.concatenate([np.ravel(self._values)] * self._trial.size)
-        return self._array(np.zeros_like(values) if blank else values)
+        given = np.zeros_like(values) if blank else values
+        return self._trial.array(given, values.dtype)
 
-    def _parts(self, *, blank: bool = False) -> list[Any]:
+    def parts(self, *, blank: bool = False) -> list[Any]:
         """Return an array for each rank."""
         values = np.zeros_like(self._values) if blank else self._values
-        return [self._array(values) for _ in range(self._trial.size)]
-
-    def all_reduce(self) -> Any:
-        return dist.all_reduce(self._x, **self._how)
-
-    def broadcast(self) -> Any:
-        return dist.broadcast(self._x, group_src=self._last, **self._how)
-
-    def reduce(self) -> Any:
-        return dist.reduce(self._x, group_dst=0, **self._how)
-
-    def all_gather(self) -> Any:
-        return dist.all_gather(self._parts(blank=True), self._x, **self._how)
-
-    def all_gather_into_tensor(self) -> Any:
-        return dist.all_gather_into_tensor(self._full(blank=True), self._x, **self._how)
-
-    def gather(self) -> Any:
-        into = self._parts(blank=True) if self._is_first else None
-        return dist.gather(self._x, into, group_dst=0, **self._how)
-
-    def scatter(self) -> Any:
-        parts = self._parts() if self._is_last else None
-        return dist.scatter(self._x, parts, group_src=self._last, **self._how)
-
-    def reduce_scatter(self) -> Any:
-        return dist.reduce_scatter(self._x, self._parts(), **self._how)
-
-    def reduce_scatter_tensor(self) -> Any:
-        return dist.reduce_scatter_tensor(self._x, self._full(), **self._how)
-
-    def all_to_all(self) -> Any:
-        return dist.all_to_all(self._parts(blank=True), self._parts(), **self._how)
-
-    def all_to_all_single(self) -> Any:
-        return dist.all_to_all_single(self._full(blank=True), self._full(), **self._how)
-
-    def barrier(self) -> Any:
-        return dist.barrier(device=self._trial.device, **self._how)
-
-    def recv(self) -> Any:
-        """Receive from the last rank, which sends to every other one."""
-        group = self._trial.group
-        if self._is_last:
-            return [
-                dist.isend(self._x, group_dst=rank, tag=_TAG, group=group)
-                for rank in range(self._last)
-            ]
-        return dist.irecv(self._x, group_src=self._last, tag=_TAG, group=group)
+        ranks = range(self._trial.size)
+        return [self._trial.array(values, values.dtype) for _ in ranks]
 
 
-#: The ops, by the names of their methods; `recv` stands for `send` too.
-OPS = tuple(op.value for op in OpType if hasattr(_Call, op.value))
+def _gather(on: _Call) -> Any:
+    into = on.parts(blank=True) if on.is_first else None
+    return dist.gather(on.x, into, group_dst=0, **on.how)
+
+
+def _scatter(on: _Call) -> Any:
+    parts = on.parts() if on.is_last else None
+    return dist.scatter(on.x, parts, group_src=on.last, **on.how)
+
+
+def _recv(on: _Call) -> Any:
+    """Receive from the last rank, which sends to every other one."""
+    how: dict[str, Any] = {"tag": _TAG, "group": on.how["group"]}
+    if on.is_last:
+        return [dist.isend(on.x, group_dst=rank, **how) for rank in range(on.last)]
+    return dist.irecv(on.x, group_src=on.last, **how)
+
+
+_CALLS: dict[str, Callable[[_Call], Any]] = {
+    "broadcast": lambda on: dist.broadcast(on.x, group_src=on.last, **on.how),
+    "all_reduce": lambda on: dist.all_reduce(on.x, **on.how),
+    "reduce": lambda on: dist.reduce(on.x, group_dst=0, **on.how),
+    "all_gather": lambda on: dist.all_gather(on.parts(blank=True), on.x, **on.how),
+    "all_gather_into_tensor": lambda on: dist.all_gather_into_tensor(
+        on.full(blank=True), on.x, **on.how
+    ),
+    "gather": _gather,
+    "scatter": _scatter,
+    "reduce_scatter": lambda on: dist.reduce_scatter(on.x, on.parts(), **on.how),
+    "reduce_scatter_tensor": lambda on: dist.reduce_scatter_tensor(
+        on.x, on.full(), **on.how
+    ),
+    "all_to_all": lambda on: dist.all_to_all(
+        on.parts(blank=True), on.parts(), **on.how
+    ),
+    "all_to_all_single": lambda on: dist.all_to_all_single(
+        on.full(blank=True), on.full(), **on.how
+    ),
+    "barrier": lambda on: dist.barrier(device=on.device, **on.how),
+    "recv": _recv,
+}
+
+#: The ops that can be started; `recv` stands for `send` too.
+OPS = tuple(_CALLS)
 
 
 def start(trial: Trial, name: str, x: Any) -> list[Work]:
@@ -100,7 +92,7 @@ def start(trial: Trial, name: str, x: Any) -> list[Work]:
 
     Rank 0 needs the last rank to end it. With a single rank there is no recv.
     """
-    works = getattr(_Call(trial, x), name)()
+    works = _CALLS[name](_Call(trial, x))
     return works if isinstance(works, list) else [works]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,6 @@ class Checker:
         return self.copy(values.reshape(-1, columns) if columns else values)
 
     def everybody(self, size: int, dtype: str, salt: int = 0) -> list[Array]:
-        """Return the inputs of all ranks."""
         return [data(r, size, dtype, salt) for r in range(self.world)]
 
     def done(self, work: dist.Work | None) -> None:
@@ -76,8 +76,11 @@ class Checker:
         self._turn = not self._turn
 
     def same(self, array: Any, wanted: Array) -> None:
-        """Check the content of `array`."""
         same(self.arrays.read(array), wanted)
+
+    def each_same(self, arrays: Sequence[Any], wanted: Sequence[Array]) -> None:
+        for array, one in zip(arrays, wanted, strict=True):
+            self.same(array, one)
 
     # Each method checks one op; the name says which.
 
@@ -106,8 +109,7 @@ class Checker:
         self.done(dist.reduce_scatter(out, inputs, op, **self.how))
         mine = [held[r][self.rank] for r in range(self.world)]
         self.same(out, reduced(op, mine))
-        for entry, before in zip(inputs, held[self.rank], strict=True):
-            self.same(entry, before)
+        self.each_same(inputs, held[self.rank])
 
     def reduce_scatter_tensor(self, size: int, dtype: str, op: ReduceOp) -> None:
         held = self.everybody(size * self.world, dtype)
@@ -131,8 +133,7 @@ class Checker:
         x = self.copy(held[self.rank])
         outs = [self.blank(size + r, dtype) for r in range(self.world)]
         self.done(dist.all_gather(outs, x, **self.how))
-        for out, wanted in zip(outs, held, strict=True):
-            self.same(out, wanted)
+        self.each_same(outs, held)
         self.same(x, held[self.rank])
 
     def all_gather_into_tensor(self, size: int, dtype: str) -> None:
@@ -153,8 +154,7 @@ class Checker:
             self.done(dist.gather(x, outs, group_dst=root, **self.how))
             self.same(x, held[self.rank])
             if outs is not None:
-                for out, wanted in zip(outs, held, strict=True):
-                    self.same(out, wanted)
+                self.each_same(outs, held)
 
     def scatter(self, size: int, dtype: str) -> None:
         for root in range(self.world):
@@ -163,8 +163,8 @@ class Checker:
             out = self.blank(size, dtype)
             self.done(dist.scatter(out, inputs, group_src=root, **self.how))
             self.same(out, parts[self.rank])
-            for entry, before in zip(inputs or [], parts, strict=False):
-                self.same(entry, before)
+            if inputs is not None:
+                self.each_same(inputs, parts)
 
     def all_to_all(self, size: int, dtype: str) -> None:
         # Rank r sends size + r + 2q elements to rank q.
@@ -175,8 +175,7 @@ class Checker:
         wanted = [between(r, self.rank) for r in range(self.world)]
         outs = [self.blank(part.size, dtype) for part in wanted]
         self.done(dist.all_to_all(outs, inputs, **self.how))
-        for out, part in zip(outs, wanted, strict=True):
-            self.same(out, part)
+        self.each_same(outs, wanted)
         for q, entry in enumerate(inputs):
             self.same(entry, between(self.rank, q))
 

@@ -11,9 +11,8 @@ from ..did_you_mean import did_you_mean
 from ..interface.registry import known_backends
 from .calls import OPS
 from .report import Printer, Report
-from .rules import LEVELS, RULES
 from .session import Setup
-from .suite import LAUNCHERS, check_backend
+from .suite import LAUNCHERS, LEVELS, RULES, check_backend
 from .trial import Options
 
 __all__ = ["main"]
@@ -38,7 +37,6 @@ examples:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
     made = argparse.ArgumentParser(
         prog="python -m rankscope.conformance",
         description=_DESCRIPTION,

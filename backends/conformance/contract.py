@@ -6,6 +6,8 @@ import contextlib
 import gc
 import threading
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -122,38 +124,33 @@ def _other_reduction(trial: Trial) -> ReduceOp | None:
 
 def _two_reductions(trial: Trial, second: ReduceOp) -> None:
     """SUM and then another reduction of one array: the order shows in the result."""
-    x = trial.array([trial.rank + 1.0])
-    works = [
-        dist.all_reduce(x, op, group=trial.group, async_op=True)
-        for op in (ReduceOp.SUM, second)
-    ]
-    for work in works:
-        assert work is not None
-        work.wait(trial.options.timeout)
+    calls = [partial(dist.all_reduce, op=op) for op in (ReduceOp.SUM, second)]
     total = np.array([float(sum(range(trial.size + 1)))])
     (expected,) = reduced(second, [total] * trial.size)
-    (found,) = trial.arrays.read(x)
-    assert found == expected, (
-        f"SUM and then {second.name} of one array gave {found:g}; in the order of "
-        f"issue they give {expected:g}"
+    _two_calls(
+        trial, calls, f"SUM and then {second.name} of one array gave", float(expected)
     )
-    trial.held(len(works))
 
 
 def _two_broadcasts(trial: Trial) -> None:
     """Rank 0 and then the last rank broadcast one array: the first one decides."""
+    roots = (0, trial.size - 1)
+    calls = [partial(dist.broadcast, group_src=root) for root in roots]
+    what = "broadcasts of one array from rank 0 and then from the last rank gave"
+    _two_calls(trial, calls, what, 1.0)
+
+
+def _two_calls(
+    trial: Trial, calls: Sequence[Callable[..., Any]], what: str, expected: float
+) -> None:
+    """Issue `calls` on one array, and compare its element with what is `expected`."""
     x = trial.array([trial.rank + 1.0])
-    works = [
-        dist.broadcast(x, group_src=root, group=trial.group, async_op=True)
-        for root in (0, trial.size - 1)
-    ]
+    works = [call(x, group=trial.group, async_op=True) for call in calls]
     for work in works:
-        assert work is not None
         work.wait(trial.options.timeout)
     (found,) = trial.arrays.read(x)
-    assert found == 1.0, (
-        "broadcasts of one array from rank 0 and then from the last rank gave "
-        f"{found:g}; in the order of issue they give 1"
+    assert found == expected, (
+        f"{what} {found:g}; in the order of issue they give {expected:g}"
     )
     trial.held(len(works))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,24 +11,11 @@ import rankscope.backends as dist
 
 from ..work.reduce_op import ReduceOp
 from .checker import Checker
-from .reference import LARGE, MOVABLE, NUMPY, REDUCIBLE
+from .reference import LARGE, NUMPY
 from .trial import Rule, Trial, Unclaimed
 from .waiting import until
 
-__all__ = [
-    "OPS",
-    "RULES",
-    "SIZES",
-    "WITHOUT_REDUCE_OP",
-    "WITH_REDUCE_OP",
-    "case",
-    "cases",
-    "cases_of",
-    "check",
-    "check_everything",
-]
-
-SIZES = [0, 1, 7, 1009, (1 << 20) + 3]
+__all__ = ["OPS", "RULES", "WITHOUT_REDUCE_OP", "WITH_REDUCE_OP", "cases_of", "check"]
 
 WITHOUT_REDUCE_OP = [
     "broadcast",
@@ -43,19 +30,6 @@ WITHOUT_REDUCE_OP = [
 WITH_REDUCE_OP = ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"]
 #: The names of the rules that try one op.
 OPS = (*WITH_REDUCE_OP, *WITHOUT_REDUCE_OP)
-
-
-def cases(
-    sizes: Sequence[int], reducible: Sequence[str], movable: Sequence[str]
-) -> Iterator[tuple[Any, ...]]:
-    """(op, size, dtype[, reduction]), in one order on all ranks."""
-    for size in sizes:
-        for name in WITHOUT_REDUCE_OP:
-            for arguments in cases_of(name, [size], movable):
-                yield name, *arguments
-        for name in WITH_REDUCE_OP:
-            for arguments in cases_of(name, [size], reducible):
-                yield name, *arguments
 
 
 def cases_of(
@@ -79,37 +53,13 @@ def check(checker: Checker, name: str, arguments: tuple[Any, ...]) -> None:
     try:
         getattr(checker, name)(*arguments)
     except Exception as error:
-        raise AssertionError(f"{case(name, arguments)}: {error}") from error
+        raise AssertionError(f"{_case(name, arguments)}: {error}") from error
 
 
-def case(name: str, arguments: tuple[Any, ...]) -> str:
+def _case(name: str, arguments: tuple[Any, ...]) -> str:
     """``all_reduce(7, int8, SUM)``: a case, for messages."""
     words = [getattr(one, "name", str(one)) for one in arguments]
     return f"{name}({', '.join(words)})"
-
-
-def check_everything(
-    checker: Checker,
-    sizes: Sequence[int] = SIZES,
-    reducible: Sequence[str] = REDUCIBLE,
-    movable: Sequence[str] = MOVABLE,
-    lacking: Collection[str] = (),
-) -> int:
-    """Check every case on this rank; return how many. Nothing may be refused.
-
-    The ops `lacking`, which the backend does not have, are not tried.
-    """
-    count = 0
-    for name, *arguments in cases(sizes, reducible, movable):
-        if name in lacking:
-            continue
-        check(checker, name, tuple(arguments))
-        count += 1
-    dist.barrier(group=checker.group)
-    return count
-
-
-# -- as rules ------------------------------------------------------------------
 
 
 def _op_is_exact(name: str, trial: Trial) -> None:
@@ -136,7 +86,7 @@ def _op_is_exact(name: str, trial: Trial) -> None:
                 or issued != (status.collective_seq, status.p2p_seq)
             ):
                 raise
-            trial.skipped[case(name, arguments)] = str(refusal)
+            trial.skipped[_case(name, arguments)] = str(refusal)
         else:
             trial.held()
 

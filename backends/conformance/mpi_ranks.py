@@ -121,7 +121,6 @@ class MPIRanks(Ranks):
 
     @property
     def pids(self) -> list[int]:
-        """The process ids, by rank."""
         return self._pids
 
     @property
@@ -131,7 +130,6 @@ class MPIRanks(Ranks):
             return log.read()
 
     def kill(self, rank: int, signum: int = signal.SIGKILL) -> None:
-        """Send a signal to a rank; dying of it is then no failure."""
         self._killed.add(rank)
         os.kill(self._pids[rank], signum)
 

@@ -15,7 +15,6 @@ from ..stores.tcp import TCPStore
 from .frames import where_stuck
 from .mpi_ranks import MPIRanks, is_open_mpi
 from .ranks import Rank, RankFailure, Ranks
-from .rules import find
 from .session import GRACE, LaunchError, Setup
 from .trial import MEET_TIMEOUTS, Outcome, Rule, Trial, make_backend, try_rule
 
@@ -63,18 +62,19 @@ class Processes:
                 raise
         ranks, last = self._ranks, self.size - 1
         self._number += 1
-        task = (self._number, rule.level, rule.name)
+        task = (self._number, rule)
         if rule.kills:
             ranks.expect_death(last)
         outcomes = {}
         try:
             for rank in range(self.size):
                 ranks.tell(rank, (*task, False))
-            if rule.kills and self._died(ranks, last):
+            limit = self.setup.options.timeout + GRACE
+            if rule.kills and ranks.ends_or_reports(last, limit):
                 outcomes[last] = Outcome("held")
                 if self.replaces_dead:
                     ranks.replace(last)
-                    ranks.next_report(last, self.setup.options.timeout + GRACE)
+                    ranks.next_report(last, limit)
                     ranks.tell(last, (*task, True))
                     del outcomes[last]
             self._collect(ranks, outcomes, progress)
@@ -112,10 +112,6 @@ class Processes:
             if problem:
                 raise LaunchError(problem)
             pending.discard(rank)
-
-    def _died(self, ranks: Ranks, rank: int) -> bool:
-        """Wait until `rank` ends or reports; return whether it has ended."""
-        return ranks.ends_or_reports(rank, self.setup.options.timeout + GRACE)
 
     def _collect(
         self,
@@ -226,7 +222,6 @@ def serve(me: Rank, setup: Setup, port: int, key: bytes, replaces_dead: bool) ->
         return Trial(
             rank=me.rank,
             size=me.size,
-            backend=setup.backend,
             device=setup.device,
             options=options,
             arrays=arrays,
@@ -242,5 +237,5 @@ def serve(me: Rank, setup: Setup, port: int, key: bytes, replaces_dead: bool) ->
         if task == _MAKE_BACKEND:
             me.report(make_backend(trial(0)))
         else:
-            number, level, name, again = task
-            me.report(try_rule(find(level, name), trial(number, again)))
+            number, rule, again = task
+            me.report(try_rule(rule, trial(number, again)))

@@ -15,10 +15,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from .rules import LEVELS, find, select
 from .session import LaunchError, Session, Setup
-from .suite import LAUNCHERS, problem_with, try_on
-from .trial import Options
+from .suite import LAUNCHERS, LEVELS, problem_with, select, try_on
+from .trial import Options, Rule
 
 __all__ = ["BackendConformance"]
 
@@ -47,13 +46,10 @@ class BackendConformance:
     def pytest_generate_tests(self, metafunc: Any) -> None:
         """One test for each device, number of ranks and rule."""
         metafunc.parametrize(
-            ("device", "size", "level", "rule"),
+            ("device", "size", "rule"),
             [
                 pytest.param(
-                    device,
-                    size,
-                    rule.level,
-                    rule.name,
+                    *(device, size, rule),
                     id=f"{device}-{size}-{rule.level}-{rule.name.replace(' ', '_')}",
                 )
                 for device in self.devices
@@ -78,7 +74,7 @@ class BackendConformance:
             session.close()
         cls._sessions.clear()
 
-    def test_rule(self, device: str, size: int, level: str, rule: str) -> None:
+    def test_rule(self, device: str, size: int, rule: Rule) -> None:
         """The rule holds, or is skipped by name."""
         sessions = self._sessions
         setup = Setup(
@@ -92,9 +88,8 @@ class BackendConformance:
                 sessions.pop(key).close()
             sessions[device, size] = self.start(setup, size)
         try:
-            result = try_on(
-                sessions[device, size], setup, find(level, rule), self.skip.get(rule)
-            )
+            reason = self.skip.get(rule.name)
+            result = try_on(sessions[device, size], setup, rule, reason)
         except LaunchError as error:
             raise pytest.fail.Exception(str(error), pytrace=False) from None
         text = "\n".join(result.lines())

@@ -15,6 +15,7 @@ messages with them while they run uses `Ranks` itself.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -27,7 +28,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 
@@ -205,7 +206,6 @@ class Ranks:
 
     @property
     def pids(self) -> list[int]:
-        """The process ids, by rank."""
         return [process.pid for process in self._processes]
 
     def kill(self, rank: int, signum: int = signal.SIGKILL) -> None:
@@ -241,15 +241,10 @@ class Ranks:
 
     def next_report(self, rank: int, timeout: float | None = None) -> Any:
         """Return the next value that `rank` reports, waiting for it."""
-        end = self._deadline
-        if timeout is not None:
-            end = min(end, time.monotonic() + timeout)
-        while not self._reports[rank]:
-            if rank in self._results or rank in self._errors:
-                self._fail(f"rank {rank} ended without the report waited for")
-            if not self._receive([rank], end):
-                self._fail(f"no report from rank {rank} in time")
-        return self._reports[rank].pop(0)
+        found = self.any_report([rank], math.inf if timeout is None else timeout)
+        if found is None:
+            self._fail(f"no report from rank {rank} in time")
+        return found[1]
 
     def any_report(
         self, among: Collection[int], timeout: float
@@ -344,15 +339,11 @@ class Ranks:
             output.seek(before)
             return output.read().decode(errors="replace")
 
-    def _show_stacks(self) -> None:
-        """Have every rank that is not done write its stacks to its output."""
-        for rank in range(self.size):
-            if not self._is_over(rank):
-                self.stacks(rank)
-
-    def _fail(self, what: str) -> None:
+    def _fail(self, what: str) -> NoReturn:
         if "in time" in what:
-            self._show_stacks()
+            for rank in range(self.size):
+                if not self._is_over(rank):
+                    self.stacks(rank)  # its output has them then
         lines = [what]
         for rank in range(self.size):
             if rank in self._results:

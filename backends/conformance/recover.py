@@ -40,7 +40,9 @@ def recovers(name: str, trial: Trial) -> None:
             raise Unclaimed(str(error)) from None
         trial.meet("before the death")
         if trial.rank == last:
-            _die(trial)
+            others = [f"in the op/{rank}" for rank in range(last)]
+            trial.store.wait(others, trial.options.timeout)
+            os.kill(os.getpid(), signal.SIGKILL)
         _survive(trial, name)
     if trial.replaces_dead:
         trial.close()
@@ -51,13 +53,6 @@ def recovers(name: str, trial: Trial) -> None:
         assert isinstance(group, ProcessGroup)
         _check_op(trial, name, group)
     trial.held()
-
-
-def _die(trial: Trial) -> None:
-    trial.store.wait(
-        [f"in the op/{rank}" for rank in range(trial.size - 1)], trial.options.timeout
-    )
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _survive(trial: Trial, name: str) -> None:

@@ -11,7 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from .trial import Arrays, HostArrays, Options, Outcome, Rule, Unclaimed, describe
+from .trial import (
+    Arrays,
+    DeviceArrays,
+    HostArrays,
+    Options,
+    Outcome,
+    Rule,
+    Unclaimed,
+    describe,
+)
 
 __all__ = ["GRACE", "LaunchError", "Session", "Setup", "load"]
 
@@ -52,7 +61,8 @@ class Setup:
 
         Raises `LaunchError` if they cannot be made.
         """
-        kind = load(self.arrays) if self.arrays else _arrays_of(self.device)
+        usual = DeviceArrays if self.device == "cuda" else HostArrays
+        kind = load(self.arrays) if self.arrays else usual
         try:
             made = kind(rank=rank)
         except Unclaimed as error:
@@ -82,14 +92,6 @@ def load(name: str) -> Any:
         return getattr(found, attribute) if attribute else found
     except Exception as error:
         raise LaunchError(f"{name} cannot be imported: {describe(error)}") from error
-
-
-def _arrays_of(device: str) -> Callable[..., Arrays]:
-    if device != "cuda":
-        return HostArrays
-    from .device_arrays import DeviceArrays
-
-    return DeviceArrays
 
 
 class Session(Protocol):

@@ -7,21 +7,59 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from ..interface.registry import outdated, resolve, unavailable_reason
+from . import aborts, contract, exact, recover, surface
 from .processes import MPI, Processes
 from .ranks import RankFailure
 from .report import Printer, Report, Result
-from .rules import LEVELS, select
 from .session import LaunchError, Session, Setup, load
 from .threads import Threads
-from .trial import Outcome, Rule
+from .trial import Options, Outcome, Rule
 
-__all__ = ["LAUNCHERS", "check_backend", "problem_with", "try_on"]
+__all__ = [
+    "LAUNCHERS",
+    "LEVELS",
+    "RULES",
+    "check_backend",
+    "problem_with",
+    "select",
+    "try_on",
+]
+
+LEVELS = ("exact", "contract", "recover")
+
+RULES: tuple[Rule, ...] = (
+    *exact.RULES,
+    *surface.RULES,
+    *contract.RULES[:-1],
+    *aborts.RULES,
+    # Last of its level, so that leftovers of other rules are not counted.
+    contract.RULES[-1],
+    *recover.RULES,
+)
 
 LAUNCHERS: dict[str, Callable[[Setup, int], Session]] = {
     "processes": Processes,
     "mpi": MPI,
     "threads": Threads,
 }
+
+
+def select(
+    levels: Sequence[str] = LEVELS,
+    names: Sequence[str] = (),
+    options: Options | None = None,
+) -> list[Rule]:
+    """Return the rules of `levels`, in order.
+
+    `names` takes the rules that are called so, and `options` those about its ops.
+    """
+    return [
+        rule
+        for rule in RULES
+        if rule.level in levels
+        and (not names or rule.name in names)
+        and (options is None or rule.is_about(options))
+    ]
 
 
 def problem_with(setup: Setup) -> str | None:

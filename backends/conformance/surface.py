@@ -1,12 +1,11 @@
 """Level *exact*, continued: what Rankscope builds on the ops of a CPU backend.
 
-Object collectives, sparse all_reduce, coalescing and batches over `group` (by
-default the default group), each against the expected result.
+Object collectives, sparse all_reduce, coalescing and batches over `group`, each
+against the expected result.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -35,7 +34,7 @@ class Thing:
         return self.rank
 
 
-def objects(group: ProcessGroup | None = None) -> None:
+def objects(group: ProcessGroup) -> None:
     """Each object collective, with objects of different sizes on the ranks."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     mine: dict[str, Any] = {"rank": rank, "text": "ä" * rank, "thing": Thing(rank)}
@@ -69,28 +68,7 @@ def objects(group: ProcessGroup | None = None) -> None:
         assert received == [of(0), 5]
 
 
-def object_errors(group: ProcessGroup | None = None) -> None:
-    """What the object collectives refuse; the group stays usable."""
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    with raises(TypeError, match="obj cannot be pickled"):
-        dist.all_gather_object([None] * size, threading.Lock(), group=group)
-    with raises(ValueError, match=f"expected {size}"):
-        dist.all_gather_object([None] * (size + 1), 1, group=group)
-    with raises(TypeError, match="at least one entry"):
-        dist.broadcast_object_list([], 0, group=group)
-    dist.refuse_pickles()
-    try:
-        if size > 1:
-            with raises(dist.DistError, match="this rank refuses"):
-                dist.all_gather_object([None] * size, rank, group=group)
-    finally:
-        dist.refuse_pickles(False)
-    values = [None] * size
-    dist.all_gather_object(values, rank, group=group)
-    assert values == list(range(size))
-
-
-def sparse(group: ProcessGroup | None = None) -> None:
+def sparse(group: ProcessGroup) -> None:
     """all_reduce of coo and csr arrays and matrices, and what it refuses."""
     try:
         import scipy.sparse as sp
@@ -129,7 +107,7 @@ def sparse(group: ProcessGroup | None = None) -> None:
         same(x.toarray(), wanted * n)
 
 
-def coalesced(group: ProcessGroup | None = None) -> None:
+def coalesced(group: ProcessGroup) -> None:
     """Each op that can be fused, in a coalescing block and by its function."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     for async_ops in (False, True):
@@ -171,7 +149,7 @@ def coalesced(group: ProcessGroup | None = None) -> None:
     same(narrow[1], mine * 2)
 
 
-def batches(group: ProcessGroup | None = None) -> None:
+def batches(group: ProcessGroup) -> None:
     """Batches to and from both neighbours, in another order on every second rank."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if size == 1:
@@ -192,110 +170,6 @@ def batches(group: ProcessGroup | None = None) -> None:
             work.wait()
         assert np.all(got[0] == down)
         assert np.all(got[1] == up)
-
-
-class Elsewhere:
-    """An array of device type ``ext``, whose content the host gets as a copy."""
-
-    def __init__(self, data: Any) -> None:
-        self.data = np.array(data)
-
-    shape = property(lambda self: self.data.shape)
-    dtype = property(lambda self: self.data.dtype)
-    size = property(lambda self: self.data.size)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return 12, 0
-
-
-def staged() -> None:
-    """Each op on ``ext`` arrays, staged for a backend of host memory.
-
-    The config of the default group names ``ext``.
-    """
-    dist.register_staging(
-        "ext",
-        lambda array: array.data.copy(),
-        lambda host, array: np.copyto(array.data, host),
-    )
-    rank, size = dist.get_rank(), dist.get_world_size()
-    held = [reference.data(r, 6 * size, "int64") for r in range(size)]
-    total = np.sum(held, axis=0)
-    x = Elsewhere(held[rank])
-    dist.all_reduce(x)
-    same(x.data, total)
-    x = Elsewhere(held[rank])
-    dist.broadcast(x, src=size - 1)
-    same(x.data, held[-1])
-    x = Elsewhere(held[rank])
-    dist.reduce(x, dst=0)
-    same(x.data, total if rank == 0 else held[rank])
-
-    x = Elsewhere(held[rank])
-    outs = [Elsewhere(np.zeros_like(h)) for h in held]
-    dist.all_gather(outs, x)
-    for out, wanted in zip(outs, held, strict=True):
-        same(out.data, wanted)
-    whole = Elsewhere(np.zeros(6 * size * size, np.int64))
-    dist.all_gather_into_tensor(whole, x)
-    same(whole.data, np.concatenate(held))
-    rows = [Elsewhere(np.zeros_like(h)) for h in held] if rank == 0 else None
-    dist.gather(x, rows, dst=0)
-    for row, wanted in zip(rows or [], held, strict=False):
-        same(row.data, wanted)
-    dist.scatter(x, rows, src=0)
-    same(x.data, held[rank])
-
-    parts = [Elsewhere(part) for part in np.split(held[rank], size)]
-    mine = slice(rank * 6, rank * 6 + 6)
-    small = Elsewhere(np.zeros(6, np.int64))
-    dist.reduce_scatter(small, parts)
-    same(small.data, total[mine])
-    small = Elsewhere(np.zeros(6, np.int64))
-    dist.reduce_scatter_tensor(small, x)
-    same(small.data, total[mine])
-    outs = [Elsewhere(np.zeros(6, np.int64)) for _ in held]
-    dist.all_to_all(outs, parts)
-    for out, h in zip(outs, held, strict=True):
-        same(out.data, h[mine])
-    swapped = Elsewhere(np.zeros(6 * size, np.int64))
-    dist.all_to_all_single(swapped, x)
-    same(swapped.data, np.concatenate([h[mine] for h in held]))
-
-    many = [Elsewhere(held[rank][:n]) for n in (1, 3, 6)]
-    dist.all_reduce_coalesced(many)
-    for one in many:
-        same(one.data, total[: one.size])
-    whole = Elsewhere(np.zeros(6 * size * size, np.int64))
-    dist.all_gather_into_tensor_coalesced([whole], [Elsewhere(held[rank])])
-    same(whole.data, np.concatenate(held))
-    lists = [[Elsewhere(np.zeros(n, np.int64)) for n in (6, 2)] for _ in range(size)]
-    dist.all_gather_coalesced(lists, [Elsewhere(held[rank][:n]) for n in (6, 2)])
-    for sent, (six, two) in zip(held, lists, strict=True):
-        same(six.data, sent[:6])
-        same(two.data, sent[:2])
-    small = Elsewhere(np.zeros(6, np.int64))
-    dist.reduce_scatter_tensor_coalesced([small], [Elsewhere(held[rank])])
-    same(small.data, total[mine])
-    dist.barrier(device="ext")
-    if size > 1 and rank == 0:
-        dist.send(x, 1)
-    elif rank == 1:
-        assert dist.recv(x, 0) == 0
-        same(x.data, held[0])
-
-
-def everything() -> None:
-    """Run all of the above but `staged` on this rank, over the default group."""
-    objects()
-    object_errors()
-    sparse()
-    coalesced()
-    batches()
-    dist.barrier()
-
-
-# -- as rules ------------------------------------------------------------------
 
 
 def _holds(body: Callable[[ProcessGroup], None], trial: Trial) -> None:

@@ -93,14 +93,16 @@ class Threads:
             nonlocal last_sign, most
             last_sign, most = time.monotonic(), max(most, cases)
 
-        futures = [
-            pool.submit(self._try, rule, rank, heartbeat) for rank in range(self.size)
-        ]
+        def attempt(rank: int) -> Outcome:
+            with self._context(rank):
+                return try_rule(rule, self._trial(rank, heartbeat))
+
+        futures = [pool.submit(attempt, rank) for rank in range(self.size)]
         limit = (MEET_TIMEOUTS + 1) * self.setup.options.timeout + GRACE
         while wait(futures, _TICK).not_done:
             progress(most)
             if time.monotonic() - last_sign > limit:
-                self._abort("the rule is not done in time")
+                self.close("the rule is not done in time")
                 raise RankFailure(
                     f"{name_ranks(_not_done(futures))} not done after {limit:g} s "
                     "without a sign of progress"
@@ -112,11 +114,6 @@ class Threads:
 
     def _context(self, rank: int) -> AbstractContextManager[Any]:
         return nullcontext() if self._around is None else self._around(rank)
-
-    def _try(self, rule: Rule, rank: int, heartbeat: Callable[[int], None]) -> Outcome:
-        with self._context(rank):
-            trial = self._trial(rank, heartbeat)
-            return try_rule(rule, trial)
 
     def _trial(self, rank: int, heartbeat: Callable[[int], None]) -> Trial:
         setup = self.setup
@@ -141,7 +138,6 @@ class Threads:
         return Trial(
             rank=rank,
             size=self.size,
-            backend=setup.backend,
             device=setup.device,
             options=setup.options,
             arrays=self._arrays(rank),
@@ -152,15 +148,10 @@ class Threads:
             own_process=False,
         )
 
-    def _abort(self, reason: str) -> None:
-        for group in list(self._groups):
-            group.abort(reason)
-        self.close()
-
-    def close(self) -> None:
+    def close(self, reason: str = "the session ends") -> None:
         """End the threads and close what they left open."""
         for group in list(self._groups):
-            group.abort("the session ends")
+            group.abort(reason)
         self._groups.clear()
         pool, self._pool = self._pool, None
         stores, self._stores = self._stores, []

@@ -28,6 +28,7 @@ __all__ = [
     "MEET_TIMEOUTS",
     "Arrays",
     "Consequence",
+    "DeviceArrays",
     "HostArrays",
     "Options",
     "Outcome",
@@ -97,6 +98,31 @@ class HostArrays:
         return array
 
 
+class DeviceArrays:
+    """cupy's arrays, on the device with the number of the rank."""
+
+    wait_blocks_host = False
+
+    def __init__(self, rank: int = 0) -> None:
+        try:
+            import cupy
+        except ImportError:
+            raise Unclaimed("cupy is not installed") from None
+        self._cupy = cupy
+        cupy.cuda.Device(rank % cupy.cuda.runtime.getDeviceCount()).use()
+
+    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
+        return self._cupy.empty(shape, np.dtype(dtype))
+
+    def write(self, array: Any, values: npt.ArrayLike) -> None:
+        array[...] = self._cupy.asarray(values)
+
+    def read(self, array: Any) -> npt.NDArray[Any]:
+        """Return the content of `array`, after every op on the current stream."""
+        found: npt.NDArray[Any] = array.get()
+        return found
+
+
 @dataclass(frozen=True)
 class Options:
     """Extent of the trials, and limits in seconds."""
@@ -135,47 +161,36 @@ class Options:
         return not self.ops or not names.isdisjoint(self.ops)
 
 
+@dataclass(kw_only=True, eq=False)
 class Trial:
     """The place of a rank in one rule.
 
     `group` is open while the body of a rule runs. A body that closes or replaces
-    it leaves in `group` what is to be closed at the end, or ``None``.
+    it leaves in `current` what is to be closed at the end, or ``None``.
     """
 
-    def __init__(
-        self,
-        *,
-        rank: int,
-        size: int,
-        backend: str,
-        device: str,
-        options: Options,
-        arrays: Arrays,
-        store: Store,
-        open_group: Callable[[str], ProcessGroup],
-        close_group: Callable[[ProcessGroup], None],
-        heartbeat: Callable[[int], None],
-        own_process: bool = True,
-        replaces_dead: bool = True,
-        again: bool = False,
-    ) -> None:
-        self.rank, self.size = rank, size
-        self.backend, self.device = backend, device
-        self.options, self.arrays, self.store = options, arrays, store
-        #: Op → the reason why it is not claimed, ``None`` if it is; once known.
-        self.claims: dict[str, str | None] = {}
-        #: Whether the rank is a process and not a thread.
-        self.own_process = own_process
-        #: Whether a fresh process takes the place of a rank that was killed.
-        self.replaces_dead = replaces_dead
-        #: Whether this process is such a one.
-        self.again = again
-        self.cases = 0
-        self.skipped: dict[str, str] = {}
-        self.notes: dict[str, float] = {}
-        self.current: ProcessGroup | None = None
-        self._open_group, self._close_group = open_group, close_group
-        self._heartbeat, self._last_beat = heartbeat, time.monotonic()
+    rank: int
+    size: int
+    device: str
+    options: Options
+    arrays: Arrays
+    store: Store
+    open_group: Callable[[str], ProcessGroup]
+    close_group: Callable[[ProcessGroup], None]
+    heartbeat: Callable[[int], None]
+    #: Whether the rank is a process and not a thread.
+    own_process: bool = True
+    #: Whether a fresh process takes the place of a rank that was killed.
+    replaces_dead: bool = True
+    #: Whether this process is such a one.
+    again: bool = False
+    #: Op → the reason why it is not claimed, ``None`` if it is; once known.
+    claims: dict[str, str | None] = field(default_factory=dict)
+    cases: int = 0
+    skipped: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, float] = field(default_factory=dict)
+    current: ProcessGroup | None = None
+    last_beat: float = field(default_factory=time.monotonic)
 
     @property
     def group(self) -> ProcessGroup:
@@ -185,14 +200,14 @@ class Trial:
 
     def open(self, part: str = "") -> ProcessGroup:
         """Make the group under test; `part` distinguishes several of a rule."""
-        self.current = self._open_group(part)
+        self.current = self.open_group(part)
         return self.current
 
     def close(self) -> None:
         """Destroy the group under test, if it is open."""
         group, self.current = self.current, None
         if group is not None:
-            self._close_group(group)
+            self.close_group(group)
 
     def meet(self, name: str) -> None:
         """Wait for all ranks, without the group under test."""
@@ -237,9 +252,9 @@ class Trial:
         """Count cases that held, and show that this rank is alive."""
         self.cases += cases
         now = time.monotonic()
-        if now - self._last_beat > _HEARTBEAT:
-            self._last_beat = now
-            self._heartbeat(self.cases)
+        if now - self.last_beat > _HEARTBEAT:
+            self.last_beat = now
+            self.heartbeat(self.cases)
 
     def array(self, values: npt.ArrayLike, dtype: npt.DTypeLike = np.float64) -> Any:
         """Return an array of the device under test with this content."""

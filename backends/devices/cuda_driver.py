@@ -39,11 +39,7 @@ class Cuda(Protocol):
         """Make `index` the calling thread's device within the block."""
 
     def use(self, index: int) -> None:
-        """Make `index` the current device of the calling thread, with no way back.
-
-        For threads of the backend, whose device the user's code does not see. Their
-        calls do not break the capture of a CUDA graph on another thread.
-        """
+        """Do `CudaContexts.use`."""
 
     def current_streams(self, index: int) -> tuple[int, ...]:
         """Return the current streams of cupy and torch on the device `index`."""

@@ -21,7 +21,6 @@ GPU_DEVICES = (*DRIVER_FILES, "/dev/kfd")
 
 
 def has_driver() -> bool:
-    """Return whether a GPU driver is loaded on this host."""
     return any(map(os.path.exists, GPU_DEVICES))
 
 

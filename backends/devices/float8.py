@@ -47,7 +47,6 @@ class Float8Array:
         return Float8Array(self._bytes[index], self.dtype)
 
     def reshape(self, *shape: Any) -> Float8Array:
-        """Return a view of another shape, like numpy's ``reshape``."""
         return Float8Array(self._bytes.reshape(*shape), self.dtype)
 
     def __getattr__(self, name: str) -> Any:

@@ -10,24 +10,46 @@ So does reduce_scatter: gloo's has no tag, and ends the process where ranks disa
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..errors import DistBackendError, DistError
 from ..interface.base import Array, Backend
+from ..messaging.algorithms import Flat, Ufunc
+from ..messaging.backend import ufunc_of
 from ..stores.base import Store
 from ..stores.prefix import PrefixStore
 from ..tcp.backend import TCPBackend
 from ..work.op_type import OpType
 from ..work.reduce_op import ReduceOp
 from ..work.work import Work
-from . import collectives
-from .collectives import Reduction, reduces
 from .library import chosen, has_options, unavailable
-from .side_process import SideProcess
+from .side_process import MEMORY_BYTES, SideProcess
 
-__all__ = ["GlooBackend"]
+__all__ = ["GlooBackend", "Reduction"]
+
+# The dtypes of gloo, by numpy's names. Its float16 is left out: it is slow, and rounds
+# after each rank.
+_INTEGERS = ("int8", "uint8", "int32", "uint32", "int64", "uint64")
+_REDUCTIONS = {
+    **dict.fromkeys(_INTEGERS, ("SUM", "PRODUCT", "MIN", "MAX")),
+    # gloo's MIN and MAX of floats ignore some NaN, which numpy's give back.
+    **dict.fromkeys(("float32", "float64"), ("SUM", "PRODUCT")),
+}
+
+# A second array begins at a multiple of this.
+_ALIGNMENT = 64
+
+
+class Reduction(NamedTuple):
+    """A reduction, as numpy has it and, in its own words, gloo."""
+
+    ufunc: Ufunc
+    dtype: str
+    name: str
 
 
 class GlooBackend(Backend):
@@ -70,7 +92,6 @@ class GlooBackend(Backend):
             self.on_failure(cause)
 
     def prepare(self, arrays: Sequence[Array] = (), index: int | None = None) -> None:
-        """Begin to connect: an op of other ranks needs all of them."""
         if self._connecting or self._aborted:
             return
         self._connecting = True
@@ -114,13 +135,14 @@ class GlooBackend(Backend):
         return side.submit(work, task)
 
     def _by_gloo(self, op: Reduction) -> bool:
-        return self._side is not None and reduces(op)
+        """Return whether gloo computes what numpy would."""
+        return self._side is not None and op.name in _REDUCTIONS.get(op.dtype, ())
 
     def check(
         self, op: OpType, dtype: Any, reduce_op: ReduceOp | None
     ) -> Reduction | None:
         """Return the reduction in the words of both; refuse what numpy lacks."""
-        ufunc = self._messages.check(op, dtype, reduce_op)
+        ufunc = ufunc_of(self, op, dtype, reduce_op)
         if ufunc is None or reduce_op is None:
             return None
         return Reduction(ufunc, dtype.name, reduce_op.name)
@@ -128,52 +150,75 @@ class GlooBackend(Backend):
     # -- collectives -----------------------------------------------------------
 
     def all_reduce(self, tensor: Array, op: Reduction) -> Work:
-        """Reduce `tensor` over all ranks, in place, on every rank."""
         kind = OpType.ALL_REDUCE
         if not self._by_gloo(op):
             issue = partial(self._messages.all_reduce, tensor, op.ufunc)
             return self._over_messages(kind, tensor, issue)
         flat = tensor.reshape(-1)
-        return self._over_gloo(
-            kind, tensor, lambda side: collectives.all_reduce(side, flat, op)
-        )
+
+        def run(side: SideProcess) -> None:
+            for piece in _pieces(flat, 1):
+                side.load(piece)
+                side.call("all_reduce", piece.size, op.dtype, op.name)
+                side.store(piece)
+
+        return self._over_gloo(kind, tensor, run)
 
     def reduce(self, tensor: Array, dst: int, op: Reduction) -> Work:
-        """Reduce into `tensor` of `dst`; the other ranks' arrays stay as they are."""
         kind = OpType.REDUCE
         if not self._by_gloo(op):
             issue = partial(self._messages.reduce, tensor, dst, op.ufunc)
             return self._over_messages(kind, tensor, issue)
-        flat, here = tensor.reshape(-1), dst == self.rank
-        return self._over_gloo(
-            kind, tensor, lambda side: collectives.reduce(side, flat, op, dst, here)
-        )
+        flat = tensor.reshape(-1)
+
+        def run(side: SideProcess) -> None:
+            for piece in _pieces(flat, 2):
+                side.load(piece)
+                output = _aligned(piece.nbytes)
+                side.call("reduce", piece.size, op.dtype, op.name, dst, output)
+                if dst == self.rank:
+                    side.store(piece, output)
+
+        return self._over_gloo(kind, tensor, run)
 
     def broadcast(self, tensor: Array, src: int) -> Work:
-        """Copy `tensor` of `src` into that of every rank."""
         kind = OpType.BROADCAST
         if self._side is None:
             issue = partial(self._messages.broadcast, tensor, src)
             return self._over_messages(kind, tensor, issue)
-        flat, here = tensor.reshape(-1), src == self.rank
-        return self._over_gloo(
-            kind, tensor, lambda side: collectives.broadcast(side, flat, src, here)
-        )
+        flat, moved = tensor.reshape(-1), tensor.dtype.name
+
+        def run(side: SideProcess) -> None:
+            for piece in _pieces(flat.view(np.uint8), 1):
+                if src == self.rank:
+                    side.load(piece)
+                side.call("broadcast", piece.size, root=src, moved=moved)
+                if src != self.rank:
+                    side.store(piece)
+
+        return self._over_gloo(kind, tensor, run)
 
     def all_gather(self, tensor_list: Sequence[Array], tensor: Array) -> Work:
-        """Set ``tensor_list[r]`` to `tensor` of rank r (sizes may differ by rank)."""
         kind = OpType.ALL_GATHER
         if self._side is None or any(one.size != tensor.size for one in tensor_list):
             issue = partial(self._messages.all_gather, tensor_list, tensor)
             return self._over_messages(kind, tensor_list, issue)
-        flat = tensor.reshape(-1)
-        outputs = [one.reshape(-1) for one in tensor_list]
-        return self._over_gloo(
-            kind, tensor_list, lambda side: collectives.all_gather(side, outputs, flat)
-        )
+        shares, moved = self.size + 1, tensor.dtype.name
+        outputs = [one.reshape(-1).view(np.uint8) for one in tensor_list]
+        flat = tensor.reshape(-1).view(np.uint8)
+
+        def run(side: SideProcess) -> None:
+            targets = [_pieces(output, shares) for output in outputs]
+            for piece, *parts in zip(_pieces(flat, shares), *targets, strict=True):
+                side.load(piece)
+                start = _aligned(piece.size)
+                side.call("all_gather", piece.size, output=start, moved=moved)
+                for rank, part in enumerate(parts):
+                    side.store(part, start + rank * piece.size)
+
+        return self._over_gloo(kind, tensor_list, run)
 
     def barrier(self) -> Work:
-        """End when every rank has entered."""
         kind = OpType.BARRIER
         if self._side is None:
             return self._over_messages(kind, None, self._messages.barrier)
@@ -182,56 +227,47 @@ class GlooBackend(Backend):
     def gather(
         self, tensor: Array, gather_list: Sequence[Array] | None, dst: int
     ) -> Work:
-        """Set ``gather_list[r]`` on `dst` to `tensor` of rank r."""
         issue = partial(self._messages.gather, tensor, gather_list, dst)
         return self._over_messages(OpType.GATHER, gather_list, issue)
 
     def scatter(
         self, tensor: Array, scatter_list: Sequence[Array] | None, src: int
     ) -> Work:
-        """Set `tensor` to ``scatter_list[rank]`` of rank `src`."""
         issue = partial(self._messages.scatter, tensor, scatter_list, src)
         return self._over_messages(OpType.SCATTER, tensor, issue)
 
     def reduce_scatter(
         self, output: Array, input_list: Sequence[Array], op: Reduction
     ) -> Work:
-        """Set `output` to the reduction of all ranks' ``input_list[rank]``."""
         issue = partial(self._messages.reduce_scatter, output, input_list, op.ufunc)
         return self._over_messages(OpType.REDUCE_SCATTER, output, issue)
 
     def all_to_all(
         self, output_list: Sequence[Array], input_list: Sequence[Array]
     ) -> Work:
-        """Set ``output_list[r]`` to ``input_list[rank]`` of rank r; sizes vary."""
         issue = partial(self._messages.all_to_all, output_list, input_list)
         return self._over_messages(OpType.ALL_TO_ALL, output_list, issue)
 
     # -- messages ----------------------------------------------------------
 
     def check_message(self, op: OpType, peer: int | None, tag: int) -> None:
-        """Raise `ValueError` for a tag that the host engine does not have."""
         self._messages.place = self.place
         self._messages.check_message(op, peer, tag)
 
     def send(self, tensor: Array, dst: int, tag: int) -> Work:
-        """Send at once, without waiting for earlier collectives."""
         self.prepare()
         return self._messages.send(tensor, dst, tag)
 
     def recv(self, tensor: Array, src: int | None, tag: int) -> Work:
-        """Receive at once, without waiting for earlier collectives."""
         self.prepare()
         return self._messages.recv(tensor, src, tag)
 
     # -- state and end of life -----------------------------------------------
 
     def refresh(self) -> None:
-        """Advance the messages in flight."""
         self._messages.refresh()
 
     def transports(self) -> dict[int, tuple[str, ...]]:
-        """Return gloo's transport to every other rank, once they are connected."""
         if self._side is None or not self._side.connected:
             return {}
         peers = (peer for peer in range(self.size) if peer != self.rank)
@@ -239,14 +275,12 @@ class GlooBackend(Backend):
         return dict.fromkeys(peers, (name,))
 
     def abort(self, reason: str) -> None:
-        """Kill the side process and abandon the messages; from any thread."""
         self._aborted = True
         self._messages.abort(reason)
         if self._side is not None:
             self._side.kill()
 
     def shutdown(self) -> None:
-        """End the side process and close the connections."""
         if self._side is not None:
             self._side.close()
         self._messages.shutdown()
@@ -263,6 +297,17 @@ def _await(part: Work, whole: Work) -> None:
 
     whole.add_done_callback(end)
     part.wait()
+
+
+def _pieces(array: Flat, shares: int) -> Iterator[Flat]:
+    """Yield pieces of which the shared memory holds `shares`, and the alignment."""
+    step = (MEMORY_BYTES - _ALIGNMENT) // shares // array.itemsize
+    for start in range(0, array.size, step):
+        yield array[start : start + step]
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _create(store: Store, rank: int, size: int, timeout: float) -> Backend:

@@ -162,7 +162,6 @@ def gloo_options(*, library: str | None = None) -> Iterator[None]:
 
 
 def has_options() -> bool:
-    """Whether an option is set in the current context."""
     return _option.get() is not None
 
 

@@ -14,10 +14,13 @@ import os
 import select
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +35,6 @@ from ..messaging.connecting import Namer, different, own_address
 from ..stores.base import Store
 from ..stores.process_end import host_id
 from ..work.work import Work
-from .child import Child
 from .library import Library
 
 __all__ = ["MEMORY_BYTES", "SideProcess", "choose_address"]
@@ -43,6 +45,7 @@ Bytes = npt.NDArray[np.uint8]
 #: piece; pages that no piece has touched take no memory.
 MEMORY_BYTES = 32 << 20
 
+_PROGRAM = Path(__file__).with_name("child_main.py")
 _MESSAGE_BYTES = 1 << 16
 # Seconds between two looks at the side process while the store is waited for.
 _SLICE = 0.25
@@ -54,15 +57,8 @@ class SideProcess:
     """One process that runs gloo for one rank in one group.
 
     A thread starts it, and runs the tasks of `submit` one after another: what `load`,
-    `call` and `store` do belongs into such a task.
-
-    Parameters
-    ----------
-    library : what it loads.
-    store : where the ranks meet.
-    rank, size : this rank in the group, and the group's size.
-    name : what messages call ranks of the group.
-    on_failure : called with the reason when it ends unasked.
+    `call` and `store` do belongs into such a task. `on_failure` is called with the
+    reason when it ends unasked.
     """
 
     def __init__(
@@ -90,6 +86,7 @@ class SideProcess:
         # Held while the thread writes to an array of the caller.
         self._storing = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         with contextlib.ExitStack() as undo:
             # Packets: a message arrives whole, and closing one end shows at the other.
             self._channel, self._far_end = socket.socketpair(
@@ -103,8 +100,10 @@ class SideProcess:
             os.ftruncate(self._memory_fd, MEMORY_BYTES)
             self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             undo.callback(os.close, self._bell)
-            self._child = Child()
-            undo.callback(self._child.close)
+            # Of the process. A file in memory, not a pipe: it never fills up, and no
+            # thread has to read.
+            self._output = os.memfd_create("rankscope-output", os.MFD_CLOEXEC)
+            undo.callback(os.close, self._output)
             self._memory: Bytes = np.frombuffer(
                 mmap.mmap(self._memory_fd, MEMORY_BYTES), np.uint8
             )
@@ -114,11 +113,10 @@ class SideProcess:
     @property
     def pid(self) -> int | None:
         """The process id; ``None`` if it has not been started."""
-        return self._child.pid
+        return None if self._process is None else self._process.pid
 
     @property
     def idle(self) -> bool:
-        """Whether no task is in flight."""
         return not self._tasks
 
     def start(self) -> None:
@@ -175,7 +173,9 @@ class SideProcess:
         # as gloo would end the process where messages differ in size, or mix them up.
         tag = zlib.crc32(json.dumps([self._calls, moved, *command]).encode())
         self._send(json.dumps([*command, tag]).encode())
-        self._expect(b"done")
+        answer = self._receive()
+        if answer != b"done":
+            raise RuntimeError(f"{answer!r} instead of b'done'")
 
     # -- the end -----------------------------------------------------------
 
@@ -188,7 +188,8 @@ class SideProcess:
             self._killed = True
             self._cause = self._cause or f"{self._called} was ended"
             if not self._released:
-                self._child.kill()
+                if self._process is not None:
+                    self._process.kill()
                 os.eventfd_write(self._bell, 1)
                 if self._thread is None:
                     self._release()
@@ -259,13 +260,15 @@ class SideProcess:
 
     def _finish(self, cause: str | DistError) -> None:
         """Reap the process, release what it used, and report why it ended."""
-        # Its socket may be closed before the process has ended by itself.
-        if cause:
-            self._child.kill()
-        code, end = self._child.wait()
+        process = self._process
+        if process is not None:
+            # Its socket may be closed before the process has ended by itself.
+            if cause:
+                process.kill()
+            process.wait()
         if not cause:
-            cause = f"{self._called} {end}"
-            if code == -signal.SIGABRT:
+            cause = f"{self._called} {self._how_it_ended()}"
+            if process is not None and process.returncode == -signal.SIGABRT:
                 # A C++ exception: gloo's word on a peer, or a fault.
                 cause = ConnectionLostError(cause, reason=cause)
         with self._lock:
@@ -279,6 +282,18 @@ class SideProcess:
         for work in works:
             work.mark_failed(_as_error(self._cause))
 
+    def _how_it_ended(self) -> str:
+        if self._process is None:
+            return "never ran"
+        name, code = f"(pid {self._process.pid})", self._process.returncode
+        if code in (-signal.SIGKILL, -signal.SIGTERM):
+            return f"{name} was killed by {signal.Signals(-code).name}"
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        size = os.fstat(self._output).st_size
+        tail = os.pread(self._output, 4096, max(0, size - 4096))
+        lines = [line for line in tail.decode(errors="replace").split("\n") if line]
+        return f"{name} ended with {how}: {' | '.join(lines[-6:]) or 'no output'}"
+
     def _release(self) -> None:
         """Free what it uses (with the lock held): it has ended, or never started."""
         self._released = True
@@ -287,14 +302,24 @@ class SideProcess:
 
     def _connect(self) -> None:
         descriptors = [self._far_end.fileno(), self._memory_fd]
+        arguments = (
+            *(*descriptors, os.getpid(), self._rank, self._size),
+            *(self.library.name, self.library.path),
+        )
         try:
-            self._child.start(
-                [
-                    *(*descriptors, os.getpid(), self._rank, self._size),
-                    *(self.library.name, self.library.path),
-                ],
-                descriptors,
-            )
+            with self._lock:
+                if self._killed:
+                    raise EOFError
+                # The kernel kills it when this thread ends.
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", str(_PROGRAM), *map(str, arguments)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._output,
+                    stderr=self._output,
+                    pass_fds=descriptors,
+                    # Ctrl-C in a terminal signals the process group of the rank.
+                    start_new_session=True,
+                )
         finally:
             self._far_end.close()
         self._send(self._meet().encode())
@@ -355,11 +380,6 @@ class SideProcess:
             sentence = said.decode().partition(". ")[0]
             raise ConnectionLostError(f"gloo: {sentence}")
         return message
-
-    def _expect(self, answer: bytes) -> None:
-        message = self._receive()
-        if message != answer:
-            raise RuntimeError(f"{message!r} instead of {answer!r}")
 
 
 def _as_error(cause: str | DistError) -> DistError:

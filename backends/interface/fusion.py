@@ -49,7 +49,6 @@ class Fusible(Protocol):
 
 
 def all_reduce(backend: Fusible, tensors: Sequence[Array], op: ReduceOp) -> Work:
-    """Reduce each of `tensors`, in place."""
     kind = OpType.ALL_REDUCE
 
     def fused(arrays: Sequence[Array]) -> Work:
@@ -66,7 +65,6 @@ def all_reduce(backend: Fusible, tensors: Sequence[Array], op: ReduceOp) -> Work
 def all_gather(
     backend: Fusible, lists: Sequence[Sequence[Array]], tensors: Sequence[Array]
 ) -> Work:
-    """Gather each of `tensors` of all ranks into the list beside it."""
     kind = OpType.ALL_GATHER
 
     def fused(lists: Sequence[Sequence[Array]], arrays: Sequence[Array]) -> Work:
@@ -93,7 +91,6 @@ def all_gather(
 def all_gather_into_tensor(
     backend: Fusible, outputs: Sequence[Array], tensors: Sequence[Array]
 ) -> Work:
-    """Gather each of `tensors` of all ranks into its output."""
     kind = OpType.ALL_GATHER_INTO_TENSOR
 
     def fused(outputs: Sequence[Array], arrays: Sequence[Array]) -> Work:
@@ -116,7 +113,6 @@ def all_gather_into_tensor(
 def reduce_scatter_tensor(
     backend: Fusible, outputs: Sequence[Array], tensors: Sequence[Array], op: ReduceOp
 ) -> Work:
-    """Reduce each of `tensors`, and leave this rank's slice in its output."""
     kind = OpType.REDUCE_SCATTER_TENSOR
 
     def fused(outputs: Sequence[Array], arrays: Sequence[Array]) -> Work:

@@ -48,14 +48,8 @@ def _address(array: Array) -> int:
 def check_overlap(ops: Sequence[Op], rank: int, size: int, where: str) -> None:
     """Raise `ValueError` where `ops`, which start at once, overlap in memory.
 
-    Parameters
-    ----------
-    ops
-        One op, or those of one kind that a batch starts together.
-    rank, size
-        This rank in the group, and the ranks of the group.
-    where
-        The group and the rank, for the message.
+    They are one op, or those of one kind that a batch starts together. `where` is the
+    group and the rank, for the message.
     """
     if _are_apart([array for op in ops for array in op.arrays]):
         return

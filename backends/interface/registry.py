@@ -1,22 +1,35 @@
-"""The registry of backends: built in, registered, or declared by a package."""
+"""The registry of backends: built in, registered, or declared by a package.
+
+A package declares its backend in its metadata; programs need not import it::
+
+    [project.entry-points."rankscope.backends"]
+    mine = "my_package:register"
+
+``register()`` is called without arguments at the first use of a backend called
+``mine``; it calls ``Backend.register_backend("mine", ...)``.
+"""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..did_you_mean import did_you_mean
 from ..errors import DistBackendError, DistError
 from ..stores.base import Store
-from . import entry_points
 from .base import INTERFACE_VERSION, Backend
 from .registration import DistributedBackendOptions, Registration
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
 __all__ = [
+    "GROUP",
     "build",
     "builtin_devices",
+    "declared",
     "known_backends",
     "note_registered_elsewhere",
     "outdated",
@@ -27,6 +40,8 @@ __all__ = [
     "unavailable_reason",
 ]
 
+#: The entry-point group that third-party backends are declared in.
+GROUP = "rankscope.backends"
 
 #: The device types of the backends that come with Rankscope, whose modules are
 #: ``rankscope.backends.NAME.backend``; for one device type, the default first.
@@ -65,7 +80,7 @@ def registrations_at_init() -> list[Registration]:
 
 def known_backends() -> list[str]:
     """Return the names a config may use: those that `resolve` knows or registers."""
-    found = {*_BUILTIN, *Backend.registry, *entry_points.declared()}
+    found = {*_BUILTIN, *Backend.registry, *declared()}
     found |= {
         name for name, module in _registered_elsewhere.items() if module != _CELLS
     }
@@ -75,17 +90,63 @@ def known_backends() -> list[str]:
 def resolve(name: str) -> Registration:
     """Return the registration of `name`; import the module that registers it first.
 
-    Raises `DistBackendError`, with the remedy, if nothing registers `name`; and as
-    `entry_points.load` does.
+    Raises `DistBackendError`, with the remedy, if nothing registers `name`; it names
+    the package and its entry point if there are two, or if it fails.
     """
     if name not in Backend.registry:
         if name in _BUILTIN:
             importlib.import_module(f"rankscope.backends.{name}.backend")
-        elif name in _registered_elsewhere and name not in entry_points.declared():
+        elif name in _registered_elsewhere and name not in declared():
             _register_as_elsewhere(name, _registered_elsewhere[name])
         else:
-            entry_points.load(name, Backend.registry)
+            _load_declared(name)
     return Backend.registry[name]
+
+
+def declared() -> dict[str, list[EntryPoint]]:
+    """Return the entry points of `GROUP` by backend name, without importing them.
+
+    They are read at each call (some 10 ms), so that a package that was installed
+    meanwhile is found. Built-in and registered names need no call.
+    """
+    from importlib import metadata  # takes 15 ms
+
+    found: dict[str, list[EntryPoint]] = {}
+    for entry in metadata.entry_points(group=GROUP):
+        found.setdefault(entry.name, []).append(entry)
+    return found
+
+
+def _load_declared(name: str) -> None:
+    """Call the package that declares backend `name`, which registers it."""
+    entries = declared().get(name, [])
+    if not entries:
+        raise DistBackendError(
+            f"no backend {name!r} is registered, and no installed package declares "
+            f"one (entry-point group {GROUP!r})"
+        )
+    if len(entries) > 1:
+        raise DistBackendError(
+            f"backend {name!r} is declared by several packages: "
+            f"{', '.join(map(_package_of, entries))}; uninstall all but one"
+        )
+    where = f"backend {name!r} of {_package_of(entries[0])}"
+    try:
+        entries[0].load()()
+    except Exception as error:
+        raise DistBackendError(
+            f"{where} could not be loaded: {type(error).__name__}: {error}"
+        ) from error
+    if name not in Backend.registry:
+        raise DistBackendError(
+            f"{where} was loaded and registered no backend called {name!r}; its "
+            f"function has to call Backend.register_backend({name!r}, ...)"
+        )
+
+
+def _package_of(entry: EntryPoint) -> str:
+    package = f"package {entry.dist.name} {entry.dist.version}" if entry.dist else "?"
+    return f"{package} (entry point {entry.name} = {entry.value!r})"
 
 
 def registering_modules(names: Iterable[str]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from .queue import MessageQueue, MessageWork
 from .signature import FIRST, KINDS, Members, Signer
 from .transport import ANY_SOURCE, Connector
 
-__all__ = ["MessagingBackend"]
+__all__ = ["MessagingBackend", "ufunc_of"]
 
 # The tags of users' messages lie below, one for each kind of collective above:
 # a rank in another collective than its peer waits, and mixes nothing up. MPI
@@ -61,18 +61,29 @@ _UFUNCS = {
 _NONE: dict[ReduceOp, Ufunc] = {}
 
 
+def ufunc_of(
+    backend: Backend, op: OpType, dtype: Any, reduce_op: ReduceOp | None
+) -> Ufunc | None:
+    """Return what reduces; raise as `Backend.check` where `dtype` does not have it."""
+    if reduce_op is None:
+        return None
+    ufunc = _UFUNCS.get(dtype.kind, _NONE).get(reduce_op)
+    if ufunc is not None:
+        return ufunc
+    Backend.check(backend, op, dtype, reduce_op)
+    raise TypeError(
+        f"{op.value}: ReduceOp.{reduce_op.name} is not defined for arrays of "
+        f"{dtype.name}; convert them (astype) or choose another reduction"
+    )
+
+
 class MessagingBackend(Backend):
     """One group over a library of tagged messages, on this rank.
 
-    From the first op on a thread makes the transport, which needs all ranks of
-    the group; ops issued before wait for it.
-
-    Parameters
-    ----------
-    rank, size : this rank in the group, and the group's size.
-    connector : makes the transport; a group of one needs none.
-    signs : whether the transport carries signatures, so that ranks that do not call
-        collectives alike get an error.
+    From the first op on a thread makes the transport, which needs all ranks of the
+    group; ops issued before wait for it. A group of one needs none. It `signs` where
+    the transport carries signatures: ranks that do not call collectives alike then get
+    an error.
     """
 
     reduce_ops = frozenset(_ALL)
@@ -119,7 +130,6 @@ class MessagingBackend(Backend):
             self._queue.open(None)
 
     def prepare(self, arrays: Sequence[Array] = (), index: int | None = None) -> None:
-        """Begin to connect: an op of other ranks needs the transport."""
         self._connect()
 
     def _build(self) -> None:
@@ -146,7 +156,6 @@ class MessagingBackend(Backend):
         op: Ufunc | None = None,
         root: int = 0,
     ) -> MessageWork:
-        """Issue a collective."""
         tag = _TAGS[kind]
         if self._signer is not None:
             tag |= self._signer.sign(dtype, op, root)
@@ -192,22 +201,11 @@ class MessagingBackend(Backend):
     # -- checks --------------------------------------------------------------
 
     def check(self, op: OpType, dtype: Any, reduce_op: ReduceOp | None) -> Ufunc | None:
-        """Return the ufunc of `reduce_op`; refuse what `dtype` does not have."""
-        if reduce_op is None:
-            return None
-        ufunc = _UFUNCS.get(dtype.kind, _NONE).get(reduce_op)
-        if ufunc is not None:
-            return ufunc
-        super().check(op, dtype, reduce_op)
-        raise TypeError(
-            f"{op.value}: ReduceOp.{reduce_op.name} is not defined for arrays of "
-            f"{dtype.name}; convert them (astype) or choose another reduction"
-        )
+        return ufunc_of(self, op, dtype, reduce_op)
 
     # -- collectives -----------------------------------------------------------
 
     def all_reduce(self, tensor: Array, op: Ufunc) -> Work:
-        """Reduce in place, by the algorithm of `choice`."""
         flat = tensor if tensor.ndim == 1 else tensor.reshape(-1)
         algorithm = self._choose(self._all_reduces, flat)
         schedule = algorithm(self.rank, self.size, flat, op, self._scratch)
@@ -217,20 +215,17 @@ class MessagingBackend(Backend):
         return self._start(OpType.ALL_REDUCE, schedule, tensor, tag, False)
 
     def broadcast(self, tensor: Array, src: int) -> Work:
-        """Copy `tensor` of rank `src` to every rank, by the algorithm of `choice`."""
         flat = tensor.reshape(-1)
         algorithm = self._choose(self._broadcasts, flat)
         schedule = algorithm(self.rank, self.size, flat, src)
         return self._submit(OpType.BROADCAST, schedule, tensor, flat.dtype, root=src)
 
     def reduce(self, tensor: Array, dst: int, op: Ufunc) -> Work:
-        """Reduce into `tensor` of rank `dst`, up a binomial tree."""
         flat = tensor.reshape(-1)
         schedule = algorithms.reduce(self.rank, self.size, flat, dst, op, self._scratch)
         return self._submit(OpType.REDUCE, schedule, tensor, flat.dtype, op, dst)
 
     def all_gather(self, tensor_list: Sequence[Array], tensor: Array) -> Work:
-        """Send `tensor` to every rank; receive into the arrays of the list."""
         outputs = _flat(tensor_list)
         schedule = algorithms.all_gather(
             self.rank, self.size, outputs, tensor.reshape(-1)
@@ -240,7 +235,6 @@ class MessagingBackend(Backend):
     def gather(
         self, tensor: Array, gather_list: Sequence[Array] | None, dst: int
     ) -> Work:
-        """Send `tensor` to `dst`, which receives into the arrays of its list."""
         outputs = _flat(gather_list) if self.rank == dst and gather_list else None
         schedule = algorithms.gather(
             self.rank, self.size, outputs, tensor.reshape(-1), dst
@@ -252,7 +246,6 @@ class MessagingBackend(Backend):
     def scatter(
         self, tensor: Array, scatter_list: Sequence[Array] | None, src: int
     ) -> Work:
-        """Send the arrays of the list of `src`, one to each rank."""
         inputs = _flat(scatter_list) if self.rank == src and scatter_list else None
         schedule = algorithms.scatter(
             self.rank, self.size, tensor.reshape(-1), inputs, src
@@ -262,7 +255,6 @@ class MessagingBackend(Backend):
     def reduce_scatter(
         self, output: Array, input_list: Sequence[Array], op: Ufunc
     ) -> Work:
-        """Send each part to its rank, which reduces it; parts may differ in size."""
         inputs = _flat(input_list)
         largest = max(inputs, key=lambda part: part.nbytes)
         algorithm = self._choose(self._reduce_scatters, largest)
@@ -273,7 +265,6 @@ class MessagingBackend(Backend):
     def all_to_all(
         self, output_list: Sequence[Array], input_list: Sequence[Array]
     ) -> Work:
-        """Send a part to each rank and receive one; parts may differ in size."""
         outputs, inputs = _flat(output_list), _flat(input_list)
         schedule = algorithms.all_to_all(self.rank, self.size, outputs, inputs)
         return self._submit(
@@ -281,14 +272,12 @@ class MessagingBackend(Backend):
         )
 
     def barrier(self) -> Work:
-        """End when every rank has entered."""
         schedule = algorithms.barrier(self.rank, self.size)
         return self._submit(OpType.BARRIER, schedule)
 
     # -- messages ----------------------------------------------------------------
 
     def check_message(self, op: OpType, peer: int | None, tag: int) -> None:
-        """Raise `ValueError` for a tag that the backend does not have."""
         if not 0 <= tag < _USER_TAGS:
             raise ValueError(
                 f"{op.value} in {self.place}: tag={tag}; the {self.name} backend has "
@@ -311,7 +300,6 @@ class MessagingBackend(Backend):
     # -- end of life ---------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Advance the ops in flight."""
         self._queue.advance()
 
     def abort(self, reason: str) -> None:
@@ -326,7 +314,6 @@ class MessagingBackend(Backend):
             self._connector.cancel()
 
     def shutdown(self) -> None:
-        """Close the connections."""
         if self._queue.opened.is_set() and not self._aborted:
             self._queue.close()
             return

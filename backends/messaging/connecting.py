@@ -36,14 +36,7 @@ _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 class MeetingConnector:
-    """The part of a `Connector` by which the ranks meet, and which an abort ends.
-
-    Parameters
-    ----------
-    store : the keys of this meeting.
-    rank, size : this rank in the group, and the group's size.
-    name : what messages call ranks of the group.
-    """
+    """The part of a `Connector` by which the ranks meet, and which an abort ends."""
 
     def __init__(
         self, store: Store, rank: int, size: int, name: Namer = name_ranks

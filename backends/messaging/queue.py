@@ -345,7 +345,6 @@ class MessageQueue:
                 self._leave()
 
     def fileno(self) -> int | None:
-        """Return the descriptor that arrivals make readable, after `arm`."""
         transport = self._transport
         return None if transport is None else transport.fileno()
 

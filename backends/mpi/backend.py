@@ -36,7 +36,6 @@ class MPIBackend(MessagingBackend):
         super().__init__(rank, size, connector, signs=True)
 
     def abort(self, reason: str) -> None:
-        """Abandon the ops in flight; the communicator is never used again."""
         job.note_abort()
         super().abort(reason)
 

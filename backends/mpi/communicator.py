@@ -124,7 +124,6 @@ class GroupRendezvous(MeetingConnector):
             )
 
     def cancel(self) -> None:
-        """End `connect` from another thread; returns at once."""
         self._cancelled = True
         threading.Thread(
             target=self._cancel, name="rankscope-mpi-cancel", daemon=True

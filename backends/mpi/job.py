@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import functools
 import importlib.util
 import logging
 import os
@@ -161,10 +162,9 @@ def _begin() -> None:
         _log.debug("MPI could not be initialised ahead of its use: %s", error)
 
 
+@functools.cache  # once
 def _finalize_at_exit() -> None:
-    if _finalize not in _registered:
-        _registered.append(_finalize)
-        atexit.register(_finalize)
+    atexit.register(_finalize)
 
 
 def initialise() -> Any:
@@ -274,6 +274,3 @@ class _Finalizer:
         self._finalize = finalize
         self._requested.set()
         return self._done.wait(_FINALIZE_SECONDS)
-
-
-_registered: list[Callable[[], None]] = []

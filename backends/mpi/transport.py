@@ -99,7 +99,6 @@ class MPITransport:
         self._pending: list[_Receive] = []
 
     def send(self, array: Flat, peer: int, tag: int) -> Any:
-        """Start to send `array`."""
         if tag & _LOW not in _COLLECTIVE:
             return self._comm.Isend([array, self._byte], peer, tag)
         if tag != self._tag:
@@ -141,7 +140,6 @@ class MPITransport:
         return (theirs & (1 << BITS) - 1) << SHIFT | kind
 
     def test(self, request: Any, looks: int = 1) -> bool:
-        """Return whether `request` is over; raises its error."""
         for _ in range(looks):
             if self._pending:
                 # For a send, too: its receiver may wait for a send to this rank.
@@ -184,11 +182,9 @@ class MPITransport:
         return True
 
     def fits(self, request: _Receive, nbytes: int, tag: int) -> bool:
-        """Return whether so many bytes were received, with the signature of `tag`."""
         return not request.unfit
 
     def received(self, request: _Receive) -> Received:
-        """Return what the receive that was tested last has received."""
         status, tag = request.status, request.tag
         if tag & _LOW in _COLLECTIVE:
             tag = self._whole(status.Get_tag(), tag)
@@ -198,21 +194,17 @@ class MPITransport:
         """Return ``None``: a message that is too long is not read."""
 
     def explain(self, error: BaseException) -> str | DistError | None:
-        """Return the reason; that of a death has the dead ranks as culprits."""
         mpi = self._mpi
         if not isinstance(error, mpi.Exception):
             return None
         kind = error.Get_error_class()
         if kind == getattr(mpi, "ERR_PROC_FAILED", None):
-            dead = self._dead_ranks()
+            # The dead ranks of the group, as far as MPI knows by now.
+            failed, members = self._comm.Get_failed(), self._comm.Get_group()
+            dead = list(failed.Translate_ranks(None, members))
             who = self._name(dead) if dead else "a rank"
             return DistBackendError(f"the process of {who} died", culprits=dead)
         return f"MPI reports {error.Get_error_string()}"
-
-    def _dead_ranks(self) -> list[int]:
-        """Return the dead ranks of the group, as far as MPI knows by now."""
-        failed, members = self._comm.Get_failed(), self._comm.Get_group()
-        return list(failed.Translate_ranks(None, members))
 
     def abandon(self, requests: Sequence[tuple[Any, Flat, bool]]) -> None:
         """Forget the receives whose messages have not come.
@@ -233,11 +225,9 @@ class MPITransport:
                 _sweeping.release()
 
     def arm(self) -> bool:
-        """Allow a nap."""
         return True
 
     def sleep(self, timeout: float, idle: float) -> None:
-        """Take a nap, which is longer the longer nothing has come."""
         time.sleep(min(max(idle / 16, _NAP), _NAP_MAX, timeout))
 
     def wake(self) -> None:
@@ -247,7 +237,6 @@ class MPITransport:
         """Return ``None``: there is no descriptor to wait on."""
 
     def close(self) -> None:
-        """Free the communicators."""
         for comm in (self._comm, self._collectives):
             try:
                 comm.Free()

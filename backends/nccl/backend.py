@@ -11,9 +11,9 @@ import contextlib
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..devices.cuda_device import chosen_device, local_device
 from ..errors import DistBackendError, DistError
@@ -24,7 +24,6 @@ from ..work.op_timeout import own_timeout
 from ..work.op_type import OpType
 from ..work.reduce_op import PremulSum, ReduceOp
 from ..work.work import Work
-from .batch import Batch
 from .calls import LIBRARY_CALLS, Calls, no_call
 from .communicator import NCCLComm
 from .dtypes import REDUCE_OPS, Reduction, is_float8, reduction
@@ -52,6 +51,15 @@ _alive: weakref.WeakSet[NCCLBackend] = weakref.WeakSet()
 _alive_lock = threading.Lock()
 
 
+class _Issue(NamedTuple):
+    """An op of a coalescing block, with the arrays that it reads and writes."""
+
+    stream: NCCLStream
+    work: NCCLWork
+    calls: Sequence[Call]
+    arrays: Sequence[Array]
+
+
 class NCCLBackend(Backend):
     """One group over NCCL, on this rank.
 
@@ -77,7 +85,8 @@ class NCCLBackend(Backend):
         self._blocking_wait, self._nan_check = blocking_wait(), nan_check()
         self._streams: dict[int, NCCLStream] = {}
         self._suspension = Suspension(self._api, store, rank, size)
-        self._batch: Batch | None = None
+        #: In a coalescing block, what is issued at its end, all on one stream.
+        self._batch: list[_Issue] | None = None
         self._split: Callable[[int], CommSplit] | None = None
         #: The device whose communicator was created before the first op; ``None``
         #: after the first op.
@@ -225,19 +234,32 @@ class NCCLBackend(Backend):
         if batch is None:
             stream.submit([work], calls, arrays)
             return work
-        batch.add(f"{kind.value} in {self.place}", stream, work, calls, arrays)
+        if batch and batch[0].stream is not stream:
+            raise ValueError(
+                f"{kind.value} in {self.place}: the arrays of one batch lie on devices "
+                f"{batch[0].stream.comm.device} and {stream.comm.device}; expected one"
+            )
+        batch.append(_Issue(stream, work, calls, arrays))
         return work
 
     @contextlib.contextmanager
     def coalescing(self) -> Iterator[None]:
         """Issue the ops of the block as one NCCL group, at the end of the block."""
-        batch = self._batch = Batch()
+        batch: list[_Issue] = []
+        self._batch = batch
         try:
             yield
             self._batch = None
-            batch.submit()
+            if batch:
+                streams, works, calls, arrays = zip(*batch, strict=True)
+                streams[0].submit(works, _joined(calls), _joined(arrays))
         except BaseException as error:
-            batch.fail(error)
+            # None was issued: a wait for one would not end.
+            for one in batch:
+                one.work.mark_failed(error)
+            if batch and isinstance(error, DistBackendError):
+                what = batch[0].work.describe()
+                raise DistBackendError(f"{what}: {error}") from error
             raise
         finally:
             self._batch = None
@@ -307,7 +329,7 @@ class NCCLBackend(Backend):
     ) -> Work:
         pairs = list(zip(tensor_lists, tensors, strict=True))
         calls = [call for pair in pairs for call in self._calls.all_gather(*pair)]
-        arrays = [*itertools.chain.from_iterable(tensor_lists), *tensors]
+        arrays = [*_joined(tensor_lists), *tensors]
         return self._start(OpType.ALL_GATHER, arrays, calls, ops=len(pairs))
 
     def all_gather_into_tensor(self, output: Array, tensor: Array) -> Work:
@@ -388,7 +410,6 @@ class NCCLBackend(Backend):
     # -- point to point -----------------------------------------------------------
 
     def check_message(self, op: OpType, peer: int | None, tag: int) -> None:
-        """Raise `ValueError` for a tag and for a receive from any rank."""
         if tag:
             raise ValueError(
                 f"{op.value} in {self.place}: tag={tag}; the nccl backend has no tags, "
@@ -477,6 +498,10 @@ class NCCLBackend(Backend):
         self._store.close()
         for stream in self._streams.values():
             stream.close()
+
+
+def _joined(lists: Iterable[Sequence[Any]]) -> list[Any]:
+    return list(itertools.chain.from_iterable(lists))
 
 
 Backend.register_backend(

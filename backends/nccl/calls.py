@@ -70,7 +70,6 @@ class Calls:
     def reduce_scatter_tensor(
         self, output: Array, tensor: Array, op: Reduction
     ) -> Call:
-        """``ncclReduceScatter``."""
         source, target = self._address(tensor), self._address(output)
         return self._reducing("reduce_scatter", output, op, source, target)
 
@@ -121,24 +120,20 @@ class Calls:
         return partial(self._nccl.broadcast, source, at, *_elements(target), root)
 
     def all_gather_into_tensor(self, output: Array, tensor: Array) -> Call:
-        """``ncclAllGather``."""
         source, target = self._address(tensor), self._address(output)
         return partial(self._nccl.all_gather, source, target, *_elements(tensor))
 
     def gather(self, tensor: Array, outputs: Sequence[Array], dst: int) -> list[Call]:
-        """``ncclSend`` to `dst`; one ``ncclRecv`` for each of `outputs`."""
         sends = [self.send(tensor, dst)] if tensor.size else []
         return sends + self._recvs(outputs)
 
     def scatter(self, tensor: Array, inputs: Sequence[Array], src: int) -> list[Call]:
-        """One ``ncclSend`` for each of `inputs`; ``ncclRecv`` from `src`."""
         recvs = [self.recv(tensor, src)] if tensor.size else []
         return self._sends(inputs) + recvs
 
     def all_to_all(
         self, outputs: Sequence[Array], inputs: Sequence[Array]
     ) -> list[Call]:
-        """One ``ncclSend`` for each input and one ``ncclRecv`` for each output."""
         return self._sends(inputs) + self._recvs(outputs)
 
     def _sends(self, parts: Sequence[Array]) -> list[Call]:
@@ -148,11 +143,9 @@ class Calls:
         return [self.recv(part, peer) for peer, part in enumerate(parts) if part.size]
 
     def send(self, tensor: Array, peer: int) -> Call:
-        """``ncclSend``."""
         return partial(self._nccl.send, self._address(tensor), *_elements(tensor), peer)
 
     def recv(self, tensor: Array, peer: int) -> Call:
-        """``ncclRecv``."""
         return partial(self._nccl.recv, self._address(tensor), *_elements(tensor), peer)
 
 

@@ -216,7 +216,6 @@ class NCCLComm:
 
     @property
     def ended(self) -> bool:
-        """Whether it was aborted or closed."""
         return self.state in (CommState.ABORTED, CommState.CLOSED)
 
     @property

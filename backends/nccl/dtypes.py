@@ -25,26 +25,14 @@ __all__ = [
     "transfer_dtype",
 ]
 
-# ncclDataType_t of nccl.h.
-_INT8, _UINT8, _INT32, _UINT32, _INT64, _UINT64 = range(6)
-_FLOAT16, _FLOAT32, _FLOAT64, _BFLOAT16, _E4M3, _E5M2 = range(6, 12)
-
-# By name, because numpy has no bfloat16 or float8: bfloat16 is a dtype of the package
-# ml_dtypes, and the float8 dtypes are `Float8`.
-_DTYPES = {
-    "int8": _INT8,
-    "uint8": _UINT8,
-    "int32": _INT32,
-    "uint32": _UINT32,
-    "int64": _INT64,
-    "uint64": _UINT64,
-    "float16": _FLOAT16,
-    "float32": _FLOAT32,
-    "float64": _FLOAT64,
-    "bfloat16": _BFLOAT16,
-    "float8_e4m3fn": _E4M3,
-    "float8_e5m2": _E5M2,
-}
+# ncclDataType_t of nccl.h, in its order. By name, because numpy has no bfloat16 or
+# float8: bfloat16 is of the package ml_dtypes, and the float8 dtypes are `Float8`.
+_NAMES = (
+    *("int8", "uint8", "int32", "uint32", "int64", "uint64"),
+    *("float16", "float32", "float64", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
+)
+_DTYPES = {name: number for number, name in enumerate(_NAMES)}
+_FLOAT8 = (_DTYPES["float8_e4m3fn"], _DTYPES["float8_e5m2"])
 
 # ncclRedOp_t of nccl.h.
 _SUM, _PROD, _MAX, _MIN, _AVG = range(5)
@@ -109,20 +97,20 @@ def transfer_dtype(dtype: Any) -> NcclDtype:
     """Return NCCL's dtype for elements of `dtype` in an op that only moves them."""
     found = reduce_dtype(dtype)
     # Some NCCL versions and GPUs lack float8; every one can move bytes.
-    return NcclDtype(_UINT8) if found.dtype in (_E4M3, _E5M2) else found
+    return NcclDtype(_DTYPES["uint8"]) if found.dtype in _FLOAT8 else found
 
 
 def is_float8(dtype: Any) -> bool:
     """Return whether `dtype` is a float8, which some NCCL versions and GPUs lack."""
-    return reduce_dtype(dtype).dtype in (_E4M3, _E5M2)
+    return reduce_dtype(dtype).dtype in _FLOAT8
 
 
 def _find_dtype(dtype: Any) -> NcclDtype:
     if dtype.name in _DTYPES:
         return NcclDtype(_DTYPES[dtype.name])
     if dtype.kind == "c" and dtype.itemsize in (8, 16):
-        return NcclDtype(_FLOAT32 if dtype.itemsize == 8 else _FLOAT64, 2)
-    return NcclDtype(_UINT8, dtype.itemsize)
+        return NcclDtype(_DTYPES["float32" if dtype.itemsize == 8 else "float64"], 2)
+    return NcclDtype(_DTYPES["uint8"], dtype.itemsize)
 
 
 def ops_of(dtype: Any) -> dict[ReduceOp, int]:

@@ -65,7 +65,6 @@ class DeviceQueue:
 
     @property
     def busy(self) -> bool:
-        """Whether any op is pending or in flight."""
         return bool(self._pending or self._flying)
 
     def pending(self, stream: Stream) -> list[Launch]:

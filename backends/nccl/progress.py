@@ -67,7 +67,6 @@ class Progress:
 
     @property
     def running(self) -> bool:
-        """True while the thread runs."""
         return self._loop.running
 
     def open(self, queue: Queue) -> None:

@@ -88,7 +88,9 @@ class CommSplit:
             # As soon as the last rank has voted, another rank may call NCCL and
             # depend on this rank: set the flag before the vote.
             self.deriving = True
-            self.deriving = reserved = self._reserve(api, options)
+            if parent is not None and (api.nccl.can_shrink or not self._excluded):
+                reserved = parent.reserve(options, abort=self._abort)
+            self.deriving = reserved
             vote = self._ordinal if reserved else None
             try:
                 agreed = _vote(store, "votes", vote, size, deadline)
@@ -131,12 +133,6 @@ class CommSplit:
             self._parent.abort_group(
                 f"{name}: a communicator derived from it was aborted: {reason}"
             )
-
-    def _reserve(self, api: GpuApi, options: dict[str, Any]) -> bool:
-        """Reserve the parent; return whether this rank can take part in the split."""
-        if self._parent is None or (self._excluded and not api.nccl.can_shrink):
-            return False
-        return self._parent.reserve(options, abort=self._abort)
 
     def _call(self, api: GpuApi, parent: NCCLComm, rank: int) -> Handle:
         nccl = api.nccl

@@ -78,12 +78,10 @@ class NCCLStream:
 
     @property
     def accepts(self) -> bool:
-        """Whether ops are accepted."""
         return self.state.accepts
 
     @property
     def healthy(self) -> bool:
-        """Whether the ops in flight can still succeed."""
         return self.state.healthy
 
     @property
@@ -99,7 +97,6 @@ class NCCLStream:
         return any(launch.issued for launch in self.queue.pending(self))
 
     def describe(self) -> str:
-        """Return the state of the communicator as text, for the board."""
         suspended = self.state is StreamState.SUSPENDED
         return "suspended" if suspended else self.comm.describe()
 
@@ -329,7 +326,6 @@ class NCCLStream:
             return self._apply(StreamEvent.SUSPEND)
 
     def resume(self) -> None:
-        """Accept ops again."""
         self._apply(StreamEvent.RESUME)
 
     # -- waiting -------------------------------------------------------------------

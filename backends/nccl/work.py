@@ -185,7 +185,6 @@ class Launch:
             work.launch = self
 
     def mark_started(self) -> None:
-        """Report the start of the Works that have not started."""
         for work in self.works:
             if not work.started_ns:
                 work.mark_started()

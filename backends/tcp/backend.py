@@ -25,7 +25,6 @@ class TCPBackend(MessagingBackend):
         super().__init__(rank, size, self._tcp, signs=True)
 
     def transports(self) -> dict[int, tuple[str, ...]]:
-        """Return what the bytes to each rank go through."""
         transport = self._tcp.transport
         return {} if transport is None else transport.kinds()
 

@@ -56,14 +56,9 @@ class Connection:
     """The socket to rank `peer` of the group, and what is in flight on it.
 
     Every call is made under the lock of the queue. `sock` does not block; the socket of
-    an encrypted connection may take less than it is given (`encryption`).
-
-    Parameters
-    ----------
-    sock, peer : the socket, and the rank at its other end.
-    matching : what this rank's receives wait for.
-    memory : the memory of `peer`, if this rank may read it.
-    changed : is called when `wants_to_write` has become true, or `ended`.
+    an encrypted connection may take less than it is given (`encryption`). `memory` is
+    that of `peer`, if this rank may read it; `changed` is called when `wants_to_write`
+    has become true, or `ended`.
     """
 
     def __init__(
@@ -161,7 +156,6 @@ class Connection:
                 self._changed(self)
 
     def flush(self) -> None:
-        """Send what the socket takes."""
         out = self._out
         try:
             while out:
@@ -188,7 +182,8 @@ class Connection:
 
         What it has sent before is still there, and is read up to its end.
         """
-        self.lost = self.lost or self._loss(error)
+        said = error.strerror or str(error)
+        self.lost = self.lost or ConnectionLostError(f"TCP: {said}", peer=self.peer)
         requests = [request for _, request in self._out if request is not None]
         self._out.clear()
         for request in requests:
@@ -422,10 +417,6 @@ class Connection:
         self._changed(self)
         self.hang_up()
 
-    def _loss(self, error: OSError) -> ConnectionLostError:
-        said = error.strerror or str(error)
-        return ConnectionLostError(f"TCP: {said}", peer=self.peer)
-
     def hang_up(self) -> None:
         """Tell the other rank that this one has abandoned its ops; close the socket."""
         try:
@@ -435,7 +426,6 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """Close the socket."""
         self.socket.close()
 
 

@@ -27,10 +27,17 @@ from ..stores.process_end import host_id
 from .encryption import encrypt
 from .handshake import KEY_SIZE, Accepting, greet, receive_exactly
 from .peer_memory import PeerMemory, Probe, allow_siblings
-from .settings import TRANSPORTS, chosen_transports, wants_encryption
 from .transport import TCPTransport
 
-__all__ = ["TCPConnector"]
+__all__ = ["TRANSPORTS", "TCPConnector", "chosen_transports", "wants_encryption"]
+
+#: What may be used between ranks of one host, a list of ``unix`` and ``cma``: TCP is
+#: used between hosts, and where the list does not name ``unix``.
+TRANSPORTS = "RANKSCOPE_TCP_TRANSPORTS"
+#: 1: encrypt the connections between hosts.
+ENCRYPT = "RANKSCOPE_TCP_ENCRYPT"
+
+_KNOWN = ("unix", "cma", "tcp")
 
 # Seconds in which a rank that has published its address has to answer, and how often a
 # wait looks for `cancel`.
@@ -44,6 +51,27 @@ _SPARE = 128
 
 # Bytes that a socket holds, as far as the system allows them.
 _BUFFER = 4 << 20
+
+
+def chosen_transports() -> frozenset[str]:
+    """Return the transports that may be used; `DistBackendError` for a wrong name."""
+    text = os.environ.get(TRANSPORTS, "")
+    names = frozenset(filter(None, text.replace(" ", "").split(",")))
+    unknown = sorted(names.difference(_KNOWN))
+    if unknown:
+        raise DistBackendError(
+            f"{TRANSPORTS} is {text!r}: {', '.join(unknown)} is no transport of the "
+            f"tcp backend; expected a list of {', '.join(_KNOWN)}"
+        )
+    return names or frozenset(_KNOWN)
+
+
+def wants_encryption() -> bool:
+    """Return whether this rank asks for encryption; `DistBackendError` if unclear."""
+    text = os.environ.get(ENCRYPT, "0")
+    if text not in ("0", "1", ""):
+        raise DistBackendError(f"{ENCRYPT} is {text!r}; expected 0 or 1")
+    return text == "1"
 
 
 class TCPConnector(MeetingConnector):
@@ -85,7 +113,6 @@ class TCPConnector(MeetingConnector):
         return self.transport
 
     def cancel(self) -> None:
-        """End `connect` from another thread, whatever it waits for."""
         super().cancel()
         for sock in list(self._sockets.values()):
             with contextlib.suppress(OSError):  # it is not connected
@@ -230,7 +257,8 @@ class TCPConnector(MeetingConnector):
                 raise
             return  # it has left again
         try:
-            if not _is_own(sock):
+            peer = _peer(sock)
+            if peer is not None and peer[1] != os.geteuid():
                 raise PermissionError("another user's")
             accepting = Accepting(sock, key)
         except OSError:
@@ -318,12 +346,6 @@ def _peer(sock: socket.socket) -> tuple[int, int] | None:
     found = sock.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i"))
     pid, uid, _ = struct.unpack("3i", found)
     return pid, uid
-
-
-def _is_own(sock: socket.socket) -> bool:
-    """Return whether the other end may be a rank: one of this user, or of a host."""
-    peer = _peer(sock)
-    return peer is None or peer[1] == os.geteuid()
 
 
 def _allow_descriptors(count: int) -> None:

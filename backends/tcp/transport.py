@@ -36,10 +36,7 @@ _FLUSH_SECONDS = 0.5
 class TCPTransport:
     """Messages over one socket to each other rank; see `Transport`.
 
-    Parameters
-    ----------
-    sockets : a connected socket for each other rank.
-    memories : the memory of those ranks whose memory this one can read.
+    `memories` are those of the ranks whose memory this one can read.
     """
 
     max_message = 1 << 60
@@ -77,11 +74,9 @@ class TCPTransport:
     # -- messages ----------------------------------------------------------
 
     def send(self, array: Flat, peer: int, tag: int) -> Request | None:
-        """Start to send `array`."""
         return self._connections[peer].send(array, tag)
 
     def receive(self, array: Flat, source: int, tag: int) -> Request | None:
-        """Start to receive into `array`; ``None``: what was there fills it."""
         connection = None if source == ANY_SOURCE else self._connections[source]
         request = Request(as_bytes(array), connection, source, tag)
         arrival = self._matching.post(request)
@@ -103,7 +98,6 @@ class TCPTransport:
         return None
 
     def test(self, request: Request, looks: int = 1) -> bool:
-        """Advance, and return whether `request` is over; raise its error."""
         connection = request.connection
         if not request.done:
             if connection is not None and not self._writing:
@@ -122,19 +116,15 @@ class TCPTransport:
         return request.done
 
     def fits(self, request: Request, nbytes: int, tag: int) -> bool:
-        """Return whether so many bytes came, with the signature of `tag`."""
         return request.nbytes == nbytes and request.tag == tag
 
     def received(self, request: Request) -> Received:
-        """Return what a receive that is over has received."""
         return Received(request.source, request.nbytes, request.tag)
 
     def too_long(self, error: BaseException) -> Received | None:
-        """Return what was received, where it is longer than the array."""
         return error.message if isinstance(error, TruncationError) else None
 
     def explain(self, error: BaseException) -> str | DistError | None:
-        """Return the reason of an error of a connection."""
         if isinstance(error, TruncationError):
             return TRUNCATED
         return error if isinstance(error, DistError) else None
@@ -171,7 +161,6 @@ class TCPTransport:
     # -- waiting -----------------------------------------------------------
 
     def arm(self) -> bool:
-        """Return ``False`` while there is memory to be read."""
         if any(connection.reads for connection in self._connections.values()):
             return False
         with self._guard:
@@ -182,7 +171,6 @@ class TCPTransport:
         return True
 
     def sleep(self, timeout: float, idle: float) -> None:
-        """Wait for a socket, or for `wake`."""
         counted = False
         try:
             with self._guard:
@@ -199,7 +187,6 @@ class TCPTransport:
                         self._close_descriptors()
 
     def wake(self) -> None:
-        """End the sleep of every thread."""
         with self._guard:
             if not self._ended:
                 self._ring()
@@ -209,7 +196,6 @@ class TCPTransport:
             self._button.send(b"\0")
 
     def fileno(self) -> int | None:
-        """Return the descriptor of the selector, if it has one."""
         with self._guard:
             fileno = getattr(self._selector, "fileno", None)
             return None if self._ended or fileno is None else int(fileno())

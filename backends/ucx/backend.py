@@ -45,7 +45,6 @@ class UCXBackend(MessagingBackend):
             _groups.add(self)
 
     def transports(self) -> dict[int, tuple[str, ...]]:
-        """Return the kinds of transports to each rank that was sent to."""
         transport = self._ucx.transport
         found = {} if transport is None else transport.recent_transports()
         return {peer: kinds(names) for peer, names in found.items()}

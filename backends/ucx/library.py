@@ -70,12 +70,7 @@ class UCXError(Exception):
 
 
 class UCXLibrary:
-    """UCP's functions as attributes: ``library.ucp_worker_progress(worker)``.
-
-    Parameters
-    ----------
-    path : the folder of the libraries.
-    """
+    """UCP's functions as attributes: ``library.ucp_worker_progress(worker)``."""
 
     def __init__(self, path: Path) -> None:
         file = str(path / _UCP)

@@ -95,11 +95,9 @@ class UCXTransport:
     # -- messages ------------------------------------------------------------
 
     def send(self, array: Flat, peer: int, tag: int) -> Request | None:
-        """Start to send `array`."""
         return self._worker.send(array, peer, self._sender | tag)
 
     def receive(self, array: Flat, source: int, tag: int) -> Request | None:
-        """Start to receive into `array`; ``None``: what was there fills it."""
         if source == ANY_SOURCE:
             return self._worker.receive(array, tag, _TAG_MASK)
         wanted = source << _RANK_SHIFT | tag
@@ -118,15 +116,12 @@ class UCXTransport:
         return request
 
     def fits(self, request: Request, nbytes: int, tag: int) -> bool:
-        """Return whether so many bytes came, with the signature of `tag`."""
         return request.nbytes == nbytes and request.tag & _SIGNED_MASK == tag
 
     def received(self, request: Request) -> Received:
-        """Return what a receive that is over has received."""
         return _received(request.tag, request.nbytes)
 
     def too_long(self, error: BaseException) -> Received | None:
-        """Return what was received if it is longer than the array."""
         if isinstance(error, TruncationError):
             return _received(error.tag, error.nbytes)
         return None
@@ -149,7 +144,6 @@ class UCXTransport:
     # -- waiting ---------------------------------------------------------------
 
     def arm(self) -> bool:
-        """Have what comes from now on end `sleep`."""
         worker = self._worker
         if worker.moved:
             # It may have ended a request that was looked at before.
@@ -192,7 +186,6 @@ class UCXTransport:
                     self._close_descriptors()
 
     def wake(self) -> None:
-        """End the sleep of every thread."""
         with self._guard:
             if not self._ended:
                 os.eventfd_write(self._wakeup, 1)

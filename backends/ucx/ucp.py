@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 __all__ = [
     "CONSTANTS",
     "FUNCTIONS",
-    "STRUCTS",
     "ContextAttributes",
     "ContextParameters",
     "EndpointAttributes",
@@ -217,23 +216,6 @@ class RequestParameters(ctypes.Structure):
         ("remote", c_void_p),
         ("remote_count", c_size_t),
     )
-
-
-#: The structs above that have a name of their own in the header.
-STRUCTS: dict[str, type[ctypes.Structure]] = {
-    "ucp_params_t": ContextParameters,
-    "ucp_lib_attr_t": LibraryAttributes,
-    "ucp_context_attr_t": ContextAttributes,
-    "ucp_worker_params_t": WorkerParameters,
-    "ucp_worker_attr_t": WorkerAttributes,
-    "ucs_sock_addr_t": _SocketAddress,
-    "ucp_ep_params_t": EndpointParameters,
-    "ucp_transport_entry_t": TransportEntry,
-    "ucp_transports_t": _Transports,
-    "ucp_ep_attr_t": EndpointAttributes,
-    "ucp_tag_recv_info_t": ReceiveInfo,
-    "ucp_request_param_t": RequestParameters,
-}
 
 
 class Function(NamedTuple):

@@ -71,12 +71,8 @@ class Worker:
     """A context of UCX and one worker of it, for one group.
 
     A context of its own reads ``UCX_TLS`` and the other variables anew for each group,
-    and costs a millisecond. Not thread-safe but for `arm`.
-
-    Parameters
-    ----------
-    peers : the number of ranks it will be connected to, a hint for UCX.
-    settings : of UCX, without ``UCX_`` before the name.
+    and costs a millisecond. Not thread-safe but for `arm`. The number of `peers` is a
+    hint for UCX; the `settings` are without ``UCX_`` before the name.
     """
 
     def __init__(self, peers: int, settings: dict[str, str] | None = None) -> None:

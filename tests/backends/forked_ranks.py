@@ -46,6 +46,7 @@ PRELOADED = (
     "rankscope.backends.conformance.mpi_ranks",
     "rankscope.backends.conformance.surface",
     "tests.backends.backends",
+    "tests.backends.whole_surface",
 )
 
 _ROOT = Path(__file__).resolve().parents[2]

@@ -12,7 +12,7 @@ import rankscope as dist
 from rankscope import OpType, ReduceOp, Work
 from rankscope.backends.conformance import exact, recover, surface
 from rankscope.backends.conformance.calls import OPS as CALLS
-from rankscope.backends.conformance.rules import LEVELS, RULES
+from rankscope.backends.conformance.suite import LEVELS, RULES
 from rankscope.backends.groups.watchdog import watchdog
 from rankscope.conformance import (
     Options,

@@ -15,11 +15,10 @@ import numpy.typing as npt
 import pytest
 
 import rankscope as dist
-from rankscope.backends.conformance.device_arrays import DeviceArrays
 from rankscope.backends.conformance.exact import WITH_REDUCE_OP, WITHOUT_REDUCE_OP
 from rankscope.backends.conformance.mpi_ranks import mpiexec
-from rankscope.backends.conformance.rules import RULES, select
-from rankscope.backends.conformance.suite import try_on
+from rankscope.backends.conformance.suite import RULES, select, try_on
+from rankscope.backends.conformance.trial import DeviceArrays
 from rankscope.backends.groups.watchdog import watchdog
 from rankscope.backends.nccl import loader
 from rankscope.conformance import (

@@ -11,7 +11,7 @@ import pytest
 from rankscope.backends.conformance.expect import same
 from rankscope.backends.conformance.frames import where_stuck
 from rankscope.backends.conformance.ranks import Rank, Ranks
-from rankscope.backends.conformance.rules import RULES, find, select
+from rankscope.backends.conformance.suite import RULES, select
 from rankscope.backends.conformance.trial import Outcome, Rule, describe
 from rankscope.conformance import Options, Printer, Report, Result
 
@@ -79,6 +79,11 @@ def test_an_error_is_shown_with_the_line_of_the_backend_that_caused_it() -> None
     assert lines[2].endswith("in library")
 
 
+def find(name: str) -> Rule:
+    (found,) = select(["exact"], [name])
+    return found
+
+
 def _outcomes(*texts: str) -> list[Outcome]:
     return [Outcome("failed", text) for text in texts]
 
@@ -88,7 +93,7 @@ def _result(rule: Rule, *texts: str) -> Result:
 
 
 def test_errors_that_differ_in_the_rank_alone_are_one() -> None:
-    rule = find("exact", "all_reduce")
+    rule = find("all_reduce")
     one = _result(rule, "on rank 0: no route", "on rank 1: no route")
     assert one.text == "ranks 0–1: on rank 0: no route"
     two = _result(rule, "on rank 0: no route", "on rank 0: it left")
@@ -102,7 +107,7 @@ def test_what_is_skipped_for_one_reason_is_one_line_at_the_end_of_its_level() ->
     stream = io.StringIO()
     printer, report = Printer(stream), Report("mine")
     for name in ("all_reduce", "gather", "scatter"):
-        rule = find("exact", name)
+        rule = find(name)
         printer.begin(rule, "cpu", 2)
         status = "held" if name == "scatter" else "skipped"
         result = Result.of(rule, "cpu", 2, [Outcome(status, "no routes")], 0.5)

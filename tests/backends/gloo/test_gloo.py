@@ -23,9 +23,8 @@ from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.ranks import Rank, Ranks, run_ranks
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.errors import DistBackendError, DistError
-from rankscope.backends.gloo import collectives
-from rankscope.backends.gloo.backend import GlooBackend
-from rankscope.backends.gloo.collectives import Reduction
+from rankscope.backends.gloo import backend as gloo_backend
+from rankscope.backends.gloo.backend import GlooBackend, Reduction
 from rankscope.backends.gloo.library import Library, unavailable
 from rankscope.backends.gloo.side_process import MEMORY_BYTES, SideProcess
 from rankscope.backends.rank_sets import name_ranks
@@ -82,7 +81,7 @@ def side_pid(made: GlooBackend) -> int:
 def in_pieces(me: Rank, memory: int, sizes: Sequence[int]) -> None:
     """The shared memory of `memory` bytes holds one piece of an array, or a few."""
     with pytest.MonkeyPatch.context() as patch, backend(me) as made:
-        patch.setattr(collectives, "MEMORY_BYTES", memory)
+        patch.setattr(gloo_backend, "MEMORY_BYTES", memory)
         rng = np.random.default_rng(5)
         for turn, size in enumerate(sizes):
             data = rng.integers(0, 1000, (me.size, size)).astype(np.float64)

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import rankscope as dist
-from rankscope.backends.conformance import exact, reference, surface
+from rankscope.backends.conformance import exact, reference
 from rankscope.backends.conformance.checker import Checker
 from rankscope.backends.conformance.ranks import Rank, Ranks, run_ranks
 from rankscope.backends.conformance.trial import HostArrays
@@ -24,6 +24,7 @@ from rankscope.backends.conformance.waiting import until
 from rankscope.backends.gloo.library import gloo_options, installed
 from rankscope.backends.groups.summary import GroupStatus
 from rankscope.backends.groups.world import world as groups
+from tests.backends import whole_surface
 from tests.backends.scripts import script
 
 pytestmark = [
@@ -46,7 +47,7 @@ def world(timeout: float = 60, backend: str = "gloo") -> Iterator[None]:
 
 def everything(me: Rank, async_op: bool) -> int:
     with world():
-        return exact.check_everything(Checker(HostArrays(), async_op=async_op))
+        return whole_surface.check_everything(Checker(HostArrays(), async_op=async_op))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, pytest.param(4, marks=pytest.mark.soak)])
@@ -64,12 +65,12 @@ def test_every_collective_is_exact_when_asynchronous() -> None:
 
 def the_rest(me: Rank) -> None:
     with world():
-        surface.everything()
+        whole_surface.built_on_ops()
 
 
 def other_devices(me: Rank) -> Mapping[str, str]:
     with world(backend="cpu:gloo,ext:gloo,cuda:nccl"):
-        surface.staged()
+        whole_surface.staged()
         x = np.ones(3)
         dist.all_reduce(x)
         return groups.summary()[0].devices

@@ -12,8 +12,7 @@ import pytest
 from rankscope.backends.conformance.ranks import Rank, Ranks
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.errors import ConnectionLostError, DistError
-from rankscope.backends.gloo.backend import GlooBackend
-from rankscope.backends.gloo.collectives import Reduction
+from rankscope.backends.gloo.backend import GlooBackend, Reduction
 from rankscope.backends.gloo.library import gloo_options, installed
 
 pytestmark = pytest.mark.processes

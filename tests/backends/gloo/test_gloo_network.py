@@ -13,8 +13,7 @@ import pytest
 
 from rankscope.backends.conformance.ranks import Rank, run_ranks
 from rankscope.backends.errors import DistBackendError
-from rankscope.backends.gloo.backend import GlooBackend
-from rankscope.backends.gloo.collectives import Reduction
+from rankscope.backends.gloo.backend import GlooBackend, Reduction
 from rankscope.backends.gloo.library import gloo_options, installed, unavailable
 from rankscope.backends.gloo.side_process import choose_address
 from rankscope.backends.messaging import connecting

@@ -9,7 +9,7 @@ import pytest
 
 import rankscope as dist
 from rankscope.backends.groups.config import default_instead, why_unusable
-from rankscope.backends.interface import entry_points
+from rankscope.backends.interface import registry
 from rankscope.backends.interface.base import Backend
 from rankscope.backends.interface.registry import resolve
 
@@ -72,5 +72,5 @@ def test_one_backend_that_may_work_is_enough() -> None:
 
 
 def test_a_package_is_not_imported_to_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry_points, "declared", lambda: {"theirs": []})
+    monkeypatch.setattr(registry, "declared", lambda: {"theirs": []})
     assert why_unusable("cpu:theirs") is None

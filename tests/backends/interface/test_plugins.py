@@ -18,7 +18,7 @@ import pytest
 
 import rankscope as dist
 from rankscope.backends.groups.world import world
-from rankscope.backends.interface import entry_points as plugins
+from rankscope.backends.interface import registry as plugins
 from rankscope.backends.interface.registry import builtin_devices
 
 pytestmark = pytest.mark.processes

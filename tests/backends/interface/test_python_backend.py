@@ -22,7 +22,6 @@ import pytest
 
 import rankscope as dist
 from rankscope import OpType, ReduceOp, WorkState
-from rankscope.backends.conformance import exact, surface
 from rankscope.backends.conformance.checker import Checker
 from rankscope.backends.conformance.ranks import Rank, Ranks, run_ranks
 from rankscope.backends.conformance.waiting import until
@@ -30,6 +29,7 @@ from rankscope.backends.groups.world import world
 from rankscope.backends.interface.base import INTERFACE_VERSION
 from rankscope.backends.interface.registry import builtin_devices
 from rankscope.backends.work.flight_recorder import recorder
+from tests.backends import whole_surface
 from tests.backends.store_backend import StoreBackend, register
 from tools import support_table
 
@@ -62,15 +62,15 @@ def joined(backend: str, timeout: float = 60) -> Iterator[dist.ProcessGroup]:
 # -- several ranks -----------------------------------------------------------
 
 
-def whole_surface(me: Rank, backend: str, async_op: bool) -> int:
+def exercise(me: Rank, backend: str, async_op: bool) -> int:
     with joined(backend):
-        count = exact.check_everything(
+        count = whole_surface.check_everything(
             Checker(async_op=async_op),
             sizes=[0, 7, 1009],
             reducible=["int32", "float64"],
             movable=["uint8", "bool", "complex128"],
         )
-        surface.everything()
+        whole_surface.built_on_ops()
     return count
 
 
@@ -79,7 +79,7 @@ def whole_surface(me: Rank, backend: str, async_op: bool) -> int:
     ("size", "backend", "async_op"), [(2, "future", False), (3, "store", True)]
 )
 def test_the_whole_surface(size: int, backend: str, async_op: bool) -> None:
-    counts = run_ranks(size, whole_surface, backend, async_op)
+    counts = run_ranks(size, exercise, backend, async_op)
     assert len(set(counts)) == 1
     assert counts[0] > 100
 

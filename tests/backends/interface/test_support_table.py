@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 import rankscope as dist
-from rankscope.backends.conformance import exact, reference, surface
+from rankscope.backends.conformance import reference
 from rankscope.backends.conformance.checker import Checker
 from rankscope.backends.conformance.mpi_ranks import mpiexec, run_mpi_ranks
 from rankscope.backends.conformance.ranks import Rank, run_ranks
 from rankscope.backends.interface.base import Backend
 from rankscope.backends.interface.staging import StagedBackend
 from rankscope.backends.work.op_type import Argument
+from tests.backends import whole_surface
 from tests.backends.store_backend import StoreBackend
 from tools import support_table
 
@@ -198,14 +199,14 @@ def ops_on_host(me: Rank, backend: str) -> set[str]:
     else:
         called = watch(support_table.classes()[backend])
     with world(f"cpu:{backend}"):
-        exact.check_everything(
+        whole_surface.check_everything(
             Checker(),
             sizes=[7],
             reducible=["float64"],
             movable=["uint8"],
             lacking={*support_table.OPS} - supported(backend),
         )
-        surface.everything()
+        whole_surface.built_on_ops()
     return called
 
 
@@ -219,7 +220,7 @@ def test_every_operation_is_exercised_and_exact(backend: str) -> None:
 def ops_elsewhere(me: Rank, backend: str) -> set[str]:
     called = watch(StagedBackend)
     with world(f"cpu:{backend},ext:{backend}"):
-        surface.staged()
+        whole_surface.staged()
     return called
 
 

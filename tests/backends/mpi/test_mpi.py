@@ -20,7 +20,7 @@ import pytest
 
 import rankscope as dist
 from rankscope.backends import ReduceOp
-from rankscope.backends.conformance import exact, reference, surface
+from rankscope.backends.conformance import reference
 from rankscope.backends.conformance.checker import Checker
 from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.mpi_ranks import (
@@ -33,6 +33,7 @@ from rankscope.backends.conformance.ranks import Rank, RankFailure, run_ranks
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.install import with_extra
 from rankscope.backends.mpi import job as mpi_job
+from tests.backends import whole_surface
 
 pytestmark = [
     pytest.mark.mpi,
@@ -61,9 +62,9 @@ def mpi(timeout: float = 60, backend: str = "cpu:mpi") -> Iterator[None]:
 
 def everything(me: Rank, async_op: bool) -> int:
     with mpi():
-        return exact.check_everything(
+        return whole_surface.check_everything(
             Checker(async_op=async_op),
-            sizes=[0, 1, 7, 1009, 70_001] if async_op else exact.SIZES,
+            sizes=[0, 1, 7, 1009, 70_001] if async_op else whole_surface.SIZES,
             reducible=[*reference.REDUCIBLE, "int16", "uint16"],
         )
 
@@ -152,7 +153,7 @@ def test_reductions_of_other_dtypes() -> None:
 
 def the_rest(me: Rank) -> None:
     with mpi():
-        surface.everything()
+        whole_surface.built_on_ops()
 
 
 @pytest.mark.processes

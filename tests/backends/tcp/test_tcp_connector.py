@@ -19,9 +19,8 @@ from rankscope.backends.conformance.ranks import Rank, run_ranks
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.errors import DistBackendError
 from rankscope.backends.tcp import connector, encryption, peer_memory
-from rankscope.backends.tcp.connector import TCPConnector
+from rankscope.backends.tcp.connector import ENCRYPT, TRANSPORTS, TCPConnector
 from rankscope.backends.tcp.handshake import KEY_SIZE, Accepting, greet
-from rankscope.backends.tcp.settings import ENCRYPT, TRANSPORTS
 from rankscope.backends.tcp.transport import TCPTransport
 
 CAN_READ = (

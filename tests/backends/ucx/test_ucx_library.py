@@ -28,7 +28,15 @@ def _facts() -> dict[str, int]:
     """What `ucp` says of sizes, offsets and constants, by a C expression for each."""
     facts = {name: value for name, value in ucp.CONSTANTS.items()}
     facts["sizeof(ucs_status_t)"] = ctypes.sizeof(ucp.Status)
-    for name, struct in ucp.STRUCTS.items():
+    structs = [
+        one
+        for one in vars(ucp).values()
+        if isinstance(one, type) and issubclass(one, ctypes.Structure)
+    ]
+    assert len(structs) == 12
+    for struct in structs:
+        # Its docstring begins with its name in the header.
+        name = (struct.__doc__ or "").split("``")[1]
         facts[f"sizeof({name})"] = ctypes.sizeof(struct)
         for field, *_ in struct._fields_:
             offset, size = getattr(struct, field).offset, getattr(struct, field).size

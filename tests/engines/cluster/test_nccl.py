@@ -19,7 +19,7 @@ import pytest
 from rankscope.backends import unavailable_reason
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.install import pip_install, with_extra
-from rankscope.backends.interface import entry_points as plugins
+from rankscope.backends.interface import registry as plugins
 from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.engines import Cluster, ClusterError, ExecutionError, StallWatch
 from rankscope.engines.agent import availability, gpus
