@@ -119,7 +119,7 @@ class TorchGroup(WatchedGroup):
             AbortReason(reason, by or f"rank {rank}", culprits=tuple(culprits)),
             op=None if oldest is None else oldest.op_type.value,
             sequence_number=None if oldest is None else oldest.seq,
-            source="" if oldest is None else oldest.source,
+            source="" if oldest is None else oldest.brief()["source"],
         )
         recorder.changed()
 
