@@ -67,11 +67,13 @@ class CellMagics:
             return BackgroundCell(
                 cluster, execution, shell, collapse=collapse, limit=limit
             )
+        session.watch()
         CellRun(
             cluster,
             execution,
             Renderer(shell, cluster.ranks, heading),
             serve=session.serve_messages,
+            hang=session.hang,
             collapse=collapse,
             limit=limit,
         ).run()

@@ -185,6 +185,9 @@ class RankscopeMagics(CellMagics):
     def dist_board(self, command: Command, values: Values) -> None:
         """Show the live board, or in a terminal the state as text."""
         cluster = require(command)
+        if values["in_cells"] is not None:
+            session.in_cells = values["in_cells"]
+            return
         if getattr(self.shell, "kernel", None) is not None:
             if not values["unpin"]:
                 session.show_board(self.shell)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from rankscope.backends.observe.verdicts import Verdict
 from rankscope.engines import Cluster, Job, StallWatch
 
 if TYPE_CHECKING:
@@ -26,7 +28,10 @@ class Session:
         self._board: Board | None = None
         # Whether the next board is pinned, as the last one was.
         self._pinned = False
+        #: Whether a cell that hangs shows why below itself.
+        self.in_cells = True
         self._watch: StallWatch | None = None
+        self._verdicts: Sequence[Verdict] = ()
 
     @property
     def cluster(self) -> Cluster | Job | None:
@@ -55,6 +60,7 @@ class Session:
     def drop(self) -> None:
         """Drop the cluster and close its board, which keeps the last state."""
         self._cluster = self.request = None
+        self._verdicts = ()
         board, self._board = self._board, None
         watch, self._watch = self._watch, None
         if watch is not None:
@@ -73,8 +79,29 @@ class Session:
             self._board = Board(
                 self._cluster, shell, self._cluster.diagnose, self._pinned
             )
-            self._watch = StallWatch(self._cluster, self._board.show_verdicts)
+            self._board.show_verdicts(self._verdicts)
+            self.watch()
         self._board.show()
+
+    def watch(self) -> None:
+        """Diagnose ops that are in flight for long, from now on."""
+        if self._watch is None and self._cluster is not None:
+            self._watch = StallWatch(self._cluster, self._tell)
+
+    def _tell(self, verdicts: Sequence[Verdict]) -> None:
+        self._verdicts = verdicts
+        if self._board is not None:
+            self._board.show_verdicts(verdicts)
+
+    def hang(self, ranks: Collection[int]) -> Mapping[str, str] | None:
+        """Return why a cell that runs on `ranks` hangs, as the data of an output."""
+        for one in self._verdicts if self.in_cells else ():
+            if not {*one.waiting, *one.culprits}.isdisjoint(ranks):
+                text = f"{one.fault.value.capitalize()}: {one}"
+                if self._board is not None:
+                    return self._board.hang_bundle(text)
+                return {"text/plain": f"{text} (an interrupt ends the cell)"}
+        return None
 
     def pin_board(self, pinned: bool) -> None:
         """Keep the board in sight, and later boards, or no more."""

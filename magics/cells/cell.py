@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import NoReturn
 
 from rankscope.backends.observe.verdicts import in_one
@@ -41,7 +41,8 @@ class CellRun:
 
     All output is shown on this thread, so that it appears in the notebook cell that
     waits. The wait consists of short ones, so that Ctrl-C is handled at once; between
-    two of them ``serve()`` does other work of the main thread. With `collapse` equal
+    two of them ``serve()`` does other work of the main thread. ``hang(ranks)`` is why
+    the cell hangs on `ranks`, as the data of an output; ``None``: it does not. With `collapse` equal
     output of several ranks is shown once. The cell may take `limit` seconds.
     """
 
@@ -52,11 +53,12 @@ class CellRun:
         renderer: Renderer,
         *,
         serve: Callable[[], None],
+        hang: Callable[[Collection[int]], Mapping[str, str] | None] = lambda _: None,
         collapse: bool = True,
         limit: float | None = None,
     ) -> None:
         self._execution = execution
-        self._serve = serve
+        self._serve, self._hang, self._renderer = serve, hang, renderer
         self._limit = limit
         self._began = time.monotonic()
         self._stream = OutputStream(execution, renderer, collapse=collapse)
@@ -75,7 +77,7 @@ class CellRun:
                     self._expire(self._limit)
         except KeyboardInterrupt:
             self._interrupted()
-        self._stream.close()
+        self._close()
         errors = self._execution.errors
         if errors:
             after = self._monitor.restore(False)
@@ -92,6 +94,11 @@ class CellRun:
         self._serve()
         self._monitor.tick(self._stream.failures)
         self._stream.aborts_announced = bool(self._monitor.groups)
+        self._renderer.hang(self._hang(self._execution.ranks_running))
+
+    def _close(self) -> None:
+        self._renderer.hang(None)
+        self._stream.close()
 
     def _expire(self, limit: float) -> NoReturn:
         number = self._execution.cell
@@ -126,7 +133,7 @@ class CellRun:
             over.set()
 
     def _end(self, what: str) -> str:
-        self._stream.close()
+        self._close()
         running = self._execution.ranks_running
         why, _ = in_one(self._monitor.verdicts)
         parts = [what, why, self._monitor.places()]

@@ -182,7 +182,7 @@ COMMANDS = {
             "dist_board",
             "Show the live board: what every rank is doing, why it hangs, buttons to\n"
             "end it. %dist_init shows it too; it may be shown as often as you like.",
-            "%dist_board\n%dist_board --pin",
+            "%dist_board\n%dist_board --pin\n%dist_board --in-cells off",
             "rankscope.widgets.Board(cluster, get_ipython()).show(), with a\n"
             "rankscope.Cluster",
             (
@@ -192,6 +192,11 @@ COMMANDS = {
                     "as a bar with state, verdict and Abort",
                 ),
                 Option("unpin", ("--unpin",), "remove the panel or the bar"),
+                Option(
+                    "in_cells", ("--in-cells",), "whether a cell that hangs shows why "
+                    "below itself, with Abort (default: on)", "on|off",
+                    values.switch,
+                ),
             ),
         ),
         Command(

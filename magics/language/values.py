@@ -28,6 +28,7 @@ __all__ = [
     "names",
     "parse_ranks",
     "seconds",
+    "switch",
     "times",
     "torch_backend",
     "trace_path",
@@ -80,6 +81,13 @@ def device(text: str) -> str:
     if text not in ("cpu", "cuda"):
         raise ValueError("expected cpu or cuda")
     return text
+
+
+def switch(text: str) -> bool:
+    """Return whether `text` is ``on``."""
+    if text not in ("on", "off"):
+        raise ValueError("expected on or off")
+    return text == "on"
 
 
 def seconds(text: str) -> float:

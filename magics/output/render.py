@@ -55,6 +55,8 @@ class Renderer:
         # By identity: two bundles may be equal, and are kept by the parser.
         self._handles: dict[int, str] = {}
         self._notices: list[str] = []
+        self._hang: Mapping[str, str] | None = None
+        self._hang_id: str | None = None
         self._show_heading()
 
     @property
@@ -93,6 +95,7 @@ class Renderer:
         wait = bool(shown or notices or self._heading)
         self._shell.display_pub.clear_output(wait)  # type: ignore[no-untyped-call]
         self._partials, self._notices = None, []
+        self._hang = self._hang_id = None
         self._ends_with_panel = self._is_split = False
         self._show_heading()
         self.show(shown)
@@ -116,16 +119,34 @@ class Renderer:
         sys.stdout.flush()
         print(text, file=sys.stderr, flush=True)
 
+    def hang(self, bundle: Mapping[str, str] | None) -> None:
+        """Show why the cell hangs, below its output; ``None``: it goes on."""
+        if bundle == self._hang:
+            return
+        self._hang = bundle
+        if self.can_redraw:
+            known = self._hang_id
+            self._hang_id = known or new_display_id()
+            self._shell.display_pub.publish(
+                bundle or {"text/plain": "", "text/html": ""},
+                transient={"display_id": self._hang_id},
+                update=known is not None,
+            )
+        elif bundle is not None:
+            self._erase_line()
+            sys.stdout.flush()
+            print(bundle["text/plain"], file=sys.stderr, flush=True)
+
     # -- unfinished lines ---------------------------------------------------
 
     @property
     def is_provisional(self) -> bool:
         """Whether a redraw changes what is shown.
 
-        Unfinished lines are there, or displays that belong in the tabs of one output
-        and came one after another.
+        Unfinished lines are there, or why the cell hung, or displays that belong in
+        the tabs of one output and came one after another.
         """
-        return self._partials is not None or self._is_split
+        return bool(self._partials or self._hang_id or self._is_split)
 
     def partials(self, lines: dict[int, str]) -> None:
         """Show the unfinished line of each rank, in place of those shown before."""

@@ -9,7 +9,7 @@ from .columns import COLUMNS, shown
 from .group import Group
 from .model import BoardModel
 
-__all__ = ["board_html"]
+__all__ = ["board_html", "hang_html"]
 
 #: Rows of a group that a notebook keeps, so that its file stays small.
 _ROWS = 64
@@ -41,6 +41,11 @@ def board_html(model: BoardModel, when: str, name: str = "") -> str:
         )
         parts.append(_table(group, model.now))
     return "\n".join([*parts, "</div></div>"])
+
+
+def hang_html(text: str, name: str) -> str:
+    """Return why a cell hangs, which a bar of the board `name` takes the place of."""
+    return f'<div class="{escape(name)}-hang"><p>{escape(text)}</p></div>'
 
 
 def _about_picture(mood: str) -> str:

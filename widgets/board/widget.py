@@ -24,7 +24,7 @@ from .actions import BoardActions
 from .columns import COLUMNS
 from .dock import Dock
 from .feed import BoardFeed
-from .html import board_html
+from .html import board_html, hang_html
 from .model import Message
 from .text import board_text
 
@@ -226,6 +226,12 @@ class Board(anywidget.AnyWidget):
                 "model_id": self.model_id,
             }
         return bundle
+
+    def hang_bundle(self, text: str) -> dict[str, str]:
+        """Return why a cell hangs as an output, which the page puts a bar into."""
+        if self._needs_view():
+            text += " (`rankscope abort` in a terminal ends it)"
+        return {"text/plain": text, "text/html": hang_html(text, self.name)}
 
     def _needs_view(self) -> bool:
         """Return whether the front end can show the board only as a widget's view."""

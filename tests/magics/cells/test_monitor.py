@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 import pytest
@@ -69,9 +69,14 @@ class Lines:
 
     def __init__(self) -> None:
         self.said: list[str] = []
+        self.hangs: list[Mapping[str, str] | None] = []
 
     def notify(self, text: str) -> None:
         self.said.append(text)
+
+    def hang(self, bundle: Mapping[str, str] | None) -> None:
+        if not self.hangs or bundle != self.hangs[-1]:
+            self.hangs.append(bundle)
 
     def show(self, items: object) -> None: ...
 
@@ -267,6 +272,28 @@ def test_a_cell_that_goes_well_ends_quietly() -> None:
     execution, run = cell_on(Told(IDLE))
     end(execution)
     run.run()
+
+
+def test_a_cell_that_hangs_shows_why_until_it_goes_on() -> None:
+    execution, lines = Execution("", range(3), 7, None), Lines()
+    why = {"text/plain": "Missing ranks: rank 2 has not entered"}
+    asked: list[Collection[int]] = []
+
+    def hang(ranks: Collection[int]) -> Mapping[str, str] | None:
+        asked.append(ranks)
+        if len(asked) > 2:
+            end(execution)
+        return why if len(asked) > 1 else None
+
+    CellRun(
+        cast(Cluster, Told(STUCK)),
+        execution,
+        cast(Renderer, lines),
+        serve=lambda: None,
+        hang=hang,
+    ).run()
+    assert list(asked[0]) == [0, 1, 2]
+    assert lines.hangs == [None, why, None]
 
 
 def test_a_cell_that_failed_ends_with_one_line() -> None:

@@ -57,6 +57,30 @@ def test_labels_are_as_wide_as_that_of_all_ranks() -> None:
     assert label_lines("a\n b\n", [1], width) == "[1]   a\n[1]    b\n[1]\n"
 
 
+def test_why_a_cell_hangs_is_shown_in_one_place_and_goes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    why = {"text/plain": "Deadlock: why", "text/html": "<p>Deadlock: why</p>"}
+    renderer, publisher = renderer_on(kernel=True)
+    for bundle in (None, why, why, {"text/plain": "other"}, None):
+        renderer.hang(bundle)
+    kinds = [(kind, data["text/plain"]) for kind, data, _ in publisher.events]
+    assert kinds == [
+        ("display", "Deadlock: why"),
+        ("update", "other"),
+        ("update", ""),
+    ]
+    assert len({str(transient) for *_, transient in publisher.events}) == 1
+    # The end of the cell draws its output anew, without it.
+    assert renderer.is_provisional
+    renderer.redraw([])
+    assert not renderer.is_provisional
+    renderer, _ = renderer_on(kernel=False)
+    for bundle in (why, why, None):
+        renderer.hang(bundle)
+    assert capsys.readouterr().err == "Deadlock: why\n"
+
+
 def test_a_single_rank_needs_no_label(capsys: pytest.CaptureFixture[str]) -> None:
     renderer, _ = renderer_on(kernel=False, ranks=1)
     renderer.show([line("x", 0)])

@@ -180,11 +180,15 @@ def test_clicks_count_while_a_cell_blocks_the_main_thread(page: FrontEnd) -> Non
     page.send(do="profile", id="profile")
     stacks = page.reported("did", id="profile")["stacks"]
     assert re.search(r"ranks 0–1, 3: at cell \d+ line 3", stacks), stacks
+    # The cell itself says why it hangs, until it is over.
+    why = _bundle(page, "display_data", "-hang")
+    assert why["text/plain"].startswith("Missing ranks: rank 2 has not entered")
     page.send(do="abort", groups=["g0"], id="click")
     did = page.reported("did", id="click")
     assert did["ok"], did
     assert not page.ended(cell)
     assert "aborted from the board" in page.wait(cell)
+    assert any(message["msg_type"] == "clear_output" for message in page.messages)
     assert [page.wait(request) for request in after] == [
         f"cell {number}\n" for number in range(3)
     ]
@@ -310,6 +314,14 @@ def test_a_second_start_shows_it_below_its_cell(page: FrontEnd) -> None:
         page.run("%dist_init -n 4 --timeout 60")
     )
     assert "4 ranks" in _bundle(page, "display_data", "rankscope-board")["text/html"]
+
+
+def test_a_cell_says_nothing_of_a_hang_where_that_is_off(page: FrontEnd) -> None:
+    told = "from rankscope.magics.session import session\nprint(session.in_cells)"
+    for state in ("off", "on"):
+        page.wait(page.run(f"%dist_board --in-cells {state}"))
+        assert page.wait(page.run(told)) == f"{state == 'on'}\n"
+    assert "expected on or off" in page.wait(page.run("%dist_board --in-cells of"))
 
 
 def test_it_may_be_pinned(page: FrontEnd) -> None:

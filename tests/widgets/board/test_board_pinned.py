@@ -77,6 +77,27 @@ def test_abort_asks_and_aborts(scene: Scene) -> None:
     assert "Done so." in _text(scene)
 
 
+def test_a_cell_that_hangs_has_one_in_its_output(scene: Scene) -> None:
+    """The sentence of the output gives way to it, and it goes with the output."""
+    page = scene.page.page
+    scene.take(*simulated.hang(4, 2))
+    page.evaluate(
+        "() => document.body.insertAdjacentHTML("
+        "'afterbegin', \"<div id='out'><div class='the-board-hang'>"
+        '<p>Missing ranks: why</p></div></div>")'
+    )
+    bar = page.locator("#out .rankscope-hang")
+    until(lambda: "Rank 2 has not entered" in bar.locator(".line").inner_text())
+    assert not page.get_by_text("Missing ranks: why").is_visible()
+    assert bar.get_by_role("button", name="Unpin").count() == 0
+    bar.get_by_role("button", name="Abort").click()
+    assert "Abort group 'default' on 4 ranks?" in bar.locator(".line").inner_text()
+    scene.page.shot("board-hang-in-cell")
+    bar.get_by_role("button", name="no").click()
+    page.evaluate("() => document.getElementById('out').replaceChildren()")
+    until(lambda: page.locator(".rankscope-hang").count() == 0)
+
+
 def test_it_opens_the_board_of_the_same_model(scene: Scene) -> None:
     opener = _bar(scene).get_by_role("button", name="Board")
     opener.click()

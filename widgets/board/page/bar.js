@@ -1,8 +1,10 @@
-// The pinned board: a bar that stays in sight wherever the notebook is scrolled to,
-// with the state, the verdict and Abort. It opens the whole board above itself.
+// The board as a bar with the state, the verdict and Abort: pinned, in sight wherever
+// the notebook is scrolled to, or in the output of a cell that hangs. It opens the whole
+// board above itself.
 
 class Bar {
-  constructor(store, unpin) {
+  /** `unpin` removes a pinned one; without it the bar is that of a cell. */
+  constructor(store, unpin = null) {
     this.store = store;
     this.unpin = unpin;
     this.build();
@@ -11,23 +13,28 @@ class Bar {
   }
 
   build() {
-    const { element, body } = makeHost("rankscope-bar", "Rankscope board, pinned");
+    const { element, body } = this.unpin
+      ? makeHost("rankscope-bar", "Rankscope board, pinned")
+      : makeHost("rankscope-hang", "why this cell hangs");
     this.element = element;
     this.body = body;
     this.drawer = make("div", "drawer");
     this.shape = makeShape("calm");
     this.title = make("b");
-    this.text = make("span", "grow facts");
+    this.text = make("span", this.unpin ? "grow facts" : "grow");
     this.news = make("span", "grow facts", null, { role: "status" });
     this.actions = make("span", "actions");
     this.opener = make("button", "small", "Board", { type: "button", "aria-expanded": "false" });
     this.opener.addEventListener("click", () => this.unfold());
-    const away = make("button", "small", "Unpin", { type: "button" });
-    setAttribute(away, "title", "Remove this bar; the board stays below its cell.");
-    away.addEventListener("click", () => this.unpin());
     this.buttons = makeActions(this, ["Abort"]);
     const line = make("div", "line", null);
-    line.append(this.shape, this.title, this.text, this.news, this.actions, this.opener, away);
+    line.append(this.shape, this.title, this.text, this.news, this.actions, this.opener);
+    if (this.unpin) {
+      const away = make("button", "small", "Unpin", { type: "button" });
+      setAttribute(away, "title", "Remove this bar; the board stays below its cell.");
+      away.addEventListener("click", () => this.unpin());
+      line.append(away);
+    }
     this.body.append(this.drawer, line);
     this.showOutcome("", true);
   }

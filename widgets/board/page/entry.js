@@ -42,6 +42,7 @@ function goToLine(element, source, name) {
 function inhabit(store, model) {
   const name = model.get("name");
   const homes = new Map(); // element → board
+  const hangs = new Map(); // element in the output of a cell that hangs → its bar
   let bar = null;
   const unpin = () => {
     model.set("pinned", false);
@@ -70,6 +71,16 @@ function inhabit(store, model) {
       if (home.closest(DOCKED)) sight.observe(home);
     }
     homeless.forEach((board) => board.destroy());
+    for (const [home, one] of hangs) {
+      if (!home.isConnected) one.destroy();
+      if (!home.isConnected) hangs.delete(home);
+    }
+    for (const home of document.getElementsByClassName(`${name}-hang`)) {
+      if (hangs.has(home)) continue;
+      for (const child of home.children) child.hidden = true;
+      hangs.set(home, new Bar(store));
+      home.append(hangs.get(home).element);
+    }
     pin();
   };
   // Together with the page's own changes, before they are painted.
@@ -82,7 +93,7 @@ function inhabit(store, model) {
     sight.disconnect();
     model.off("change:pinned", pin);
     bar?.destroy();
-    for (const [home, board] of homes) {
+    for (const [home, board] of [...homes, ...hangs]) {
       board.destroy();
       for (const child of home.children) child.hidden = false;
     }
