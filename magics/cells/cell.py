@@ -42,8 +42,9 @@ class CellRun:
     All output is shown on this thread, so that it appears in the notebook cell that
     waits. The wait consists of short ones, so that Ctrl-C is handled at once; between
     two of them ``serve()`` does other work of the main thread. ``hang(ranks)`` is why
-    the cell hangs on `ranks`, as the data of an output; ``None``: it does not. With `collapse` equal
-    output of several ranks is shown once. The cell may take `limit` seconds.
+    the cell hangs on `ranks`, as the data of an output; ``None``: it does not. With
+    `collapse` equal output of several ranks is shown once. The cell may take `limit`
+    seconds.
     """
 
     def __init__(
