@@ -41,7 +41,11 @@ from rankscope.backends.work.flight_recorder import recorder
 
 from ..wire import ipyparallel_private as private
 from ..wire import message_types, requests
-from ..wire.ipykernel_private import allow_top_level_await, show_output_of_children
+from ..wire.ipykernel_private import (
+    allow_top_level_await,
+    keep_output_in_its_cell,
+    show_output_of_children,
+)
 from ..wire.rank_service import RankService, answer
 from ..wire.summaries import SummaryWriter
 from . import availability
@@ -147,6 +151,7 @@ class Agent:
         # In an engine the cells report asynchronous errors, not the exit status.
         atexit.unregister(fail_on_async_error)
         show_output_of_children()
+        keep_output_in_its_cell(self.kernel)
         give_children_their_signals()
 
     def _serve(self, stream: Any, ident: Any, request: private.Message) -> None:

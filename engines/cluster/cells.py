@@ -6,6 +6,7 @@ import random
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from .registry import EngineRegistry
 
 __all__ = ["CellRunner"]
 
+#: Requests of cells whose late output is heard: as many ranks of the last cells.
+HEARD = 1024
 #: Seconds that a rank may report idle after a cell was sent to it.
 LAG = 2.0
 #: Seconds after which an unanswered probe is sent again.
@@ -63,6 +66,8 @@ class CellRunner:
         # One cell at a time: all ranks get the cells of this client in one order.
         self._sending = threading.Lock()
         self._yielding = False
+        # The requests of cells that have ended and may still have output.
+        self._heard: deque[str] = deque()
         registry.subscribe(self._probe_for_lost_cells)
         registry.subscribe(self._share)
 
@@ -161,10 +166,44 @@ class CellRunner:
             with self._lock:
                 sent = self._running.get(execution, {})
                 sent[slot.rank] = _Sent(future, time.monotonic())
-            future.add_done_callback(lambda done: _on_reply(execution, slot.rank, done))
+            future.add_done_callback(
+                lambda done: self._on_reply(execution, slot.rank, done)
+            )
         if not slot.alive:
             # Also where the engine died while the request was on its way.
             execution.finish(slot.rank, _engine_died(slot))
+
+    def _on_reply(self, execution: Execution, rank: int, done: Future[Any]) -> None:
+        """Handle a rank's reply: the rank is done once its last output has arrived."""
+        reply = done.result()
+        future: Any = done
+        if getattr(reply, "ename", "") == "EngineError":
+            # The registry reports the death, with its reason.
+            private.finish_output(future)
+            return
+        error = None
+        if isinstance(reply, ipyparallel.error.RemoteError):
+            trace = tuple((reply.traceback or "").splitlines())
+            error = RankError(rank, reply.ename, reply.evalue, trace, execution.cell)
+        elif isinstance(reply, Exception):
+            what = (type(reply).__name__, str(reply))
+            error = RankError(rank, *what, (), execution.cell)
+
+        def finish(output: Future[Any]) -> None:
+            self._hear(future)
+            execution.finish(rank, error, heard=True)
+
+        future.output.add_done_callback(finish)
+
+    def _hear(self, future: Any) -> None:
+        """Go on to receive what threads and children of an ended cell print."""
+        client = self._registry.client
+        private.keep_listening(client, future)
+        with self._lock:
+            self._heard.append(future.msg_id)
+            old = self._heard.popleft() if len(self._heard) > HEARD else None
+        if old is not None:
+            private.discard_request(client, old)
 
     def _remove(self, execution: Execution) -> None:
         with self._lock:
@@ -244,23 +283,6 @@ class CellRunner:
             for rank in execution.ranks_running:
                 error = RankError(rank, ename, evalue, reason=evalue)
                 execution.finish(rank, error)
-
-
-def _on_reply(execution: Execution, rank: int, done: Future[Any]) -> None:
-    """Handle a rank's reply: the rank is done once its last output has arrived."""
-    reply = done.result()
-    future: Any = done
-    if getattr(reply, "ename", "") == "EngineError":
-        # The registry reports the death, with its reason.
-        private.finish_output(future)
-        return
-    error = None
-    if isinstance(reply, ipyparallel.error.RemoteError):
-        trace = tuple((reply.traceback or "").splitlines())
-        error = RankError(rank, reply.ename, reply.evalue, trace, execution.cell)
-    elif isinstance(reply, Exception):
-        error = RankError(rank, type(reply).__name__, str(reply), (), execution.cell)
-    future.output.add_done_callback(lambda output: execution.finish(rank, error))
 
 
 def _turn_refused(held: Mapping[int, requests.Holder]) -> str:

@@ -59,6 +59,10 @@ class Execution:
         #: Rank → seconds it took, once it is done.
         self.durations: dict[int, float] = {}
         self._outputs: dict[int, list[Output]] = {rank: [] for rank in self.ranks}
+        # Of threads and children that outlive the cell on their rank.
+        self._late: list[tuple[int, Output]] = []
+        self._heard: set[int] = set()
+        self._late_callbacks: list[Callable[[int, Output], None]] = []
         self._errors: dict[int, RankError] = {}
         self._details: dict[int, dict[str, Any]] = {}
         self._running = set(self.ranks)
@@ -74,6 +78,8 @@ class Execution:
     def outputs(self, rank: int) -> list[Output]:
         """Return the output of `rank` so far.
 
+        That of a thread or a child which outlives the cell comes after the cell's own.
+
         Parameters
         ----------
         rank : int
@@ -88,8 +94,12 @@ class Execution:
         with self._lock:
             return [
                 {key: value for key, value in output.items() if key != MARKED}
-                for output in self._outputs[rank]
+                for output in self._all_outputs(rank)
             ]
+
+    def _all_outputs(self, rank: int) -> list[Output]:
+        late = [output for whose, output in self._late if whose == rank]
+        return self._outputs[rank] + late
 
     def on_output(
         self, callback: Callable[[int, Output], None], *, replay: bool = True
@@ -107,9 +117,26 @@ class Execution:
         with self._lock:
             if replay:
                 for rank in self.ranks:
-                    for output in self._outputs[rank]:
+                    for output in self._all_outputs(rank):
                         callback(rank, output)
             self._callbacks.append(callback)
+
+    def on_late_output(self, callback: Callable[[int, Output], None]) -> None:
+        """Call ``callback(rank, output)`` for what comes after the end on `rank`.
+
+        A thread or a child that the cell started may print on. The callback first gets
+        what has come already, on the calling thread; the rest follows on the I/O
+        thread.
+
+        Parameters
+        ----------
+        callback : callable
+            It must not wait.
+        """
+        with self._lock:
+            for rank, output in self._late:
+                callback(rank, output)
+            self._late_callbacks.append(callback)
 
     def on_data(self, callback: Callable[[int, dict[str, Any]], None]) -> None:
         """Call ``callback(rank, data)`` for data that the cell sends beside its output.
@@ -213,10 +240,14 @@ class Execution:
         if kind == "stream":
             output = without_marks(output)
         with self._lock:
-            if rank not in self._running:
+            if rank in self._running:
+                self._outputs[rank].append(output)
+                callbacks = list(self._callbacks)
+            elif rank not in self._heard or kind == "error":
                 return
-            self._outputs[rank].append(output)
-            callbacks = list(self._callbacks)
+            else:
+                self._late.append((rank, output))
+                callbacks = list(self._late_callbacks)
             if kind == "error":
                 what = (output["ename"], output["evalue"], output["traceback"])
                 self._errors[rank] = RankError(rank, *what, self.cell)
@@ -230,11 +261,18 @@ class Execution:
             callbacks = list(self._data_callbacks)
         _call(callbacks, rank, data)
 
-    def finish(self, rank: int, error: RankError | None = None) -> None:
-        """Mark `rank` done, with an `error` if the rank published none itself."""
+    def finish(
+        self, rank: int, error: RankError | None = None, *, heard: bool = False
+    ) -> None:
+        """Mark `rank` done, with an `error` if the rank published none itself.
+
+        `heard`: the rank lives, and what outlives the cell there may print on.
+        """
         with self._lock:
             if rank not in self._running:
                 return
+            if heard:
+                self._heard.add(rank)
             if error is not None:
                 self._errors.setdefault(rank, error)
             if rank in self._errors:

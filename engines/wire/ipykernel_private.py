@@ -12,6 +12,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Container
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import zmq
@@ -19,6 +20,7 @@ import zmq.eventloop.zmqstream
 
 __all__ = [
     "allow_top_level_await",
+    "keep_output_in_its_cell",
     "load_ipython_extension",
     "send_replies_through_stream",
     "serve_messages",
@@ -267,3 +269,59 @@ def show_output_of_children() -> None:
 
     # On the thread of the stream that it makes.
     loop.add_callback(change)
+
+
+# -- output of threads ---------------------------------------------------------
+
+
+def keep_output_in_its_cell(kernel: Any) -> None:
+    """Have what a thread prints belong to the cell that started the thread.
+
+    ipykernel 7 has it belong to the request that is handled last, which may be a later
+    cell's, or none of a cell. What an executor's thread prints belongs to the cell that
+    submitted the call. ipykernel 6 has the first, and none of the names used here.
+    """
+    shell = kernel.shell
+    outlets: list[Any] = [sys.stdout, sys.stderr, shell.display_pub, shell.displayhook]
+    try:
+        for one in outlets:
+            _ = one.set_thread_parent, one.parent_header
+    except AttributeError as error:
+        _skip("output of threads in their own cell", error)
+        return
+
+    def parent_of_thread() -> Callable[[], None]:
+        """Return what gives another thread the cell of the calling one."""
+        parent = dict(outlets[0].parent_header)
+
+        def adopt() -> None:
+            for one in outlets if parent else ():
+                one.set_thread_parent(parent)
+
+        return adopt
+
+    plain_start, plain_submit = threading.Thread.start, ThreadPoolExecutor.submit
+
+    def start(self: threading.Thread) -> None:
+        adopt, run = parent_of_thread(), self.run
+
+        def run_in_cell() -> None:
+            del vars(self)["run"]
+            adopt()
+            run()
+
+        # Of the thread itself: `run` may be that of a class of the user's.
+        vars(self)["run"] = run_in_cell
+        plain_start(self)
+
+    def submit(executor: Any, call: Any, /, *args: Any, **options: Any) -> Any:
+        adopt = parent_of_thread()
+
+        def call_in_cell() -> Any:
+            adopt()
+            return call(*args, **options)
+
+        return plain_submit(executor, call_in_cell)
+
+    threading.Thread.start = start  # type: ignore[method-assign]
+    ThreadPoolExecutor.submit = submit  # type: ignore[method-assign]

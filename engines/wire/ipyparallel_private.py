@@ -39,6 +39,7 @@ __all__ = [
     "evaluated",
     "finish_output",
     "io_thread",
+    "keep_listening",
     "listen",
     "on_notification",
     "probe",
@@ -203,6 +204,19 @@ def listen(
         discard_request(client, header["msg_id"])
 
     return header, cancel
+
+
+def keep_listening(client: Any, future: Any) -> None:
+    """Have the `on_iopub` of a request that has ended called on, until it is discarded.
+
+    A thread or a child that the request has started may print after its end.
+    """
+
+    def keep() -> None:
+        client._futures[future.msg_id] = future
+
+    # On the thread, and after the calls, that remove what ends.
+    client._io_loop.add_callback(keep)
 
 
 def discard_request(client: Any, msg_id: str) -> None:
@@ -395,6 +409,7 @@ PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
         "_control_stream",
         "_engines",
         "_futures",
+        "_io_loop",
         "_io_thread",
         "_mux_stream",
         "_notification_handlers",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
@@ -13,11 +14,11 @@ from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import Cluster, Execution, Output
 from rankscope.widgets.display_id import new_display_id
 
-from ..output.deduplicate import Item
+from ..output.deduplicate import Entry, Item
 from ..output.failures import CellError, plain, summary_of
 from ..output.parse import Bundle
 from ..output.render import Renderer, label_lines, label_width
-from ..output.stream import OutputStream, Shown
+from ..output.stream import FULL, OutputStream, Shown
 from .cell import follow
 from .monitor import CellMonitor
 
@@ -59,7 +60,7 @@ class BackgroundCell:
         self._limit = limit
         self._began = time.monotonic()
         self._took: float | None = None
-        self._tail = _Tail(label_width(cluster.ranks))
+        self._tail = _Tail(label_width(cluster.ranks), self._update)
         self._monitor = CellMonitor(cluster, execution, self._tail.notify)
         self._display_id: str | None = None
         self._thread = threading.Thread(
@@ -130,6 +131,7 @@ class BackgroundCell:
         if self._monitor.groups:
             self._tail.notify(self._monitor.restore(True))
         self._update()
+        stream.show_late(self._tail)
 
     def _update(self) -> None:
         if self._display_id is None or not self._tail.changed(self.state):
@@ -186,8 +188,9 @@ class _Tail:
 
     is_provisional = False
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, on_late: Callable[[], None]) -> None:
         self._width = width
+        self._on_late = on_late
         self._lines: list[str] = []
         self._partials: list[str] = []
         self._notices: list[str] = []
@@ -220,6 +223,11 @@ class _Tail:
 
     def update(self, bundle: Bundle) -> None:
         """Ignore it: `wait` shows displays."""
+
+    def late(self, rank: int, cell: int | None, entries: Sequence[Entry]) -> None:
+        items = [Item(one.kind, (rank,), (one.content,)) for one in entries]
+        self.show([(FULL, item) for item in items])
+        self._on_late()
 
     def partials(self, lines: dict[int, str]) -> None:
         self._partials = [

@@ -63,6 +63,7 @@ class CellRun:
         self._limit = limit
         self._began = time.monotonic()
         self._stream = OutputStream(execution, renderer, collapse=collapse)
+        self._renderer = renderer
         self._monitor = CellMonitor(cluster, execution, renderer.notify)
 
     def run(self) -> None:
@@ -72,6 +73,17 @@ class CellRun:
         seconds, `Interrupted` on Ctrl-C.
         """
         try:
+            self._follow()
+        finally:
+            self._stream.show_late(self._renderer)
+        errors = self._execution.errors
+        if errors:
+            after = self._monitor.restore(False)
+            what = summary_of(errors.values(), remedy=not after)
+            raise CellError("; ".join(filter(None, [what, after])), errors)
+
+    def _follow(self) -> None:
+        try:
             while not self._stream.done:
                 self._wait(TICK)
                 if self._limit is not None and self._elapsed > self._limit:
@@ -79,11 +91,6 @@ class CellRun:
         except KeyboardInterrupt:
             self._interrupted()
         self._close()
-        errors = self._execution.errors
-        if errors:
-            after = self._monitor.restore(False)
-            what = summary_of(errors.values(), remedy=not after)
-            raise CellError("; ".join(filter(None, [what, after])), errors)
 
     @property
     def _elapsed(self) -> float:

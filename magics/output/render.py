@@ -17,10 +17,11 @@ from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 
 from rankscope.backends.rank_sets import format_ranks, name_ranks
+from rankscope.engines.wire import ipyparallel_private as private
 from rankscope.widgets.display_id import new_display_id
 
 from .bars import bar_table
-from .deduplicate import Item
+from .deduplicate import Entry, Item
 from .failures import abort_echo_line, plain, report
 from .parse import Bundle
 from .stream import BRIEF
@@ -57,12 +58,20 @@ class Renderer:
         self._notices: list[str] = []
         self._hang: Mapping[str, str] | None = None
         self._hang_id: str | None = None
+        # That of the notebook's cell: front ends show below it what names it.
+        self._parent = (
+            self._kernel.get_parent("shell")["header"] if self.is_rich else {}
+        )
         self._show_heading()
+
+    @property
+    def _kernel(self) -> Any:
+        return getattr(self._shell, "kernel", None)
 
     @property
     def is_rich(self) -> bool:
         """Whether a front end shows more than text."""
-        return getattr(self._shell, "kernel", None) is not None
+        return self._kernel is not None
 
     @property
     def can_redraw(self) -> bool:
@@ -259,6 +268,36 @@ class Renderer:
                 transient={"display_id": handle},
                 update=True,
             )
+
+    # -- after the end -----------------------------------------------------------
+
+    def late(self, rank: int, cell: int | None, entries: Sequence[Entry]) -> None:
+        """Show entries of a thread or child that goes on after its `cell`, below it.
+
+        Called on any thread, while other cells may run. A terminal has them where it
+        is, with the number of the cell.
+        """
+        for entry in entries:
+            content = entry.content
+            if entry.kind == "display" and self.is_rich:
+                name = name_ranks([rank])
+                header = {"text/html": HEADER.format(name), "text/plain": name}
+                for data, metadata in ((header, {}), (content.data, content.metadata)):
+                    shown = {"data": data, "metadata": metadata, "transient": {}}
+                    private.publish(self._kernel, "display_data", shown, self._parent)
+                continue
+            text = content.text if isinstance(content, Bundle) else content
+            text = label_lines(text, [rank], self._width)
+            name = "stderr" if entry.kind == "stderr" else "stdout"
+            if self.is_rich:
+                printed = {"name": name, "text": text}
+                private.publish(self._kernel, "stream", printed, self._parent)
+                continue
+            if cell is not None:
+                text = "".join(f"cell {cell} {line}\n" for line in text.splitlines())
+            stream = getattr(sys, name)
+            stream.write(text)
+            stream.flush()
 
 
 def label_width(ranks: Sequence[int]) -> int:

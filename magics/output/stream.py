@@ -15,6 +15,7 @@ from typing import Protocol
 from rankscope.engines import Execution, Output, RankError
 
 from .deduplicate import Entry, Item, OutputDeduplicator
+from .late import LateOutput, LateSurface
 from .parse import Bundle, OutputParser, failure
 
 __all__ = ["OutputStream", "Surface"]
@@ -121,6 +122,10 @@ class OutputStream:
             self._surface.redraw(final)
         else:
             self._show(self._deduplicator.poll(math.inf))
+
+    def show_late(self, surface: LateSurface) -> None:
+        """Show what threads and children print from now on; to be called at the end."""
+        LateOutput(self.execution, self._parser, surface)
 
     # -- input ----------------------------------------------------------
 

@@ -13,7 +13,7 @@ from nbclient.exceptions import CellExecutionError
 
 from rankscope.backends.conformance.waiting import until
 from rankscope.magics.output.failures import plain
-from tests.magics.kernels import TIMEOUT, Kernel, running_kernel
+from tests.magics.kernels import TIMEOUT, Cell, Kernel, running_kernel
 from tools.execution import execute
 
 pytestmark = pytest.mark.processes
@@ -243,6 +243,63 @@ def test_a_background_cell_is_updated_where_it_was_shown(kernel: Kernel) -> None
     ]
     assert cell.error == ""
     assert all(update.startswith("cell ") for update in updates)
+
+
+def test_what_outlives_a_cell_prints_below_it(kernel: Kernel, tmp_path: Path) -> None:
+    """A thread, a thread of an executor and a forked child, while another cell runs."""
+    gate, seen = tmp_path / "gate", tmp_path / "seen"
+    first = kernel.begin(
+        "%%distributed -r 0-1",
+        "import os, pathlib, sys, threading, time",
+        "from concurrent.futures import ThreadPoolExecutor",
+        "from IPython.display import HTML, display",
+        "def late(what):",
+        f"    while not pathlib.Path({str(gate)!r}).exists():",
+        "        time.sleep(0.01)",
+        "    # One piece: a child sends each by itself.",
+        "    sys.stdout.write(f'{what} of {rank}\\n')",
+        "thread = threading.Thread(target=late, args=('thread',))",
+        "thread.start()",
+        "executor = ThreadPoolExecutor(1)",
+        "call = executor.submit(late, 'call')",
+        "call.add_done_callback(lambda done: display(HTML('<i>seen</i>')))",
+        "if rank == 1 and os.fork() == 0:",
+        "    late('child')",
+        "    os._exit(0)",
+    )
+    assert kernel.end(first).stream() == ""
+    second = kernel.begin(
+        "%%distributed -r 0-1",
+        "print('second', flush=True)",
+        f"while not pathlib.Path({str(seen)!r}).exists():",
+        "    time.sleep(0.01)",
+        "print(executor.submit(lambda: print('own')).result())",
+    )
+    late, own = Cell(), Cell()
+    wanted = {
+        *(
+            f"[{rank}]   {what} of {rank}"
+            for rank in (0, 1)
+            for what in ("thread", "call")
+        ),
+        "[1]   child of 1",
+    }
+    try:
+        while wanted - set(late.stream().splitlines()) or len(late.data) < 4:
+            message = kernel.client.get_iopub_msg(timeout=TIMEOUT)
+            shown = (0.0, message["msg_type"], message["content"])
+            if message["parent_header"]["msg_id"] == first:
+                late.messages.append(shown)
+            elif message["parent_header"]["msg_id"] == second:
+                own.messages.append(shown)
+            if "second" in own.stream():
+                gate.touch()
+    finally:
+        seen.touch()
+    own.messages += kernel.end(second).messages
+    assert set(late.stream().splitlines()) == wanted
+    assert sorted(one["text/plain"] for one in late.data)[2:] == ["rank 0", "rank 1"]
+    assert own.stream() == "[0-1] second\n[0-1] own\n[0-1] None\n"
 
 
 def test_completion_reaches_a_front_end(kernel: Kernel) -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from rankscope.magics.output.deduplicate import Item
+from rankscope.magics.output.deduplicate import Entry, Item
 from rankscope.magics.output.failures import plain
 from rankscope.magics.output.parse import Bundle
 from rankscope.magics.output.render import Renderer, label_lines, label_width
@@ -41,7 +41,8 @@ def renderer_on(kernel: bool, ranks: int = 4) -> tuple[Renderer, Publisher]:
     publisher = Publisher()
     shell = SimpleNamespace(display_pub=publisher)
     if kernel:
-        shell.kernel = object()
+        header = {"header": {"msg_id": "cell"}}
+        shell.kernel = SimpleNamespace(get_parent=lambda channel: header)
     return Renderer(cast(InteractiveShell, shell), range(ranks)), publisher
 
 
@@ -192,3 +193,14 @@ def test_a_terminal_shows_one_unfinished_line_and_writes_over_it(
     renderer.show([line("done", 0)])
     assert terminal.getvalue().endswith("\r\x1b[2K[0]   done\n")
     assert not renderer.is_provisional
+
+
+def test_a_terminal_has_late_output_with_its_cell(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    renderer, _ = renderer_on(kernel=False)
+    renderer.late(2, 7, [Entry("stdout", "a", "one\ntwo"), Entry("stderr", "b", "err")])
+    assert capsys.readouterr() == (
+        "cell 7 [2]   one\ncell 7 [2]   two\n",
+        "cell 7 [2]   err\n",
+    )
