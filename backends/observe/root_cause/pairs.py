@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from ..evidence import Group, GroupEvidence, IssuedOp
@@ -50,6 +50,19 @@ class Pairs:
                     self._ops.setdefault(key, []).append(op)
                     if op.in_flight:
                         self._pending.setdefault((rank, op.peer), []).append(op)
+
+    def stale(self) -> Iterator[int]:
+        """Yield ranks of which others have received more than they have sent.
+
+        Their records are older than those of the others.
+        """
+        for (receiver, sender, sends), ops in self._ops.items():
+            known = self.known.get(sender)
+            if sends or known is None or not known.lists_all:
+                continue
+            received = sum(op.state == "completed" for op in ops)
+            if received > len(self._ops.get((sender, receiver, True), ())):
+                yield sender
 
     def waits(self, stale: Collection[int]) -> tuple[list[Wait], list[Match]]:
         """Return what each rank waits in, and the pairs of which both sides wait."""

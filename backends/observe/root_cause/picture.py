@@ -44,12 +44,12 @@ class Picture:
     def of(cls, evidence: Evidence, stall: float) -> Picture:
         """Return what the rules look at; an op of `stall` seconds hangs."""
         scenes = scenes_of(evidence)
+        pairs_of = [Pairs(scene) for scene in scenes]
         read_earlier = frozenset[int]()
         if not evidence.at_one_moment:
-            read_earlier = stale_ranks(scenes)
+            read_earlier = stale_ranks(scenes).union(*(one.stale() for one in pairs_of))
         self = cls(evidence, scenes, read_earlier)
-        for scene in scenes:
-            pairs = Pairs(scene)
+        for scene, pairs in zip(scenes, pairs_of, strict=True):
             waits, matches = pairs.waits(self.stale)
             self.waits += [*scene.waits(self.stale), *waits]
             difference = first_difference(scene, self.stale)

@@ -164,9 +164,11 @@ class GroupScene:
         found = {}
         for rank, issued in self.issued.items():
             if issued < done:
-                ops = [self.named(seq) for seq in range(issued + 1, done + 1)[-50:]]
-                if not any(op is not None and op.op in _ONE_SIDED for op in ops):
-                    found[rank] = done
+                later = range(issued + 1, done + 1)[-50:]
+                ops = {seq: op for seq in later if (op := self.named(seq)) is not None}
+                proof = [seq for seq, op in ops.items() if op.op not in _ONE_SIDED]
+                if proof or not ops:
+                    found[rank] = max(proof, default=done)
         return found
 
     def waits(self, stale: Collection[int]) -> list[Wait]:
@@ -194,12 +196,23 @@ class GroupScene:
                 if bounds.get(rank, self.issued.get(rank, 0)) < seq:
                     unknown.append(rank)
             elif rank not in self.issued:
-                unknown.append(rank)
+                side = absent if self._cannot_be_over(rank, seq) else unknown
+                side.append(rank)
             elif self.issued[rank] < seq:
                 absent.append(rank)
             elif self.completed.get(rank, 0) >= seq:
                 ahead.append(rank)
         return tuple(absent), tuple(unknown), tuple(ahead)
+
+    def _cannot_be_over(self, rank: int, seq: int) -> bool:
+        """Return whether an op that `rank` has not in flight is not over there either.
+
+        It needs all ranks, and others are in it.
+        """
+        known, op = self.known.get(rank), self.named(seq)
+        if known is None or op is None or op.op in _ONE_SIDED:
+            return False
+        return known.lists_all_in_flight and known.over_is_completed
 
 
 def scenes_of(evidence: Evidence) -> list[GroupScene]:

@@ -338,3 +338,57 @@ def test_the_shortest_cycle() -> None:
     edges = {0: [1], 1: [2], 2: [0, 3], 3: [2]}
     assert sorted(shortest_cycle([0, 1, 2, 3], edges)) == [2, 3]
     assert shortest_cycle([0, 1, 2], {0: [1], 1: [2], 2: [0]}) == [0, 1, 2]
+
+
+def test_a_dump_that_lacks_what_others_have_received_is_older() -> None:
+    """Rank 0 has not sent what rank 1 has received: it has gone on since then."""
+    ranks = four()
+    ranks[0].issue("send", peer=1, done=True)
+    ranks[1].issue("recv", peer=0, done=True).issue("recv", peer=0, done=True)
+    ranks[1].issue("recv", peer=0)
+    culprits = {rank for one in look(ranks) for rank in one.culprits}
+    assert culprits == set()
+
+
+def test_a_rank_behind_and_one_absent_beside_an_idle_one_are_no_hang() -> None:
+    """Dumps from different moments: rank 1 would wait if the job hung."""
+    ranks = four()
+    for one in ranks:
+        one.issue(done=one.rank != 0)
+    ranks[2].issue(group=TP1)
+    assert {rank for one in look(ranks) for rank in one.culprits} == set()
+
+
+def test_without_an_idle_rank_both_are_named() -> None:
+    ranks = four()
+    for one in ranks:
+        one.issue(done=one.rank != 0)
+    ranks[1].issue(group=TP0)
+    ranks[2].issue(group=TP1)
+    assert {rank for one in look(ranks) for rank in one.culprits} == {0, 3}
+
+
+def test_others_tell_which_of_two_ops_comes_first() -> None:
+    """Ranks 1 and 3 wait for each other; in the other pair `dp` comes after all."""
+    ranks = four()
+    for one in ranks:
+        one.issue(done=True, line=1)
+        one.issue(group=DP[one.rank], done=True, line=2)
+        if one.rank != 3:
+            one.issue(line=1)
+    ranks[3].issue(group=DP1, line=2)
+    found = only(look(ranks))
+    assert (found.fault, found.culprits) == (Fault.DEADLOCK, (3,))
+
+
+def test_where_no_other_rank_tells_the_order_both_are_named() -> None:
+    """As an embedding group, which only the first and the last stage have."""
+    ends = Group("embd", (0, 3))
+    ranks = four()
+    for one in ranks:
+        one.issue(done=True)
+        if one.rank != 3:
+            one.issue()
+    ranks[3].issue(group=ends)
+    found = only(look(ranks))
+    assert (found.fault, found.culprits) == (Fault.DEADLOCK, (0, 3))

@@ -20,6 +20,8 @@ _ONCE_WRONG = {
     "ids of groups that only some ranks have": (11292, 13549),
     "a batch of one that is over": (10018, 11795),
     "dumps of a healthy job, read one after the other": (20382, 22187, 22465),
+    "a dump that is older, among broadcasts": (100454,),
+    "a rank without counters beside a lost host": (100527,),
     "a cycle of two of which other ranks tell the order": (300, 366, 22),
 }
 
