@@ -190,7 +190,9 @@ class GroupScene:
         self, seq: int, stale: Collection[int], bounds: Mapping[int, int]
     ) -> tuple[tuple[int, ...], ...]:
         """Return who is absent from an op, of whom it is not known, who is ahead."""
-        absent, unknown, ahead = [], [], []
+        absent: list[int] = []
+        unknown: list[int] = []
+        ahead: list[int] = []
         for rank in self.group.ranks:
             if rank in stale:
                 if bounds.get(rank, self.issued.get(rank, 0)) < seq:
