@@ -211,7 +211,9 @@ def check_mpi() -> Iterator[Finding]:
         return
     version, library = done.stdout.splitlines()[:2]
     yield Finding("ok", "library", f"{library.strip(chr(0))}, mpi4py {version}")
-    mpiexec = _mpiexec()
+    from rankscope.engines.cluster.launch import find_mpiexec
+
+    mpiexec = find_mpiexec()
     if mpiexec is None:
         yield Finding(
             "note",
@@ -222,12 +224,6 @@ def check_mpi() -> Iterator[Finding]:
         return
     reported = (_run(mpiexec, "--version").stdout.strip().splitlines() or [""])[0]
     yield Finding("ok", "launcher", f"{mpiexec} ({reported or 'no version reported'})")
-
-
-def _mpiexec() -> str | None:
-    from rankscope.engines.cluster.launch import find_mpiexec
-
-    return find_mpiexec()
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:

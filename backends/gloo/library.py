@@ -96,15 +96,10 @@ class GlooInfo:
     True
     """
 
-    #: The distribution that carries the library: ``"pygloo"`` or ``"xoscar"``.
     library: str
     version: str
-    #: The file of the library.
     path: str
-    #: ``"uv"`` (pygloo) or ``"tcp"`` (xoscar).
     transport: str
-    #: The network interface, and its address, at which ranks on other hosts reach this
-    #: one. Ranks that all share a host use loopback, unless GLOO_SOCKET_IFNAME is set.
     interface: str
     address: str
 
@@ -248,7 +243,8 @@ def chosen() -> Library:
         )
     if name not in found:
         remedy = f"{pip_install(*_REQUIREMENTS[name])}, or unset {by}"
-        if name == "pygloo" and not _pygloo_has_a_wheel():
+        has_wheel = sys.version_info[:2] == (3, 10) and platform.machine() == "x86_64"
+        if name == "pygloo" and not has_wheel:
             remedy = f"its wheels are for CPython 3.10 on x86-64; unset {by}"
         raise DistBackendError(
             f"gloo cannot be used: {by} names {name}, which is not installed for this "
@@ -273,10 +269,6 @@ def _unsupported() -> str | None:
             "which this is; the ordinary build has gloo."
         )
     return None
-
-
-def _pygloo_has_a_wheel() -> bool:
-    return sys.version_info[:2] == (3, 10) and platform.machine() == "x86_64"
 
 
 def _known() -> str:

@@ -59,9 +59,10 @@ class MeetingConnector:
         """End `connect` from another thread; returns at once."""
         self._cancelled = True
         # On a thread: the store may be in use, and this may be a signal handler.
-        threading.Thread(
-            target=self._store.close, name="rankscope-cancel", daemon=True
-        ).start()
+        threading.Thread(target=self._end, name="rankscope-cancel", daemon=True).start()
+
+    def _end(self) -> None:
+        self._store.close()
 
 
 def different(found: Sequence[str], what: str, name: Namer) -> str:

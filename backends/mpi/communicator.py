@@ -123,13 +123,7 @@ class GroupRendezvous(MeetingConnector):
                 "restart all ranks together"
             )
 
-    def cancel(self) -> None:
-        self._cancelled = True
-        threading.Thread(
-            target=self._cancel, name="rankscope-mpi-cancel", daemon=True
-        ).start()
-
-    def _cancel(self) -> None:
+    def _end(self) -> None:
         try:
             decision = self._store.compare_set("decision", b"", _CANCELLED)
         except DistError as error:

@@ -13,8 +13,8 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 from ..work.sigint import defer_sigint
 from .interface import GpuApi
@@ -25,6 +25,9 @@ __all__ = ["DeviceQueue", "queue_of_device"]
 
 #: Works that have completed, and their time on the device in ms, if it is known.
 Completed = tuple[Sequence[NCCLWork], "float | None"]
+
+
+_NO_SWITCH = contextlib.nullcontext()
 
 
 class Stream(Protocol):
@@ -103,25 +106,20 @@ class DeviceQueue:
         progress thread.
         """
         with defer_sigint() as on_main:
-            device = self.api.cuda.device
-            return self._advance(device, callbacks_later or on_main)
+            return self._advance(callbacks_later or on_main, on_device=False)
 
     def advance_in_submit(self) -> bool:
         """As `advance`; the caller has deferred interrupts and set the device."""
-        return self._advance(_same_device, callbacks_later=True)
+        return self._advance(True, on_device=True)
 
-    def _advance(
-        self,
-        enter_device: Callable[[int], contextlib.AbstractContextManager[Any]],
-        callbacks_later: bool,
-    ) -> bool:
+    def _advance(self, callbacks_later: bool, *, on_device: bool) -> bool:
         completed: list[Completed] = []
         broken: list[Stream] = []
         moved = False
         if not self.lock.acquire(blocking=False):
             return False
         try:
-            with enter_device(self.device):
+            with _NO_SWITCH if on_device else self.api.cuda.device(self.device):
                 moved = self._launch_pending(broken)
                 self._collect(completed, broken)
         except Exception as error:  # noqa: BLE001 - it ends every op of the device
@@ -175,13 +173,6 @@ class DeviceQueue:
                     broken.append(stream)
             if not stream.healthy or not stream.in_flight:
                 self._flying.discard(stream)
-
-
-_SAME_DEVICE = contextlib.nullcontext()
-
-
-def _same_device(device: int) -> contextlib.nullcontext[None]:
-    return _SAME_DEVICE
 
 
 _queues: weakref.WeakValueDictionary[tuple[int, int], DeviceQueue] = (

@@ -101,7 +101,10 @@ class Matching:
         if self._early:
             arrival = self._earliest(request.wanted, tag)
             if arrival is not None:
-                self._take(self._early, (arrival.source, tag), arrival)
+                found = self._early[arrival.source, tag]
+                found.remove(arrival)
+                if not found:
+                    del self._early[arrival.source, tag]
                 return arrival
         request.order = next(self._order)
         key = request.wanted, tag
@@ -116,7 +119,7 @@ class Matching:
             found = self._early.get((source, tag))
             return found[0] if found else None
         heads = [found[0] for (_, one), found in self._early.items() if one == tag]
-        return min(heads, key=_order, default=None)
+        return min(heads, key=lambda arrival: arrival.order, default=None)
 
     def match(self, source: int, tag: int) -> Request | None:
         """Return the receive that takes a message of `source` that has come now."""
@@ -152,21 +155,6 @@ class Matching:
         sources = (source, ANY_SOURCE) if last else (source,)
         for found in [key for key in self._posted if key[0] in sources]:
             yield from self._posted.pop(found)
-
-    @staticmethod
-    def _take(
-        kept: dict[tuple[int, int], collections.deque[Arrival]],
-        key: tuple[int, int],
-        arrival: Arrival,
-    ) -> None:
-        found = kept[key]
-        found.remove(arrival)
-        if not found:
-            del kept[key]
-
-
-def _order(arrival: Arrival) -> int:
-    return arrival.order
 
 
 def as_bytes(array: Flat) -> Flat:
