@@ -9,16 +9,18 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .cuda_context import cuda_contexts
 from .cuda_install import install_command
-from .float8 import Float8Array, float8_of
 
 __all__ = [
     "DEVICE_TYPES",
+    "Float8",
+    "Float8Array",
     "check_dtypes",
     "check_list",
     "check_size",
@@ -205,7 +207,7 @@ def _of_cupy(array: Any, argument: str, where: object) -> Any:
             f"{where}: {argument} (a torch tensor on CUDA) needs cupy, which is not "
             f"installed: {install_command()}"
         ) from error
-    float8 = float8_of(array) if _library_of(array) == "torch" else None
+    float8 = _FLOAT8.get(str(array.dtype)) if _library_of(array) == "torch" else None
     try:
         with _on_device_of(array):
             if float8 is not None:
@@ -282,3 +284,46 @@ def check_size(
             f"{where}: {argument} (shape {tuple(array.shape)}) has {array.size} "
             f"elements; expected {expected}: {why}"
         )
+
+
+# torch's float8 dtypes: cupy has none, so that the data are bytes.
+
+
+@dataclass(frozen=True)
+class Float8:
+    """The attributes of `numpy.dtype` that the backends use; `itemsize` is in bytes.
+
+    `kind` is the same as that of the dtypes of the package ml_dtypes.
+    """
+
+    name: str
+    kind: str = "V"
+    itemsize: int = 1
+
+    def __str__(self) -> str:
+        return self.name
+
+
+_FLOAT8 = {
+    "torch.float8_e4m3fn": Float8("float8_e4m3fn"),
+    "torch.float8_e5m2": Float8("float8_e5m2"),
+}
+
+
+class Float8Array:
+    """An array of `dtype` that uses the memory of `data`, an array of bytes.
+
+    Other attributes (shape, device, address, flags) are read from `data`.
+    """
+
+    def __init__(self, data: Any, dtype: Float8) -> None:
+        self._bytes, self.dtype = data, dtype
+
+    def __getitem__(self, index: Any) -> Float8Array:
+        return Float8Array(self._bytes[index], self.dtype)
+
+    def reshape(self, *shape: Any) -> Float8Array:
+        return Float8Array(self._bytes.reshape(*shape), self.dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bytes, name)

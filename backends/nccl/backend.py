@@ -29,9 +29,8 @@ from .communicator import NCCLComm
 from .dtypes import REDUCE_OPS, Reduction, is_float8, reduction
 from .interface import GpuApi
 from .launch_queue import queue_of_device
-from .loader import load
 from .nan_check import refuse_nan
-from .nccl4py import unavailable_reason
+from .nccl4py import load, unavailable_reason
 from .options import (
     SWITCH,
     blocking_wait,

@@ -1,4 +1,4 @@
-"""`Nccl` implemented with nccl4py, and the reason why NCCL cannot be used, if any.
+"""`Nccl` implemented with nccl4py: loaded once, or the reason why it cannot be.
 
 The calls are those of ``nccl.bindings``: the functions accept addresses, as NCCL's
 do, and release the GIL. Only this file uses names of nccl4py. The C prototype of
@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ..devices import cuda_device
+from ..devices.cuda_driver import CudaLibrary
 from ..devices.cuda_install import (
     DRIVER_FILES,
     cuda_of_cupy,
@@ -25,9 +27,9 @@ from ..devices.cuda_install import (
 )
 from ..errors import ConnectionLostError, DistBackendError, LibraryFailure
 from ..install import pip_install, with_extra
-from .interface import MEMORY_STATS
+from .interface import MEMORY_STATS, GpuApi
 
-__all__ = ["NcclLibrary", "unavailable_reason"]
+__all__ = ["NcclLibrary", "load", "set_loader_for_tests", "unavailable_reason"]
 
 #: The first NCCL version with ``ncclCommInitRankScalable``, by which nccl4py creates
 #: communicators.
@@ -361,3 +363,33 @@ def _no_library() -> str | None:
             f"{pip_install('--upgrade', for_cuda(_LIBRARY))}"
         )
     return None
+
+
+def _load_real() -> GpuApi:
+    reason = unavailable_reason()
+    if reason is not None:
+        raise DistBackendError(f"the nccl backend cannot be used here: {reason}")
+    return GpuApi(NcclLibrary(), CudaLibrary())
+
+
+_loader: Callable[[], GpuApi] = _load_real
+_api: GpuApi | None = None
+
+
+def load() -> GpuApi:
+    """Return NCCL and CUDA, loaded at the first call.
+
+    Raises `DistBackendError`, with the remedy, if they cannot be used.
+    """
+    global _api
+    if _api is None:
+        _api = _loader()
+        cuda_device.use_driver(_api.cuda)
+    return _api
+
+
+def set_loader_for_tests(loader: Callable[[], GpuApi] | None) -> None:
+    """Have `load` return what ``loader()`` returns; ``None``: the libraries."""
+    global _loader, _api
+    _loader, _api = loader or _load_real, None
+    cuda_device.use_driver(None)

@@ -12,7 +12,7 @@ import numpy as np
 import rankscope as dist
 from rankscope.backends.groups.config import BackendConfig
 from rankscope.backends.groups.process_group import ProcessGroup
-from rankscope.backends.nccl import loader
+from rankscope.backends.nccl import nccl4py
 from tests.backends.gpu_simulation import DeviceArray, Simulation
 
 __all__ = ["Rank", "Ranks"]
@@ -68,7 +68,7 @@ class Ranks:
     def start(self, size: int, timeout: float = 30, name: str = "g") -> Ranks:
         """Create `size` ranks of one group; `timeout` is the group's, in seconds."""
         path = str(self.folder / f"store-{name}")
-        loader.load()
+        nccl4py.load()
         for rank in range(size):
             store = dist.FileStore(path, size)
             self.stores.append(store)

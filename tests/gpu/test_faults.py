@@ -16,7 +16,7 @@ from rankscope.backends.conformance.ranks import Rank, Ranks, run_ranks
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.groups.process_group import ProcessGroup
 from rankscope.backends.groups.world import world as groups
-from rankscope.backends.nccl import loader
+from rankscope.backends.nccl import nccl4py
 from tests.gpu.ranks import SLACK, aborted_meanwhile, used, world
 
 pytestmark = pytest.mark.processes
@@ -208,7 +208,7 @@ def shrinks(me: Rank) -> bool:
         if me.rank == 1:
             until(lambda: group.aborted is not None, 60)
             return False
-        nccl = loader.load().nccl
+        nccl = nccl4py.load().nccl
         shrink, made = nccl.shrink, []
 
         def counted(comm: Any, excluded: Any, *, abort: bool) -> Any:

@@ -18,7 +18,7 @@ from rankscope.backends.conformance.ranks import Rank, run_ranks
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.groups.world import world as groups
 from rankscope.backends.nccl import dtypes as nccl_types
-from rankscope.backends.nccl import loader
+from rankscope.backends.nccl import nccl4py
 from rankscope.backends.nccl.stream import NCCLStream
 from tests.gpu.ranks import used, world
 from tools import support_table
@@ -278,7 +278,7 @@ def splits(me: Rank) -> bool:
         # A communicator is idle only after the backend has polled the end of its ops.
         until(lambda: not groups.get_group().status.in_flight, 20)
         dist.all_reduce(cupy.ones(1), async_op=True).synchronize()
-        nccl = loader.load().nccl
+        nccl = nccl4py.load().nccl
         split, made = nccl.split, []
         nccl.split = lambda comm, rank: made.append(rank) or split(comm, rank)  # type: ignore[func-returns-value, method-assign]
         group = dist.new_group(range(me.size), group_desc="second")
@@ -303,7 +303,7 @@ def suspends(me: Rank) -> None:
         group = groups.get_group()
         x = cupy.full(1 << 20, me.rank + 1.0)
         dist.all_reduce(x)
-        if loader.load().nccl.suspend_lacks():
+        if nccl4py.load().nccl.suspend_lacks():
             with pytest.raises(NotImplementedError, match="is needed: pip install"):
                 group.suspend()
             return

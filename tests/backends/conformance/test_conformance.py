@@ -20,7 +20,7 @@ from rankscope.backends.conformance.mpi_ranks import mpiexec
 from rankscope.backends.conformance.suite import RULES, select, try_on
 from rankscope.backends.conformance.trial import DeviceArrays
 from rankscope.backends.groups.watchdog import watchdog
-from rankscope.backends.nccl import loader
+from rankscope.backends.nccl import nccl4py
 from rankscope.conformance import (
     MPI,
     BackendConformance,
@@ -220,7 +220,7 @@ def test_arrays_of_a_device_are_made_by_cupy_or_by_the_class_that_is_named(
     arrays = f"{DeviceArrays.__module__}:DeviceArrays" if named else ""
     setup = Setup("nccl", "cuda", arrays=arrays, options=SMALL)
     session = Threads(setup, 2)
-    loader.load()
+    nccl4py.load()
     rules = ["all_reduce", "all_gather", "send_and_recv", "goes on alone"]
     report = Report("nccl")
     for rule in select(("exact", "contract"), rules):
@@ -240,7 +240,7 @@ def test_nccl_over_the_simulation(simulation: Simulation, size: int) -> None:
         arrays=lambda rank: SimulatedArrays(simulation, rank),
         around=simulation.cuda.device,
     )
-    loader.load()
+    nccl4py.load()
     # Not by `check_backend`, which asks whether there is a GPU.
     levels = ("exact", "contract") if size > 1 else ("exact",)
     simulated = Report("nccl")

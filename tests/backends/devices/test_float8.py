@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import rankscope as dist
-from rankscope.backends.devices.arrays import native
-from rankscope.backends.devices.float8 import Float8, Float8Array
+from rankscope.backends.devices.arrays import Float8, Float8Array, native
 from rankscope.backends.work.flight_recorder import recorder
 from tests.backends.gpu_ranks import Rank, Ranks
 from tests.backends.gpu_simulation import Simulation

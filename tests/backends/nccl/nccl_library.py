@@ -40,7 +40,7 @@ from rankscope.backends.groups.process_group import ProcessGroup
 from rankscope.backends.groups.spec import Origin
 from rankscope.backends.groups.watchdog import watchdog
 from rankscope.backends.interface import staging
-from rankscope.backends.nccl import loader, options
+from rankscope.backends.nccl import nccl4py, options
 from rankscope.backends.nccl import nccl4py as nccl_library
 from rankscope.backends.nccl.interface import GpuApi
 from rankscope.backends.nccl.nccl4py import NcclLibrary
@@ -153,7 +153,7 @@ def group(
     It frees its streams and events, and calls NCCL on its device alone.
     """
     before = (cuda_stub.streams, cuda_stub.events)
-    loader.set_loader_for_tests(lambda: GpuApi(NcclLibrary(), HalfCuda(simulation)))
+    nccl4py.set_loader_for_tests(lambda: GpuApi(NcclLibrary(), HalfCuda(simulation)))
     store = dist.FileStore(str(tmp_path / "store"), 1)
     made = ProcessGroup("g", [0], 0, BackendConfig("cuda:nccl"), store, 30)
     made.simulation = simulation  # type: ignore[attr-defined]
@@ -163,7 +163,7 @@ def group(
     until(lambda: (cuda_stub.streams, cuda_stub.events) == before)
     assert stub.homeless == 0
     store.close()
-    loader.set_loader_for_tests(None)
+    nccl4py.set_loader_for_tests(None)
     watchdog.stop()
     take_async_error()
 
@@ -345,7 +345,7 @@ def test_the_threads_of_a_group_create_contexts_on_its_device_alone(
             work = dist.all_reduce(x, group=group, async_op=True)
             work.synchronize()
         getattr(group, end)(*(["enough"] if end == "abort" else []))
-        return loader.load().cuda.current_device()
+        return nccl4py.load().cuda.current_device()
 
     assert on_thread(life) is None
     until(lambda: cuda_stub.streams == 0)
@@ -477,7 +477,7 @@ def test_no_thread_of_the_backend_breaks_a_capture_of_the_users(
 
 
 def test_what_was_freed_is_not_used(group: ProcessGroup) -> None:
-    cuda = loader.load().cuda
+    cuda = nccl4py.load().cuda
     with cuda.device(0):
         event = cuda.new_event(timed=True)
     cuda.free_event(event)
@@ -557,7 +557,7 @@ def test_the_gil_is_free_in_calls_and_aborts(group: ProcessGroup, stub: Stub) ->
 def test_the_gil_is_free_in_queries_of_events(
     group: ProcessGroup, cuda_stub: Stub
 ) -> None:
-    cuda = loader.load().cuda
+    cuda = nccl4py.load().cuda
     with cuda.device(0):
         event = cuda.new_event(timed=False)
     cuda.record(event, 0)
@@ -658,7 +658,7 @@ def test_a_group_is_suspended_and_resumed(group: ProcessGroup, stub: Stub) -> No
         group.suspend()
     stub.version = 22907
     cuda = HalfCuda(group.simulation)  # type: ignore[attr-defined]
-    loader.set_loader_for_tests(lambda: GpuApi(NcclLibrary(), cuda))
+    nccl4py.set_loader_for_tests(lambda: GpuApi(NcclLibrary(), cuda))
     other = ProcessGroup("h", [0], 0, group.config, group.store, 30)
     dist.all_reduce(array(group, [1]), group=other)
     sizes = {"suspend": 1000, "persist": 3000, "total": 4000}
@@ -687,7 +687,7 @@ def test_a_machine_without_a_driver_says_so() -> None:
     assert reason.startswith("there is no usable NVIDIA driver here (cudaError")
     assert "\n" not in reason
     with pytest.raises(dist.DistBackendError, match="no usable NVIDIA driver"):
-        loader.load()
+        nccl4py.load()
     assert not dist.is_nccl_available()
 
 

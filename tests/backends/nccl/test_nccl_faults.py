@@ -156,14 +156,14 @@ def test_groups_of_one_device_keep_the_order_of_issue(
 INTERRUPTED = """
 import os, signal, subprocess, sys, threading
 import rankscope as dist
-from rankscope.backends.nccl import loader
+from rankscope.backends.nccl import nccl4py
 from rankscope.backends.groups.config import BackendConfig
 from rankscope.backends.groups.process_group import ProcessGroup
 from tests.backends.gpu_simulation import Simulation
 from rankscope.backends.conformance.waiting import until
 
 simulation = Simulation()
-loader.set_loader_for_tests(lambda: simulation.api)
+nccl4py.set_loader_for_tests(lambda: simulation.api)
 store = dist.FileStore(sys.argv[1], 1)
 pg = ProcessGroup("g", [0], 0, BackendConfig("cuda:nccl"), store, 60)
 x = simulation.array([1.0], 0)

@@ -11,7 +11,7 @@ import pytest
 
 import rankscope as dist
 from rankscope.backends.conformance.waiting import until
-from rankscope.backends.devices.float8 import Float8, Float8Array
+from rankscope.backends.devices.arrays import Float8, Float8Array
 from rankscope.backends.nccl import options
 from rankscope.backends.nccl.nan_check import refuse_nan
 from rankscope.backends.work.op_type import OpType

@@ -25,7 +25,7 @@ from rankscope.backends.conformance.waiting import until
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.groups.watchdog import watchdog
 from rankscope.backends.groups.world import world
-from rankscope.backends.nccl import loader
+from rankscope.backends.nccl import nccl4py
 from rankscope.backends.observe.export import local_dump, save_flight_recorder
 from rankscope.backends.observe.torch_format import flight_recorder
 from rankscope.backends.work.async_errors import take_async_error
@@ -517,7 +517,7 @@ def nccl_dumps(scenario: str, folder: Path) -> None:
     """
     recorder.clear()
     simulation = Simulation()
-    loader.set_loader_for_tests(lambda: simulation.api)
+    nccl4py.set_loader_for_tests(lambda: simulation.api)
     ranks = Ranks(simulation, folder).start(3, name=scenario)
     try:
         ranks(nccl_missing if scenario == "nccl_missing" else nccl_everything)
@@ -532,7 +532,7 @@ def nccl_dumps(scenario: str, folder: Path) -> None:
         ranks.ranks[0].pg.abort("the scenario is over")
         ranks.close()
         simulation.close()
-        loader.set_loader_for_tests(None)
+        nccl4py.set_loader_for_tests(None)
         watchdog.stop()
         take_async_error()
 

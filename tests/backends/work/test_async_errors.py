@@ -18,11 +18,11 @@ ROOT = Path(__file__).resolve().parents[3]
 
 HANGS = """
 import rankscope as dist
-from rankscope.backends.nccl import loader
+from rankscope.backends.nccl import nccl4py
 from tests.backends.gpu_simulation import Simulation
 
 simulation = Simulation()
-loader.set_loader_for_tests(lambda: simulation.api)
+nccl4py.set_loader_for_tests(lambda: simulation.api)
 dist.init_process_group("cuda:nccl", timeout=0.5)
 x = simulation.array([1.0, 2.0], 0)
 dist.all_reduce(x)
