@@ -433,7 +433,8 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
                 return pending
         with current.issue_lock:
             current.handing_over = record, time.monotonic()
-            watchdog.touch()
+            if watchdog.idle:
+                watchdog.wake()
             try:
                 if current.aborted is not None:
                     current.raise_if_aborted(op.kind)
@@ -510,7 +511,8 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         current = batch[0].generation
         with current.issue_lock:
             current.handing_over = batch[0].entry, time.monotonic()
-            watchdog.touch()
+            if watchdog.idle:
+                watchdog.wake()
             try:
                 current.raise_if_aborted(OpType.COALESCED)
                 for pending in batch if current.departures.by_rank else ():
@@ -574,7 +576,8 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
             recorder.add(record)
             work = SelfTimedWork(op_type) if work is None else work
             current.status.in_flight[record.op_id] = work
-            watchdog.touch()
+            if watchdog.idle:
+                watchdog.wake()
             work.bind(record)
             work.mark_started()
         for hook in hooks:

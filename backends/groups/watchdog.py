@@ -44,44 +44,38 @@ class Watched(Protocol):
         """Time out overdue ops; return the seconds to the next deadline."""
 
 
-class Watchdog:
+class Watchdog(BackgroundLoop):
     """Checks the groups that have ops in flight and times overdue ops out.
 
     The watchdog keeps no group alive: it holds weak references, and its thread
-    sleeps without a strong one.
+    sleeps without a strong one. After `stop`, the next group that is made may start the
+    thread again.
     """
 
     def __init__(self) -> None:
+        super().__init__("rankscope-watchdog", self._check, linger=_REST)
         self._groups: weakref.WeakSet[Watched] = weakref.WeakSet()
-        self._lock = threading.Lock()
+        self._groups_lock = threading.Lock()
         self._busy_at = 0.0
         self._period, self._deadline = _PERIOD, 0.0
-        self._loop = BackgroundLoop("rankscope-watchdog", self._check, linger=_REST)
 
     def register(self, group: Watched) -> None:
         """Watch `group` for as long as it is alive."""
-        with self._lock:
+        with self._groups_lock:
             self._groups.add(group)
-        self._loop.resume()
-
-    def touch(self) -> None:
-        """Wake the thread if it is idle; the group of a new op is `busy` already."""
-        if self._loop.idle:
-            # The op may be over when the thread looks: it lingers all the same.
-            self._busy_at = time.monotonic()
-            self._loop.kick()
+        self.resume()
 
     def wake(self) -> None:
-        """Check the groups now: something has happened to one."""
-        self._busy_at = time.monotonic()
-        self._loop.kick()
+        """Check the groups now: something has happened to one.
 
-    def stop(self) -> None:
-        """End the thread; the next group that is made may start it again."""
-        self._loop.stop(timeout=5)
+        An op does so if the watchdog is `idle`; its group is `busy` already. The op may
+        be over when the thread looks: it lingers all the same.
+        """
+        self._busy_at = time.monotonic()
+        self.kick()
 
     def _check(self) -> float | None:
-        with self._lock:
+        with self._groups_lock:
             groups = list(self._groups)
         if any(group.busy for group in groups):
             self._busy_at = time.monotonic()

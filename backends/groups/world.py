@@ -428,7 +428,7 @@ class World:
 
     def _forget(self) -> None:
         """Return to the state before the default group was made."""
-        watchdog.stop()
+        watchdog.stop(timeout=5)
         store, self.store = self.store, None
         if store is not None and self._owns_store:
             atexit.unregister(self._leave)

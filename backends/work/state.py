@@ -1,4 +1,4 @@
-"""The states of a Work and the one function that says which follows which."""
+"""The states of a Work; `work.transition` says which follows which."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 from .enums import direct_members
 
-__all__ = ["COMPLETED", "SCHEDULED", "STARTED", "WorkState", "transition"]
+__all__ = ["COMPLETED", "SCHEDULED", "STARTED", "WorkState"]
 
 
 @direct_members
@@ -58,18 +58,3 @@ class WorkState(enum.Enum):
 
 # For code that each op runs several times: a global costs less than a member's look-up.
 SCHEDULED, STARTED, COMPLETED = list(WorkState)[:3]
-
-
-def transition(state: WorkState, event: WorkState) -> WorkState:
-    """Return the state that follows `state` when `event` is reported.
-
-    A terminal state absorbs every event: the first outcome is the outcome.
-    A Work may end without having started (aborted in the queue, or so short
-    that its start was never reported). ``SCHEDULED`` is no event: reporting it
-    is a bug of the backend and raises `ValueError`.
-    """
-    if event is SCHEDULED:
-        raise ValueError("a Work cannot go back to SCHEDULED")
-    if state.is_terminal:
-        return state
-    return event

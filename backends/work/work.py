@@ -24,15 +24,30 @@ from .failures import Failures
 from .future import Future
 from .op_record import OpRecord
 from .op_type import OpType
-from .state import COMPLETED, SCHEDULED, STARTED, WorkState, transition
+from .state import COMPLETED, SCHEDULED, STARTED, WorkState
 from .unwaited import unwaited
 
-__all__ = ["Work"]
+__all__ = ["Work", "transition"]
 
 _log = logging.getLogger(__name__)
 
 # The class: threading.RLock() is a Python function that calls it.
 _RLock = type(threading.RLock())
+
+
+def transition(state: WorkState, event: WorkState) -> WorkState:
+    """Return the state that follows `state` when `event` is reported.
+
+    A terminal state absorbs every event: the first outcome is the outcome.
+    A Work may end without having started (aborted in the queue, or so short
+    that its start was never reported). ``SCHEDULED`` is no event: reporting it
+    is a bug of the backend and raises `ValueError`.
+    """
+    if event is SCHEDULED:
+        raise ValueError("a Work cannot go back to SCHEDULED")
+    if state.is_terminal:
+        return state
+    return event
 
 
 class Work:

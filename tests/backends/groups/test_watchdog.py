@@ -61,7 +61,7 @@ def watchdog() -> Iterator[Watchdog]:
 def checked_once(watchdog: Watchdog) -> weakref.ref[Quiet]:
     group = Quiet()
     watchdog.register(group)
-    watchdog.touch()
+    watchdog.wake()
     until(lambda: group.checks)
     return weakref.ref(group)
 
@@ -99,7 +99,7 @@ def test_a_group_that_fails_does_not_stop_the_watchdog(
     broken, other = Broken(), Quiet()
     watchdog.register(broken)
     watchdog.register(other)
-    watchdog.touch()
+    watchdog.wake()
     until(lambda: broken.checks > 1 and other.checks > 1)
     assert "the watchdog failed on" in caplog.text
 
@@ -179,7 +179,7 @@ def test_the_watchdog_that_is_woken_for_an_op_finds_the_group_busy(
 def test_stop_ends_the_thread(watchdog: Watchdog) -> None:
     before = set(threading.enumerate())
     watchdog.register(Quiet())
-    watchdog.touch()
+    watchdog.wake()
     (thread,) = set(threading.enumerate()) - before
     watchdog.stop()
     thread.join(30)

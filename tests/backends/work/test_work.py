@@ -26,7 +26,7 @@ from rankscope.backends import (
 )
 from rankscope.backends.work.composite import chain, join
 from rankscope.backends.work.op_record import OpRecord
-from rankscope.backends.work.state import transition
+from rankscope.backends.work.work import transition
 
 EVENTS = [state for state in WorkState if state is not WorkState.SCHEDULED]
 TERMINAL = [state for state in WorkState if state.is_terminal]
