@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 # The functions know the groups, so this module cannot import theirs. The package has
 # them all when a method is called.
@@ -23,6 +23,8 @@ __all__ = ["GroupOps"]
 Array = Any
 Arrays = Sequence[Array]
 Timeout = float | timedelta | None
+#: A timeout, or the options that have one.
+Limit: TypeAlias = "Timeout | GroupOptions"
 
 
 class GroupOps:
@@ -48,11 +50,11 @@ class GroupOps:
     def _issue(
         self,
         function: Callable[..., Work | None],
-        timeout: Timeout,
+        limit: Limit,
         *args: Any,
         **kwargs: Any,
     ) -> Work:
-        with _own_timeout(timeout):
+        with _own_timeout(limit):
             work = function(*args, group=self, async_op=True, **kwargs)
         assert work is not None  # this rank is in the group
         return work
@@ -76,7 +78,7 @@ class GroupOps:
         opts, source = _options(opts, root, dist.BroadcastOptions, "rootRank")
         return self._issue(
             dist.broadcast,
-            _timeout(timeout, opts),
+            opts if timeout is None else timeout,
             _one(tensors, "broadcast"),
             group_src=source,
         )
@@ -93,7 +95,7 @@ class GroupOps:
         opts, reduce_op = _options(opts, op, dist.AllreduceOptions, "reduceOp")
         return self._issue(
             dist.all_reduce,
-            _timeout(timeout, opts),
+            opts if timeout is None else timeout,
             _one(tensors, "allreduce"),
             op=reduce_op,
         )
@@ -103,9 +105,7 @@ class GroupOps:
     ) -> Work:
         """Do `rankscope.all_reduce_coalesced`."""
         opts = opts or dist.AllreduceCoalescedOptions()
-        return self._issue(
-            dist.all_reduce_coalesced, opts.timeout, tensors, op=opts.reduceOp
-        )
+        return self._issue(dist.all_reduce_coalesced, opts, tensors, op=opts.reduceOp)
 
     def reduce(
         self,
@@ -120,7 +120,7 @@ class GroupOps:
         opts, target = _options(opts, root, dist.ReduceOptions, "rootRank")
         return self._issue(
             dist.reduce,
-            _timeout(timeout, opts),
+            opts if timeout is None else timeout,
             _one(tensors, "reduce"),
             group_dst=target,
             op=op or opts.reduceOp,
@@ -155,8 +155,10 @@ class GroupOps:
         """
         _same_length(output_lists, input_list, "allgather_coalesced")
         group: Any = self
-        timeout = _own_timeout(opts.timeout if opts else None)
-        with timeout, dist.coalescing_manager(group, async_ops=True) as batch:
+        with (
+            _own_timeout(opts),
+            dist.coalescing_manager(group, async_ops=True) as batch,
+        ):
             for outputs, array in zip(output_lists, input_list, strict=True):
                 dist.all_gather(outputs, array, group, async_op=True)
         return batch.work
@@ -165,9 +167,7 @@ class GroupOps:
         self, output: Array, input: Array, opts: dist.AllgatherOptions | None = None
     ) -> Work:
         """Do `rankscope.all_gather_into_tensor`."""
-        return self._issue(
-            dist.all_gather_into_tensor, opts.timeout if opts else None, output, input
-        )
+        return self._issue(dist.all_gather_into_tensor, opts, output, input)
 
     _allgather_base = all_gather_single
 
@@ -176,12 +176,7 @@ class GroupOps:
     ) -> Work:
         """Do `rankscope.all_gather_into_tensor_coalesced`."""
         _same_length(outputs, inputs, "all_gather_single_coalesced")
-        return self._issue(
-            dist.all_gather_into_tensor_coalesced,
-            opts.timeout if opts else None,
-            outputs,
-            inputs,
-        )
+        return self._issue(dist.all_gather_into_tensor_coalesced, opts, outputs, inputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -201,7 +196,7 @@ class GroupOps:
         opts, target = _options(opts, root, dist.GatherOptions, "rootRank")
         return self._issue(
             dist.gather,
-            _timeout(timeout, opts),
+            opts if timeout is None else timeout,
             _one(input_tensors, "gather"),
             _one_list(output_tensors, "gather") or None,
             group_dst=target,
@@ -223,7 +218,7 @@ class GroupOps:
         opts, source = _options(opts, root, dist.ScatterOptions, "rootRank")
         return self._issue(
             dist.scatter,
-            _timeout(timeout, opts),
+            opts if timeout is None else timeout,
             _one(output_tensors, "scatter"),
             _one_list(input_tensors, "scatter") or None,
             group_src=source,
@@ -242,7 +237,7 @@ class GroupOps:
         opts, reduce_op = _options(opts, op, dist.ReduceScatterOptions, "reduceOp")
         return self._issue(
             dist.reduce_scatter,
-            _timeout(timeout, opts),
+            opts if timeout is None else timeout,
             _one(output_tensors, "reduce_scatter"),
             _one_list(input_tensors, "reduce_scatter"),
             op=reduce_op,
@@ -254,7 +249,7 @@ class GroupOps:
         """Do `rankscope.reduce_scatter_tensor`."""
         opts = opts or dist.ReduceScatterOptions()
         return self._issue(
-            dist.reduce_scatter_tensor, opts.timeout, output, input, op=opts.reduceOp
+            dist.reduce_scatter_tensor, opts, output, input, op=opts.reduceOp
         )
 
     _reduce_scatter_base = reduce_scatter_single
@@ -270,7 +265,7 @@ class GroupOps:
         _same_length(outputs, inputs, "reduce_scatter_single_coalesced")
         return self._issue(
             dist.reduce_scatter_tensor_coalesced,
-            opts.timeout,
+            opts,
             outputs,
             inputs,
             op=opts.reduceOp,
@@ -285,12 +280,7 @@ class GroupOps:
         opts: dist.AllToAllOptions | None = None,
     ) -> Work:
         """Do `rankscope.all_to_all`."""
-        return self._issue(
-            dist.all_to_all,
-            opts.timeout if opts else None,
-            output_tensors,
-            input_tensors,
-        )
+        return self._issue(dist.all_to_all, opts, output_tensors, input_tensors)
 
     def all_to_all_single(
         self,
@@ -352,7 +342,8 @@ class GroupOps:
         dist.monitored_barrier(group, timeout, wait_all_ranks)
 
 
-def _own_timeout(timeout: Timeout) -> contextlib.AbstractContextManager[None]:
+def _own_timeout(limit: Any) -> contextlib.AbstractContextManager[None]:
+    timeout: Timeout = getattr(limit, "timeout", limit)
     return contextlib.nullcontext() if timeout is None else op_timeout(timeout)
 
 
@@ -366,10 +357,6 @@ def _options(given: Any, argument: Any, kind: type[Any], field: str) -> tuple[An
         given, argument = argument, None
     opts = kind() if given is None else given
     return opts, getattr(opts, field) if argument is None else argument
-
-
-def _timeout(given: Any, opts: GroupOptions) -> Timeout:
-    return opts.timeout if given is None else given
 
 
 def _one(tensors: Any, name: str) -> Array:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from ..interface.base import Backend
 from ..stores.base import Store
 from ..work.flight_recorder import OpEntry
-from ..work.op_record import OpRecord
+from ..work.state import OpRecord
 from .abort_reason import FoundCause
 from .generation import Generation
 from .key import GroupKey

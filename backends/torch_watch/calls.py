@@ -126,19 +126,13 @@ class Call:
 
 
 class CallLog:
-    """The calls of this process, from `install` on.
-
-    Attributes
-    ----------
-    guards
-        Each is called as ``guard(group, op)`` before a call; it may raise.
-    on_error
-        Each is called as ``listener(group, error)`` with an error that ends an op,
-        before it is raised.
-    """
+    """The calls of this process, from `install` on."""
 
     def __init__(self, names: Names) -> None:
+        #: Each is called as ``guard(group, op)`` before a call; it may raise.
         self.guards: list[Callable[[Any, str], None]] = []
+        #: Each is called as ``listener(group, error)`` with an error that ends an op,
+        #: before it is raised.
         self.on_error: list[Callable[[Any, BaseException], None]] = []
         #: Whether a call began or ended since this was last set to False.
         self.changed = False

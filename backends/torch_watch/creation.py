@@ -33,55 +33,38 @@ _places = itertools.count()
 
 @dataclass(eq=False)
 class Made:
-    """A group of torch: how it was made, its generation, and whether it is aborted.
+    """A group of torch: how it was made, its generation, and whether it is aborted."""
 
-    Attributes
-    ----------
-    place
-        Its place in the order in which this process made, or found, the groups.
-    arguments
-        Those of torch's function that makes groups, by name; for a group that was
-        made before the watch began, or was split from another, what torch's registry
-        says of it.
-    name
-        The name that a person reads, once the watch has given it one.
-    generation
-        The number of its rebuilds.
-    aborted
-        Why it was aborted; ``None`` while it is usable.
-    op, sequence_number, source
-        The op that the abort ended on this rank, if one was in flight, and its line.
-    cause
-        Why its ops hang, if a diagnosis over all ranks has found it.
-    used
-        Whether Python code issued an op since the end of the last cell, or the abort
-        ended one.
-    issued_before
-        The number of its collectives at the end of the last cell.
-    listeners
-        The inodes of the listening sockets of its gloo backends.
-    connections
-        The number of their connections to other ranks when the group was noted.
-    stale
-        Sentences on what cannot use the group after its rebuild.
-    unabortable
-        Why its gloo backends cannot be aborted; empty where they can.
-    """
 
+    #: Those of torch's function that makes groups, by name; for a group that was made
+    #: before the watch began, or was split from another, what torch's registry says.
     arguments: Mapping[str, Any]
+    #: The name that a person reads, once the watch has given it one.
     name: str = ""
+    #: The number of its rebuilds.
     generation: int = 0
+    #: Why it was aborted; ``None`` while it is usable.
     aborted: AbortReason | None = None
+    #: The op that the abort ended on this rank, if one was in flight, and its line.
     op: str | None = None
     sequence_number: int | None = None
     source: str = ""
+    #: Why its ops hang, if a diagnosis over all ranks has found it.
     cause: FoundCause | None = None
+    #: Whether Python code issued an op since the end of the last cell, or the abort
+    #: ended one.
     used: bool = False
+    #: The number of its collectives at the end of the last cell.
     issued_before: int = 0
+    #: The inodes of the listening sockets of its gloo backends.
     listeners: frozenset[int] = frozenset()
+    #: The number of their connections to other ranks when the group was noted.
     connections: int = 0
+    #: Sentences on what cannot use the group after its rebuild.
     stale: list[str] = field(default_factory=list)
+    #: Why its gloo backends cannot be aborted; empty where they can.
     unabortable: str = ""
+    #: Its place in the order in which this process made, or found, the groups.
     place: int = field(default_factory=lambda: next(_places))
 
 

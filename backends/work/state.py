@@ -1,12 +1,14 @@
-"""The states of a Work; `work.transition` says which follows which."""
+"""The states of a Work, its record, and what its group makes of its failures."""
 
 from __future__ import annotations
 
 import enum
+from typing import Any, Protocol
 
+from ..errors import ConnectionLostError
 from .enums import direct_members
 
-__all__ = ["COMPLETED", "SCHEDULED", "STARTED", "WorkState"]
+__all__ = ["COMPLETED", "SCHEDULED", "STARTED", "Failures", "OpRecord", "WorkState"]
 
 
 @direct_members
@@ -58,3 +60,72 @@ class WorkState(enum.Enum):
 
 # For code that each op runs several times: a global costs less than a member's look-up.
 SCHEDULED, STARTED, COMPLETED = list(WorkState)[:3]
+
+
+class Failures:
+    """The part that a Work's group takes in its failures.
+
+    A lost connection does not name its cause: such a failure is withheld, and with it
+    all that follow, until the group knows the cause and ends the Work. A group that is
+    aborted has every failure replaced by its reason.
+    """
+
+    __slots__ = ("cause", "holds", "withheld")
+
+    def __init__(self) -> None:
+        #: The error and the state of every failure from now on.
+        self.cause: tuple[BaseException, WorkState] | None = None
+        #: Whether every failure is withheld, not that of a connection alone.
+        self.holds = False
+        #: The first failure that was withheld.
+        self.withheld: BaseException | None = None
+
+    def admit(
+        self, error: BaseException | None, event: WorkState, in_group: bool
+    ) -> tuple[BaseException | None, WorkState] | None:
+        """Return how the Work ends when `event` is reported; ``None``: not yet.
+
+        Only a Work that is `in_group`, one with a record, has somebody to end it later.
+        """
+        if error is None:
+            return None if self.withheld is not None else (None, event)
+        if self.cause is not None:
+            return self.cause
+        if in_group and (self.holds or isinstance(error, ConnectionLostError)):
+            self.withheld = self.withheld or error
+            return None
+        return error, event
+
+
+class OpRecord(Protocol):
+    """The flight-recorder entry of a Work: a `Record`, or the `Batch` of several."""
+
+    #: The `GroupCounters` that counts the op.
+    status: Any
+    op_id: int
+    collective_seq_id: int
+    p2p_seq_id: int
+    #: Rank in the group of the root, or of the other side of a send or recv.
+    peer: int | None
+    #: Seconds from the op's start.
+    timeout: float
+    #: Whether somebody has waited for the op, or will be called at its end.
+    waited: bool
+
+    def started(self, work: Any) -> None:
+        """Note that `work` began to execute."""
+
+    def ended(self, work: Any) -> None:
+        """Note that `work` is over."""
+
+    def describe(self) -> str:
+        """Op, sequence number, group, rank and source line, for messages."""
+
+    def identity(self) -> dict[str, Any]:
+        """Rank, group, op and sequence number, as attributes of an error."""
+
+    def brief(self) -> dict[str, Any]:
+        """Sequence number, op and source line, for a status table."""
+
+    def traffic(self) -> dict[str, Any]:
+        """Bytes, sizes and dtypes of the op's arrays."""

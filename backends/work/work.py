@@ -20,11 +20,9 @@ from ..errors import (
     DistTimeoutError,
 )
 from ..quantities import as_seconds
-from .failures import Failures
 from .future import Future
-from .op_record import OpRecord
 from .op_type import OpType
-from .state import COMPLETED, SCHEDULED, STARTED, WorkState
+from .state import COMPLETED, SCHEDULED, STARTED, Failures, OpRecord, WorkState
 from .unwaited import unwaited
 
 __all__ = ["Work", "transition"]

@@ -44,22 +44,15 @@ Dump = Callable[[bool, bool, bool], bytes]
 
 @dataclass
 class Names:
-    """What `probe` found in one version of torch.
+    """What `probe` found in one version of torch."""
 
-    Attributes
-    ----------
-    c10d
-        The module `C10D`.
-    dump
-        Torch's Flight Recorder: ``dump(collectives, stacks, only_active)`` returns a
-        pickle. ``None`` where there is none.
-    missing
-        A sentence for each name that this torch lacks.
-    """
-
+    #: The module `C10D`.
     c10d: ModuleType
     version: str
+    #: Torch's Flight Recorder: ``dump(collectives, stacks, only_active)`` returns a
+    #: pickle. ``None`` where there is none.
     dump: Dump | None = None
+    #: A sentence for each name that this torch lacks.
     missing: list[str] = field(default_factory=list)
 
     @property

@@ -25,7 +25,7 @@ from rankscope.backends import (
     create_work_from_future,
 )
 from rankscope.backends.work.composite import chain, join
-from rankscope.backends.work.op_record import OpRecord
+from rankscope.backends.work.state import OpRecord
 from rankscope.backends.work.work import transition
 
 EVENTS = [state for state in WorkState if state is not WorkState.SCHEDULED]
