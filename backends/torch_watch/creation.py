@@ -35,7 +35,6 @@ _places = itertools.count()
 class Made:
     """A group of torch: how it was made, its generation, and whether it is aborted."""
 
-
     #: Those of torch's function that makes groups, by name; for a group that was made
     #: before the watch began, or was split from another, what torch's registry says.
     arguments: Mapping[str, Any]

@@ -18,7 +18,7 @@ from ..errors import ClusterError
 from ..wire import ipyparallel_private as private
 from ..wire.gpu_environment import parse_devices
 from ..wire.requests import Interrupt
-from . import capacity, launch, preconditions, recovery
+from . import launch, preconditions, recovery
 from .cluster_file import Announcement, ClusterFile
 from .gpus import Gpus
 from .launched import Launched
@@ -183,7 +183,7 @@ class Cluster(Ranks):
             else:
                 preconditions.check_torch()
             if not force:
-                capacity.check(n)
+                preconditions.check_capacity(n)
         private.check()
         report = progress or _silent
         deadline = time.monotonic() + start_timeout

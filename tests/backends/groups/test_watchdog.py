@@ -171,7 +171,8 @@ def test_the_watchdog_that_is_woken_for_an_op_finds_the_group_busy(
     def look() -> None:
         found.append(group.current.busy)
 
-    monkeypatch.setattr(module.watchdog, "touch", look)
+    monkeypatch.setattr(module.watchdog, "idle", True)
+    monkeypatch.setattr(module.watchdog, "wake", look)
     start(group)
     assert found == [True]
 

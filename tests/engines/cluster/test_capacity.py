@@ -8,23 +8,23 @@ from pathlib import Path
 import pytest
 
 from rankscope.engines import Cluster, ClusterStartError
-from rankscope.engines.cluster import capacity, launch, preconditions
+from rankscope.engines.cluster import launch, preconditions
 
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two cores, and 24 GB of free memory."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-    monkeypatch.setattr(capacity, "free_memory", lambda: 24 * 10**9)
+    monkeypatch.setattr(preconditions, "free_memory", lambda: 24 * 10**9)
 
 
 def test_64_ranks_on_2_cores_pass() -> None:
-    capacity.check(64)
+    preconditions.check_capacity(64)
 
 
 def test_too_many_for_the_cores() -> None:
     with pytest.raises(ClusterStartError) as caught:
-        capacity.check(65)
+        preconditions.check_capacity(65)
     said = str(caught.value)
     assert "65 ranks are too many for this machine" in said
     assert "of the 2 cores" in said
@@ -33,9 +33,9 @@ def test_too_many_for_the_cores() -> None:
 
 
 def test_too_many_for_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capacity, "free_memory", lambda: 10**9)
+    monkeypatch.setattr(preconditions, "free_memory", lambda: 10**9)
     with pytest.raises(ClusterStartError) as caught:
-        capacity.check(20)
+        preconditions.check_capacity(20)
     said = str(caught.value)
     assert "they need 1.2 GB of memory (60 MB each), and 1.0 GB are free" in said
     assert "cores" not in said
@@ -66,18 +66,18 @@ def test_the_limit_of_a_container_counts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.undo()
-    whole = capacity.free_memory()
+    whole = preconditions.free_memory()
     own = tmp_path / "cgroup"
     own.write_text("0::/pod/one\n")
     folder = tmp_path / "pod" / "one"
     folder.mkdir(parents=True)
-    monkeypatch.setattr(capacity, "_CGROUP", own)
-    monkeypatch.setattr(capacity, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(preconditions, "_CGROUP", own)
+    monkeypatch.setattr(preconditions, "_CGROUPS", tmp_path)
     # Without files: the root of all groups.
-    assert capacity.free_memory() == pytest.approx(whole, rel=0.5)
+    assert preconditions.free_memory() == pytest.approx(whole, rel=0.5)
     (folder / "memory.current").write_text("70000000\n")
     (folder / "memory.stat").write_text("anon 40000000\ninactive_file 30000000\n")
     (folder / "memory.max").write_text("100000000\n")
-    assert capacity.free_memory() == 60_000_000
+    assert preconditions.free_memory() == 60_000_000
     (folder / "memory.max").write_text("max\n")
-    assert capacity.free_memory() == pytest.approx(whole, rel=0.5)
+    assert preconditions.free_memory() == pytest.approx(whole, rel=0.5)
