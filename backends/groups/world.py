@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -267,10 +267,6 @@ class World:
     def advice(self) -> tuple[str, ...]:
         """Return what a person should change so that all is shown, in sentences."""
         return tuple(sentence for source in self.sources for sentence in source.advice)
-
-    def on_change(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call ``callback()`` at every transition; see `FlightRecorder.on_change`."""
-        return recorder.on_change(callback)
 
     def note_causes(self, found: Mapping[str, tuple[str, Sequence[int]]]) -> None:
         """Keep why ops hang for the errors of those that time out.

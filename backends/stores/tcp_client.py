@@ -56,6 +56,12 @@ class Request:
             raise DistStoreError(b" ".join(self.payload).decode(errors="replace"))
         return self.payload
 
+    def call_back(self) -> None:
+        """Call the callback with the value, unless it was dropped meanwhile."""
+        callback = self.callback
+        if callback is not None and self.status == b"ok":
+            callback(self.payload[0])
+
 
 class TCPStoreClient:
     """The connection of one store object: a socket and the thread that owns it.
@@ -72,7 +78,8 @@ class TCPStoreClient:
         self._lock = threading.RLock()
         self._pending: dict[bytes, Request] = {}
         self._outgoing: collections.deque[list[bytes]] = collections.deque()
-        self._answers: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        # The callbacks of watches, which run off the socket's thread: they may need it.
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._caller: threading.Thread | None = None
         # Why no more requests are accepted: a status and its message.
         self._end: tuple[bytes, str] | None = None
@@ -166,7 +173,7 @@ class TCPStoreClient:
         if self._caller is None:
             self._caller = threading.Thread(
                 target=_call_back,
-                args=(self._answers,),
+                args=(self._calls,),
                 name="rankscope-store-watch",
                 daemon=True,
             )
@@ -268,7 +275,7 @@ class TCPStoreClient:
                 if self._server_end is not None:
                     self._server_end.close()
                     self._server_end = None
-            self._answers.put(None)
+            self._calls.put(None)
 
     def _receive(self, frames: list[bytes]) -> None:
         if len(frames) < 2:
@@ -285,7 +292,7 @@ class TCPStoreClient:
         request.status, request.payload = status, payload
         request.done.set()
         if request.callback is not None:
-            self._answers.put(request)
+            self._calls.put(request.call_back)
 
     def _notice(self, event: Mapping[str, Any]) -> None:
         kind = event["event"]
@@ -341,25 +348,15 @@ class TCPStoreClient:
         self._settled.set()
         if not self._goodbye:
             for callback in watching:
-                loss = Request(b"", partial(_call_with_text, callback))
-                loss.status, loss.payload = b"ok", [message.encode()]
-                self._answers.put(loss)
+                self._calls.put(partial(callback, message))
         for request in pending:
             request.status, request.error = status, message
             request.done.set()
 
 
-def _call_with_text(callback: Callable[[str], None], message: bytes) -> None:
-    callback(message.decode())
-
-
-def _call_back(answers: queue.SimpleQueue[Request | None]) -> None:
-    """Run the callbacks of watches, off the socket's thread, which they may need."""
-    while (request := answers.get()) is not None:
-        callback = request.callback
-        if callback is None or request.status != b"ok":
-            continue
+def _call_back(calls: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    while (call := calls.get()) is not None:
         try:
-            callback(request.payload[0])
+            call()
         except Exception:  # noqa: BLE001 - whatever a callback raises
             _log.exception("a callback of a store's watch failed")

@@ -137,7 +137,7 @@ class Agent:
         self._adapt_shell()
         recorder.set_source_namer(source.describe)
         locate_with(self.cells.place)
-        world.on_change(self._publisher.note_change)
+        recorder.on_change(self._publisher.note_change)
 
     def _adapt_shell(self) -> None:
         """Adapt IPython to an engine, at which nobody types."""

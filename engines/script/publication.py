@@ -15,12 +15,12 @@ from typing import Any
 
 from rankscope.backends.errors import DistError
 from rankscope.backends.groups.inquiry import main_thread_place
-from rankscope.backends.groups.world import world
 from rankscope.backends.observe.stacks import ThreadStacks
 from rankscope.backends.stores.base import UNKNOWN_END
 from rankscope.backends.torch_watch import aborting
 from rankscope.backends.torch_watch.errors import explain
 from rankscope.backends.torch_watch.watch import TorchWatch
+from rankscope.backends.work.flight_recorder import recorder
 
 from ..wire import requests
 from ..wire.job_channel import ENDED, QueueReader, answer_key, end_key, status_key
@@ -156,7 +156,7 @@ class Publication:
             while True:
                 watched = time.monotonic() < self._until
                 if watched and forget is None:
-                    forget = world.on_change(self._note_change)
+                    forget = recorder.on_change(self._note_change)
                 elif not watched and forget is not None:
                     forget()
                     forget = None

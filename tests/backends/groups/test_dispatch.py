@@ -141,7 +141,7 @@ def test_listeners_hear_of_every_transition_until_cancelled(
     group: dist.ProcessGroup,
 ) -> None:
     heard = []
-    cancel = world.on_change(lambda: heard.append(1))
+    cancel = recorder.on_change(lambda: heard.append(1))
     work = dist.all_reduce(np.ones(3), async_op=True)
     assert work is not None
     work.mark_started()
