@@ -22,6 +22,7 @@ from rankscope import __version__
 from ..wire.requests import Hello, RankAssignment
 from ..wire.runtime_files import RuntimeFile, runtime_path
 from ..wire.torch_environment import TorchOptions
+from .files import files_of, remove
 from .orphan_reaper_main import process_start_time
 from .rank_slots import RankSlot
 
@@ -105,15 +106,17 @@ class ClusterFile(RuntimeFile):
     @classmethod
     def read(cls, cluster_id: str, profile: str) -> ClusterFile | None:
         """Return the file of a cluster, if this host has one."""
-        return cls.load(cls._path(socket.gethostname(), cluster_id, profile))
+        return cls.load(cls.path_of(cluster_id, profile))
 
     @property
     def path(self) -> Path:
         """The file."""
-        return self._path(self.node, self.cluster_id, self.profile)
+        return self.path_of(self.cluster_id, self.profile, self.node)
 
     @classmethod
-    def _path(cls, node: str, cluster_id: str, profile: str) -> Path:
+    def path_of(cls, cluster_id: str, profile: str, node: str | None = None) -> Path:
+        """Return the path of the file of a cluster; `node` is this host by default."""
+        node = node or socket.gethostname()
         # The ids of two profiles may be the same.
         known = f"{zlib.crc32(profile.encode()):08x}"
         return runtime_path(
@@ -139,6 +142,15 @@ class ClusterFile(RuntimeFile):
             return True
         pid, started = self.controller
         return process_start_time(pid) == started
+
+    @property
+    def _was_killed(self) -> bool:
+        """Whether controller and notebook, both of this host, are known to be gone."""
+        if self.controller is None or self.node != socket.gethostname():
+            return False
+        pid, started = self.controller
+        owner = process_start_time(self.pid)
+        return process_start_time(pid) != started and owner is None
 
     @property
     def _awaited(self) -> bool:
@@ -204,13 +216,17 @@ class Announcement:
 def cluster_files() -> list[ClusterFile]:
     """Return the clusters of this user that run, the newest first.
 
-    The files of clusters that were killed are deleted.
+    The files of clusters of this host that were killed are deleted, those of
+    ipyparallel included.
     """
     found = []
     for one in ClusterFile.load_all():
         if one.runs and not one.stopped:
             found.append(one)
         elif not one.runs and not one._awaited:
+            if one._was_killed:
+                for path in files_of(one.profile, one.cluster_id):
+                    remove(path)
             one.remove()
     return found
 

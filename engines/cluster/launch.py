@@ -27,8 +27,11 @@ from rankscope.backends.interface.registry import resolve
 
 from ..errors import ClusterError, ClusterStartError
 from ..wire import ipyparallel_private as private
+from . import controller_main
+from .cluster_file import cluster_files
+from .files import session_folder
 from .fork_launcher import ForkedEngineSetLauncher
-from .launched import Launched, session_folder
+from .launched import Launched
 from .ports import reserved_ports
 
 __all__ = [
@@ -110,6 +113,8 @@ def prepare(
 
     Raises `ClusterStartError` for a launcher that is not there.
     """
+    # Those of killed notebooks are deleted, with all that they have left.
+    cluster_files()
     config = _config()
     # One engine at a time, 0.1 s apart, is the default.
     config.LocalEngineSetLauncher.delay = 0
@@ -165,6 +170,10 @@ def prepare(
     # A configuration may have the ports that a firewall lets through.
     configured = Path(cluster.profile_dir, "ipcontroller_config.py").exists()
     kind = cluster.controller_launcher_class.__name__
+    if guarded and kind == "LocalControllerLauncher":
+        # Its parent is the thread of `launched`, which lives as long as this process.
+        command = [sys.executable, controller_main.__file__, str(os.getpid())]
+        cluster.config.LocalControllerLauncher.setdefault("controller_cmd", command)
     if kind == "LocalControllerLauncher" and not configured:
         ports = launched.until_started.enter_context(reserved_ports(_PORTS))
         if ports:

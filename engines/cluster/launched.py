@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import os
 import re
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import ipyparallel
@@ -25,9 +22,10 @@ from ipyparallel.cluster.launcher import (
 
 from ..errors import ClusterError, ClusterStartError
 from ..wire import ipyparallel_private as private
+from .cluster_file import ClusterFile
+from .files import files_of, remove
 from .fork_launcher import ForkedEngineSetLauncher
 from .orphan_reaper import OrphanReaper
-from .orphan_reaper_main import remove
 from .processes import (
     is_stopped,
     lives,
@@ -37,7 +35,7 @@ from .processes import (
     with_descendants,
 )
 
-__all__ = ["Launched", "session_folder"]
+__all__ = ["Launched"]
 
 T = TypeVar("T")
 
@@ -53,15 +51,6 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _LOCAL = (LocalEngineSetLauncher, ForkedEngineSetLauncher, MPIEngineSetLauncher)
 
 OnExit = Callable[[int, int | None], None]
-
-
-def session_folder(cluster_id: str) -> Path:
-    """Return the folder for the session files of Open MPI's mpiexec; it may not exist.
-
-    Not in the profile, which may lie on a network file system: memory that the ranks
-    share is mapped from it.
-    """
-    return Path(tempfile.gettempdir(), f"rankscope-mpi-{os.getuid()}-{cluster_id}")
 
 
 class Launched:
@@ -164,7 +153,10 @@ class Launched:
         """Send the present processes of the cluster to the orphan reaper."""
         if self.orphan_reaper is not None:
             pids = [one.pid for one in self.processes()]
-            self.orphan_reaper.watch(pids, self.files())
+            announced = ClusterFile.path_of(
+                self.cluster.cluster_id, self.cluster.profile_dir
+            )
+            self.orphan_reaper.watch(pids, [*self.files(), str(announced)])
 
     def start_engines(
         self,
@@ -393,13 +385,7 @@ class Launched:
 
     def files(self) -> list[str]:
         """Return the files and folders to remove with the cluster."""
-        controller = self.cluster.controller
-        connection = controller.connection_files.values() if controller else ()
-        # The hub writes this file, which is never read, and does not remove it.
-        log_dir = Path(self.cluster.profile_dir, "log")
-        engines = log_dir / f"engines{self.cluster.cluster_id}.json"
-        mpi = session_folder(self.cluster.cluster_id)
-        return [self.cluster.cluster_file, *connection, str(engines), str(mpi)]
+        return files_of(self.cluster.profile_dir, self.cluster.cluster_id)
 
     # -- stopping ----------------------------------------------------------
 

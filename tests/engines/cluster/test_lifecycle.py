@@ -20,6 +20,8 @@ import pytest
 
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError, ClusterStartError
+from rankscope.engines.cluster.cluster_file import ClusterFile
+from rankscope.engines.cluster.launch import prepare
 from rankscope.engines.cluster.orphan_reaper_main import process_start_time
 from rankscope.engines.status import Summary
 
@@ -188,17 +190,17 @@ class TestTheEnd:
         assert owner.living() == []
         assert [path for path in owner.said["files"] if Path(path).exists()] == []
 
-    def test_engines_end_with_a_killed_owner_that_has_no_reaper(self) -> None:
+    def test_a_killed_owner_without_a_reaper_takes_its_cluster_along(self) -> None:
         owner = Owner(2)
+        left = [path for path in owner.said["files"] if Path(path).exists()]
+        assert {Path(path).suffix for path in left} == {".json", ".log"}
         os.kill(owner.said["reaper"], signal.SIGKILL)
         owner.kill()
-        engines = {*owner.said["engines"], *owner.said["servers"]}
-        until(lambda: not engines & {*owner.living()}, WAIT, "the engines to end")
-        # Nothing is left that would end the controller.
-        for pid in owner.living():
-            os.kill(pid, signal.SIGKILL)
-        for path in owner.said["files"]:
-            Path(path).unlink(missing_ok=True)
+        until(lambda: not owner.living(), WAIT, "controller and engines to end")
+        # The next start cleans up.
+        prepare("local", None, None, guarded=True).close()
+        assert [path for path in left if Path(path).exists()] == []
+        assert not ClusterFile.load_all()
 
     def test_a_killed_owner_takes_its_cluster_along_and_no_other(self) -> None:
         owner = Owner()
@@ -216,6 +218,8 @@ class TestTheEnd:
                 "its reaper",
             )
             assert [path for path in owner.said["files"] if Path(path).exists()] == []
+            (file,) = ClusterFile.load_all()
+            assert file.cluster_id == cluster.cluster_id
             again = cluster.execute("x + rank").result(WAIT)
             assert again.outputs(1)[0]["data"]["text/plain"] == "2"
             assert cluster.status().dead == []

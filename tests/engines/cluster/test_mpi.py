@@ -12,7 +12,7 @@ import pytest
 from rankscope.backends.conformance.mpi_ranks import is_open_mpi, mpiexec
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError
-from rankscope.engines.cluster.launched import session_folder
+from rankscope.engines.cluster.files import session_folder
 
 WAIT = 60
 

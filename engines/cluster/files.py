@@ -1,0 +1,44 @@
+"""What a cluster leaves in its profile and in the folder for temporary files."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from pathlib import Path
+
+from .orphan_reaper_main import remove
+
+__all__ = ["files_of", "remove", "session_folder"]
+
+
+def session_folder(cluster_id: str) -> Path:
+    """Return the folder for the session files of Open MPI's mpiexec; it may not exist.
+
+    Not in the profile, which may lie on a network file system: memory that the ranks
+    share is mapped from it.
+    """
+    return Path(tempfile.gettempdir(), f"rankscope-mpi-{os.getuid()}-{cluster_id}")
+
+
+def files_of(profile: str, cluster_id: str) -> list[str]:
+    """Return the files and folders of the cluster; not all may be there."""
+    dashed = f"-{cluster_id}" if cluster_id else ""
+    security, log = Path(profile, "security"), Path(profile, "log")
+    fixed = [
+        security / f"cluster-{cluster_id}.json",
+        security / f"ipcontroller{dashed}-client.json",
+        security / f"ipcontroller{dashed}-engine.json",
+        # The hub writes this file, which is never read, and does not remove it.
+        log / f"engines{cluster_id}.json",
+        session_folder(cluster_id),
+    ]
+    # The pid of the process that started the controller; when engines were started. The
+    # id of another cluster may begin with this one's.
+    logs = re.compile(
+        rf"ip(controller{re.escape(dashed)}-\d+|engine{re.escape(dashed)}-\d{{9,}}(-\w+)?)"
+        r"\.log"
+    )
+    found = log.iterdir() if log.is_dir() else ()
+    written = [path for path in found if logs.fullmatch(path.name)]
+    return [str(path) for path in [*fixed, *written]]
