@@ -193,28 +193,35 @@ class GroupScene:
         absent: list[int] = []
         unknown: list[int] = []
         ahead: list[int] = []
+        needed = self._needs_all(seq)
         for rank in self.group.ranks:
             if rank in stale:
                 if bounds.get(rank, self.issued.get(rank, 0)) < seq:
                     unknown.append(rank)
             elif rank not in self.issued:
-                side = absent if self._cannot_be_over(rank, seq) else unknown
-                side.append(rank)
+                known = self.known.get(rank)
+                # It has not in flight what is not over without it.
+                out = needed and known is not None and known.lists_all_in_flight
+                (absent if out else unknown).append(rank)
             elif self.issued[rank] < seq:
                 absent.append(rank)
             elif self.completed.get(rank, 0) >= seq:
                 ahead.append(rank)
         return tuple(absent), tuple(unknown), tuple(ahead)
 
-    def _cannot_be_over(self, rank: int, seq: int) -> bool:
-        """Return whether an op that `rank` has not in flight is not over there either.
+    def _needs_all(self, seq: int) -> bool:
+        """Return whether an op is over on no rank, since most that are known are in it.
 
-        It needs all ranks, and others are in it.
+        Were it over on one, all of these would be behind.
         """
-        known, op = self.known.get(rank), self.named(seq)
-        if known is None or op is None or op.op in _ONE_SIDED:
+        op = self.named(seq)
+        if op is None or op.op in _ONE_SIDED:
             return False
-        return known.lists_all_in_flight and known.over_is_completed
+        inside = sum(head == seq for head in self.head.values())
+        silent = self.known.keys() - self.issued.keys()
+        return inside > len(silent) and all(
+            one.over_is_completed for one in self.known.values()
+        )
 
 
 def scenes_of(evidence: Evidence) -> list[GroupScene]:
