@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -125,17 +126,11 @@ def check_group(trial: Trial) -> None:
         same(trial.arrays.read(y), sum(range(trial.size + 1)))
 
 
-def abort_while_running(trial: Trial) -> None:
-    """Abort an op that every rank is in, at whatever point; rebuild."""
-    _abort_running(trial, late=False)
+def abort_running(late: bool, trial: Trial) -> None:
+    """Abort an op that every rank is in, at whatever point; rebuild.
 
-
-def no_write_after_the_end(trial: Trial) -> None:
-    """An array is not written by the backend after the end of its Work."""
-    _abort_running(trial, late=True)
-
-
-def _abort_running(trial: Trial, late: bool) -> None:
+    With `late`, check that the backend does not write to its array afterwards.
+    """
     first_claimed(trial, "all_reduce")
     options, group = trial.options, trial.group
     x = trial.array(np.ones(options.running_bytes // 8))
@@ -200,14 +195,14 @@ RULES = [
         "contract",
         "abort while running",
         "an abort ends an op that all ranks are in, and the group is rebuilt",
-        abort_while_running,
+        partial(abort_running, False),
         ranks=2,
     ),
     Rule(
         "contract",
         "no write after the end",
         "a backend writes to no array whose Work is over, however it ended",
-        no_write_after_the_end,
+        partial(abort_running, True),
         ranks=2,
     ),
 ]

@@ -31,14 +31,7 @@ from .interface import GpuApi
 from .launch_queue import queue_of_device
 from .nan_check import refuse_nan
 from .nccl4py import load, unavailable_reason
-from .options import (
-    SWITCH,
-    blocking_wait,
-    nan_check,
-    nonblocking,
-    options,
-    take_high_priority,
-)
+from .options import SWITCH, nonblocking, options, switch, take_high_priority
 from .split import CommSplit
 from .stream import NCCLStream, abort_streams
 from .suspension import Suspension
@@ -81,7 +74,9 @@ class NCCLBackend(Backend):
         self._store, self._timeout = store, timeout
         self._options = options()
         self._high_priority = take_high_priority(self._options)
-        self._blocking_wait, self._nan_check = blocking_wait(), nan_check()
+        #: Whether wait() blocks the host, and whether inputs are searched for NaN.
+        self._blocking_wait = switch("BLOCKING_WAIT")
+        self._nan_check = switch("NAN_CHECK")
         self._streams: dict[int, NCCLStream] = {}
         self._suspension = Suspension(self._api, store, rank, size)
         #: In a coalescing block, what is issued at its end, all on one stream.

@@ -19,11 +19,10 @@ from ..errors import DistBackendError
 __all__ = [
     "HIGH_PRIORITY",
     "SWITCH",
-    "blocking_wait",
-    "nan_check",
     "nccl_options",
     "nonblocking",
     "options",
+    "switch",
     "take_high_priority",
 ]
 
@@ -175,35 +174,26 @@ def take_high_priority(chosen: dict[str, Any]) -> bool:
     Without the option, the switch ``RANKSCOPE_NCCL_HIGH_PRIORITY`` counts.
     """
     wanted = chosen.pop(HIGH_PRIORITY, None)
-    return _switch("HIGH_PRIORITY", False) if wanted is None else bool(wanted)
+    return switch("HIGH_PRIORITY") if wanted is None else bool(wanted)
 
 
 def nonblocking() -> bool:
-    """Return whether communicators are non-blocking, which is the default.
-
-    Raises `DistBackendError` for an environment variable of another value.
-    """
+    """Return whether communicators are non-blocking, which is the default."""
     # NCCL prefers this variable to what a communicator's config says.
     forced = os.environ.get("NCCL_COMM_BLOCKING", "").strip()
     if forced in ("0", "1"):
         return forced == "0"
-    return _switch("USE_COMM_NONBLOCKING", True)
+    return switch("USE_COMM_NONBLOCKING", True)
 
 
-def blocking_wait() -> bool:
-    """Return whether ``wait()`` blocks the host until the op has ended."""
-    return _switch("BLOCKING_WAIT", False)
+def switch(what: str, default: bool = False) -> bool:
+    """Return whether the variable of `what`, such as ``"NAN_CHECK"``, is on.
 
-
-def nan_check() -> bool:
-    """Return whether the inputs of ops are searched for NaN before the op starts."""
-    return _switch("NAN_CHECK", False)
-
-
-def _switch(switch: str, default: bool) -> bool:
-    name = f"RANKSCOPE_NCCL_{switch}"
+    Raises `DistBackendError` for a value that is neither on nor off.
+    """
+    name = f"RANKSCOPE_NCCL_{what}"
     if name not in os.environ:
-        name = f"TORCH_NCCL_{switch}"
+        name = f"TORCH_NCCL_{what}"
     value = os.environ.get(name, "").strip().lower()
     if not value:
         return default

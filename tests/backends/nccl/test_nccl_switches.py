@@ -281,11 +281,11 @@ def test_the_option_comes_before_the_switch(
 def test_a_switch_of_another_value(monkeypatch: pytest.MonkeyPatch) -> None:
     for value, expected in (("", False), ("On ", True), ("no", False)):
         monkeypatch.setenv("TORCH_NCCL_NAN_CHECK", value)
-        assert options.nan_check() is expected
+        assert options.switch("NAN_CHECK") is expected
     monkeypatch.setenv("RANKSCOPE_NCCL_NAN_CHECK", "maybe")
     message = r"^RANKSCOPE_NCCL_NAN_CHECK=maybe: expected 1 or 0 \(the default\)$"
     with pytest.raises(dist.DistBackendError, match=message):
-        options.nan_check()
+        options.switch("NAN_CHECK")
 
 
 @pytest.mark.parametrize(

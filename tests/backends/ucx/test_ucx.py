@@ -18,8 +18,9 @@ from rankscope.backends.conformance.leaks import Snapshot
 from rankscope.backends.conformance.mpi_ranks import mpiexec, run_mpi_ranks
 from rankscope.backends.conformance.ranks import Rank, run_ranks
 from rankscope.backends.conformance.waiting import until
-from rankscope.backends.ucx import connector, library
-from rankscope.backends.ucx.connector import UCXConnector
+from rankscope.backends.ucx import backend as ucx_backend
+from rankscope.backends.ucx import library
+from rankscope.backends.ucx.backend import UCXConnector
 from rankscope.backends.ucx.library import UCXError
 from rankscope.backends.ucx.settings import network_settings, own_loopback
 from rankscope.backends.ucx.transport import UCXTransport
@@ -303,7 +304,7 @@ def test_an_unreachable_rank_is_an_error_with_the_settings(
     monkeypatch.setenv("UCX_SHM_DEVICES", "all")
     transports = {"0": "tcp", "1": "posix"}
     monkeypatch.setattr(
-        connector,
+        ucx_backend,
         "network_settings",
         lambda *_: {"TLS": transports[threading.current_thread().name]},
     )
