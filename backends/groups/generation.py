@@ -17,7 +17,7 @@ from ..interface.staging import StagedBackend, staging_for
 from ..stores.base import Store
 from ..stores.prefix import PrefixStore
 from ..work.async_errors import acknowledge
-from ..work.flight_recorder import GroupCounters, Record, recorder
+from ..work.flight_recorder import Batch, GroupCounters, Record, recorder
 from ..work.op_type import OpType
 from ..work.state import WorkState
 from ..work.work import Work
@@ -386,21 +386,34 @@ class Generation:
         number = self.status.collective_seq + 1
         self.departures.refuse(op_type, peer, number, buffered=buffered)
 
-    def leave(self, how: str, *, at_end: bool = False) -> None:
+    def leave(self, how: str, *, ends: bool = False, by_will: bool = False) -> None:
         """Tell the other ranks that this one leaves, and `how`.
 
-        `at_end`: at the end of the process, which is about to come.
+        `ends`: since its process ends, with whatever is in flight; `by_will`: the
+        others learn of it once it has ended.
         """
         spec = self.spec
         if spec.size == 1 or self.aborted is not None or self._departed:
             return
         self._drain()
-        if self.busy:
+        if self.busy and not ends:
             return  # `shutdown` aborts
         self._departed = True
         text = f"rank {spec.global_rank} left group {spec.name!r}{how}"
-        departure = Departure(spec.global_rank, text, self.status.collective_seq)
-        if at_end:
+        number = self.status.collective_seq
+        self.refresh()
+        for work in list(self.status.in_flight.values()):
+            record: Any = work.record
+            if record is None:
+                continue
+            text += f"; nobody had waited for {record.describe()}"
+            first = record.records[0] if isinstance(record, Batch) else record
+            if not first.op_type.is_p2p:
+                # Its part of that may be missing.
+                number = min(number, first.collective_seq_id - 1)
+            break
+        departure = Departure(spec.global_rank, text, number)
+        if by_will:
             self._peers.publish_departure_at_end(departure)
         else:
             self._peers.publish_departure(departure)

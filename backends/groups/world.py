@@ -470,9 +470,8 @@ class World:
             for group in self.groups():
                 if self.rank == 0:
                     # The store ends with this process, and reports nothing after it.
-                    group.current.leave(": its process, which serves the store, ends")
-                else:
-                    group.current.leave(how, at_end=True)
+                    how = ": its process, which serves the store, ends"
+                group.current.leave(how, ends=True, by_will=self.rank != 0)
         except DistError as failed:
             _log.debug("no departure: %s", failed)
         if self.rank == 0:

@@ -290,6 +290,53 @@ def test_a_script_that_ends_without_a_word(
         assert float(destroyed.split()[-1]) < 2, destroyed
 
 
+UNWAITED = """
+import os
+import numpy as np
+import rankscope as dist
+from rankscope.backends.conformance.waiting import until
+
+dist.init_process_group("{backend}", timeout=60)
+big = np.ones(4_000_000)
+dist.barrier()
+if dist.get_rank() == 1:
+    dist.isend(big, 0)
+else:
+    group = dist.group.WORLD
+    until(lambda: group.current.departures.by_rank, 30)
+    try:
+        dist.recv(big, 1)
+    except dist.DistAbortedError as error:
+        print(error)
+    os._exit(0)
+"""
+
+
+def sends(me: Rank, backend: str) -> tuple[int, str]:
+    return script(me, UNWAITED.format(backend=backend))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "tcp",
+        pytest.param(
+            "ucx",
+            marks=pytest.mark.skipif(
+                dist.unavailable_reason("ucx") is not None, reason="needs UCX"
+            ),
+        ),
+    ],
+)
+def test_a_script_that_ends_before_its_send_has(backend: str) -> None:
+    code, output = run_ranks(2, sends, backend)[0]
+    assert code == 0, output
+    (error,) = (one for one in output.splitlines() if one.startswith("recv #1"))
+    assert "rank 1 left group 'default': its process ended (exit code 0); " in error
+    assert "nobody had waited for send #1 of group 'default' on rank 1 (" in error
+
+
 def sequential(me: Rank) -> float:
     """Every rank destroys the group at once: nobody waits for anybody."""
     dist.init_process_group("tcp", timeout=60)
