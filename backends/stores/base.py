@@ -5,6 +5,8 @@ The interface follows ``torch.distributed.Store``.
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -20,12 +22,18 @@ __all__ = [
     "UNKNOWN_END",
     "Store",
     "empty_queue_error",
+    "join",
     "missing_keys_error",
     "remaining",
     "sum_of",
     "to_bytes",
     "to_pairs",
 ]
+
+_log = logging.getLogger(__name__)
+
+#: Seconds that a thread of a store gets to end.
+END_WAIT = 5.0
 
 #: Seconds that a wait of a store lasts by default.
 DEFAULT_TIMEOUT = 300.0
@@ -532,6 +540,23 @@ def empty_queue_error(key: str, timeout: float | None) -> DistStoreError:
     return DistStoreTimeoutError(
         f"queue_pop: after {timeout:g} s the queue {key!r} is still empty"
     )
+
+
+def join(thread: threading.Thread, what: str) -> None:
+    """Wait until `thread` has ended, `END_WAIT` seconds at most; say if it has not.
+
+    Parameters
+    ----------
+    thread
+        A daemon thread, which does not keep the process.
+    what
+        What it was to do, for the log.
+    """
+    if thread is threading.current_thread():
+        return
+    thread.join(END_WAIT)
+    if thread.is_alive():
+        _log.warning("%s has not ended within %g s: it is left behind", what, END_WAIT)
 
 
 def remaining(deadline: float) -> float:

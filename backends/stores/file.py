@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ..errors import DistStoreError, DistStoreTimeoutError
 from ..quantities import as_int
-from .base import DEFAULT_TIMEOUT, remaining
+from .base import DEFAULT_TIMEOUT, join, remaining
 from .key_table import KeyTable, Reply, RequestStore
 
 __all__ = ["FileStore"]
@@ -230,8 +230,8 @@ class _File:
         self.closed.set()
         if self._process != os.getpid():
             return
-        if self._thread.ident and self._thread is not threading.current_thread():
-            self._thread.join()
+        if self._thread.ident:
+            join(self._thread, f"the thread that watches {self._path}")
         with self._lock:
             try:
                 if users is not None:

@@ -16,8 +16,13 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from ..errors import DistNetworkError, DistNetworkTimeoutError, DistStoreError
-from .base import remaining
+from ..errors import (
+    DistError,
+    DistNetworkError,
+    DistNetworkTimeoutError,
+    DistStoreError,
+)
+from .base import join, remaining
 from .process_end import ProcessEnd, process_end
 from .tcp_keys import GOODBYE, MAX_MESSAGE, CurveKeys, endpoint_of
 
@@ -172,8 +177,7 @@ class TCPStoreClient:
     def _start_caller(self) -> None:
         if self._caller is None:
             self._caller = threading.Thread(
-                target=_call_back,
-                args=(self._calls,),
+                target=self._call_back,
                 name="rankscope-store-watch",
                 daemon=True,
             )
@@ -235,8 +239,8 @@ class TCPStoreClient:
         with self._lock:
             self._wake()
         for thread in (self._thread, self._caller):
-            if thread is not None and thread is not threading.current_thread():
-                thread.join()
+            if thread is not None:
+                join(thread, f"the thread {thread.name} of the store at {self._where}")
 
     # -- the thread ----------------------------------------------------------
 
@@ -276,6 +280,18 @@ class TCPStoreClient:
                     self._server_end.close()
                     self._server_end = None
             self._calls.put(None)
+
+    def _call_back(self) -> None:
+        """Run callbacks of watches, off the thread of the socket: they may need it."""
+        while (call := self._calls.get()) is not None:
+            try:
+                call()
+            except Exception as error:  # noqa: BLE001 - whatever a callback raises
+                if self.ended and isinstance(error, DistError):
+                    # It used the store, which has ended meanwhile.
+                    _log.debug("a callback of a store's watch: %s", error)
+                else:
+                    _log.exception("a callback of a store's watch failed")
 
     def _receive(self, frames: list[bytes]) -> None:
         if len(frames) < 2:
@@ -352,11 +368,3 @@ class TCPStoreClient:
         for request in pending:
             request.status, request.error = status, message
             request.done.set()
-
-
-def _call_back(calls: queue.SimpleQueue[Callable[[], None] | None]) -> None:
-    while (call := calls.get()) is not None:
-        try:
-            call()
-        except Exception:  # noqa: BLE001 - whatever a callback raises
-            _log.exception("a callback of a store's watch failed")

@@ -15,6 +15,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from ..errors import DistNetworkError, DistStoreError
+from .base import join
 from .key_table import KeyTable, Reply, Ticket
 from .process_end import ProcessEnd, own_process, process_end
 from .tcp_keys import GOODBYE, MAX_MESSAGE, CurveKeys, endpoint_of
@@ -102,8 +103,7 @@ class TCPStoreServer:
             if self._stopper >= 0:
                 os.close(self._stopper)
                 self._stopper = -1
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        join(self._thread, f"the server of the store at port {self.port}")
 
     def _serve(self) -> None:
         poller = zmq.Poller()
@@ -129,7 +129,11 @@ class TCPStoreServer:
         finally:
             self._router.disable_monitor()
             self._monitor.close(0)
-            self._context.destroy(linger=_LINGER_MS)
+            # In this order: a client that the other socket has not admitted yet would
+            # keep the context from its end.
+            self._router.close(_LINGER_MS)
+            self._zap.close(0)
+            self._context.term()
             os.close(self._stop)
             for client in list(self._ends):
                 self._forget_process(client)

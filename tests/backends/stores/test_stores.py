@@ -24,7 +24,7 @@ from rankscope.backends.errors import (
     DistStoreError,
     DistStoreTimeoutError,
 )
-from rankscope.backends.stores import tcp
+from rankscope.backends.stores import base, tcp
 from rankscope.backends.stores.base import Store
 from rankscope.backends.stores.file import FileStore
 from rankscope.backends.stores.hash import HashStore
@@ -244,6 +244,37 @@ def test_a_failing_callback_is_logged(
     store.watch("w", lambda value: called.set())
     assert called.wait(30)
     until(lambda: "on purpose" in caplog.text)
+
+
+def test_a_callback_that_a_closed_store_fails_is_no_fault(
+    master: TCPStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    called = threading.Event()
+    client = TCPStore(master.host, master.port, key=KEY)
+
+    def use(value: bytes) -> None:
+        called.set()
+        until(lambda: client.lost)
+        client.get("v")
+
+    client.watch("w", use)
+    master.set("w", "v")
+    assert called.wait(30)
+    client.close()
+    assert "failed" not in caplog.text
+
+
+def test_what_does_not_end_is_left_behind(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(base, "END_WAIT", 0.05)
+    release = threading.Event()
+    thread = threading.Thread(target=release.wait, daemon=True)
+    thread.start()
+    base.join(thread, "the server of a store")
+    assert "the server of a store has not ended within 0.05 s" in caplog.text
+    release.set()
+    thread.join(30)
 
 
 # -- closing -----------------------------------------------------------------
