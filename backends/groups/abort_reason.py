@@ -1,4 +1,4 @@
-"""Why a group ends: reasons, causes found by a diagnosis, and lost connections.
+"""Why a group ends: reasons, lost connections, and ranks that left while others work.
 
 A rank that dies closes its connections, and so does a backend that is aborted. A
 backend whose library notices closed connections reports them before the store, or
@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from ..errors import ConnectionLostError
+from ..errors import ConnectionLostError, DistAbortedError
+from ..work.flight_recorder import Batch
+from ..work.op_type import OpType
+from ..work.work import Work
 from .spec import GroupSpec
 
 __all__ = [
@@ -21,6 +25,8 @@ __all__ = [
     "VERDICT_WAIT",
     "AbortReason",
     "ConnectionLoss",
+    "Departure",
+    "Departures",
     "FoundCause",
 ]
 
@@ -125,3 +131,143 @@ def _reason(error: ConnectionLostError, spec: GroupSpec) -> AbortReason:
     return AbortReason(
         f"{me} lost the connection to {peer}{detail}", me, culprits=culprits
     )
+
+
+#: Seconds that a message of a rank that left may still be on its way.
+MESSAGE_WAIT = 0.5
+#: Seconds that ops without the rank get to end, before the group is aborted because of
+#: ops that wait for it.
+OTHERS_WAIT = 0.5
+
+
+_REMEDY = (
+    "shrink_group() makes a group of the ranks that are left, and in a notebook "
+    "%dist_rebuild makes this one anew on all ranks"
+)
+
+
+@dataclass(frozen=True)
+class Departure:
+    """How global rank `rank` left.
+
+    `collectives` is the sequence number of the last collective that it took part in,
+    `at` when this rank learned of it (``time.monotonic()``).
+    """
+
+    rank: int
+    text: str
+    collectives: int
+    at: float = field(default_factory=time.monotonic)
+
+    def to_json(self) -> str:
+        """Return the departure as the other ranks read it from the store."""
+        return json.dumps([self.rank, self.text, self.collectives])
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Departure:
+        """Return the departure that `to_json` wrote."""
+        return cls(*json.loads(text))
+
+    @property
+    def reason(self) -> AbortReason:
+        """The reason of an abort that follows from it."""
+        return AbortReason(
+            self.text, f"rank {self.rank}", culprits=(self.rank,), remedy=_REMEDY
+        )
+
+
+class Departures:
+    """The departures of one generation that this rank knows.
+
+    A rank leaves by `destroy_process_group`, or because its process ends. What the
+    others have in flight with it would wait until it times out; what they do without it
+    goes on.
+    """
+
+    def __init__(self, spec: GroupSpec) -> None:
+        self._spec = spec
+        #: By global rank. Each op looks here: a ``__bool__`` would be a call.
+        self.by_rank: dict[int, Departure] = {}
+        # Since when ops in flight wait for a rank that left; 0: none does.
+        self._doomed_at = 0.0
+
+    def add(self, departure: Departure) -> None:
+        """Take in that a rank left."""
+        self.by_rank.setdefault(departure.rank, departure)
+
+    def refuse(
+        self, op_type: OpType, peer: int | None, number: int, *, buffered: bool
+    ) -> None:
+        """Raise `DistAbortedError` for an op that would wait for a rank that left.
+
+        `peer` is a rank in the group, `number` the one that a collective is about to
+        get. `buffered`: whether a message may have arrived before it is received.
+        """
+        if buffered and op_type is OpType.RECV:
+            return
+        departure = self._needed(op_type, peer, number)
+        if departure is not None:
+            spec = self._spec
+            raise DistAbortedError(
+                f"{op_type.value} in {spec.describe()}: {departure.text}; {_REMEDY}",
+                **spec.identity(),
+                op=op_type.value,
+                culprits=(departure.rank,),
+                reason=departure.text,
+            )
+
+    def verdict(self, works: Iterable[Work], *, lost: bool) -> Departure | None:
+        """Return the departure for which the group has to be aborted now, if any.
+
+        `works` are in flight; `lost`: whether the backend has lost a connection, and
+        with it all of them.
+        """
+        doomed: list[Departure] = []
+        others = 0
+        for work in works:
+            departure = self._dooms(work)
+            if departure is None:
+                others += 1
+            else:
+                doomed.append(departure)
+        if lost and not doomed and others:
+            # An op that does without the rank, but not without the connection.
+            doomed.append(next(iter(self.by_rank.values())))
+        if not doomed:
+            self._doomed_at = 0.0
+            return None
+        now = time.monotonic()
+        self._doomed_at = self._doomed_at or now
+        over = lost or not others or now - self._doomed_at > OTHERS_WAIT
+        return doomed[0] if over else None
+
+    def _dooms(self, work: Work) -> Departure | None:
+        """Return the departure because of which `work` cannot end."""
+        record: Any = work.record
+        if record is None:
+            return None
+        for one in record.records if isinstance(record, Batch) else (record,):
+            departure = self._needed(one.op_type, one.peer, one.collective_seq_id)
+            if departure is None:
+                continue
+            since = time.monotonic() - departure.at
+            since = min(since, (time.time_ns() - one.created_ns) / 1e9)
+            if not one.op_type.is_p2p or since > MESSAGE_WAIT:
+                return departure
+        return None
+
+    def _needed(
+        self, op_type: OpType, peer: int | None, number: int
+    ) -> Departure | None:
+        """Return how a rank left that an op needs; ``None``: it needs none."""
+        spec, by_rank = self._spec, self.by_rank
+        if not op_type.is_p2p:
+            for departure in list(by_rank.values()):
+                # It did its part of what it took part in.
+                if number > departure.collectives:
+                    return departure
+            return None
+        if peer is not None:
+            return by_rank.get(spec.ranks[peer])
+        # From any rank: until the last one has left.
+        return next(iter(by_rank.values())) if len(by_rank) == spec.size - 1 else None

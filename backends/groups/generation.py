@@ -21,10 +21,8 @@ from ..work.flight_recorder import Batch, GroupCounters, Record, recorder
 from ..work.op_type import OpType
 from ..work.state import WorkState
 from ..work.work import Work
-from .abort_reason import AbortReason, ConnectionLoss
-from .deadlines import Deadlines
-from .departures import Departure, Departures
-from .inquiry import Inquiry
+from .abort_reason import AbortReason, ConnectionLoss, Departure, Departures
+from .inquiry import Deadlines, Inquiry
 from .peer_watch import PeerWatch
 from .spec import GroupSpec, Origin
 from .watchdog import watchdog

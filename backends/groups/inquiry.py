@@ -1,4 +1,4 @@
-"""Inquiry: why an op did not end, as the ranks of its group say themselves.
+"""Which op of a group is overdue, and why it did not end, as its ranks say themselves.
 
 A rank whose op has timed out asks the others through the store for their records and
 for the place of their main threads. The first one to ask compares the answers, and all
@@ -13,18 +13,22 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from ..errors import DistError, DistStoreError
+from ..errors import DistError, DistStoreError, DistTimeoutError
 from ..stores.base import Store
 from ..work.flight_recorder import Record, recorder
 from ..work.record_fields import newest
 from ..work.user_code import is_installed, users_frame
+from ..work.work import Work
+from .abort_reason import REBUILD_HINT, AbortReason, FoundCause
 from .spec import GroupSpec
+from .unattended import on_overdue
 
 __all__ = [
+    "Deadlines",
     "Explanation",
     "Inquiry",
     "Place",
@@ -226,3 +230,123 @@ class Inquiry:
         threading.Thread(
             target=target, name=f"rankscope-inquiry-{self._spec.name}", daemon=True
         ).start()
+
+
+#: Seconds that an abort waits for what is done `on_overdue`.
+_OVERDUE_WAIT = 6.0
+
+
+class Deadlines:
+    """The deadlines of the ops in flight of one generation, for the watchdog.
+
+    `inquiry` finds out why an overdue op did not end.
+    """
+
+    def __init__(self, spec: GroupSpec, inquiry: Inquiry) -> None:
+        self._spec, self._inquiry = spec, inquiry
+        # Of the ops in flight: when they began, as `begun_ns` says and by the monotonic
+        # clock.
+        self._begun_at: dict[Work, tuple[int, float]] = {}
+        #: Why the ops hang, if a diagnosis over all ranks has found it.
+        self.cause: FoundCause | None = None
+        #: The Work that is past its deadline, while its group lives on.
+        self.overdue: Work | None = None
+        # What is done about the overdue op by others, and until when that may last.
+        self._pending: tuple[list[threading.Event], float] | None = None
+
+    def check(self, in_flight: Iterable[Work]) -> float:
+        """Look for an `overdue` op; return the seconds to the next deadline."""
+        begun_at, self._begun_at = self._begun_at, {}
+        was, self.overdue = self.overdue, None
+        nearest = float("inf")
+        for place, work in enumerate(in_flight):
+            record = work.record
+            if record is None:
+                continue
+            begun_ns = work.begun_ns(oldest=not place)
+            if not begun_ns:
+                continue
+            # The wall clock may be set while the op runs.
+            known = begun_at.get(work)
+            if known is None or known[0] != begun_ns:
+                ran = (time.time_ns() - begun_ns) / 1e9
+                known = begun_ns, time.monotonic() - ran
+            self._begun_at[work] = known
+            left = known[1] + record.timeout - time.monotonic()
+            if left > 0:
+                nearest = min(nearest, left)
+            elif self.overdue is None and not work.poll():
+                self.overdue = work
+        if was is not None and was is not self.overdue:
+            # The op has ended after all: what was found does not hold any more.
+            self._inquiry.discard()
+            self._pending = None
+        return nearest
+
+    def asked(self) -> bool:
+        """Ask the ranks why the op is `overdue`; return whether they have answered.
+
+        Never blocks. True also where no answer is to be expected any more, and where
+        a diagnosis has found the cause. So do those who hear of the op `on_overdue`.
+        """
+        if self._pending is None:
+            heard = [hear() for hear in on_overdue]
+            self._pending = heard, time.monotonic() + _OVERDUE_WAIT
+        told = self._diagnosed() is not None or self._inquiry.ask()
+        heard, deadline = self._pending
+        done = all(one.is_set() for one in heard) or time.monotonic() > deadline
+        return told and done
+
+    def _diagnosed(self) -> FoundCause | None:
+        """Return what a diagnosis has found since the overdue op began."""
+        cause, overdue = self.cause, self.overdue
+        if cause is None or overdue is None:
+            return None
+        began = self._begun_at.get(overdue)
+        return cause if began is not None and cause.at > began[1] else None
+
+    def _found(self) -> tuple[str, tuple[int, ...]]:
+        """Return why the overdue op did not end, ``""`` if it is not known, and who."""
+        cause, found = self._diagnosed(), self._inquiry.found
+        if cause is not None:
+            return str(cause), tuple(cause.culprits)
+        if found is not None:
+            return f"diagnosis: {found.text}", found.culprits
+        return "", ()
+
+    def reason(self) -> AbortReason:
+        """Return why the group ends for the `overdue` op."""
+        assert self.overdue is not None
+        record = self.overdue.record
+        assert record is not None
+        found, culprits = self._found()
+        text = f"{record.describe()} timed out after {record.timeout:g} s"
+        return AbortReason(
+            f"{text}; {found}" if found else text,
+            f"rank {self._spec.global_rank}",
+            culprits=culprits,
+            diagnosis=found,
+        )
+
+    def error(self, work: Work, reason: AbortReason) -> DistTimeoutError:
+        """Return the error of `work`, which was overdue when its group was aborted."""
+        record = work.record
+        assert record is not None
+        timeout = record.timeout
+        found, _ = self._found()
+        # Another rank may have asked, and aborted, before this one had the answer.
+        found = found or reason.diagnosis
+        whose = "the group's" if timeout == self._spec.timeout else "its own"
+        why = "not every rank entered it, or one is stuck"
+        if found:
+            why = found
+        elif reason.by != f"rank {self._spec.global_rank}":
+            # Another rank, or a person, was faster.
+            why = str(reason)
+        return DistTimeoutError(
+            f"{work.describe()} was not done {timeout:g} s after it began "
+            f"({whose} timeout): {why}. The group was aborted; {REBUILD_HINT}",
+            **work.identity(),
+            culprits=reason.culprits,
+            reason=f"not done {timeout:g} s after it began",
+        )

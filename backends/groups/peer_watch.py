@@ -18,8 +18,7 @@ from functools import partial
 
 from ..errors import DistError, DistNetworkError, DistNetworkTimeoutError
 from ..stores.base import UNKNOWN_END, Store
-from .abort_reason import AbortReason
-from .departures import Departure
+from .abort_reason import AbortReason, Departure
 from .spec import GroupSpec
 
 __all__ = ["PeerWatch"]

@@ -13,8 +13,8 @@ import rankscope as dist
 from rankscope.backends.conformance.mpi_ranks import mpiexec, run_mpi_ranks
 from rankscope.backends.conformance.ranks import Rank, Ranks, run_ranks
 from rankscope.backends.conformance.waiting import until
-from rankscope.backends.groups import departures
-from rankscope.backends.groups.departures import Departure
+from rankscope.backends.groups import abort_reason
+from rankscope.backends.groups.abort_reason import Departure
 from rankscope.backends.groups.world import LINGER, world
 from tests.backends import gpu_ranks
 from tests.backends.manual import Manual
@@ -50,7 +50,7 @@ def test_what_the_rank_took_part_in_goes_on(group: dist.ProcessGroup) -> None:
     work = all_reduce()
     tell(group, 2, collectives=1)
     with pytest.raises(dist.DistTimeoutError, match="still in flight"):
-        work.wait(2 * departures.OTHERS_WAIT)
+        work.wait(2 * abort_reason.OTHERS_WAIT)
     Manual.made[0].works[0].mark_completed()
     assert work.wait()
     assert group.aborted is None
@@ -100,12 +100,12 @@ def test_messages_between_others_go_on(group: dist.ProcessGroup) -> None:
 def test_ops_of_others_end_first(
     group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(departures, "OTHERS_WAIT", 30)
+    monkeypatch.setattr(abort_reason, "OTHERS_WAIT", 30)
     received = dist.irecv(np.ones(1), 1)
     waits = dist.irecv(np.ones(1), 2)
     tell(group, 2)
     with pytest.raises(dist.DistTimeoutError, match="still in flight"):
-        waits.wait(2 * departures.MESSAGE_WAIT)
+        waits.wait(2 * abort_reason.MESSAGE_WAIT)
     Manual.made[0].works[0].mark_completed()
     assert received.wait()
     with pytest.raises(dist.DistAbortedError, match="recv #2.*line 7"):
@@ -120,7 +120,7 @@ def test_ops_of_others_are_not_waited_for_for_ever(group: dist.ProcessGroup) -> 
     with pytest.raises(dist.DistAbortedError, match="line 7"):
         waits.wait(10)
     assert received.state is dist.WorkState.ABORTED
-    assert time.monotonic() - began > departures.OTHERS_WAIT / 2
+    assert time.monotonic() - began > abort_reason.OTHERS_WAIT / 2
 
 
 def test_a_receive_from_any_rank_waits_until_all_have_left(
@@ -130,7 +130,7 @@ def test_a_receive_from_any_rank_waits_until_all_have_left(
     tell(group, 2)
     tell(group, 1)
     with pytest.raises(dist.DistTimeoutError, match="still in flight"):
-        work.wait(2 * departures.MESSAGE_WAIT)
+        work.wait(2 * abort_reason.MESSAGE_WAIT)
     tell(group, 3)
     with pytest.raises(dist.DistAbortedError, match="line 7"):
         work.wait(10)
