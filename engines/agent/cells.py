@@ -24,10 +24,9 @@ from ..errors import ClusterError
 from ..wire import ipyparallel_private as private
 from ..wire import message_types, requests
 from ..wire.error_details import pack_details
-from .cell_source import CellSource
 from .children import end_child
 from .post_mortem import PostMortem
-from .printing import PrintMarks
+from .printing import CellSource, PrintMarks
 from .publisher import StatusPublisher
 from .reservations import Reservations
 
