@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 from .meeting import Meeting
@@ -25,12 +26,13 @@ class HostRank:
         folder: Path,
         waiting: Waiting,
         place: Place,
+        say: Callable[[str], None],
     ) -> None:
         self.rank, self.key = rank, key
         self.meeting = Meeting(key, rank, {})
         self.silent = SilentStacks(self.meeting.folder / f"{STACKS}{rank}.txt")
         self.meeting.tell({"signal": self.silent.signal})
-        self.reports = Reports(folder, self.meeting, waiting, place)
+        self.reports = Reports(folder, self.meeting, waiting, place, say)
 
     def tell_signal(self) -> None:
         """Tell the peers if the program has taken the signal for itself."""

@@ -2,7 +2,8 @@
 
 Each rank has a file there with its process id, and holds a lock on it: a lock ends with
 its process, so that a peer's number is that of a living rank of this job as long as the
-file is locked. The folder is gone when the last rank has ended.
+file is locked. Beside it is a FIFO by which peers wake the rank. The folder is gone
+when the last rank has ended.
 """
 
 from __future__ import annotations
@@ -43,10 +44,35 @@ class Meeting:
             except OSError:
                 os.close(self._file)
                 raise
+            bell = self._bell(rank)
+            # What the rank's process of before has left has no reader.
+            bell.unlink(missing_ok=True)
+            os.mkfifo(bell, 0o600)
+            #: Readable when a peer has rung.
+            self.bell = os.open(bell, os.O_RDWR | os.O_NONBLOCK)
         self.tell(self._about)
 
     def _path(self, rank: int) -> Path:
         return self.folder / f"rank_{rank}"
+
+    def _bell(self, rank: int) -> Path:
+        return self.folder / f"bell_{rank}"
+
+    def ring(self) -> None:
+        """Wake the peers."""
+        for rank in self.known():
+            # Its process has ended, or has been woken often enough.
+            with contextlib.suppress(OSError):
+                peer = os.open(self._bell(rank), os.O_WRONLY | os.O_NONBLOCK)
+                try:
+                    os.write(peer, b"\0")
+                finally:
+                    os.close(peer)
+
+    def answer(self) -> None:
+        """Note that this rank is awake."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.bell, 4096)
 
     def tell(self, about: dict[str, Any]) -> None:
         """Write what peers are to know of this rank."""
@@ -106,6 +132,7 @@ class Meeting:
         """Leave; the last rank removes the folder."""
         with _private_folder() as parent:
             os.close(self._file)
+            os.close(self.bell)
             _remove_unless_used(self.folder)
             with contextlib.suppress(OSError):
                 parent.rmdir()

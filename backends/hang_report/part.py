@@ -7,6 +7,7 @@ import faulthandler
 import json
 import os
 import platform
+import re
 import resource
 import socket
 import sys
@@ -20,6 +21,7 @@ from ..groups.inquiry import current_exception
 from ..observe.export import local_dump, save_flight_recorder
 from ..observe.torch_format import flight_recorder
 from ..post_mortem.rank_facts import FORM
+from ..work.flight_recorder import recorder
 from .place import Place
 from .rendezvous import rendezvous
 from .settings import facts_of
@@ -31,6 +33,7 @@ DUMP, FACTS, STACKS = "flight_recorder_rank_", "facts_rank_", "stacks_rank_"
 #: The version of the form of facts.
 VERSION = 1
 
+_LINE_OF_STACK = re.compile(r'File "([^"\n]+)"')
 #: Frames of a traceback, and characters of a text, that are kept.
 _FRAMES = 100
 _LONGEST = 1000
@@ -88,8 +91,7 @@ def write_part(
         problems.append(f"its records: {problem!r}")
     if not ended:
         try:
-            with (folder / f"{STACKS}{rank}.txt").open("w") as file:
-                faulthandler.dump_traceback(file, all_threads=True)
+            _write_stacks(folder / f"{STACKS}{rank}.txt")
         except (OSError, RuntimeError) as problem:
             problems.append(f"its stacks: {problem!r}")
     facts = {
@@ -105,7 +107,7 @@ def write_part(
         "has_ended": ended,
         "has_left": ended and error is None,
         "recorded": recorded,
-        "rendezvous": None if ended else rendezvous(place.address),
+        "rendezvous": None if ended else _making(place.address),
         "exception": _exception(error, ended),
         "memory": _memory(),
         "versions": _versions(),
@@ -123,10 +125,43 @@ def write_facts(folder: Path, rank: int, facts: Mapping[str, Any]) -> None:
     unfinished.replace(folder / f"{FACTS}{rank}.json")
 
 
+def _making(address: str) -> dict[str, Any] | None:
+    making = rendezvous(address)
+    if making is not None and making["line"] is not None:
+        making["line"][0] = _name_of(making["line"][0])
+    return making
+
+
+def _write_stacks(path: Path) -> None:
+    with path.open("w+", encoding="utf-8", errors="replace") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        text = file.read()
+        named = _LINE_OF_STACK.sub(lambda it: f'File "{_name_of(it[1])}"', text)
+        if named != text:
+            file.seek(0)
+            file.truncate()
+            file.write(named)
+
+
+def _name_of(file: str) -> str:
+    """Return ``cell 7`` for the file of a cell, and other files as they are."""
+    cell = recorder.name_source((file, 1, "")).partition(" line ")[0]
+    return cell if cell.startswith("cell ") else file
+
+
 def _write_records(folder: Path, mine: Mapping[str, Any], failed: bool) -> None:
     records = as_it_waited(mine["records"], time.time_ns() if failed else None)
+    records = [{**one, "frame": _named(one["frame"])} for one in records]
     form = flight_recorder(mine["rank"], mine["groups"], records)
     save_flight_recorder(form, folder / DUMP, mine["rank"])
+
+
+def _named(frame: Mapping[str, Any]) -> Mapping[str, Any]:
+    name = _name_of(frame["file"])
+    if name == frame["file"]:
+        return frame
+    return {**frame, "file": name, "source": f"{name}:{frame['line']}"}
 
 
 def as_it_waited(
@@ -175,7 +210,8 @@ def _exception(error: BaseException | None, ended: bool) -> dict[str, Any] | Non
         return {
             "text": f"{name}: {text}"[:_LONGEST] if text else name,
             "frames": [
-                [one.filename, one.lineno or 0, one.name] for one in reversed(frames)
+                [_name_of(one.filename), one.lineno or 0, one.name]
+                for one in reversed(frames)
             ],
         }
     return None

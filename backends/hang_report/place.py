@@ -24,10 +24,14 @@ class Place:
 
     def tell(self, rank: int, size: int, init_method: str | None = None) -> None:
         """Note the arguments of `init_process_group`; -1: the environment tells."""
-        self._rank = rank if rank >= 0 else None
-        self._size = size if size > 0 else None
+        self.assign(rank, size)
         url = urlsplit(init_method or "env://")
         self.job = "" if url.scheme == "env" else f"{url.netloc}{url.path}"
+
+    def assign(self, rank: int, size: int) -> None:
+        """Note the rank and the number of ranks; -1: the environment tells."""
+        self._rank = rank if rank >= 0 else None
+        self._size = size if size > 0 else None
 
     @property
     def rank(self) -> int | None:

@@ -15,13 +15,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from .c_signals import end_by
 from .conclusion import Conclusion
 from .host_rank import HostRank
 from .place import Place
-from .reports import VERDICT_WAIT, Wish, until
+from .reports import VERDICT_WAIT, Wish, say_on_stderr, until
 from .settings import Settings
 from .waiting import Waiting
 
@@ -29,9 +28,8 @@ __all__ = ["Reporter"]
 
 _log = logging.getLogger(__name__)
 
-#: Seconds between two looks for a request, and between two at the own ops.
-LOOK = 0.2
-LOOK_AT_OPS = 1.0
+#: Seconds between two looks at the own ops.
+LOOK = 1.0
 #: Seconds that a rank waits for its own error, where another one has had one.
 ERROR_WAIT = 0.15
 #: Seconds in which a process of before may still be this rank.
@@ -43,24 +41,26 @@ class Reporter:
 
     Parameters
     ----------
-    folder
-        The folder in which each report has its own.
     settings
-        When reports are written.
+        Where and when reports are written.
     place
         Which rank of which job this process is.
     is_attended
         Whether somebody looks at the job: then no report is written.
+    say
+        Tells the verdict; it is told by one rank.
     """
 
     def __init__(
         self,
-        folder: Path,
         settings: Settings,
         place: Place,
         is_attended: Callable[[], bool] = lambda: False,
+        say: Callable[[str], None] = say_on_stderr,
     ) -> None:
-        self._folder = folder
+        assert settings.folder is not None
+        self._folder = settings.folder
+        self._say = say
         self._after = settings.after
         self._place = place
         self._is_attended = is_attended
@@ -159,7 +159,7 @@ class Reporter:
                     continue
                 self._look(joined)
                 self._look_for_crash(joined)
-                if time.monotonic() - looked >= LOOK_AT_OPS:
+                if time.monotonic() - looked >= LOOK:
                     looked = time.monotonic()
                     self._look_at_ops(joined)
         except OSError as error:
@@ -173,7 +173,11 @@ class Reporter:
 
     def _hear(self) -> None:
         """Wait for a wish, for a signal, or for the next look."""
-        if self._poll.poll(LOOK * 1000):
+        for descriptor, _ in self._poll.poll(LOOK * 1000):
+            if descriptor != self._read:
+                assert self._joined is not None
+                self._joined.meeting.answer()
+                continue
             with contextlib.suppress(BlockingIOError):
                 for number in filter(None, os.read(self._read, 256)):
                     self.on_signal(number)
@@ -184,17 +188,20 @@ class Reporter:
         if joined is not None and rank in (None, joined.rank) and key == joined.key:
             return joined
         if joined is not None:
+            self._poll.unregister(joined.meeting.bell)
             joined.leave()
             self._joined = None
         if rank is None:
             return None
-        made = (rank, key, self._folder, self._waiting, self._place)
+        made = (self._folder, self._waiting, self._place, self._say)
         try:
-            self._joined = HostRank(*made)
+            self._joined = HostRank(rank, key, *made)
         except BlockingIOError:
             # The rank's process of before may be about to end.
             if time.monotonic() - self._began > TAKEN_WAIT:
                 raise
+        else:
+            self._poll.register(self._joined.meeting.bell, select.POLLIN)
         return self._joined
 
     def _look(self, joined: HostRank) -> None:

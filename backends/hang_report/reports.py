@@ -23,7 +23,7 @@ from .place import Place
 from .silent import request_stacks
 from .waiting import Waiting
 
-__all__ = ["VERDICT_WAIT", "Reports", "Request", "Wish", "until"]
+__all__ = ["VERDICT_WAIT", "Reports", "Request", "Wish", "say_on_stderr", "until"]
 
 #: Seconds that ranks get for their parts: then those without one get the signal at
 #: which they write their stacks, for which they get as much again.
@@ -72,11 +72,13 @@ class Reports:
         meeting: Meeting,
         waiting: Waiting,
         place: Place,
+        say: Callable[[str], None],
     ) -> None:
         self._parent = folder
         self._meeting = meeting
         self._waiting = waiting
         self._place = place
+        self._say = say
         #: How many there were; also those that were not kept.
         self.count = 0
         #: The last one.
@@ -119,6 +121,7 @@ class Reports:
         content = request._asdict()
         del content["number"]
         if self._meeting.put(f"request_{request.number}", content):
+            self._meeting.ring()
             self._write_part(request, wish)
             self._conclude(request)
             return
@@ -130,7 +133,7 @@ class Reports:
     def take_part(self, request: Request, wish: Wish) -> None:
         """Write this rank's part, and wait for the verdict."""
         meeting, result = self._meeting, f"result_{request.number}"
-        if meeting.get(result) is None:
+        if meeting.get(f"closed_{request.number}") is None:
             self._write_part(request, wish)
         deadline = time.monotonic() + VERDICT_WAIT
         while (found := meeting.get(result)) is None and time.monotonic() < deadline:
@@ -208,16 +211,15 @@ class Reports:
         folder = Path(request.folder)
         self._await_parts(folder)
         add_absent_ranks(folder, self._meeting)
+        # A part that comes now would tell otherwise than the verdict.
+        self._meeting.put(f"closed_{request.number}", {})
         waits = request.reason != "exception" or _others_wait(folder, request.rank)
         found = conclude(folder, waits)
         if found.folder is None:
             self._remove(folder)
         else:
-            # Torch collects what is written to `sys.stderr` while an exception ends
-            # the script.
-            to = sys.__stderr__ or sys.stderr
             with contextlib.suppress(OSError, ValueError):
-                print(f"rankscope: {found}", file=to, flush=True)
+                self._say(f"rankscope: {found}")
         return found
 
     def _await_parts(self, folder: Path) -> None:
@@ -241,6 +243,12 @@ class Reports:
             until(lambda: all(one.stat().st_size for one in paths), STACKS_WAIT)
             # Until all of it is there.
             time.sleep(0.05)
+
+
+def say_on_stderr(text: str) -> None:
+    """Write a text into the log of this process."""
+    # Torch collects what is written to `sys.stderr` while an exception ends the script.
+    print(text, file=sys.__stderr__ or sys.stderr, flush=True)
 
 
 def until(condition: Callable[[], bool], seconds: float) -> bool:

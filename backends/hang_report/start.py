@@ -50,7 +50,7 @@ def report_hangs(
         if begins:
             if settings.folder is None or _place.world_size == 1:
                 return
-            _reporter = Reporter(settings.folder, settings, _place, is_attended)
+            _reporter = Reporter(settings, _place, is_attended)
         assert _reporter is not None
         if torch is not None and _torch is None:
             _torch = torch

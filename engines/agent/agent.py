@@ -52,6 +52,7 @@ from . import availability
 from .cells import Cells
 from .children import give_children_their_signals
 from .gpus import NO_GPU, Gpu, choose_device, load_cupy, may_share
+from .hang_reports import HangReports
 from .nccl_report import NcclReports
 from .no_input import explain_input
 from .printing import name_cells_in_warnings, print_progress_as_text
@@ -116,6 +117,8 @@ class Agent:
         self._summary = SummaryWriter(
             lambda: self.cells.place().location, self._status
         ).write
+        controller = urlsplit(private.controller_address(kernel)).netloc
+        self._hang_reports = HangReports(kernel, controller)
         self._publisher = StatusPublisher(kernel, self._summary)
         # Threads that are here before any cell are those of ipykernel.
         known = sys._current_frames()
@@ -219,6 +222,7 @@ class Agent:
             names["cp"] = cupy
             self.use_gpu(Gpu.of_cupy(cupy, index))
         self._given = frozenset(names)
+        self._hang_reports.assign(names["rank"], names["world_size"])
         # Hidden, as IPython's own names are: %who lists the user's names only.
         self.shell.push(names, interactive=False)
         return {

@@ -22,6 +22,7 @@ __all__ = [
     "allow_top_level_await",
     "keep_output_in_its_cell",
     "load_ipython_extension",
+    "say_in_cell",
     "send_replies_through_stream",
     "serve_messages",
     "show_output_of_children",
@@ -325,3 +326,12 @@ def keep_output_in_its_cell(kernel: Any) -> None:
 
     threading.Thread.start = start  # type: ignore[method-assign]
     ThreadPoolExecutor.submit = submit  # type: ignore[method-assign]
+
+
+def say_in_cell(kernel: Any, text: str) -> None:
+    """Print a text in the output of the cell that runs, from any thread."""
+    # ipykernel 6 has it there anyway.
+    set_parent = getattr(sys.stderr, "set_thread_parent", None)
+    if set_parent is not None:
+        set_parent(kernel.get_parent("shell"))
+    print(text, file=sys.stderr, flush=True)
