@@ -38,7 +38,7 @@ _LONG = 0.5
 class MessageWork(Work):
     """A schedule of messages in flight."""
 
-    __slots__ = ("queue", "requests", "schedule", "source", "tag")
+    __slots__ = ("over_ns", "queue", "requests", "schedule", "source", "tag")
 
     def __init__(
         self,
@@ -57,6 +57,8 @@ class MessageWork(Work):
         self.requests: list[tuple[Request, int, Flat]] = []
         # The sender of what was received last.
         self.source = -1
+        # When a collective was over: the next one may begin before that is reported.
+        self.over_ns = 0
 
     def mismatch(self, received: Received, expected: int) -> DistBackendError:
         """Return the error of a message that is not what this op has to receive."""
@@ -256,6 +258,7 @@ class MessageQueue:
             queue, before = self._collectives, len(self._over)
             while collectives and queue and self._resume(queue[0], looks):
                 # An interrupt may come at any point: the Work is in one of both.
+                queue[0].over_ns = time.time_ns()
                 self._over.append(queue[0])
                 queue.popleft()
             if messages and len(self._over) > before:
@@ -318,7 +321,8 @@ class MessageQueue:
 
     def _report(self, work: MessageWork) -> None:
         """End `work`, which is over; after an interrupt it is ended the next time."""
-        work.mark_completed(work.source if work.op_type is OpType.RECV else None)
+        source = work.source if work.op_type is OpType.RECV else None
+        work.mark_completed(source, completed_ns=work.over_ns or None)
         # suppress() would cost each op 0.3 µs.
         try:
             self._over.remove(work)

@@ -194,6 +194,8 @@ def test_messages_pass_collectives_which_keep_their_order() -> None:
     queue.advance()
     assert first.is_success()
     assert transport.posted[2].peer == 2
+    # The second has begun before the end of the first is reported.
+    assert first.completed_ns <= second.started_ns
 
 
 def test_a_shorter_message_fails_the_group() -> None:
@@ -349,7 +351,7 @@ def test_an_interrupt_leaves_no_work_without_an_end(
     queue, transport, work = started(iter([[(RECV, 1, np.zeros(1))]]))
     transport.posted[0].over = True
 
-    def interrupted(self: MessageWork, *args: object) -> bool:
+    def interrupted(self: MessageWork, *args: object, **options: object) -> bool:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -386,7 +388,7 @@ def test_a_waiter_that_leaves_tells_the_thread_where_one_had_waited_for_long(
         told.append((of, of.patient, {*of.waiting}))
 
     monkeypatch.setattr(queue_module, "progress", SimpleNamespace(add=add))
-    clock = SimpleNamespace(monotonic=lambda: transport.now)
+    clock = SimpleNamespace(monotonic=lambda: transport.now, time_ns=time.time_ns)
     monkeypatch.setattr(queue_module, "time", clock)
     queue.open(transport)
     stages: list[list[Transfer]] = [[(RECV, 1, np.zeros(1))], [(RECV, 2, np.zeros(1))]]
