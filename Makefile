@@ -44,10 +44,11 @@ help: ## list these targets
 demo: environment ## run the quickstart notebook for real and print what each rank got
 	@$(BIN)/python -m tools.demo
 
-NOTEBOOK_DIR := notebooks
+NOTEBOOK_DIR := lab
 
-lab: environment ## open the notebooks in JupyterLab (NOTEBOOK_DIR=.., LAB_ARGS="--no-browser --port 8888")
+lab: environment ## open copies of the notebooks, in lab/ (NOTEBOOK_DIR=.., LAB_ARGS="--no-browser --port 8888")
 	@$(BIN)/python -m tools.kernelspec build/jupyter
+	@$(BIN)/python -m tools.lab
 	@JUPYTER_PATH="$(CURDIR)/build/jupyter" $(BIN)/python -m jupyterlab --notebook-dir=$(NOTEBOOK_DIR) \
 	    $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_ARGS)
 

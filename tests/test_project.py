@@ -335,7 +335,7 @@ def test_environment_says_which_pythons_will_do(checkout: Path) -> None:
 
 @pytest.mark.processes
 def test_make_lab_opens_another_folder() -> None:
-    for given, folder in ((), "notebooks"), (("NOTEBOOK_DIR=/x",), "/x"):
+    for given, folder in ((), "lab"), (("NOTEBOOK_DIR=/x",), "/x"):
         command = ["make", "--dry-run", "lab", *given]
         run = subprocess.run(
             command, cwd=ROOT, capture_output=True, text=True, check=True

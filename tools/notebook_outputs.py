@@ -22,10 +22,26 @@ import nbformat
 from tools.execution import CellRun, execute
 from tools.other_environments import torch_python
 
-__all__ = ["KEPT", "NOTEBOOKS", "as_executed", "main"]
+__all__ = ["KEPT", "NOTEBOOKS", "as_executed", "main", "tracked_notebooks"]
 
 ROOT = Path(__file__).resolve().parent.parent
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def tracked_notebooks(root: Path) -> list[Path]:
+    """Return the notebooks that git tracks; all, in a tree without a repository.
+
+    A person's own may lie beside them.
+    """
+    found = sorted((root / "notebooks").glob("*.ipynb"))
+    if not (root / ".git").exists():
+        return found
+    command = ["git", "-C", str(root), "ls-files", "notebooks"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True)
+    tracked = set(listed.stdout.splitlines())
+    return [path for path in found if f"notebooks/{path.name}" in tracked]
+
+
+NOTEBOOKS = tracked_notebooks(ROOT)
 #: Where the notebooks with outputs are.
 KEPT = ROOT / "docs" / "notebooks"
 #: Those that the default environment does not suffice for.
