@@ -224,6 +224,12 @@ class RankEvidence:
     #: The file it is from, for a text.
     source: str | None = None
 
+    @property
+    def fate(self) -> str | None:
+        """What has become of it where it does not run its program any more."""
+        left = "has left the program" if self.has_left else None
+        return self.death or self.silence or self.exception or left
+
 
 @dataclass(frozen=True, slots=True)
 class Evidence:

@@ -163,8 +163,7 @@ def _is_telling(wait: Wait, picture: Picture) -> bool:
 
 def _has_facts(rank: int, picture: Picture) -> bool:
     one = picture.rank(rank)
-    facts = one.death, one.silence, one.exception
-    return one.recorded or any(fact is not None for fact in facts)
+    return one.recorded or one.fate is not None
 
 
 def _absences(free: Mapping[int, Sequence[Wait]], picture: Picture) -> list[Cause]:
@@ -179,7 +178,7 @@ def _absences(free: Mapping[int, Sequence[Wait]], picture: Picture) -> list[Caus
             fault = Fault.RANK_NOT_RESPONDING
         elif one.location is not None and one.exception is None and not one.has_left:
             fault = Fault.RANK_BUSY_ELSEWHERE
-        unrecorded = not one.recorded and not _has_facts(rank, picture)
+        unrecorded = not _has_facts(rank, picture)
         key = fault, unrecorded, first.group.name, first.name
         rest = [wait for wait in waits if wait is not first]
         sets.setdefault(key, {})[rank] = [first, *rest]

@@ -93,11 +93,14 @@ def _has_moved(picture: Picture, causes: Sequence[Cause]) -> bool:
 
     A rank of a job that hangs would wait.
     """
-    if picture.evidence.at_one_moment:
-        return False
     culprits = {rank for cause in causes for rank in cause.culprits}
+    if picture.evidence.at_one_moment or any(
+        picture.rank(rank).fate is not None for rank in culprits
+    ):
+        return False
     return any(
         one.recorded
+        and one.fate is None
         and rank not in culprits
         and not any(op.in_flight for found in one.groups.values() for op in found.ops)
         and all(found.lists_all_in_flight for found in one.groups.values())

@@ -359,6 +359,16 @@ def test_a_rank_behind_and_one_absent_beside_an_idle_one_are_no_hang() -> None:
     assert {rank for one in look(ranks) for rank in one.culprits} == set()
 
 
+def test_a_dead_rank_is_named_beside_one_that_is_behind() -> None:
+    ranks = four()
+    for one in ranks[:3]:
+        one.issue(done=one.rank != 0)
+    ranks[2].issue(group=TP1)
+    dead = RankEvidence(3, death="rank 3 was killed by signal 9")
+    found = look(ranks[:3], dead)
+    assert (Fault.RANK_DEAD, (3,)) in [(one.fault, one.culprits) for one in found]
+
+
 def test_without_an_idle_rank_both_are_named() -> None:
     ranks = four()
     for one in ranks:
