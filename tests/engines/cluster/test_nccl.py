@@ -59,10 +59,10 @@ print('what comes after')
 WITH_NVML = """
 import threading
 from rankscope.backends.devices.gpu_memory import GpuUse
-from rankscope.engines.agent import agent, gpu_readings, gpus
+from rankscope.engines.agent import agent, gpus
 nvml_answers = threading.Event()
 nvml_answers.set()
-gpu_readings.PERIOD, gpu_readings.KEPT = 0.1, 1.0
+gpus.PERIOD, gpus.KEPT = 0.1, 1.0
 
 class Nvml:
     def __init__(self, index):
