@@ -438,6 +438,8 @@ class ObservedRanks:
             for keys, those in causes:
                 members = {rank for key in keys for rank in key.ranks}
                 some = members.intersection(chosen)
+                if not some:
+                    continue
                 try:
                     done = self.abort(keys, reason, some, by=by, verdicts=those)
                 except ClusterError as error:
