@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rankscope.backends.printable import printable
 from rankscope.backends.rank_sets import name_ranks
 
 __all__ = [
@@ -140,7 +141,7 @@ class RankError(RuntimeError):
     @property
     def plain_traceback(self) -> str:
         """The traceback as one text without colours."""
-        return _ANSI.sub("", "\n".join(self.traceback))
+        return printable(_ANSI.sub("", "\n".join(self.traceback)))
 
     @property
     def is_abort_echo(self) -> bool:
@@ -161,7 +162,8 @@ class RankError(RuntimeError):
 
     def __str__(self) -> str:
         place = "" if self.line is None else f", line {self.line}"
-        return f"rank {self.rank}{place}: {self.ename}: {self.evalue}"
+        # Whoever prints it, prints what a rank has named.
+        return printable(f"rank {self.rank}{place}: {self.ename}: {self.evalue}")
 
 
 class ExecutionError(RankError):

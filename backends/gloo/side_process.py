@@ -8,6 +8,7 @@ own, and `SideProcess.kill` ends whatever call it hangs in.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import mmap
 import os
@@ -25,6 +26,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ..descriptors import REMEDY
 from ..errors import (
     ConnectionLostError,
     DistBackendError,
@@ -227,6 +229,9 @@ class SideProcess:
             cause = ""
         except DistError as error:
             cause = error
+        except OSError as error:
+            hint = f": {REMEDY}" if error.errno == errno.EMFILE else ""
+            cause = f"{self._called} failed: {error}{hint}"
         except Exception as error:  # noqa: BLE001 - a fault of ours: the ops must end
             cause = f"{self._called} failed: {type(error).__name__}: {error}"
         self._finish(cause)

@@ -83,7 +83,7 @@ def main_thread_place() -> Place:
     inner = None if ident is None else sys._current_frames().get(ident)
     frame = users_frame(inner)
     if frame is None:
-        return Place("")
+        return Place("", "is in no line of its script")
     code = frame.f_code
     line = (code.co_filename, frame.f_lineno, code.co_name)
     return Place(recorder.name_source(line), "", *handled_exception())

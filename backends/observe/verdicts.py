@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..groups.key import GroupKey
+from ..printable import printable
 from .records import Record as Entry
 
 __all__ = [
@@ -125,7 +126,7 @@ class Verdict:
         if len(self.consequences) > TOLD:
             told.append(f"and {len(self.consequences) - TOLD} more ops wait")
         text = "; ".join(told)
-        return f"{text}. {self.report}" if self.report else text
+        return printable(f"{text}. {self.report}" if self.report else text)
 
 
 def in_one(verdicts: Iterable[Verdict]) -> tuple[str, tuple[int, ...]]:

@@ -14,6 +14,7 @@ from ..observe.evidence import Evidence, combine
 from ..observe.root_cause import find_root_causes
 from ..observe.root_cause.facts import exceptions
 from ..observe.verdicts import Verdict
+from ..printable import printable
 from ..rank_sets import name_ranks
 from .attempts import assign_ranks, newest_attempt
 from .evidence_file import EvidenceFile, UnreadableError
@@ -93,7 +94,8 @@ class Report:
             for one in self.files
             if one.problem not in _QUIET
         ]
-        return "\n".join(lines)
+        # What is printed; `as_dict` has it as it is.
+        return printable("\n".join(lines))
 
     def _read(self, recorded: list[int]) -> str:
         """Return ``read: ranks 0–3, 5–7 of 8; no records of rank 4``."""

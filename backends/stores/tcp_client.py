@@ -24,7 +24,7 @@ from ..errors import (
 )
 from .base import join, remaining
 from .process_end import ProcessEnd, process_end
-from .tcp_keys import GOODBYE, MAX_MESSAGE, CurveKeys, endpoint_of
+from .tcp_keys import GOODBYE, MAX_MESSAGE, CurveKeys, endpoint_of, zmq_context
 
 __all__ = ["Request", "TCPStoreClient"]
 
@@ -99,7 +99,7 @@ class TCPStoreClient:
         self._refusals = 0
         self._connected_at = 0.0
 
-        self._context = zmq.Context()
+        self._context = zmq_context(host, port)
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.curve_serverkey = keys.server_public
         self._socket.curve_publickey = keys.client_public

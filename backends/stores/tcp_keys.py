@@ -14,6 +14,7 @@ from typing import NamedTuple
 import zmq
 from zmq.utils import z85
 
+from ..descriptors import REMEDY, allow_descriptors
 from ..errors import DistNetworkError
 from ..install import pip_install
 
@@ -134,6 +135,23 @@ MAX_MESSAGE = 256 << 20
 
 #: Status that the server sends, without a request, before an orderly end.
 GOODBYE = b"goodbye"
+
+#: File descriptors that a server or a client opens, with some to spare.
+_DESCRIPTORS = 20
+
+
+def zmq_context(host: str, port: int) -> zmq.Context[zmq.Socket[bytes]]:
+    """Return a context for the store at `host`:`port`.
+
+    Raises `DistNetworkError` where no descriptors are left: libzmq would end the
+    process.
+    """
+    if not allow_descriptors(_DESCRIPTORS):
+        raise DistNetworkError(
+            f"the store at {host}:{port}: this process has no {_DESCRIPTORS} file "
+            f"descriptors left: {REMEDY}"
+        )
+    return zmq.Context()
 
 
 def endpoint_of(host: str, port: int) -> str:

@@ -18,7 +18,7 @@ from ..errors import DistNetworkError, DistStoreError
 from .base import join
 from .key_table import KeyTable, Reply, Ticket
 from .process_end import ProcessEnd, own_process, process_end
-from .tcp_keys import GOODBYE, MAX_MESSAGE, CurveKeys, endpoint_of
+from .tcp_keys import GOODBYE, MAX_MESSAGE, CurveKeys, endpoint_of, zmq_context
 
 __all__ = ["TCPStoreServer"]
 
@@ -40,7 +40,7 @@ class TCPStoreServer:
 
     def __init__(self, host: str, port: int, keys: CurveKeys) -> None:
         self._keys = keys
-        self._context = zmq.Context()
+        self._context = zmq_context(host, port)
         self._zap = self._context.socket(zmq.REP)
         self._router = self._context.socket(zmq.ROUTER)
         self._table = KeyTable(self._send)

@@ -12,7 +12,6 @@ import contextlib
 import errno
 import json
 import os
-import resource
 import secrets
 import selectors
 import socket
@@ -20,6 +19,7 @@ import struct
 import time
 from typing import Any
 
+from ..descriptors import REMEDY, allow_descriptors
 from ..errors import DistBackendError, DistError
 from ..messaging.connecting import MeetingConnector, Namer, own_address
 from ..stores.base import Store
@@ -91,7 +91,7 @@ class TCPConnector(MeetingConnector):
 
         Raises `DistError` if the store fails, or a rank cannot be connected.
         """
-        _allow_descriptors(self._size + _SPARE)
+        allow_descriptors(self._size + _SPARE)
         try:
             self._connect()
             self.transport = TCPTransport(self._sockets, self._memories)
@@ -103,8 +103,8 @@ class TCPConnector(MeetingConnector):
             if isinstance(error, OSError) and error.errno == errno.EMFILE:
                 raise DistBackendError(
                     f"{self._name([self._rank])} has no file descriptors left for a "
-                    f"group of {self._size} ranks, which needs {self._size + 4}: raise "
-                    "the limit before the ranks start (ulimit -n 4096)"
+                    f"group of {self._size} ranks, which needs {self._size + 4}: "
+                    f"{REMEDY}"
                 ) from error
             raise
         finally:
@@ -346,17 +346,3 @@ def _peer(sock: socket.socket) -> tuple[int, int] | None:
     found = sock.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i"))
     pid, uid, _ = struct.unpack("3i", found)
     return pid, uid
-
-
-def _allow_descriptors(count: int) -> None:
-    """Raise this process's limit to what it may be, unless `count` more fit in."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError):  # no /dev/fd
-        if len(os.listdir("/dev/fd")) + count <= soft:
-            return
-    # Not all that may be: some programs try every descriptor up to the limit.
-    wanted = max(soft, 4096)
-    if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    with contextlib.suppress(OSError, ValueError):  # the system allows no more
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

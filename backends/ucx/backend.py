@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..descriptors import REMEDY, allow_descriptors
 from ..errors import DistBackendError, DistError
 from ..interface.base import Backend
 from ..messaging.backend import MessagingBackend
@@ -30,6 +31,9 @@ __all__ = ["UCXBackend", "UCXConnector", "UCXInfo", "kinds", "ucx_info"]
 _MEMBERS = {"shm": ("sysv", "posix", "xpmem"), "cma": ("cma",), "knem": ("knem",)}
 _KINDS = {member: kind for kind, members in _MEMBERS.items() for member in members}
 _PLACES = {kind: place for place, kind in enumerate(_MEMBERS)}
+
+#: File descriptors that a group may need, which opens some for each transport.
+_DESCRIPTORS = 40
 
 # The groups that `ucx_info` lists.
 _groups: weakref.WeakSet[UCXBackend] = weakref.WeakSet()
@@ -74,12 +78,16 @@ class UCXConnector(MeetingConnector):
         return self.transport
 
     def _make_worker(self, version: str, settings: dict[str, str]) -> Worker:
+        allow_descriptors(_DESCRIPTORS)
         try:
             return Worker(self._size, settings)
         except UCXError as error:
+            why = f"{error}{chosen()}"
+            if not allow_descriptors(_DESCRIPTORS):
+                # UCX says "Input/output error".
+                why = f"no file descriptors are left ({error}): {REMEDY}"
             raise DistBackendError(
-                f"UCX {version} cannot be used on {self._name([self._rank])}: "
-                f"{error}{chosen()}"
+                f"UCX {version} cannot be used on {self._name([self._rank])}: {why}"
             ) from error
 
 

@@ -199,7 +199,7 @@ if rank == 0:
 ```
 
 ```text
-…aborted from a terminal; …%dist_rebuild makes it usable
+…requested from a terminal; …%dist_rebuild makes it usable
 ```
 
 ```bash

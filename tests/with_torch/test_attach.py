@@ -162,7 +162,7 @@ def test_an_abort_from_a_terminal_that_the_script_allows(
         script.let("go")
         errors.append(script.read("error.1"))
         for error in errors:
-            assert "aborted from a terminal; diagnosis: rank 1 has not" in error
+            assert "requested from a terminal; diagnosis: rank 1 has not" in error
             assert "by a terminal" in error
         assert script.finish() != 0
 

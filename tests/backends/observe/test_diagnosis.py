@@ -184,6 +184,15 @@ def test_a_rank_that_is_late_since_it_handles_an_exception(
     assert "it handles ValueError: no data at train.py:9" in str(only(ranks))
 
 
+def test_nothing_that_a_rank_has_named_reaches_a_terminal(
+    ranks: list[Simulated],
+) -> None:
+    for rank in (0, 1, 3):
+        ranks[rank].issue(OpType.ALL_REDUCE, 5)
+    ranks[2].extra.update(location="", exception="E: \x1b]0;title\x07\u202e")
+    assert r"handles E: \x1b]0;title\x07\u202e" in str(only(ranks))
+
+
 def test_ops_in_another_order_are_told_from_other_ops(ranks: list[Simulated]) -> None:
     for rank in (0, 1, 3):
         ranks[rank].issue(OpType.ALL_REDUCE, 5)

@@ -138,3 +138,14 @@ def test_a_waiting_thread_is_woken(cell: Execution) -> None:
     cell.finish(2)
     waiter.join(30)
     assert seen == [True]
+
+
+def test_what_a_rank_has_named_reaches_no_terminal() -> None:
+    name, text = "E\x1b[2J", "\x1b]0;title\x07\u202e"
+    error = RankError(1, name, text, ["\x1b[31mE\x1b[0m", text], 7, 3)
+    shown = r"E\x1b[2J: \x1b]0;title\x07\u202e"
+    assert str(error) == f"rank 1, line 3: {shown}"
+    assert str(ExecutionError({1: error})) == str(error)
+    assert error.plain_traceback == "E\n" + r"\x1b]0;title\x07\u202e"
+    # The attributes are data.
+    assert (error.ename, error.evalue) == (name, text)

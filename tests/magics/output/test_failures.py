@@ -215,13 +215,13 @@ def test_a_timeout_is_one_error_whoever_found_its_cause() -> None:
 def test_the_remedy_of_an_abort_is_said_once() -> None:
     message = (
         "all_reduce #1 of group 'default' on rank {} (cell 7 line 3): the group was "
-        f"aborted: aborted from the board; {REBUILD_HINT}"
+        f"aborted: requested from the board; {REBUILD_HINT}"
     )
     errors = [error(r, "DistAbortedError", message.format(r)) for r in (0, 1)]
     assert summary_of(errors).endswith(REBUILD_HINT)
     assert summary_of(errors, remedy=False) == (
         "ranks 0–1: DistAbortedError: all_reduce #1 of group 'default' (cell 7 line "
-        "3): the group was aborted: aborted from the board"
+        "3): the group was aborted: requested from the board"
     )
 
 

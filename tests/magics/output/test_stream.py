@@ -296,7 +296,7 @@ def test_ranks_of_which_it_was_told_are_not_told_of_again() -> None:
 def test_an_abort_without_another_cause_is_told_in_full() -> None:
     cell = Cell()
     for rank in range(3):
-        cell.fail(rank, "DistAbortedError", "aborted from the board")
+        cell.fail(rank, "DistAbortedError", "requested from the board")
     assert cell.end() == ["0-2 DistAbortedError (full)"]
 
 

@@ -72,7 +72,7 @@ def hung(name: str) -> tuple[ClusterStatus, list[Verdict]]:
     fault = Fault.MISSING_RANKS if name == ABORTED else Fault(name)
     ranks, verdict = scene(fault)
     if name == ABORTED:
-        by = f"aborted from the board: {verdict}"
+        by = f"requested from the board: {verdict}"
         made = [_aborted(_status(one), by) for one in ranks]
         return statuses.cluster(*made), []
     made = [_status(one) for one in ranks]

@@ -116,8 +116,8 @@ def test_a_second_window_and_a_reload_have_the_live_board(
 
 def test_abort_and_rebuild(person: Person) -> None:
     output = person.abort("missing")
-    assert "aborted from the board" in output
-    assert "aborted from the board" in person.banner("^Aborted")
+    assert "requested from the board" in output
+    assert "requested from the board" in person.banner("^Aborted")
     person.shot("05-aborted")
     person.rebuild()
     person.shot("06-rebuilt")

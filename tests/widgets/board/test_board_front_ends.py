@@ -72,7 +72,7 @@ def test_a_click_ends_a_cell_that_blocks_the_kernel(
     person.banner("^In flight")
     assert person.notebook.is_running("missing")
     person.shot("in-flight")
-    assert "aborted from the board" in person.abort("missing")
+    assert "requested from the board" in person.abort("missing")
     person.banner("^Aborted")
     person.shot("aborted")
     person.rebuild()
