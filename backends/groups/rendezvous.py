@@ -18,6 +18,11 @@ __all__ = ["rendezvous"]
 _LAUNCHERS = (ENV, OPEN_MPI, PMI)
 _RANK, _WORLD_SIZE, _MASTER = ranks(*_LAUNCHERS), sizes(*_LAUNCHERS), ENV.job
 
+#: Whether torchrun's agent itself listens at MASTER_PORT, for torch: then our store has
+#: a port as far from it, which no other job of the host should have.
+_AGENT_LISTENS = "TORCHELASTIC_USE_AGENT_STORE"
+_APART = 1009
+
 _FORMS = "expected env://, tcp://host:port or file:///path"
 
 
@@ -144,5 +149,12 @@ def _from_environment(rank: int, world_size: int) -> tuple[int, int, str, int]:
         _integer(_RANK) if rank == -1 else rank,
         _integer(_WORLD_SIZE) if world_size == -1 else world_size,
         os.environ["MASTER_ADDR"],
-        _integer(["MASTER_PORT"]),
+        _port(_integer(["MASTER_PORT"])),
     )
+
+
+def _port(port: int) -> int:
+    """Return the port of the store, where ``MASTER_PORT`` is `port`."""
+    if os.environ.get(_AGENT_LISTENS) != "True" or not port:
+        return port
+    return port + _APART if port + _APART < 1 << 16 else port - _APART

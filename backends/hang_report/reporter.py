@@ -12,6 +12,7 @@ import logging
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -110,16 +111,17 @@ class Reporter:
 
         An error that follows from one that was reported has the verdict of that.
         """
-        joined = self._joined
         self.ask(Wish(reason, error, ended)).wait(VERDICT_WAIT)
-        found = None if joined is None else joined.reports.last
+        found = None if self._joined is None else self._joined.reports.last
         return found if found is not None and found.folder is not None else None
 
     def ask(self, wish: Wish) -> threading.Event:
         """Have a report written; return what is set when it is, or none will be."""
         done = threading.Event()
         here = os.getpid() == self._process and self._thread.is_alive()
-        if self._joined is None or not here or self._is_attended():
+        # Without a rank it joins nobody.
+        nobody = self._joined is None and self._place.rank is None
+        if nobody or not here or self._is_attended():
             done.set()
             return done
         with self._lock:
@@ -144,7 +146,8 @@ class Reporter:
             with contextlib.suppress(OSError):
                 said = meeting.last_words(meeting.rank).exists()
                 if not said and len(meeting.living()) > 1:
-                    joined.reports.leave_words(None)
+                    # The exception that has ended the script, if one has.
+                    joined.reports.leave_words(getattr(sys, "last_value", None))
             joined.leave()
 
     # -- the thread -------------------------------------------------------------------

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -239,3 +240,22 @@ def test_init_imports_no_backend_that_has_nothing_to_do() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_port_at_which_torchrun_listens_itself(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    # Its agent has the port.
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    store, rank, size = rendezvous("env://", 0, 1, 5, KEY)
+    assert isinstance(store, dist.TCPStore)
+    with closing(store):
+        assert (rank, size) == (0, 1)
+        assert abs(store.port - port) == 1009
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
+    store, _, _ = rendezvous("env://", 0, 1, 5, KEY)
+    assert isinstance(store, dist.TCPStore)
+    with closing(store):
+        assert store.port == port

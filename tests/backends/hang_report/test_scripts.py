@@ -180,8 +180,8 @@ def test_a_rank_that_fails_while_others_wait(scripts: Any) -> None:
         3,
         """
         dist.init_process_group()
-        dist.all_reduce(x)
         if rank == 1:
+            # At once: its thread has hardly begun.
             raise ValueError("sample 17 is corrupt")  # fails
         dist.all_reduce(x)  # waits
         """,
@@ -251,4 +251,32 @@ def test_survivors_that_go_on_write_nothing(scripts: Any) -> None:
     )
     assert script.finish() == [0, 0, -signal.SIGKILL]
     assert not script.reports.exists()
+    assert script.output == ""
+
+
+def test_an_abort_in_c_where_the_program_has_faulthandler(scripts: Any) -> None:
+    script = scripts(
+        2,
+        """
+        import ctypes, faulthandler
+        dist.init_process_group()
+        faulthandler.enable()
+        dist.all_reduce(x)
+        if rank == 1:
+            ctypes.CDLL(None).abort()  # aborts
+        dist.all_reduce(x)
+        """,
+    )
+    assert script.finish() == [1, -signal.SIGABRT]
+    found = script.report()
+    assert found["culprits"] == [1]
+    assert script.line("# aborts") in found["text"]
+    # The stacks are where the program wants them.
+    assert "Fatal Python error: Aborted" in script.log(1)
+
+
+def test_the_end_of_a_watched_script_is_quiet(scripts: Any) -> None:
+    script = scripts(2, "import rankscope.torch\nrankscope.torch.watch()\n")
+    assert script.finish() == [0, 0]
+    # Python 3.12 starts no thread then.
     assert script.output == ""
