@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -19,7 +20,10 @@ from .c_signals import PausedHandler, end_by, handle_by
 from .reporter import Reporter
 from .reports import Wish
 
-__all__ = ["hear_torch", "install_triggers"]
+__all__ = ["before_termination", "hear_torch", "install_triggers"]
+
+#: Called before SIGTERM ends a rank, which runs no `atexit` functions.
+before_termination: list[Callable[[], object]] = []
 
 #: Seconds after which an op that is in flight when a launcher ends the rank is worth a
 #: report: before that the job may have been fine.
@@ -143,6 +147,8 @@ def install_termination(reporter: Reporter) -> None:
         finally:
             if is_own():
                 reporter.leave()
+                for call in before_termination:
+                    call()
                 end_by(signal.SIGTERM)
 
     def forget() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from rankscope.backends.errors import DistError
 from rankscope.backends.groups.inquiry import main_thread_place
+from rankscope.backends.hang_report.triggers import before_termination
 from rankscope.backends.observe.stacks import ThreadStacks
 from rankscope.backends.stores.base import UNKNOWN_END
 from rankscope.backends.torch_watch import aborting
@@ -24,6 +25,7 @@ from rankscope.backends.work.flight_recorder import recorder
 
 from ..wire import requests
 from ..wire.job_channel import ENDED, QueueReader, answer_key, end_key, status_key
+from ..wire.job_file import job_files
 from ..wire.rank_service import RankService, answer
 from ..wire.requests import handlers_of
 from ..wire.summaries import SummaryWriter
@@ -137,10 +139,13 @@ class Publication:
 
     def _announce(self, channel: Channel) -> None:
         assert channel.file is not None
+        # Deletes those of jobs that were killed.
+        job_files()
         try:
             channel.file.write()
         except OSError as error:
             _log.warning("the job's file %s: %s", channel.file.path, error)
+        before_termination.append(channel.file.remove)
         key = f" --key {channel.file.key}" if channel.nonce else ""
         with_key = "" if channel.nonce else " (with this RANKSCOPE_KEY)"
         print(

@@ -14,6 +14,7 @@ from typing import Any
 from rankscope.__main__ import main
 from rankscope.backends.hang_report.triggers import OLD
 from rankscope.backends.observe.verdicts import Fault
+from rankscope.engines.wire.job_file import JobFile
 from tests.with_torch.scripts import Torchrun, until
 
 _SAID = re.compile(r"^rankscope: (?!to see).*; the report is (\S+)$", re.MULTILINE)
@@ -173,8 +174,11 @@ def test_a_launcher_ends_the_job(tmp_path: Path) -> None:
         began = time.monotonic()
         # A job that has waited for less may have been fine.
         until(lambda: time.monotonic() - began > OLD + 0.5, job)
+        assert len(JobFile.load_all()) == 1
         job.process.send_signal(signal.SIGTERM)
         job.finish()
+        # Rank 0 has run no `atexit` function: the file, with its key, is deleted.
+        assert JobFile.load_all() == []
         found = job.report()
         assert found["kind"] == Fault.RANK_BUSY_ELSEWHERE.value
         assert found["culprits"] == [1]
