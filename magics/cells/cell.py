@@ -11,7 +11,7 @@ from rankscope.backends.observe.verdicts import in_one
 from rankscope.backends.rank_sets import format_ranks, name_ranks
 from rankscope.engines import Cluster, Execution
 
-from ..output.failures import CellError, CellTimeout, Interrupted, summary_of
+from ..output.failures import CellError, CellTimeout, Interrupted, tell
 from ..output.render import Renderer
 from ..output.stream import OutputStream
 from .monitor import CellMonitor
@@ -59,7 +59,7 @@ class CellRun:
         limit: float | None = None,
     ) -> None:
         self._execution = execution
-        self._serve, self._hang, self._renderer = serve, hang, renderer
+        self._serve, self._hang = serve, hang
         self._limit = limit
         self._began = time.monotonic()
         self._stream = OutputStream(execution, renderer, collapse=collapse)
@@ -78,9 +78,7 @@ class CellRun:
             self._stream.show_late(self._renderer)
         errors = self._execution.errors
         if errors:
-            after = self._monitor.restore(False)
-            what = summary_of(errors.values(), remedy=not after)
-            raise CellError("; ".join(filter(None, [what, after])), errors)
+            raise CellError(tell(errors.values(), self._monitor.restore(False)), errors)
 
     def _follow(self) -> None:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import textwrap
 from collections.abc import Hashable, Iterable, Sequence
 
 import rankscope
@@ -16,6 +17,7 @@ from rankscope import backends, engines
 from rankscope.backends.rank_sets import format_ranks, name_ranks
 from rankscope.engines import Output, RankError
 from rankscope.engines.errors import impersonal
+from rankscope.engines.status import cause_first
 
 __all__ = [
     "CellError",
@@ -25,10 +27,12 @@ __all__ = [
     "abort_echo_line",
     "failure_key",
     "failure_of",
+    "is_ours",
     "place_of",
     "plain",
     "report",
     "summary_of",
+    "tell",
 ]
 
 _PACKAGES = (rankscope, backends, engines)
@@ -41,8 +45,12 @@ _SYNTAX_PLACE = re.compile(r" \([^()]*, line \d+\)$")
 _FILE = re.compile(r"File (.+?):\d+")
 # For ranks that run from the same checkout as the notebook.
 _ROOMS = tuple(f"{os.path.abspath(m.__path__[0])}/" for m in _PACKAGES)
-#: What the message of a timeout has before the cause.
+#: What the message of a timeout has before the cause, and that of an abort.
 _TIMED_OUT = re.compile(r"(?<= timeout\)): ")
+_ABORTED = ": the group was aborted: "
+_AUTHOR = re.compile(r" \(at [\d:]+, by [^()]*\)$")
+#: The errors whose message is an op and why it ended.
+_ENDED = ("DistAbortedError", "DistTimeoutError")
 #: What the messages of a timeout and of an abort have before the remedy.
 _REMEDY = re.compile(r"\. The group was aborted; |; (?=make it usable again with )")
 #: Errors that Rankscope raises besides its own classes, for bad arguments.
@@ -59,6 +67,11 @@ VARIANTS = 8
 
 #: The longest message in a one-line summary, in characters.
 LONGEST = 500
+#: Characters of a line of a cell's error, and its lines at most: what failed where,
+#: why, and what is next.
+WIDTH, MOST = 100, (2, 3, 1)
+#: Ops of which such an error has the ranks.
+OPS = 3
 
 # What Python writes between the traceback of a cause and that of its consequence.
 _CAUSE = "The above exception was the direct cause of the following exception:"
@@ -72,7 +85,18 @@ class _ReportedError(BaseException):
     """An error whose causes were shown before: IPython shows it in one line."""
 
     def _render_traceback_(self) -> list[str]:
-        return [f"\x1b[31m{type(self).__name__}\x1b[0m: {self}"]
+        name = type(self).__name__
+        parts = f"{name}: {self}".splitlines()
+        # Front ends split a line within a word. `str` has all of it.
+        most = MOST if len(parts) > 1 else (sum(MOST),)
+        lines = [
+            line
+            for part, count in zip(parts, most, strict=False)
+            for line in textwrap.wrap(
+                part, WIDTH, max_lines=count, placeholder=" …", break_on_hyphens=False
+            )
+        ]
+        return [lines[0].replace(name, f"\x1b[31m{name}\x1b[0m", 1), *lines[1:]]
 
 
 class CommandError(_ReportedError, RuntimeError):
@@ -103,7 +127,7 @@ class CellError(_ReportedError, Exception):
     Parameters
     ----------
     message : str
-        The failures, in one line.
+        The failures, in at most three lines.
     errors : dict of int to RankError
         The error of each rank that failed; an attribute, too.
     """
@@ -237,10 +261,56 @@ def _is_ours(frame: str) -> bool:
     return "/site-packages/rankscope/" in path or path.startswith(_ROOMS)
 
 
+def is_ours(error: RankError) -> bool:
+    """Return whether the message of an error names op, group, line and cause."""
+    return error.ename.startswith("Dist")
+
+
 def abort_echo_line(errors: Sequence[RankError]) -> str:
-    """Return one line on ranks whose op was aborted; the cause is shown elsewhere."""
+    """Return one line on ranks whose op failed; the cause is shown elsewhere."""
     ranks = name_ranks(error.rank for error in errors)
-    return f"{ranks}: op aborted{place_of(errors[0])}"
+    what = "op aborted" if errors[0].is_abort_echo else errors[0].ename
+    return f"{ranks}: {what}{place_of(errors[0])}"
+
+
+def tell(errors: Iterable[RankError], after: str) -> str:
+    """Return a cell's error: who failed in what, why, and what is next.
+
+    Each on a line of its own where ops of Rankscope were aborted or timed out; else in
+    one line. `after` is what is next.
+    """
+    failures = list(errors)
+    if not all(one.ename in _ENDED for one in failures):
+        return "; ".join(filter(None, [summary_of(failures, remedy=not after), after]))
+    told: dict[tuple[str, str], list[int]] = {}
+    whys: dict[str, str] = {}
+    for one in failures:
+        op, why = _op_and_cause(one)
+        told.setdefault((one.ename, op), []).append(one.rank)
+        if why:
+            # Each rank may have found it by itself.
+            whys.setdefault(_AUTHOR.sub("", why), why)
+    parts = [
+        f"{name_ranks(ranks)}: {ename}: {op}" for (ename, op), ranks in told.items()
+    ]
+    if len(parts) > OPS:
+        parts[OPS - 1 :] = [f"and {len(parts) - OPS + 1} more ops"]
+    lines = ["; ".join(parts)]
+    if whys:
+        lines.append(f"Why: {'; '.join(whys.values())}")
+    if after:
+        lines.append(f"Next: {after}")
+    return "\n".join(lines)
+
+
+def _op_and_cause(error: RankError) -> tuple[str, str]:
+    """Return the op that was aborted or timed out, and why."""
+    said = _REMEDY.split(impersonal(error.rank, error.evalue), maxsplit=1)[0]
+    if error.is_abort_echo:
+        op, _, why = said.partition(_ABORTED)
+        return op, cause_first(why)
+    op, *cause = _TIMED_OUT.split(said, maxsplit=1)
+    return op, cause[0].removeprefix("diagnosis: ") if cause else ""
 
 
 def summary_of(errors: Iterable[RankError], remedy: bool = True) -> str:

@@ -38,6 +38,13 @@ HEADER = (
     'font-size: 0.85em; margin-top: 0.4em; opacity: 0.85">{}</div>'
 )
 
+DETAILS = (
+    '<details style="color: var(--jp-ui-font-color1, inherit)">'
+    '<summary style="cursor: pointer">{}</summary><pre>{}</pre></details>'
+)
+#: The kind of errors that are shown as a line which opens.
+FOLDED = "folded"
+
 
 class Renderer:
     """Shows the items of one cell below a `heading`; `ranks` are the cluster's."""
@@ -50,7 +57,7 @@ class Renderer:
         self._width = label_width(ranks)
         self._partials: str | None = None
         # Whether the last output can be in a tab, and whether another came after it.
-        self._ends_with_panel = self._is_split = False
+        self._ends_with_panel = self._is_split = self._has_folded = False
         self._overwrites = not self.is_rich and sys.stdout.isatty()
         self._line_written = False
         # By identity: two bundles may be equal, and are kept by the parser.
@@ -83,7 +90,10 @@ class Renderer:
     def show(self, items: Iterable[tuple[str, Item]]) -> None:
         """Show items, each in its mode, below the previous ones."""
         self._erase_line()
-        for kind, group in groupby(items, key=lambda pair: pair[1].kind):
+        for kind, group in groupby(items, key=self._kind):
+            if kind == FOLDED:
+                self._fold([item for _, item in group])
+                continue
             if kind == "display":
                 self._displays([item for _, item in group])
                 continue
@@ -97,6 +107,23 @@ class Renderer:
             stream.write(text)
             stream.flush()
 
+    def _kind(self, pair: tuple[str, Item]) -> str:
+        mode, item = pair
+        return FOLDED if mode == BRIEF and self.is_rich else item.kind
+
+    def _fold(self, items: Sequence[Item]) -> None:
+        """Show errors as a line each, which opens to their tracebacks."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        lines = [abort_echo_line(item.contents) for item in items]
+        traces = (plain(report(item.contents, self._width > 0)) for item in items)
+        html = DETAILS.format(escape("; ".join(lines)), escape("\n\n".join(traces)))
+        data = {"text/plain": "\n".join(lines), "text/html": html}
+        self._shell.display_pub.publish(data)
+        # Several are one at the end.
+        self._is_split |= self._has_folded
+        self._has_folded = True
+
     def redraw(self, items: Iterable[tuple[str, Item]]) -> None:
         """Show items in place of all output of the cell."""
         shown, notices = list(items), self._notices
@@ -105,7 +132,7 @@ class Renderer:
         self._shell.display_pub.clear_output(wait)  # type: ignore[no-untyped-call]
         self._partials, self._notices = None, []
         self._hang = self._hang_id = None
-        self._ends_with_panel = self._is_split = False
+        self._ends_with_panel = self._is_split = self._has_folded = False
         self._show_heading()
         self.show(shown)
         for text in notices:

@@ -15,6 +15,7 @@ from typing import Protocol
 from rankscope.engines import Execution, Output, RankError
 
 from .deduplicate import Entry, Item, OutputDeduplicator
+from .failures import is_ours
 from .late import LateOutput, LateSurface
 from .parse import Bundle, OutputParser, failure
 
@@ -204,9 +205,10 @@ class OutputStream:
         if self.stopping and (echo or item.content.ename == "KeyboardInterrupt"):
             return HIDDEN
         explained = any(not error.is_abort_echo for error in self.failures.values())
-        if not (echo and explained):
-            return FULL
-        return HIDDEN if self.aborts_announced else BRIEF
+        if echo and explained:
+            return HIDDEN if self.aborts_announced else BRIEF
+        # The error of the cell says it all.
+        return BRIEF if is_ours(item.content) else FULL
 
     def _show_partials(self, now: float) -> None:
         lines = self._parser.partials()

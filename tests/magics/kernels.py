@@ -69,9 +69,14 @@ class Cell:
 
     @property
     def error(self) -> str:
-        """The traceback that the cell ended with."""
+        """The traceback that the cell ended with, in one line."""
+        return " ".join(self.error_lines)
+
+    @property
+    def error_lines(self) -> list[str]:
+        """The lines of that traceback."""
         found = [content for _, kind, content in self.messages if kind == "error"]
-        return "\n".join(plain(text) for c in found for text in c["traceback"])
+        return [plain(text) for c in found for text in c["traceback"]]
 
 
 class Kernel:

@@ -233,7 +233,7 @@ class Reader:
             if kind == "execute_result"
         ]
         streams = [cell.stream(), cell.stream("stderr")]
-        output = "\n".join([*streams, *shown, *results, cell.error])
+        output = "\n".join([*streams, *shown, *results, *cell.error_lines])
         if cell.status != "ok" and block.note != "hangs":
             # An error is there because the page shows it.
             expected = self._output_of(block)

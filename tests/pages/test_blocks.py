@@ -199,7 +199,7 @@ if rank == 0:
 ```
 
 ```text
-…requested from a terminal; …%dist_rebuild makes it usable
+Next: group 'default' aborted: %dist_rebuild makes it usable
 ```
 
 ```bash

@@ -92,9 +92,9 @@ class Person:
         return clicked
 
     def abort(self, cell: str) -> str:
-        """Abort; wait for the cell's end; return its output."""
+        """Abort; wait for the cell's end; return its output, in one line."""
         clicked = self.confirm("Abort")
-        output = self.notebook.wait(cell)
+        output = " ".join(self.notebook.wait(cell).split())
         self.note("click to the cell's end", clicked)
         return output
 

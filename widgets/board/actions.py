@@ -78,6 +78,7 @@ class BoardActions:
             "rebuild": self._rebuild,
             "restart": self._restart,
             "diagnose": self._diagnose,
+            "dismiss": self._dismiss,
             "profile": self._profile,
             "records": self._records,
             "trace": self._trace,
@@ -176,6 +177,14 @@ class BoardActions:
             return {"text": "Nothing is wrong: no op is stuck, every rank answers."}
         faults = dict.fromkeys(verdict.fault.value for verdict in verdicts)
         return {"text": f"Diagnosis: {', '.join(faults)}."}
+
+    def _dismiss(self, request: Message) -> Message:
+        """Forget the hangs that are over."""
+        for group in self._get_model().groups:
+            if group.last_hang is not None:
+                group.hang = None
+        self._on_done()
+        return {}
 
     # -- where the ranks are ------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import Any
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.backends.rank_sets import name_ranks
+from rankscope.engines.status import cause_first
 
 from ..units import elapsed_text
 from .group import Group
@@ -46,7 +47,8 @@ _BLAME = {
 class Banner:
     """A title of a word or two, a sentence, and further sentences in `more`.
 
-    `groups` are the ids of the tabs that it is about: that of the cause first.
+    `groups` are the ids of the tabs that it is about: that of the cause first. `last`
+    is a sentence on a hang that is over, which the user may dismiss.
     """
 
     mood: str
@@ -54,24 +56,30 @@ class Banner:
     text: str
     more: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
+    last: str = ""
+
+    @property
+    def sentences(self) -> list[str]:
+        """All sentences below each other."""
+        return [one for one in (self.text, *self.more, self.last) if one]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the banner as plain data (JSON-able)."""
         return {**asdict(self), "more": list(self.more), "groups": list(self.groups)}
 
     def __str__(self) -> str:
-        return " ".join((f"{self.title}: {self.text}", *self.more))
+        return f"{self.title}: {' '.join(self.sentences)}"
 
 
-def verdict_cells(verdict: Verdict) -> dict[int, Cells]:
-    """Return rank → the cells of its row for `verdict`."""
+def verdict_cells(verdict: Verdict, over: bool = False) -> dict[int, Cells]:
+    """Return rank → the cells of its row for `verdict`; `over`: it was aborted."""
     found: dict[int, Cells] = {
         rank: {"verdict": _BLAME[verdict.fault], "blame": 1}
         for rank in verdict.culprits
     }
-    awaited = f"waits for {name_ranks(verdict.culprits)}"
-    if not verdict.culprits:
-        awaited = "waits"
+    awaited = "waited" if over else "waits"
+    if verdict.culprits:
+        awaited += f" for {name_ranks(verdict.culprits)}"
     for rank in verdict.waiting:
         found.setdefault(rank, {"verdict": awaited})
     return found
@@ -99,7 +107,7 @@ def banner_of(
         or _busy(head, groups)
     )
     advice = map(_sentence, head.get("advice", ()))
-    return replace(found, more=(*found.more, *_last_hangs(groups), *advice))
+    return replace(found, more=(*found.more, *advice), last=_last_hang(groups))
 
 
 def _verdicts(verdicts: Sequence[Verdict], groups: Sequence[Group]) -> Banner:
@@ -138,17 +146,26 @@ def _dead(head: Mapping[str, Any], groups: Sequence[Group]) -> Banner | None:
 
 
 def _aborted(head: Mapping[str, Any], groups: Sequence[Group]) -> Banner | None:
-    found = [group for group in groups if group.aborted]
+    # That of the cause first.
+    found = sorted(
+        (group for group in groups if group.aborted),
+        key=lambda one: one.hang is None or one.hang[0].group != one.key,
+    )
     if not found:
         return None
-    sentences = []
+    told: dict[str, list[str]] = {}
     for group in found:
         reason = next(iter(group.reasons.values()), "no reason given")
         where = ""
         if len(group.reasons) < len(group.base):
             where = f" on {name_ranks(group.reasons)}"
-        named = _named(group.key, groups)
-        sentences.append(_sentence(f"group {named}{where}: {reason}"))
+        told.setdefault(cause_first(reason), []).append(
+            f"{_named(group.key, groups)}{where}"
+        )
+    sentences = [
+        _sentence(f"group{'s' * (len(named) > 1)} {', '.join(named)}: {why}")
+        for why, named in told.items()
+    ]
     if "rebuild" not in head.get("refused", {}):
         them = "it" if len(found) == 1 else "them"
         sentences[-1] += f" Rebuild makes {them} usable again."
@@ -171,18 +188,12 @@ def _left_running(aborted: Sequence[Group]) -> list[str]:
     ]
 
 
-def _last_hangs(groups: Sequence[Group]) -> list[str]:
+def _last_hang(groups: Sequence[Group]) -> str:
     """Return why groups hung that were rebuilt since, as a cell's deadline does."""
-    return [
-        _sentence(f"{_of_group(group, groups)}: {text(group.last_hang, 600)}")
-        for group in groups
-        if group.last_hang is not None
-    ]
-
-
-def _of_group(group: Group, groups: Sequence[Group]) -> str:
-    of = f" of group {_named(group.key, groups)}" if len(groups) > 1 else ""
-    return f"The last hang{of}, before the rebuild"
+    found = (group.last_hang for group in groups if group.last_hang is not None)
+    for verdict in found:
+        return _sentence(f"The last hang, before the rebuild: {text(verdict, 600)}")
+    return ""
 
 
 def _silent(groups: Sequence[Group]) -> Banner | None:

@@ -25,7 +25,7 @@ def board_html(model: BoardModel, when: str, name: str = "") -> str:
     about = " · ".join(escape(fact) for fact in [*facts, f"as of {when}"])
     banner = model.banner()
     mood = " class='error'" if banner.mood == "error" else ""
-    sentences = " ".join(escape(sentence) for sentence in (banner.text, *banner.more))
+    sentences = " ".join(map(escape, banner.sentences))
     parts = [
         f'<div class="rankscope-board {escape(name)}"><div class="rankscope-static">',
         STYLE,

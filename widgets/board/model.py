@@ -23,7 +23,7 @@ from rankscope.engines.status import advice_of
 
 from .banner import Banner, banner_of, verdict_cells
 from .group import NO_GROUP, Group
-from .rows import Cells, cells, text
+from .rows import Cells, as_aborted, cells, text
 
 __all__ = ["BoardModel", "Message"]
 
@@ -138,7 +138,7 @@ class BoardModel:
     ) -> None:
         number = rank.rank
         old = group.base.get(number, {})
-        new = cells(rank, status, now)
+        new = as_aborted(cells(rank, status, now), old)
         if _same_start(old, new):
             new["since"] = old["since"]
         if _same_line(old, new):
@@ -234,8 +234,11 @@ class BoardModel:
             extra: dict[int, Cells] = {
                 rank: {"lag": lag} for rank, lag in group.behind(self.now).items()
             }
-            for verdict in on_group(self.verdicts, group.key):
-                for rank, found in verdict_cells(verdict).items():
+            verdicts = on_group(self.verdicts, group.key)
+            if group.aborted and group.hang is not None:
+                verdicts = [group.hang[0]]
+            for verdict in verdicts:
+                for rank, found in verdict_cells(verdict, group.aborted).items():
                     if rank in group.base and _shows(group, rank, verdict):
                         extra[rank] = {**found, **extra.get(rank, {})}
             if extra != group.extra:
@@ -325,5 +328,6 @@ def _shows(group: Group, rank: int, verdict: Verdict) -> bool:
     each other.
     """
     in_ring = verdict.fault is Fault.DEADLOCK and rank in verdict.culprits
-    waits = group.base[rank]["mood"] == "working"
+    row = group.base[rank]
+    waits = row["mood"] == "working" or "failed" in row
     return verdict.group == group.key or waits or in_ring

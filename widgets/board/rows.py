@@ -10,7 +10,7 @@ from rankscope.engines import GroupStatus, OpStatus, RankStatus
 
 from ..units import bandwidth_text, bytes_text, duration_text
 
-__all__ = ["NOT_BUILT", "SILENT", "Cells", "cells", "text"]
+__all__ = ["NOT_BUILT", "SILENT", "Cells", "as_aborted", "cells", "text"]
 
 #: A cell's name → what it shows. Names that are missing are empty cells.
 Cells = dict[str, str | int | float]
@@ -73,6 +73,26 @@ def cells(rank: RankStatus, group: GroupStatus | None, now: float) -> Cells:
         if limit is not None and limit > 0:
             row["limit"] = limit
     return row
+
+
+def as_aborted(new: Cells, old: Cells) -> Cells:
+    """Return the row `new` of an aborted group with what `old`, before it, showed.
+
+    What failed, and where, is in no status any more. A rank that computes shows that.
+    """
+    same = old.get("generation") == new.get("generation")
+    if new["state"] != "aborted" or not same or "state" not in old:
+        return new
+    kept = {key: old[key] for key in _OF_OP if key in old}
+    if "at" in new:
+        kept["line"] = new["line"]
+    if old["mood"] == "working":
+        kept["failed"] = 1
+    return {**new, **kept}
+
+
+#: The cells that an abort leaves as they were; `failed`: an op was in flight.
+_OF_OP = ("op", "seq", "line", "size", "dtype", "shape", "failed")
 
 
 def _state(rank: RankStatus, group: GroupStatus | None) -> tuple[str, str]:

@@ -19,7 +19,7 @@ def board_text(model: BoardModel, width: int = 120) -> str:
     out = [" · ".join([head.get("title", "no ranks"), *head.get("facts", [])])]
     banner = model.banner()
     out.append(f"{banner.title}: {banner.text}")
-    out += [f"  {sentence}" for sentence in banner.more]
+    out += [f"  {sentence}" for sentence in banner.sentences[1:]]
     labels = [tab["label"] for tab in model.tabs()]
     tab_facts = [tab["facts"] for tab in model.tabs()]
     for group, label, facts in zip(model.groups, labels, tab_facts, strict=True):

@@ -24,7 +24,8 @@ from .rows import text
 
 __all__ = ["timeline"]
 
-_IN_FLIGHT = ("scheduled", "started")
+#: The states of an op that waits for a rank, or has waited in vain.
+_WAITS = ("scheduled", "started", "aborted", "timed_out")
 
 #: Collectives needed before a rank is called a straggler, and its part of the time
 #: that all ranks have lost by waiting for the last one.
@@ -183,16 +184,17 @@ def _gather(lanes: Sequence[_Lane]) -> list[tuple[int, int]]:
 
 
 def _missing(lanes: Sequence[_Lane], origin: int) -> list[dict[str, Any]]:
-    """Return the collectives that some ranks wait in and others have not entered."""
+    """Return the collectives that some ranks wait in and others have not entered.
+
+    Also those that were aborted, until the group is rebuilt and has another op.
+    """
     latest: dict[tuple[str, tuple[int, ...]], int] = {}
     for group, members, generation, _ in _collectives(lanes):
         key = (group, members)
         latest[key] = max(latest.get(key, 0), generation)
     found = []
     for (group, members, generation, seq), works in _collectives(lanes).items():
-        waiting = [
-            work for work in works.values() if work.record["state"] in _IN_FLIGHT
-        ]
+        waiting = [work for work in works.values() if work.record["state"] in _WAITS]
         absent = sorted(set(members) - works.keys())
         if waiting and absent and generation == latest[group, members]:
             found.append(
@@ -203,9 +205,16 @@ def _missing(lanes: Sequence[_Lane], origin: int) -> list[dict[str, Any]]:
                     "seq": seq,
                     "op": waiting[0].record["op"],
                     "since": min(work.created for work in waiting) - origin,
+                    "until": _end(waiting, origin),
                 }
             )
     return found
+
+
+def _end(works: Sequence[_Work], origin: int) -> int:
+    """Return when the last of `works` ended; -1 while one is in flight."""
+    ends = [work.ended for work in works]
+    return -1 if -1 in ends else max(ends) - origin
 
 
 def _straggler(waits: Sequence[tuple[int, int]]) -> dict[str, Any]:

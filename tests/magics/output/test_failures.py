@@ -19,6 +19,7 @@ from rankscope.magics.output.failures import (
     plain,
     report,
     summary_of,
+    tell,
 )
 
 TRACE = (
@@ -223,6 +224,72 @@ def test_the_remedy_of_an_abort_is_said_once() -> None:
         "ranks 0–1: DistAbortedError: all_reduce #1 of group 'default' (cell 7 line "
         "3): the group was aborted: requested from the board"
     )
+
+
+DIAGNOSED = (
+    "{} of group 'default' on rank {} (cell 7 line 3): the group was aborted: "
+    "requested from the board; diagnosis: rank 1 has not entered {} "
+    "(at 18:45:29, by the board); "
+    f"{REBUILD_HINT}"
+)
+
+
+def test_an_abort_is_told_in_lines_and_its_cause_once() -> None:
+    errors = [
+        error(rank, "DistAbortedError", DIAGNOSED.format(op, rank, "it"))
+        for rank, op in ((0, "send #1"), (2, "barrier #2"), (3, "barrier #2"))
+    ]
+    assert tell(errors, "group 'default' rebuilt").splitlines() == [
+        "rank 0: DistAbortedError: send #1 of group 'default' (cell 7 line 3); "
+        "ranks 2–3: DistAbortedError: barrier #2 of group 'default' (cell 7 line 3)",
+        "Why: rank 1 has not entered it; abort requested from the board at 18:45:29",
+        "Next: group 'default' rebuilt",
+    ]
+    many = [
+        error(rank, "DistAbortedError", DIAGNOSED.format(f"send #{rank}", rank, "x"))
+        for rank in range(9)
+    ]
+    assert "; and 7 more ops\nWhy: " in tell(many, "")
+
+
+def test_a_reason_without_a_diagnosis_is_the_cause() -> None:
+    said = (
+        "{} on rank {}: the group was aborted: dtypes differ (at 18:45:29, by rank {})"
+    )
+    errors = [
+        error(rank, "DistAbortedError", said.format("barrier #2", rank, rank))
+        for rank in (0, 1)
+    ]
+    assert tell(errors, "") == (
+        "ranks 0–1: DistAbortedError: barrier #2\n"
+        "Why: dtypes differ (at 18:45:29, by rank 0)"
+    )
+
+
+def test_a_timeout_is_told_in_lines() -> None:
+    said = TIMEOUT.format(1, "diagnosis: rank 2 has not entered")
+    assert tell([error(1, "DistTimeoutError", said)], "").splitlines() == [
+        "rank 1: DistTimeoutError: all_reduce #1 of group 'default' (cell 7 line 3) "
+        "was not done 4 s after it began (the group's timeout)",
+        "Why: rank 2 has not entered",
+    ]
+
+
+def test_a_cell_that_raised_is_told_in_one_line_with_what_is_next() -> None:
+    errors = [error(0), error(1, "DistAbortedError")]
+    assert tell(errors, "group 'default' rebuilt") == (
+        "rank 0: ValueError: bad at cell 7 line 3; rank 1: op aborted; group 'default' "
+        "rebuilt"
+    )
+
+
+def test_an_error_has_six_lines_at_most_which_end_between_words() -> None:
+    for message in ("word " * 400, f"{'who ' * 90}\nWhy: {'why ' * 200}\nNext: this"):
+        lines = [plain(one) for one in CellError(message, {})._render_traceback_()]
+        assert len(lines) == 6
+        assert all(len(line) <= 100 for line in lines)
+        assert {*" ".join(lines).split()} <= {"CellError:", *message.split(), "…"}
+    assert lines[-1] == "Next: this"
 
 
 def test_an_endless_message_is_cut_and_no_command_in_another() -> None:

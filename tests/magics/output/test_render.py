@@ -10,11 +10,12 @@ from typing import Any, cast
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
+from rankscope.engines import RankError
 from rankscope.magics.output.deduplicate import Entry, Item
 from rankscope.magics.output.failures import plain
 from rankscope.magics.output.parse import Bundle
 from rankscope.magics.output.render import Renderer, label_lines, label_width
-from rankscope.magics.output.stream import FULL
+from rankscope.magics.output.stream import BRIEF, FULL
 
 
 class Publisher:
@@ -80,6 +81,30 @@ def test_why_a_cell_hangs_is_shown_in_one_place_and_goes(
     for bundle in (why, why, None):
         renderer.hang(bundle)
     assert capsys.readouterr().err == "Deadlock: why\n"
+
+
+def test_errors_of_ours_are_a_line_that_opens(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    error = RankError(0, "DistAbortedError", "<b>why</b>", ("trace",), cell=7, line=3)
+    items = [(BRIEF, Item("error", (n,), (error.replaced(rank=n),))) for n in (0, 2)]
+    renderer, publisher = renderer_on(kernel=True)
+    renderer.show(items)
+    ((_, data, _),) = publisher.events
+    lines = [
+        "rank 0: op aborted at cell 7 line 3",
+        "rank 2: op aborted at cell 7 line 3",
+    ]
+    assert data["text/plain"].splitlines() == lines
+    assert f"{'; '.join(lines)}</summary>" in data["text/html"]
+    assert "trace" in data["text/html"]
+    assert not renderer.is_provisional
+    # Those that come later join it at the end.
+    renderer.show(items[:1])
+    assert renderer.is_provisional
+    renderer, _ = renderer_on(kernel=False)
+    renderer.show(items)
+    assert capsys.readouterr().err.splitlines() == lines
 
 
 def test_a_single_rank_needs_no_label(capsys: pytest.CaptureFixture[str]) -> None:

@@ -293,11 +293,11 @@ def test_ranks_of_which_it_was_told_are_not_told_of_again() -> None:
     assert cell.end() == ["2 ValueError (full)"]
 
 
-def test_an_abort_without_another_cause_is_told_in_full() -> None:
+def test_an_error_of_ours_is_a_line_as_the_error_of_the_cell_tells_it() -> None:
     cell = Cell()
     for rank in range(3):
         cell.fail(rank, "DistAbortedError", "requested from the board")
-    assert cell.end() == ["0-2 DistAbortedError (full)"]
+    assert cell.end() == ["0-2 DistAbortedError (brief)"]
 
 
 @pytest.mark.parametrize("ename", ["KeyboardInterrupt", "DistAbortedError"])

@@ -72,7 +72,8 @@ def hung(name: str) -> tuple[ClusterStatus, list[Verdict]]:
     fault = Fault.MISSING_RANKS if name == ABORTED else Fault(name)
     ranks, verdict = scene(fault)
     if name == ABORTED:
-        by = f"requested from the board: {verdict}"
+        author = "(at 08:12:07, by the board)"
+        by = f"requested from the board; diagnosis: {verdict} {author}"
         made = [_aborted(_status(one), by) for one in ranks]
         return statuses.cluster(*made), []
     made = [_status(one) for one in ranks]
@@ -93,7 +94,9 @@ def shown(browser: Browser, name: str) -> Scene:
     # Another cluster than the idle one, so much later that the page takes the time of
     # the kernel over as it is.
     found.model = BoardModel()
-    found.take(status, verdicts, after=10)
+    if name == ABORTED:
+        found.take(*hung(Fault.MISSING_RANKS.value), after=10)
+    found.take(status, verdicts, after=0.1 if name == ABORTED else 10)
     found.page.play(found.model.full())
     return found
 

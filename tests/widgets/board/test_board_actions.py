@@ -13,6 +13,7 @@ from rankscope.engines.cluster.profiling import Sampled
 from rankscope.widgets.board import actions as board_actions
 from rankscope.widgets.board.actions import BoardActions
 from rankscope.widgets.board.model import BoardModel
+from tests.widgets import simulated
 from tests.widgets.statuses import cluster, group, rank
 
 
@@ -43,9 +44,13 @@ class Asked:
 
 
 def _click(
-    asked: Asked, what: str, head: dict[str, Any] | None = None, **parameters: Any
+    asked: Asked,
+    what: str,
+    head: dict[str, Any] | None = None,
+    model: BoardModel | None = None,
+    **parameters: Any,
 ) -> dict[str, Any]:
-    """Return the answer to a click on the board of four ranks.
+    """Return the answer to a click on `model`, by default the board of four ranks.
 
     Rank 0 has issued an op in 'tp' that rank 1 has not.
     """
@@ -53,7 +58,7 @@ def _click(
         rank(n, group(), *([group("tp", (0, 1), issued=n)] if n < 2 else ()))
         for n in range(4)
     ]
-    model = BoardModel.of(cluster(*made))
+    model = model or BoardModel.of(cluster(*made))
     model.head |= head or {}
     answers = queue.SimpleQueue[Any]()
     actions = BoardActions(
@@ -99,6 +104,19 @@ def test_a_rebuild_takes_in_groups_that_are_out_of_step() -> None:
     answer = _click(asked, "rebuild", groups=["g0"])
     assert asked.calls == [("rebuild", keys)]
     assert answer["text"] == "Groups 'default', 'tp' rebuilt."
+
+
+def test_hangs_that_are_over_are_dismissed() -> None:
+    status, (verdict,) = simulated.hang(4, 2)
+    model = BoardModel.of(status)
+    model.show_verdicts([verdict])
+    model.delta()
+    again = group(generation=1, completed=None, started=None, enqueued=None)
+    model.update(cluster(*(rank(n, again) for n in range(4))), 1.0)
+    model.delta()
+    assert model.banner().last
+    assert _click(Asked(), "dismiss", model=model)["ok"]
+    assert model.banner().last == ""
 
 
 def test_a_profile_is_the_stacks_now_or_a_flame_graph() -> None:

@@ -78,7 +78,7 @@ class FrontEnd:
                 content = message["content"]
                 said.append(content.get("text", ""))
                 if message["msg_type"] == "error":
-                    said += content["traceback"]
+                    said.append(" ".join(content["traceback"]))
         return re.sub(r"\x1b\[[0-9;]*m", "", "".join(said))
 
     def reported(self, kind: str, **fields: Any) -> dict[str, Any]:

@@ -469,12 +469,54 @@ class TestBanner:
         found.update(cluster(*(rank(n, fresh) for n in range(4))), 101.0)
         found.delta()
         assert found.banner().title == "Idle"
-        (said,) = found.banner().more
+        said = found.banner().last
         assert said.startswith("The last hang, before the rebuild: ")
         assert str(verdicts[0]) in said
+        assert said in str(found.banner())
         found.update(cluster(rank(0, group(generation=1))), 102.0)
         found.delta()
-        assert found.banner().more == ()
+        assert found.banner().last == ""
+
+    def test_an_abort_leaves_what_the_rows_show_until_the_rebuild(self) -> None:
+        status, verdicts = simulated.hang(4, 2)
+        found = model(*status.ranks)
+        found.show_verdicts(verdicts)
+        found.delta()
+        reason = f"by hand; diagnosis: {verdicts[0]} (at 12:00:00, by the board)"
+        gone: dict[str, Any] = {"state": "aborted", "reason": reason}
+        done = simulated.op(13)
+        found.update(
+            cluster(
+                *(rank(n, group(completed=done, issued=13, **gone)) for n in range(4))
+            ),
+            101.0,
+        )
+        found.delta()
+        rows = found.groups[0].rows()
+        assert {row["state"] for row in rows.values()} == {"aborted"}
+        waited = [rows[n] for n in (0, 1, 3)]
+        assert [(row["op"], row["seq"], row["line"]) for row in waited] == [
+            ("all_reduce", "#14", "cell 7 line 5")
+        ] * 3
+        assert {row["verdict"] for row in waited} == {"waited for rank 2"}
+        assert (rows[2]["verdict"], rows[2]["blame"]) == ("not entered", 1)
+        # The cause once, then who aborted.
+        assert found.banner().text == (
+            f"Group 'default': {verdicts[0]}; by hand at 12:00:00. "
+            "Rebuild makes it usable again."
+        )
+        fresh = group(generation=1, completed=None, started=None, enqueued=None)
+        found.update(cluster(*(rank(n, fresh) for n in range(4))), 102.0)
+        found.delta()
+        for row in found.groups[0].rows().values():
+            assert not row.keys() & {"op", "line", "verdict", "blame", "failed"}
+
+    def test_groups_that_were_aborted_for_one_reason_are_told_at_once(self) -> None:
+        gone: dict[str, Any] = {"state": "aborted", "reason": "enough"}
+        found = model(rank(0, group(**gone), group("tp", (0,), **gone)))
+        assert found.banner().text == (
+            "Groups 'default', 'tp': enough. Rebuild makes them usable again."
+        )
 
     def test_a_verdict_on_an_op_that_ended_after_all_goes(self) -> None:
         status, verdicts = simulated.hang(4, 2)
@@ -483,7 +525,7 @@ class TestBanner:
         found.delta()
         found.update(cluster(*(rank(n, group()) for n in range(4))), 101.0)
         found.delta()
-        assert found.banner().more == ()
+        assert found.banner().last == ""
 
     def test_who_computes_on_after_an_abort_is_named(self) -> None:
         aborted = group(state="aborted", reason="by hand")

@@ -386,6 +386,26 @@ class TestButtons:
         scene.button("Rebuild").click()
         assert scene.page.sent()[0]["do"] == "rebuild"
 
+    def test_a_hang_that_is_over_is_a_line_that_can_be_dismissed(
+        self, scene: Scene
+    ) -> None:
+        scene.take(*simulated.hang(4, 2))
+        fresh = statuses.group(
+            generation=1, completed=None, started=None, enqueued=None
+        )
+        scene.take(statuses.cluster(*(statuses.rank(n, fresh) for n in range(4))))
+        until(lambda: scene.texts("last"))
+        (line,) = scene.texts("last")
+        assert line.startswith("The last hang, before the rebuild: rank 2 has not")
+        scene.page.sent()
+        scene.button("Dismiss").click()
+        (request,) = scene.page.sent()
+        assert request["do"] == "dismiss"
+        for group in scene.model.groups:
+            group.hang = None
+        scene.page.play(scene.model.delta())
+        assert scene.texts("last") == []
+
     def test_dead_ranks_are_restarted_if_one_says_so(self, scene: Scene) -> None:
         dead = statuses.rank(3, statuses.group(), state="dead", reason="killed")
         scene.take(statuses.cluster(dead))

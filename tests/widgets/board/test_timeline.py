@@ -6,6 +6,21 @@ from rankscope.backends import OpType
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.work.flight_recorder import GroupCounters, Record
 from rankscope.widgets.board.timeline import timeline
+from tests.widgets import simulated
+
+
+def test_who_has_not_entered_is_shown_after_an_abort_until_it_ended() -> None:
+    dumps = {n: simulated.ring(n, 3, count=2, absent=n != 1) for n in range(3)}
+    del dumps[1]["records"][2:]
+    (missing,) = timeline(dumps, {}, 9_000_000_000)["missing"]
+    assert (missing["ranks"], missing["seq"], missing["until"]) == ([1], 3, -1)
+    for rank in (0, 2):
+        last = dumps[rank]["records"][-1]
+        last |= {"state": "aborted", "time_ended_ns": 3_000_000_000 + rank}
+    found = timeline(dumps, {}, 9_000_000_000)
+    (missing,) = found["missing"]
+    assert (missing["ranks"], missing["seq"]) == ([1], 3)
+    assert found["origin_ns"] + missing["until"] == 3_000_000_002
 
 
 def test_groups_of_one_name_have_lanes_of_their_own() -> None:

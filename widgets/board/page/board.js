@@ -38,7 +38,7 @@ class Board {
     this.done = make("span", "grow facts", null, { role: "status" });
     this.done.hidden = true;
     head.append(this.title, this.facts, this.done, this.actions);
-    this.banner = makeBanner();
+    this.banner = makeBanner(() => this.store.request("dismiss", {}, () => {}));
     this.news = make("div", "news", null, { role: "alert" });
     this.news.hidden = true;
     this.tabs = new Tabs((id) => this.show(id));
@@ -127,8 +127,8 @@ class Board {
   }
 
   drawBanner() {
-    const { mood, title, text, more, groups } = this.store.headline;
-    this.banner.show(mood, title, [text, ...more]);
+    const { mood, title, text, more, groups, last } = this.store.headline;
+    this.banner.show(mood, title, [text, ...more], last);
     this.follow(groups?.[0]);
     // The blamed rows may be out of sight among many.
     const rows = this.store.rows.get(this.group) ?? new Map();
@@ -281,7 +281,7 @@ class Board {
 
 // -- banner --------------------------------------------------------------------
 
-function makeBanner() {
+function makeBanner(dismiss) {
   const element = make("div", "banner calm");
   const shape = makeShape("calm");
   const title = make("b");
@@ -291,11 +291,19 @@ function makeBanner() {
   const more = make("div", "more");
   const words = make("div", "words", null, { role: "status" });
   words.append(line, more);
+  const hang = make("p", "last quiet");
+  const over = make("span");
+  const away = make("button", "small", "Dismiss", { type: "button" });
+  away.addEventListener("click", dismiss);
+  hang.append(over, " ", away);
+  words.append(hang);
   element.append(shape, words);
   let shown = null;
   return {
     element,
-    show(mood, name, sentences) {
+    show(mood, name, sentences, last) {
+      hang.hidden = !last;
+      setText(over, (last ?? "").replaceAll("`", ""));
       setAttribute(element, "class", `banner ${moodClass(mood)}`);
       setAttribute(shape, "class", `shape ${moodClass(mood)}`);
       // A screen reader reads a live region when it is written: write changes only.

@@ -206,7 +206,8 @@ function drawMissing(view, look, pen, first, last) {
       if (lane.group !== missing.group || lane.ranks.join() !== members) continue;
       if (!missing.ranks.includes(lane.rank)) continue;
       const x = Math.max(GUTTER, view.xOf(missing.since));
-      const right = Math.min(view.width - 1, view.xOf(now));
+      const until = missing.until < 0 ? now : missing.until;
+      const right = Math.min(view.width - 1, view.xOf(until));
       if (right <= x) continue;
       const gap = view.pitch >= 20 ? 4 : 2;
       const top = place * view.pitch + gap;

@@ -3,7 +3,7 @@
 // that changed (a <table> is laid out as a whole: ten times the work).
 
 const PADDING = 18; // px between two columns, and reserve for wide letters
-const SETTLED = 2; // s without an op in flight after which empty columns go
+const SETTLED = 2; // s without a cell that runs after which empty columns go
 const LINGERS = 5; // s at one line from which on they are shown; as in columns.py
 const STAY = / for [\d.]+ \w+$/; // what stayText adds
 const BAR = 44; // px of the bar beside the elapsed time
@@ -55,7 +55,7 @@ class Table {
 
   /** Forget what the columns have held: an empty one is not shown. */
   forget() {
-    this.ran ??= null; // when an op was in flight last, if columns may have become empty since
+    this.ran ??= null; // when a cell ran last, if columns may have become empty since
     this.lengths = this.columns.map(() => 0); // of the longest text of each, see lengthOf
     this.longest = this.columns.map((column) => column.title);
   }
@@ -113,7 +113,7 @@ class Table {
       entry = this.add(rank);
       names = null;
     }
-    if (cells.mood === "working") this.ran = now;
+    if (isInCell(cells)) this.ran = now;
     setAttribute(entry.row, "class", `row ${standing(cells)}`);
     this.columns.forEach((column, place) => {
       if (names !== null && !concerns(column.key, names)) return;
@@ -194,10 +194,9 @@ class Table {
     if (bar.firstChild.style.width !== width) bar.firstChild.style.width = width;
   }
 
-  /** Forget columns that are empty since no op is in flight: not at each end of one. */
+  /** Forget columns that are empty since no cell runs: not at each end of an op. */
   settle(now) {
-    const waits = [...this.rowsOf().values()].some((cells) => cells.mood === "working");
-    if (waits) {
+    if ([...this.rowsOf().values()].some(isInCell)) {
       this.ran = now;
     } else if (this.ran !== null && now - this.ran >= SETTLED) {
       this.ran = null;
@@ -306,6 +305,11 @@ class Table {
       box.scrollTop = bottom - box.clientHeight;
     }
   }
+}
+
+/** Whether a rank runs a cell. */
+function isInCell(cells) {
+  return cells.mood === "working" || cells.mood === "busy";
 }
 
 /** The length of a text, in letters of full width: "no answer" is wider than "in flight". */
