@@ -97,7 +97,8 @@ def _given_up(
     error: BaseException, group: Any, made: Made, call: Call | None, cause: FoundCause
 ) -> DistError:
     """Return the error of an op that torch gave up, with `cause`."""
-    text = _IN_GLOO.sub("", str(error)).partition("\n")[0].partition(_ADVICE)[0]
+    text = _IN_GLOO.sub("", str(error)).partition("\n")[0]
+    text = text.partition(_ADVICE)[0].rstrip(".")
     late = "timed out" in text.lower()
     op, number, line = _op(call)
     about = identity(group, made, op, number)
