@@ -220,12 +220,15 @@ def keep_listening(client: Any, future: Any) -> None:
 
 
 def discard_request(client: Any, msg_id: str) -> None:
-    """Drop what the client keeps for a request that will not be answered."""
+    """Drop what the client keeps for a request whose answer nobody awaits any more.
+
+    It stays one of ``client.outstanding``: of an answer that comes late to another
+    request the client would print "got stale result" into whatever cell runs.
+    """
     client._futures.pop(msg_id, None)
     client._output_futures.pop(msg_id, None)
     client.results.pop(msg_id, None)
     client.metadata.pop(msg_id, None)
-    client.outstanding.discard(msg_id)
 
 
 def finish_output(future: Any) -> None:
@@ -431,7 +434,7 @@ PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
 }
 #: Public in spelling, but in no documentation of ipyparallel or ipykernel.
 UNDOCUMENTED_NAMES: Mapping[str, tuple[str, ...]] = {
-    _CLIENT: ("create_message_futures", "curve_serverkey", "outstanding"),
+    _CLIENT: ("create_message_futures", "curve_serverkey"),
     "ipyparallel.client.futures:MessageFuture": ("iopub_callbacks",),
     "ipyparallel.cluster.launcher:LocalEngineSetLauncher": (
         "launcher_class",

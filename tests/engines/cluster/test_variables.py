@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from rankscope.engines import Cluster, ClusterError, PullError
+from rankscope.engines.wire import ipyparallel_private as private
 from rankscope.engines.wire import rank_variables, values
 
 pytestmark = pytest.mark.processes
@@ -135,3 +136,15 @@ def test_nothing_is_kept(cluster: Cluster) -> None:
 def test_a_name_that_is_absent_is_an_error(cluster: Cluster) -> None:
     with pytest.raises(ClusterError, match="there is no variable 'absent'"):
         cluster.pull("absent", [0], timeout=WAIT)
+
+
+def test_a_late_answer_to_a_dropped_request_says_nothing(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The client would print "got stale result" into whatever cell runs."""
+    registry = cluster._registry
+    dropped: Any = private.probe(registry.client, registry.slots[0].uuid)
+    private.discard_request(registry.client, dropped.msg_id)
+    # Its answer comes before this one's.
+    cluster.pull("__name__", [0], timeout=WAIT)
+    assert capsys.readouterr().out == ""
