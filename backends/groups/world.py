@@ -73,9 +73,10 @@ class World:
         self._lock = threading.RLock()
         #: The libraries whose groups are watched on this rank.
         self.sources: list[GroupSource] = []
-        # In a forked child: why it has no groups, and what its parent has, so that
-        # nothing of it is closed here.
-        self._forked: str | None = None
+        #: Why there are no groups, if it is known: in a forked child, in a rank that is
+        #: being made ready.
+        self.no_groups: str | None = None
+        # In a forked child: what its parent has, so that nothing of it is closed here.
         self._of_parent: list[Any] = []
         os.register_at_fork(after_in_child=self._disown)
 
@@ -122,6 +123,7 @@ class World:
             name, ranks, self.rank, config, self.store, timeout, generation, origin
         )
         self._groups[made.key] = made
+        self.no_groups = None
         recorder.changed()
         return made
 
@@ -217,8 +219,8 @@ class World:
             )
         if found:
             return found[0]
-        if not groups and self._forked is not None:
-            raise DistError(self._forked)
+        if not groups and self.no_groups is not None:
+            raise DistError(self.no_groups)
         if not groups:
             raise ValueError(
                 "there is no process group yet: call init_process_group() first "
@@ -485,7 +487,7 @@ class World:
         """
         if self.rank is None:
             return
-        self._forked = why = (
+        self.no_groups = why = (
             f"process {os.getpid()} was forked from rank {self.rank} (process "
             f"{os.getppid()}) and has no part in its groups: start the process with "
             "multiprocessing's 'spawn' and call init_process_group() there, or leave "

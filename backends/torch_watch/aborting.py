@@ -152,7 +152,8 @@ def describe(about: Mapping[str, Any], source: str) -> str:
     """Return ``all_reduce #3 of torch's group 'tp' on rank 0 (train.py:31)``."""
     number = about["sequence_number"]
     what = "an op" if about["op"] is None else about["op"]
-    what += "" if number is None else f" #{number}"
+    # Torch does not count its monitored barriers.
+    what += f" #{number}" if number else ""
     where = f" ({source})" if source else ""
     return f"{what} of torch's group {about['group']!r} on rank {about['rank']}{where}"
 

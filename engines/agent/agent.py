@@ -67,6 +67,12 @@ __all__ = [
     "names_of",
 ]
 
+#: What an op says on a rank that has not got its groups yet.
+_NOT_READY = (
+    "this rank is being started, and has no group yet: run the cell again once "
+    "%dist_init or %dist_restart has ended"
+)
+
 _agent: Agent | None = None
 
 
@@ -206,6 +212,8 @@ class Agent:
         self.assignment = wanted.assignment
         self.cells.reservations.assign(wanted.owner)
         os.environ.update(wanted.env)
+        if wanted.assignment["torch"] is None:
+            world.no_groups = _NOT_READY
         import rankscope
 
         names: dict[str, Any] = {

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rankscope.backends.errors import DistError
 from rankscope.backends.groups.abort_reason import FoundCause
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.groups.summary import GroupStatus
@@ -152,3 +153,12 @@ def test_a_fresh_process_imports_the_groups_of_the_library(source: Source) -> No
     source.made.clear()
     assert world.import_groups(exported) == ["main", "tp"]
     assert [one.key.ranks for one in source.made] == [(0, 1, 2), (1, 2)]
+
+
+def test_a_rank_that_has_not_got_its_groups_says_why() -> None:
+    made = World()
+    with pytest.raises(ValueError, match="there is no process group yet"):
+        made.get_group()
+    made.no_groups = "this rank is being started"
+    with pytest.raises(DistError, match="this rank is being started"):
+        made.get_group()
