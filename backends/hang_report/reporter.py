@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 #: Seconds between two looks at the own ops.
 LOOK = 1.0
 #: Seconds that a rank waits for its own error, where another one has had one.
-ERROR_WAIT = 0.15
+ERROR_WAIT = 0.3
 #: Seconds in which a process of before may still be this rank.
 TAKEN_WAIT = 20.0
 
@@ -211,8 +211,8 @@ class Reporter:
         """Do what a peer asks for, and what other threads of this rank do."""
         request = joined.reports.pending()
         if request is not None:
-            if request.reason == "error":
-                # The own op may have failed, too, and the error is on its way.
+            if request.reason in ("error", "exception"):
+                # This rank may have failed, too, and its error is on its way.
                 until(lambda: bool(self._wishes), ERROR_WAIT)
             if self._wishes:
                 joined.reports.take_part(request, self._wishes[0][0])
