@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from ..torch_watch.watch import TorchWatch
 from .place import Place
 from .reporter import Reporter
 from .settings import Settings
 from .triggers import hear_torch, install_triggers
+
+if TYPE_CHECKING:
+    from ..torch_watch.watch import TorchWatch
 
 __all__ = ["report_hangs"]
 

@@ -9,16 +9,17 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import DistAbortedError
 from ..groups.unattended import on_overdue
 from ..post_mortem.tracebacks import Raised
-from ..torch_watch.creation import made_of
-from ..torch_watch.watch import TorchWatch
 from .c_signals import PausedHandler, end_by, handle_by
 from .reporter import Reporter
 from .reports import Wish
+
+if TYPE_CHECKING:
+    from ..torch_watch.watch import TorchWatch
 
 __all__ = ["before_termination", "hear_torch", "install_triggers"]
 
@@ -44,6 +45,8 @@ def install_triggers(reporter: Reporter) -> None:
 
 def hear_torch(reporter: Reporter, watch: TorchWatch) -> None:
     """Have `reporter` hear of errors of torch's ops."""
+    # Scripts on our own groups do without it.
+    from ..torch_watch.creation import made_of
 
     def hear(group: Any, error: BaseException) -> None:
         try:
