@@ -36,7 +36,7 @@ CELLS = {
     ),
 }
 #: In pixels.
-_WIDTH, _HEIGHT = 1000, 560
+_WIDTH, _HEIGHT = 1000, 600
 _REPORT_HEIGHT = 780
 _COLOURS = 128
 
@@ -69,6 +69,7 @@ def take_hang(browser: Browser, path: Path) -> None:
             person.finish("init")
             person.run("hang")
             person.verdict("^Missing ranks")
+            shown.page.locator(".rankscope-hang").wait_for()
             shown.page.mouse.move(0, 0)
             taken = shown.page.screenshot()
             gallery.reduced(taken, _COLOURS).save(path, optimize=True)

@@ -55,7 +55,7 @@ class Table {
 
   /** Forget what the columns have held: an empty one is not shown. */
   forget() {
-    this.ran ??= null; // when a cell ran last, if columns may have become empty since
+    this.ran ??= null; // when a cell ran or a state changed last, if columns may have become empty since
     this.lengths = this.columns.map(() => 0); // of the longest text of each, see lengthOf
     this.longest = this.columns.map((column) => column.title);
   }
@@ -113,7 +113,7 @@ class Table {
       entry = this.add(rank);
       names = null;
     }
-    if (isInCell(cells)) this.ran = now;
+    if (isInCell(cells) || names?.has("state")) this.ran = now;
     setAttribute(entry.row, "class", `row ${standing(cells)}`);
     this.columns.forEach((column, place) => {
       if (names !== null && !concerns(column.key, names)) return;
