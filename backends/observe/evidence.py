@@ -225,6 +225,11 @@ class RankEvidence:
     source: str | None = None
 
     @property
+    def has_ended(self) -> bool:
+        """Whether its program is known to have ended, whatever ended it."""
+        return self.death is not None or self.has_left is True
+
+    @property
     def fate(self) -> str | None:
         """What has become of it where it does not run its program any more."""
         left = "has left the program" if self.has_left else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..evidence import Group, GroupEvidence, IssuedOp
 from .scene import GroupScene, Wait
@@ -64,8 +64,13 @@ class Pairs:
             if received > len(self._ops.get((sender, receiver, True), ())):
                 yield sender
 
-    def waits(self, stale: Collection[int]) -> tuple[list[Wait], list[Match]]:
-        """Return what each rank waits in, and the pairs of which both sides wait."""
+    def waits(
+        self, stale: Collection[int], gone: Collection[int]
+    ) -> tuple[list[Wait], list[Match]]:
+        """Return what each rank waits in, and the pairs of which both sides wait.
+
+        What ranks that are `gone` had sent is lost where the receiver still waits.
+        """
         waits: list[Wait] = []
         matches: list[Match] = []
         for (rank, peer), ops in self._pending.items():
@@ -76,6 +81,8 @@ class Pairs:
                 # Of a batch all ops; else the first one.
                 if head is None or _together(head, op):
                     wait = self._wait(rank, peer, op, stale)
+                    if wait is not None and wait.other is not None and peer in gone:
+                        wait = replace(wait, absent=(peer,), ahead=())
                     if wait is not None:
                         head = head or op
                         waits.append(wait)

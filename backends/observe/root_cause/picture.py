@@ -49,14 +49,19 @@ class Picture:
         if not evidence.at_one_moment:
             read_earlier = stale_ranks(scenes).union(*(one.stale() for one in pairs_of))
         self = cls(evidence, scenes, read_earlier)
+        gone = [rank for rank, one in evidence.ranks.items() if one.has_ended]
         for scene, pairs in zip(scenes, pairs_of, strict=True):
-            waits, matches = pairs.waits(self.stale)
+            waits, matches = pairs.waits(self.stale, gone)
             self.waits += [*scene.waits(self.stale), *waits]
             difference = first_difference(scene, self.stale)
             if difference is not None:
                 self.differences.append(difference)
             self.differences += _of_pairs(pairs, matches)
-        self.waits = [wait for wait in self.waits if not self._is_young(wait, stall)]
+        self.waits = [
+            wait
+            for wait in self.waits
+            if not self._is_young(wait, stall) and not self.rank(wait.rank).has_left
+        ]
         return self
 
     def _is_young(self, wait: Wait, stall: float) -> bool:

@@ -28,7 +28,7 @@ class Wait:
     seq: int
     #: The op as its record tells; None if only its number is known.
     op: IssuedOp | None
-    #: The ranks that have not issued it, or not its other side.
+    #: The ranks that have not issued it or its other side, or ended before it was over.
     absent: tuple[int, ...] = ()
     #: The ranks of which that is not known.
     unknown: tuple[int, ...] = ()

@@ -199,6 +199,13 @@ def _absence(cause: Cause, picture: Picture, names: Names) -> str:
         how = tell_how(cause.culprits, picture.evidence)
         return f"{how}; {waiting} in {names.wait(wait)}" if waiting else how
     text = f"{who} {have(cause.culprits)} not entered {names.wait(wait)}"
+    if wait.other is not None:
+        own = names.op(wait.other, wait.group)
+        text = (
+            f"{who} {have(cause.culprits)} left the program before {own} was over: a "
+            "program has to wait for its ops before its end"
+        )
+        return f"{text}; {waiting} in {names.op(wait.op)}" if wait.op else text
     if wait.is_p2p:
         other = "recv" if wait.name == "send" else "send"
         text = f"{who} {have(cause.culprits)} not issued the {other}"

@@ -243,6 +243,36 @@ def test_a_send_that_nobody_receives() -> None:
     assert (found.op, found.seq) == ("send", 2)
 
 
+def test_a_send_is_lost_with_its_rank() -> None:
+    """Torch's gloo calls the send completed once its record is retired."""
+    for done in (True, False):
+        ranks = four()
+        ranks[0].facts["has_left"] = True
+        ranks[0].issue("send", peer=1, done=done, line=8)
+        ranks[1].issue("recv", peer=0, line=11)
+        found = only(look(ranks))
+        assert (found.fault, found.culprits) == (Fault.MISSING_RANKS, (0,))
+        assert (
+            "rank 0 has left the program before send #1 to rank 1 of group 'world' "
+            "(train.py:8) was over"
+        ) in str(found)
+        assert "rank 1 waits in recv #1 from rank 0 (train.py:11)" in str(found)
+    ranks[0].facts = {"death": "rank 0 is dead: killed by SIGKILL"}
+    found = only(look(ranks))
+    assert (found.fault, found.culprits) == (Fault.RANK_DEAD, (0,))
+    assert "rank 1 waits in recv #1" in str(found)
+
+
+def test_a_receive_is_lost_with_its_rank() -> None:
+    ranks = four()
+    ranks[0].issue("send", peer=1)
+    ranks[1].facts["has_left"] = True
+    ranks[1].issue("recv", peer=0)
+    found = only(look(ranks))
+    assert (found.fault, found.culprits) == (Fault.MISSING_RANKS, (1,))
+    assert "left the program before recv #1 from rank 0" in str(found)
+
+
 def test_sends_and_receives_are_counted_by_pair() -> None:
     """Rank 1 has received from rank 2 meanwhile: its numbers are others."""
     ranks = four()
