@@ -172,7 +172,7 @@ def matches(expected: str, output: str, *, in_any_order: bool = False) -> bool:
     """Whether `output` has the lines of `expected`, one below the other.
 
     Times, sizes, addresses and the numbers of processes and cells may differ;
-    ``…`` is any text, on a line of its own any lines.
+    ``…`` is any text, on a line of its own any lines; a space may be the end of a line.
     """
     if not expected:
         return True
@@ -186,10 +186,15 @@ def matches(expected: str, output: str, *, in_any_order: bool = False) -> bool:
 def _pattern_of(expected: str) -> Iterator[str]:
     end = 0
     for found in re.finditer("|".join(f"(?:{one})" for one in _VARIES), expected):
-        yield re.escape(expected[end : found.start()])
+        yield _wrapped(expected[end : found.start()])
         yield next(_masked(one) for one in _VARIES if re.fullmatch(one, found[0]))
         end = found.end()
-    yield re.escape(expected[end:])
+    yield _wrapped(expected[end:])
+
+
+def _wrapped(literal: str) -> str:
+    """Return the pattern of a text in which any space may be the end of a line."""
+    return re.escape(literal).replace(r"\ ", "[ \\n]")
 
 
 def _masked(one: str) -> str:
