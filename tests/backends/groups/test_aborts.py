@@ -22,7 +22,11 @@ pytestmark = pytest.mark.processes
 BACKENDS = [
     "tcp",
     pytest.param(
-        "mpi", marks=pytest.mark.skipif(mpiexec() is None, reason="no mpiexec here")
+        "mpi",
+        marks=pytest.mark.skipif(
+            unavailable_reason("mpi") is not None or mpiexec() is None,
+            reason="needs MPI",
+        ),
     ),
     pytest.param(
         "ucx",
