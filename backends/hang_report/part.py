@@ -152,7 +152,14 @@ def _name_of(file: str) -> str:
 
 def _write_records(folder: Path, mine: Mapping[str, Any], failed: bool) -> None:
     records = as_it_waited(mine["records"], time.time_ns() if failed else None)
-    records = [{**one, "frame": _named(one["frame"])} for one in records]
+    records = [
+        {
+            **one,
+            "frame": _named(one["frame"]),
+            "callers": [_named(caller) for caller in one.get("callers", ())],
+        }
+        for one in records
+    ]
     form = flight_recorder(mine["rank"], mine["groups"], records)
     save_flight_recorder(form, folder / DUMP, mine["rank"])
 

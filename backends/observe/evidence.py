@@ -60,6 +60,8 @@ class SourceLine(NamedTuple):
     file: str
     line: int
     function: str = ""
+    #: The user's lines that called its function, the innermost first, as far as known.
+    callers: tuple[SourceLine, ...] = ()
 
     @classmethod
     def of(cls, text: str) -> SourceLine | None:

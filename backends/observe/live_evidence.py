@@ -115,7 +115,6 @@ def _op(record: Record, ranks: Sequence[int], order: int) -> IssuedOp:
     is_p2p = record["is_p2p"]
     number = sequence_number(record)
     peer = None if record["peer"] is None else ranks[record["peer"]]
-    frame = record["frame"]
     # NCCL has no tags, it matches in order.
     tagged = is_p2p and record["backend"] != "nccl"
     return IssuedOp(
@@ -130,7 +129,7 @@ def _op(record: Record, ranks: Sequence[int], order: int) -> IssuedOp:
         root=None if is_p2p else peer,
         reduce_op=record.get("reduce_op"),
         tag=record.get("tag") if tagged else None,
-        line=SourceLine.of(frame["source"]),
+        line=_line(record),
         created_ns=record["time_created_ns"] or None,
         started_ns=record["time_started_ns"] or None,
         ended_ns=record["time_ended_ns"] or None,
@@ -139,6 +138,12 @@ def _op(record: Record, ranks: Sequence[int], order: int) -> IssuedOp:
         equal_size=_equal_size(record),
         splits=_splits(record, len(ranks)),
     )
+
+
+def _line(record: Record) -> SourceLine | None:
+    line = SourceLine.of(record["frame"]["source"])
+    called = (SourceLine.of(one["source"]) for one in record.get("callers", ()))
+    return line and line._replace(callers=tuple(one for one in called if one))
 
 
 def _arrays(record: Record) -> Arrays:

@@ -206,7 +206,7 @@ def _course(run: Sequence[Record]) -> dict[str, Any]:
     if state in _BAD_ENDS:
         state = "started" if last["time_started_ns"] else "scheduled"
     found = {
-        "frames": [_frame(first["frame"])],
+        "frames": [_frame(one) for one in (first["frame"], *first.get("callers", ()))],
         "record_id": first["record_id"],
         "collective_seq_id": first["collective_seq_id"],
         "p2p_seq_id": first["p2p_seq_id"],

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..observe.callers import Callers
 from ..observe.evidence import Evidence, combine
 from ..observe.root_cause import find_root_causes
 from ..observe.root_cause.facts import exceptions
@@ -109,10 +110,12 @@ class Report:
     def places(self) -> list[str]:
         """Return ``ranks 0–2 are at train.py:88 in wait of threading.py``."""
         at: dict[str, list[int]] = {}
+        callers = Callers(one.location for one in self.evidence.ranks.values())
         for rank, one in self.evidence.ranks.items():
             if one.location is not None:
                 called = f" in {one.called}" if one.called else ""
-                at.setdefault(f"at {one.location}{called}", []).append(rank)
+                place = f"at {callers.named(one.location)}{called}"
+                at.setdefault(place, []).append(rank)
         return [
             f"{name_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} {place}"
             for place, ranks in sorted(at.items(), key=lambda one: len(one[1]))

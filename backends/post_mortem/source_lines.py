@@ -8,7 +8,7 @@ from typing import Any
 
 from ..observe.evidence import SourceLine
 
-__all__ = ["is_library", "users_line"]
+__all__ = ["MOST_CALLERS", "is_library", "users_line"]
 
 #: Installed packages, Python's own modules, and torch where it was built from source.
 _LIBRARY = re.compile(
@@ -18,6 +18,8 @@ _LIBRARY = re.compile(
     r"|^<|^\?\?|\.(cpp|cc|cu|h|hpp|so|pyx)$",
     re.IGNORECASE,
 )
+#: Callers of the user's line that are kept.
+MOST_CALLERS = 3
 #: The one name in brackets that is the user's own.
 _CELLS = re.compile(r"^<ipython-input")
 
@@ -32,27 +34,32 @@ def is_library(file: str) -> bool:
 
 
 @lru_cache(maxsize=100_000)
-def _line(file: str, line: int, function: str) -> SourceLine:
-    return SourceLine(file, line, function)
+def _line(
+    file: str, line: int, function: str, callers: tuple[SourceLine, ...] = ()
+) -> SourceLine:
+    return SourceLine(file, line, function, callers)
 
 
 def users_line(frames: Any) -> SourceLine | None:
     """Return the user's innermost line of `frames`, which begin with the innermost.
 
-    Without one, the outermost line of a library.
+    It has those that called its function. Without it, the outermost line of a library.
     """
     if type(frames) is not list:
         return None
     last = None
+    own: list[tuple[str, int, str]] = []
     for frame in frames:
         if type(frame) is not dict:
             return None
         file, line = frame.get("filename"), frame.get("line")
         if type(file) is not str or type(line) is not int:
             return None
-        last = frame
+        last = file, line, str(frame.get("name", ""))
         if not is_library(file):
-            break
-    if last is None:
-        return None
-    return _line(last["filename"], last["line"], str(last.get("name", "")))
+            own.append(last)
+            if last[2] == "<module>" or len(own) > MOST_CALLERS:
+                break
+    if own:
+        return _line(*own[0], tuple(_line(*one) for one in own[1:]))
+    return _line(*last) if last else None

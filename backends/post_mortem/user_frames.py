@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..observe.evidence import SourceLine
-from .source_lines import is_library
+from .source_lines import MOST_CALLERS, is_library
 
 __all__ = ["LONGEST", "MOST", "Frame", "library_name", "position", "rank_in_name"]
 
@@ -67,8 +67,8 @@ class Frame(NamedTuple):
 def position(frames: Sequence[Frame]) -> tuple[SourceLine | None, str | None]:
     """Return the user's innermost line, and what it called: ``wait of threading.py``.
 
-    `frames` begin with the innermost. Without a frame of the user's own code, the line
-    is the innermost one of any code.
+    `frames` begin with the innermost. The line has those that called its function.
+    Without a frame of the user's own code, it is the innermost one of any code.
     """
     own = [place for place, one in enumerate(frames) if _is_own(one.file)]
     frames = frames[own[-1] + 1 :] if own else frames
@@ -77,7 +77,9 @@ def position(frames: Sequence[Frame]) -> tuple[SourceLine | None, str | None]:
         if frame.is_users:
             inner = frames[place - 1] if place else None
             called = inner and f"{inner.function} of {library_name(inner.file)}"
-            return SourceLine(frame.file, frame.line, frame.function), called
+            further = () if frame.function == "<module>" else frames[place + 1 :]
+            outer = [SourceLine(*one[:3]) for one in further if one.is_users]
+            return SourceLine(*frame[:3], tuple(outer[:MOST_CALLERS])), called
     if not frames:
         return None, None
     first = frames[0]

@@ -15,7 +15,7 @@ from ..groups.abort_reason import AbortReason
 from ..work.flight_recorder import recorder
 from . import gloo_sockets
 from .creation import Made, made_of
-from .frames import calling_frame
+from .frames import calling_frames
 from .private.groups import names
 
 __all__ = [
@@ -111,8 +111,8 @@ def check(group: Any, op: str) -> None:
     made = made_of(group)
     made.used = True
     if made.aborted is not None:
-        frame = calling_frame()
-        line = "" if frame is None else recorder.name_source(frame)
+        frames = calling_frames()
+        line = recorder.name_source(frames[0]) if frames else ""
         raise aborted_error(group, made, op, source=line)
 
 

@@ -21,7 +21,7 @@ from ..work.flight_recorder import recorder
 from ..work.op_type import OpType
 from ..work.record_fields import Frame, Splits
 from ..work.unwaited import unwaited
-from .frames import calling_frame
+from .frames import calling_frames
 from .patching import replace
 from .private.groups import Names
 
@@ -79,7 +79,8 @@ class Call:
     group: Any
     op_type: OpType
     thread: int = field(default_factory=threading.get_ident)
-    frame: Frame | None = None
+    #: As of a `Record`.
+    frames: tuple[Frame, ...] = ()
     backend: str = ""
     #: Shapes and torch's dtypes of the inputs, then of the outputs.
     sizes: list[list[int]] = field(default_factory=list)
@@ -224,7 +225,7 @@ class CallLog:
         self, group: Any, op_type: OpType, arrays: int, arguments: Sequence[Any]
     ) -> Call:
         call = Call(group, op_type)
-        call.frame = calling_frame()
+        call.frames = calling_frames()
         device = _note_arrays(call, arguments[:arrays])
         rest = arguments[arrays:]
         if op_type.is_p2p:

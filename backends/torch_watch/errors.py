@@ -89,7 +89,7 @@ def _op(call: Call | None) -> tuple[str | None, int | None, str]:
     """Return the op of a call, its number and its line."""
     if call is None:
         return None, None, ""
-    line = "" if call.frame is None else recorder.name_source(call.frame)
+    line = recorder.name_source(call.frames[0]) if call.frames else ""
     return call.op_type.value, call.seq, line
 
 

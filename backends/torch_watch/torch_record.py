@@ -71,7 +71,7 @@ class TorchRecord(OpEntry):
         self.tag: int | None = None
         self.splits: Splits | None = None
         self.timeout = 0.0
-        self.frame: Frame | None = None
+        self.frames: tuple[Frame, ...] = ()
         self.thread: int | None = None
         self.state = "scheduled"
         self.created_ns = self.started_ns = self.ended_ns = 0
@@ -114,7 +114,7 @@ class TorchRecord(OpEntry):
         """Take from `call` what torch's entry lacks."""
         self.call = call
         self.op_type = call.op_type
-        self.frame = call.frame
+        self.frames = call.frames
         self.peer = call.peer
         self.reduce_op = call.reduce_op
         self.tag, self.splits = call.tag, call.splits

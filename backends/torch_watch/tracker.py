@@ -22,7 +22,7 @@ from typing import Any
 
 from ..work.op_type import OpType
 from .calls import Call
-from .frames import waiting_frame
+from .frames import waiting_frames
 from .torch_record import Entry, TorchRecord
 
 __all__ = ["Status", "Tracker"]
@@ -320,8 +320,8 @@ class Tracker:
         """Look up the user's line of ops that wait, and that no Python call issued."""
         for record in self._open.values():
             age = (now_ns - record.created_ns) / 1e9
-            if record.frame is None and age > FRAME_AFTER:
-                record.frame = waiting_frame(record.thread)
+            if not record.frames and age > FRAME_AFTER:
+                record.frames = waiting_frames(record.thread)
 
 
 def _end(record: TorchRecord, state: str, ended_ns: int, error: str | None) -> None:

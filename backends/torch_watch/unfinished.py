@@ -30,7 +30,7 @@ from ..work.op_type import OpType
 from . import rebuilding
 from .aborting import HINT, abort
 from .creation import made_of
-from .frames import calling_frame
+from .frames import calling_frames
 from .private.groups import Names, names
 from .stores import disconnect
 from .torch_record import TorchRecord
@@ -63,11 +63,11 @@ class UnfinishedGroup(WatchedGroup):
         timeout = arguments.get("timeout")
         self._timeout = 0.0 if timeout is None else timeout.total_seconds()
         self._began_ns = time.time_ns()
-        self._frame = calling_frame() or ("", 0, "")
+        self._frames = calling_frames() or (("", 0, ""),)
 
     def summary(self) -> GroupStatus:
         """Return its status on this rank."""
-        begun = OpStatus(OP, 1, source=recorder.name_source(self._frame))
+        begun = OpStatus(OP, 1, source=recorder.name_source(self._frames[0]))
         elapsed = (time.time_ns() - self._began_ns) / 1e9
         return GroupStatus(
             name=self.name,
@@ -97,7 +97,7 @@ class UnfinishedGroup(WatchedGroup):
         made = TorchRecord(-1, self, OpType.UNKNOWN)
         # As of the first collective, which it is.
         made.collective_seq_id = 1
-        made.state, made.timeout, made.frame = "started", self._timeout, self._frame
+        made.state, made.timeout, made.frames = "started", self._timeout, self._frames
         made.created_ns = made.started_ns = self._began_ns
         return {**made.as_dict(), "op": OP}
 

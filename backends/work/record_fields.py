@@ -30,10 +30,16 @@ def record_fields(
 ) -> dict[str, Any]:
     """Return a record, one of ours or of torch's, as plain data (JSON-able).
 
-    The keywords are what the two have in different forms. A time of 0 is not known;
-    a frame of ``None`` neither. `name_source` returns what people read for a line.
+    The keywords are what the two have in different forms. A time of 0 is not known.
+    `name_source` returns what people read for a line.
     """
-    file, line, function = record.frame or ("", 0, "")
+
+    def plain(frame: Frame) -> dict[str, Any]:
+        file, line, function = frame
+        source = name_source(frame) if file else ""
+        return {"file": file, "line": line, "function": function, "source": source}
+
+    frame, *callers = record.frames or (("", 0, ""),)
     started_ns, ended_ns = record.started_ns, record.ended_ns
     return {
         "record_id": record.record_id,
@@ -58,12 +64,9 @@ def record_fields(
         "time_started_ns": started_ns,
         "time_ended_ns": ended_ns,
         "duration_ns": ended_ns - started_ns if started_ns and ended_ns else None,
-        "frame": {
-            "file": file,
-            "line": line,
-            "function": function,
-            "source": name_source(record.frame) if record.frame else "",
-        },
+        "frame": plain(frame),
+        # The lines that called its function, the innermost first.
+        "callers": [plain(one) for one in callers],
         "error": record.error,
     }
 

@@ -32,7 +32,7 @@ class Unwaited:
         self.active = True
 
     def note(self, work: Any, record: Any) -> None:
-        """Note the Work that a caller gets; `record`: ``waited``, frame and op type."""
+        """Note the Work that a caller gets; `record`: ``waited``, frames, op type."""
         self._ops.append((weakref.ref(work), record))
 
     def end(self) -> list[Any]:

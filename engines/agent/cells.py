@@ -216,9 +216,9 @@ class Cells:
     def _report_unwaited(self) -> None:
         """Name the ops of the cell whose result may have been used before it came."""
         places = {
-            f"{recorder.name_source(record.frame)} `{record.op_type.value}`": None
+            f"{recorder.name_source(record.frames[0])} `{record.op_type.value}`": None
             for record in unwaited.end()
-            if not isinstance(record, Batch) and record.frame is not None
+            if not isinstance(record, Batch) and record.frames
         }
         if places:
             shown = ", ".join([*places][:MOST_UNWAITED])

@@ -82,7 +82,7 @@ HANGS = [
         "a branch that is not taken in forward",
         "backward(side=rank != 2)",
         *(_MISSING, (2,), (0, 1)),
-        " (cell 1 line 25): ",
+        " (cell 1 line 25",
     ),
     Hang(
         "a branch that is not taken, and the loop goes on",

@@ -96,7 +96,7 @@ def _fact(one: RankEvidence, names: Names) -> str:
         return "has left the program"
     if one.location is not None:
         called = f" in {one.called}" if one.called else ""
-        return f"is at {one.location}{_in_flight(one, names) or called}"
+        return f"is at {names.place(one.location)}{_in_flight(one, names) or called}"
     return one.last_cell_exit or ""
 
 
@@ -116,7 +116,8 @@ def _in_flight(one: RankEvidence, names: Names) -> str:
     if not begun:
         return ""
     _, group, op = min(begun, key=lambda found: found[0])
-    if op.line == one.location:
+    # By their text: a stack may have another path, and other callers.
+    if str(op.line) == str(one.location):
         return f" in {op}{names.of_group(group)}"
     return f", with {op}{names.of_group(group)} in flight"
 
@@ -150,7 +151,7 @@ def _missed(one: RankEvidence, picture: Picture, wait: Wait) -> str:
     name = wait.name
 
     def count(ops: Iterable[IssuedOp]) -> int:
-        return sum(op.op == name and op.line == line for op in ops)
+        return sum(op.op == name and str(op.line) == str(line) for op in ops)
 
     ours, theirs = count(own.ops), count(other.ops)
     return f"{ours:,} of {theirs:,} {name}s of {line}" if 0 < ours < theirs else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from ...rank_sets import name_ranks
-from ..evidence import Group, IssuedOp
+from ..evidence import Group, IssuedOp, SourceLine
 from .picture import Picture
 from .scene import Wait
 
@@ -37,9 +37,13 @@ class Names:
 
     def op(self, op: IssuedOp, group: Group | None = None) -> str:
         """Return ``all_reduce #13 of group 'dp' (train.py:31)``."""
-        line = f" ({op.line})" if op.line is not None else ""
+        line = f" ({self.place(op.line)})" if op.line is not None else ""
         of_group = "" if group is None else self.of_group(group)
         return f"{op}{direction(op)}{of_group}{line}"
+
+    def place(self, line: SourceLine) -> str:
+        """Return ``train.py:7``; with its caller where that one tells more."""
+        return self._picture.callers.named(line) if line.callers else str(line)
 
     def of_group(self, group: Group) -> str:
         """Return `` of group 'dp'``."""

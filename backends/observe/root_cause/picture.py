@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
 
+from ..callers import Callers
 from ..evidence import Evidence, RankEvidence
 from ..verdicts import Fault
 from .differences import Difference, difference_of_pair, first_difference
@@ -74,6 +77,13 @@ class Picture:
     def rank(self, rank: int) -> RankEvidence:
         """Return what is known of a rank."""
         return self.evidence.rank(rank)
+
+    @cached_property
+    def callers(self) -> Callers:
+        """Which callers a text has to name."""
+        ranks = self.evidence.ranks.values()
+        ops = (op for one in ranks for found in one.groups.values() for op in found.ops)
+        return Callers(chain((one.location for one in ranks), (op.line for op in ops)))
 
     def last_order(self, rank: int) -> int:
         """Return the place of the last op that `rank` issued, -1 without one."""

@@ -53,11 +53,14 @@ class Simulated:
         tag: int | None = None,
         splits: tuple[list[int], list[int]] | None = None,
         shapes: Sequence[int] = (),
+        called: int = 0,
     ) -> None:
         arrays = [np.empty(one, dtype) for one in shapes or (size,)]
         if op is OpType.BARRIER:
             arrays = []
         record = Record(self.status, op, arrays, peer, 60.0, "", reduce_op, tag, splits)
+        callers = [("/job/train.py", called, "step")] if called else []
+        record.frames = (record.frames[0], *callers)
         record.number()
         work = Work(op)
         work.bind(record)
@@ -610,6 +613,31 @@ def test_a_rank_in_a_young_op_of_another_group_is_named_with_that_op(
     (verdict,) = diagnose({everybody(3): 0, other: 0}, views, 5)
     assert (verdict.fault, verdict.culprits) == (Fault.RANK_BUSY_ELSEWHERE, (1,))
     assert words in str(verdict)
+
+
+def test_the_op_of_a_helper_is_told_with_its_caller(ranks: list[Simulated]) -> None:
+    """All ops are issued by the same line of a function."""
+    ranks[1].issue(OpType.RECV, 7, peer=2, called=24)
+    ranks[2].issue(OpType.RECV, 7, peer=1, called=28)
+    verdict = only(ranks)
+    assert "recv #1 from rank 2 (cell 7 line 7, called at train.py:24)" in str(verdict)
+    assert "recv #1 from rank 1 (cell 7 line 7, called at train.py:28)" in str(verdict)
+    assert verdict.line == "cell 7 line 7"
+
+
+def test_a_helper_with_one_caller_is_told_without_it(ranks: list[Simulated]) -> None:
+    for one in ranks[1:]:
+        one.issue(OpType.ALL_REDUCE, 7, called=24)
+    assert "all_reduce #2 (cell 7 line 7): it" in str(only(ranks))
+    # From elsewhere it was called earlier.
+    for one in ranks:
+        one.entries.clear()
+        one.status.collective_seq = 0
+        one.issue(OpType.ALL_REDUCE, 7, called=3, done=True)
+    for one in ranks[1:]:
+        one.issue(OpType.ALL_REDUCE, 7, called=24)
+    told = "all_reduce #2 (cell 7 line 7, called at train.py:24): it"
+    assert told in str(only(ranks))
 
 
 def test_groups_that_wait_for_each_other_are_told_as_one_cycle() -> None:

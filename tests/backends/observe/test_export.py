@@ -91,16 +91,27 @@ def test_what_was_aborted_is_retired_and_not_completed() -> None:
 @pytest.mark.usefixtures("group")
 def test_an_entry_names_the_line_of_the_user() -> None:
     dist.barrier(async_op=True)
-    (frame,) = entries()[0]["frames"]
+    frame, *_ = entries()[0]["frames"]
     name = "test_an_entry_names_the_line_of_the_user"
     assert (frame["name"], frame["filename"]) == (name, __file__)
     assert "dist.barrier(" in Path(__file__).read_text().splitlines()[frame["line"] - 1]
     recorder.set_source_namer(lambda file, line: "cell 7 line 3")
     try:
-        (frame,) = entries()[0]["frames"]
+        frame, *_ = entries()[0]["frames"]
     finally:
         recorder.set_source_namer(None)
     assert frame["name"] == f"{name} (cell 7 line 3)"
+
+
+@pytest.mark.usefixtures("group")
+def test_an_entry_of_a_helper_names_the_line_that_called_it() -> None:
+    def helper() -> None:
+        dist.barrier(async_op=True)
+
+    helper()
+    frame, caller = entries()[0]["frames"]
+    assert (frame["name"], caller["filename"]) == ("helper", __file__)
+    assert caller["line"] - frame["line"] == 2
 
 
 def dump_of(*records: Record, rank: int = 0) -> dict[str, Any]:

@@ -35,8 +35,12 @@ class Rank:
         dtype: str = "Float",
         line: int = 10,
         peer: int | None = None,
+        called: Sequence[int] = (),
     ) -> dict[str, Any]:
-        """Record an op; a send or receive has a `peer`, a global rank."""
+        """Record an op; a send or receive has a `peer`, a global rank.
+
+        The function of its `line` was called at the lines `called`.
+        """
         number = list(self.groups).index(group)
         members = list(self.groups[group])
         earlier = [one for one in self.entries if one["pg_id"] == number]
@@ -54,7 +58,10 @@ class Rank:
                     "filename": "/env/lib/python3.12/site-packages/torch/d.py",
                     "line": 1,
                 },
-                {"name": "step", "filename": "/job/train.py", "line": line},
+                *(
+                    {"name": "step", "filename": "/job/train.py", "line": one}
+                    for one in (line, *called)
+                ),
             ],
             "record_id": len(self.entries),
             "pg_id": number,

@@ -67,6 +67,22 @@ def test_a_missing_rank(tmp_path: Path, as_json: bool, active_only: bool) -> Non
     assert [one.ranks for one in report.files] == [(0,), (1,), (2,), (3,)]
 
 
+def test_the_ops_of_a_helper_are_told_with_the_callers_that_differ(
+    tmp_path: Path,
+) -> None:
+    """All at one line of a helper, which another helper of one line calls."""
+    found = ranks()
+    for one in found:
+        one.issue(line=7, called=[12, 19])
+        if one.rank in (1, 2):
+            called = [12, 23 + one.rank]
+            one.issue("recv", line=7, done=False, peer=3 - one.rank, called=called)
+    (verdict,) = examine([write(tmp_path, found)]).verdicts
+    assert "recv #1 from rank 2 (train.py:7, called at train.py:24)" in str(verdict)
+    assert "recv #1 from rank 1 (train.py:7, called at train.py:25)" in str(verdict)
+    assert verdict.line == "train.py:7"
+
+
 def test_over_gloo_what_is_retired_has_not_completed(tmp_path: Path) -> None:
     found = ranks(library="gloo")
     for one in found:

@@ -132,6 +132,17 @@ def test_stacks_alone_say_where_the_ranks_are(tmp_path: Path) -> None:
     )
 
 
+def test_stacks_in_a_helper_are_told_with_its_callers(tmp_path: Path) -> None:
+    for rank in range(3):
+        text = FAULTHANDLER.replace("line 120", f"line {120 + rank % 2}")
+        (tmp_path / f"rank_{rank}").write_text(text)
+    called = "all_reduce of torch.distributed"
+    assert examine([tmp_path]).as_text().splitlines() == [
+        f"rank 1 is at train.py:88, called at train.py:121 in {called}",
+        f"ranks 0, 2 are at train.py:88, called at train.py:120 in {called}",
+    ]
+
+
 def test_the_newest_of_several_stacks_counts(tmp_path: Path) -> None:
     later = PY_SPY.replace("    wait (", "    read (").replace(
         "data.py:77", "data.py:79"

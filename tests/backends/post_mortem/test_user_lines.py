@@ -31,6 +31,24 @@ def test_a_librarys_line_is_not_the_users(library: str) -> None:
     assert str(users_line(frames)) == "train.py:7"
 
 
+@pytest.mark.parametrize("helper", ["exchange", "<module>"])
+def test_the_users_line_has_those_that_called_its_function(helper: str) -> None:
+    library = "/env/lib/python3.12/site-packages/torch/nn/modules/module.py"
+    stack = [
+        (library, 81, "_call_impl"),
+        (USER, 7, helper),
+        (library, 81, "_call_impl"),
+    ]
+    stack += [(USER, 21, "step"), (USER, 30, "<module>")]
+    frames = [{"filename": f, "line": n, "name": name} for f, n, name in stack]
+    found = users_line(frames)
+    assert found is not None
+    expected = [] if helper == "<module>" else ["train.py:21", "train.py:30"]
+    assert [str(one) for one in found.callers] == expected
+    line, _ = position([Frame(*one) for one in stack])
+    assert line == found
+
+
 def test_a_rank_that_waits_for_its_report_is_at_the_op() -> None:
     frames = [
         Frame("/usr/lib/python3.11/threading.py", 331, "wait"),

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from rankscope.backends.torch_watch.frames import calling_frame
-from rankscope.backends.work.flight_recorder import user_frame
+from rankscope.backends.torch_watch.frames import calling_frames
+from rankscope.backends.work.flight_recorder import user_frame, user_frames
 from rankscope.backends.work.user_code import is_installed
 
 PACKAGES = sysconfig.get_path("purelib")
@@ -41,14 +41,38 @@ def test_what_is_installed() -> None:
 def test_the_line_of_an_op_is_the_users() -> None:
     # The lambdas of this file are the user's code, too: the innermost one.
     assert MINE(lambda: GATHER(lambda: TORCH(user_frame)))[0] == __file__
-    assert MINE(lambda: GATHER(lambda: TORCH(calling_frame)))[0] == __file__
+    assert MINE(lambda: GATHER(lambda: TORCH(calling_frames)))[0][0] == __file__
 
 
 def test_a_library_is_passed_over() -> None:
     assert MINE(_direct(GATHER, user_frame)) == ("/home/me/train.py", 2, "call")
-    assert MINE(_direct(GATHER, _direct(TORCH, calling_frame)))[0] == (
-        "/home/me/train.py"
+    assert MINE(_direct(GATHER, _direct(TORCH, calling_frames)))[0] == (
+        *("/home/me/train.py", 2, "call"),
     )
+
+
+def test_a_helper_has_its_callers() -> None:
+    """Libraries between them are passed over, and what is no function has none."""
+    program: dict[str, Any] = {"__name__": "__main__", "mine": MINE, "gather": GATHER}
+    program["frames"] = _direct(GATHER, _direct(TORCH, calling_frames))
+    program["recorded"] = _direct(GATHER, user_frames)
+    code = (
+        "def step():\n"
+        "    return gather(lambda: (mine(frames), mine(recorded)))\n"
+        "found = step()\n"
+        "plain = frames(), recorded()\n"
+    )
+    exec(compile(code, "/home/me/main.py", "exec"), program)
+    of_torch, ours = program["found"]
+    file = "/home/me/main.py"
+    assert of_torch == (
+        ("/home/me/train.py", 2, "call"),
+        (file, 2, "<lambda>"),
+        (file, 2, "step"),
+        (file, 3, "<module>"),
+    )
+    assert ours == of_torch[:2]
+    assert program["plain"] == (((file, 4, "<module>"),),) * 2
 
 
 def _direct(call: Callable[..., Any], inner: Callable[..., Any]) -> Callable[[], Any]:
@@ -64,14 +88,14 @@ def test_a_thread_of_torch_is_where_torch_began_it() -> None:
     thread = threading.Thread(target=inner)
     thread.start()
     thread.join()
-    assert found == [(f"{PACKAGES}/torch/checkpoint.py", 2, "call")]
+    assert found == [((f"{PACKAGES}/torch/checkpoint.py", 2, "call"),)]
 
 
 def _noting(found: list[Any]) -> Callable[[], None]:
     """Return a function of torch's that notes the calling frame."""
     names: dict[str, Any] = {"__name__": "torch.noting", "found": found}
-    names["calling_frame"] = calling_frame
-    code = "def note():\n    found.append(calling_frame())\n"
+    names["calling_frames"] = calling_frames
+    code = "def note():\n    found.append(calling_frames())\n"
     exec(compile(code, f"{PACKAGES}/torch/noting.py", "exec"), names)
     note: Callable[[], None] = names["note"]
     return note
