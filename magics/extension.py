@@ -347,9 +347,17 @@ class RankscopeMagics(CellMagics):
                 command.fail(
                     f"the notebook has no variable {name!r}{did_you_mean(name, known)}"
                 )
-        with reported(command, TypeError, AttributeError, pickle.PicklingError):
-            cluster.push({name: namespace[name] for name in values["names"]}, ranks)
-        print(f"{', '.join(values['names'])} → {name_ranks(ranks)}")
+        what, refused = ", ".join(values["names"]), (TypeError, AttributeError)
+        with (
+            ProgressLine(self.shell) as progress,
+            reported(command, *refused, pickle.PicklingError),
+        ):
+            cluster.push(
+                {name: namespace[name] for name in values["names"]},
+                ranks,
+                progress=progress.transfer(f"{what} → {name_ranks(ranks)}"),
+            )
+        print(f"{what} → {name_ranks(ranks)}")
 
     def dist_pull(self, command: Command, values: Values) -> None:
         """Copy variables of the ranks here."""
@@ -360,9 +368,12 @@ class RankscopeMagics(CellMagics):
                 command.fail(f"{name!r} is not the name of a variable")
         single = values["ranks"] is not None and len(ranks) == 1
         names, user_ns = values["names"], self.shell.user_ns
-        with reported(command):
+        direction = f"{', '.join(names)} ← {name_ranks(ranks)}"
+        with ProgressLine(self.shell) as progress, reported(command):
             try:
-                pulled = cluster.pull(names, ranks)
+                pulled = cluster.pull(
+                    names, ranks, progress=progress.transfer(direction)
+                )
             except PullError as error:
                 for name in names:
                     if found := error.of(name, ranks):
@@ -372,7 +383,7 @@ class RankscopeMagics(CellMagics):
             found = [pulled[rank][name] for rank in ranks]
             user_ns[name] = found[0] if single else found
         what = "" if single else f" (lists of {len(ranks)})"
-        print(f"{', '.join(names)} ← {name_ranks(ranks)}{what}")
+        print(f"{direction}{what}")
 
 
 def _start(values: Values, progress: Callable[[str], None]) -> Cluster:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable
 
 from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 
 from .display_id import new_display_id
+from .units import bandwidth_text, bytes_text
 
 __all__ = ["ProgressLine"]
+
+#: Seconds after which a transfer is shown, and the characters of its bar.
+PATIENCE, BAR = 1.0, 24
 
 
 class ProgressLine:
@@ -41,6 +47,24 @@ class ProgressLine:
         elif self._overwrites:
             print(f"\r\x1b[2K{text}", end="", flush=True)
             self._shown = True
+
+    def transfer(self, what: str) -> Callable[[int, int], None]:
+        """Return a function that shows a bar, of the bytes that have gone and of all.
+
+        What is over within a second is not shown.
+        """
+        began = time.monotonic()
+
+        def show(moved: int, total: int) -> None:
+            seconds = time.monotonic() - began
+            if seconds < PATIENCE or not total:
+                return
+            bar = ("█" * (BAR * moved // total)).ljust(BAR, "░")
+            speed = bandwidth_text(moved / seconds / 1e9)
+            of = f"{bytes_text(moved)} of {bytes_text(total)}"
+            self.update(f"{what}  {bar}  {of} · {speed}")
+
+        return show
 
     def done(self, text: str) -> None:
         """Show `text` for good."""

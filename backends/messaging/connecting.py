@@ -77,11 +77,11 @@ def different(found: Sequence[str], what: str, name: Namer) -> str:
     )
 
 
-def own_address(store: Store | None = None) -> str:
+def own_address(store: Store | None = None, host: str = "") -> str:
     """Return the address at which ranks on other hosts reach this process.
 
-    It is that of the interface GLOO_SOCKET_IFNAME, else of the route to the host of
-    `store`, to MASTER_ADDR, or to the rest of the world, else loopback. Raises
+    It is that of the interface GLOO_SOCKET_IFNAME, else of the route to `host`, to that
+    of `store`, to MASTER_ADDR, or to the rest of the world, else loopback. Raises
     `DistBackendError` if the variable names an interface that has no address.
     """
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
@@ -95,7 +95,7 @@ def own_address(store: Store | None = None) -> str:
             f"there are {', '.join(sorted(psutil.net_if_addrs()))}"
         )
     return (
-        _address_towards(_host_of(store), os.environ.get("MASTER_ADDR", ""))
+        _address_towards(host, _host_of(store), os.environ.get("MASTER_ADDR", ""))
         or "127.0.0.1"
     )
 

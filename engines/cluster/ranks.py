@@ -306,6 +306,7 @@ class Ranks(ObservedRanks):
         ranks: Chosen = None,
         *,
         timeout: float | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Set variables on `ranks`; arrays travel without a copy where possible.
 
@@ -315,6 +316,9 @@ class Ranks(ObservedRanks):
         ----------
         variables : dict of str to object
             The values, by the names of the variables.
+        progress : callable, optional
+            Called about five times a second with the bytes that have gone and with all
+            bytes, while large values go to ranks on other hosts.
 
         Raises
         ------
@@ -323,9 +327,11 @@ class Ranks(ObservedRanks):
         TimeoutError
             The ranks were not free within `timeout`.
         ClusterError
-            It is closed, there is no such rank, or a rank is dead.
+            It is closed, there is no such rank, a rank is dead, or the connection to
+            one was lost.
         """
-        variables_.push(self._registry, variables, self._chosen(ranks), timeout)
+        chosen = self._chosen(ranks)
+        variables_.push(self._registry, variables, chosen, timeout, progress)
 
     def pull(
         self,
@@ -333,6 +339,7 @@ class Ranks(ObservedRanks):
         ranks: Chosen = None,
         *,
         timeout: float | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> dict[int, Any]:
         """Return rank → value of a variable, or rank → {name: value} for a list.
 
@@ -340,17 +347,22 @@ class Ranks(ObservedRanks):
         ----------
         names : str or list of str
             The name of a variable, or several.
+        progress : callable, optional
+            As for `push`.
 
         Raises
         ------
         TimeoutError
             The ranks were not free within `timeout`.
         ClusterError
-            It is closed; there is no such rank; or a rank is dead. A `PullError`, whose
-            ``values`` has the other values, if a rank lacks a name, or a value cannot
-            be pickled there or made here.
+            It is closed; there is no such rank; a rank is dead; or the connection to
+            one was lost. A `PullError`, whose ``values`` has the other values, if a
+            rank lacks a name, or a value cannot be pickled there or made here.
         """
-        return variables_.pull(self._registry, names, self._chosen(ranks), timeout)
+        chosen = self._chosen(ranks)
+        return variables_.pull(
+            self._registry, names, chosen, timeout, progress=progress
+        )
 
     # -- groups ------------------------------------------------------------
 

@@ -264,6 +264,14 @@ class EngineRegistry(RankRegistry):
         self._on_death(slot)
         self._call_subscribers(slot)
 
+    def await_deaths(self, slots: Iterable[RankSlot], patience: float) -> None:
+        """Wait until the deaths of `slots` are noted, at most `patience` seconds."""
+        ending = list(slots)
+        with self._deaths:
+            self._deaths.wait_for(
+                lambda: not any(slot.alive for slot in ending), patience
+            )
+
     def kill(self, engine_ids: Iterable[int]) -> None:
         """Send SIGKILL to engines that have no rank."""
         known = private.engine_uuids(self.client)
@@ -285,10 +293,7 @@ class EngineRegistry(RankRegistry):
                     # One that is stopped would not heed SIGTERM.
                     stopped = is_stopped(slot.pid, slot.host)
                     self.signal(slot, signal.SIGKILL if stopped else signum)
-            with self._deaths:
-                self._deaths.wait_for(
-                    lambda: not any(slot.alive for slot in ending), patience
-                )
+            self.await_deaths(ending, patience)
         for slot in ending:
             # An engine that survived the signals counts as gone, too.
             self.mark_dead(slot, why)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import islice
 from typing import Any
@@ -12,18 +13,34 @@ from typing import Any
 import ipyparallel
 
 from rankscope.backends.rank_sets import name_ranks
+from rankscope.backends.tcp.connector import wants_encryption
 
 from ..errors import ClusterError, PullError, group_by_message
 from ..wire import ipyparallel_private as private
-from ..wire.rank_variables import LARGE, close_files, get_variables, set_variables
+from ..wire.rank_variables import (
+    LARGE,
+    UNREACHED,
+    close_files,
+    get_variables,
+    set_variables,
+)
+from ..wire.value_port import ValuePort
 from ..wire.values import MemoryFile, pack, read_memory_file, size_of, unpack
 from .rank_slots import deaths
 from .registry import EngineRegistry
+from .value_server import ValueServer
 
 __all__ = ["pull", "push"]
 
+#: Called with the bytes that have gone, and all bytes.
+Progress = Callable[[int, int], None]
+
 #: Seconds between two checks for an answer that was lost.
 PERIOD = 3.0
+#: Seconds that the cause of a rank's death may come after its death.
+DEATH_WAIT = 2.0
+#: Seconds between two reports of progress.
+TICK = 0.2
 
 
 def push(
@@ -31,25 +48,33 @@ def push(
     variables: Mapping[str, Any],
     ranks: Sequence[int],
     timeout: float | None,
+    progress: Progress | None = None,
 ) -> None:
     """Set `variables` on `ranks`; wait at most `timeout` seconds for the answers."""
     what = f"push of {', '.join(variables)}"
     frames = {name: pack(value) for name, value in variables.items()}
     every = [frame for some in frames.values() for frame in some]
     names, counts = list(frames), [len(some) for some in frames.values()]
-    view, file = _view(registry, ranks), None
-    if size_of(every) >= LARGE and _are_here(registry, ranks):
-        file = MemoryFile.write(every)
-    if file is not None:
-        try:
-            result = view.apply_async(set_variables, names, counts, file)
-            answers = _get(registry, result, what, ranks, timeout)
-        finally:
-            file.close()
-    if file is None or "unshared" in answers:
+    view, large = _view(registry, ranks), size_of(every) >= LARGE
+    answers: Mapping[int, str] = dict.fromkeys(ranks, UNREACHED)
+    with contextlib.ExitStack() as stack:
+        place: MemoryFile | ValuePort | None = None
+        tick = _nothing
+        if large and _are_here(registry, ranks):
+            if (file := MemoryFile.write(every)) is not None:
+                place = file
+                stack.callback(file.close)
+        elif large and (server := _serve(registry, ranks, stack, every)) is not None:
+            place, tick = server.port, _ticking(server, progress)
+        if place is not None:
+            result = view.apply_async(set_variables, names, counts, place)
+            answers = _get(registry, result, what, ranks, timeout, tick)
+    left = [rank for rank in ranks if answers[rank] == UNREACHED]
+    if left:
+        view = _view(registry, left)
         result = view.apply_async(set_variables, names, counts, None, *every)
-        answers = _get(registry, result, what, ranks, timeout)
-    errors = {rank: text for rank, text in zip(ranks, answers, strict=True) if text}
+        answers = {**answers, **_get(registry, result, what, left, timeout)}
+    errors = {rank: text for rank, text in answers.items() if text}
     if errors:
         raise ClusterError(f"{what}: {group_by_message(errors)}")
 
@@ -60,6 +85,7 @@ def pull(
     ranks: Sequence[int],
     timeout: float | None,
     label: str = "",
+    progress: Progress | None = None,
 ) -> dict[int, Any]:
     """Return rank → value, or rank → {name: value} where `names` is a list.
 
@@ -68,20 +94,27 @@ def pull(
     wanted = [names] if isinstance(names, str) else list(names)
     what = f"pull of {label or ', '.join(wanted)}"
     view, shared = _view(registry, ranks), _are_here(registry, ranks)
-    answers = _get(
-        registry,
-        view.apply_async(get_variables, wanted, shared),
-        what,
-        ranks,
-        timeout,
-    )
-    files = [answer[1] for answer in answers if answer[1] is not None]
+    received: dict[int, list[Any]] = {}
+    with contextlib.ExitStack() as stack:
+        port, tick = None, _nothing
+        if not shared and (server := _serve(registry, ranks, stack)) is not None:
+            received, port = server.received, server.port
+            tick = _ticking(server, progress)
+        result = view.apply_async(get_variables, wanted, shared, port)
+        answers = _get(registry, result, what, ranks, timeout, tick)
+    files = [
+        place for _, place, *_ in answers.values() if isinstance(place, MemoryFile)
+    ]
     found: dict[int, dict[str, Any]] = {rank: {} for rank in ranks}
     errors: dict[int, str] = {}
-    for rank, (facts, file, *frames) in zip(ranks, answers, strict=True):
-        read = frames if file is None else read_memory_file(file)
+    for rank, (facts, place, *frames) in answers.items():
+        read: list[Any] | None = frames
+        if isinstance(place, MemoryFile):
+            read = read_memory_file(place)
+        elif place is not None:
+            read = received.pop(place)
         if read is None:
-            errors[rank] = f"the memory of process {file.pid} cannot be read"
+            errors[rank] = f"the memory of process {place.pid} cannot be read"
             continue
         rest, missing = iter(read), []
         for name, (kind, why, count) in zip(wanted, facts, strict=True):
@@ -123,6 +156,35 @@ def _are_here(registry: EngineRegistry, ranks: Sequence[int]) -> bool:
     return all(registry.slots[rank].is_here for rank in ranks)
 
 
+def _serve(
+    registry: EngineRegistry,
+    ranks: Sequence[int],
+    stack: contextlib.ExitStack,
+    frames: Sequence[Any] | None = None,
+) -> ValueServer | None:
+    """Return the server of a push of `frames`, or of a pull, which `stack` closes."""
+    far = next(slot for rank in ranks if not (slot := registry.slots[rank]).is_here)
+    # As well protected as the messages that would go in its place, or better.
+    encrypted = bool(registry.client.curve_serverkey) or wants_encryption()
+    server = ValueServer.towards(far.address, len(ranks), encrypted, frames)
+    if server is not None:
+        stack.callback(server.close)
+    return server
+
+
+def _ticking(server: ValueServer, progress: Progress | None) -> Callable[[], None]:
+    def tick() -> None:
+        server.check()
+        if progress is not None:
+            progress(server.moved, server.total)
+
+    return tick
+
+
+def _nothing() -> None:
+    """Report no progress."""
+
+
 def _view(registry: EngineRegistry, ranks: Sequence[int]) -> Any:
     _check_alive(registry, ranks)
     return registry.client.direct_view(
@@ -142,17 +204,33 @@ def _get(
     what: str,
     ranks: Sequence[int],
     timeout: float | None,
-) -> list[Any]:
-    _wait(registry, result, what, ranks, timeout)
+    tick: Callable[[], None] = _nothing,
+) -> dict[int, Any]:
+    """Return rank → its answer; call `tick` while it waits."""
+    _wait(registry, result, what, ranks, timeout, tick)
     values: list[Any] = result.get(0, return_exceptions=True)
+    answers = dict(zip(ranks, values, strict=True))
     errors = {
         rank: f"{value.ename}: {value.evalue}"
-        for rank, value in zip(ranks, values, strict=True)
+        for rank, value in answers.items()
         if isinstance(value, ipyparallel.error.RemoteError)
     }
     if errors:
+        # The cause of a death may come a moment later.
+        gone = [rank for rank in errors if answers[rank].ename == "EngineError"]
+        registry.await_deaths([registry.slots[rank] for rank in gone], DEATH_WAIT)
+        _check_alive(registry, gone)
         raise ClusterError(f"{what}: {group_by_message(errors)}")
-    return values
+    return answers
+
+
+def _is_done(result: Any, seconds: float, tick: Callable[[], None]) -> bool:
+    until = time.monotonic() + seconds
+    while True:
+        done: bool = result.wait(min(TICK, max(0.0, until - time.monotonic())))
+        tick()
+        if done or time.monotonic() >= until:
+            return done
 
 
 def _wait(
@@ -161,6 +239,7 @@ def _wait(
     what: str,
     ranks: Sequence[int],
     timeout: float | None,
+    tick: Callable[[], None],
 ) -> None:
     """Wait for `result`; raise `TimeoutError`, or `ClusterError` if it was lost.
 
@@ -171,7 +250,7 @@ def _wait(
     probes: dict[int, Future[Any]] = {}
     while True:
         left = max(0.0, deadline - time.monotonic())
-        if result.wait(min(PERIOD, left)):
+        if _is_done(result, min(PERIOD, left), tick):
             return
         if left <= PERIOD:
             raise TimeoutError(

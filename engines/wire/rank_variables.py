@@ -9,12 +9,15 @@ from typing import Any
 
 from IPython.core.getipython import get_ipython
 
+from .value_port import ValuePort
 from .values import MemoryFile, pack, read_memory_file, size_of, unpack
 
-__all__ = ["close_files", "get_variables", "set_variables"]
+__all__ = ["UNREACHED", "close_files", "get_variables", "set_variables"]
 
-#: Bytes from which a value goes through a file in memory.
+#: Bytes from which values go through a file in memory, or a connection of their own.
 LARGE = 1 << 20
+#: The answer where the file or the port is out of reach: the values come by message.
+UNREACHED = "unreached"
 #: Seconds after which a file is closed that its reader has not: it is gone.
 KEPT = 60.0
 
@@ -23,16 +26,23 @@ _files: dict[bytes, tuple[MemoryFile, float]] = {}
 
 
 def set_variables(
-    names: Sequence[str], counts: Sequence[int], file: MemoryFile | None, *frames: Any
+    names: Sequence[str],
+    counts: Sequence[int],
+    place: MemoryFile | ValuePort | None,
+    *frames: Any,
 ) -> str:
     """Set variables; return why it could not be done, if so.
 
-    The frames of each name are `frames`, or those of a `file`; they are as many as its
-    count. ``"unshared"``: the file is out of reach.
+    The frames of each name are `frames`, or those at `place`; they are as many as its
+    count. `UNREACHED`: the place is out of reach.
     """
-    found = list(frames) if file is None else read_memory_file(file)
+    found: list[Any] | None = list(frames)
+    if isinstance(place, MemoryFile):
+        found = read_memory_file(place)
+    elif place is not None:
+        found = place.receive()
     if found is None:
-        return "unshared"
+        return UNREACHED
     namespace = _namespace()
     values, rest = {}, iter(found)
     for name, count in zip(names, counts, strict=True):
@@ -44,11 +54,14 @@ def set_variables(
     return ""
 
 
-def get_variables(names: Sequence[str], shared: bool) -> tuple[Any, ...]:
-    """Return the facts about the values, their file if they have one, and their frames.
+def get_variables(
+    names: Sequence[str], shared: bool, port: ValuePort | None = None
+) -> tuple[Any, ...]:
+    """Return the facts about the values, where their frames are, or the frames.
 
     The facts about a value are its class, empty where there is no such variable; why it
     cannot be had; and the number of its frames. `shared`: the notebook is on this host.
+    Large values are in a file, or were sent to `port`, under a number.
     """
     close_files(before=time.monotonic() - KEPT)
     namespace = _namespace()
@@ -65,11 +78,17 @@ def get_variables(names: Sequence[str], shared: bool) -> tuple[Any, ...]:
                 why = f"cannot be pickled: {type(error).__name__}: {error}"
         facts.append((kind, why, len(frames)))
         every += frames
-    file = MemoryFile.write(every) if shared and size_of(every) >= LARGE else None
-    if file is None:
+    place: MemoryFile | int | None = None
+    if size_of(every) >= LARGE:
+        if shared:
+            place = MemoryFile.write(every)
+        elif port is not None:
+            place = port.send(every)
+    if place is None:
         return facts, None, *every
-    _files[file.token] = file, time.monotonic()
-    return facts, file
+    if isinstance(place, MemoryFile):
+        _files[place.token] = place, time.monotonic()
+    return facts, place
 
 
 def _namespace() -> dict[str, Any]:

@@ -89,3 +89,20 @@ def test_a_file_gets_the_last_text_only(capsys: pytest.CaptureFixture[str]) -> N
         line.update("starting")
         line.done("ready")
     assert capsys.readouterr().out == "ready\n"
+
+
+def test_a_transfer_shows_a_bar_once_it_takes_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("rankscope.widgets.progress.time.monotonic", lambda: now)
+    line, publisher = line_on(kernel=True)
+    with line:
+        show = line.transfer("x → rank 0")
+        now = 0.9
+        show(1 << 20, 4 << 20)
+        now = 2.0
+        show(0, 0)
+        show(3 << 20, 4 << 20)
+    shown = f"x → rank 0  {'█' * 18}{'░' * 6}  3 MiB of 4 MiB · 1.57 MB/s"
+    assert publisher.events == [(shown, False), ("", True)]

@@ -53,6 +53,10 @@ def test_ranks_on_both_hosts_work_together(seen: dict[str, Any]) -> None:
     assert seen["start"]["hosts"] == ["host-a", "host-a", "host-b", "host-b"]
 
 
+def test_large_values_go_over_connections_of_their_own(seen: dict[str, Any]) -> None:
+    assert seen["large"] == {"step": "large", "equal": [True] * 4, "moved": [4, 4]}
+
+
 def test_delay_and_loss_slow_down_and_change_nothing(seen: dict[str, Any]) -> None:
     # Every rank checked its sums itself.
     assert [one["n"] for one in seen["poor"]] == [1, 1000, 200_000]

@@ -7,6 +7,7 @@ import sys
 import threading
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ import psutil
 import pytest
 
 from rankscope.engines import Cluster, ClusterError, PullError
+from rankscope.engines.cluster import variables
+from rankscope.engines.cluster.rank_slots import RankSlot
+from rankscope.engines.cluster.value_server import ValueServer
 from rankscope.engines.wire import ipyparallel_private as private
 from rankscope.engines.wire import rank_variables, values
 
@@ -47,8 +51,31 @@ ARRAYS = {
 }
 
 
+@pytest.fixture
+def far(monkeypatch: pytest.MonkeyPatch) -> list[ValueServer]:
+    """The ranks are on another host, as far as the notebook knows; its servers."""
+    monkeypatch.setattr(RankSlot, "is_here", property(lambda slot: False))
+    made: list[ValueServer] = []
+    begin = ValueServer.__init__
+
+    def note(self: ValueServer, *args: Any) -> None:
+        begin(self, *args)
+        made.append(self)
+
+    monkeypatch.setattr(ValueServer, "__init__", note)
+    return made
+
+
+def threads_of_values() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name == "rankscope-values"]
+
+
+@pytest.mark.parametrize("where", ["here", "far"])
 @pytest.mark.parametrize("name", ARRAYS)
-def test_arrays_arrive_as_writable_copies(cluster: Cluster, name: str) -> None:
+def test_arrays_arrive_as_writable_copies(
+    cluster: Cluster, request: pytest.FixtureRequest, name: str, where: str
+) -> None:
+    servers = request.getfixturevalue("far") if where == "far" else []
     array = ARRAYS[name]
     read_only = array.copy()
     read_only.flags.writeable = False
@@ -62,6 +89,119 @@ def test_arrays_arrive_as_writable_copies(cluster: Cluster, name: str) -> None:
             assert found.flags.writeable
             assert found.dtype == array.dtype
             np.testing.assert_array_equal(found, array)
+    # Large values, and no others, went over connections, which are encrypted as the
+    # controller's are.
+    moved = [one.moved for one in servers]
+    assert all(one.port.encrypted for one in servers)
+    if array.nbytes >= rank_variables.LARGE:
+        assert len(moved) == (4 if where == "far" else 0)
+        assert all(one.moved == one.total >= 2 * array.nbytes for one in servers)
+    else:
+        assert sum(moved) == 0
+    assert threads_of_values() == []
+
+
+def test_several_large_values_of_a_rank_and_what_it_lacks(
+    cluster: Cluster, far: list[ValueServer]
+) -> None:
+    cluster.execute("a = np.full(2 << 20, rank, 'u1'); b = a + 1").result(WAIT)
+    pulled = cluster.pull(["a", "b"], timeout=WAIT)
+    for rank, found in pulled.items():
+        assert (found["a"] == rank).all()
+        assert (found["b"] == rank + 1).all()
+    with pytest.raises(
+        PullError, match="ranks 0–1: there is no variable 'absent'"
+    ) as e:
+        cluster.pull(["a", "absent"], timeout=WAIT)
+    assert [one["a"][-1] for one in e.value.values.values()] == [0, 1]
+    assert len(far) == 2
+
+
+#: Rank 1 reads a first piece of what comes, and then does something else.
+AMID_A_PUSH = """
+from rankscope.engines.wire import value_port
+if rank == 1 and not hasattr(value_port, "kept"):
+    value_port.kept = value_port.receive_frames
+    def receive_frames(sock, lengths):
+        value_port.kept(sock, [1 << 20])
+        {then}
+    value_port.receive_frames = receive_frames
+"""
+AFTER_IT = """
+if hasattr(value_port, "kept"):
+    value_port.receive_frames = value_port.kept
+    del value_port.kept
+"""
+#: More than sockets hold.
+HUGE = np.zeros(64 << 20, np.uint8)
+
+
+def test_an_interrupt_amid_a_value_leaves_everything_usable(
+    cluster: Cluster, far: list[ValueServer], tmp_path: Path
+) -> None:
+    flag = tmp_path / "go"
+    wait = f"while not pathlib.Path({str(flag)!r}).exists(): time.sleep(0.01)"
+    wait += "\n        return value_port.kept(sock, lengths)"
+    code = "import pathlib, time\n" + AMID_A_PUSH.format(then=wait)
+    cluster.execute(code).result(WAIT)
+
+    def interrupt(moved: int, total: int) -> None:
+        if moved:
+            raise KeyboardInterrupt
+
+    before = psutil.Process().num_fds()
+    with pytest.raises(KeyboardInterrupt):
+        cluster.push({"huge": HUGE}, 1, timeout=WAIT, progress=interrupt)
+    flag.touch()
+    assert far[0].moved < HUGE.nbytes
+    assert threads_of_values() == []
+    assert psutil.Process().num_fds() <= before
+    cluster.execute(AFTER_IT + "assert 'huge' not in globals()").result(WAIT)
+    cluster.push({"huge": HUGE}, timeout=WAIT)
+    assert cluster.pull("huge", 1, timeout=WAIT)[1].nbytes == HUGE.nbytes
+    cluster.execute("dist.barrier(); del huge").result(WAIT)
+
+
+def test_a_connection_that_is_lost_amid_a_value_names_the_rank(
+    cluster: Cluster, far: list[ValueServer]
+) -> None:
+    cluster.execute(AMID_A_PUSH.format(then="raise OSError('cut')")).result(WAIT)
+    with pytest.raises(
+        ClusterError,
+        match="^push of huge: rank 1: ConnectionError: the connection to the notebook "
+        "was lost amid the value: cut$",
+    ):
+        cluster.push({"huge": HUGE}, timeout=WAIT)
+    cluster.execute(AFTER_IT).result(WAIT)
+
+
+@pytest.mark.parametrize("why", ["refused", "no server"])
+def test_without_a_connection_values_go_by_message(
+    cluster: Cluster, far: list[ValueServer], monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    if why == "refused":
+        serving = variables._serve
+
+        def closed(*args: Any) -> ValueServer | None:
+            server = serving(*args)
+            assert server is not None
+            server.close()
+            return server
+
+        monkeypatch.setattr(variables, "_serve", closed)
+    else:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", "absent0")
+        for slot in cluster._registry.slots:
+            monkeypatch.setattr(slot, "address", "192.0.2.1")
+    # For a large message zmq would begin a thread in this process that never ends.
+    monkeypatch.setattr(variables, "LARGE", 1)
+    small = ARRAYS["a view"]
+    cluster.push({"value": small}, timeout=WAIT)
+    make = f"large = np.arange({LARGE}, dtype='u1')"
+    cluster.execute(f"assert value.tolist() == {small.tolist()}\n{make}").result(WAIT)
+    for found in cluster.pull("large", timeout=WAIT).values():
+        np.testing.assert_array_equal(found, ARRAYS["large"])
+    assert [one.moved for one in far] == ([0, 0] if why == "refused" else [])
 
 
 def test_functions_and_classes_are_sent_with_their_code(cluster: Cluster) -> None:
@@ -148,3 +288,16 @@ def test_a_late_answer_to_a_dropped_request_says_nothing(
     # Its answer comes before this one's.
     cluster.pull("__name__", [0], timeout=WAIT)
     assert capsys.readouterr().out == ""
+
+
+def test_a_rank_that_dies_amid_a_value_is_named(
+    cluster: Cluster, far: list[ValueServer]
+) -> None:
+    die = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    cluster.execute(AMID_A_PUSH.format(then=die)).result(WAIT)
+    with pytest.raises(ClusterError, match="^rank 1 is dead: killed by SIGKILL"):
+        cluster.push({"huge": HUGE}, timeout=WAIT)
+    assert threads_of_values() == []
+    cluster.push({"value": ARRAYS["large"]}, 0, timeout=WAIT)
+    np.testing.assert_array_equal(cluster.pull("value", 0)[0], ARRAYS["large"])
+    cluster.restart(1)

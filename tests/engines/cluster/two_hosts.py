@@ -20,12 +20,15 @@ import sys
 import time
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import ipyparallel
+import numpy as np
 
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError, Execution
 from rankscope.engines.cluster.launch import _CONTROLLER_ARGS
+from rankscope.engines.cluster.value_server import ValueServer
 from tests.engines.cluster.cable import TUN, Cable
 
 WAIT = 60
@@ -203,6 +206,24 @@ def stream(cluster: Cluster) -> Execution:
     return cell
 
 
+def large(cluster: Cluster) -> None:
+    """Push and pull a value that has a connection of its own to each rank."""
+    moved: list[int] = []
+    close = ValueServer.close
+
+    def note(server: ValueServer) -> None:
+        close(server)
+        moved.append(server.moved)
+
+    value = np.arange(1 << 19)
+    with patch.object(ValueServer, "close", note):
+        cluster.push({"value": value}, timeout=WAIT)
+        cluster.execute("value += rank").result(WAIT)
+        found = cluster.pull("value", timeout=WAIT)
+    equal = [bool((found[rank] == value + rank).all()) for rank in cluster.ranks]
+    tell("large", equal=equal, moved=[count // value.nbytes for count in moved])
+
+
 def silent(cluster: Cluster) -> list[int]:
     """The ranks that nothing was heard of."""
     return [one.rank for one in cluster.status().ranks if one.state == "unreachable"]
@@ -219,6 +240,8 @@ def story(cluster: Cluster, cable: Cable) -> None:
     cluster.execute("mine = rank * 100\n" + SUM.format(n=100)).result(WAIT)
     status = cluster.status(fresh=True)
     tell("start", hosts=[one.host for one in status.ranks])
+
+    large(cluster)
 
     cable.delay, cable.loss = DELAY, LOSS
     for n in (1, 1000, 200_000):
