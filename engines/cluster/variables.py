@@ -102,6 +102,10 @@ def pull(
             tick = _ticking(server, progress)
         result = view.apply_async(get_variables, wanted, shared, port)
         answers = _get(registry, result, what, ranks, timeout, tick)
+    left = [rank for rank, (_, place, *_) in answers.items() if place == UNREACHED]
+    if left:
+        result = _view(registry, left).apply_async(get_variables, wanted, False)
+        answers |= _get(registry, result, what, left, timeout)
     files = [
         place for _, place, *_ in answers.values() if isinstance(place, MemoryFile)
     ]

@@ -61,7 +61,8 @@ def get_variables(
 
     The facts about a value are its class, empty where there is no such variable; why it
     cannot be had; and the number of its frames. `shared`: the notebook is on this host.
-    Large values are in a file, or were sent to `port`, under a number.
+    Large values are in a file, or were sent to `port`, under a number; `UNREACHED`: the
+    port is out of reach.
     """
     close_files(before=time.monotonic() - KEPT)
     namespace = _namespace()
@@ -78,12 +79,14 @@ def get_variables(
                 why = f"cannot be pickled: {type(error).__name__}: {error}"
         facts.append((kind, why, len(frames)))
         every += frames
-    place: MemoryFile | int | None = None
+    place: MemoryFile | int | str | None = None
     if size_of(every) >= LARGE:
         if shared:
             place = MemoryFile.write(every)
         elif port is not None:
-            place = port.send(every)
+            # Not by message at once: a pull that was interrupted has closed its port.
+            number = port.send(every)
+            place = UNREACHED if number is None else number
     if place is None:
         return facts, None, *every
     if isinstance(place, MemoryFile):

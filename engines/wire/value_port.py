@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from rankscope.backends.tcp.encryption import encrypt
 from rankscope.backends.tcp.handshake import greet
 
@@ -55,7 +57,7 @@ class ValuePort:
     #: Those of the frames that are pushed.
     lengths: list[int]
 
-    def receive(self) -> list[bytearray] | None:
+    def receive(self) -> list[Any] | None:
         """Return the frames that are pushed; ``None`` where the port is out of reach.
 
         Raises `ConnectionError` if the connection is lost later.
@@ -150,11 +152,13 @@ def send_frames(
 
 def receive_frames(
     sock: Any, lengths: Sequence[int], note: Callable[[int], None] = _ignore
-) -> list[bytearray]:
+) -> list[Any]:
     """Return frames of these `lengths`; as `send_frames`."""
-    frames = []
+    frames: list[Any] = []
     for length in lengths:
-        frame = bytearray(length)
+        # A large bytearray is filled with zeros first, with the GIL held for seconds.
+        large = length > _CHUNK
+        frame: Any = np.empty(length, np.uint8) if large else bytearray(length)
         view = memoryview(frame)
         while view:
             count = sock.recv_into(view[:_CHUNK])

@@ -62,14 +62,16 @@ def _has_code(value: Any) -> bool:
 def unpack(frames: Sequence[Frame], namespace: dict[str, Any]) -> Any:
     """Return the value of `frames`; its arrays are writable, and nobody else's.
 
-    A `bytearray` among `frames`, as `read_memory_file` returns, becomes the memory of
-    an array. `namespace` is that of functions which were sent with their code.
+    A `bytearray` or an array among `frames`, as `read_memory_file` and `receive_frames`
+    return, becomes the memory of an array. `namespace` is that of functions which were
+    sent with their code.
     """
     how, *rest = frames
     if bytes(how) == _CANNED:
         return deserialize_object(rest, namespace)[0]
     data, *buffers = rest
-    own = [one if isinstance(one, bytearray) else bytearray(one) for one in buffers]
+    mine = (bytearray, np.ndarray)
+    own = [one if isinstance(one, mine) else bytearray(one) for one in buffers]
     return pickle.loads(data, buffers=own)
 
 
