@@ -286,7 +286,7 @@ def keep_output_in_its_cell(kernel: Any) -> None:
     outlets: list[Any] = [sys.stdout, sys.stderr, shell.display_pub, shell.displayhook]
     try:
         for one in outlets:
-            _ = one.set_thread_parent, one.parent_header
+            _ = one._parent_header.set, one.parent_header
     except AttributeError as error:
         _skip("output of threads in their own cell", error)
         return
@@ -297,7 +297,8 @@ def keep_output_in_its_cell(kernel: Any) -> None:
 
         def adopt() -> None:
             for one in outlets if parent else ():
-                one.set_thread_parent(parent)
+                # What set_thread_parent does, which comes with ipykernel 7.4.
+                one._parent_header.set(parent)
 
         return adopt
 
