@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import socket
+import struct
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +21,8 @@ __all__ = ["ValueServer"]
 
 # Connections that have not proved themselves, beside the expected ones: strangers.
 _STRANGERS = 16
+# Have a socket that is closed end its connection at once: linger for 0 seconds.
+_RESET = struct.pack("ii", 1, 0)
 # Seconds between two looks whether it is closed, where a shutdown wakes no `accept`.
 _LOOK = 1.0
 
@@ -107,6 +110,8 @@ class ValueServer:
         with self._lock:
             for end in self._ends:
                 with contextlib.suppress(OSError):  # the other end was faster
+                    # Else a rank that has filled the buffers is not told of the end.
+                    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                     end.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join(STALL)
