@@ -13,10 +13,9 @@ from typing import Any
 
 from ..groups.unattended import page_writers
 from ..groups.world import world
-from ..post_mortem.rank_facts import FORM, TITLE
 from ..rank_sets import name_ranks
 from .meeting import Meeting
-from .part import FACTS, STACKS, VERSION, write_facts
+from .part import FACTS, STACKS, write_facts
 
 __all__ = ["Conclusion", "add_absent_ranks", "conclude"]
 
@@ -57,8 +56,6 @@ def add_absent_ranks(folder: Path, meeting: Meeting) -> None:
         if text:
             (folder / f"{STACKS}{rank}.txt").write_text(text, encoding="utf-8")
         facts: dict[str, Any] = {
-            FORM: VERSION,
-            "rank": rank,
             "host": socket.gethostname(),
             "pid": about.get("pid"),
             "has_ended": not meeting.lives(rank),
@@ -72,8 +69,7 @@ def add_absent_ranks(folder: Path, meeting: Meeting) -> None:
     for rank, death in deaths.items():
         # It is on another host, or ended before it had begun here.
         if not (folder / f"{FACTS}{rank}.json").exists():
-            facts = {FORM: VERSION, "rank": rank, "has_ended": True, "death": death}
-            write_facts(folder, rank, facts)
+            write_facts(folder, rank, {"has_ended": True, "death": death})
 
 
 def _deaths() -> dict[int, str]:
@@ -104,6 +100,7 @@ def conclude(folder: Path, others_wait: bool) -> Conclusion:
     if not others_wait:
         return Conclusion(None, "")
     # The readers take long to import: no job that ends well does.
+    from ..post_mortem.rank_facts import TITLE
     from ..post_mortem.report import examine
 
     shown = str(folder)

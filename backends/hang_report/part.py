@@ -20,7 +20,6 @@ from typing import Any
 from ..groups.inquiry import current_exception
 from ..observe.export import local_dump, save_flight_recorder
 from ..observe.torch_format import flight_recorder
-from ..post_mortem.rank_facts import FORM
 from ..work.flight_recorder import recorder
 from .place import Place
 from .rendezvous import rendezvous
@@ -95,8 +94,6 @@ def write_part(
         except (OSError, RuntimeError) as problem:
             problems.append(f"its stacks: {problem!r}")
     facts = {
-        FORM: VERSION,
-        "rank": rank,
         "written_ns": time.time_ns(),
         "world_size": place.world_size,
         "host": socket.gethostname(),
@@ -119,8 +116,12 @@ def write_part(
 
 def write_facts(folder: Path, rank: int, facts: Mapping[str, Any]) -> None:
     """Write the file of facts of a rank as a whole."""
+    # Its readers take long to import: not at the start of a rank.
+    from ..post_mortem.rank_facts import FORM
+
     unfinished = folder / f".{FACTS}{rank}.{os.getpid()}"
-    text = json.dumps(facts, indent=1, ensure_ascii=False)
+    whole = {FORM: VERSION, "rank": rank, **facts}
+    text = json.dumps(whole, indent=1, ensure_ascii=False)
     unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(folder / f"{FACTS}{rank}.json")
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DistAbortedError
 from ..groups.unattended import on_overdue
-from ..post_mortem.tracebacks import Raised
 from .c_signals import PausedHandler, end_by, handle_by
 from .reporter import Reporter
 from .reports import Wish
@@ -62,6 +61,9 @@ def hear_torch(reporter: Reporter, watch: TorchWatch) -> None:
 
 def is_consequence(error: BaseException) -> bool:
     """Whether an op has failed because another rank was late, or is gone."""
+    # Only where an op has failed.
+    from ..post_mortem.tracebacks import Raised
+
     return Raised(f"{type(error).__name__}: {error}", ()).is_consequence
 
 
