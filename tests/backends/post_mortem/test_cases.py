@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
-import tarfile
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rankscope.backends.post_mortem.report import Report, examine
+from tests.backends.post_mortem.other_places import in_other_places
 
 _HERE = Path(__file__).resolve().parents[3]
 _FOLDER = _HERE.parent / "shared" / "post_mortem"
@@ -47,19 +45,9 @@ def test_a_case_is_told_as_it_is(name: str) -> None:
 def test_names_order_and_archives_change_nothing(name: str, tmp_path: Path) -> None:
     """Files of other names' order, one by one, and as members of archives."""
     files = sorted((_FOLDER / "cases" / name).iterdir())
+    places = in_other_places(files, tmp_path, name)
     random.Random(name).shuffle(files)
-    folder = tmp_path / "renamed"
-    with (
-        tarfile.open(tmp_path / "all.tar.gz", "w:gz") as tar,
-        zipfile.ZipFile(tmp_path / "all.zip", "w") as pack,
-    ):
-        for number, file in enumerate(files):
-            into = folder / f"{chr(122 - number)}" / file.name
-            into.parent.mkdir(parents=True)
-            shutil.copy(file, into)
-            tar.add(file, f"x/{file.name}")
-            pack.write(file, f"{number:03}/{file.name}")
-    for paths in (files, [folder], [tmp_path / "all.tar.gz"], [tmp_path / "all.zip"]):
+    for paths in (files, *([one] for one in places)):
         assert_right(examine(paths), _CASES[name])
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import random
-import tarfile
-import zipfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.backends.post_mortem.generator import diagnose, make_case, write
+from tests.backends.post_mortem.other_places import in_other_places
 from tests.backends.post_mortem.truth import judge
 
 _SEEDS = (*range(40), *range(100_000, 100_020))
@@ -62,18 +59,7 @@ def test_kinds_of_cases_that_were_told_wrong(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", [2, 100_003, 100_011])
 def test_order_folders_and_archives_change_nothing(seed: int, tmp_path: Path) -> None:
-    case = make_case(seed)
-    expected = diagnose(write(case, tmp_path / "whole"))["verdicts"]
-    names = list(case.files)
-    random.Random(seed).shuffle(names)
-    apart = tmp_path / "apart"
-    with (
-        tarfile.open(tmp_path / "all.tar.gz", "w:gz") as tar,
-        zipfile.ZipFile(tmp_path / "all.zip", "w") as pack,
-    ):
-        for number, name in enumerate(names):
-            write(replace(case, files={name: case.files[name]}), apart / f"{number:03}")
-            tar.add(apart / f"{number:03}" / name, f"{number % 3}/{name}")
-            pack.write(apart / f"{number:03}" / name, f"{number:03}/{name}")
-    for path in (apart, tmp_path / "all.tar.gz", tmp_path / "all.zip"):
+    folder = write(make_case(seed), tmp_path / "whole")
+    expected = diagnose(folder)["verdicts"]
+    for path in in_other_places(folder.iterdir(), tmp_path, seed):
         assert diagnose(path)["verdicts"] == expected
