@@ -596,7 +596,8 @@ def longer_than_there_is_room_for(me: Rank, nbytes: int) -> None:
         # Open MPI would write it all, and only then say that it does not fit.
         assert not memory.any()
         if me.rank == 0:
-            assert sent.is_completed()
+            # The abort that ended the barrier ends it, too, a moment later.
+            until(sent.is_completed, 10)
         dist.rebuild_process_group()
         dist.barrier()
 
