@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..groups.key import GroupKey
 from ..printable import printable
@@ -19,6 +19,7 @@ __all__ = [
     "Fault",
     "RankView",
     "Verdict",
+    "WaitFor",
     "in_one",
     "on_group",
     "on_groups",
@@ -83,6 +84,17 @@ class RankView:
     recorded: bool = True
 
 
+class WaitFor(NamedTuple):
+    """An edge of the wait-for graph: one rank is in an op and waits for another."""
+
+    rank: int
+    awaited: int
+    #: The op with its number: ``all_reduce #13``.
+    op: str
+    #: The name of its group.
+    group: str
+
+
 @dataclass(frozen=True)
 class Verdict:
     """One explanation: ranks at fault, waiting ranks, and source lines."""
@@ -111,6 +123,8 @@ class Verdict:
     consequences: tuple[str, ...] = ()
     #: The groups in which ranks wait because of it; none: `group`.
     groups: tuple[GroupKey, ...] = ()
+    #: Of a deadlock the ranks that wait for each other, each for the next one.
+    cycle: tuple[WaitFor, ...] = ()
 
     @property
     def key(self) -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines.status import cause_first
 
 from ..units import elapsed_text
+from ..wait_graph import wait_graph
 from .group import Group
 from .rows import Cells, text
 
@@ -48,7 +49,8 @@ class Banner:
     """A title of a word or two, a sentence, and further sentences in `more`.
 
     `groups` are the ids of the tabs that it is about: that of the cause first. `last`
-    is a sentence on a hang that is over, which the user may dismiss.
+    is a sentence on a hang that is over, which the user may dismiss. `picture` is that
+    of a deadlock, as SVG.
     """
 
     mood: str
@@ -57,6 +59,7 @@ class Banner:
     more: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
     last: str = ""
+    picture: str = ""
 
     @property
     def sentences(self) -> list[str]:
@@ -124,7 +127,14 @@ def _verdicts(verdicts: Sequence[Verdict], groups: Sequence[Group]) -> Banner:
         key=lambda group: group.key != first.group,
     )
     ids = tuple(group.id for group in tabs)
-    return Banner("error", title, sentences[0], tuple(sentences[1:]), ids)
+    return Banner(
+        "error",
+        title,
+        sentences[0],
+        tuple(sentences[1:]),
+        ids,
+        picture=wait_graph(first.cycle),
+    )
 
 
 def _dead(head: Mapping[str, Any], groups: Sequence[Group]) -> Banner | None:

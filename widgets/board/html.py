@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from ..tables import STYLE, Section, table_html
+from ..wait_graph import folded
 from .columns import COLUMNS, shown
 from .group import Group
 from .model import BoardModel
@@ -31,6 +32,7 @@ def board_html(model: BoardModel, when: str, name: str = "") -> str:
         STYLE,
         f"<p><b>{escape(title)}</b> <span class='quiet'>· {about}</span></p>",
         f"<p><b{mood}>{escape(banner.title)}</b> {sentences}</p>",
+        folded(banner.picture),
     ]
     if head.get("state") == "running":
         parts.append(f"<p class='quiet'>{_about_picture(banner.mood)}</p>")
@@ -43,9 +45,10 @@ def board_html(model: BoardModel, when: str, name: str = "") -> str:
     return "\n".join([*parts, "</div></div>"])
 
 
-def hang_html(text: str, name: str) -> str:
-    """Return why a cell hangs, which a bar of the board `name` takes the place of."""
-    return f'<div class="{escape(name)}-hang"><p>{escape(text)}</p></div>'
+def hang_html(text: str, name: str, picture: str = "") -> str:
+    """Return why a cell hangs; a bar of the board `name` takes the place of `text`."""
+    about = f'<div class="{escape(name)}-hang"><p>{escape(text)}</p></div>'
+    return f"{about}{folded(picture)}"
 
 
 def _about_picture(mood: str) -> str:

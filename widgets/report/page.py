@@ -16,6 +16,7 @@ from rankscope.backends.post_mortem.evidence_file import EvidenceFile
 from rankscope.backends.post_mortem.report import Report
 from rankscope.backends.rank_sets import name_ranks
 
+from ..wait_graph import folded, wait_graph
 from .last_ops import Cell, GroupOps, last_ops
 from .markup import fold, mark, op_name, prose, ranks_html, text
 from .rank_rows import RankRow, all_ranks, line_of_op, rank_rows
@@ -117,7 +118,8 @@ def _verdicts(report: Report) -> Iterable[str]:
         mood = "" if one.culprits else " open"
         yield (
             f'<section class="verdict{mood}"><p class="kind">{text(kind)}</p>'
-            f"<h1>{prose(said, 2000)}</h1>{more}</section>"
+            f"<h1>{prose(said, 2000)}</h1>{folded(wait_graph(one.cycle))}{more}"
+            "</section>"
         )
 
 

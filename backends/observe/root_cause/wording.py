@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ...groups.key import GroupKey
 from ...rank_sets import name_ranks
 from ..evidence import Group, IssuedOp
-from ..verdicts import Fault, Verdict
+from ..verdicts import Fault, Verdict, WaitFor
 from .differences import Difference
 from .facts import deaths, silences, whereabouts
 from .names import Names, direction, have, listed, some, they_wait
@@ -46,6 +46,7 @@ def verdict_of(cause: Cause, picture: Picture, others: Sequence[Cause]) -> Verdi
         if cause is others[0]
         else (),
         groups=_groups(wait.group for wait in picture.waits),
+        cycle=tuple(_edges(cause.cycle, names)),
     )
 
 
@@ -91,6 +92,13 @@ def undecided(picture: Picture) -> Verdict:
         consequences=tuple(lines[1:MOST]),
         groups=_groups(one.group for one in picture.waits),
     )
+
+
+def _edges(cycle: Sequence[Wait], names: Names) -> Iterable[WaitFor]:
+    for wait, following in zip(cycle, (*cycle[1:], *cycle[:1]), strict=True):
+        op = names.example(wait)
+        name = f"op #{wait.seq}" if op is None else str(op)
+        yield WaitFor(wait.rank, following.rank, name, wait.group.name)
 
 
 def _line(op: IssuedOp | None) -> str:

@@ -17,7 +17,7 @@ from rankscope.backends.observe.evidence import (
 )
 from rankscope.backends.observe.root_cause import find_root_causes
 from rankscope.backends.observe.root_cause.graph import final_components, shortest_cycle
-from rankscope.backends.observe.verdicts import Fault, Verdict
+from rankscope.backends.observe.verdicts import Fault, Verdict, WaitFor
 
 WORLD = Group("world", (0, 1, 2, 3))
 TP0, TP1 = Group("tp", (0, 1)), Group("tp", (2, 3))
@@ -292,6 +292,10 @@ def test_a_cycle_is_told_once_and_a_later_barrier_does_not_hide_it() -> None:
             one.issue("barrier")
         found = only(look(ranks))
         assert (found.fault, found.culprits) == (Fault.DEADLOCK, (0, 1))
+        assert found.cycle == (
+            WaitFor(0, 1, f"{op} #1", "world"),
+            WaitFor(1, 0, f"{op} #1", "world"),
+        )
         assert "rank 0 in " in found.text
         assert "train.py:20" in found.text
         assert "train.py:21" in found.text
@@ -325,6 +329,7 @@ def test_two_groups_that_two_ranks_enter_in_other_orders() -> None:
     ranks[1].issue(group=two)
     found = only(look(ranks))
     assert (found.fault, found.culprits) == (Fault.DEADLOCK, (0, 1))
+    assert {one.group for one in found.cycle} == {"a", "b"}
     assert "group 'a'" in found.text
     assert "group 'b'" in found.text
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from rankscope.backends.groups.key import GroupKey
-from rankscope.backends.observe.verdicts import Fault, Verdict
+from rankscope.backends.observe.verdicts import Fault, Verdict, WaitFor
 from rankscope.engines import ClusterStatus, RankStatus
 from rankscope.engines.cluster.rank_registry import RankRegistry
 from rankscope.engines.cluster.rank_slots import RankSlot
 from rankscope.widgets.board.columns import shown
-from rankscope.widgets.board.html import board_html
+from rankscope.widgets.board.html import board_html, hang_html
 from rankscope.widgets.board.model import BoardModel, Message
 from rankscope.widgets.board.text import board_text
 from tests.widgets import simulated
@@ -804,6 +804,17 @@ class TestPicture:
         assert "Rank 2 has not entered all_reduce #14" in html
         assert "not entered" in html
         assert "<code>rankscope abort</code>" in html
+
+    def test_it_has_the_picture_of_a_deadlock(self) -> None:
+        cycle = (WaitFor(0, 1, "recv #1", "pp"), WaitFor(1, 0, "recv #1", "pp"))
+        status, (verdict,) = simulated.hang(4, 2)
+        found = model(*status.ranks)
+        found.show_verdicts([replace(verdict, cycle=cycle)])
+        found.delta()
+        banner = found.full()["banner"]
+        assert "rank 0 waits for rank 1 in recv #1 of group pp" in banner["picture"]
+        assert banner["picture"] in board_html(found, "14:03:12", "name")
+        assert banner["picture"] in hang_html("Deadlock", "name", banner["picture"])
 
     def test_idle_ranks_need_no_command(self) -> None:
         html = board_html(model(rank(0, group())), "14:03:12", "name")

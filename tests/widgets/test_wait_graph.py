@@ -1,0 +1,126 @@
+"""The picture of a deadlock: what is on it, that nothing overlaps, and what is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from xml.etree import ElementTree
+
+import pytest
+
+from rankscope.backends.observe.verdicts import WaitFor
+from rankscope.widgets.wait_graph import folded, wait_graph
+from tests.widgets.report.report_scenes import EVIL
+
+#: Pixels of a letter, a little more than in most fonts, and of a line of text.
+LETTER, LINE = 6.0, 11.0
+
+Box = tuple[float, float, float, float]
+
+
+def ring(ranks: Sequence[int], op: str, *groups: str) -> tuple[WaitFor, ...]:
+    following = [*ranks[1:], ranks[0]]
+    return tuple(
+        WaitFor(rank, awaited, op, groups[place % len(groups)])
+        for place, (rank, awaited) in enumerate(zip(ranks, following, strict=True))
+    )
+
+
+def boxes(picture: ElementTree.Element) -> Iterator[tuple[str, Box]]:
+    """The text or the number of each element, and the box that it takes."""
+    for one in picture.iter("rect"):
+        x, y, width, height = (
+            float(one.attrib[key]) for key in ("x", "y", "width", "height")
+        )
+        yield "node", (x, y, x + width, y + height)
+    for one in picture.iter("text"):
+        if "font-weight" in one.attrib:
+            continue  # inside its node
+        text = one.text or ""
+        width = len(text) * LETTER
+        part = {"start": 0.0, "middle": 0.5, "end": 1.0}[one.attrib["text-anchor"]]
+        x, y = float(one.attrib["x"]) - part * width, float(one.attrib["y"])
+        yield text, (x, y - LINE + 3, x + width, y + 2)
+
+
+def overlap(one: Box, other: Box) -> bool:
+    return (
+        one[0] < other[2]
+        and other[0] < one[2]
+        and one[1] < other[3]
+        and other[1] < one[3]
+    )
+
+
+@pytest.mark.parametrize("first", [0, 1012])
+@pytest.mark.parametrize("op", ["recv #1", "reduce_scatter_tensor #12345"])
+@pytest.mark.parametrize("groups", [("default",), ("dp_10", "tensor_parallel_of_0_7")])
+@pytest.mark.parametrize("count", [*range(2, 13), 40])
+def test_nothing_overlaps(
+    count: int, groups: tuple[str, ...], op: str, first: int
+) -> None:
+    svg = wait_graph(ring(range(first, first + count), op, *groups))
+    picture = ElementTree.fromstring(svg)
+    left, top, width, height = map(float, picture.attrib["viewBox"].split())
+    found = list(boxes(picture))
+    for (text, one), (other_text, other) in combinations(found, 2):
+        assert not overlap(one, other), (text, other_text)
+    for text, (x, y, right, bottom) in found:
+        assert left <= x, text
+        assert right <= left + width, text
+        assert top <= y, text
+        assert bottom <= top + height, text
+    assert width <= 620
+    assert len(list(picture.iter("polygon"))) == min(count, 12)
+
+
+def test_it_shows_ranks_ops_and_groups() -> None:
+    svg = wait_graph(
+        (
+            WaitFor(3, 8, "all_reduce #14", "rows"),
+            WaitFor(8, 3, "barrier #2", "columns"),
+        )
+    )
+    picture = ElementTree.fromstring(svg)
+    assert picture.attrib["role"] == "img"
+    assert picture.findtext("title") == "2 ranks wait for each other"
+    assert picture.findtext("desc") == (
+        "rank 3 waits for rank 8 in all_reduce #14 of group rows; "
+        "rank 8 waits for rank 3 in barrier #2 of group columns"
+    )
+    assert [one.text for one in picture.iter("text")] == [
+        *("all_reduce", "#14 · rows", "barrier", "#2 · columns", "3", "8"),
+        "rank → the rank that it waits for",
+    ]
+
+
+def test_one_group_is_named_once() -> None:
+    texts = [
+        one.text
+        for one in ElementTree.fromstring(
+            wait_graph(ring(range(3), "send #1", "pp"))
+        ).iter("text")
+    ]
+    assert [texts.count("send"), texts.count("#1")] == [3, 3]
+    assert texts[-1] == "rank → the rank that it waits for, all in group pp"
+
+
+def test_a_long_cycle_says_how_many_ranks_are_left_out() -> None:
+    picture = ElementTree.fromstring(wait_graph(ring(range(40), "recv #1", "pp")))
+    ranks = [one.text for one in picture.iter("text") if "font-weight" in one.attrib]
+    assert ranks == [*map(str, range(10)), "29 more", "39"]
+    assert picture.findtext("title") == "40 ranks wait for each other"
+    assert "so on, through 40 ranks" in (picture.findtext("desc") or "")
+
+
+def test_a_name_is_text() -> None:
+    svg = wait_graph(ring(range(2), EVIL, EVIL, "tp"))
+    tags = {one.tag for one in ElementTree.fromstring(svg).iter()}
+    assert tags == {"svg", "title", "desc", "g", "path", "polygon", "rect", "text"}
+    assert "\x1b" not in svg
+    assert "\u202e" not in svg
+
+
+def test_without_a_cycle_there_is_no_picture() -> None:
+    assert wait_graph(()) == ""
+    assert folded("") == ""
